@@ -23,7 +23,7 @@ from modernbert_train.clock import at
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.data.packing import SPECIAL_TOKENS
-from modernbert_train.distributed.compute import Compute
+from modernbert_train.distributed.compute import Compute, resolve_precision
 from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.optim.stable_adamw import StableAdamW
 from modernbert_train.report.throughput import training_flops
@@ -40,6 +40,8 @@ class Contender:
 
     Attributes:
         rates: tokens a second of each round.
+        cpu_rates: the same a second of this process's processors, which other work on the machine does not change; of
+            no round through `train`.
         flop_rates: FLOPs a second of each round, see `training_flops`.
         seconds: of each part of a step, over all steps.
         peak_bytes: allocated on the GPU in its turns; 0 without one.
@@ -48,6 +50,7 @@ class Contender:
     def __init__(self, on_gpu: bool) -> None:
         self.on_gpu = on_gpu
         self.rates: list[float] = []
+        self.cpu_rates: list[float] = []
         self.flop_rates: list[float] = []
         self.seconds: dict[str, list[float]] = {}
         self.peak_bytes = 0
@@ -75,7 +78,7 @@ class Ours(Contender):
         super().__init__(device.type == "cuda")
         self._config, self._device = config, device
         model.set_phase(at(config, 0).modernbert)
-        self._loop = BareLoop(model, config, Compute(device, "amp_bf16" if self.on_gpu else "fp32"))
+        self._loop = BareLoop(model, config, Compute(device, resolve_precision(config, device)))
         self._batches = batches_of(_endless(config))
 
     def next_batch(self) -> StepBatch:
@@ -94,14 +97,14 @@ class Ours(Contender):
         wait(self._device)
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats()
-        clock, seen, began = Clock(self._device), [], time.perf_counter()
+        clock, seen, began = Clock(self._device), [], _now()
         for _ in range(steps):
             asked = time.perf_counter()
             seen.append(self.next_batch())
             clock.add("data wait", time.perf_counter() - asked)
             self._loop.step(seen[-1], clock)
         wait(self._device)
-        _record(self, seen, self._config, time.perf_counter() - began, clock)
+        _record(self, seen, self._config, began, clock)
         return seen
 
     def close(self) -> None:
@@ -147,14 +150,14 @@ class Theirs(Contender):
         wait(self._device)
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats()
-        clock, began = Clock(self._device), time.perf_counter()
+        clock, began = Clock(self._device), _now()
         for parts in padded:
             self._step(parts, clock)
         wait(self._device)
-        _record(self, batches, self._config, time.perf_counter() - began, clock)
+        _record(self, batches, self._config, began, clock)
 
     def _loss(self, ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
-        with Compute(self._device, "amp_bf16" if self.on_gpu else "fp32").autocast():
+        with Compute(self._device, resolve_precision(self._config, self._device)).autocast():
             return self._model(input_ids=ids, attention_mask=mask, labels=labels).loss
 
     def _step(self, parts: list[tuple[Tensor, Tensor, Tensor, int]], clock: Clock) -> None:
@@ -229,8 +232,16 @@ def noting_host_gaps() -> Iterator[list[float]]:
         StableAdamW.step, ForMaskedLM.forward = step, forward  # type: ignore[method-assign]
 
 
-def _record(who: Contender, batches: Sequence[StepBatch], config: RunConfig, seconds: float, clock: Clock) -> None:
-    """Add a round of steps over these batches."""
+def _now() -> tuple[float, float]:
+    """Seconds of the wall clock, and of this process's processors."""
+    return time.perf_counter(), time.process_time()
+
+
+def _record(
+    who: Contender, batches: Sequence[StepBatch], config: RunConfig, began: tuple[float, float], clock: Clock
+) -> None:
+    """Add a round of steps over these batches, which ends now."""
+    seconds, cpu_seconds = (end - start for start, end in zip(began, _now(), strict=True))
     parts = [part for batch in batches for part in batch.microbatches]
     flops = sum(
         training_flops(
@@ -241,7 +252,9 @@ def _record(who: Contender, batches: Sequence[StepBatch], config: RunConfig, sec
         )
         for batch in batches
     )
-    who.rates.append(sum(part.num_tokens for part in parts) / seconds)
+    tokens = sum(part.num_tokens for part in parts)
+    who.rates.append(tokens / seconds)
+    who.cpu_rates.append(tokens / cpu_seconds)
     who.flop_rates.append(flops / seconds)
     for part, found in clock.read().items():
         who.seconds.setdefault(part, []).extend(found)

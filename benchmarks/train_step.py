@@ -2,6 +2,7 @@
 
     python -m benchmarks.train_step --preset cpu              # the quickstart's size, under two minutes
     python -m benchmarks.train_step --preset cpu-base         # ModernBERT-base, some minutes
+    python -m benchmarks.train_step --preset cpu --precision bf16 --threads 1
     python -m benchmarks.train_step --preset gpu              # base and large at 1,024 and 8,192: the table of goals
     python -m benchmarks.train_step --preset gpu --only base-1024 --compile off --kernel flex --microbatch-tokens 65536
 
@@ -49,7 +50,7 @@ from modernbert_train.config.schema import (
     RunConfig,
     StableAdamWConfig,
 )
-from modernbert_train.distributed.compute import keep_freed_memory
+from modernbert_train.distributed.compute import keep_freed_memory, resolve_precision, use_threads
 from modernbert_train.models.init import initialize
 from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.report.throughput import peak_flops
@@ -160,6 +161,7 @@ def run(case: Case, device: torch.device, data: Path, workers: int, with_trainer
     """
     with tempfile.TemporaryDirectory() as folder:
         config = run_config(case, Path(folder), data, device, workers)
+        use_threads(config, device)
         model = build_model(config, sharded=False)
         assert isinstance(model, ForMaskedLM)
         if case.compile_mode is not None:
@@ -173,7 +175,7 @@ def run(case: Case, device: torch.device, data: Path, workers: int, with_trainer
                 theirs[name] = Theirs(model, config, device, case.reference_documents, sparse)
         first = ours.next_batch()
         losses = [ours.first_loss(first), *(contender.first_loss(first) for contender in theirs.values())]
-        limit = 5e-3 if device.type == "cuda" else 1e-4
+        limit = 5e-3 if resolve_precision(config, device) == "amp_bf16" else 1e-4
         if any(abs(loss - losses[0]) > limit * losses[0] for loss in losses):
             raise RuntimeError(f"first losses {losses}: they differ, so the contenders do not compute the same.")
         for number in range(case.rounds):
@@ -194,21 +196,28 @@ def report(name: str, case: Case, contenders: dict[str, Contender], peaks: dict[
         f"{case.batch_tokens:,} tokens, {case.rounds} rounds of {case.steps} steps"
     )
     columns = "".join(f"{'MFU ' + peak:>15}" for peak in peaks)
-    print(f"{'':<30}{'tokens/s':>10}{'min':>10}{'max':>10}{'ours is':>9}{columns}  parts of a step, ms")
-    first = contenders["ours"].rates
+    head = f"{'':<30}{'tokens/s':>10}{'min':>10}{'max':>10}{'ours is':>9}{'tokens/CPU s':>14}{'ours is':>9}"
+    print(f"{head}{columns}  parts of a step, ms")
+    first, first_cpu = contenders["ours"].rates, contenders["ours"].cpu_rates
     lines = []
     for who, each in contenders.items():
         mfu = {peak: median(each.flop_rates) / rate for peak, rate in peaks.items()}
         parts = {part: 1e3 * median(times) for part, times in each.seconds.items()}
         ratio = median(a / b for a, b in zip(first, each.rates, strict=True))
+        cpu = f"{'':>23}"
+        if each.cpu_rates:
+            cpu_ratio = median(a / b for a, b in zip(first_cpu, each.cpu_rates, strict=True))
+            cpu = f"{median(each.cpu_rates):>14,.0f}{cpu_ratio:>8.2f}x"
         print(
-            f"{who:<30}{median(each.rates):>10,.0f}{min(each.rates):>10,.0f}{max(each.rates):>10,.0f}{ratio:>8.2f}x"
+            f"{who:<30}{median(each.rates):>10,.0f}{min(each.rates):>10,.0f}{max(each.rates):>10,.0f}{ratio:>8.2f}x{cpu}"
             + "".join(f"{share:>15.1%}" for share in mfu.values())
             + "  "
             + ", ".join(f"{part} {ms:,.1f}" for part, ms in parts.items())
             + (f"; peak {each.peak_bytes / 1e9:.1f} GB" if each.peak_bytes else "")
         )
         figures = {"tokens_per_second": median(each.rates), "ours_is": ratio, "mfu": mfu, "parts_ms": parts}
+        if each.cpu_rates:
+            figures["tokens_per_cpu_second"] = median(each.cpu_rates)
         lines.append({"case": name, "contender": who, **figures, "peak_bytes": each.peak_bytes})
     if name in GOALS and contenders["ours"].on_gpu:
         goal, beyond, published = GOALS[name]
@@ -227,6 +236,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder with train and tokenizer; default: drawn documents")
     parser.add_argument("--kernel", help="compute.attention")
     parser.add_argument("--global-kernel", help="compute.global_attention")
+    parser.add_argument("--precision", choices=("auto", "fp32", "bf16"), help="of all contenders; default: auto")
+    parser.add_argument("--threads", type=int, help="of torch on a CPU")
     parser.add_argument("--compile", help="off, on, or a mode of torch.compile, without `train`")
     parser.add_argument("--microbatch-tokens", type=int)
     parser.add_argument("--batch-tokens", type=int)
@@ -278,6 +289,10 @@ def changed(case: Case, options: argparse.Namespace) -> Case:
     compute = case.compute
     if options.kernel is not None:
         compute = replace(compute, attention=options.kernel)
+    if options.precision is not None:
+        compute = replace(compute, precision=options.precision)
+    if options.threads is not None:
+        compute = replace(compute, threads=options.threads)
     if options.global_kernel is not None:
         compute = replace(compute, global_attention=options.global_kernel)
     mode = None

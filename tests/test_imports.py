@@ -106,6 +106,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.plan.preflight": (),
     "modernbert_train.distributed": (),
     "modernbert_train.report": ("numpy",),
+    "modernbert_train.distributed.bf16": ("torch",),
     "modernbert_train.distributed.gpus": ("torch",),
     "modernbert_train.distributed.group": ("torch",),
     "modernbert_train.distributed.fail_together": ("torch",),

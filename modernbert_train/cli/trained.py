@@ -59,6 +59,8 @@ def embed(parser: argparse.ArgumentParser) -> Call:
     parser.add_argument("--pooling", choices=("mean", "cls"), default="mean", help=words)
     words = "tokens in one forward pass; default: 16384"
     parser.add_argument("--batch-tokens", type=positive, default=16_384, metavar="N", help=words)
+    words = "to compute in, as compute.precision of a run; default: auto"
+    parser.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto", help=words)
     words = "of the numbers that are written; default: float32"
     parser.add_argument("--dtype", choices=("float32", "float16"), default="float32", help=words)
     return _embed
@@ -74,6 +76,7 @@ def _embed(options: argparse.Namespace) -> None:
         column=options.column,
         pooling=options.pooling,
         batch_tokens=options.batch_tokens,
+        precision=options.precision,
         dtype=options.dtype,
     )
     print(printable(line))

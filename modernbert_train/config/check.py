@@ -435,12 +435,23 @@ def worker_patience(config: RunConfig, num_ranks: int) -> Iterator[str]:
         )
 
 
+def residual_precision(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    compute, here = config.compute, "compute.residual_precision=bf16"
+    if compute.residual_precision == "fp32":
+        return
+    if not isinstance(config.model, ModernBertConfig):
+        yield f"{here} with model.name={config.model.name}: ModernBERT's layers alone have it. Set it to fp32."
+    if compute.precision == "fp32" or (compute.precision == "auto" and compute.device == "cpu"):
+        yield (
+            f"{here} with compute.precision={compute.precision}: products are in fp32 then, and rounding what they are "
+            "added to wins nothing. Set compute.precision=bf16, or compute.residual_precision=fp32."
+        )
+
+
 def precision_and_device(config: RunConfig, num_ranks: int) -> Iterator[str]:
     compute = config.compute
     if compute.device != "cpu":
         return
-    if compute.precision == "bf16":
-        yield "compute.precision=bf16 with compute.device=cpu: Composer trains in fp32 on CPUs. Set it to auto or fp32."
     kernels = {"compute.attention": compute.attention, "compute.global_attention": compute.global_attention}
     for key, kernel in kernels.items():
         if kernel in ("varlen", "flash", "flex"):
@@ -496,6 +507,7 @@ RULES: tuple[Rule, ...] = (
     validation_rows,
     evaluations,
     worker_patience,
+    residual_precision,
     precision_and_device,
     sharding,
     launch,

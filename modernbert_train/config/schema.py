@@ -132,7 +132,12 @@ class ComputeConfig:
 
     # auto: a GPU if torch sees one, otherwise the CPU; refused on a machine that shows GPUs of which torch sees none
     device: Literal["auto", "cpu", "cuda"] = knob("auto", restart=True)
-    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 autocast over fp32 weights, or fp32 without bf16
+    # bf16: autocast over fp32 weights, refused where torch would imitate it. auto: bf16 on a GPU that has it, else
+    # fp32; on a CPU with bf16 the start says what it would win
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    # of the sum that ModernBERT's layers add to; bf16 only where products are in it. Fewer bytes move, and it rounds
+    # more: see docs/speed.md. Weights, and with them the exported model, are fp32 either way
+    residual_precision: Literal["fp32", "bf16"] = "fp32"
     # kernel; auto: as `tune` found, otherwise FlashAttention-3 where it is installed and the GPU is a Hopper, else the
     # first that serves; it says which
     attention: Literal["auto", "varlen", "flash", "flex", "sdpa"] = knob("auto", restart=True)

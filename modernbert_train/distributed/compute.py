@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.distributed.bf16 import takes_bf16
 from modernbert_train.distributed.gpus import uses_gpu
 from modernbert_train.errors import ConfigError
 
@@ -105,24 +106,22 @@ def _gpu_of_rank(local_rank: int, gpus: int) -> int:
 
 
 def resolve_precision(config: RunConfig, device: torch.device) -> str:
-    """Composer's name of the precision: bf16 autocast over fp32 weights on GPUs that have bf16, else fp32.
+    """The precision by Composer's name: bf16 autocast over fp32 weights on GPUs that have bf16, else fp32.
 
-    Asked for bf16, Composer would compute in fp32 without a GPU, and torch imitate it on a GPU that has none; both in
-    silence.
+    On a CPU only where bf16 is asked for.
 
     Raises:
-        ConfigError: bf16 was asked for, on a CPU or on a GPU without it.
+        ConfigError: bf16 was asked for, of a processor or a GPU without it, or of the residual alone.
     """
-    if config.compute.precision == "bf16" and device.type == "cpu":
+    asked = config.compute
+    if takes_bf16(asked.precision, "compute.precision", on_gpu=device.type == "cuda"):
+        return "amp_bf16"
+    if asked.residual_precision == "bf16":
         raise ConfigError(
-            "compute.precision=bf16: this machine trains on its CPU, which Composer does in fp32 only. Use auto."
+            f"compute.residual_precision=bf16: products are in fp32 here, by compute.precision={asked.precision}. Set "
+            "compute.precision=bf16, or compute.residual_precision=fp32."
         )
-    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    if config.compute.precision == "bf16" and not has_bf16:
-        raise ConfigError(
-            "compute.precision=bf16: this GPU has no bf16, and torch would imitate it, slowly. Use auto or fp32."
-        )
-    return "amp_bf16" if has_bf16 and config.compute.precision != "fp32" else "fp32"
+    return "fp32"
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ class Compute:
 
     Attributes:
         device: where the model is.
-        precision: as Composer names it, amp_bf16 or fp32.
+        precision: amp_bf16 or fp32, names of Composer, which is told fp32 on a CPU all the same.
     """
 
     device: torch.device

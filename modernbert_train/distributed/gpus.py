@@ -95,15 +95,6 @@ def uses_gpu(asked: str, key: str) -> bool:
     )
 
 
-def in_bf16(asked: str, *, on_gpu: bool) -> bool:
-    """Whether to compute in bf16; `auto` does where the GPU has it, and not where torch would imitate it, slowly."""
-    import torch
-
-    if asked != "auto":
-        return asked == "bf16"
-    return on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
-
-
 def built_for() -> str:
     """The platform of this torch: CUDA or ROCm with its version, or CPUs."""
     import torch

@@ -37,6 +37,7 @@ def embed_file(
     column: str,
     pooling: Literal["mean", "cls"],
     batch_tokens: int,
+    precision: Literal["auto", "fp32", "bf16"],
     dtype: Literal["float32", "float16"],
 ) -> str:
     """Embed the texts of a file.
@@ -46,14 +47,14 @@ def embed_file(
         texts: .txt with one a line, .jsonl or .parquet.
         out: .npy, an array [texts, width]; or .parquet, a column `embedding`.
         column: of the texts, unless they are lines.
-        pooling, batch_tokens: see `LoadedEncoder.embed`.
+        pooling, batch_tokens, precision: see `LoadedEncoder.embed`.
         dtype: of the numbers that are written.
 
     Returns:
         What was done, in a line.
 
     Raises:
-        ConfigError: `out` cannot be written, or a file has another ending.
+        ConfigError: `out` cannot be written, a file has another ending, or bf16 is not to be had here.
         DataError: a text is empty or none; names its line. Or there is no such model.
         StorageError: the disk refuses the vectors; nothing is left of them.
     """
@@ -78,7 +79,8 @@ def embed_file(
             with aside.open("wb") as file, _WRITERS[out.suffix](file, total, width, dtype) as write:
                 for part in _parts(_texts_of(texts, column)):
                     ids = encoder.token_ids(part)
-                    write(encoder.embed_ids(ids, pooling=pooling, batch_tokens=batch_tokens).numpy().astype(dtype))
+                    found = encoder.embed_ids(ids, pooling=pooling, batch_tokens=batch_tokens, precision=precision)
+                    write(found.numpy().astype(dtype))
                     done += len(part)
                     tokens += sum(min(len(each), room) + 2 for each in ids)
                     cut += sum(len(each) > room for each in ids)

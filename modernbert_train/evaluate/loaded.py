@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from modernbert_train.config.schema import ModelConfig, ObjectiveConfig, RunConfig
+from modernbert_train.config.schema import ComputeConfig, ModelConfig, ObjectiveConfig, RunConfig
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,6 +48,7 @@ class LoadedEncoder:
         *,
         pooling: Literal["mean", "cls"] = "mean",
         batch_tokens: int = BATCH_TOKENS,
+        precision: Literal["auto", "fp32", "bf16"] = "auto",
     ) -> Tensor:
         """The mean of the last hidden states over the tokens of each text, [CLS] and [SEP] included.
 
@@ -57,18 +58,21 @@ class LoadedEncoder:
             texts: one text, which is one row, or several.
             pooling: mean; or cls, the state of [CLS] alone.
             batch_tokens: in one forward pass; of a longer text all.
+            precision: as compute.precision of a run.
 
         Returns:
             embeddings_ND: fp32, on the CPU.
 
         Raises:
             TypeError: one of them is no text; names its place.
+            ConfigError: bf16 was asked for, of a processor or a GPU without it.
         """
         texts = [texts] if isinstance(texts, str) else list(texts)
         for number, text in enumerate(texts):
             if not isinstance(text, str):
                 raise TypeError(f"texts[{number}]={text!r:.60}: is no text. Give a text, or a list of texts.")
-        return self.embed_ids(self.token_ids(texts), pooling=pooling, batch_tokens=batch_tokens)
+        ids = self.token_ids(texts)
+        return self.embed_ids(ids, pooling=pooling, batch_tokens=batch_tokens, precision=precision)
 
     def token_ids(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """The ids of each text, without special tokens and whole."""
@@ -78,13 +82,19 @@ class LoadedEncoder:
         return [np.asarray(each.ids, dtype=np.int32) for each in found]
 
     def embed_ids(
-        self, ids: Sequence[NDArray[np.int32]], *, pooling: Literal["mean", "cls"], batch_tokens: int
+        self,
+        ids: Sequence[NDArray[np.int32]],
+        *,
+        pooling: Literal["mean", "cls"],
+        batch_tokens: int,
+        precision: Literal["auto", "fp32", "bf16"],
     ) -> Tensor:
         """See `embed`, of `token_ids`."""
         from modernbert_train.distributed.compute import Compute
         from modernbert_train.evaluate.embeddings import embed_packed
 
-        compute = Compute.of(RunConfig(name="embed", model=self.config, objective=self._objective))
+        asked = ComputeConfig(precision=precision)
+        compute = Compute.of(RunConfig(name="embed", model=self.config, objective=self._objective, compute=asked))
         return embed_packed(
             self.module.to(compute.device),
             ids,
@@ -110,7 +120,7 @@ def load_model(name: str | Path) -> LoadedEncoder:
     import torch
     from tokenizers import Tokenizer
 
-    from modernbert_train.config.schema import ComputeConfig, MaskedLmConfig
+    from modernbert_train.config.schema import MaskedLmConfig
     from modernbert_train.models.build import ENCODERS
     from modernbert_train.models.encoder import OnEncoder
     from modernbert_train.vocabulary import read_vocabulary

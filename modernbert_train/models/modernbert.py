@@ -81,6 +81,8 @@ class ModernBert(Encoder):
         config, compute = self.config, self.compute
         hidden_TD, added_TD = self.embeddings(packed.input_ids_T), None
         device, dtype, order = hidden_TD.device, compute_dtype(hidden_TD), packed.order
+        if compute.residual_precision == "bf16":  # all sums of the layers are in it then
+            hidden_TD = hidden_TD.to(dtype)
         visible = Visible.around(config.half_window, order, compute.query_block)
         local = choose_kernel(compute.attention, device, dtype, order=order)
         attention = dict.fromkeys((True, False), (local, local.prepare(packed, visible)))
@@ -96,7 +98,7 @@ class ModernBert(Encoder):
                 hidden_TD, added_TD = hidden_TD + added_TD, None
             inputs = (hidden_TD, added_TD, rotary[is_global], *attention[is_global])
             hidden_TD, added_TD = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
-        return self.final_norm(hidden_TD + added_TD)
+        return self.final_norm((hidden_TD + added_TD).to(self.final_norm.weight.dtype))
 
 
 class ModernBertForMaskedLM(ForMaskedLM):

@@ -9,6 +9,7 @@ import torch
 from modernbert_train.config.auto import MICROBATCH, OPEN, open_settings, value_of
 from modernbert_train.config.packages import missing_on_gpu
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.distributed.bf16 import cpu_gain_line
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.group import gather_from_all, ranks_per_node
 from modernbert_train.plan.memory import usable_bytes
@@ -35,7 +36,7 @@ def card_of(compute: Compute) -> Card | None:
 
 
 def speed_lines(given: RunConfig, taken: RunConfig, card: Card | None, ranks: int) -> Iterator[str]:
-    """What a run on GPUs does without, and which microbatch it took, each in a sentence.
+    """What a run on GPUs does without, and which microbatch it took, each in a sentence; on CPUs what bf16 would win.
 
     Args:
         given: the run as its user gives it.
@@ -44,6 +45,8 @@ def speed_lines(given: RunConfig, taken: RunConfig, card: Card | None, ranks: in
         ranks: of the run.
     """
     if card is None:
+        if (line := cpu_gain_line(given.compute.precision)) is not None:
+            yield line
         return
     left = open_settings(given)
     off = [key for key in left if key in OPEN and OPEN[key].fast is True and value_of(taken, key) is False]

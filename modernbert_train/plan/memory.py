@@ -1,8 +1,9 @@
 """Memory of one GPU by part, counted from what the model's own layers keep for the backward pass.
 
 The counts follow models/layers.py line by line: every tensor that autograd saves, with its precision under bf16
-autocast, where residuals and norms stay fp32. Tests add up what autograd really saves, eager at ModernBERT-base's size
-and compiled at a small one, and fail when the two part. Kernels other than sdpa, which keeps more, are meant.
+autocast, where norms stay fp32, and residuals unless compute.residual_precision says otherwise. Tests add up what
+autograd really saves, eager at ModernBERT-base's size and compiled at a small one, and fail when the two part. Kernels
+other than sdpa, which keeps more, are meant.
 
 Layers and head are ModernBERT's: of another encoder only what the optimizer keeps is known. What the head for pairs
 keeps, at most 0.3 % of what the layers of ModernBERT-base do, is left out.
@@ -92,14 +93,20 @@ def layer_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool) -> 
     as rotated 2cD; the kernel's output cD and fp32 log-sum-exp 4N; dropout's mask D; in bf16 cosines and sines in fp32
     6H. Feed-forward: the residual 4D and statistics 8; the norm's output cD; Wi's output 2cF, its GELU cF and the
     product with the gate cF. Compiled, cosines and GELU are computed again, and the first residual from the second one
-    of the layer before and what that one left to be added, which is kept in its place, cD.
+    of the layer before and what that one left to be added, which is kept in its place, cD. A residual in bf16 is 2D
+    where it is compiled; otherwise its norm keeps a copy in fp32.
     """
     c, width, hidden = (2 if bf16 else 4), model.hidden_size, model.intermediate_size
     dropout = width if model.attention_out_dropout > 0 else 0
-    common = 4 * width + 8 + c * 7 * width + 4 * model.num_heads + dropout + 8 + c * width
+    residual = _residual_bytes(model, compute) if compute.compile else 4 * width
+    common = residual + 8 + c * 7 * width + 4 * model.num_heads + dropout + 8 + c * width
     if compute.compile:
         return common + c * width + c * 3 * hidden
-    return common + 4 * width + c * 4 * hidden + (6 * model.head_size if bf16 else 0)
+    return common + residual + c * 4 * hidden + (6 * model.head_size if bf16 else 0)
+
+
+def _residual_bytes(model: ModernBertConfig, compute: ComputeConfig) -> int:
+    return (2 if compute.residual_precision == "bf16" else 4) * model.hidden_size
 
 
 def layers_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool, tokens: int) -> int:
@@ -107,10 +114,9 @@ def layers_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool, to
 
     The first has no norm and nothing to add.
     """
-    residual = 4 * model.hidden_size
     if compute.activation_checkpointing:
-        return model.num_layers * residual * tokens
-    first = 8 + ((2 if bf16 else 4) * model.hidden_size if compute.compile else residual)
+        return model.num_layers * _residual_bytes(model, compute) * tokens
+    first = 8 + ((2 if bf16 and compute.compile else 4) * model.hidden_size)
     return (model.num_layers * layer_bytes(model, compute, bf16) - first) * tokens
 
 
@@ -211,7 +217,7 @@ def memory(
     head = outside_bytes(model, bf16, tokens, predicted) + head_peak_bytes(model, compute, bf16, predicted)
     if compute.activation_checkpointing:
         # when the head is done a layer is computed again, and gradients of the residual and of the gate's product pass
-        again = layer_bytes(model, compute, bf16) + 4 * model.hidden_size + c * model.intermediate_size
+        again = layer_bytes(model, compute, bf16) + _residual_bytes(model, compute) + c * model.intermediate_size
         layers += max(0, again * tokens - head)
     return Memory(
         weights=4 * own,

@@ -301,7 +301,7 @@ def _why_not(findings: list[Tuned], damaged: list[str], here: Fit, left: Mapping
     reasons = [*damaged[:1], *([f"what was found is for {'; '.join(near)}"] if near else ["not tuned"])]
     words = {"compute.compile": "a compiler", "compute.attention": "kernels", "optim.fused": "the fused optimizer",
              "compute.threads": "threads", "data.num_workers": "workers"}  # fmt: skip
-    on_gpu = here.precision != "fp32" or "cores" not in here.device
+    on_gpu = "cores" not in here.device
     gpu_only, cpu_only = ("compute.attention", "optim.fused"), ("compute.threads",)
     may = [text for key, text in words.items() if key in left and key not in (cpu_only if on_gpu else gpu_only)]
     may += ["microbatches"] * any(key.endswith(MICROBATCH) for key in left)

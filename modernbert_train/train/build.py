@@ -30,7 +30,7 @@ from modernbert_train.report.record import Record
 from modernbert_train.train.adapters import ComposerObjective, assert_sharded, is_sharded, parallelism
 from modernbert_train.train.callbacks import build_loggers
 from modernbert_train.train.checkpointing import Checkpoints
-from modernbert_train.train.composer_internals import LoopTrainer, composer_device
+from modernbert_train.train.composer_internals import LoopTrainer, composer_device, composer_precision
 from modernbert_train.train.measurements import Measurements
 from modernbert_train.train.profiling import Profile
 from modernbert_train.train.recorder import Recorder
@@ -78,7 +78,7 @@ def build(
         max_duration=f"{config.total_tokens}tok",
         device_train_microbatch_size=1,  # of no effect: the loader cuts microbatches itself
         device=composer_device(compute.device),
-        precision=compute.precision,
+        precision=composer_precision(compute.device, compute.precision),
         parallelism_config=parallelism(config, ranks),
         dist_timeout=config.distributed.timeout_seconds,
         seed=config.seed,

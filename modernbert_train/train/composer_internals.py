@@ -76,6 +76,16 @@ def composer_device(device: torch.device) -> Device:
     return gpu
 
 
+def composer_precision(device: torch.device, precision: str) -> str:
+    """The precision as Composer may hear it: on a CPU it refuses all but fp32. Autocast is the step's own; see step.py.
+
+    Args:
+        device: of the run.
+        precision: of the run, by Composer's name.
+    """
+    return "fp32" if device.type == "cpu" else precision
+
+
 def own_device(device: str | Device | None = None) -> Device:
     """The device that this process computes on; Composer asks without naming one."""
     on_gpu = torch.cuda.is_initialized()

@@ -233,6 +233,8 @@ def describe(entry: dict[str, Any]) -> str:
     what = {"non_finite": "not finite", "spike": "a spike"}[entry["fault"]]
     loss = entry["loss"] if isinstance(entry["loss"], str) else f"{entry['loss']:.3f}"
     text = f"step {entry['step']}, tokens {entry['tokens_before']:,} to {entry['tokens']:,}: {what}, loss {loss}"
+    if "precision" in entry:
+        text += f", computed in {entry['precision']}"
     if entry["fault"] == "spike":
         text += f" above {entry['highest_normal_loss']:.3f}"
     for each in entry["microbatches"][:_LISTED]:

@@ -171,6 +171,8 @@ class Guard:
         """Find out what is wrong, say and record it, and end the run or give the checkpoint to go back to, if any."""
         step, target = entry["step"], None
         losses = microbatch_losses(batch.plan.objective.terms, parts)
+        if self._compute.bf16:
+            entry["precision"] = "bf16"
         entry |= diagnose(self._model, batch, self._compute, self._config.seed, step - 1, entry["fault"], losses)
         for chunk in (chunk for each in entry["microbatches"] for chunk in each["documents"]):
             chunk["stream"] = self._streams.stream_of(chunk["document"])
@@ -190,11 +192,15 @@ class Guard:
         on_rank_zero(partial(self._folder.record_fault, entry))
         text = f"{describe(entry)}; {reason}"
         if entry["action"] == "stop":
+            rounding = (
+                f" Whether bf16 is the cause, another run with start.checkpoint={self._folder.path} and "
+                "compute.precision=fp32 tells."
+            )
             unstable = UnstableRun(
                 f"{text}. The update was not applied and the checkpoints are untouched. {self._folder.faults} has all "
                 f"that is known, `inspect {self._folder.path} --batch {step}` shows the text. Fix it or the "
                 "configuration, or set stability.non_finite or stability.spike to skip or roll_back, and run the same "
-                "command again."
+                f"command again.{rounding if self._compute.bf16 else ''}"
             )
             unstable.at_fault = hardware_at_fault(entry["microbatches"])
             raise unstable

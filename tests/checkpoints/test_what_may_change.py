@@ -70,6 +70,7 @@ MAY = {
 MAY_NOT = {
     "seed=7": "seed: 17 -> 7",
     "compute.precision=fp32": "compute.precision: auto -> fp32",
+    "compute.residual_precision=bf16": "compute.residual_precision: fp32 -> bf16",
     "data.mix_by=documents": "data.mix_by: tokens -> documents",
     "data.packing_window=7": "data.packing_window: 128 -> 7",
     "data.max_wait_rows=7": "data.max_wait_rows: 2048 -> 7",

@@ -152,7 +152,7 @@ BROKEN = {
     "optim.fused=true": "optim.fused=true with compute.device=cpu: those kernels need a GPU.",
     "compute.global_attention=flex": "compute.global_attention=flex with compute.device=cpu: that kernel needs a GPU.",
     "phases.one.objective={name: sop}": "phases.one.objective.name=sop: cannot follow objective.name=mlm in one run,",
-    "compute.precision=bf16": "compute.precision=bf16 with compute.device=cpu: Composer trains in fp32 on CPUs.",
+    "compute.residual_precision=bf16": "compute.residual_precision=bf16 with compute.precision=auto: products are in",
     "objective={name: rtd, generator_depth: 0.01}": "objective.generator_depth=0.01 of 22 layers leaves the generator "
     "no layer. Set it to at least 0.046.",
     "objective={name: rtd, generator_width: 0.01}": "objective.generator_width=0.01 of 12 heads leaves the generator "
@@ -170,6 +170,7 @@ BROKEN = {
 # overrides of a model that is BERT's -> how the only message starts
 BERT = "model={name: bert}"
 BROKEN_BERT = {
+    "compute={precision: bf16, residual_precision: bf16}": "compute.residual_precision=bf16 with model.name=bert: ",
     "phases.one={row_tokens: 1024, microbatch_tokens: 2048}": "phases.one.row_tokens=1024 exceeds "
     "model.max_positions=512, and a sequence may fill its row. Set phases.one.row_tokens=512 and "
     "phases.one.microbatch_tokens=2048, or raise model.max_positions to 1024.",

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from modernbert_train.checkpoints.checkpoint import newest_valid
+from modernbert_train.distributed.bf16 import cpu_has_bf16
 from tests.conftest import TIMES, TinyRun
 from tests.distributed.gloo import run_ranks
 from tests.distributed.test_invariance import HSDP, train_each
@@ -29,6 +30,7 @@ WORDS = (
     *("phases.short.microbatch_tokens=64", "phases.long.batch_rows=12", "data.validation=null"),
 )
 FIRST = 2  # the step that is resumed from
+NEEDS_BF16 = pytest.mark.skipif(not cpu_has_bf16(), reason="a processor with bf16")
 FSDP2 = ("distributed.strategy=fsdp2",)
 
 
@@ -44,6 +46,7 @@ def trained(folder: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]
     ("ranks", "strategy"),
     [
         pytest.param(3, (), id="3 ranks, DDP"),
+        pytest.param(2, ("compute.precision=bf16",), id="2 ranks, bf16", marks=NEEDS_BF16),
         *(
             pytest.param(ranks, words, id=f"{ranks} ranks, {name}", marks=pytest.mark.slow)
             for ranks, name, words in (

@@ -12,7 +12,6 @@ from modernbert_train.__main__ import main
 from modernbert_train.distributed import compute, gpus
 from modernbert_train.distributed.gpus import (
     count_gpus,
-    in_bf16,
     use_expandable_segments,
     uses_gpu,
     why_torch_sees_none,
@@ -150,12 +149,3 @@ def test_every_verb_that_may_compute_asks_for_it(verb: str, monkeypatch: pytest.
     monkeypatch.setattr(gpus, "_has_nvml", lambda: True)
     assert main([verb, *(["rte", "--model", "/none"] if verb == "finetune" else ["/none.yaml"])]) != 0
     assert os.environ.pop("PYTORCH_ALLOC_CONF") == "expandable_segments:True"
-
-
-@pytest.mark.parametrize(("capability", "expected"), [((7, 5), False), ((8, 0), True)])
-def test_bf16_is_not_imitated(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: bool) -> None:
-    """On a T4 torch says that it has bf16, and computes it in fp32, a conversion each time."""
-    imitates = lambda including_emulation=True: including_emulation or capability >= (8, 0)  # noqa: E731
-    monkeypatch.setattr("torch.cuda.is_bf16_supported", imitates)
-    assert in_bf16("auto", on_gpu=True) is expected
-    assert in_bf16("bf16", on_gpu=True) and not in_bf16("fp32", on_gpu=True) and not in_bf16("auto", on_gpu=False)

@@ -21,6 +21,7 @@ from modernbert_train.config import packages
 from modernbert_train.config.auto import filled, recorded
 from modernbert_train.config.load import load_run, to_yaml
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.distributed import bf16
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.errors import ConfigError, Halved
 from modernbert_train.plan import tuned
@@ -83,7 +84,17 @@ def test_what_is_done_without_is_said_once_with_what_it_costs(config: RunConfig)
     assert second.startswith("microbatches that were left open take ") and second.endswith("in phase long")
     given = replace(config, compute=replace(config.compute, compile=False), optim=replace(config.optim, fused=False))
     assert "off" not in "".join(speed_lines(given, take(given, GPU, card=T4).config, T4, 1)), "its user wants it so"
-    assert [*speed_lines(config, filled(config, {}), None, 1)] == [], "nothing of it on a CPU"
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_on_a_cpu_it_says_what_bf16_would_win(config: RunConfig, has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody who trains on a CPU with bf16 would never learn that it is there."""
+    monkeypatch.setattr(bf16, "cpu_has_bf16", lambda: has)
+    plain = filled(config, {})
+    lines = [*speed_lines(config, plain, None, 1)]
+    assert len(lines) == has and all("times as fast in bf16, with compute.precision=bf16" in line for line in lines)
+    meant = replace(config, compute=replace(config.compute, precision="fp32"))
+    assert [*speed_lines(meant, plain, None, 1)] == [], "its user wants it so"
 
 
 def test_a_run_that_begins_takes_what_its_gpus_are_fast_with(config: RunConfig) -> None:

@@ -140,20 +140,25 @@ def test_base_with_98304_tokens_keeps_what_is_said(
 
 
 @pytest.mark.runs
-def test_compiled_layers_keep_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("residual", ["fp32", "bf16"])
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
+def test_compiled_layers_keep_what_is_said(monkeypatch: pytest.MonkeyPatch, residual: Any, checkpointing: bool) -> None:
     """What torch.compile decides to keep; the decision is made before any code is generated, by the same function."""
     use_kernel(monkeypatch, lambda q, k, v, layout, window: _attend(q, k, v)[0])
     config = replace(SMALL, num_layers=4)
-    model = ModernBertForMaskedLM(config).train()
+    compute = ComputeConfig(residual_precision=residual, compile=True, activation_checkpointing=checkpointing)
+    model = ModernBertForMaskedLM(config, compute).train()
     backend = "aot_eager_decomp_partition"
     for layer in model.model.layers:
         layer.compile(dynamic=False, backend=backend)
     model._loss_and_gradient = torch.compile(loss_and_gradient, dynamic=False, backend=backend)
     batch = make_batch([512, 512], 312)
     found = saved(model, batch, True)
-    told = layers_bytes(config, ComputeConfig(compile=True), True, 1024) + outside_bytes(config, True, 1024, 312)
-    told += 3 * (4 - 2) * config.hidden_size * 1024  # on a CPU it keeps the sum in fp32, not what is added in bf16
-    assert told + 2 * decoded(config) - norm_on_cpu(config, True, 312) == pytest.approx(found, rel=0.02)
+    told = layers_bytes(config, compute, True, 1024) + outside_bytes(config, True, 1024, 312)
+    if residual == "fp32" and not checkpointing:
+        told += 3 * (4 - 2) * config.hidden_size * 1024  # on a CPU it keeps the sum in fp32, not what is added in bf16
+    weights = config.hidden_size**2 if checkpointing else decoded(config)
+    assert told + 2 * weights - norm_on_cpu(config, True, 312) == pytest.approx(found, rel=0.02)
 
 
 def planned(

@@ -22,13 +22,14 @@ from benchmarks.batches import lay_out, mean_loss, mlm_batch
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.batch import Batch
 from modernbert_train.config.schema import DistributedConfig, ModernBertConfig, RunConfig, StableAdamWConfig
+from modernbert_train.distributed import bf16
 from modernbert_train.distributed.compute import resolve_precision
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.init import initialize
 from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.train.adapters import ComposerObjective, parallelism
-from modernbert_train.train.composer_internals import composer_device, install
+from modernbert_train.train.composer_internals import composer_device, composer_precision, install
 from modernbert_train.train.stability import Guard
 from tests.conftest import TinyRun
 from tests.distributed.gloo import run_ranks
@@ -121,19 +122,28 @@ def test_a_microbatch_that_does_not_fit_ends_the_run_instead_of_being_halved(
 
 
 def test_bf16_is_never_quietly_something_else(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU Composer computes in fp32, and torch imitates bf16 on a GPU that has none."""
-    from composer.core.precision import get_precision_context
+    """Without a GPU Composer refuses it or computes in fp32, and torch imitates it where it is not there."""
+    from composer.core.precision import Precision, _validate_precision, get_precision_context
+    from composer.devices import DeviceCPU
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with get_precision_context("amp_bf16"):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+    with pytest.raises(ValueError, match="not supported for CPU training"):
+        _validate_precision(Precision("amp_bf16"), DeviceCPU())
+    assert composer_precision(torch.device("cpu"), "amp_bf16") == "fp32", "autocast is our own there"
+    assert composer_precision(torch.device("cuda"), "amp_bf16") == "amp_bf16"
     asked, left_open = (
         read_run(tiny_run("compute.device=auto", f"compute.precision={precision}")) for precision in ("bf16", "auto")
     )
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    with pytest.raises(ConfigError, match="compute.precision=bf16: this machine trains on its CPU"):
+    for has_bf16 in (False, True):
+        monkeypatch.setattr(bf16, "cpu_has_bf16", lambda has=has_bf16: has)
+        assert resolve_precision(left_open, cpu) == "fp32"
+    assert resolve_precision(asked, cpu) == "amp_bf16"
+    monkeypatch.setattr(bf16, "cpu_has_bf16", lambda: False)
+    with pytest.raises(ConfigError, match="bf16: this processor has no bf16: .* times as long as in fp32. Set"):
         resolve_precision(asked, cpu)
-    assert resolve_precision(left_open, cpu) == "fp32"
     for has_bf16 in (False, True):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, has=has_bf16: has)
         assert resolve_precision(left_open, gpu) == ("amp_bf16" if has_bf16 else "fp32")

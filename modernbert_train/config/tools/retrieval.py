@@ -61,7 +61,9 @@ class RetrievalConfig(EvaluateConfig):
     warmup: float = knob(0.05, low=0, below=1)  # share of the steps in which the rate rises; then linearly to 0
     weight_decay: float = knob(0.0, low=0)  # torch's AdamW: times the rate in each step
     seed: int = knob(1618, low=0, below=2**32)  # of the order and of dropout
-    precision: Literal["auto", "fp32", "bf16"] = "auto"  # of training; auto: bf16 autocast on a GPU that has it
+    precision: Literal["auto", "fp32", "bf16"] = (
+        "auto"  # of training; auto: bf16 autocast on a GPU that has it, else fp32
+    )
     save_every_steps: int = knob(500, low=1)  # steps between checkpoints, which the same command resumes from
 
 

@@ -25,7 +25,7 @@ from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.retrieval import EvaluateConfig, RetrievalConfig, retrieval_problems
 from modernbert_train.core.files import lock_now, os_errors_as, write_whole
 from modernbert_train.core.read_json import read_json
-from modernbert_train.distributed.gpus import in_bf16
+from modernbert_train.distributed.bf16 import takes_bf16
 from modernbert_train.errors import ConfigError, StoppedEarly, StorageError
 from modernbert_train.evaluate.finetune.result import RESULT, write_figures
 from modernbert_train.evaluate.finetune.task import run_name
@@ -271,7 +271,7 @@ def _learn(model: Model, config: RetrievalConfig, pairs: Pairs, folder: Path) ->
     steps = math.ceil(math.ceil(batches / config.accumulate) * config.epochs)
     kind: Any = "MultiVectorEncoder" if is_multi_vector(model) else "SentenceTransformer"
     on_gpu = model.device.type == "cuda"
-    bf16 = in_bf16(config.precision, on_gpu=on_gpu)
+    bf16 = takes_bf16(config.precision, "precision", on_gpu=on_gpu)
     roles = {name: "query" if name == QUERY else "document" for name in pairs.columns}
     arguments = getattr(sentence_transformers, f"{kind}TrainingArguments")(
         output_dir=str(folder / CHECKPOINTS),

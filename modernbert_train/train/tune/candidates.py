@@ -113,7 +113,7 @@ class Case:
         now = self.config.in_phase[self.phase]
         if not {"tokens", "generator"} & {*now.objective.heads, *now.objective.idle_heads}:
             return 0
-        size = 2 if self.facts["fit"]["precision"] == "bf16" else 4
+        size = 2 if self.facts["fit"]["precision"] == "amp_bf16" else 4
         return now.model.logit_chunk(on_gpu=self.facts["on_gpu"], bytes_per_logit=size)
 
     def cuts(self, settings: Settings) -> bool:

@@ -14,7 +14,7 @@ from tests.conftest import TinyRun
 
 GPU: dict[str, Any] = {
     "on_gpu": True,
-    "fit": {"precision": "bf16"},
+    "fit": {"precision": "amp_bf16"},
     "kernels": {"varlen": None, "flash": "flash-attn is not installed", "flex": None, "sdpa": None},
     "fused": None,
     "threads": 8,
