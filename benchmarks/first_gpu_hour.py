@@ -266,7 +266,7 @@ def look() -> tuple[tuple[str, ...], float, str]:
         raise ConfigError(f"torch cannot be asked for GPUs: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
     seen = json.loads(done.stdout.splitlines()[-1])
     if not seen["names"]:
-        why = why_torch_sees_none(driver_version(), seen["torch"], seen["cuda"])
+        why = why_torch_sees_none(driver_version(), seen["torch"], f"CUDA {seen['cuda']}" if seen["cuda"] else "CPUs")
         raise ConfigError(f"the first GPU hour needs a GPU, and torch sees none ({count_gpus()} shown). {why}")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     gpus = tuple(filter(None, visible.split(","))) or tuple(map(str, range(len(seen["names"]))))
