@@ -52,7 +52,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, folder / name)
     for run in (folder / "yamls/quickstart.yaml", *sorted((folder / "yamls/recipes/tiny").glob("[0-9]*.yaml"))):
-        text, changed = re.subn(r"(tokens: )([0-9_]{6,})", shorter, run.read_text())
+        text, changed = re.subn(r"((?<!max_)tokens: )([0-9_]{6,})", shorter, run.read_text())
         assert changed >= 1
         run.write_text(text)
     (folder / "my/texts").mkdir(parents=True)
@@ -66,7 +66,7 @@ def run(command: str, folder: Path) -> str:
     assert words[0] == "python", command
     environment = {"OMP_NUM_THREADS": "2"} | os.environ | {"PYTHONPATH": str(folder)}
     done = subprocess.run(
-        [sys.executable, *words[1:]], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
+        [sys.executable, *words[1:]], cwd=folder, env=environment, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -109,7 +109,7 @@ def test_quickstart_goes_from_the_standard_library_to_a_model_that_transformers_
     capfd.readouterr()
     assert launch.quickstart.main([]) == 0
     again = capfd.readouterr().out
-    assert "already trained to its end" in again and "already complete" in again
+    assert again.count("done before") == 3 and "already complete" in again  # training, measuring, exporting
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_the_first_minute_is_a_model_that_has_learnt_something(copy: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_every_command_of_the_readme_works_as_it_stands(copy: Path) -> None:
     """A command that only works on its author's machine is the first thing a newcomer meets."""
     commands = readme_commands()
