@@ -1,6 +1,7 @@
 """What a compiled layer of base reads and writes beside its matrix products and its attention, layer by layer.
 
-`python -m tests.cuda_build.layer_bytes DROPOUT ...`, on the null device, prints JSON. A generated kernel counts each
+`python -m tests.cuda_build.layer_bytes DROPOUT ...`, on the null device, prints JSON; DROPOUT-bf16 has the residual in
+bf16. A generated kernel counts each
 tensor that it is given once, whole, and twice where it writes into it. Of one kernel that is too much: what turns q and
 k reads two thirds of Wqkv's output. The microbatch is that of the recipe: on few tokens Inductor fuses less.
 """
@@ -75,12 +76,13 @@ class LayerTraffic:
         layer._compiled_call_impl = watched
 
 
-def look_at(dropout: float, traffic: LayerTraffic) -> dict[str, Any]:
-    """Base's kinds of layers with one rate of dropout."""
+def look_at(dropout: float, residual: Any, traffic: LayerTraffic) -> dict[str, Any]:
+    """Base's kinds of layers with one rate of dropout and one precision of the residual."""
     torch._dynamo.reset()
     config = ModernBertConfig(num_layers=4, attention_out_dropout=dropout)
+    compute = ComputeConfig(attention="varlen", compile=True, residual_precision=residual)
     with torch.device("cuda"):
-        model = build_model(config, MaskedLmConfig(), ComputeConfig(attention="varlen", compile=True)).train()
+        model = build_model(config, MaskedLmConfig(), compute).train()
     model.compile_layers()
     for index, layer in enumerate(model.model.layers):
         traffic.watch(layer, index)
@@ -105,4 +107,9 @@ def look_at(dropout: float, traffic: LayerTraffic) -> dict[str, Any]:
 
 if __name__ == "__main__":
     traffic = LayerTraffic()
-    print(json.dumps({f"dropout {rate}": look_at(float(rate), traffic) for rate in sys.argv[1:]}))
+    found = {}
+    for word in sys.argv[1:]:
+        rate, _, residual = word.partition("-")
+        title = f"dropout {rate}, residual in {residual}" if residual else f"dropout {rate}"
+        found[title] = look_at(float(rate), residual or "fp32", traffic)
+    print(json.dumps(found))

@@ -19,6 +19,7 @@ from modernbert_train.api import load_model
 from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.checkpoints.results import read_results
 from modernbert_train.config.load import load_run
+from modernbert_train.distributed import bf16
 from tests import warm
 from tests.conftest import TIMES
 from tests.evaluate.finetune.conftest import PLAIN, WriteTask, sentences, write_tsv
@@ -164,15 +165,22 @@ def test_two_seeds_in_one_command_one_of_them_killed_in_its_middle(
     assert not torch.equal(weights(tmp_path / "whole-7" / "tone")["classifier.weight"], ours["classifier.weight"])
 
 
-@pytest.mark.parametrize("kind", ["single-label", "tokens"])
+@pytest.mark.parametrize(("kind", "precision"), [("single-label", "auto"), ("tokens", "bf16")])
 def test_a_killed_run_goes_on_to_the_same_bits(
-    kind: str, write_task: WriteTask, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    precision: str,
+    write_task: WriteTask,
+    models: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Labels, dropout and the fresh head depend on nothing but keys: a restart must not be another seed."""
+    monkeypatch.setattr(bf16, "cpu_has_bf16", lambda: True)  # or it is imitated
     task = write_task()
     if kind == "tokens":
         task = write_tags(tmp_path, write_task)
     keys = ["checkpoint.interval_steps=4", "model.dropout=0.1", "objective.dropout=0.2"]
+    keys.append(f"compute.precision={precision}")
     whole = finetune(task, models["bert"], tmp_path / "whole", *keys)
     words = ["finetune", str(task), "--model", str(models["bert"]), "name=tone", *FAST, *keys]
     words.append(f"runs_folder={tmp_path / 'killed'}")

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from modernbert_train.__main__ import main
+from modernbert_train.distributed import bf16
 from modernbert_train.evaluate.retrieval.beir import read_beir
 from modernbert_train.evaluate.retrieval.ranking import figures
 from tests.conftest import TinyRun
@@ -41,13 +42,20 @@ def result_of(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.runs
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("loss", ["mnrl", "cached_mnrl"])
+@pytest.mark.parametrize(("loss", "precision"), [("mnrl", "auto"), ("cached_mnrl", "bf16")])
 def test_training_finds_what_the_encoder_did_not_and_says_what_it_did(
-    loss: str, encoder: Path, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    loss: str,
+    precision: str,
+    encoder: Path,
+    toy: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from sentence_transformers import SentenceTransformer
 
-    file = recipe(tmp_path, toy, loss=loss, mini_batch=7, query_prompt="ask ", query_max_tokens=16)
+    monkeypatch.setattr(bf16, "cpu_has_bf16", lambda: True)  # or it is imitated
+    file = recipe(tmp_path, toy, loss=loss, precision=precision, mini_batch=7, query_prompt="ask ", query_max_tokens=16)
     assert main(["retrieval", "evaluate", str(toy), "--model", str(encoder), f"runs_folder={tmp_path}/runs"]) == 0
     before = result_of(tmp_path / "runs/toy-encoder-test")
     assert before["seed"] is None and before["settings"]["pooling"] == "mean"
@@ -58,6 +66,7 @@ def test_training_finds_what_the_encoder_did_not_and_says_what_it_did(
     found = result_of(folder)
     losses = [each["loss"] for each in found["training"]["losses"]]
     assert losses[-1] < 0.7 * losses[0]
+    assert found["training"]["precision"] == ("bf16" if precision == "bf16" else "fp32")
     assert found["figures"]["toy"]["ndcg_at_10"] > before["figures"]["toy"]["ndcg_at_10"] + 0.15
     assert {key: found[key] for key in ("task", "source", "seed", "run")} == {
         "task": "toy", "source": str(encoder), "seed": 1618, "run": "toy-encoder-1618",
