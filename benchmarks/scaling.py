@@ -153,7 +153,7 @@ def print_tables(gpus: Sequence[str], shapes: Sequence[str] = SHAPES, scales: Se
         )
         for plan in plans:
             (phase, *_) = plan.phases
-            print(f"\n{title(plan)}, by the roofline {alone(plan, phase, gpu):,.0f} tokens/s of one GPU alone")
+            print(f"\n{title(plan)}, expected {alone(plan, phase, gpu):,.0f} tokens/s of one GPU alone")
             for weak in (False, True):
                 print(f"\n{'weak' if weak else 'strong'} scaling\n")
                 print(markdown_table(head, scaling_rows(plan, gpu, weak=weak, scales=scales)))

@@ -179,7 +179,7 @@ class Chooser:
         with _loaded(asked) as config:
             plan = make_plan(config, device.gpus, self.median(asked.entries))
             bill = bill_of(plan.on(device.kind), device.kind, {})
-        return plan.tokens / (bill.seconds * bill.longer_by[1])
+        return plan.tokens / bill.between[1]
 
     def largest(self) -> str | None:
         """Name of the largest size that fits."""

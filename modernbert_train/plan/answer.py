@@ -33,7 +33,7 @@ def answer(plan: Plan, gpu: str, shown: Sequence[str], prices: dict[str, float])
     rows = [
         ("model", f"{plan.parameters.total:,} parameters"),
         ("training", f"{tokens_text(plan.tokens)} tokens in {plural(plan.steps, 'step')}, {_phases(plan)}"),
-        ("takes", f"{time_between(bill)}, predicted, and {between(bill, bill.dollars)} dollars at {price}"),
+        ("takes", f"{time_between(bill)}, predicted, and {between(*bill.dollars)} dollars at {price}"),
         ("memory", _memory(plan, gpu)),
         ("disk", f"{gb(stored(plan, gpu).most_bytes)} GB for checkpoints"),
     ]
@@ -67,10 +67,10 @@ def _cheaper(plan: Plan, bill: Bill, bills: dict[str, Bill]) -> str | None:
     fitting = {name: each for name, each in bills.items() if each.fits}
     if not fitting:
         return None
-    name, best = min(fitting.items(), key=lambda item: item[1].dollars)
-    if bill.fits and bill.dollars - best.dollars < max(1.0, (GAIN - 1) * bill.dollars):
+    name, best = min(fitting.items(), key=lambda item: sum(item[1].dollars))
+    if bill.fits and sum(bill.dollars) - sum(best.dollars) < max(2.0, (GAIN - 1) * sum(bill.dollars)):
         return None
-    return f"{plan.ranks} x {GPUS[name].label}: {time_between(best)}, {between(best, best.dollars)} dollars"
+    return f"{plan.ranks} x {GPUS[name].label}: {time_between(best)}, {between(*best.dollars)} dollars"
 
 
 def _notes(plan: Plan, gpu: str, bill: Bill) -> Iterator[str]:

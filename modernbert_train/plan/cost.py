@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from modernbert_train.plan.advice import fits
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.make import Plan
@@ -12,33 +14,35 @@ from modernbert_train.plan.memory import moment_numbers
 
 @dataclass(frozen=True)
 class Bill:
-    """A run on one kind of GPU.
+    """A run on one kind of GPU; pairs are the least and the most, see `Pace` of speed.py.
 
     Attributes:
-        tokens_per_second: of one GPU, in training, by the roofline.
+        tokens_per_second: of one GPU, in training.
         mfu: share of the datasheet's FLOPs that training uses then.
-        seconds: of training and validation, by the roofline.
-        longer_by: times as long as that, the least and the most, as published runs of such a size took.
+        seconds: of training and validation, as expected.
+        between: the same, least and most.
         ranks: GPUs.
         price: dollars an hour for one GPU.
         fits: whether every phase fits as it is configured; None where memory is not predicted.
     """
 
-    tokens_per_second: float
-    mfu: float
+    tokens_per_second: tuple[float, float]
+    mfu: tuple[float, float]
     seconds: float
-    longer_by: tuple[float, float]
+    between: tuple[float, float]
     ranks: int
     price: float
     fits: bool | None
 
     @property
-    def gpu_hours(self) -> float:
-        return self.ranks * self.seconds / 3600
+    def gpu_hours(self) -> tuple[float, float]:
+        least, most = self.between
+        return self.ranks * least / 3600, self.ranks * most / 3600
 
     @property
-    def dollars(self) -> float:
-        return self.gpu_hours * self.price
+    def dollars(self) -> tuple[float, float]:
+        least, most = self.gpu_hours
+        return least * self.price, most * self.price
 
 
 def bill_of(plan: Plan, gpu: str, prices: dict[str, float]) -> Bill:
@@ -49,14 +53,16 @@ def bill_of(plan: Plan, gpu: str, prices: dict[str, float]) -> Bill:
         gpu: key of GPUS.
         prices: dollars an hour for one GPU, where they are not the assumed ones.
     """
-    training = sum(plan.phase_seconds(gpu, phase) for phase in plan.phases)
+    training = sum((plan.phase_times(gpu, phase) for phase in plan.phases), np.zeros(3))
     flops = sum(phase.tokens * phase.flops.training for phase in plan.phases)
-    seconds = training + plan.validation_seconds(gpu)
+    fastest, _, slowest = (float(plan.tokens / each / plan.ranks) for each in training)
+    least, expected, most = (float(each) for each in training + plan.validation_times(gpu))
+    share = flops / plan.tokens / GPUS[gpu].peak_flops
     return Bill(
-        tokens_per_second=plan.tokens / training / plan.ranks,
-        mfu=flops / training / plan.ranks / GPUS[gpu].peak_flops,
-        seconds=seconds,
-        longer_by=plan.longer_by,
+        tokens_per_second=(slowest, fastest),
+        mfu=(slowest * share, fastest * share),
+        seconds=expected,
+        between=(least, most),
         ranks=plan.ranks,
         price=prices.get(gpu, GPUS[gpu].price),
         fits=all(fits(plan, phase, gpu) for phase in plan.phases) if plan.knows_memory else None,

@@ -26,6 +26,7 @@ from modernbert_train.data.shard_index import read_index
 from modernbert_train.errors import DataError
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import Spans, mean_spans
+from modernbert_train.plan.tiles import Tiles, mean_tiles, mixed
 
 SPREAD = 0.8  # of assumed documents: standard deviation of the logarithm of their length
 _ASSUMED = 4096  # documents that stand for an assumed distribution
@@ -77,12 +78,14 @@ class RowText:
 
     Attributes:
         spans: keys that a token sees, the mean over tokens.
+        tiles: those that are computed for it.
         fill: tokens that are not padding over all tokens of a row.
         sequence_tokens: mean length of a sequence, special tokens included.
         passes: of a phase over each stream, by its name; empty if the data is not there.
     """
 
     spans: Spans
+    tiles: Tiles
     fill: float
     sequence_tokens: float
     passes: Mapping[str, float]
@@ -168,6 +171,7 @@ def rows_of(config: RunConfig, documents: Documents, phase: PhaseConfig, objecti
     }
     shares = {name: weight / sum(asked.values()) for name, weight in asked.items()}
     spans = {name: mean_spans(lengths, model, objective.order, objective.query_share) for name, lengths in cut.items()}
+    tiles = {name: mean_tiles(lengths, model, objective.order, objective.query_share) for name, lengths in cut.items()}
     sequences = {name: share / float(cut[name].mean()) for name, share in shares.items()}  # for each token
     passes = {
         name: phase.tokens * share * len(stream.lengths) / stream.documents / int(cut[name].sum())
@@ -179,6 +183,7 @@ def rows_of(config: RunConfig, documents: Documents, phase: PhaseConfig, objecti
             whole=sum(share * spans[name].whole for name, share in shares.items()),
             local=sum(share * spans[name].local for name, share in shares.items()),
         ),
+        mixed(tiles, shares),
         _fill(config, cut, sequences, row) if documents.streams or documents.assumed is not None else 1.0,
         1 / sum(sequences.values()),
         passes,

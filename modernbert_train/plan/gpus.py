@@ -55,6 +55,7 @@ GPUS: dict[str, Gpu] = {
     "mi300x": Gpu("MI300X", 1307.4e12, 196_592 * MIB, 5.3e12, 448e9, 50e9, 2.00, rocm=True),
     "mi250x": Gpu("half an MI250X", 191.5e12, 65_520 * MIB, 1.6e12, 50e9, 12.5e9, 0.65, rocm=True),
 }
+HOPPER = ("h200", "h100", "h100-pcie")
 
 
 @dataclass(frozen=True)
@@ -99,49 +100,3 @@ def find_published(
         and all(getattr(found, name) == getattr(model, name) for name in names)
     )
     return next(fits, None)
-
-
-@dataclass(frozen=True)
-class RooflineError:
-    """The roofline's tokens a second over those that a compiled run of another program reached, less 1."""
-
-    run: str
-    hidden_size: int
-    vocab_size: int
-    error: float
-
-
-# Whole runs, phases weighted, one document a row; a test works out those whose recipes are here. benchmarks/RESULTS.md
-# has the table. NeoBERT is missing: its program is not said to be compiled.
-ROOFLINE_ERRORS = (
-    RooflineError("ModernBERT-base", 768, 50368, 0.16),
-    RooflineError("ModernBERT-large", 1024, 50368, 0.08),
-    RooflineError("Ettin 17M", 256, 50368, 2.13),
-    RooflineError("Ettin 32M", 384, 50368, 1.39),
-    RooflineError("Ettin 68M", 512, 50368, 0.40),
-    RooflineError("Ettin 150M", 768, 50368, 0.12),
-    RooflineError("Ettin 400M", 1024, 50368, -0.02),
-    RooflineError("Ettin 1B", 1792, 50368, -0.01),
-    RooflineError("mmBERT-base", 768, 256_000, 1.55),
-    RooflineError("mmBERT-small", 384, 256_000, 0.31),
-    RooflineError("AzNeoBERT", 768, 64_000, 0.59),
-)
-LARGE_VOCABULARY = 100_000  # from here on the head weighs as much as the layers of a small encoder
-BASE_WIDTH, LARGE_WIDTH = 768, 1024
-
-
-def size_class(model: ModelConfig | RooflineError) -> str:
-    """Name the runs that a model's speed is compared with."""
-    if model.vocab_size >= LARGE_VOCABULARY:
-        return f"vocabularies from {LARGE_VOCABULARY:,}"
-    if model.hidden_size < BASE_WIDTH:
-        return f"widths below {BASE_WIDTH}"
-    if model.hidden_size < LARGE_WIDTH:
-        return f"widths of {BASE_WIDTH} to {LARGE_WIDTH - 1:,}"
-    return f"widths from {LARGE_WIDTH:,}"
-
-
-def longer_by(model: ModelConfig) -> tuple[float, float]:
-    """How many times as long as the roofline says the published runs of such a size took, the least and the most."""
-    errors = [each.error for each in ROOFLINE_ERRORS if size_class(each) == size_class(model)]
-    return 1 + min(errors), 1 + max(errors)

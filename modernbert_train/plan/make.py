@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from modernbert_train.clock import is_pythia
 from modernbert_train.config.schema import ObjectiveConfig, PhaseConfig, RunConfig
 from modernbert_train.data.dataset_card import read_card
@@ -15,7 +18,7 @@ from modernbert_train.plan.census import Census, census
 from modernbert_train.plan.documents import Documents, RowText, read_documents, rows_of
 from modernbert_train.plan.expected_loss import Expected, expect, is_ruled
 from modernbert_train.plan.flops import Flops, flops_per_token
-from modernbert_train.plan.gpus import GPUS, Publication, find_published, longer_by
+from modernbert_train.plan.gpus import GPUS, Publication, find_published
 from modernbert_train.plan.parameters import Parameters, count_parameters
 from modernbert_train.plan.room import on_gpu, predicts
 from modernbert_train.plan.speed import StepTime, Work, step_time
@@ -137,14 +140,10 @@ class Plan:
             config.compute,
             config.optim,
             phase.config.row_tokens,
-            phase.flops,
+            phase.text.tiles,
+            phase.text.sequence_tokens,
             phase.fill,
         )
-
-    @property
-    def longer_by(self) -> tuple[float, float]:
-        """See `gpus.longer_by`."""
-        return longer_by(self.config.model)
 
     def published(self, gpu: str, phase: PlannedPhase) -> Publication | None:
         """What others published of such a phase on a GPU, or None."""
@@ -169,17 +168,21 @@ class Plan:
         )
 
     def phase_seconds(self, gpu: str, phase: PlannedPhase) -> float:
-        """Time of all steps of a phase."""
+        """Time of all steps of a phase, as it is expected."""
+        return float(self.phase_times(gpu, phase)[1])
+
+    def phase_times(self, gpu: str, phase: PlannedPhase) -> NDArray[np.float64]:
+        """The same as `StepTime.times`."""
         rows: dict[int, int] = {}
         for part in phase.ranges:
             rows[part.rows] = rows.get(part.rows, 0) + part.steps
-        return sum(steps * self.step(gpu, phase, size).seconds for size, steps in rows.items())
+        return sum((count * self.step(gpu, phase, size).times for size, count in rows.items()), np.zeros(3))
 
-    def validation_seconds(self, gpu: str) -> float:
-        """Time of all validations: forward passes only, at the rate of the last phase."""
+    def validation_times(self, gpu: str) -> NDArray[np.float64]:
+        """Time of all validations, as `StepTime.times`: forward passes only, at the rate of the last phase."""
         last = self.phases[-1]
-        rate = self.step(gpu, last, last.config.batch_rows).tokens_per_second * self.ranks
-        return self.validations * (self.validation_tokens or 0) / 3 / rate
+        step = self.step(gpu, last, last.config.batch_rows)
+        return self.validations * (self.validation_tokens or 0) / 3 / step.tokens * step.times
 
 
 def make_plan(config: RunConfig, ranks: int, median: int | None = None, facts: DataFacts | None = None) -> Plan:

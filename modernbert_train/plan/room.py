@@ -18,7 +18,7 @@ from modernbert_train.plan.parameters import count_parameters
 
 COUNTED = (ModernBertConfig,)  # architectures whose layers' memory was counted
 MOST_TOKENS = 1 << 18  # of a microbatch that nobody gives: beyond it launches are hidden, and nothing is won
-# times as long as a run takes that is neither compiled nor fused: ModernBERT-base on 8 H100 by the roofline (a test)
+# times as long as a run takes that is neither compiled nor fused: ModernBERT-base on 8 H100 by `plan` (a test)
 SLOWER = 1.8
 GB = 1e9
 
