@@ -7,9 +7,9 @@ those of single kernels on H100, from their sources below; other GPUs are taken 
 
 Programs are slower than the sum of their kernels. `PUBLISHED` fits eight runs of ModernBERT's program, from 17 M to 1 B
 parameters, within 13 %, and within 18 % where the run itself is left out: `python -m benchmarks.published`; a test
-keeps that true. Of its two numbers one is for each token, whatever the model, so it is no work of layers: reading,
-packing and masking in the process that feeds the GPU. Here other processes do that, and it may be absent. So every
-prediction is a range, from `FASTEST` to `SLOWEST`.
+keeps that true. Of its two numbers one is for each token, whatever the model, so it is no work of layers; most likely
+it is the host's, which there packs and masks in the process that feeds the GPU. Here other processes do that, and it may
+be absent. So every prediction is a range, from `FASTEST` to `SLOWEST`.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ class Work:
         encoded = self.objective.encoded_tokens(self.sequence_tokens)
         matrices = census(self.model, self.objective).matrices
         used = (each for each in matrices if each.uses and not each.once)
-        all_of_them = [(each, tokens * (encoded if each.head is None else uses[each.head])) for each in used]
-        return [(matrix, positions) for matrix, positions in all_of_them if positions]
+        found = [(each, tokens * (encoded if each.head is None else uses[each.head])) for each in used]
+        return [(matrix, positions) for matrix, positions in found if positions]
 
 
 @dataclass(frozen=True)
