@@ -8,8 +8,8 @@ those of single kernels on H100, from their sources below; other GPUs are taken 
 Programs are slower than the sum of their kernels. `PUBLISHED` fits eight runs of ModernBERT's program, from 17 M to 1 B
 parameters, within 13 %, and within 18 % where the run itself is left out: `python -m benchmarks.published`; a test
 keeps that true. Of its two numbers one is for each token, whatever the model, so it is no work of layers; most likely
-it is the host's, which there packs and masks in the process that feeds the GPU. Here other processes do that, and it may
-be absent. So every prediction is a range, from `FASTEST` to `SLOWEST`.
+it is the host's, which there packs and masks in the process that feeds the GPU. Here other processes do that, and it
+may be absent. So every prediction is a range, from `FASTEST` to `SLOWEST`.
 """
 
 from __future__ import annotations
