@@ -36,7 +36,7 @@ BLOCK_SECONDS = 1e-6 / 132  # of a block without work: some 1 us on one of 132 m
 # read and written for each parameter: weight, gradient, two moments; tensor by tensor, and in two kernels
 OPTIMIZER_BYTES, FUSED_OPTIMIZER_BYTES = 140, 40
 FUSED_ADAMW_BYTES = 28  # torch's one kernel reads all four and writes all but the gradient
-WEIGHT_BYTES = 24  # of a parameter and microbatch: casts to bf16 and of the gradient 12, adding it up 12
+WEIGHT_BYTES = 24  # of a parameter and microbatch: about 12 for casts, of which a step needs one to bf16, 12 to add up
 PLANNED_TOKENS_PER_SECOND = 950e6  # by one core, on each rank, of the whole batch; benchmarks/packing.py
 
 
@@ -73,6 +73,7 @@ class Traffic:
 
 # tests/cuda_build/recorded/microbatch.json; a test holds them together
 COMPILED = Traffic(width=80, hidden=16, logit=8, kernels=40)  # 80 KB a token and layer of base, 124 KB of large
+BF16_RESIDUAL_WIDTH = 22  # of it, that a residual in bf16 saves: 80 -> 63 KB by tests/cuda_build/layer_bytes.py
 EAGER = Traffic(width=364, hidden=31, logit=42, kernels=72)
 
 
@@ -131,7 +132,10 @@ class Work:
 
     @property
     def traffic(self) -> Traffic:
-        return COMPILED if self.compute.compile else EAGER
+        if not self.compute.compile:
+            return EAGER
+        saved = BF16_RESIDUAL_WIDTH if self.compute.residual_precision == "bf16" else 0
+        return replace(COMPILED, width=COMPILED.width - saved)
 
     @property
     def kernels(self) -> int:
