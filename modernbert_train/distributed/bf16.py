@@ -79,6 +79,6 @@ def cpu_gain_line(asked: str) -> str | None:
     if asked != "auto" or not cpu_has_bf16():
         return None
     return (
-        f"fp32; this processor multiplies {product_gain():.1f} times as fast in bf16, with compute.precision=bf16; "
-        "what a step wins is in docs/speed.md"
+        f"compute.precision=bf16 makes products {product_gain():.1f} times as fast on this processor; where that was "
+        "4.2, steps were 1.7 times as fast at a width of 192 and 2.6 times at 768"
     )
