@@ -338,7 +338,7 @@ def _gpus(plan: Plan, shown: Sequence[str], prices: dict[str, float]) -> Section
             "the memory is not said."
         )
     if amd := [GPUS[name].label for name in shown if GPUS[name].rocm]:
-        notes.append(f"These shares are of NVIDIA's GPUs; of {', '.join(amd)} nothing is known but the datasheet.")
+        notes.append(f"Shares are those of NVIDIA's GPUs; of {', '.join(amd)} nothing is known but the datasheet.")
     notes += _publications(plan, shown)
     if not plan.bf16:
         notes.append("compute.precision=fp32: predictions are for bf16; fp32 is several times slower.")

@@ -7,9 +7,9 @@ those of single kernels on H100, from their sources below; other GPUs are taken 
 
 Programs are slower than the sum of their kernels. `PUBLISHED` fits eight runs of ModernBERT's program, from 17 M to 1 B
 parameters, within 13 %, and within 18 % where the run itself is left out: `python -m benchmarks.published`; a test
-keeps that true. Of its two numbers one is for each token, whatever the model, so it is no work of layers: reading,
-packing and masking in the process that feeds the GPU. Here other processes do that, and it may be absent. So every
-prediction is a range, from `FASTEST` to `SLOWEST`.
+keeps that true. Of its two numbers one is for each token, whatever the model, so it is no work of layers; most likely
+it is the host's, which there packs and masks in the process that feeds the GPU. Here other processes do that, and it
+may be absent. So every prediction is a range, from `FASTEST` to `SLOWEST`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BLOCK_SECONDS = 1e-6 / 132  # of a block without work: some 1 us on one of 132 m
 # read and written for each parameter: weight, gradient, two moments; tensor by tensor, and in two kernels
 OPTIMIZER_BYTES, FUSED_OPTIMIZER_BYTES = 140, 40
 FUSED_ADAMW_BYTES = 28  # torch's one kernel reads all four and writes all but the gradient
-WEIGHT_BYTES = 24  # of a parameter and microbatch: casts to bf16 and of the gradient 12, adding it up 12
+WEIGHT_BYTES = 24  # of a parameter and microbatch: about 12 for casts, of which a step needs one to bf16, 12 to add up
 PLANNED_TOKENS_PER_SECOND = 950e6  # by one core, on each rank, of the whole batch; benchmarks/packing.py
 
 
@@ -72,8 +72,8 @@ class Traffic:
 
 
 # tests/cuda_build/recorded/microbatch.json; a test holds them together
-BF16_RESIDUAL_WIDTH = 22  # of a width, that a residual stream in bf16 saves: tests/cuda_build/layer_bytes.py
 COMPILED = Traffic(width=80, hidden=16, logit=8, kernels=40)  # 80 KB a token and layer of base, 124 KB of large
+BF16_RESIDUAL_WIDTH = 22  # of it, that a residual in bf16 saves: 80 -> 63 KB by tests/cuda_build/layer_bytes.py
 EAGER = Traffic(width=364, hidden=31, logit=42, kernels=72)
 
 
@@ -148,8 +148,8 @@ class Work:
         encoded = self.objective.encoded_tokens(self.sequence_tokens)
         matrices = census(self.model, self.objective).matrices
         used = (each for each in matrices if each.uses and not each.once)
-        all_of_them = [(each, tokens * (encoded if each.head is None else uses[each.head])) for each in used]
-        return [(matrix, positions) for matrix, positions in all_of_them if positions]
+        found = [(each, tokens * (encoded if each.head is None else uses[each.head])) for each in used]
+        return [(matrix, positions) for matrix, positions in found if positions]
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,8 @@ def test_the_parts_of_a_microbatch_of_base_by_hand() -> None:
     assert found["attention, local"] == pytest.approx(14 * of_key * (352 + 195))
     assert found["attention, empty blocks"] == 0
     assert found["elementwise, layers"] == pytest.approx(98_304 * 22 * (80 * 768 + 16 * 1152) / (0.75 * 3.35e12))
+    halved = parts("h100", work(residual_precision="bf16"), 98_304)
+    assert halved["elementwise, layers"] == pytest.approx(98_304 * 22 * (58 * 768 + 16 * 1152) / (0.75 * 3.35e12))
     assert found["loss"] == pytest.approx(8 * 98_304 * 0.3 * 50_368 / (0.75 * 3.35e12))
     assert found["casts and sums of weights"] == pytest.approx(24 * 149_655_232 / (0.75 * 3.35e12))
 
