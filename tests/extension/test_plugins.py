@@ -164,6 +164,7 @@ def test_a_name_in_a_strangers_file_runs_nothing(
     assert f"plugins[0]={name} (command line): " in (said := capsys.readouterr()).err and "Zen" not in said.out
 
 
+@pytest.mark.runs
 def test_a_row_whose_code_is_missing_names_the_plugin(
     tiny_run: TinyRun, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
