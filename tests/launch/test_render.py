@@ -165,7 +165,7 @@ def test_kubernetes_is_asked_for_the_label_that_nvidia_gives(tiny_run: TinyRun, 
 
 def test_plan_and_kubernetes_call_gpus_the_same() -> None:
     """Those of NVIDIA: a job asks for nvidia.com/gpu."""
-    assert GPUS.keys() - {"mi250x", "mi300x"} == LABELS.keys()
+    assert GPUS.keys() - {"mi250x", "mi300x"} <= LABELS.keys()
 
 
 def test_kubernetes_gives_rdma_devices_and_lets_them_lock_memory(tiny_run: TinyRun) -> None:
