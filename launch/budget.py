@@ -84,6 +84,7 @@ class Chosen:
         tokens: to train on.
         text_tokens: of the training text, estimated.
         unigram_loss: of the text, nats a token.
+        bytes_per_token: of the text.
         longest: tokens of the longest documents but one in a hundred.
         speed: tokens a second of all devices; None: it could not be measured.
     """
@@ -93,6 +94,7 @@ class Chosen:
     tokens: int
     text_tokens: float
     unigram_loss: float
+    bytes_per_token: float
     longest: int
     speed: float | None
 
@@ -255,6 +257,7 @@ def _chosen(chooser: Chooser, size: Size, tokens: int, speed: float | None) -> C
         tokens=tokens,
         text_tokens=chooser.text_tokens(asked.entries),
         unigram_loss=chooser.facts(asked.entries).unigram_loss,
+        bytes_per_token=chooser.facts(asked.entries).bytes_per_token,
         longest=asked.longest,
         speed=speed,
     )

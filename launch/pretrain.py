@@ -333,6 +333,7 @@ def _write(
     record = {
         "question": question, "digest": digest, "body": _sha(body), "speed": chosen.speed,
         "text_tokens": chosen.text_tokens, "unigram_loss": chosen.unigram_loss,
+        "bytes_per_token": chosen.bytes_per_token,
     }  # fmt: skip
     head = f"# The text of {place.run_yaml}. Every key is in docs/config.md.\n\n"
     try:
@@ -348,7 +349,8 @@ def _plan_rows(place: Place, device: Device) -> Iterator[tuple[str, str]]:
     config, record = load_run([place.run_yaml]), _record(place.run_yaml) or {}
     held_out = load_typed(PrepareConfig, [place.data_yaml]).validation_share
     found, text = count_parameters(config.model, config.objective), record.get("text_tokens")
-    yield "model", f"{found.total:,} parameters, {config.model.vocab_size:,} entries in the vocabulary"
+    per_token = f", {record['bytes_per_token']:.1f} bytes a token" if "bytes_per_token" in record else ""
+    yield "model", f"{found.total:,} parameters, {config.model.vocab_size:,} entries in the vocabulary{per_token}"
     passes = f", {config.total_tokens / text:.2g} passes over about {tokens_text(text, 2)}" if text else ""
     hours = (record.get("question") or {}).get("hours")
     steps = sum(phase.tokens / (phase.batch_rows * phase.row_tokens) for phase in config.phases.values())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from modernbert_train.checkpoints.results import read_results
 from modernbert_train.cli.arguments import read_run
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.installed import CHECKOUT, PACKAGE
+from modernbert_train.distributed.many import start
 from modernbert_train.errors import StoppedEarly
 from modernbert_train.report.listing import read_run_state
 
@@ -58,9 +58,13 @@ def run_stages(stages: Sequence[Stage], folder: Path) -> int:
 
 
 def _call(command: Sequence[str], folder: Path) -> int:
-    """Run a command and wait for it; it gets Ctrl-C from the terminal and SIGTERM from here, and decides how to end."""
+    """Run a command and wait for it; it gets Ctrl-C from the terminal and SIGTERM from here, and decides how to end.
+
+    If this process is killed it gets SIGTERM from the kernel, so that nothing trains on unseen.
+    """
     path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
-    process = subprocess.Popen(command, cwd=folder, env=os.environ | {"PYTHONPATH": path})
+    environment = os.environ | {"PYTHONPATH": path}
+    process = start(command, environment, signal.SIGTERM, own_session=False, cwd=folder)
     handlers = {
         signal.SIGINT: lambda number, frame: None,
         signal.SIGTERM: lambda number, frame: process.send_signal(number),

@@ -73,17 +73,23 @@ def environments(
 
 
 def start(
-    command: Sequence[str], environment: Mapping[str, str], orphaned: signal.Signals = signal.SIGKILL, **streams: Any
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    orphaned: signal.Signals = signal.SIGKILL,
+    *,
+    own_session: bool = True,
+    **streams: Any,
 ) -> subprocess.Popen[Any]:
-    """Start a command in a session of its own, which is signalled when this process dies.
+    """Start a command, which is signalled when this process dies.
 
     Args:
         command, orphaned: see `Job`.
         environment: of the command.
+        own_session: without the terminal's signals.
         streams: standard input and output, and what else `subprocess.Popen` takes.
     """
     follow = [sys.executable, "-S", str(_FOLLOW), str(os.getpid()), str(int(orphaned))]
-    return subprocess.Popen([*follow, *command], env=dict(environment), start_new_session=True, **streams)
+    return subprocess.Popen([*follow, *command], env=dict(environment), start_new_session=own_session, **streams)
 
 
 def run_all(

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +60,7 @@ def pretrain(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> 
 def test_a_dry_run_writes_yamls_that_the_verbs_accept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = pretrain(capsys, "texts", "--size", "tiny", "--dry-run")
     assert "60 .txt" in said and "20,000 tokens/s" in said and "Nothing was run" in said
+    assert re.search(r"vocabulary, \d\.\d bytes a token\n", said)
     assert re.search(r"loss +held out \d\.\d\d expected, \d\.\d\d to \d\.\d\d.*; unigram \d\.\d\d", said)
     spec = load_typed(PrepareConfig, ["pretrained/texts/data.yaml"])
     run = load_run(["pretrained/texts/run.yaml"])
@@ -186,21 +187,25 @@ def _environment() -> dict[str, str]:
 
 @pytest.mark.runs
 @pytest.mark.timeout(280)
-def test_from_a_folder_of_text_to_a_model_through_a_kill(tmp_path: Path) -> None:
-    """The command as it is typed, ended by SIGTERM while it trains, and typed again."""
+def test_from_a_folder_of_text_to_a_model_through_a_stop_and_a_kill(tmp_path: Path) -> None:
+    """The command as it is typed, ended by SIGTERM while it trains, typed again, ended by SIGKILL, and typed again."""
     for number, text in enumerate(make_texts(300)):
         write(tmp_path, f"texts/{number:03}.txt", text)
     command = [sys.executable, "-m", "modernbert_train", "pretrain", "texts"]
     command += ["--size", "tiny", "--tokens", "60k", "--yes"]
     run = tmp_path / "pretrained/texts/runs/texts"
+    before = 0
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(command, cwd=tmp_path, env=_environment(), stdout=log, stderr=subprocess.STDOUT)
-        while len(_steps(run)) < 3:
-            assert process.poll() is None, (tmp_path / "log").read_text()
-            time.sleep(0.1)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(300) == 75, (tmp_path / "log").read_text()
-    before = len(_steps(run))
+        for number, code in ((signal.SIGTERM, 75), (signal.SIGKILL, -signal.SIGKILL)):
+            process = subprocess.Popen(command, cwd=tmp_path, env=_environment(), stdout=log, stderr=subprocess.STDOUT)
+            while len(_steps(run)) < before + 3:
+                assert process.poll() is None, (tmp_path / "log").read_text()
+                time.sleep(0.1)
+            process.send_signal(number)
+            assert process.wait(300) == code, (tmp_path / "log").read_text()
+            while _at_work(tmp_path):  # of the killed one: its training saves and ends by itself
+                time.sleep(0.1)
+            before = len(_steps(run))
     done = subprocess.run(command, cwd=tmp_path, env=_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "already complete" in done.stdout and "Done." in done.stdout
@@ -215,6 +220,15 @@ def test_from_a_folder_of_text_to_a_model_through_a_kill(tmp_path: Path) -> None
     assert logits.shape[-1] == len(tokenizer) == load_run([run.parents[1] / "run.yaml"]).model.vocab_size
     record = json.loads((run.parents[1] / "run.yaml").read_text().splitlines()[0].removeprefix("# pretrain: "))
     assert record["question"]["tokens"] == 60_000
+
+
+def _at_work(folder: Path) -> bool:
+    """Whether a process has its working directory there."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (process / "cwd").readlink() == folder:
+                return True
+    return False
 
 
 def _steps(run: Path) -> list[dict[str, int]]:
