@@ -170,6 +170,9 @@ def model_shape(config: RunConfig, num_ranks: int) -> Iterator[str]:
         yield from _modernbert_shape(model)
     elif not any([*_outside(model)]):
         yield from model.mistakes()
+        for name, now in config.in_phase.items():
+            if now.model != model and not any([*_outside(now.model)]):
+                yield from (f"phases.{name}.{message}" for message in now.model.mistakes())
 
 
 def _outside(model: ModelConfig) -> Iterator[str]:
@@ -212,11 +215,12 @@ def one_origin(config: RunConfig, num_ranks: int) -> Iterator[str]:
 
 
 def positions(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    """Learned positions end somewhere; rows must not be longer."""
-    most = getattr(config.model, "max_positions", None)
-    if most is None:
+    """Positions end somewhere; rows must not be longer."""
+    if getattr(config.model, "max_positions", None) is None:
         return
+    bounds = {name: getattr(now.model, "max_positions", 0) for name, now in config.in_phase.items()}
     for name, phase in config.phases.items():
+        most = bounds[name]
         if phase.row_tokens > most:
             here = f"phases.{name}"
             fitting = phase.tokens_at_once // most * most or most
@@ -225,7 +229,7 @@ def positions(config: RunConfig, num_ranks: int) -> Iterator[str]:
                 f"row. Set {here}.row_tokens={most} and {here}.microbatch_tokens={fitting}, or raise "
                 f"model.max_positions to {phase.row_tokens}."
             )
-    if config.eval.row_tokens is not None and config.eval.row_tokens > most:
+    if config.eval.row_tokens is not None and config.eval.row_tokens > (most := min(bounds.values(), default=0)):
         yield (
             f"eval.row_tokens={config.eval.row_tokens} exceeds model.max_positions={most}, and a sequence may fill its "
             "row. Remove eval.row_tokens, which then is the phase's, or lower it."

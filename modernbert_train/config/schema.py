@@ -19,6 +19,7 @@ from modernbert_train.config.bert import BertConfig as BertConfig
 from modernbert_train.config.classify import ClassifyConfig as ClassifyConfig
 from modernbert_train.config.classify import LabelledConfig as LabelledConfig
 from modernbert_train.config.classify import TagConfig as TagConfig
+from modernbert_train.config.deberta import DebertaConfig as DebertaConfig
 from modernbert_train.config.evals import EvaluatorConfig as EvaluatorConfig
 from modernbert_train.config.evals import OtherTextConfig as OtherTextConfig
 from modernbert_train.config.evals import ProbeConfig as ProbeConfig
@@ -501,6 +502,7 @@ VARIANTS: dict[str, dict[str, type]] = {
         "bert": BertConfig,
         "albert": AlbertConfig,
         "xlnet": XLNetConfig,
+        "deberta": DebertaConfig,
     },
     "objective": {
         "mlm": MaskedLmConfig,

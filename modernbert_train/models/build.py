@@ -15,6 +15,7 @@ from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
     ComputeConfig,
+    DebertaConfig,
     ModelConfig,
     ModernBertConfig,
     ObjectiveConfig,
@@ -23,6 +24,7 @@ from modernbert_train.config.schema import (
 from modernbert_train.models.albert import Albert
 from modernbert_train.models.bert import Bert
 from modernbert_train.models.classifier import TextClassifier, WordClassifier
+from modernbert_train.models.deberta import Deberta
 from modernbert_train.models.encoder import Encoder, OnEncoder
 from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.models.modernbert import ModernBert
@@ -31,7 +33,8 @@ from modernbert_train.models.replaced import ForReplacedAndMasked, ForReplacedTo
 from modernbert_train.models.xlnet import XLNet
 
 ENCODERS: Rows[Callable[[Any, ComputeConfig], Encoder]] = Rows(
-    "encoder", {ModernBertConfig: ModernBert, BertConfig: Bert, AlbertConfig: Albert, XLNetConfig: XLNet}
+    "encoder",
+    {ModernBertConfig: ModernBert, BertConfig: Bert, AlbertConfig: Albert, XLNetConfig: XLNet, DebertaConfig: Deberta},
 )
 
 # by `ObjectiveConfig.heads`, with its `idle_heads` after them

@@ -18,6 +18,7 @@ from modernbert_train.config.plugins import Rows
 from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
+    DebertaConfig,
     LabelledConfig,
     MaskedLmConfig,
     ModelConfig,
@@ -238,6 +239,30 @@ def _xlnet(model: XLNetConfig) -> Counted:
     ), (None,) * layers
 
 
+def _deberta(model: DebertaConfig) -> Counted:
+    """Distances are multiplied with Wqkv, or matrices of their own, once a microbatch."""
+    width, hidden, layers = model.hidden_size, model.intermediate_size, model.num_layers
+    first = model.version == "v1"
+    own = (Matrix(width, width, "layer", 2 * layers, uses=1, once=True),) if first else ()
+    qkv = Matrix(3 * width, width, "layer", layers, uses=1)  # in version 1 head by head, so that it is one
+    narrow = (Matrix(width, model.embedding_width, "head", uses=1),) if model.embedding_size else ()
+    return (
+        table_of(model),
+        *((qkv, Matrix(width, width, "layer", layers, uses=1)) if first else _attention(width, layers)),
+        *own,  # Wquery and Wkey, of distances
+        Matrix(hidden, width, "layer", layers, uses=1),  # Wi
+        Matrix(width, hidden, "layer", layers, uses=1),  # mlp.Wo
+        *(() if first else (Matrix(width, 1, "layer", 3 * layers, parts=3),)),  # bias of Wqkv
+        Matrix(width, 1, "layer", (9 if first else 6) * layers),  # of both Wo, norms; queries, values, Wquery
+        Matrix(hidden, 1, "layer", layers),
+        *narrow,
+        Matrix(model.distance_rows, width, "head"),
+        Matrix(width, 1, "head", 2 if first else 4),  # norm of the embedding, and of distances
+        *prediction_of(model),
+        Matrix(model.embedding_width, 1, "head", 3, head="tokens"),  # bias of the dense matrix, norm
+    ), (None,) * layers
+
+
 def _attention(width: int, count: int, passes: int = 1) -> tuple[Matrix, ...]:
     """Wqkv and attn.Wo of so many layers."""
     return (
@@ -290,7 +315,14 @@ def _classifier(model: ModelConfig, objective: LabelledConfig) -> tuple[Matrix, 
 
 
 ENCODER_COUNTS: Rows[Callable[[Any], Counted]] = Rows(
-    "count", {ModernBertConfig: _modernbert, BertConfig: _bert, AlbertConfig: _albert, XLNetConfig: _xlnet}
+    "count",
+    {
+        ModernBertConfig: _modernbert,
+        BertConfig: _bert,
+        AlbertConfig: _albert,
+        XLNetConfig: _xlnet,
+        DebertaConfig: _deberta,
+    },
 )
 
 # heads of an objective besides that of the tokens, which is the encoder's own

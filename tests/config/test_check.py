@@ -358,6 +358,27 @@ def test_xlnet_needs_a_kernel_that_adds_to_scores(load: Load, kernel: str) -> No
         check(load(xlnet, words, "objective={name: sop}"))
 
 
+def test_positions_of_a_deberta_reach_as_far_as_rows(load: Load) -> None:
+    """No weight depends on them, so a phase of longer rows may raise them."""
+    deberta = "model={name: deberta, hidden_size: 64, num_heads: 1}"
+    (line,) = messages(load(deberta, "phases.one={row_tokens: 1024, microbatch_tokens: 2048}"))
+    assert line.startswith(
+        "phases.one.row_tokens=1024 exceeds model.max_positions=512, and a sequence may fill its row."
+    )
+    check(load(deberta, "phases.one={row_tokens: 1024, microbatch_tokens: 2048, model: {max_positions: 1024}}"))
+
+
+def test_a_deberta_has_buckets_for_its_distances(load: Load) -> None:
+    """In every phase; those of version 1 are of one distance each, and are weights."""
+    deberta = "model={name: deberta, hidden_size: 64, num_heads: 1"
+    (line,) = messages(load(deberta + ", buckets: 512, max_distance: 200}"))
+    assert line.startswith("model.max_distance=200 with model.buckets=512: the first 256 distances have a bucket each")
+    (line,) = messages(load(deberta + "}", "phases.one.model={max_distance: 100}"))
+    assert line.startswith("phases.one.model.max_distance=100 with model.buckets=256")
+    (line,) = messages(load(deberta + ", version: v1, buckets: 512}", "phases.one.model={max_distance: 600}"))
+    assert line.startswith("phases.one.model.max_distance=600 with model.buckets=512: version v1 has a vector for each")
+
+
 def test_xlnet_has_as_many_sines_as_cosines(load: Load) -> None:
     (line,) = messages(load("model={name: xlnet, hidden_size: 65, num_heads: 5}"))
     assert line.startswith("model.hidden_size=65: a distance has as many sines as cosines")

@@ -12,11 +12,26 @@ from typing import Any, Protocol
 
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
-from modernbert_train.config.schema import AlbertConfig, BertConfig, ModelConfig, ModernBertConfig, XLNetConfig
+from modernbert_train.config.schema import (
+    AlbertConfig,
+    BertConfig,
+    DebertaConfig,
+    ModelConfig,
+    ModernBertConfig,
+    XLNetConfig,
+)
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats import albert, bert, modernbert, modernbert_decoder, modernbert_tokens, xlnet
+from modernbert_train.weights.formats import (
+    albert,
+    bert,
+    deberta,
+    modernbert,
+    modernbert_decoder,
+    modernbert_tokens,
+    xlnet,
+)
 from modernbert_train.weights.formats.classifiers import KINDS, Classifiers
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, Described, read_object
 from modernbert_train.weights.formats.electra import TOKEN_HEAD, Electra
@@ -71,6 +86,8 @@ FORMATS: dict[str, HubFormat] = {
     "electra": Electra(),
     "albert": albert,
     "xlnet": xlnet,
+    "deberta": deberta,
+    "deberta-v2": deberta,
 }
 
 # class in a config.json -> its format, where it is not that of its model_type
@@ -83,6 +100,7 @@ EXPORTS: dict[tuple[type[ModelConfig], Order], HubFormat] = {
     (BertConfig, "all"): bert,
     (BertConfig, "causal"): bert,
     (AlbertConfig, "all"): albert,  # transformers has no decoder of it
+    (DebertaConfig, "all"): deberta,  # nor of it
     (XLNetConfig, "all"): xlnet,
     (XLNetConfig, "causal"): xlnet,
 }

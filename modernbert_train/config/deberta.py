@@ -1,0 +1,100 @@
+"""The architecture of DeBERTa, as a variant of `model`: its second version, which DeBERTaV3 is too, and the first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from modernbert_train.config.knob import knob
+from modernbert_train.config.model import MOST_LAYERS, MOST_WIDTH, ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DebertaConfig(ModelConfig):
+    """DeBERTa (arXiv 2006.03654, 2111.09543). The defaults are DeBERTaV3-base.
+
+    Only the distance of two tokens counts. Below half of `buckets` each distance has a vector of its own in either
+    direction; from there to `max_distance` they share buckets that widen as its logarithm, and all farther ones share
+    the last. So no sequence is too long for the weights: a phase that extends the context raises `max_positions`, and
+    with `max_distance` as it is shorter texts are computed as before; raised too, the same buckets reach farther.
+    There is no dropout of attention probabilities, see `BertConfig`.
+    """
+
+    name: str = "deberta"
+    # v2: distances pass through the projections of the tokens, in log buckets and with a norm; v1: through two of their
+    # own, one vector for each distance, and the projection of keys has no bias
+    version: Literal["v1", "v2"] = "v2"
+    # rows of the embedding, at least the tokenizer's entries; v1: 50,265
+    vocab_size: int = knob(128100, above=0, high=MOST_WIDTH)
+    # width of the embedding, before a projection to hidden_size; None: hidden_size, as published
+    embedding_size: int | None = knob(None, above=0, high=MOST_WIDTH)
+    hidden_size: int = knob(768, above=0, high=MOST_WIDTH)  # xsmall: 384; large: 1,024
+    num_layers: int = knob(12, above=0, high=MOST_LAYERS)  # small: 6; large: 24
+    num_heads: int = knob(12, above=0, high=MOST_WIDTH)  # xsmall: 6; large: 16; heads are 64 wide in all
+    # width between the two matrices of the feed-forward; xsmall: 1,536; large: 4,096
+    intermediate_size: int = knob(3072, above=0, high=MOST_WIDTH)
+    max_positions: int = knob(512, above=0, high=MOST_WIDTH, phased=True)  # tokens of the longest sequence
+    # vectors of distances in each direction; v1: 512, of one distance each
+    buckets: int = knob(256, above=1, high=MOST_WIDTH)
+    # tokens that are farther count as this far; v1: the same as buckets
+    max_distance: int = knob(512, above=0, high=MOST_WIDTH, phased=True)
+    activation: Literal["gelu", "gelu_tanh"] = "gelu"  # exact (erf)
+    norm_eps: float = knob(1e-7, above=0)
+    # of embeddings, of distances in each layer, after the attention's projection and the feed-forward, in training
+    dropout: float = knob(0.1, low=0, below=1, phased=True)
+    init_std: float = knob(0.02, above=0, training=True)  # of all matrices
+    # truncation, in standard deviations; the published code has none, which differs in one number of 1.7 million
+    init_cutoff: float = knob(5.0, above=0, training=True)
+
+    @property
+    def title(self) -> tuple[str, str | None]:
+        return "DeBERTa", "2006.03654"
+
+    @property
+    def model_type(self) -> str:
+        return "deberta" if self.version == "v1" else "deberta-v2"
+
+    @property
+    def details(self) -> str:
+        return (
+            f"version {self.version}; {self.buckets} vectors of distances in each direction, up to "
+            f"{self.max_distance:,} tokens;\n"
+            f"  activation {self.activation}, dropout {self.dropout:g}, none of attention probabilities"
+        )
+
+    @property
+    def phased_details(self) -> Mapping[str, str]:
+        return {"farthest distance": f"{self.max_distance:,}"}
+
+    @property
+    def embedding_width(self) -> int:
+        return self.embedding_size or self.hidden_size
+
+    @property
+    def distance_rows(self) -> int:
+        """Rows of the table of distances: those ahead, then those behind."""
+        return 2 * self.buckets
+
+    @property
+    def score_bias(self) -> bool:
+        return True
+
+    @property
+    def key_products(self) -> int:
+        """See `ModelConfig`: content with distance, and distance with content, too."""
+        return 4
+
+    def mistakes(self) -> Iterator[str]:
+        """See `ModelConfig`."""
+        if self.version == "v1" and self.max_distance != self.buckets:
+            yield (
+                f"model.max_distance={self.max_distance} with model.buckets={self.buckets}: version v1 has a vector "
+                "for each distance. Set both to the same; published: 512."
+            )
+        if self.version == "v2" and self.max_distance <= self.buckets // 2 + 1:
+            yield (
+                f"model.max_distance={self.max_distance} with model.buckets={self.buckets}: the first "
+                f"{self.buckets // 2} distances have a bucket each, and the others reach farther. Set "
+                f"model.max_distance to {self.buckets // 2 + 2} or more; published: twice the buckets."
+            )

@@ -1,0 +1,306 @@
+"""DeBERTa on packed buffers, top to bottom (arXiv 2006.03654; V3: 2111.09543): content and distance score apart.
+
+A pair's score is content by content, content of the query by the distance, and the distance by content of the key, each
+over sqrt(3 H). There are no absolute positions. A distance has a row in one table that all layers read; `distance_rows`
+says which, and what lies beyond the table has its last row, so that sequences may be longer than any in training. In
+version 2 the rows pass through the very matrix that makes queries and keys, and through a norm before; in version 1
+through two matrices of their own, and keys have no bias.
+
+What distances add is a bias that `sdpa` takes sequence by sequence. While a sequence of n tokens is computed there are
+N n (n + 2 P) numbers besides, P being the rows that its distances have; N n^2 are kept for the backward pass. No T x T
+scores exist. Rows beyond half the buckets serve several keys, whose gradients are added: on GPUs in no fixed order,
+unless a run asks for determinism.
+
+Query, key and value are one matrix, Wqkv: below one another in version 2; head by head in version 1, as its files have
+them. weights/formats/deberta.py translates to transformers' names and back. Not built: the convolution of
+v2-xlarge, dropout of attention probabilities, and the decoder with absolute positions that predicts
+masked tokens in the published training, which transformers has not either.
+
+Shape legend: T packed tokens, P rows of distances, D model width, E width of the embedding, F hidden width, N heads,
+H head width; of one sequence Q queries and K keys, which are as many.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from modernbert_train.batch import Packed
+from modernbert_train.config.schema import ComputeConfig, DebertaConfig
+from modernbert_train.models.attention import Kernel, choose_kernel
+from modernbert_train.models.attention.visible import Visible
+from modernbert_train.models.encoder import Encoder
+from modernbert_train.models.layers import compute_dtype
+
+GELU = {"gelu": "none", "gelu_tanh": "tanh"}  # activation -> torch's name for how it is approximated
+SCORES = 3**-0.5  # three are added
+
+
+def layer_norm(config: DebertaConfig) -> nn.LayerNorm:
+    return nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
+
+
+def distance_rows(config: DebertaConfig, longest: int) -> Tensor:
+    """rows_P: for each distance from 1 - longest to longest - 1, query after key being positive, its row of the table.
+
+    On the host, in fp64: every device has the same. The n-th of B buckets of a direction, n above m = B/2, ends at
+    m (r / m) ^ ((n - m) / (m - 1)) with r = max_distance - 1.
+
+    Source: microsoft/DeBERTa, DeBERTa/deberta/da_utils.py.
+    """
+    distance_P = np.arange(1 - longest, longest)
+    bucket_P = distance_P
+    if config.version == "v2":
+        middle = config.buckets // 2
+        stretch = (middle - 1) / math.log((config.max_distance - 1) / middle)
+        size_P = np.abs(distance_P)
+        # a little less, or the last distance of the last bucket would lie above it by rounding
+        far_P = middle + np.ceil(stretch * np.log(np.maximum(size_P, middle) / middle) - 1e-9)
+        bucket_P = np.where(size_P <= middle, distance_P, np.sign(distance_P) * far_P.astype(np.int64))
+    return torch.from_numpy(np.clip(bucket_P + config.buckets, 0, config.distance_rows - 1))
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where tokens stand in their sequences, shared by all layers of a microbatch.
+
+    Attributes:
+        position_ids_T: positions.
+        rows_P: of `distance_rows`, on the host.
+        found: first token of a sequence -> what `of` made of it.
+    """
+
+    position_ids_T: Tensor
+    rows_P: Tensor
+    found: dict[int, tuple[slice, Tensor]] = field(default_factory=dict)
+
+    def of(self, start: int, end: int) -> tuple[slice, Tensor]:
+        """Of a sequence: the rows of the table that its distances can have; and of each pair, which of them it has."""
+        if start not in self.found:
+            middle = len(self.rows_P) // 2
+            reach = min(end - start - 1, middle)  # query tokens have positions of others, and make no sequence longer
+            rows = self.rows_P[middle - reach : middle + reach + 1]
+            first, last = int(rows[0]), int(rows[-1])
+            place = self.position_ids_T[start:end]
+            by_distance = (rows - first).to(place.device, non_blocking=True)
+            self.found[start] = slice(first, last + 1), by_distance[place[:, None] - place + reach]
+        return self.found[start]
+
+
+@dataclass(frozen=True)
+class DisentangledScores:
+    """A `ScoreBias`: what distances add to the scores of a layer.
+
+    Attributes:
+        places: of the tokens.
+        queries_TNH, keys_TNH: of tokens.
+        distance_queries_PNH, distance_keys_PNH: of all rows of the table.
+    """
+
+    places: Places
+    queries_TNH: Tensor
+    keys_TNH: Tensor
+    distance_queries_PNH: Tensor
+    distance_keys_PNH: Tensor
+
+    def __call__(self, start: int, end: int) -> Tensor:
+        rows, row_QK = self.places.of(start, end)
+        to_distance_NQP = _products(self.queries_TNH[start:end], self.distance_keys_PNH[rows])
+        from_distance_NKP = _products(self.keys_TNH[start:end], self.distance_queries_PNH[rows])
+        heads = to_distance_NQP.shape[0]
+        to_distance_NQK = to_distance_NQP.gather(2, row_QK.expand(heads, -1, -1))
+        from_distance_NKQ = from_distance_NKP.gather(2, row_QK.t().expand(heads, -1, -1))
+        return (to_distance_NQK + from_distance_NKQ.transpose(1, 2)) * self.queries_TNH.shape[-1] ** -0.5
+
+
+def _products(x_QNH: Tensor, of_PNH: Tensor) -> Tensor:
+    return x_QNH.transpose(0, 1) @ of_PNH.permute(1, 2, 0)
+
+
+class Embeddings(nn.Module):
+    """A token's vector, of width E; norm and dropout follow its projection, which a generator may have of its own."""
+
+    def __init__(self, config: DebertaConfig) -> None:
+        super().__init__()
+        self.tok_embeddings = nn.Embedding(config.vocab_size, config.embedding_width)
+
+    def forward(self, packed: Packed) -> Tensor:
+        words_TE: Tensor = self.tok_embeddings(packed.input_ids_T)
+        return words_TE
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention of version 2, with biases; dropout of distances, and after the output projection."""
+
+    stacked: ClassVar = {"Wqkv": 3}  # matrices that lie one below another in a weight; optim/groups.py reads it
+
+    def __init__(self, config: DebertaConfig) -> None:
+        super().__init__()
+        self.split = (config.num_heads, config.head_size)
+        self.Wqkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.version == "v2")
+        self.Wo = nn.Linear(config.hidden_size, config.hidden_size)
+        self.distance_dropout = nn.Dropout(config.dropout)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def of_tokens(self, x_TD: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values, [T, N, H] each."""
+        return self.Wqkv(x_TD).unflatten(-1, (3, *self.split)).unbind(1)
+
+    def of_distances(self, table_PD: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys, [P, N, H] each."""
+        queries_PNH, keys_PNH, _ = self.of_tokens(table_PD)
+        return queries_PNH, keys_PNH
+
+    def forward(self, x_TD: Tensor, table_PD: Tensor, places: Places, kernel: Kernel, layout: Any) -> Tensor:
+        q_TNH, k_TNH, v_TNH = self.of_tokens(x_TD)
+        q_PNH, k_PNH = self.of_distances(self.distance_dropout(table_PD))
+        q_TNH, q_PNH = q_TNH * SCORES, q_PNH * SCORES
+        bias = DisentangledScores(places, q_TNH, k_TNH, q_PNH, k_PNH)
+        out_TNH = kernel.attend(q_TNH, k_TNH, v_TNH, layout, False, bias)
+        return self.dropout(self.Wo(out_TNH.flatten(1)))
+
+
+class FirstAttention(Attention):
+    """That of version 1: Wqkv has query, key and value of a head below one another, then those of the next."""
+
+    stacked: ClassVar = {}
+
+    def __init__(self, config: DebertaConfig) -> None:
+        super().__init__(config)
+        width = config.hidden_size
+        self.query, self.value = Bias(width), Bias(width)
+        self.Wquery = nn.Linear(width, width)  # of distances
+        self.Wkey = nn.Linear(width, width, bias=False)
+
+    def of_tokens(self, x_TD: Tensor) -> tuple[Tensor, ...]:
+        """See `Attention`."""
+        heads, width = self.split
+        q_TNH, k_TNH, v_TNH = self.Wqkv(x_TD).unflatten(-1, (heads, 3, width)).unbind(2)
+        return self.query(q_TNH), k_TNH, self.value(v_TNH)
+
+    def of_distances(self, table_PD: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Attention`."""
+        return self.Wquery(table_PD).unflatten(-1, self.split), self.Wkey(table_PD).unflatten(-1, self.split)
+
+
+class Bias(nn.Module):
+    """A vector that is added to the heads of each token."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.empty(width))
+
+    def forward(self, x_TNH: Tensor) -> Tensor:
+        return x_TNH + self.bias.to(x_TNH.dtype).view(x_TNH.shape[1:])
+
+
+class FeedForward(nn.Module):
+    """Two matrices with biases, GELU between them, dropout after them."""
+
+    def __init__(self, config: DebertaConfig) -> None:
+        super().__init__()
+        self.approximate = GELU[config.activation]
+        self.Wi = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.Wo = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return self.dropout(self.Wo(F.gelu(self.Wi(x_TD), approximate=self.approximate)))
+
+
+class EncoderLayer(nn.Module):
+    """Post-norm: norm(x + attn(x)), then norm(x + mlp(x))."""
+
+    def __init__(self, config: DebertaConfig) -> None:
+        super().__init__()
+        self.attn = (FirstAttention if config.version == "v1" else Attention)(config)
+        self.attn_norm = layer_norm(config)
+        self.mlp = FeedForward(config)
+        self.mlp_norm = layer_norm(config)
+
+    def forward(self, x_TD: Tensor, table_PD: Tensor, places: Places, kernel: Kernel, layout: Any) -> Tensor:
+        x_TD = self.attn_norm(x_TD + self.attn(x_TD, table_PD, places, kernel, layout))
+        return self.mlp_norm(x_TD + self.mlp(x_TD))
+
+
+class Deberta(Encoder):
+    """Embeddings, the table of distances, and layers; the last layer's norm is the last thing."""
+
+    def __init__(self, config: DebertaConfig, compute: ComputeConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.compute = compute
+        self.embeddings = Embeddings(config)
+        self.projection: nn.Module = nn.Identity()
+        if config.embedding_width != config.hidden_size:
+            self.projection = nn.Linear(config.embedding_width, config.hidden_size, bias=False)
+        self.norm = layer_norm(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.distances = nn.Embedding(config.distance_rows, config.hidden_size)
+        self.distance_norm = layer_norm(config) if config.version == "v2" else nn.Identity()
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_layers))
+
+    def embedding(self) -> nn.Parameter:
+        """See `Encoder`."""
+        return self.embeddings.get_parameter("tok_embeddings.weight")
+
+    def prediction_head(self) -> nn.Module:
+        """See `Encoder`."""
+        return PredictionHead(self.config, self.embedding().shape[1])
+
+    def set_phase(self, model: DebertaConfig) -> None:
+        """See `Encoder`: a phase may have another dropout, and other distances."""
+        self.config = model
+        for module in self.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = model.dropout
+
+    def forward(self, packed: Packed) -> Tensor:
+        """See `Encoder`. On a GPU `sdpa` waits for the device once, see there.
+
+        Raises:
+            ValueError: sequences may be longer than `max_positions`.
+        """
+        if packed.max_seqlen > self.config.max_positions:
+            raise ValueError(
+                f"sequences of up to {packed.max_seqlen} tokens, but model.max_positions={self.config.max_positions}. "
+                "Raise it, in the phase too; it changes no weights."
+            )
+        hidden_TD = self.dropout(self.norm(self.projection(self.embeddings(packed))))
+        device, dtype, order = hidden_TD.device, compute_dtype(hidden_TD), packed.order
+        name = self.compute.global_attention or self.compute.attention  # all layers are global
+        key = "compute.global_attention" if self.compute.global_attention else "compute.attention"
+        kernel = choose_kernel(name, device, dtype, key, order, bias=True)
+        layout = kernel.prepare(packed, Visible(order=order))
+        places = Places(packed.position_ids_T, distance_rows(self.config, packed.max_seqlen))
+        table_PD = self.distance_norm(self.distances.weight)
+        recompute = self.compute.activation_checkpointing and torch.is_grad_enabled()
+        for layer in self.layers:
+            inputs = (hidden_TD, table_PD, places, kernel, layout)
+            hidden_TD = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
+        return hidden_TD
+
+
+class PredictionHead(nn.Module):
+    """norm(gelu(dense(h))), with biases, in the width of the embedding, which the decoder is tied to.
+
+    Args:
+        config: the encoder's.
+        width: E.
+    """
+
+    def __init__(self, config: DebertaConfig, width: int) -> None:
+        super().__init__()
+        self.approximate = GELU[config.activation]
+        self.dense = nn.Linear(config.hidden_size, width)
+        self.norm = nn.LayerNorm(width, eps=config.norm_eps)
+
+    def forward(self, hidden_MD: Tensor) -> Tensor:
+        return self.norm(F.gelu(self.dense(hidden_MD), approximate=self.approximate))

@@ -1,0 +1,215 @@
+"""DeBERTa as transformers names and describes it: version 2, of which V3 is, as deberta-v2, and version 1 as deberta.
+
+Query, key and value are one matrix here, in version 1 there too; nothing else is changed, so that both ways keep every
+bit. Released files of V3 name no class, and have the head under the name that transformers gives it with legacy=false;
+it is written under the other, which every release of transformers reads. What they have besides it, the discriminator's
+head and the absolute positions of the published training, is not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Literal
+
+from modernbert_train.config.deberta import DebertaConfig
+from modernbert_train.config.objective import Order
+from modernbert_train.config.read import shown
+from modernbert_train.core.version import __version__
+from modernbert_train.errors import DataError
+from modernbert_train.vocabulary import Vocabulary
+from modernbert_train.weights.formats.config_json import Described, number_under
+
+# model_type -> version, and the class of what predicts masked tokens
+VERSIONS: dict[str, tuple[Literal["v1", "v2"], str]] = {
+    "deberta": ("v1", "DebertaForMaskedLM"),
+    "deberta-v2": ("v2", "DebertaV2ForMaskedLM"),
+}
+ARCHITECTURE = "DebertaV2ForMaskedLM"
+
+# What the configuration can say and this encoder does not do otherwise: value, and what a file without the key means.
+FIXED: dict[str, tuple[Any, Any]] = {
+    "relative_attention": (True, False),
+    "position_biased_input": (False, True),
+    "type_vocab_size": (0, 0),
+    "tie_word_embeddings": (True, True),
+    "talking_head": (False, False),
+    "conv_kernel_size": (0, 0),
+}
+# The same, of version 2 alone.
+FIXED_V2: dict[str, tuple[Any, Any]] = {"share_att_key": (True, False), "norm_rel_ebd": ("layer_norm", "none")}
+POSITIONS = ("c2p", "p2c")  # what pos_att_type says, in any order, also joined by |
+
+# DebertaConfig -> config.json, where one number is one key.
+KEYS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "max_positions": "max_position_embeddings",
+    "norm_eps": "layer_norm_eps",
+    "init_std": "initializer_range",
+}
+# transformers' defaults, where they are not ours: those of v2-xlarge, and of the first base
+_DEFAULTS: dict[str, dict[str, int]] = {
+    "v1": {"vocab_size": 50265},
+    "v2": {"hidden_size": 1536, "num_hidden_layers": 24, "num_attention_heads": 24, "intermediate_size": 6144},
+}
+
+# config.json's names for the two functions -> ours; the first of each is the one that is written
+ACTIVATIONS: dict[str, Literal["gelu", "gelu_tanh"]] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+# of a layer here -> there
+_LAYER = {
+    "attn.Wqkv": ("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"),
+    "attn.Wo": ("attention.output.dense",),
+    "attn_norm": ("attention.output.LayerNorm",),
+    "mlp.Wi": ("intermediate.dense",),
+    "mlp.Wo": ("output.dense",),
+    "mlp_norm": ("output.LayerNorm",),
+}
+_LAYER_V1 = _LAYER | {
+    "attn.Wqkv": ("attention.self.in_proj",),
+    "attn.Wkey": ("attention.self.pos_proj",),
+    "attn.Wquery": ("attention.self.pos_q_proj",),
+}
+_BIASES_V1 = {"attn.query.bias": "attention.self.q_bias", "attn.value.bias": "attention.self.v_bias"}
+_OUTSIDE = {
+    "model.embeddings.tok_embeddings": "deberta.embeddings.word_embeddings",
+    "model.projection": "deberta.embeddings.embed_proj",
+    "model.norm": "deberta.embeddings.LayerNorm",
+    "model.distances": "deberta.encoder.rel_embeddings",
+    "model.distance_norm": "deberta.encoder.LayerNorm",
+    "head.dense": "cls.predictions.transform.dense",
+    "head.norm": "cls.predictions.transform.LayerNorm",
+    "decoder": "cls.predictions",
+}
+_EMBEDDING = "deberta.embeddings.word_embeddings.weight"
+_COPIES = {
+    "cls.predictions.decoder.weight": _EMBEDDING,
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+    "lm_predictions.lm_head.weight": _EMBEDDING,
+    "lm_predictions.lm_head.bias": "cls.predictions.bias",
+}
+_OTHER_HEAD = "lm_predictions.lm_head."
+_UNREAD = ("mask_predictions.", "deberta.embeddings.position_embeddings.", "deberta.embeddings.position_ids")
+
+
+def theirs(name: str, config: DebertaConfig) -> tuple[str, ...]:
+    """See `HubFormat`."""
+    module, _, end = name.rpartition(".")
+    if not name.startswith("model.layers."):
+        return (f"{_OUTSIDE[module]}.{end}",) if module in _OUTSIDE else ()
+    number, _, part = name.removeprefix("model.layers.").partition(".")
+    layer = f"deberta.encoder.layer.{number}"
+    if part in _BIASES_V1:
+        return (f"{layer}.{_BIASES_V1[part]}",)
+    names = (_LAYER_V1 if config.version == "v1" else _LAYER)[part.rpartition(".")[0]]
+    return tuple(f"{layer}.{each}.{end}" for each in names)
+
+
+def today(name: str) -> str | None:
+    """See `HubFormat`."""
+    if name.startswith(_UNREAD):
+        return None
+    if name in _COPIES:
+        return _COPIES[name]
+    if name.startswith(_OTHER_HEAD):
+        return name.replace(_OTHER_HEAD, "cls.predictions.transform.", 1)
+    return name
+
+
+def describe(
+    config: DebertaConfig, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
+) -> dict[str, Any]:
+    """See `HubFormat`. Distances beyond `max_relative_positions` are one, so `max_position_embeddings` may be more."""
+    fixed = FIXED if config.version == "v1" else FIXED | FIXED_V2
+    return {
+        "architectures": [VERSIONS[config.model_type][1]],
+        "model_type": config.model_type,
+        "exported_by": f"modernbert_train {__version__}",
+        "dtype": "float32",
+        **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
+        **{key: value for key, (value, _) in fixed.items()},
+        "pos_att_type": list(POSITIONS),
+        "position_buckets": -1 if config.version == "v1" else config.buckets,
+        "max_relative_positions": config.max_distance,
+        "embedding_size": config.embedding_width,
+        "hidden_act": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation),
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": 0.0,
+        "legacy": True,
+        "pad_token_id": vocabulary.pad_id,
+        "bos_token_id": vocabulary.cls_id,
+        "eos_token_id": vocabulary.sep_id,
+    }
+
+
+def read(raw: dict[str, Any], where: str) -> Described:
+    """See `HubFormat`. Dropout of attention probabilities is not taken over: it concerns training alone, and there is
+    none here."""
+    kind, named = raw.get("model_type"), raw.get("architectures")
+    if not isinstance(kind, str) or kind not in VERSIONS or named not in (None, [], [VERSIONS[kind][1]]):
+        choices = " or ".join(f"model_type={kind} with {name}" for kind, (_, name) in VERSIONS.items())
+        raise DataError(
+            f"{where}: model_type={shown(kind)}, architectures={shown(named)}; only {choices}, or no architectures, "
+            "can be read. Name such a model."
+        )
+    version = VERSIONS[kind][0]
+    for key, (value, missing) in (FIXED if version == "v1" else FIXED | FIXED_V2).items():
+        if (said := raw.get(key) if raw.get(key) is not None else missing) != value:
+            raise DataError(f"{where}: {key}={shown(said)}; this encoder only knows {value}. Name another model.")
+    kinds = raw.get("pos_att_type")
+    kinds = [each.strip() for each in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
+    if not isinstance(kinds, list) or sorted(map(str, kinds)) != [*POSITIONS]:
+        raise DataError(
+            f"{where}: pos_att_type={shown(raw.get('pos_att_type'))}; this encoder only knows both of "
+            f"{', '.join(POSITIONS)}. Name another model."
+        )
+    activation = raw.get("hidden_act", "gelu")
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        raise DataError(
+            f"{where}: hidden_act={shown(activation)}; this encoder only knows {', '.join(ACTIVATIONS)}. Name another "
+            "model."
+        )
+    config = _numbers(raw, version, ACTIVATIONS[activation], where)
+    if config.hidden_size % config.num_heads:
+        raise DataError(
+            f"{where}: hidden_size={config.hidden_size} is not a multiple of num_attention_heads={config.num_heads}. "
+            "Restore the file from a copy."
+        )
+    if raw.get("attention_head_size", config.head_size) != config.head_size:
+        raise DataError(
+            f"{where}: attention_head_size={shown(raw['attention_head_size'])}; with these heads this encoder only "
+            f"knows {config.head_size}. Name another model."
+        )
+    if wrong := next(config.mistakes(), None):
+        raise DataError(f"{where}: {wrong} Here it is max_relative_positions and position_buckets.")
+    return Described(config, config.max_positions, "all")
+
+
+def _numbers(
+    raw: dict[str, Any], version: Literal["v1", "v2"], activation: Literal["gelu", "gelu_tanh"], where: str
+) -> DebertaConfig:
+    """The architecture by the numbers of a config.json; a number of distances below 1 means as many as positions."""
+    raw = {**_DEFAULTS[version], **{key: value for key, value in raw.items() if value is not None}}
+    numbers: dict[str, Any] = {
+        ours: number_under(raw, theirs, getattr(DebertaConfig, ours), where) for ours, theirs in KEYS.items()
+    }
+    distance = int(number_under(raw, "max_relative_positions", -1, where, least=-1))
+    distance = numbers["max_positions"] if distance < 1 else distance
+    buckets = distance if version == "v1" else int(number_under(raw, "position_buckets", -1, where, least=2))
+    width = int(number_under(raw, "embedding_size", int(numbers["hidden_size"]), where))
+    return DebertaConfig(
+        version=version,
+        **numbers,
+        max_distance=distance,
+        buckets=buckets,
+        embedding_size=None if width == numbers["hidden_size"] else width,
+        activation=activation,
+        dropout=float(number_under(raw, "hidden_dropout_prob", DebertaConfig.dropout, where, least=0.0, most=0.999)),
+    )
