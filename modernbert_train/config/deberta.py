@@ -81,6 +81,11 @@ class DebertaConfig(ModelConfig):
         return True
 
     @property
+    def token_head_vectors(self) -> int:
+        """See `ModelConfig`: a bias, and a norm with one."""
+        return 3
+
+    @property
     def key_products(self) -> int:
         """See `ModelConfig`: content with distance, and distance with content, too."""
         return 4

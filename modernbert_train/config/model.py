@@ -107,6 +107,11 @@ class ModelConfig:
         return False
 
     @property
+    def token_head_vectors(self) -> int:
+        """Vectors of the model's width in the head that tells replaced tokens: a bias or a norm's weight."""
+        return 1
+
+    @property
     def key_products(self) -> int:
         """Products of the model's width that attention makes of a token and each that it sees: score, weighted sum."""
         return 2

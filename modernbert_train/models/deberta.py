@@ -26,7 +26,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -55,16 +54,16 @@ def distance_rows(config: DebertaConfig, longest: int) -> Tensor:
 
     Source: microsoft/DeBERTa, DeBERTa/deberta/da_utils.py.
     """
-    distance_P = np.arange(1 - longest, longest)
+    distance_P = torch.arange(1 - longest, longest, device="cpu")
     bucket_P = distance_P
     if config.version == "v2":
         middle = config.buckets // 2
         stretch = (middle - 1) / math.log((config.max_distance - 1) / middle)
-        size_P = np.abs(distance_P)
+        size_P = distance_P.abs()
         # a little less, or the last distance of the last bucket would lie above it by rounding
-        far_P = middle + np.ceil(stretch * np.log(np.maximum(size_P, middle) / middle) - 1e-9)
-        bucket_P = np.where(size_P <= middle, distance_P, np.sign(distance_P) * far_P.astype(np.int64))
-    return torch.from_numpy(np.clip(bucket_P + config.buckets, 0, config.distance_rows - 1))
+        steps_P = (stretch * (size_P.double() / middle).clamp(min=1).log() - 1e-9).ceil().long()
+        bucket_P = torch.where(size_P <= middle, distance_P, distance_P.sign() * (middle + steps_P))
+    return (bucket_P + config.buckets).clamp(0, config.distance_rows - 1)
 
 
 @dataclass(frozen=True)
@@ -255,6 +254,16 @@ class Deberta(Encoder):
         """See `Encoder`."""
         return PredictionHead(self.config, self.embedding().shape[1])
 
+    def token_head(self) -> nn.Module:
+        """See `Encoder`; DeBERTaV3's."""
+        return TokenHead(self.config)
+
+    def token_states(self, hidden_TD: Tensor, packed: Packed) -> Tensor:
+        """See `Encoder`: the state of its sequence's first token is added to each."""
+        place_T = torch.arange(len(hidden_TD), device=hidden_TD.device)
+        sequence_T = torch.searchsorted(packed.cu_seqlens_S[1:].contiguous(), place_T, right=True)
+        return hidden_TD + hidden_TD[packed.cu_seqlens_S[sequence_T].long()]
+
     def set_phase(self, model: DebertaConfig) -> None:
         """See `Encoder`: a phase may have another dropout, and other distances."""
         self.config = model
@@ -286,6 +295,19 @@ class Deberta(Encoder):
             inputs = (hidden_TD, table_PD, places, kernel, layout)
             hidden_TD = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
         return hidden_TD
+
+
+class TokenHead(nn.Module):
+    """gelu(dense(norm(h))), with biases; h is of `Deberta.token_states`."""
+
+    def __init__(self, config: DebertaConfig) -> None:
+        super().__init__()
+        self.approximate = GELU[config.activation]
+        self.norm = layer_norm(config)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, hidden_TD: Tensor) -> Tensor:
+        return F.gelu(self.dense(self.norm(hidden_TD)), approximate=self.approximate)
 
 
 class PredictionHead(nn.Module):

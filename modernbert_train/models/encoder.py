@@ -55,6 +55,10 @@ class Encoder(nn.Module):
         """What stands between a hidden state and a class of its token, new: [T, D] -> [T, D]."""
         return TokenHead(self.config.hidden_size)
 
+    def token_states(self, hidden_TD: Tensor, packed: Packed) -> Tensor:
+        """What that head reads of final hidden states: them."""
+        return hidden_TD
+
     @abstractmethod
     def set_phase(self, model: Any) -> None:
         """Go on with the architecture as it is in a phase: other values of its `phased` fields; before every step."""

@@ -206,7 +206,8 @@ class ForReplacedTokens(Discriminator):
         original_T = _put(masked.input_ids_T, positions_M, labels_M, labels_M)
         read_T = _put(original_T, positions_M, labels_M, drawn_M)
         replaced_T, is_token_T = read_T != original_T, targets[TOKENS].bool()
-        logits_T = self.logits(self.encode(replace(masked, input_ids_T=read_T))).float()
+        hidden_TD = self.encode(replace(masked, input_ids_T=read_T))
+        logits_T = self.logits(self.model.token_states(hidden_TD, masked)).float()
         losses_T = F.binary_cross_entropy_with_logits(logits_T, replaced_T.float(), reduction="none")
         losses = {**tokens.losses, "rtd": losses_T.masked_fill(~is_token_T, 0.0).sum()}
         if not figures:

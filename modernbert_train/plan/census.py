@@ -294,12 +294,12 @@ def _pair(model: ModelConfig) -> tuple[Matrix, ...]:
 
 
 def _replaced(model: ModelConfig) -> tuple[Matrix, ...]:
-    """See `TokenClass` of models/replaced.py; its transform is the encoder's, with a bias or a norm."""
+    """See `TokenClass` of models/replaced.py; its transform is the encoder's."""
     width = model.hidden_size
     return (
         Matrix(width, width, "head", uses=1, head="replaced"),
         Matrix(1, width, "head", uses=1, head="replaced"),
-        Matrix(width, 1, "head", head="replaced"),
+        Matrix(width, 1, "head", model.token_head_vectors, head="replaced"),
         Matrix(1, 1, "head", head="replaced"),
     )
 

@@ -106,7 +106,11 @@ EXPORTS: dict[tuple[type[ModelConfig], Order], HubFormat] = {
 }
 
 # architecture of what was trained to tell replaced tokens -> its format, and that of its generator
-DISCRIMINATORS: dict[type[ModelConfig], HubFormat] = {ModernBertConfig: modernbert_tokens, BertConfig: Electra()}
+DISCRIMINATORS: dict[type[ModelConfig], HubFormat] = {
+    ModernBertConfig: modernbert_tokens,
+    BertConfig: Electra(),
+    DebertaConfig: deberta,
+}
 
 
 def format_of(raw: dict[str, Any], where: str) -> HubFormat:

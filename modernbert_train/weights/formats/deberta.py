@@ -2,8 +2,8 @@
 
 Query, key and value are one matrix here, in version 1 there too; nothing else is changed, so that both ways keep every
 bit. Released files of V3 name no class, and have the head under the name that transformers gives it with legacy=false;
-it is written under the other, which every release of transformers reads. What they have besides it, the discriminator's
-head and the absolute positions of the published training, is not read.
+it is written under the other, which every release of transformers reads. A discriminator's head, which transformers has
+no class for, has the names of the released files too. The absolute positions of the published training are not read.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from modernbert_train.core.version import __version__
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats.config_json import Described, number_under
+from modernbert_train.weights.formats.electra import TOKEN_HEAD
 
 # model_type -> version, and the class of what predicts masked tokens
 VERSIONS: dict[str, tuple[Literal["v1", "v2"], str]] = {
     "deberta": ("v1", "DebertaForMaskedLM"),
     "deberta-v2": ("v2", "DebertaV2ForMaskedLM"),
 }
-ARCHITECTURE = "DebertaV2ForMaskedLM"
+DISCRIMINATORS = {"v1": "DebertaModel", "v2": "DebertaV2Model"}
 
 # What the configuration can say and this encoder does not do otherwise: value, and what a file without the key means.
 FIXED: dict[str, tuple[Any, Any]] = {
@@ -87,6 +88,9 @@ _OUTSIDE = {
     "head.dense": "cls.predictions.transform.dense",
     "head.norm": "cls.predictions.transform.LayerNorm",
     "decoder": "cls.predictions",
+    f"{TOKEN_HEAD}.transform.norm": "mask_predictions.LayerNorm",
+    f"{TOKEN_HEAD}.transform.dense": "mask_predictions.dense",
+    f"{TOKEN_HEAD}.classifier": "mask_predictions.classifier",
 }
 _EMBEDDING = "deberta.embeddings.word_embeddings.weight"
 _COPIES = {
@@ -96,7 +100,7 @@ _COPIES = {
     "lm_predictions.lm_head.bias": "cls.predictions.bias",
 }
 _OTHER_HEAD = "lm_predictions.lm_head."
-_UNREAD = ("mask_predictions.", "deberta.embeddings.position_embeddings.", "deberta.embeddings.position_ids")
+_UNREAD = ("deberta.embeddings.position_embeddings.", "deberta.embeddings.position_ids")
 
 
 def theirs(name: str, config: DebertaConfig) -> tuple[str, ...]:
@@ -128,8 +132,9 @@ def describe(
 ) -> dict[str, Any]:
     """See `HubFormat`. Distances beyond `max_relative_positions` are one, so `max_position_embeddings` may be more."""
     fixed = FIXED if config.version == "v1" else FIXED | FIXED_V2
+    told = TOKEN_HEAD in modules
     return {
-        "architectures": [VERSIONS[config.model_type][1]],
+        "architectures": [DISCRIMINATORS[config.version] if told else VERSIONS[config.model_type][1]],
         "model_type": config.model_type,
         "exported_by": f"modernbert_train {__version__}",
         "dtype": "float32",
@@ -153,13 +158,13 @@ def read(raw: dict[str, Any], where: str) -> Described:
     """See `HubFormat`. Dropout of attention probabilities is not taken over: it concerns training alone, and there is
     none here."""
     kind, named = raw.get("model_type"), raw.get("architectures")
-    if not isinstance(kind, str) or kind not in VERSIONS or named not in (None, [], [VERSIONS[kind][1]]):
-        choices = " or ".join(f"model_type={kind} with {name}" for kind, (_, name) in VERSIONS.items())
+    version, predicts = VERSIONS.get(kind, (None, "")) if isinstance(kind, str) else (None, "")
+    if version is None or named not in (None, [], [predicts], [DISCRIMINATORS[version]]):
+        choices = " or ".join(f"model_type={k} with {n} or {DISCRIMINATORS[v]}" for k, (v, n) in VERSIONS.items())
         raise DataError(
             f"{where}: model_type={shown(kind)}, architectures={shown(named)}; only {choices}, or no architectures, "
             "can be read. Name such a model."
         )
-    version = VERSIONS[kind][0]
     for key, (value, missing) in (FIXED if version == "v1" else FIXED | FIXED_V2).items():
         if (said := raw.get(key) if raw.get(key) is not None else missing) != value:
             raise DataError(f"{where}: {key}={shown(said)}; this encoder only knows {value}. Name another model.")
@@ -189,7 +194,7 @@ def read(raw: dict[str, Any], where: str) -> Described:
         )
     if wrong := next(config.mistakes(), None):
         raise DataError(f"{where}: {wrong} Here it is max_relative_positions and position_buckets.")
-    return Described(config, config.max_positions, "all")
+    return Described(config, config.max_positions, "all", detects=named == [DISCRIMINATORS[version]])
 
 
 def _numbers(

@@ -1,0 +1,175 @@
+"""DeBERTa as transformers writes it, and as it was released. A bit that is lost here makes another model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+import yaml
+from safetensors.torch import load_file
+from torch import Tensor
+
+from benchmarks.batches import lay_out
+from modernbert_train.__main__ import main
+from modernbert_train.config.schema import DebertaConfig, MaskedLmConfig
+from modernbert_train.errors import DataError
+from modernbert_train.models.build import build_model
+from modernbert_train.models.init import initialize
+from modernbert_train.models.masked_lm import ForMaskedLM
+from modernbert_train.models.replaced import Discriminator
+from modernbert_train.weights.formats import deberta
+from modernbert_train.weights.formats.tensors import from_hf, to_hf
+from tests.weights.formats.test_bert import VOCABULARY, assert_equal
+
+V2 = DebertaConfig(
+    vocab_size=64, hidden_size=32, num_layers=2, num_heads=4, intermediate_size=48, max_positions=40, buckets=8,
+    max_distance=16, dropout=0.2,
+)  # fmt: skip
+V1 = replace(V2, version="v1", buckets=16)
+NARROW = replace(V2, embedding_size=16, activation="gelu_tanh")
+BOTH = pytest.mark.parametrize("config", [V2, V1, NARROW], ids=["v2", "v1", "narrow"])
+# config.json of microsoft/deberta-v3-base
+RELEASED: dict[str, Any] = {
+    "model_type": "deberta-v2", "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
+    "hidden_size": 768, "initializer_range": 0.02, "intermediate_size": 3072, "max_position_embeddings": 512,
+    "relative_attention": True, "position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True,
+    "pos_att_type": "p2c|c2p", "layer_norm_eps": 1e-7, "max_relative_positions": -1, "position_biased_input": False,
+    "num_attention_heads": 12, "num_hidden_layers": 12, "type_vocab_size": 0, "vocab_size": 128100,
+}  # fmt: skip
+
+
+def random(model: Any, config: DebertaConfig) -> Any:
+    initialize(model, config, seed=1)
+    generator = torch.Generator().manual_seed(2)
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def built(config: DebertaConfig) -> ForMaskedLM:
+    model: ForMaskedLM = random(build_model(config, MaskedLmConfig()), config)
+    return model
+
+
+def described(config: DebertaConfig = V2, *modules: str) -> dict[str, Any]:
+    return deberta.describe(config, "all", modules or ("model", "head", "decoder"), 40, VOCABULARY)
+
+
+def theirs(config: DebertaConfig) -> tuple[Any, Any]:
+    if config.version == "v1":
+        return transformers.DebertaForMaskedLM, transformers.DebertaConfig
+    return transformers.DebertaV2ForMaskedLM, transformers.DebertaV2Config
+
+
+@BOTH
+def test_what_transformers_saves_comes_back_from_us_bit_by_bit(tmp_path: Path, config: DebertaConfig) -> None:
+    """Import and export of a model that began there; its config.json as it writes it again too."""
+    model, settings = theirs(config)
+    model(settings(**described(config))).save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    for raw in (json.loads((tmp_path / "config.json").read_text()), described(config)):
+        assert deberta.read(raw, "config.json")[:4] == (config, 40, "all", False)
+    weights = from_hf(deberta, stored, config, "file")
+    assert_equal(to_hf(deberta, weights, config), stored)
+    build_model(config, MaskedLmConfig()).load_state_dict(weights, strict=True)
+
+
+@BOTH
+def test_there_and_back_keeps_every_bit(config: DebertaConfig) -> None:
+    """Under the names of released files too, whose head is called otherwise and which have positions of no use here."""
+    weights = built(config).state_dict()
+    there = to_hf(deberta, weights, config)
+    assert_equal(from_hf(deberta, there, config, "file"), weights)
+    released = {"deberta.embeddings.position_embeddings.weight": torch.ones(40, 32)}
+    for name, tensor in there.items():
+        name = name.replace("cls.predictions.transform.", "lm_predictions.lm_head.")
+        released[name.replace("cls.predictions.bias", "lm_predictions.lm_head.bias")] = tensor
+    assert "lm_predictions.lm_head.LayerNorm.weight" in released and "lm_predictions.lm_head.bias" in released
+    assert_equal(from_hf(deberta, released, config, "file"), weights)
+
+
+def test_the_configs_of_released_models_are_read() -> None:
+    """V3-base has our defaults; its sizes; and the first base, whose distances are as many as its positions."""
+    assert deberta.read(RELEASED, "file")[:4] == (DebertaConfig(), 512, "all", False)
+    small = {"num_hidden_layers": 6}
+    xsmall = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
+    assert deberta.read(RELEASED | small, "file").model == DebertaConfig(num_layers=6)
+    assert deberta.read(RELEASED | xsmall, "file").model == DebertaConfig(
+        hidden_size=384, num_heads=6, intermediate_size=1536
+    )
+    first = {"model_type": "deberta", "vocab_size": 50265, "pos_att_type": "c2p|p2c"}
+    dropped = ("position_buckets", "norm_rel_ebd", "share_att_key")
+    raw = {key: value for key, value in (RELEASED | first).items() if key not in dropped}
+    assert deberta.read(raw, "file").model == DebertaConfig(version="v1", vocab_size=50265, buckets=512)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["DebertaV2ForQuestionAnswering"]}, "only model_type=deberta with DebertaForMaskedLM or"),
+        ({"conv_kernel_size": 3}, "conv_kernel_size=3; this encoder only knows 0"),  # v2-xlarge
+        ({"share_att_key": False}, "share_att_key=False"),
+        ({"norm_rel_ebd": None}, "norm_rel_ebd='none'"),
+        ({"position_biased_input": None}, "position_biased_input=True"),
+        ({"relative_attention": False}, "relative_attention=False"),
+        ({"type_vocab_size": 2}, "type_vocab_size=2"),
+        ({"pos_att_type": "c2p"}, "pos_att_type='c2p'; this encoder only knows both of c2p, p2c"),
+        ({"position_buckets": None}, "position_buckets=-1, not a whole number from 2"),
+        ({"position_buckets": 256, "max_relative_positions": 100}, r"max_distance=100 with model\.buckets=256"),
+        ({"hidden_act": "relu"}, "hidden_act='relu'"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000"),
+        ({"hidden_size": 33, "embedding_size": None}, "hidden_size=33 is not a multiple of num_attention_heads=4"),
+        ({"attention_head_size": 16}, "attention_head_size=16"),
+    ],
+)
+def test_another_architecture_is_refused(changes: dict[str, Any], message: str) -> None:
+    """Its weights might even load, and mean something else."""
+    with pytest.raises(DataError, match=f"^there: .*{message}"):
+        deberta.read(described() | changes, "there")
+
+
+@pytest.mark.parametrize("odd", [None, [], {}, "x", True, -1, 0, 1e300, float("nan"), 10**30], ids=repr)
+def test_no_value_of_any_key_ends_in_a_traceback(odd: Any) -> None:
+    """Whatever a fetched file says, it is read or refused."""
+    for key in described():
+        with contextlib.suppress(DataError):
+            assert isinstance(deberta.read(described() | {key: odd}, "there").model, DebertaConfig)
+
+
+def test_import_config_makes_a_run_of_a_released_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(RELEASED))
+    assert main(["import-config", str(tmp_path / "config.json")]) == 0
+    ours = yaml.safe_load(capsys.readouterr().out)
+    assert DebertaConfig(**ours["model"]) == DebertaConfig() and ours["objective"] == {"name": "mlm"}
+
+
+@torch.no_grad()
+def test_a_head_that_tells_replaced_tokens_is_v3s() -> None:
+    """Under the names of the released files, and computed as there: the first token's state is added, then norm, dense
+    matrix, GELU and one logit."""
+    with torch.device("cpu"):
+        encoder = build_model(V2, MaskedLmConfig()).model
+    model = random(Discriminator(encoder), V2)  # type: ignore[arg-type]
+    weights = model.state_dict()
+    there = to_hf(deberta, weights, V2)
+    assert_equal(from_hf(deberta, there, V2, "file"), weights)
+    assert deberta.read(described(V2, "model", "token_head"), "file").detects
+    packed = lay_out(torch.arange(5, 35), [0, 20, 30, 30])
+    hidden_TD = model.encode(packed)
+    logits_T = model.logits(model.model.token_states(hidden_TD, packed))
+
+    def of(name: str) -> Tensor:
+        return there[f"mask_predictions.{name}"]
+
+    for own in (slice(0, 20), slice(20, 30)):
+        mixed = hidden_TD[own] + hidden_TD[own.start]
+        mixed = torch.nn.functional.layer_norm(mixed, (32,), of("LayerNorm.weight"), of("LayerNorm.bias"), 1e-7)
+        mixed = torch.nn.functional.gelu(mixed @ of("dense.weight").T + of("dense.bias"))
+        expected = (mixed @ of("classifier.weight").T + of("classifier.bias")).squeeze(-1)
+        torch.testing.assert_close(logits_T[own], expected, atol=1e-5, rtol=1e-5)
