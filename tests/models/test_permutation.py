@@ -15,6 +15,7 @@ from modernbert_train.batch import IGNORED_LABEL, QUERY_RANK, Inputs, Packed, Pa
 from modernbert_train.config.schema import (
     BertConfig,
     ComputeConfig,
+    DebertaConfig,
     ModelConfig,
     ModernBertConfig,
     PermutationLmConfig,
@@ -32,6 +33,7 @@ ENCODERS: dict[str, ModelConfig] = {
     "modernbert": ModernBertConfig(**SHAPE, num_layers=4, local_attention=8),
     "bert": BertConfig(**SHAPE, num_layers=2, max_positions=64),
     "xlnet": XLNetConfig(**SHAPE, num_layers=2),
+    "deberta": DebertaConfig(**SHAPE, num_layers=2, buckets=4, max_distance=9),
 }
 CONFIG = PermutationLmConfig(context_ratio=3)
 EACH = pytest.mark.parametrize("config", ENCODERS.values(), ids=ENCODERS)

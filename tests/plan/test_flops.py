@@ -18,6 +18,7 @@ from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
     CausalLmConfig,
+    DebertaConfig,
     MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
@@ -105,6 +106,24 @@ def test_distances_are_scored_too() -> None:
     beyond = layers * (2 * width * farther + once) / tokens
     forward, _ = counted(config, MLM, make_batch(lengths, 40))
     assert flops.forward + beyond == pytest.approx(forward, rel=1e-3)
+
+
+def test_content_and_distances_are_scored_apart() -> None:
+    """Two products more for each pair that is seen, whatever rows distances share; the table meets the matrices of
+    queries, keys and (for nothing) values once a microbatch."""
+    config = DebertaConfig(
+        vocab_size=512, hidden_size=32, num_layers=3, num_heads=2, intermediate_size=48, buckets=8, max_distance=16
+    )
+    lengths, model, width, layers = [33, 7, 100], census(config), 32, 3
+    tokens = sum(lengths)
+    flops = flops_per_token(model, mean_spans(lengths, model), {"tokens": 40 / tokens})
+    pairs = sum(n * n for n in lengths)
+    assert flops.global_attention == pytest.approx(4 * 2 * width * layers * pairs / tokens)
+    rows = {33: 16, 7: 11, 100: 16}  # that the distances of a sequence have, in place of its keys: -8 to 7, -5 to 5
+    fewer = 2 * 2 * width * sum(n * (n - rows[n]) for n in lengths)
+    once = 16 * 2 * width * 3 * width
+    forward, _ = counted(config, MLM, make_batch(lengths, 40))
+    assert flops.forward + layers * (once - fewer) / tokens == pytest.approx(forward, rel=1e-3)
 
 
 @EACH_GLOBAL

@@ -15,6 +15,7 @@ from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
     CausalLmConfig,
+    DebertaConfig,
     MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
@@ -62,6 +63,8 @@ MODELS_OF_EACH_KIND = {
     "albert, ffn shared": replace(ALBERT, sharing="ffn"),
     "albert, nothing shared": replace(ALBERT, sharing="none"),
     "xlnet": XLNetConfig(),
+    "deberta": DebertaConfig(),
+    "deberta, first version, narrow embedding": DebertaConfig(version="v1", buckets=512, embedding_size=128),
 }
 
 
@@ -185,7 +188,7 @@ def test_every_encoder_that_can_be_built_is_counted() -> None:
 
 
 @pytest.mark.parametrize("shards", [3, 8, 1000])
-@pytest.mark.parametrize("name", ["tiny", "bert", "albert, groups and turns", "xlnet"])
+@pytest.mark.parametrize("name", ["tiny", "bert", "albert, groups and turns", "xlnet", "deberta"])
 def test_the_padding_of_shards_is_that_of_the_real_weights(name: str, shards: int) -> None:
     """FSDP2 gives every rank equally many rows of each weight; over a thousand ranks that is a third more to send."""
     config, objective = MODELS_OF_EACH_KIND[name], SentenceOrderConfig() if name == "bert" else ReplacedTokensConfig()

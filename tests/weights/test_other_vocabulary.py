@@ -18,7 +18,14 @@ from torch import Tensor
 from data_prep.make_tokenizer import encode_documents
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.checkpoints.checkpoint import newest_valid
-from modernbert_train.config.schema import AlbertConfig, BertConfig, ModelConfig, ModernBertConfig, XLNetConfig
+from modernbert_train.config.schema import (
+    AlbertConfig,
+    BertConfig,
+    DebertaConfig,
+    ModelConfig,
+    ModernBertConfig,
+    XLNetConfig,
+)
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
 from modernbert_train.weights.formats.tensors import EMBEDDING
@@ -204,6 +211,7 @@ ARCHITECTURES: dict[str, Callable[[int], ModelConfig]] = {
     "bert": lambda rows: BertConfig(vocab_size=rows, max_positions=64, **SHAPE),
     "albert": lambda rows: AlbertConfig(vocab_size=rows, max_positions=64, embedding_size=16, **SHAPE),
     "xlnet": lambda rows: XLNetConfig(vocab_size=rows, **SHAPE),
+    "deberta": lambda rows: DebertaConfig(vocab_size=rows, **SHAPE),
     "replaced": lambda rows: ModernBertConfig(vocab_size=rows, **SHAPE),
 }
 
