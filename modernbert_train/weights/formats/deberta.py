@@ -100,6 +100,7 @@ _COPIES = {
     "lm_predictions.lm_head.bias": "cls.predictions.bias",
 }
 _OTHER_HEAD = "lm_predictions.lm_head."
+_MISSPELT = "mask_predictions.classifer."  # by the published code
 _UNREAD = ("deberta.embeddings.position_embeddings.", "deberta.embeddings.position_ids")
 
 
@@ -122,6 +123,8 @@ def today(name: str) -> str | None:
         return None
     if name in _COPIES:
         return _COPIES[name]
+    if name.startswith(_MISSPELT):
+        return name.replace(_MISSPELT, "mask_predictions.classifier.", 1)
     if name.startswith(_OTHER_HEAD):
         return name.replace(_OTHER_HEAD, "cls.predictions.transform.", 1)
     return name
