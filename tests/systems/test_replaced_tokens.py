@@ -146,6 +146,42 @@ def test_of_some_only_the_generator_is_exported(
 
 
 @pytest.mark.runs
+def test_a_deberta_v3_is_exported_as_the_released_one(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed and continued to the bit; the encoder's states in transformers, its head under the names of the released
+    file, and the generator as what predicts masked tokens."""
+    gdes = (*SHORT, "objective.sharing=gdes", "model.dropout=0.1", "checkpoint.interval_steps=3")
+    assert main(["train", *system(tiny_run(*gdes, "name=whole"), "deberta", "rtd")]) == 0
+    killed_and_gone_on(system(tiny_run(*gdes, "name=killed"), "deberta", "rtd"), step=5)
+    run = tmp_path / "runs/killed"
+    found, expected = weights(run), weights(tmp_path / "runs/whole")
+    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+    assert found["model.embeddings.tok_embeddings.delta.weight"].any()
+    model = build_model(newest(run).config.model, newest(run).config.objective)
+    assert isinstance(model, ForReplacedTokens)
+    load_weights(model, found)
+    capsys.readouterr()
+    assert main(["export", str(run)]) == 0 and main(["export", str(run), "--generator"]) == 0
+    assert json.loads((run / "hf/config.json").read_text())["architectures"] == ["DebertaV2Model"]
+    twin, report = transformers.AutoModel.from_pretrained(run / "hf", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert {name.split(".")[0] for name in report["unexpected_keys"]} == {"mask_predictions"}
+    generator = opened(run / "hf-generator", "DebertaV2ForMaskedLM")
+    ids_T = torch.randint(5, 500, (60,), generator=torch.Generator().manual_seed(1))
+    packed = lay_out(ids_T, BOUNDARIES)
+    with torch.no_grad():
+        hidden_TD = model.eval().encode(packed)
+        predicted_TV = model.generator.logits(model.generator.encode(packed), torch.arange(60))
+        for start, end in itertools.pairwise(BOUNDARIES):
+            own = {"input_ids": ids_T[None, start:end]}
+            torch.testing.assert_close(twin.eval()(**own)[0][0], hidden_TD[start:end], atol=1e-5, rtol=0)
+            torch.testing.assert_close(generator(**own).logits[0], predicted_TV[start:end], atol=1e-5, rtol=0)
+    again = load_folder(run / "hf")
+    assert all(torch.equal(tensor, again[name]) for name, tensor in open_source(run).weights().items())
+
+
+@pytest.mark.runs
 def test_a_roberta_is_exported_with_positions_from_zero(tiny_run: TinyRun, tmp_path: Path) -> None:
     """transformers has no ELECTRA that counts positions from the padding's."""
     model = ("model.position_offset=1", "model.segments=1")

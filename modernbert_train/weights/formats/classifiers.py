@@ -20,7 +20,7 @@ from modernbert_train.config.schema import (
 )
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats import albert, bert, modernbert, xlnet
+from modernbert_train.weights.formats import albert, bert, deberta, modernbert, xlnet
 from modernbert_train.weights.formats.config_json import Described
 from modernbert_train.weights.formats.shape import Shape
 
@@ -75,6 +75,8 @@ class Kind:
 _OWN = {"head.dense": "head.dense", "head.norm": "head.norm", "classifier": "classifier"}
 _ALBERT = (albert, "albert", "AlbertForMaskedLM")
 _BERT, _ROBERTA = (bert, "bert", "BertForMaskedLM"), (bert, "roberta", "RobertaForMaskedLM")
+_DEBERTA = {kind: (deberta, kind, name) for kind, (_, name) in deberta.VERSIONS.items()}
+_CONTEXT = {"pooler.dense": "pooler.dense", "classifier": "classifier"}  # of DeBERTa, with GELU unless it says tanh
 _MODERNBERT = (modernbert, "modernbert", modernbert.ARCHITECTURE)
 _XLNET = (xlnet, "xlnet", xlnet.ARCHITECTURE)
 
@@ -90,6 +92,14 @@ KINDS: dict[str, Kind] = {
         *_BERT, ClassifyConfig, {"pooler.dense": "bert.pooler.dense", "classifier": "classifier"}, ("cls",)
     ),
     "BertForTokenClassification": Kind(*_BERT, TagConfig, {"classifier": "classifier"}),
+    "DebertaForSequenceClassification": Kind(
+        *_DEBERTA["deberta"], ClassifyConfig, _CONTEXT, ("cls",), {"pooler_hidden_act": "tanh"}, "cls_dropout"
+    ),
+    "DebertaForTokenClassification": Kind(*_DEBERTA["deberta"], TagConfig, {"classifier": "classifier"}),
+    "DebertaV2ForSequenceClassification": Kind(
+        *_DEBERTA["deberta-v2"], ClassifyConfig, _CONTEXT, ("cls",), {"pooler_hidden_act": "tanh"}, "cls_dropout"
+    ),
+    "DebertaV2ForTokenClassification": Kind(*_DEBERTA["deberta-v2"], TagConfig, {"classifier": "classifier"}),
     "RobertaForSequenceClassification": Kind(
         *_ROBERTA,
         ClassifyConfig,

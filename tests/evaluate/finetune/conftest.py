@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from modernbert_train.config.schema import AlbertConfig, BertConfig, MaskedLmConfig, ModelConfig, ModernBertConfig
+from modernbert_train.config.schema import (
+    AlbertConfig,
+    BertConfig,
+    DebertaConfig,
+    MaskedLmConfig,
+    ModelConfig,
+    ModernBertConfig,
+)
 from modernbert_train.config.xlnet import XLNetConfig
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
@@ -25,6 +32,7 @@ ROBERTA = BertConfig(**SIZE, num_layers=2, max_positions=64, segments=1, positio
 ALBERT = AlbertConfig(**SIZE, embedding_size=24, num_layers=3, max_positions=64, dropout=0.0)
 CONFIGS: dict[str, ModelConfig] = {"modernbert": MODERNBERT, "bert": BERT, "roberta": ROBERTA, "albert": ALBERT}
 CONFIGS["xlnet"] = XLNetConfig(**SIZE, num_layers=2, dropout=0.0)
+CONFIGS["deberta"] = DebertaConfig(**SIZE, num_layers=2, max_positions=64, buckets=8, max_distance=16, dropout=0.0)
 
 GOOD, BAD, PLAIN = ("aki", "beru", "domi"), ("kelo", "lamu", "sitre"), ("nabe", "ruto", "tinda", "mosa", "lebi")
 

@@ -110,6 +110,7 @@ CASES = [
     ("albert", ClassifyConfig(labels=LABELS, pooling="cls", segments=2)),
     ("xlnet", ClassifyConfig(labels=LABELS, pooling="cls", segments=2)),
     ("xlnet", ClassifyConfig(kind="regression", pooling="cls")),
+    ("deberta", ClassifyConfig(labels=LABELS, pooling="cls")),
 ]
 
 
