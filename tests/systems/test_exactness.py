@@ -5,6 +5,7 @@ What a user would lose: a BERT that is resumed into another run than it was, or 
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -101,6 +102,26 @@ def test_a_run_learns_in_permuted_orders_and_from_masks(
     at = sum(step["phase"] == "short" for step in steps) + 2
     killed_and_gone_on(tiny_run(*common, "name=killed"), step=at)
     assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole")
+
+
+@pytest.mark.runs
+def test_a_deberta_reads_longer_rows_in_a_later_phase(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows of 64 tokens, then of 128: refused until that phase says how far positions go, by the YAML alone; then
+    killed in it and continued to the bit. The export says both lengths."""
+    short = ("model.max_positions=64", "model.max_distance=48", "checkpoint.interval_steps=3")
+    assert main(["check", *system(tiny_run(*short), "deberta", "mlm")]) == 78
+    assert "phases.long.row_tokens=128 exceeds model.max_positions=64" in capsys.readouterr().err
+    longer = (*short, "phases.long.model={max_positions: 128}")
+    assert main(["train", *system(tiny_run(*longer, "name=whole"), "deberta", "mlm")]) == 0
+    steps = records(tmp_path / "runs/whole")
+    at = sum(step["phase"] == "short" for step in steps) + 2
+    killed_and_gone_on(system(tiny_run(*longer, "name=killed"), "deberta", "mlm"), step=at)
+    assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole")
+    assert main(["export", str(tmp_path / "runs/killed")]) == 0
+    said = json.loads((tmp_path / "runs/killed/hf/config.json").read_text())
+    assert (said["max_position_embeddings"], said["max_relative_positions"]) == (128, 48)
 
 
 def test_a_phase_cannot_change_to_an_objective_with_other_heads(tiny_run: TinyRun, capsys: Any) -> None:
