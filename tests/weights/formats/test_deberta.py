@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.batches import lay_out
 from modernbert_train.__main__ import main
-from modernbert_train.config.schema import DebertaConfig, MaskedLmConfig
+from modernbert_train.config.schema import ComputeConfig, DebertaConfig, MaskedLmConfig
 from modernbert_train.errors import DataError
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
@@ -78,6 +78,22 @@ def test_what_transformers_saves_comes_back_from_us_bit_by_bit(tmp_path: Path, c
     weights = from_hf(deberta, stored, config, "file")
     assert_equal(to_hf(deberta, weights, config), stored)
     build_model(config, MaskedLmConfig()).load_state_dict(weights, strict=True)
+
+
+@torch.no_grad()
+def test_the_head_of_released_files_is_read_as_transformers_does(tmp_path: Path) -> None:
+    """With legacy=False, as `save_pretrained` writes it again; without it transformers draws a new head."""
+    torch.manual_seed(3)
+    settings = transformers.DebertaV2Config(**described() | {"legacy": False, "initializer_range": 0.3})
+    twin = transformers.DebertaV2ForMaskedLM(settings).eval()
+    twin.save_pretrained(tmp_path)
+    said = deberta.read(json.loads((tmp_path / "config.json").read_text()), "config.json")
+    model = build_model(said.model, MaskedLmConfig(), ComputeConfig(attention="sdpa"))
+    assert isinstance(model, ForMaskedLM)
+    model.load_state_dict(from_hf(deberta, load_file(tmp_path / "model.safetensors"), said.model, "file"))
+    ids_T = torch.arange(5, 35)
+    logits_TV = model.eval().logits(model.encode(lay_out(ids_T, [0, 30])), torch.arange(30))
+    torch.testing.assert_close(logits_TV, twin(ids_T[None]).logits[0], atol=1e-5, rtol=1e-5)
 
 
 @BOTH
