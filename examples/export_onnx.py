@@ -35,7 +35,7 @@ def open_model(folder: Path) -> tuple[Any, Any, str]:
     (architecture,) = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"]
     classes = architecture.endswith(("ForSequenceClassification", "ForTokenClassification"))
     kind = getattr(transformers, architecture) if classes else transformers.AutoModel
-    options = {} if architecture.startswith("XLNet") else {"attn_implementation": "sdpa"}
+    options = {} if architecture.startswith(("XLNet", "Deberta")) else {"attn_implementation": "sdpa"}
     model = kind.from_pretrained(folder, **options).float().eval()
     return transformers.AutoTokenizer.from_pretrained(folder), model, "logits" if classes else "last_hidden_state"
 

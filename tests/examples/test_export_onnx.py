@@ -23,7 +23,8 @@ def texts(tmp_path: Path) -> str:
 
 @pytest.mark.runs
 @pytest.mark.parametrize(
-    "encoder", ["modernbert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "albert", "xlnet"))]
+    "encoder",
+    ["modernbert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "albert", "xlnet", "deberta"))],
 )
 def test_hidden_states_are_those_of_transformers(
     models: dict[str, Path], tmp_path: Path, texts: str, encoder: str
