@@ -281,7 +281,8 @@ def roberta(config: RunConfig, num_ranks: int) -> Iterator[str]:
 
 
 def kernels_and_orders(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    """A named kernel must serve what tokens see in every phase; what this machine can do the kernels say later."""
+    """Kernel and encoder must serve what tokens see in every phase; what this machine can do the kernels say later."""
+    yield from _neighbours(config)
     compute = config.compute
     for key, kernel in {"attention": compute.attention, "global_attention": compute.global_attention}.items():
         if kernel is None or kernel == "auto":
@@ -301,6 +302,18 @@ def kernels_and_orders(config: RunConfig, num_ranks: int) -> Iterator[str]:
                     f"has no {order} order. Set compute.{key}=auto, or one of {able}."
                 )
                 break
+
+
+def _neighbours(config: RunConfig) -> Iterator[str]:
+    """A convolution reads the next token, whatever the order lets a token see."""
+    convolution = getattr(config.model, "convolution", 0)
+    for name, now in config.in_phase.items():
+        if convolution and now.objective.order != "all":
+            yield (
+                f"model.convolution={convolution} with objective.name={now.objective.name} in phases.{name}: it reads "
+                "both neighbours of a token, and the next one is to be predicted. Set model.convolution=0, or "
+                "objective.name=mlm."
+            )
 
 
 def phases_present(config: RunConfig, num_ranks: int) -> Iterator[str]:

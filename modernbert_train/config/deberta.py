@@ -39,6 +39,8 @@ class DebertaConfig(ModelConfig):
     buckets: int = knob(256, above=1, high=MOST_WIDTH)
     # tokens that are farther count as this far; v1: the same as buckets
     max_distance: int = knob(512, above=0, high=MOST_WIDTH, phased=True)
+    # tokens that a convolution of the embedding spans, added after the first layer; 0: none; v2-xlarge: 3
+    convolution: int = knob(0, low=0, high=99)
     activation: Literal["gelu", "gelu_tanh"] = "gelu"  # exact (erf)
     norm_eps: float = knob(1e-7, above=0)
     # of embeddings, of distances in each layer, after the attention's projection and the feed-forward, in training
@@ -92,6 +94,11 @@ class DebertaConfig(ModelConfig):
 
     def mistakes(self) -> Iterator[str]:
         """See `ModelConfig`."""
+        if self.convolution and (self.version == "v1" or not self.convolution % 2):
+            yield (
+                f"model.convolution={self.convolution} with model.version={self.version}: it is of version v2, with as "
+                "many tokens on each side. Set 0, or an odd number and v2."
+            )
         if self.version == "v1" and self.max_distance != self.buckets:
             yield (
                 f"model.max_distance={self.max_distance} with model.buckets={self.buckets}: version v1 has a vector "

@@ -12,12 +12,12 @@ scores exist. Rows beyond half the buckets serve several keys, whose gradients a
 unless a run asks for determinism.
 
 Query, key and value are one matrix, Wqkv: below one another in version 2; head by head in version 1, as its files have
-them. weights/formats/deberta.py translates to transformers' names and back. Not built: the convolution of
-v2-xlarge, dropout of attention probabilities, and the decoder with absolute positions that predicts
-masked tokens in the published training, which transformers has not either.
+them. weights/formats/deberta.py translates to transformers' names and back. Not built: dropout of attention
+probabilities, and the decoder with absolute positions that predicts masked tokens in the published training, which
+transformers has not either.
 
 Shape legend: T packed tokens, P rows of distances, D model width, E width of the embedding, F hidden width, N heads,
-H head width; of one sequence Q queries and K keys, which are as many.
+H head width, C tokens of a convolution; of one sequence Q queries and K keys, which are as many.
 """
 
 from __future__ import annotations
@@ -214,6 +214,30 @@ class FeedForward(nn.Module):
         return self.dropout(self.Wo(F.gelu(self.Wi(x_TD), approximate=self.approximate)))
 
 
+class Convolution(nn.Module):
+    """norm(x + gelu(W e)): x of the first layer, e the embeddings of a token and of those beside it in its sequence."""
+
+    def __init__(self, config: DebertaConfig) -> None:
+        super().__init__()
+        self.span, self.approximate = config.convolution, GELU[config.activation]
+        self.dense = nn.Linear(config.hidden_size * config.convolution, config.hidden_size)
+        self.norm = layer_norm(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_TD: Tensor, embedded_TD: Tensor, sequence_T: Tensor) -> Tensor:
+        side = self.span // 2
+        near_TDC = F.pad(embedded_TD, (0, 0, side, side)).unfold(0, self.span, 1)
+        same_TC = F.pad(sequence_T, (side, side), value=-1).unfold(0, self.span, 1) == sequence_T[:, None]
+        mixed_TD = self.dense(near_TDC.masked_fill(~same_TC.unsqueeze(1), 0.0).flatten(1))
+        return self.norm(x_TD + F.gelu(self.dropout(mixed_TD), approximate=self.approximate))
+
+
+def sequences_of(packed: Packed) -> Tensor:
+    """sequence_T: number of each token's sequence."""
+    place_T = torch.arange(len(packed.input_ids_T), device=packed.cu_seqlens_S.device)
+    return torch.searchsorted(packed.cu_seqlens_S[1:].contiguous(), place_T, right=True)
+
+
 class EncoderLayer(nn.Module):
     """Post-norm: norm(x + attn(x)), then norm(x + mlp(x))."""
 
@@ -245,6 +269,7 @@ class Deberta(Encoder):
         self.distances = nn.Embedding(config.distance_rows, config.hidden_size)
         self.distance_norm = layer_norm(config) if config.version == "v2" else nn.Identity()
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_layers))
+        self.convolution = Convolution(config) if config.convolution else None
 
     def embedding(self) -> nn.Parameter:
         """See `Encoder`."""
@@ -260,9 +285,7 @@ class Deberta(Encoder):
 
     def token_states(self, hidden_TD: Tensor, packed: Packed) -> Tensor:
         """See `Encoder`: the state of its sequence's first token is added to each."""
-        place_T = torch.arange(len(hidden_TD), device=hidden_TD.device)
-        sequence_T = torch.searchsorted(packed.cu_seqlens_S[1:].contiguous(), place_T, right=True)
-        return hidden_TD + hidden_TD[packed.cu_seqlens_S[sequence_T].long()]
+        return hidden_TD + hidden_TD[packed.cu_seqlens_S[sequences_of(packed)].long()]
 
     def set_phase(self, model: DebertaConfig) -> None:
         """See `Encoder`: a phase may have another dropout, and other distances."""
@@ -291,9 +314,12 @@ class Deberta(Encoder):
         places = Places(packed.position_ids_T, distance_rows(self.config, packed.max_seqlen))
         table_PD = self.distance_norm(self.distances.weight)
         recompute = self.compute.activation_checkpointing and torch.is_grad_enabled()
-        for layer in self.layers:
+        embedded_TD = hidden_TD
+        for number, layer in enumerate(self.layers):
             inputs = (hidden_TD, table_PD, places, kernel, layout)
             hidden_TD = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
+            if number == 0 and self.convolution is not None:
+                hidden_TD = self.convolution(hidden_TD, embedded_TD, sequences_of(packed))
         return hidden_TD
 
 

@@ -245,6 +245,8 @@ def _deberta(model: DebertaConfig) -> Counted:
     first = model.version == "v1"
     own = (Matrix(width, width, "layer", 2 * layers, uses=1, once=True),) if first else ()
     qkv = Matrix(3 * width, width, "layer", layers, uses=1)  # in version 1 head by head, so that it is one
+    wide = model.convolution * width
+    convolution = (Matrix(width, wide, "head", uses=1), Matrix(width, 1, "head", 3)) if wide else ()  # bias, norm
     narrow = (Matrix(width, model.embedding_width, "head", uses=1),) if model.embedding_size else ()
     return (
         table_of(model),
@@ -256,6 +258,7 @@ def _deberta(model: DebertaConfig) -> Counted:
         Matrix(width, 1, "layer", (9 if first else 6) * layers),  # of both Wo, norms; queries, values, Wquery
         Matrix(hidden, 1, "layer", layers),
         *narrow,
+        *convolution,
         Matrix(model.distance_rows, width, "head"),
         Matrix(width, 1, "head", 2 if first else 4),  # norm of the embedding, and of distances
         *prediction_of(model),

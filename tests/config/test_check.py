@@ -375,6 +375,10 @@ def test_a_deberta_has_buckets_for_its_distances(load: Load) -> None:
     assert line.startswith("model.max_distance=200 with model.buckets=512: the first 256 distances have a bucket each")
     (line,) = messages(load(deberta + "}", "phases.one.model={max_distance: 100}"))
     assert line.startswith("phases.one.model.max_distance=100 with model.buckets=256")
+    (line,) = messages(load(deberta + ", convolution: 2}"))
+    assert line.startswith("model.convolution=2 with model.version=v2: it is of version v2, with as many tokens")
+    (line,) = messages(load(deberta + ", convolution: 3}", "objective={name: causal}"))
+    assert line.startswith("model.convolution=3 with objective.name=causal in phases.one: it reads both neighbours")
     (line,) = messages(load(deberta + ", version: v1, buckets: 512}", "phases.one.model={max_distance: 600}"))
     assert line.startswith("phases.one.model.max_distance=600 with model.buckets=512: version v1 has a vector for each")
 

@@ -37,7 +37,8 @@ SMALL = DebertaConfig(
     max_distance=16, init_std=0.3, dropout=0.0,
 )  # fmt: skip
 FIRST = replace(SMALL, version="v1", buckets=16)
-NARROW = replace(SMALL, embedding_size=24, activation="gelu_tanh")
+NARROW = replace(SMALL, embedding_size=24, activation="gelu_tanh", convolution=3)
+LARGE = {"hidden_size": 1024, "num_layers": 24, "num_heads": 16, "intermediate_size": 4096}
 CONFIGS = pytest.mark.parametrize("config", [SMALL, NARROW, FIRST], ids=["v2", "narrow", "v1"])
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 EXACT = {torch.float32: CLOSE, torch.float64: {"atol": 1e-11, "rtol": 1e-11}}
@@ -189,7 +190,7 @@ def test_dropout_is_in_training_alone_and_follows_the_phase(config: DebertaConfi
     model.train()
     assert not torch.equal(model.encode(packed), still)
     rates = [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
-    assert rates == [0.1] * (1 + 3 * config.num_layers)
+    assert rates == [0.1] * (1 + 3 * config.num_layers + bool(config.convolution))
     model.set_phase(config)
     assert torch.equal(model.encode(packed), still)
 
@@ -235,10 +236,14 @@ def test_a_kernel_without_a_bias_is_refused() -> None:
         ({}, 184_551_780),
         ({"num_layers": 6}, 142_024_548),
         ({"hidden_size": 384, "num_heads": 6, "intermediate_size": 1536}, 70_958_820),
-        ({"hidden_size": 1024, "num_layers": 24, "num_heads": 16, "intermediate_size": 4096}, 435_191_908),
+        (LARGE, 435_191_908),
+        (
+            {"hidden_size": 1536, "num_layers": 24, "num_heads": 24, "intermediate_size": 6144, "convolution": 3},
+            887_085_156,
+        ),
         ({"version": "v1", "vocab_size": 50265, "buckets": 512}, 139_244_121),
     ],
-    ids=["base", "small", "xsmall", "large", "v1 base"],
+    ids=["base", "small", "xsmall", "large", "v2-xlarge", "v1 base"],
 )
 def test_counts_are_the_published_models(changes: dict[str, Any], total: int) -> None:
     """By arithmetic alone, of our model and of transformers', which share no code."""

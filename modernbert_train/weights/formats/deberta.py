@@ -19,6 +19,7 @@ from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats.config_json import Described, number_under
 from modernbert_train.weights.formats.electra import TOKEN_HEAD
+from modernbert_train.weights.formats.shape import Shape
 
 # model_type -> version, and the class of what predicts masked tokens
 VERSIONS: dict[str, tuple[Literal["v1", "v2"], str]] = {
@@ -34,7 +35,6 @@ FIXED: dict[str, tuple[Any, Any]] = {
     "type_vocab_size": (0, 0),
     "tie_word_embeddings": (True, True),
     "talking_head": (False, False),
-    "conv_kernel_size": (0, 0),
 }
 # The same, of version 2 alone.
 FIXED_V2: dict[str, tuple[Any, Any]] = {"share_att_key": (True, False), "norm_rel_ebd": ("layer_norm", "none")}
@@ -85,6 +85,8 @@ _OUTSIDE = {
     "model.norm": "deberta.embeddings.LayerNorm",
     "model.distances": "deberta.encoder.rel_embeddings",
     "model.distance_norm": "deberta.encoder.LayerNorm",
+    "model.convolution.dense": "deberta.encoder.conv.conv",
+    "model.convolution.norm": "deberta.encoder.conv.LayerNorm",
     "head.dense": "cls.predictions.transform.dense",
     "head.norm": "cls.predictions.transform.LayerNorm",
     "decoder": "cls.predictions",
@@ -117,6 +119,13 @@ def theirs(name: str, config: DebertaConfig) -> tuple[str, ...]:
     return tuple(f"{layer}.{each}.{end}" for each in names)
 
 
+def shape(name: str, config: DebertaConfig) -> Shape | None:
+    """See `HubFormat`: a convolution's matrix has a dimension for the tokens that it spans."""
+    if name != "model.convolution.dense.weight":
+        return None
+    return Shape((config.hidden_size, config.hidden_size, config.convolution))
+
+
 def today(name: str) -> str | None:
     """See `HubFormat`."""
     if name.startswith(_UNREAD):
@@ -136,6 +145,8 @@ def describe(
     """See `HubFormat`. Distances beyond `max_relative_positions` are one, so `max_position_embeddings` may be more."""
     fixed = FIXED if config.version == "v1" else FIXED | FIXED_V2
     told = TOKEN_HEAD in modules
+    activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation)
+    convolution = {"conv_kernel_size": config.convolution, "conv_act": activation} if config.convolution else {}
     return {
         "architectures": [DISCRIMINATORS[config.version] if told else VERSIONS[config.model_type][1]],
         "model_type": config.model_type,
@@ -147,7 +158,8 @@ def describe(
         "position_buckets": -1 if config.version == "v1" else config.buckets,
         "max_relative_positions": config.max_distance,
         "embedding_size": config.embedding_width,
-        "hidden_act": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation),
+        "hidden_act": activation,
+        **convolution,
         "hidden_dropout_prob": config.dropout,
         "attention_probs_dropout_prob": 0.0,
         "legacy": True,
@@ -185,6 +197,11 @@ def read(raw: dict[str, Any], where: str) -> Described:
             "model."
         )
     config = _numbers(raw, version, ACTIVATIONS[activation], where)
+    if config.convolution and (raw.get("conv_act", "tanh"), raw.get("conv_groups", 1)) != (activation, 1):
+        raise DataError(
+            f"{where}: conv_act={shown(raw.get('conv_act'))}, conv_groups={shown(raw.get('conv_groups'))}; this "
+            f"encoder only knows hidden_act, {activation}, and 1. Name another model."
+        )
     if config.hidden_size % config.num_heads:
         raise DataError(
             f"{where}: hidden_size={config.hidden_size} is not a multiple of num_attention_heads={config.num_heads}. "
@@ -214,6 +231,7 @@ def _numbers(
     width = int(number_under(raw, "embedding_size", int(numbers["hidden_size"]), where))
     return DebertaConfig(
         version=version,
+        convolution=int(number_under(raw, "conv_kernel_size", 0, where, least=0, most=99)),
         **numbers,
         max_distance=distance,
         buckets=buckets,

@@ -32,7 +32,7 @@ V2 = DebertaConfig(
     max_distance=16, dropout=0.2,
 )  # fmt: skip
 V1 = replace(V2, version="v1", buckets=16)
-NARROW = replace(V2, embedding_size=16, activation="gelu_tanh")
+NARROW = replace(V2, embedding_size=16, activation="gelu_tanh", convolution=3)
 BOTH = pytest.mark.parametrize("config", [V2, V1, NARROW], ids=["v2", "v1", "narrow"])
 # config.json of microsoft/deberta-v3-base
 RELEASED: dict[str, Any] = {
@@ -129,7 +129,7 @@ def test_the_configs_of_released_models_are_read() -> None:
     ("changes", "message"),
     [
         ({"architectures": ["DebertaV2ForQuestionAnswering"]}, "only model_type=deberta with DebertaForMaskedLM or"),
-        ({"conv_kernel_size": 3}, "conv_kernel_size=3; this encoder only knows 0"),  # v2-xlarge
+        ({"conv_kernel_size": 3, "conv_act": "tanh"}, "conv_act='tanh', conv_groups=None; this encoder"),
         ({"share_att_key": False}, "share_att_key=False"),
         ({"norm_rel_ebd": None}, "norm_rel_ebd='none'"),
         ({"position_biased_input": None}, "position_biased_input=True"),
