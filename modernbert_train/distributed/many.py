@@ -161,8 +161,8 @@ def _start(job: Job, environment: Mapping[str, str]) -> subprocess.Popen[Any]:
     with job.log.open("ab") as log:
         log.write(f"$ {shlex.join(job.command)}\n".encode())
         log.flush()
-        streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT, "pass_fds": job.pass_fds}
-        return start(job.command, environment, job.orphaned, **streams)
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+        return start(job.command, environment, job.orphaned, pass_fds=job.pass_fds, **streams)
 
 
 def last_words(log: Path) -> str:
