@@ -68,7 +68,8 @@ def test_an_empty_group_is_left_out() -> None:
 
 
 def test_every_optimizer_of_the_schema_can_be_built() -> None:
-    assert set(OPTIMIZERS) == set(VARIANTS["optim"].values())
+    own = {kind for kind in VARIANTS["optim"].values() if kind.__module__.startswith("modernbert_train.")}
+    assert set(OPTIMIZERS) >= own and len(own) >= 4  # a plugin of another test may have added a row
 
 
 @pytest.mark.parametrize(
