@@ -14,10 +14,10 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+import signal
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -204,8 +204,14 @@ def laptop(home: Path) -> Iterator[None]:
 def own_text() -> Iterator[None]:
     """The processes that `pretrain` starts are forks of one that has imported what they need."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch.stages, "subprocess", SimpleNamespace(Popen=warm.Popen))
+        patch.setattr(launch.stages, "start", _forked)
         yield
+
+
+def _forked(
+    command: Sequence[str], environment: Mapping[str, str], orphaned: signal.Signals, *, own_session: bool, cwd: Path
+) -> warm.Popen:
+    return warm.Popen(command, env=dict(environment), start_new_session=own_session, cwd=cwd)
 
 
 @contextmanager
