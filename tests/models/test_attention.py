@@ -229,7 +229,7 @@ def test_varlen_says_which_precision_it_needs(monkeypatch: pytest.MonkeyPatch) -
 def test_report_names_every_kernel() -> None:
     """`doctor` shows users why the fast kernel is not used on their machine, and what each can do."""
     report = kernel_report()
-    assert list(report) == list(KERNELS) == ["varlen", "flash", "flex", "sdpa"]
+    assert list(report) == list(KERNELS) == ["varlen", "flash", "flex", "sdpa", "tiles"]
     assert all("window" in kernel.traits and "deterministic" in kernel.traits for kernel in KERNELS.values())
     assert report["sdpa"] is None
     assert (report["varlen"] is None) == torch.cuda.is_available()
