@@ -157,7 +157,7 @@ def questions(case: Case) -> list[Question]:
 
 def _layers(case: Case) -> Question:
     able = usable(case.facts)
-    fast = [name for name in able if name != "sdpa" and (name != "tiles" or _has_windows(case))] or able
+    fast = [name for name in able if name != "sdpa"] or able
     kernels = fast if "compute.attention" in case.open else [None]
     compiled = [False, True] if "compute.compile" in case.open else [None]
     options = [
@@ -172,14 +172,11 @@ def _layers(case: Case) -> Question:
     return Question("attention kernel and compiler", [each for each in options if each], left_out)
 
 
-def _has_windows(case: Case) -> bool:
-    return getattr(case.config.model, "global_attn_every_n_layers", 1) > 1
-
-
 def _global_layers(case: Case) -> Question:
-    if "compute.global_attention" not in case.open or not _has_windows(case) or not case.facts["on_gpu"]:
+    windows = getattr(case.config.model, "global_attn_every_n_layers", 1) > 1
+    if "compute.global_attention" not in case.open or not windows or not case.facts["on_gpu"]:
         return Question("kernel of global layers", [])
-    able = [name for name in usable(case.facts) if name not in ("sdpa", "tiles")]
+    able = [name for name in usable(case.facts) if name != "sdpa"]
     options = [{"compute.global_attention": name} for name in able] if len(able) > 1 else []
     return Question("kernel of global layers", options)
 

@@ -33,7 +33,7 @@ from modernbert_train.train.tune.tuning import TODAY, Tuning
 LOOK_SECONDS = 300.0
 COMPILED_SECONDS = 5.0  # that the first step takes longer, which is worth a line
 SPARE = 0.9  # of a GPU's memory may be taken: several ranks need more than one does, to exchange gradients
-_KERNELS = dict.fromkeys(("varlen", "flash", "flex", "tiles"), "not asked") | {"sdpa": None}
+_KERNELS = dict.fromkeys(("varlen", "flash", "flex"), "not asked") | {"sdpa": None}
 
 
 def tune(
