@@ -1,7 +1,7 @@
 """Local layers by kernels of our own, in tiles of 64 tokens; global layers by `varlen`. For CUDA, bf16 or fp16.
 
-Chosen neither by compute.attention=auto nor by `tune`: it computes half as many keys as FlashAttention-2 forward and two
-thirds of all products (benchmarks/window_tiles.py), but no GPU has run it.
+Chosen neither by compute.attention=auto nor by `tune`: it computes half as many keys as FlashAttention-2 forward and
+two thirds of all products (benchmarks/window_tiles.py), but no GPU has run it.
 
 Shape legend: T packed tokens, N heads, H head width.
 """
