@@ -99,6 +99,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.objectives": ("numpy",),
     "modernbert_train.models": ("torch",),
     "modernbert_train.models.attention": ("flash_attn", "flash_attn_interface", "torch"),
+    "modernbert_train.models.attention.tile_kernels": ("torch", "triton"),
     "modernbert_train.optim": ("torch",),
     "modernbert_train.optim.fused": ("numpy", "torch", "triton"),
     "modernbert_train.optim.schedules": (),

@@ -37,9 +37,11 @@ from modernbert_train.errors import ConfigError
 
 # kernel -> orders that it serves; models/attention says the same of the device and precision at hand
 KERNEL_ORDERS: dict[str, tuple[Order, ...]] = {
-    **dict.fromkeys(("varlen", "flash"), ("all", "causal")),
+    **dict.fromkeys(("varlen", "flash", "tiles"), ("all", "causal")),
     **dict.fromkeys(("flex", "sdpa"), ("all", "causal", "given")),
 }
+
+TILE_HEADS = (16, 32, 64, 128)  # widths of heads of the kernel tiles
 
 # those that add something to scores, for a model that asks for it
 BIAS_KERNELS = ("sdpa",)
@@ -293,6 +295,11 @@ def kernels_and_orders(config: RunConfig, num_ranks: int) -> Iterator[str]:
                 f"that kernel takes nothing to add. Set compute.{key}=auto, or {' or '.join(BIAS_KERNELS)}."
             )
             continue
+        if kernel == "tiles" and config.model.head_size not in TILE_HEADS:
+            yield (
+                f"compute.{key}={kernel} with heads of {config.model.head_size}: that kernel takes heads of "
+                f"{', '.join(map(str, TILE_HEADS))}. Set compute.{key}=auto."
+            )
         for name, now in config.in_phase.items():
             order = now.objective.order
             if order not in KERNEL_ORDERS[kernel]:
@@ -471,7 +478,7 @@ def precision_and_device(config: RunConfig, num_ranks: int) -> Iterator[str]:
         return
     kernels = {"compute.attention": compute.attention, "compute.global_attention": compute.global_attention}
     for key, kernel in kernels.items():
-        if kernel in ("varlen", "flash", "flex"):
+        if kernel in ("varlen", "flash", "flex", "tiles"):
             yield f"{key}={kernel} with compute.device=cpu: that kernel needs a GPU. Set {key}=auto or sdpa."
     if config.optim.fused:
         yield "optim.fused=true with compute.device=cpu: those kernels need a GPU. Set optim.fused=false."

@@ -51,8 +51,8 @@ def missing_kernels(config: RunConfig) -> Iterator[str]:
                 f"{key}=flash: no FlashAttention is installed ({', '.join(_FLASH)}). Install one that fits your torch "
                 f"and GPU, or set {key}=auto."
             )
-        if kernel == "flex":
-            yield from _refusals(f"{key}=flex", f"{key}=auto")
+        if kernel in ("flex", "tiles"):
+            yield from _refusals(f"{key}={kernel}", f"{key}=auto")
 
 
 def missing_compiler(compute: ComputeConfig, *, on_gpu: bool = False) -> Iterator[str]:

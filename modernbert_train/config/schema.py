@@ -140,8 +140,8 @@ class ComputeConfig:
     # more: see docs/speed.md. Weights, and with them the exported model, are fp32 either way
     residual_precision: Literal["fp32", "bf16"] = "fp32"
     # kernel; auto: as `tune` found, otherwise FlashAttention-3 where it is installed and the GPU is a Hopper, else the
-    # first that serves; it says which
-    attention: Literal["auto", "varlen", "flash", "flex", "sdpa"] = knob("auto", restart=True)
+    # first that serves; it says which. tiles: local layers in our own kernels, global ones by varlen; not timed yet
+    attention: Literal["auto", "varlen", "flash", "flex", "sdpa", "tiles"] = knob("auto", restart=True)
     # kernel of global layers; None: as `tune` found, where attention is auto too, otherwise the same
     global_attention: Literal["auto", "varlen", "flash", "flex", "sdpa"] | None = knob(None, restart=True)
     # queries that the kernel sdpa computes together in local layers; None: as `tune` found, otherwise 64

@@ -320,12 +320,22 @@ def test_a_kernel_must_serve_the_order_of_every_phase(load: Load, monkeypatch: p
     (line,) = messages(load(*asked))
     assert line == (
         "compute.attention=flash with objective.name=causal in phases.one: that kernel has no causal order. Set "
-        "compute.attention=auto, or one of varlen, flex, sdpa."
+        "compute.attention=auto, or one of varlen, tiles, flex, sdpa."
     )
     check(load(asked[0]))
     (line,) = messages(load(asked[0], "phases.one.objective={name: causal}"))
     assert line.startswith("compute.attention=flash with objective.name=causal in phases.one")
     check(load("compute={device: auto, attention: auto}", asked[1]))
+
+
+def test_heads_that_tiles_cannot_cut_are_refused(load: Load) -> None:
+    """A kernel of Triton takes powers of two; else the run would end in its first step, in Triton's words."""
+    check(load("compute={device: auto, attention: tiles}"))
+    (line,) = messages(load("compute={device: auto, attention: tiles}", "model.num_heads=4", "model.hidden_size=192"))
+    assert line == (
+        "compute.attention=tiles with heads of 48: that kernel takes heads of 16, 32, 64, 128. Set "
+        "compute.attention=auto."
+    )
 
 
 @pytest.mark.parametrize("kernel", ["flash", "varlen", "flex", "sdpa"])

@@ -64,6 +64,7 @@ CASES = {
     "albert": Case(AlbertConfig(num_layers=2, max_positions=2048)),
     "modernbert-flash2": Case(MODERNBERT, LONG, attention="flash2"),
     "modernbert-flash3": Case(MODERNBERT, LONG, attention="flash3"),
+    "modernbert-tiles": Case(MODERNBERT, LONG, attention="tiles"),
     "modernbert-flex": Case(MODERNBERT, LONG, attention="flex"),
     "modernbert-rtd": Case(MODERNBERT, LONG, ReplacedTokensConfig()),
     "xlnet": Case(XLNetConfig(num_layers=2), attention="sdpa"),  # no other kernel takes its bias

@@ -19,6 +19,7 @@ GRAPHS = {
     "bert": 2,
     "albert": 4,
     "modernbert-flex": 4,
+    "modernbert-tiles": 4,
     "modernbert-rtd": 7,
 }
 BROKEN = {"xlnet": 4}  # what stands before attention and after it, in training; the loss

@@ -28,7 +28,7 @@ OTHERS = ([300, 200, 100], [512, 5, 83, 64], [1024], [10] * 40)  # in the same l
 
 @pytest.mark.parametrize(
     ("attention", "bf16"),
-    [("varlen", True), ("flash", True), ("flex", True), ("flex", False), ("sdpa", False)],
+    [("varlen", True), ("flash", True), ("flex", True), ("tiles", True), ("flex", False), ("sdpa", False)],
     ids=lambda value: {True: "bf16", False: "fp32"}.get(value, value),
 )
 def test_compiled_layers_compute_what_eager_ones_do_and_compile_once(attention: str, bf16: bool) -> None:

@@ -20,7 +20,7 @@ from benchmarks.batches import lay_out
 from modernbert_train.batch import QUERY_RANK, Order, Packed
 from modernbert_train.config.check import KERNEL_ORDERS
 from modernbert_train.errors import ConfigError
-from modernbert_train.models.attention import KERNELS, choose_kernel, flash, flex, kernel_report, sdpa, varlen
+from modernbert_train.models.attention import KERNELS, choose_kernel, flash, flex, kernel_report, sdpa, tiles, varlen
 from modernbert_train.models.attention.visible import Visible
 
 CPU = torch.device("cpu")
@@ -229,7 +229,7 @@ def test_varlen_says_which_precision_it_needs(monkeypatch: pytest.MonkeyPatch) -
 def test_report_names_every_kernel() -> None:
     """`doctor` shows users why the fast kernel is not used on their machine, and what each can do."""
     report = kernel_report()
-    assert list(report) == list(KERNELS) == ["varlen", "flash", "flex", "sdpa"]
+    assert list(report) == list(KERNELS) == ["varlen", "flash", "flex", "sdpa", "tiles"]
     assert all("window" in kernel.traits and "deterministic" in kernel.traits for kernel in KERNELS.values())
     assert report["sdpa"] is None
     assert (report["varlen"] is None) == torch.cuda.is_available()
@@ -513,13 +513,14 @@ def test_flex_compiles_once_for_all_documents(window: bool, order: Order) -> Non
     assert counters["stats"]["unique_graphs"] == 1
 
 
-@pytest.mark.parametrize("name", ["varlen", "flash", "flex"])
+@pytest.mark.parametrize("name", ["varlen", "flash", "flex", "tiles"])
 def test_kernels_say_what_they_cannot_show_a_token(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """On a GPU that could run them; in silence they would show a token what it is to predict."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(flash, "flash2", lambda: None)
     monkeypatch.setattr(flex, "missing_on_gpu", list)
+    monkeypatch.setattr(tiles, "missing_on_gpu", list)
     kernel, gpu = KERNELS[name], torch.device("cuda")
     assert kernel.support(gpu, torch.bfloat16) is None
     reason = kernel.support(gpu, torch.bfloat16, "given")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from modernbert_train.batch import Order, Packed
 from modernbert_train.errors import ConfigError
-from modernbert_train.models.attention import flash, flex, sdpa, varlen
+from modernbert_train.models.attention import flash, flex, sdpa, tiles, varlen
 from modernbert_train.models.attention.visible import ScoreBias, Visible
 
 log = logging.getLogger(__name__)
@@ -52,8 +52,8 @@ class Kernel(Protocol):
         """
 
 
-# in the order in which `auto` asks; FlashAttention-3, where it is, comes before all of them
-KERNELS: dict[str, Kernel] = {"varlen": varlen, "flash": flash, "flex": flex, "sdpa": sdpa}
+# in the order in which `auto` asks; FlashAttention-3, where it is, comes before all of them; `sdpa` always serves
+KERNELS: dict[str, Kernel] = {"varlen": varlen, "flash": flash, "flex": flex, "sdpa": sdpa, "tiles": tiles}
 
 
 @functools.cache

@@ -64,6 +64,7 @@ class Worker:
         kernels = {
             name: kernel.support(compute.device, dtype, now.objective.order, now.model.score_bias)
             for name, kernel in KERNELS.items()
+            if name != "tiles"  # no GPU has run it: a person takes it, and nothing else
         }
         on_gpu = compute.device.type == "cuda"
         memory = torch.cuda.get_device_properties(compute.device).total_memory if on_gpu else _free_memory()

@@ -1,0 +1,141 @@
+"""Local layers by kernels of our own, in tiles of 64 tokens; global layers by `varlen`. For CUDA, bf16 or fp16.
+
+Chosen neither by compute.attention=auto nor by `tune`: it computes half as many keys as FlashAttention-2 forward and
+two thirds of all products (benchmarks/window_tiles.py), but no GPU has run it.
+
+Shape legend: T packed tokens, N heads, H head width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from modernbert_train.batch import Order, Packed
+from modernbert_train.config.packages import missing_on_gpu
+from modernbert_train.models.attention import varlen
+from modernbert_train.models.attention.visible import ScoreBias, Visible
+
+name = "tiles"
+traits = "window, global layers by varlen; backward, deterministic; compiled by Triton"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What layers share.
+
+    Attributes:
+        first_T, end_T: int32, of each token's sequence the first token and the one behind the last.
+        wide: of global layers.
+    """
+
+    first_T: Tensor
+    end_T: Tensor
+    wide: varlen.Layout
+
+
+def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias: bool = False) -> str | None:
+    """See `Kernel.support`."""
+    if (reason := varlen.support(device, dtype, order, bias)) is not None:
+        return reason
+    if torch.version.hip is not None:
+        return "compiled for AMD's GPUs it has too few registers"
+    lacks = missing_on_gpu()
+    return lacks[0] if lacks else None
+
+
+def prepare(packed: Packed, visible: Visible) -> Layout:
+    """See `Kernel.prepare`; nothing is read back from the device."""
+    return Layout(*bounds(packed), varlen.prepare(packed, visible))
+
+
+def bounds(packed: Packed) -> tuple[Tensor, Tensor]:
+    """The first two of `Layout`."""
+    cu_seqlens_S = packed.cu_seqlens_S
+    position_T = torch.arange(len(packed.input_ids_T), dtype=torch.int32, device=cu_seqlens_S.device)
+    sequence_T = torch.searchsorted(cu_seqlens_S[1:].contiguous(), position_T, right=True)
+    return cu_seqlens_S[sequence_T], cu_seqlens_S[sequence_T + 1]
+
+
+def attend(
+    q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: bool, bias: ScoreBias | None = None
+) -> Tensor:
+    """See `Kernel.attend`. Both ends of the window are included, as in `sdpa`."""
+    before, after = layout.wide.visible.sides(window)
+    if before < 0 or after < 0:
+        return varlen.attend(q_TNH, k_TNH, v_TNH, layout.wide, window, bias)
+    assert bias is None, "asked for without support()"
+    out_TNH, _ = _attention(q_TNH, k_TNH, v_TNH, layout.first_T, layout.end_T, before, after)
+    return out_TNH
+
+
+def _kernels() -> Any:
+    return import_module("modernbert_train.models.attention.tile_kernels")
+
+
+@torch.library.custom_op("modernbert_train::tile_attention", mutates_args=())
+def _attention(
+    q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, first_T: Tensor, end_T: Tensor, before: int, after: int
+) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = _kernels().forward(q_TNH, k_TNH, v_TNH, first_T, end_T, before, after)
+    return found
+
+
+@_attention.register_fake
+def _(
+    q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, first_T: Tensor, end_T: Tensor, before: int, after: int
+) -> tuple[Tensor, Tensor]:
+    tokens, heads, _ = q_TNH.shape
+    return q_TNH.new_empty(q_TNH.shape), q_TNH.new_empty((heads, tokens), dtype=torch.float32)
+
+
+@torch.library.custom_op("modernbert_train::tile_attention_backward", mutates_args=())
+def _gradients(
+    grad_TNH: Tensor,
+    q_TNH: Tensor,
+    k_TNH: Tensor,
+    v_TNH: Tensor,
+    out_TNH: Tensor,
+    lse_NT: Tensor,
+    first_T: Tensor,
+    end_T: Tensor,
+    before: int,
+    after: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    found: tuple[Tensor, Tensor, Tensor] = _kernels().backward(
+        grad_TNH, q_TNH, k_TNH, v_TNH, out_TNH, lse_NT, first_T, end_T, before, after
+    )
+    return found
+
+
+@_gradients.register_fake
+def _(
+    grad_TNH: Tensor,
+    q_TNH: Tensor,
+    k_TNH: Tensor,
+    v_TNH: Tensor,
+    out_TNH: Tensor,
+    lse_NT: Tensor,
+    first_T: Tensor,
+    end_T: Tensor,
+    before: int,
+    after: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return tuple(torch.empty_like(out_TNH) for _ in range(3))  # type: ignore[return-value]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q_TNH, k_TNH, v_TNH, first_T, end_T, ctx.before, ctx.after = inputs
+    ctx.save_for_backward(q_TNH, k_TNH, v_TNH, *output, first_T, end_T)
+
+
+def _backward(ctx: Any, grad_TNH: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    found = _gradients(grad_TNH.contiguous(), *ctx.saved_tensors, ctx.before, ctx.after)
+    return (*found, None, None, None, None)
+
+
+_attention.register_autograd(_backward, setup_context=_save)
