@@ -57,8 +57,10 @@ def ours(file: Path, task: TaskConfig, model: Path, seed: int) -> tuple[float, f
     return rate, result["figures"]["test"][task.measured[0]]
 
 
-def theirs(task: TaskConfig, splits: dict[str, Split], model: Path, seed: int, sampling: str) -> tuple[float, float]:
-    """The same of transformers' Trainer."""
+def theirs(
+    task: TaskConfig, splits: dict[str, Split], model: Path, seed: int, sampling: str, *, fresh: bool = False
+) -> tuple[float, float]:
+    """The same of transformers' Trainer; `fresh`: with new weights."""
     import transformers
     from transformers import Trainer, TrainerCallback, logging, set_seed
 
@@ -82,7 +84,7 @@ def theirs(task: TaskConfig, splits: dict[str, Split], model: Path, seed: int, s
     set_seed(seed)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
-            model=_classifier(task, labels, model),
+            model=_classifier(task, labels, model, fresh=fresh),
             args=_arguments(task, folder, seed, sampling),
             train_dataset=data["train"],
             data_collator=collated,
@@ -98,7 +100,7 @@ def theirs(task: TaskConfig, splits: dict[str, Split], model: Path, seed: int, s
     return statistics.median(rates[SKIPPED:]), measured(task, logits, labels, data["test"])
 
 
-def _classifier(task: TaskConfig, labels: Labels, model: Path) -> Any:
+def _classifier(task: TaskConfig, labels: Labels, model: Path, *, fresh: bool) -> Any:
     import transformers
 
     if task.kind == "tokens":
@@ -108,7 +110,10 @@ def _classifier(task: TaskConfig, labels: Labels, model: Path) -> Any:
         kind = transformers.AutoModelForSequenceClassification
         problem = "regression" if task.kind == "regression" else f"{task.kind.replace('-', '_')}_classification"
         own = {"problem_type": problem, "classifier_pooling": task.pooling}
-    return kind.from_pretrained(model, num_labels=len(labels.names) or 1, dtype=torch.float32, **own)
+    own["num_labels"] = len(labels.names) or 1
+    if fresh:
+        return kind.from_config(transformers.AutoConfig.from_pretrained(model, **own))
+    return kind.from_pretrained(model, dtype=torch.float32, **own)
 
 
 def _arguments(task: TaskConfig, folder: str, seed: int, sampling: str) -> Any:

@@ -31,7 +31,13 @@ from modernbert_train.evaluate.finetune.result import RESULT, write_figures
 from modernbert_train.evaluate.finetune.task import run_name
 from modernbert_train.evaluate.retrieval.beir import Beir, read_beir
 from modernbert_train.evaluate.retrieval.pairs import QUERY, Pairs, read_pairs
-from modernbert_train.evaluate.retrieval.runs import in_words, read_settings, require, require_one_process
+from modernbert_train.evaluate.retrieval.runs import (
+    encoder_named,
+    in_words,
+    read_settings,
+    require,
+    require_one_process,
+)
 from modernbert_train.evaluate.retrieval.sentence_model import (
     check_sentence_model,
     describe,
@@ -166,7 +172,7 @@ def _check_model(model: str, config: EvaluateConfig) -> None:
     if is_sentence_model(model):
         check_sentence_model(model, config)
     else:
-        check_named(model, config.runs_folder)
+        check_named(encoder_named(model).source, config.runs_folder)
 
 
 def _naming(model: str) -> str:

@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 from modernbert_train.config.load import load_typed
 from modernbert_train.distributed.gpus import uses_gpu
 from modernbert_train.errors import ConfigError
+from modernbert_train.evaluate.finetune.task import FROZEN, SEED, Named, named_model
 
 T = TypeVar("T")
 
@@ -68,23 +69,43 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
+def encoder_named(model: str) -> Named:
+    """A model as it is named, as it is or untrained.
+
+    Raises:
+        ConfigError: it is to be frozen.
+    """
+    named = named_model(model)
+    if FROZEN in named.baseline:
+        raise ConfigError(
+            f"--model={model}: retrieval has no head to train beside a frozen encoder. Leave out `{FROZEN}:`; "
+            "`retrieval evaluate` measures an encoder as it is."
+        )
+    return named
+
+
 @contextmanager
-def exported_encoder(model: str) -> Iterator[Path]:
+def exported_encoder(model: str, seed: int = SEED) -> Iterator[Path]:
     """A run, a checkpoint or a model as a folder that AutoModel loads, in fp32; there as long as the block runs.
+
+    `untrained:` before its name draws new weights by the seed, the same as in `finetune`.
 
     A Hugging Face folder is written anew too, because the libraries load what it is stored in, half precision, and run
     code that its config.json names.
 
     Raises:
-        ConfigError: it sees one side of a text alone.
+        ConfigError: it sees one side of a text alone, or is a baseline that there is not.
         DataError, StorageError: see `open_source`.
     """
     from modernbert_train.weights.export import export_source
-    from modernbert_train.weights.source import open_source
+    from modernbert_train.weights.source import open_source, untrained
 
-    source = open_source(model)
+    named = encoder_named(model)
+    source = open_source(named.source)
     if source.order == "causal":
         raise ConfigError(f"--model={model}: a decoder, whose states know nothing of the words after. Name an encoder.")
+    if named.baseline:
+        source = untrained(source, seed)
     with tempfile.TemporaryDirectory() as folder:
         yield export_source(source, Path(folder) / "encoder")
 

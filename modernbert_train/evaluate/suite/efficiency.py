@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from modernbert_train.config.tools.suite import EfficiencyConfig
 from modernbert_train.core.files import write_whole
 from modernbert_train.core.read_json import read_json
-from modernbert_train.core.text import markdown_table
+from modernbert_train.core.text import markdown_table, plural
+from modernbert_train.distributed.bf16 import takes_bf16
 from modernbert_train.distributed.many import Job, last_words, run_all
 
 KINDS, WAYS = ("fixed", "variable"), ("packed", "padded")
@@ -114,6 +115,15 @@ def _padded(model: str) -> Callable[[Texts], object]:
     return read
 
 
+def _device() -> str:
+    """What a figure is of, for whoever reads it elsewhere."""
+    import torch
+
+    if torch.cuda.is_available():
+        return f"{torch.cuda.get_device_name()}, {'bf16' if takes_bf16('auto', '', on_gpu=True) else 'fp32'}"
+    return f"CPU, {plural(torch.get_num_threads(), 'thread')}, fp32"
+
+
 def measure_all(
     models: Sequence[tuple[str, str]], asked: EfficiencyConfig, out: Path, environment: dict[str, str]
 ) -> dict[str, str]:
@@ -159,9 +169,11 @@ def table_of(models: Sequence[str], out: Path, asked: EfficiencyConfig) -> list[
     for label in models:
         for way in WAYS:
             file = file_of(out, label, way, asked)
-            for each in read_json(file)["rows"] if file.exists() else []:
+            found = read_json(file) if file.exists() else {"rows": []}
+            for each in found["rows"]:
                 row = rows.setdefault((label, each["length"], each["kind"]), {"model": label, **each})
                 row |= {f"{way}_tokens_per_second": each["tokens_per_second"], f"{way}_memory": each["memory"]}
+                row[f"{way}_device"] = found["device"]
     return [
         {key: value for key, value in row.items() if key not in ("tokens_per_second", "memory")}
         for row in rows.values()
@@ -169,7 +181,7 @@ def table_of(models: Sequence[str], out: Path, asked: EfficiencyConfig) -> list[
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
-    """Tokens a second of both ways, their ratio, and memory in GB."""
+    """Tokens a second of both ways, their ratio, and memory in GB; and of which device."""
     head = ["model", "length", "texts", "packed, tokens/s", "padded, tokens/s", "ratio", "packed, GB", "padded, GB"]
     lines = []
     for row in rows:
@@ -179,7 +191,12 @@ def as_markdown(rows: Sequence[Row]) -> str:
         memory = [row.get(f"{way}_memory") for way in WAYS]
         sizes = ["-" if size is None else f"{size / 1e9:.2f}" for size in memory]
         lines.append([row["model"], f"{row['length']:,}", row["kind"], *shown, ratio, *sizes])
-    return markdown_table(head, lines)
+    devices = sorted({row[key] for row in rows for way in WAYS if (key := f"{way}_device") in row})
+    words = (
+        "Forward passes alone: packed by this program, padded by transformers. Largest memory, up to this length. "
+        f"Measured on {'; '.join(devices)}."
+    )
+    return f"{markdown_table(head, lines)}\n\n{words}"
 
 
 def main() -> int:
@@ -193,7 +210,7 @@ def main() -> int:
     options = parser.parse_args()
     rows = measure(options.model, options.way, options.lengths, options.tokens, options.repeats)
     options.file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(options.file, json.dumps({"rows": rows}, indent=2) + "\n")
+    write_whole(options.file, json.dumps({"rows": rows, "device": _device()}, indent=2) + "\n")
     return 0
 
 

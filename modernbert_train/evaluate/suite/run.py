@@ -15,7 +15,7 @@ from modernbert_train.evaluate.finetune.many import Cell, Outcome, held, refuse_
 from modernbert_train.evaluate.finetune.task import named_model
 from modernbert_train.evaluate.suite.efficiency import measure_all
 from modernbert_train.evaluate.suite.plan import Plan, choices_of, read_suite
-from modernbert_train.evaluate.suite.table import as_markdown, make_table, write_suite
+from modernbert_train.evaluate.suite.table import PICTURE, as_markdown, make_table, write_suite
 from modernbert_train.weights.named_source import check_named
 
 
@@ -74,7 +74,7 @@ def evaluate_suite(
             failed |= measure_all(measured, suite.efficiency, out, dict(os.environ))
         draw()
     print(as_markdown(make_table(plan, failed)))
-    print(f"table: {out}/table.md, {out}/table.json; page: {out}/report.html")
+    print(f"table: {out}/table.md, {out}/table.json; picture: {out}/{PICTURE}; page: {out}/report.html")
     tell(Outcome(failed=lost, stopped=stopped), out)
 
 

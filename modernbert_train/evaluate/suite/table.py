@@ -14,7 +14,10 @@ from modernbert_train.evaluate.finetune.table import MARKDOWN, Table, spread
 from modernbert_train.evaluate.suite import efficiency
 from modernbert_train.evaluate.suite.efficiency import WAYS, table_of
 from modernbert_train.evaluate.suite.plan import Plan, choices_of
+from modernbert_train.report.dots import draw_dots
 from modernbert_train.report.many import TABLE, write_table_page
+
+PICTURE = "table.svg"
 
 
 def make_table(plan: Plan, failed: Mapping[str, str]) -> Table:
@@ -93,7 +96,7 @@ def _notes(plan: Plan, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def write_suite(out: Path, table: Table) -> None:
-    """Write table.json, table.md and report.html.
+    """Write table.json, table.md, table.svg and report.html.
 
     Raises:
         StorageError: the disk refuses it.
@@ -101,6 +104,7 @@ def write_suite(out: Path, table: Table) -> None:
     with os_errors_as(StorageError, f"{out}: cannot be written", "Free some space; the same command resumes."):
         write_whole(out / TABLE, json.dumps(table, indent=2) + "\n")
         write_whole(out / MARKDOWN, as_markdown(table) + "\n")
+        write_whole(out / PICTURE, draw_dots(table["columns"], table["rows"]))
     write_table_page(out)
 
 

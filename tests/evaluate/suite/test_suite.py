@@ -7,6 +7,7 @@ those of fake_runs.py here, which take no time; the last test has real ones.
 from __future__ import annotations
 
 import json
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,8 @@ def test_a_rate_is_chosen_with_some_seeds_and_counts_with_all(
     text = (tmp_path / "out/table.md").read_text()
     assert "| theirs (published) | 90.50 |" in text and "a paper. Not run here." in text and "the best of 3" in text
     assert (tmp_path / "out/report.html").is_file()
+    picture = ElementTree.parse(tmp_path / "out/table.svg").iter("{http://www.w3.org/2000/svg}circle")
+    assert [dot.get("fill") == "#ffffff" for dot in picture] == [False, False, True] * 2  # the names, then the figures
 
 
 @pytest.mark.runs
@@ -210,7 +213,8 @@ def test_fine_tuning_retrieval_and_a_missing_text_in_one_table(
         assert (
             row["packed_tokens_per_second"] > 0 and row["padded_tokens_per_second"] > 0 and row["packed_memory"] > 1e7
         )
-    assert "| modernbert | 64 | variable |" in (tmp_path / "out/table.md").read_text()
+    text = (tmp_path / "out/table.md").read_text()
+    assert "| modernbert | 64 | variable |" in text and "Measured on CPU, " in text
 
 
 def test_texts_to_measure_on_are_as_long_as_they_say() -> None:
