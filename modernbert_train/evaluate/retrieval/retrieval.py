@@ -22,7 +22,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from modernbert_train.config.load import load_typed
-from modernbert_train.config.tools.retrieval import EvaluateConfig, RetrievalConfig, retrieval_problems
+from modernbert_train.config.tools.retrieval import RANKING, EvaluateConfig, RetrievalConfig, retrieval_problems
 from modernbert_train.core.files import lock_now, os_errors_as, write_whole
 from modernbert_train.core.read_json import read_json
 from modernbert_train.distributed.bf16 import takes_bf16
@@ -109,7 +109,7 @@ def train(recipe: str, model: str, overrides: Sequence[str]) -> Path:
             shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         figures = {name: measure(trained, each, config) for name, each in folders.items()}
         _write(folder, Path(recipe).stem, model, config, trained, figures, folders, {"train": pairs.counts}, training)
-    print(in_words(folder.name, figures or {"trained": {}}, _SHOWN, folder / RESULT))
+    print(in_words(folder.name, figures or {"trained": {}}, RANKING, folder / RESULT))
     return folder / RESULT
 
 
@@ -143,11 +143,8 @@ def evaluate(beir: str, model: str, overrides: Sequence[str]) -> Path:
         opened = open_sentence_model(model, config)
         figures = {task: measure(opened, read, config)}
         _write(folder, task, model, config, opened, figures, {task: read}, {}, None)
-    print(in_words(folder.name, figures, _SHOWN, folder / RESULT))
+    print(in_words(folder.name, figures, RANKING, folder / RESULT))
     return folder / RESULT
-
-
-_SHOWN = ("ndcg_at_10", "recall_at_100", "mrr_at_10", "map_at_10")
 
 
 def measure(model: Model, beir: Beir, config: EvaluateConfig) -> dict[str, float]:

@@ -85,4 +85,5 @@ def describe(plan: Plan) -> str:
         seeds, deciding = len(plan.seeds_of(name)), len(plan.choosing_seeds(name))
         runs += len(choices_of(task)) * deciding + (seeds - deciding)
     tasks, models = len(plan.suite.tasks), len(plan.models)
-    return f"{plural(tasks, 'task')}, {plural(models, 'model')}, at most {plural(runs * models, 'run')}"
+    speed = ", and how fast they read" * (plan.suite.efficiency is not None)
+    return f"{plural(tasks, 'task')}, {plural(models, 'model')}, at most {plural(runs * models, 'run')}{speed}"

@@ -110,8 +110,9 @@ def write_suite(out: Path, table: Table) -> None:
 
 def as_markdown(table: Table) -> str:
     """In percent; mean ± standard deviation over seeds."""
-    head = ["model", *(f"{column['task']} {column['metric']}" for column in table["columns"]), "average"]
-    rows = [[row["model"], *(_shown(cell) for cell in row["cells"]), _shown(row["average"])] for row in table["rows"]]
+    average = any(row["average"] is not None for row in table["rows"])
+    head = ["model", *(f"{column['task']} {column['metric']}" for column in table["columns"]), *["average"] * average]
+    rows = [[row["model"], *map(_shown, row["cells"]), *[_shown(row["average"])] * average] for row in table["rows"]]
     words = "In percent: mean ± standard deviation over seeds (their number)."
     speed = ["", efficiency.as_markdown(table["efficiency"])] if table["efficiency"] else []
     return "\n".join([markdown_table(head, rows), "", words, *(f"- {note}" for note in table["notes"]), *speed])

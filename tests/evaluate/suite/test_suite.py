@@ -162,9 +162,47 @@ def test_mistakes_in_a_suite_are_told_with_their_key(
         read_suite(str(write_suite(tasks, **more)))
 
 
+@pytest.mark.parametrize(
+    ("task", "words", "message"),
+    [
+        ({"metric": "f2"}, (), r"tasks\.tone\.metric=f2: is not measured\. Choose from accuracy"),
+        ({"split": "test"}, (), r"tasks\.tone\.split=test: is not measured\. Choose from dev"),
+        ({"choose_on": "test", "choices": {"lr": [1, 2]}}, (), r"choose_on=test: is not measured"),
+        ({"beir": "some/scifact", "metric": "ndcg"}, (), r"metric=ndcg: is not measured\. Choose from ndcg_at_10"),
+        (
+            {"retrieval": str(YAMLS / "retrieval/modernbert.yaml"), "keys": {"train": ["x"]}},
+            (),
+            "nothing to measure on",
+        ),
+        ({"keys": {"learning_rate": 1}}, (), r"tasks\.tone: learning_rate .*: unknown key\. Here it is optim\.lr"),
+        ({}, ("compute.devise=cpu",), r"tasks\.tone: compute\.devise .*Did you mean compute\.device"),
+        ({"finetune": "tune.yaml"}, (), r"tasks\.tone: tune\.yaml: no such file, neither here nor in "),
+    ],
+)
+def test_a_cell_that_would_stay_empty_is_refused_before_anything_runs(
+    write_suite: WriteSuite, tmp_path: Path, task: dict[str, Any], words: tuple[str, ...], message: str
+) -> None:
+    """Nobody wants to find it after the last of a hundred runs, or after each of them."""
+    suite = read_suite(str(write_suite({"tone": task})))
+    with pytest.raises(ConfigError, match=message):
+        Plan(*suite, [str(tmp_path)], None, tmp_path / "out", words)
+    with pytest.raises(ConfigError, match="--seeds 1 1: one is named twice"):
+        Plan(*suite, [str(tmp_path)], [1, 1], tmp_path / "out", ())
+
+
 def test_an_unknown_suite_names_those_that_are_known(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Known: .*glue.*"):
         read_suite("blue")
+
+
+@pytest.mark.runs
+def test_keys_may_follow_the_options(
+    write_suite: WriteSuite, fakes: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As with every other verb."""
+    words = [str(fakes[0]), "--suite", str(write_suite({"tone": {}})), "--out", str(tmp_path / "out"), "--dry-run"]
+    assert main(["evaluate", *words, "compute.device=cpu"]) == 0
+    assert "1 task, 1 model, at most 2 runs" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted((YAMLS / "suites").glob("*.yaml"))])
