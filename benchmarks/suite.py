@@ -35,12 +35,12 @@ from modernbert_train.evaluate.retrieval.runs import exported_encoder
 
 SEEDS = [1, 2, 3]
 KEYS: dict[str, dict[str, Any]] = {
-    "banking77": {"epochs": 3, "pooling": None},
-    "stsb": {"epochs": 2, "pooling": None},
-    "qnli": {"epochs": 2, "pooling": None},
-    "wnut17": {"epochs": 3},
+    "banking77": {"epochs": 3, "batch_texts": 16, "pooling": None},
+    "stsb": {"epochs": 2, "lr": 5e-4, "pooling": None},
+    "qnli": {"epochs": 2, "lr": 5e-4, "pooling": None},
+    "wnut17": {"epochs": 3, "lr": 5e-4},
 }
-CHOICES = {"banking77": {"lr": [5e-4, 1e-3]}}
+CHOICES = {"banking77": {"lr": [3e-4, 1e-3]}}
 SCIFACT = "retrieval/scifact_subset"
 RECIPE: dict[str, Any] = {"batch_size": 16, "epochs": 2, "lr": 5e-4, "max_tokens": 48, "pooling": "mean"}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from modernbert_train.core.files import os_errors_as, write_whole
-from modernbert_train.core.text import markdown_table
+from modernbert_train.core.text import markdown_table, plural
 from modernbert_train.errors import StorageError
 from modernbert_train.evaluate.finetune.table import MARKDOWN, Table, spread
 from modernbert_train.evaluate.suite import efficiency
@@ -90,8 +90,10 @@ def _notes(plan: Plan, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             continue
         for name, cell in zip(plan.suite.tasks, row["cells"], strict=False):
             if cell["chosen"]:
-                tried = len(choices_of(plan.suite.tasks[name]))
-                yield f"{name} of {row['model']}: {cell['chosen']}, the best of {tried}."
+                task, by = plan.suite.tasks[name], len(plan.choosing_seeds(name))
+                on = f" on {split}" if (split := task.choose_on or task.split) else ""
+                some = f" with {by} of {plural(len(plan.seeds_of(name)), 'seed')}"
+                yield f"{name} of {row['model']}: {cell['chosen']}, the best of {len(choices_of(task))}{on}{some}."
             yield from (f"{name} of {row['model']}: {problem}" for problem in cell["failed"])
 
 
@@ -111,11 +113,15 @@ def write_suite(out: Path, table: Table) -> None:
 def as_markdown(table: Table) -> str:
     """In percent; mean ± standard deviation over seeds."""
     average = any(row["average"] is not None for row in table["rows"])
-    head = ["model", *(f"{column['task']} {column['metric']}" for column in table["columns"]), *["average"] * average]
+    head = ["model", *map(_heading, table["columns"]), *["average"] * average]
     rows = [[row["model"], *map(_shown, row["cells"]), *[_shown(row["average"])] * average] for row in table["rows"]]
     words = "In percent: mean ± standard deviation over seeds (their number)."
     speed = ["", efficiency.as_markdown(table["efficiency"])] if table["efficiency"] else []
     return "\n".join([markdown_table(head, rows), "", words, *(f"- {note}" for note in table["notes"]), *speed])
+
+
+def _heading(column: Mapping[str, str]) -> str:
+    return f"{column['task']} {column['metric']}" + (f", {column['split']}" if column["split"] else "")
 
 
 def _shown(cell: Mapping[str, Any] | None) -> str:

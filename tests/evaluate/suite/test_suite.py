@@ -81,7 +81,11 @@ def test_a_rate_is_chosen_with_some_seeds_and_counts_with_all(
         assert cell["n"] == 2 and cell["seeds"]["1"] == max(with_first.values())
         assert all(each["value"] == fake_runs.figure_of(each["run"]) for each in cell["runs"])
     text = (tmp_path / "out/table.md").read_text()
-    assert "| theirs (published) | 90.50 |" in text and "a paper. Not run here." in text and "the best of 3" in text
+    assert (
+        "| theirs (published) | 90.50 |" in text
+        and "a paper. Not run here." in text
+        and "the best of 3 with 1 of 2 seeds." in text
+    )
     assert (tmp_path / "out/report.html").is_file()
     picture = ElementTree.parse(tmp_path / "out/table.svg").iter("{http://www.w3.org/2000/svg}circle")
     assert [dot.get("fill") == "#ffffff" for dot in picture] == [False, False, True] * 2  # the names, then the figures
