@@ -110,10 +110,8 @@ def _classifier(task: TaskConfig, labels: Labels, model: Path, *, fresh: bool) -
         kind = transformers.AutoModelForSequenceClassification
         problem = "regression" if task.kind == "regression" else f"{task.kind.replace('-', '_')}_classification"
         own = {"problem_type": problem, "classifier_pooling": task.pooling}
-    own["num_labels"] = len(labels.names) or 1
-    if fresh:
-        return kind.from_config(transformers.AutoConfig.from_pretrained(model, **own))
-    return kind.from_pretrained(model, dtype=torch.float32, **own)
+    config = transformers.AutoConfig.from_pretrained(model, num_labels=len(labels.names) or 1, **own)
+    return kind.from_config(config) if fresh else kind.from_pretrained(model, config=config, dtype=torch.float32)
 
 
 def _arguments(task: TaskConfig, folder: str, seed: int, sampling: str) -> Any:

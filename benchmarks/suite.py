@@ -2,7 +2,7 @@
 
     python -m benchmarks.suite MODEL untrained:MODEL ANOTHER --tasks FOLDER --out runs/suite     # again to go on
 
-Fine-tunes and measures the models on four small tasks of finetune_tasks.py and on a part of SciFact
+Fine-tunes and measures the models on three small tasks of finetune_tasks.py and on a part of SciFact
 (FOLDER/retrieval/scifact_subset), three seeds each; of Banking77 the better of two rates counts. Then the same by their
 own code from the same exports, with the same texts, batches, rates, epochs and seeds, one after the other in this
 process. Prints, for every cell, both means with their standard errors and by how many standard errors of their
@@ -37,7 +37,6 @@ SEEDS = [1, 2, 3]
 KEYS: dict[str, dict[str, Any]] = {
     "banking77": {"epochs": 3, "batch_texts": 16, "pooling": None},
     "stsb": {"epochs": 2, "lr": 5e-4, "pooling": None},
-    "qnli": {"epochs": 2, "lr": 5e-4, "pooling": None},
     "wnut17": {"epochs": 3, "lr": 5e-4},
 }
 CHOICES = {"banking77": {"lr": [3e-4, 1e-3]}}

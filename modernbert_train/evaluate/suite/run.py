@@ -15,7 +15,8 @@ from modernbert_train.evaluate.finetune.many import Cell, Outcome, held, refuse_
 from modernbert_train.evaluate.finetune.task import named_model
 from modernbert_train.evaluate.suite.efficiency import measure_all
 from modernbert_train.evaluate.suite.plan import Plan, choices_of, read_suite
-from modernbert_train.evaluate.suite.table import PICTURE, as_markdown, make_table, write_suite
+from modernbert_train.evaluate.suite.table import as_markdown, make_table, write_suite
+from modernbert_train.report.many import PICTURE
 from modernbert_train.weights.named_source import check_named
 
 

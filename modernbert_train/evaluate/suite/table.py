@@ -15,9 +15,7 @@ from modernbert_train.evaluate.suite import efficiency
 from modernbert_train.evaluate.suite.efficiency import WAYS, table_of
 from modernbert_train.evaluate.suite.plan import Plan, choices_of
 from modernbert_train.report.dots import draw_dots
-from modernbert_train.report.many import TABLE, write_table_page
-
-PICTURE = "table.svg"
+from modernbert_train.report.many import PICTURE, TABLE, write_table_page
 
 
 def make_table(plan: Plan, failed: Mapping[str, str]) -> Table:
