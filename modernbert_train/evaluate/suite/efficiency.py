@@ -16,7 +16,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,8 @@ def draw(length: int, kind: str, tokens: int, entries: int) -> Texts:
     return [generator.integers(entries // 2, entries, size=size).astype(np.int32) for size in sizes]
 
 
-def measure(model: str, way: str, lengths: Sequence[int], tokens: int, repeats: int) -> list[Row]:
-    """Tokens a second and memory, by length and kind; of lengths beyond the model's nothing."""
+def measure(model: str, way: str, lengths: Sequence[int], tokens: int, repeats: int) -> tuple[list[Row], int]:
+    """Tokens a second and memory, by length and kind, of lengths that the model reads; and the longest that it does."""
     import torch
 
     from modernbert_train.evaluate.loaded import load_model
@@ -75,7 +75,7 @@ def measure(model: str, way: str, lengths: Sequence[int], tokens: int, repeats: 
             rows.append(
                 {"length": length, "kind": kind, "tokens_per_second": statistics.median(speeds), "memory": peak}
             )
-    return rows
+    return rows, encoder.max_tokens
 
 
 def _packed(encoder: Any) -> Callable[[Texts], object]:
@@ -180,6 +180,15 @@ def table_of(models: Sequence[str], out: Path, asked: EfficiencyConfig) -> list[
     ]
 
 
+def not_measured(models: Sequence[str], out: Path, asked: EfficiencyConfig) -> Iterator[str]:
+    """Which models read no text of some length."""
+    for label in models:
+        files = [file for way in WAYS if (file := file_of(out, label, way, asked)).exists()]
+        most = read_json(files[0])["max_tokens"] if files else max(asked.lengths)
+        if longer := [f"{length:,}" for length in sorted(asked.lengths) if length > most]:
+            yield f"{label} reads {most:,} tokens at most: texts of {' and '.join(longer)} were not measured."
+
+
 def as_markdown(rows: Sequence[Row]) -> str:
     """Tokens a second of both ways, their ratio, and memory in GB; and of which device."""
     head = ["model", "length", "texts", "packed, tokens/s", "padded, tokens/s", "ratio", "packed, GB", "padded, GB"]
@@ -208,9 +217,9 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, required=True)
     parser.add_argument("--repeats", type=int, required=True)
     options = parser.parse_args()
-    rows = measure(options.model, options.way, options.lengths, options.tokens, options.repeats)
+    rows, most = measure(options.model, options.way, options.lengths, options.tokens, options.repeats)
     options.file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(options.file, json.dumps({"rows": rows, "device": _device()}, indent=2) + "\n")
+    write_whole(options.file, json.dumps({"rows": rows, "max_tokens": most, "device": _device()}, indent=2) + "\n")
     return 0
 
 

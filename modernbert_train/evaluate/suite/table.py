@@ -12,7 +12,7 @@ from modernbert_train.core.text import markdown_table, plural
 from modernbert_train.errors import StorageError
 from modernbert_train.evaluate.finetune.table import MARKDOWN, Table, spread
 from modernbert_train.evaluate.suite import efficiency
-from modernbert_train.evaluate.suite.efficiency import WAYS, table_of
+from modernbert_train.evaluate.suite.efficiency import WAYS, not_measured, table_of
 from modernbert_train.evaluate.suite.plan import Plan, choices_of
 from modernbert_train.report.dots import draw_dots
 from modernbert_train.report.many import PICTURE, TABLE, write_table_page
@@ -35,8 +35,11 @@ def make_table(plan: Plan, failed: Mapping[str, str]) -> Table:
         cells = [_published(each.figures.get(column["task"])) for column in columns]
         name = f"{model} (published)"
         rows.append({"model": name, "source": each.source, "published": True, "cells": cells, "average": None})
-    speed = [] if suite.efficiency is None else table_of(list(plan.labels.values()), plan.out, suite.efficiency)
-    notes = [*_notes(plan, rows), *(f"{name}: {failed[name]}" for name in failed if name.endswith(WAYS))]
+    speed, notes = [], [*_notes(plan, rows), *(f"{name}: {failed[name]}" for name in failed if name.endswith(WAYS))]
+    if suite.efficiency is not None:
+        of = list(plan.labels.values()), plan.out, suite.efficiency
+        speed = table_of(*of)
+        notes += not_measured(*of)
     return {"columns": columns, "rows": rows, "efficiency": speed, "notes": notes}
 
 
@@ -114,8 +117,9 @@ def as_markdown(table: Table) -> str:
     head = ["model", *map(_heading, table["columns"]), *["average"] * average]
     rows = [[row["model"], *map(_shown, row["cells"]), *[_shown(row["average"])] * average] for row in table["rows"]]
     words = "In percent: mean ± standard deviation over seeds (their number)."
+    quality = [markdown_table(head, rows), "", words] if table["columns"] else []
     speed = ["", efficiency.as_markdown(table["efficiency"])] if table["efficiency"] else []
-    return "\n".join([markdown_table(head, rows), "", words, *(f"- {note}" for note in table["notes"]), *speed])
+    return "\n".join([*quality, *(f"- {note}" for note in table["notes"]), *speed])
 
 
 def _heading(column: Mapping[str, str]) -> str:

@@ -257,6 +257,7 @@ def test_fine_tuning_retrieval_and_a_missing_text_in_one_table(
         )
     text = (tmp_path / "out/table.md").read_text()
     assert "| modernbert | 64 | variable |" in text and "Measured on CPU, " in text
+    assert "- modernbert reads 64 tokens at most: texts of 128 were not measured." in text
 
 
 def test_texts_to_measure_on_are_as_long_as_they_say() -> None:
