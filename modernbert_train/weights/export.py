@@ -135,7 +135,11 @@ def export_source(source: Source, out: Path) -> Path:
             part.weights,
             part.model,
             hub=part.hub,
-            shapes={name: tuple(tensor.shape) for name, tensor in part.weights.items() if name != DECODER},
+            shapes={
+                name: tuple(tensor.shape)
+                for name, tensor in part.weights.items()
+                if name != DECODER or not part.model.tied
+            },
             order=source.order,
             max_tokens=source.max_tokens,
             tokenizer_folder=tokenizer,
