@@ -16,6 +16,7 @@ from modernbert_train.config.schema import (
     BertConfig,
     CausalLmConfig,
     DebertaConfig,
+    LlamaConfig,
     MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
@@ -65,6 +66,8 @@ MODELS_OF_EACH_KIND = {
     "xlnet": XLNetConfig(),
     "deberta": DebertaConfig(),
     "deberta, first version, narrow embedding": DebertaConfig(version="v1", buckets=512, embedding_size=128),
+    "llama": LlamaConfig(key_value_heads=4, qkv_bias=True),
+    "llama, untied": LlamaConfig(tied=False, qk_norm=True, head_width=128),
 }
 
 
@@ -188,7 +191,7 @@ def test_every_encoder_that_can_be_built_is_counted() -> None:
 
 
 @pytest.mark.parametrize("shards", [3, 8, 1000])
-@pytest.mark.parametrize("name", ["tiny", "bert", "albert, groups and turns", "xlnet", "deberta"])
+@pytest.mark.parametrize("name", ["tiny", "bert", "albert, groups and turns", "xlnet", "deberta", "llama"])
 def test_the_padding_of_shards_is_that_of_the_real_weights(name: str, shards: int) -> None:
     """FSDP2 gives every rank equally many rows of each weight; over a thousand ranks that is a third more to send."""
     config, objective = MODELS_OF_EACH_KIND[name], SentenceOrderConfig() if name == "bert" else ReplacedTokensConfig()

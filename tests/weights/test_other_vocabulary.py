@@ -22,6 +22,7 @@ from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
     DebertaConfig,
+    LlamaConfig,
     ModelConfig,
     ModernBertConfig,
     XLNetConfig,
@@ -212,6 +213,7 @@ ARCHITECTURES: dict[str, Callable[[int], ModelConfig]] = {
     "albert": lambda rows: AlbertConfig(vocab_size=rows, max_positions=64, embedding_size=16, **SHAPE),
     "xlnet": lambda rows: XLNetConfig(vocab_size=rows, **SHAPE),
     "deberta": lambda rows: DebertaConfig(vocab_size=rows, **SHAPE),
+    "llama": lambda rows: LlamaConfig(vocab_size=rows, tied=False, **SHAPE),
     "replaced": lambda rows: ModernBertConfig(vocab_size=rows, **SHAPE),
 }
 
