@@ -127,6 +127,11 @@ def generators(config: RunConfig, num_ranks: int) -> Iterator[str]:
     objective, model = config.objective, config.model
     if not isinstance(objective, ReplacedTokensConfig) or min(model.num_heads, model.num_layers) < 1:
         return
+    if not model.tied:
+        yield (
+            f"objective.name={objective.name} with model.tied=false: a generator predicts with the embedding. Set "
+            "model.tied=true."
+        )
     depth, width, sharing = objective.depth, objective.width, objective.sharing
     if model.hidden_size % model.num_heads or min(depth, width, getattr(model, "global_attn_every_n_layers", 1)) <= 0:
         return  # told elsewhere

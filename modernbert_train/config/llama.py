@@ -93,6 +93,8 @@ class LlamaConfig(ModelConfig):
             )
         if self.head_size % 2:
             yield f"model.head_width={self.head_size}: rotary embeddings turn pairs. Make it even."
+        if self.qk_norm and self.qkv_bias:
+            yield "model.qkv_bias=true with model.qk_norm=true: no released model has both. Set one of them to false."
         if self.rope_factor != 1 and self.rope_scaling == "none":
             yield f"model.rope_factor={self.rope_factor:g} with model.rope_scaling=none: set linear or llama3, or 1."
         if self.rope_scaling == "llama3" and self.rope_high_freq <= self.rope_low_freq:

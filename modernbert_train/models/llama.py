@@ -147,8 +147,9 @@ class Llama(Encoder):
         return self.embeddings.get_parameter("tok_embeddings.weight")
 
     def prediction_head(self) -> nn.Module:
-        """See `Encoder`: none."""
-        return nn.Identity()
+        """See `Encoder`: nothing stands before the decoder, but where it is tied to a wider model's embedding."""
+        width = self.embedding().shape[1]
+        return nn.Identity() if width == self.config.hidden_size else Linear(self.config.hidden_size, width)
 
     def set_phase(self, model: LlamaConfig) -> None:
         """See `Encoder`: a phase may have other rotary positions."""

@@ -91,6 +91,8 @@ def test_counts_equal_the_real_model(name: str, objective: ObjectiveConfig) -> N
     """Every part, because memory of shards and what is gathered follow from the parts; and every matrix, because FLOPs
     and Muon do."""
     config = MODELS_OF_EACH_KIND[name]
+    if not config.tied and isinstance(objective, ReplacedTokensConfig):
+        pytest.skip("check refuses it")
     with torch.device("meta"):
         model = build_model(config, objective)
     counts = count_parameters(config, objective)
