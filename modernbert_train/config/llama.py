@@ -80,6 +80,10 @@ class LlamaConfig(ModelConfig):
         return {"RoPE base": f"{self.rope_theta:,.0f}{stretched}"}
 
     @property
+    def single_class(self) -> bool:
+        return self.qk_norm or self.qkv_bias
+
+    @property
     def pooling(self) -> Literal["mean"]:
         """See `ModelConfig`."""
         return "mean"
