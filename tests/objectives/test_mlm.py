@@ -217,7 +217,7 @@ def test_predictions_may_stand_one_before() -> None:
     here, before = (
         MaskedLM(config, VOCABULARY).make(text, replace(config, predict_from=where)) for where in ("itself", "before")
     )
-    assert np.array_equal(here.input_ids_T, before.input_ids_T)
+    assert np.array_equal(here.ids_T, before.ids_T)
     assert np.array_equal(here.targets["labels_M"], before.targets["labels_M"])
     assert np.array_equal(here.targets["positions_M"][:26] - 1, before.targets["positions_M"][:26])
     assert {*before.targets["positions_M"][:26].tolist()} >= {0, 7, 10}

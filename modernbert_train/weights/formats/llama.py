@@ -18,7 +18,7 @@ from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats.config_json import Described, number_under
 
 # model_type -> the class that predicts tokens, and what of LlamaConfig is on in it
-KINDS: dict[str, tuple[str, dict[str, bool]]] = {
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "eurobert": ("EuroBertForMaskedLM", {}),
     "llama": ("LlamaForCausalLM", {}),
     "qwen2": ("Qwen2ForCausalLM", {"qkv_bias": True}),
