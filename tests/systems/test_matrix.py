@@ -45,6 +45,8 @@ def system(words: list[str], encoder: str, objective: str) -> list[str]:
     file = Path(words[0])
     run = yaml.safe_load(file.read_text())
     run["model"], run["objective"] = {"name": encoder} | ENCODERS[encoder], {"name": objective}
+    if objective == "rtd":
+        run["model"].pop("tied", None)
     if encoder != "modernbert":
         del run["phases"]["long"]["model"]
     file.write_text(yaml.safe_dump(run, sort_keys=False))
