@@ -86,6 +86,17 @@ def mask_shares(config: RunConfig, num_ranks: int) -> Iterator[str]:
     objective = config.objective
     if not isinstance(objective, MaskedLmConfig):
         return
+    for name, now in config.in_phase.items():
+        other = now.objective
+        if not isinstance(other, MaskedLmConfig) or other.predict_from == "itself":
+            continue
+        if other.masking == "reference" or other.heads != ("tokens",):
+            what = f"objective.name={other.name}, objective.masking={other.masking}"
+            yield (
+                f"phases.{name}: objective.predict_from=before with {what}: there a token without one before it is "
+                "predicted, or each in its place is read again. Set objective.predict_from=itself, or "
+                "objective={name: mlm, masking: exact}."
+            )
     shares = (objective.mask_token_share, objective.random_token_share)
     if sum(shares) > 1:
         yield (
@@ -127,6 +138,11 @@ def generators(config: RunConfig, num_ranks: int) -> Iterator[str]:
     objective, model = config.objective, config.model
     if not isinstance(objective, ReplacedTokensConfig) or min(model.num_heads, model.num_layers) < 1:
         return
+    if not model.tied:
+        yield (
+            f"objective.name={objective.name} with model.tied=false: a generator predicts with the embedding. Set "
+            "model.tied=true."
+        )
     depth, width, sharing = objective.depth, objective.width, objective.sharing
     if model.hidden_size % model.num_heads or min(depth, width, getattr(model, "global_attn_every_n_layers", 1)) <= 0:
         return  # told elsewhere

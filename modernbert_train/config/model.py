@@ -88,6 +88,21 @@ class ModelConfig:
         return self.hidden_size
 
     @property
+    def attention_width(self) -> int:
+        """Of a token's queries, all heads together."""
+        return self.hidden_size
+
+    @property
+    def decoder_bias(self) -> bool:
+        """Whether the decoder adds a number to each token's logit."""
+        return True
+
+    @property
+    def tied(self) -> bool:
+        """Whether the decoder is the embedding."""
+        return True
+
+    @property
     def unit_passes(self) -> tuple[int, ...]:
         """Of each of `Encoder.layers`, how often a token passes through it; more than once where weights are shared."""
         return (1,) * self.num_layers

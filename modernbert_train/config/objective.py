@@ -137,6 +137,9 @@ class MaskedLmConfig(ObjectiveConfig):
     )
     # the same in validation, whose masking is always exact and never changes
     eval_mask_rate: float = knob(0.15, above=0, high=1, why="as a share of the tokens; the published recipe uses 0.15")
+    # where a token is predicted: in its own place, or in that of the token before it, as a decoder that is made an
+    # encoder has learnt to (arXiv 2404.05961)
+    predict_from: Literal["itself", "before"] = knob("itself", phased=True)
     mask_token_share: float = knob(0.8, low=0)  # of the predicted positions: replaced by [MASK]
     # of the predicted positions: replaced by a random token; the rest stay
     random_token_share: float = knob(0.1, low=0)
@@ -155,6 +158,7 @@ class MaskedLmConfig(ObjectiveConfig):
         return (
             f"{self.masking} masking; of the predicted tokens {self.mask_token_share:.0%} become `[MASK]`,\n"
             f"  {self.random_token_share:.0%} a random token, {rest:.0%} stay"
+            + ("; predicted in the place of the token before" if self.predict_from == "before" else "")
         )
 
     @property

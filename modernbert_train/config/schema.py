@@ -26,6 +26,7 @@ from modernbert_train.config.evals import ProbeConfig as ProbeConfig
 from modernbert_train.config.evals import ScoresConfig as ScoresConfig
 from modernbert_train.config.knob import facts_of, knob
 from modernbert_train.config.launch import LaunchConfig
+from modernbert_train.config.llama import LlamaConfig as LlamaConfig
 from modernbert_train.config.model import ModelConfig as ModelConfig  # importers of the schema take all of it here
 from modernbert_train.config.model import ModernBertConfig as ModernBertConfig
 from modernbert_train.config.objective import CausalLmConfig as CausalLmConfig
@@ -503,6 +504,7 @@ VARIANTS: dict[str, dict[str, type]] = {
         "albert": AlbertConfig,
         "xlnet": XLNetConfig,
         "deberta": DebertaConfig,
+        "llama": LlamaConfig,
     },
     "objective": {
         "mlm": MaskedLmConfig,

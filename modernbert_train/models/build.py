@@ -16,6 +16,7 @@ from modernbert_train.config.schema import (
     BertConfig,
     ComputeConfig,
     DebertaConfig,
+    LlamaConfig,
     ModelConfig,
     ModernBertConfig,
     ObjectiveConfig,
@@ -26,6 +27,7 @@ from modernbert_train.models.bert import Bert
 from modernbert_train.models.classifier import TextClassifier, WordClassifier
 from modernbert_train.models.deberta import Deberta
 from modernbert_train.models.encoder import Encoder, OnEncoder
+from modernbert_train.models.llama import Llama
 from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.models.modernbert import ModernBert
 from modernbert_train.models.pairs import WithOrder
@@ -34,7 +36,14 @@ from modernbert_train.models.xlnet import XLNet
 
 ENCODERS: Rows[Callable[[Any, ComputeConfig], Encoder]] = Rows(
     "encoder",
-    {ModernBertConfig: ModernBert, BertConfig: Bert, AlbertConfig: Albert, XLNetConfig: XLNet, DebertaConfig: Deberta},
+    {
+        ModernBertConfig: ModernBert,
+        BertConfig: Bert,
+        AlbertConfig: Albert,
+        XLNetConfig: XLNet,
+        DebertaConfig: Deberta,
+        LlamaConfig: Llama,
+    },
 )
 
 # by `ObjectiveConfig.heads`, with its `idle_heads` after them

@@ -1,4 +1,4 @@
-"""An encoder with a head and a decoder tied to its embedding: what predicts tokens, masked ones or the next.
+"""An encoder with a head and a decoder, mostly tied to its embedding: what predicts tokens, masked ones or the next.
 
 Hidden states are gathered at the predicted positions before the head, which keeps logits, the largest tensor by far, to
 those, and to a chunk of them at a time.
@@ -24,7 +24,7 @@ POSITIONS, LABELS = "positions_M", "labels_M"  # of the targets, as objectives/m
 
 
 class ForMaskedLM(OnEncoder):
-    """Encoder, head and tied decoder.
+    """Encoder, head and decoder.
 
     Args:
         encoder: of any architecture.
@@ -36,8 +36,9 @@ class ForMaskedLM(OnEncoder):
         self.z_loss = z_loss
         self.head = encoder.prediction_head()
         embedding_VD = encoder.embedding()
-        self.decoder = Linear(embedding_VD.shape[1], embedding_VD.shape[0], bias=True)
-        self.decoder.weight = embedding_VD
+        self.decoder = Linear(embedding_VD.shape[1], embedding_VD.shape[0], bias=self.config.decoder_bias)
+        if self.config.tied:
+            self.decoder.weight = embedding_VD
         self._loss_and_gradient = loss_and_gradient
 
     def compile_layers(self, **options: Any) -> None:

@@ -13,6 +13,8 @@ Which tokens are predicted is `objective.masking`:
 - `ngram`: each sequence gets the share that `exact` gives it, or the least bit less, in whole words, one to three
   together (ngrams.py). What stands in their place is drawn for each token, as in ALBERT's published code.
 
+`objective.predict_from=before` predicts each of them in the place of the token before it.
+
 In all but `reference` special tokens are never masked and never drawn as replacements.
 
 Shape legend: T packed tokens, S sequences, M predicted positions.
@@ -74,10 +76,11 @@ class MaskedLM:
         """See `Objective.make`; `cuts_Q` as in `corrupt`."""
         mask_rate = settings.mask_rate
         masked = self.corrupt(text.ids_T, text.starts_Q, text.lengths_Q, text.keys_Q, mask_rate, cuts_Q)
+        positions_M = masked.positions_M - (settings.predict_from == "before")  # a special token stands before texts
         bound, predicted = self.max_predicted(mask_rate, len(text.ids_T)), len(masked.labels_M)
         assert predicted <= bound, f"{predicted} predicted positions exceed the bound of {bound}"
         targets = {
-            POSITIONS: np.pad(masked.positions_M, (0, bound - predicted)),
+            POSITIONS: np.pad(positions_M, (0, bound - predicted)),
             LABELS: np.pad(masked.labels_M, (0, bound - predicted), constant_values=IGNORED_LABEL),
         }
         return Inputs(masked.input_ids_T, targets, {"mlm": predicted})

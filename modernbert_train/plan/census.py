@@ -20,6 +20,7 @@ from modernbert_train.config.schema import (
     BertConfig,
     DebertaConfig,
     LabelledConfig,
+    LlamaConfig,
     MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
@@ -110,7 +111,7 @@ def census(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Cens
         matrices = _without_tokens(matrices, idle="tokens" in objective.idle_heads)
     beside = tuple(matrix for head in objective.heads if head in HEAD_COUNTS for matrix in HEAD_COUNTS[head](model))
     beside += _classifier(model, cast(LabelledConfig, objective)) if objective.is_labelled else ()
-    own = Census((*matrices, *beside), windows, (2 * model.key_products * model.hidden_size,) * len(windows))
+    own = Census((*matrices, *beside), windows, (2 * model.key_products * model.attention_width,) * len(windows))
     generator = objective.generator_of(model)
     if generator is None:
         return own
@@ -266,6 +267,26 @@ def _deberta(model: DebertaConfig) -> Counted:
     ), (None,) * layers
 
 
+def _llama(model: LlamaConfig) -> Counted:
+    """Norms without biases; keys and values may have fewer heads than queries."""
+    width, hidden, layers, across = model.hidden_size, model.intermediate_size, model.num_layers, model.attention_width
+    keys = model.kv_heads * model.head_size
+    biases = (Matrix(across, 1, "layer", layers), Matrix(keys, 1, "layer", 2 * layers, parts=2))
+    return (
+        table_of(model),
+        Matrix(across, width, "layer", layers, uses=1),  # Wq
+        Matrix(keys, width, "layer", 2 * layers, uses=1, parts=2),  # Wkv
+        Matrix(width, across, "layer", layers, uses=1),  # attn.Wo
+        Matrix(hidden, width, "layer", 2 * layers, uses=1, parts=2),  # Wi: gates and values
+        Matrix(width, hidden, "layer", layers, uses=1),  # mlp.Wo
+        Matrix(width, 1, "layer", 2 * layers),
+        *((Matrix(model.head_size, 1, "layer", 2 * layers),) if model.qk_norm else ()),
+        *(biases if model.qkv_bias else ()),
+        *(() if model.tied else (Matrix(model.vocab_size, width, "embedding", uses=1, head="tokens"),)),
+        Matrix(width, 1, "head"),  # the last norm
+    ), (None,) * layers
+
+
 def _attention(width: int, count: int, passes: int = 1) -> tuple[Matrix, ...]:
     """Wqkv and attn.Wo of so many layers."""
     return (
@@ -275,8 +296,9 @@ def _attention(width: int, count: int, passes: int = 1) -> tuple[Matrix, ...]:
 
 
 def table_of(model: ModelConfig) -> Matrix:
-    """The embedding: looked up by every token, and as the decoder multiplied with what is predicted."""
-    return Matrix(model.vocab_size, model.embedding_width, "embedding", uses=1, head="tokens")
+    """The embedding: looked up by every token, and as the decoder, where that is it, multiplied with predictions."""
+    uses, head = (1, "tokens") if model.tied else (0, None)
+    return Matrix(model.vocab_size, model.embedding_width, "embedding", uses=uses, head=head)
 
 
 def prediction_of(model: ModelConfig) -> tuple[Matrix, ...]:
@@ -325,6 +347,7 @@ ENCODER_COUNTS: Rows[Callable[[Any], Counted]] = Rows(
         AlbertConfig: _albert,
         XLNetConfig: _xlnet,
         DebertaConfig: _deberta,
+        LlamaConfig: _llama,
     },
 )
 

@@ -17,6 +17,7 @@ from modernbert_train.errors import ConfigError
 from modernbert_train.models.replaced import PROJECTION, generator_of
 from modernbert_train.weights.formats import DISCRIMINATORS, HubFormat, export_format
 from modernbert_train.weights.formats.classifiers import classifier_format
+from modernbert_train.weights.formats.config_json import BEFORE, PREDICTS_FROM
 from modernbert_train.weights.formats.electra import TOKEN_HEAD, Electra
 from modernbert_train.weights.formats.tensors import (
     DECODER,
@@ -71,6 +72,7 @@ def export_run(
         part.model,  # the architecture is the checkpoint's, whatever the YAML says today
         hub=part.hub,
         pairs=getattr(source.objective, "segments", 1) > 1,
+        says={PREDICTS_FROM: BEFORE} if getattr(source.objective, "predict_from", None) == BEFORE else None,
         shapes=shapes,
         order=source.order,
         max_tokens=source.max_tokens,
@@ -135,7 +137,11 @@ def export_source(source: Source, out: Path) -> Path:
             part.weights,
             part.model,
             hub=part.hub,
-            shapes={name: tuple(tensor.shape) for name, tensor in part.weights.items() if name != DECODER},
+            shapes={
+                name: tuple(tensor.shape)
+                for name, tensor in part.weights.items()
+                if name != DECODER or not part.model.tied
+            },
             order=source.order,
             max_tokens=source.max_tokens,
             tokenizer_folder=tokenizer,

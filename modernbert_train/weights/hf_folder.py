@@ -45,6 +45,7 @@ def export(
     hub: HubFormat | None = None,
     shapes: Shapes | None = None,
     pairs: bool = False,
+    says: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a folder that transformers' AutoModel, the class that its config.json names, and AutoTokenizer load.
 
@@ -62,6 +63,7 @@ def export(
         hub: the format; None: that of the architecture.
         shapes: see `to_hf`.
         pairs: it reads pairs of texts by their token types.
+        says: further keys of config.json.
 
     Raises:
         ConfigError: a RoPE base is not positive and finite, the weights or the tokenizer do not fit `config`, or `out`
@@ -85,7 +87,7 @@ def export(
     of_pairs = any(module_of(name) == "pair_head" for name in state)
     if pairs or (of_pairs and getattr(config, "segments", 1) > 1):  # it has learnt what token types mean
         tokenizer_config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
-    described = hub.describe(config, order, modules, max_tokens, vocabulary)
+    described = {**hub.describe(config, order, modules, max_tokens, vocabulary), **(says or {})}
     if out.exists() and not _is_export(out):
         raise ConfigError(f"{out} exists and is not an export of this program. Remove it or name another folder.")
 

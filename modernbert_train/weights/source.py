@@ -40,7 +40,7 @@ from modernbert_train.weights.hub import local_model
 from modernbert_train.weights.named_source import another_tokenizer, check_named, check_vocabulary, token_difference
 from modernbert_train.weights.token_rows import TokenRows, token_rows
 
-_BY_TOKEN = (EMBEDDING, "decoder.bias")  # a row for each token, whatever the architecture
+_BY_TOKEN = (EMBEDDING, DECODER, "decoder.bias")  # a row for each token, whatever the architecture
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class Origin:
             table = name.removesuffix(DELTA) + ".weight"
             targets[table] = generator[f"{GENERATOR}.{table}"]
         for name, tensor in tensors:
-            if name != DECODER:  # tied, and therefore already there
+            if name != DECODER or name in targets:  # tied, it is there already
                 target = targets.pop(name)
                 if self.rows is not None and name in _BY_TOKEN:
                     tensor = self.rows.of(tensor)

@@ -328,6 +328,26 @@ def test_a_kernel_must_serve_the_order_of_every_phase(load: Load, monkeypatch: p
     check(load("compute={device: auto, attention: auto}", asked[1]))
 
 
+def test_a_generator_needs_a_tied_model(load: Load) -> None:
+    (line,) = messages(load("model={name: llama, tied: false}", "objective={name: rtd}"))
+    assert line.startswith("objective.name=rtd with model.tied=false: a generator predicts with the embedding.")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("key_value_heads: 5", "model.key_value_heads=5: each serves as many of the 12 heads"),
+        ("head_width: 33", "model.head_width=33: rotary embeddings turn pairs."),
+        ("rope_factor: 8", "model.rope_factor=8 with model.rope_scaling=none"),
+        ("rope_scaling: llama3, rope_low_freq: 4", "model.rope_high_freq=4 with model.rope_low_freq=4"),
+        ("qk_norm: true, qkv_bias: true", "model.qkv_bias=true with model.qk_norm=true"),
+    ],
+)
+def test_a_llama_that_cannot_be_is_refused(load: Load, keys: str, message: str) -> None:
+    (line,) = messages(load(f"model={{name: llama, {keys}}}"))
+    assert line.startswith(message)
+
+
 def test_heads_that_tiles_cannot_cut_are_refused(load: Load) -> None:
     """A kernel of Triton takes powers of two; else the run would end in its first step, in Triton's words."""
     check(load("compute={device: auto, attention: tiles}"))

@@ -16,6 +16,7 @@ from modernbert_train.config.schema import (
     BertConfig,
     ComputeConfig,
     DebertaConfig,
+    LlamaConfig,
     ModelConfig,
     ModernBertConfig,
     PermutationLmConfig,
@@ -34,6 +35,7 @@ ENCODERS: dict[str, ModelConfig] = {
     "bert": BertConfig(**SHAPE, num_layers=2, max_positions=64),
     "xlnet": XLNetConfig(**SHAPE, num_layers=2),
     "deberta": DebertaConfig(**SHAPE, num_layers=2, buckets=4, max_distance=9),
+    "llama": LlamaConfig(**SHAPE, num_layers=2),
 }
 CONFIG = PermutationLmConfig(context_ratio=3)
 EACH = pytest.mark.parametrize("config", ENCODERS.values(), ids=ENCODERS)

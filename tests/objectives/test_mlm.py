@@ -6,6 +6,7 @@ If this breaks, the model learns to predict [SEP], the loss divides by a wrong n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from modernbert_train.batch import PackedText
 from modernbert_train.config.schema import MaskedLmConfig
 from modernbert_train.core.keyed_random import derive, derive_each
 from modernbert_train.objectives.mlm import Masked, MaskedLM
@@ -205,3 +207,17 @@ def test_a_line_without_sequences_predicts_nothing() -> None:
     ids = np.full(16, PAD, np.int64)
     masked = MaskedLM(MaskedLmConfig(), VOCABULARY).corrupt(ids, nothing, nothing, nothing.astype(np.uint64), 0.3)
     assert (masked.input_ids_T == ids).all() and len(masked.positions_M) == len(masked.labels_M) == 0
+
+
+def test_predictions_may_stand_one_before() -> None:
+    """Never in another sequence: a special token stands before each text."""
+    ids, starts, lengths = line([5, 1, 20])
+    text = PackedText(ids, starts, lengths, keys(3))
+    config = MaskedLmConfig(mask_rate=1.0)
+    here, before = (
+        MaskedLM(config, VOCABULARY).make(text, replace(config, predict_from=where)) for where in ("itself", "before")
+    )
+    assert np.array_equal(here.ids_T, before.ids_T)
+    assert np.array_equal(here.targets["labels_M"], before.targets["labels_M"])
+    assert np.array_equal(here.targets["positions_M"][:26] - 1, before.targets["positions_M"][:26])
+    assert {*before.targets["positions_M"][:26].tolist()} >= {0, 7, 10}

@@ -16,6 +16,7 @@ from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
     DebertaConfig,
+    LlamaConfig,
     ModelConfig,
     ModernBertConfig,
     XLNetConfig,
@@ -27,6 +28,7 @@ from modernbert_train.weights.formats import (
     albert,
     bert,
     deberta,
+    llama,
     modernbert,
     modernbert_decoder,
     modernbert_tokens,
@@ -88,6 +90,7 @@ FORMATS: dict[str, HubFormat] = {
     "xlnet": xlnet,
     "deberta": deberta,
     "deberta-v2": deberta,
+    **dict.fromkeys(llama.KINDS, llama),
 }
 
 # class in a config.json -> its format, where it is not that of its model_type
@@ -101,6 +104,8 @@ EXPORTS: dict[tuple[type[ModelConfig], Order], HubFormat] = {
     (BertConfig, "causal"): bert,
     (AlbertConfig, "all"): albert,  # transformers has no decoder of it
     (DebertaConfig, "all"): deberta,  # nor of it
+    (LlamaConfig, "all"): llama,
+    (LlamaConfig, "causal"): llama,
     (XLNetConfig, "all"): xlnet,
     (XLNetConfig, "causal"): xlnet,
 }

@@ -13,6 +13,7 @@ from modernbert_train.core.read_json import read_json
 from modernbert_train.errors import DataError
 
 CONFIG_JSON = "config.json"
+PREDICTS_FROM, BEFORE = "predicts_from", "before"  # a key of ours, and its value where the token before predicts
 
 
 class Described(NamedTuple):

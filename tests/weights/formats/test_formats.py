@@ -22,6 +22,7 @@ from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
     DebertaConfig,
+    LlamaConfig,
     ModelConfig,
     ModernBertConfig,
     SentenceOrderConfig,
@@ -145,8 +146,9 @@ MODELS: list[ModelConfig] = [
     AlbertConfig(**SHAPE, embedding_size=16, max_positions=40, sharing="ffn"),
     XLNetConfig(**SHAPE),
     DebertaConfig(**SHAPE, buckets=8, max_distance=16),
+    LlamaConfig(**SHAPE, tied=False, qk_norm=True),
 ]
-NAMES = ["modernbert", "bert", "roberta", "albert", "albert that shares its ffn", "xlnet", "deberta"]
+NAMES = ["modernbert", "bert", "roberta", "albert", "albert that shares its ffn", "xlnet", "deberta", "llama"]
 ORDERS: list[tuple[ModelConfig, Any]] = [
     *((config, order) for config in MODELS for order in ("all", "causal") if (type(config), order) in EXPORTS),
     *((config, "given") for config in MODELS),  # as those that see all
@@ -163,7 +165,7 @@ def test_every_parameter_has_a_place_of_its_own(config: ModelConfig, order: Any)
     assert [name for name in places if hub.today(name) != name] == []
     lost = {ours.partition(".")[0] for ours in shapes if not places_of(hub, ours, config)}
     of_tokens = {"token_head"} if config != MODELS[6] else set()
-    of_pairs = {"pair_head"} if config in (MODELS[0], MODELS[2], MODELS[5], MODELS[6]) else set()
+    of_pairs = {"pair_head"} if config in (MODELS[0], MODELS[2], *MODELS[5:]) else set()
     assert lost == of_tokens | of_pairs
     assert {*shapes_of(config, SentenceOrderConfig())} == {each for each in shapes if not each.startswith("token_head")}
 
