@@ -45,7 +45,8 @@ PLAIN_WORKERS = 1  # where nobody says how many
 class StreamConfig:
     """One of several folders of training shards, and how much of the training text it is; see docs/mixtures.md.
 
-    All streams have `proportion`, or none has. Without it a stream weighs `tokens`, or `repeat` times its own size.
+    All streams have `proportion`, or none has. Without it a stream weighs `tokens`, or `repeat` times its own size, or
+    as `data.alpha` says.
     """
 
     path: str = knob(restart=True, local=True)  # folder of shards, local or in a store
@@ -61,7 +62,8 @@ class StreamConfig:
 class PhaseStreamConfig:
     """What a phase changes about a stream."""
 
-    proportion: float = knob(low=0, why="which leaves it out")  # share of the phase's text
+    # share of the phase's text; None where alpha gives it
+    proportion: float | None = knob(None, low=0, why="which leaves it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,9 @@ class DataConfig:
     train: str | None = knob(None, restart=True, local=True)
     streams: dict[str, StreamConfig] = field(default_factory=dict)  # several of them, by names of your choice
     mix_by: Literal["tokens", "documents"] = "tokens"  # what the shares of the streams are shares of
+    # shares in proportion to the streams' sizes to this power, as of languages: 1 as they are, 0 all alike. None: what
+    # the streams say themselves
+    alpha: float | None = knob(None, low=0, high=1)
     # folder of held-out shards; None trains without validation
     validation: str | None = knob(None, restart=True, local=True)
     # folder that AutoTokenizer loads; its hash must be the one recorded beside the shards
@@ -296,6 +301,7 @@ class PhaseConfig:
         False  # start the phase with a new pass over the data; otherwise it continues from its position
     )
     streams: dict[str, PhaseStreamConfig] = field(default_factory=dict)  # other shares; a stream not named has none
+    alpha: float | None = knob(None, low=0, high=1)  # as data.alpha, of all streams or of `streams`; None: that
 
     @property
     def overridden(self) -> list[str]:

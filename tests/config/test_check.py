@@ -221,6 +221,10 @@ BROKEN_STREAMS = {
     "data.streams={web: {repeat: 0}, books: {tokens: 0}}": "data.streams: every stream weighs 0,",
     "data={mix_by: documents, streams: {web: {tokens: 5}}}": "data.streams.web.tokens=5 with data.mix_by=documents:",
     "data.streams={'a b': {path: c}}": "data.streams.a b: a stream's name is used in keys and records.",
+    "data.alpha=1.5": "data.alpha=1.5: must be at least 0 and at most 1.",
+    "phases.one.alpha=-0.1": "phases.one.alpha=-0.1: must be at least 0 and at most 1.",
+    "phases.one={alpha: 0.5, streams: {web: {proportion: 1}}}": "phases.one.alpha=0.5 and phases.one.streams.web",
+    "phases.one.streams={web: {}}": "phases.one.streams.web has no proportion. Give it one, or set alpha",
     "phases.one.streams={book: {proportion: 1}}": "phases.one.streams.book: no stream of data.streams. Did you mean "
     "phases.one.streams.books?",
     "phases.one.streams={xyz: {proportion: 1}}": "phases.one.streams.xyz: no stream of data.streams. Known: web, books",

@@ -85,6 +85,7 @@ FORMATS: dict[str, HubFormat] = {
     "modernbert-decoder": modernbert_decoder,
     "bert": bert,
     "roberta": bert,
+    **dict.fromkeys(bert.ROBERTAS, bert),
     "electra": Electra(),
     "albert": albert,
     "xlnet": xlnet,

@@ -24,7 +24,7 @@ from modernbert_train.models.bert import BertForMaskedLM
 from modernbert_train.models.init import initialize
 from modernbert_train.models.pairs import PairHead
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats import bert
+from modernbert_train.weights.formats import bert, read_folder
 from modernbert_train.weights.formats.bert import PAIR_HEAD
 from modernbert_train.weights.formats.tensors import from_hf, to_hf, without_place
 
@@ -304,3 +304,16 @@ def test_a_roberta_has_the_exact_gelu_in_its_head() -> None:
     """transformers' RobertaLMHead reads no hidden_act: with the other one, logits were off by 1e-3."""
     with pytest.raises(ConfigError, match=r"model\.activation=gelu_tanh: transformers' RoBERTa has the exact GELU"):
         describe(replace(ROBERTA, activation="gelu_tanh"))
+
+
+def test_an_xlm_roberta_is_read_as_the_roberta_that_it_is(tmp_path: Path) -> None:
+    """As it was released; every tensor has a place."""
+    settings = transformers.XLMRobertaConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+        max_position_embeddings=42, type_vocab_size=1, pad_token_id=1,
+    )  # fmt: skip
+    transformers.XLMRobertaForMaskedLM(settings).save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    found = read_folder(tmp_path)
+    assert (found.model.title[0], found.model.max_positions, found.order) == ("RoBERTa", 40, "all")
+    assert_equal(to_hf(bert, from_hf(bert, stored, found.model, "file"), found.model), stored)
