@@ -88,7 +88,15 @@ def mask_shares(config: RunConfig, num_ranks: int) -> Iterator[str]:
         return
     for name, now in config.in_phase.items():
         other = now.objective
-        if not isinstance(other, MaskedLmConfig) or other.predict_from == "itself":
+        if not isinstance(other, MaskedLmConfig):
+            continue
+        ends = (other.mask_rate, other.mask_rate if other.mask_rate_end is None else other.mask_rate_end)
+        if other.mask_spread > min(*ends) or max(ends) + other.mask_spread > 1:
+            yield (
+                f"phases.{name}: objective.mask_spread={other.mask_spread:g} with a mask_rate of {min(ends):g} to "
+                f"{max(ends):g}: shares of sequences must lie between 0 and 1. Set a smaller one."
+            )
+        if other.predict_from == "itself":
             continue
         if other.masking == "reference" or other.heads != ("tokens",):
             what = f"objective.name={other.name}, objective.masking={other.masking}"

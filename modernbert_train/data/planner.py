@@ -138,7 +138,7 @@ class BatchPlanner:
             num_rows=wanted,
             row_tokens=now.row_tokens,
             microbatch_rows=now.microbatch_rows,
-            objective=now.objective,
+            objective=now.objective.at((before - now.first) / now.phase.tokens),
             streams=streams,
             unused=sum(chunk.length for chunk in self._packer.waiting()) if last else 0,
         )

@@ -88,7 +88,7 @@ def phase_memory(
         shards=shards,
         ranks=ranks,
         tokens=tokens + queries,
-        predicted=math.ceil(objective.predicted_share * tokens) + 32,  # a bound as MaskedLM.max_predicted
+        predicted=math.ceil(objective.most_predicted * tokens) + 32,  # a bound as MaskedLM.max_predicted
     )
 
 

@@ -33,8 +33,8 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return found.weights()
 
 
-def assert_equal_runs(folder: Path, expected: Path) -> None:
-    assert records(folder) == records(expected) and len(records(folder)) > 10
+def assert_equal_runs(folder: Path, expected: Path, least: int = 11) -> None:
+    assert records(folder) == records(expected) and len(records(folder)) >= least
     assert records(folder, "validation") == records(expected, "validation")
     found = weights(folder)
     for name, tensor in weights(expected).items():
@@ -79,6 +79,20 @@ def test_a_run_learns_causally_and_then_from_masks(tiny_run: TinyRun, tmp_path: 
     at = len(by_phase["short"]) + 2
     killed_and_gone_on(tiny_run(*common, "name=killed"), step=at)
     assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole")
+
+
+@pytest.mark.runs
+def test_a_mask_rate_that_moves_goes_on_where_it_was(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """Half of the tokens at first, a tenth at the end, each sequence with a share of its own."""
+    masks = "objective={name: mlm, mask_rate: 0.5, mask_rate_end: 0.1, mask_spread: 0.1}"
+    common = (masks, "phases.long=null", "phases.short.batch_warmup=null", "checkpoint.interval_steps=2")
+    assert main(["train", *tiny_run(*common, "name=whole")]) == 0
+    steps = records(tmp_path / "runs/whole")
+    ends = [0, *(step["tokens"] for step in steps)]
+    shares = [step["predicted"] / (end - start) for step, start, end in zip(steps, ends, ends[1:], strict=False)]
+    assert shares[0] > 0.4 > 0.2 > shares[-1] and shares == sorted(shares, reverse=True)
+    killed_and_gone_on(tiny_run(*common, "name=killed"), step=5)
+    assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole", least=5)
 
 
 @pytest.mark.runs
