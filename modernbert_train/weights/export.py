@@ -91,6 +91,7 @@ def export_run(
             metrics=metrics,
             licence=licence,
             average=found.state.average,
+            averaged_by=found.state.averaged_by,
             starts=read_starts(_trained_in(found, config)),
             results=_results(found, config),
         ),

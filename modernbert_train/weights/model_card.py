@@ -137,6 +137,7 @@ def run_card(
     metrics: Sequence[dict[str, Any]],
     licence: str | None,
     average: Sequence[Averaged] = (),
+    averaged_by: str = "mean",
     starts: Sequence[Start] = (),
     results: Sequence[Result] = (),
 ) -> str:
@@ -153,7 +154,7 @@ def run_card(
         step, tokens: of the checkpoint.
         metrics: the run's record.
         licence: see `model_card`.
-        average: the checkpoints whose mean the weights are, as average.py records them.
+        average, averaged_by: the checkpoints that the weights were made of, and how, as average.py records them.
         starts: of the run.
         results: what was measured of these weights after training.
     """
@@ -187,7 +188,7 @@ def run_card(
         )
         + "\n\nThe model inherits the limits and the rights of its text.",
         "Training": _training(trained, step, tokens)
-        + (_averaging(average) if average else "")
+        + (_averaging(average, averaged_by) if average else "")
         + _trained_by(starts, metrics),
         "Evaluation": _evaluation(now.objective, tokens, _of_same_terms(trained, phase, metrics), results),
     }
@@ -314,12 +315,12 @@ def _phase_row(name: str, phase: PhaseConfig, trained: RunConfig) -> str:
     return "| " + " | ".join([*cells, *now.model.phased_details.values()]) + " |"
 
 
-def _averaging(average: Sequence[Averaged]) -> str:
+def _averaging(average: Sequence[Averaged], averaged_by: str) -> str:
     rows = "\n".join(
         f"| {Path(part.checkpoint).name} | {part.step:,} | {part.tokens:,} | {part.weight:.4f} |" for part in average
     )
     return (
-        "\n\nThe weights are the mean of these checkpoints; the numbers above are those of the last.\n\n"
+        f"\n\nThe weights are made of these checkpoints ({averaged_by}); the numbers above are those of the last.\n\n"
         "| checkpoint | steps | tokens | weight |\n| --- | --- | --- | --- |\n" + rows
     )
 
