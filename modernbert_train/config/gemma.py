@@ -52,7 +52,7 @@ class GemmaConfig(LlamaConfig):
 
     @property
     def phased_details(self) -> Mapping[str, str]:
-        return super().phased_details | {"local RoPE base": f"{self.local_rope_theta:,.0f}"}
+        return {**super().phased_details, "local RoPE base": f"{self.local_rope_theta:,.0f}"}
 
     @property
     def single_class(self) -> bool:

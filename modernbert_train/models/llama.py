@@ -145,7 +145,7 @@ class Llama(Encoder):
         self.compute = compute
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
-        self.final_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.final_norm: nn.Module = RMSNorm(config.hidden_size, config.norm_eps)
 
     def embedding(self) -> nn.Parameter:
         """See `Encoder`."""

@@ -105,7 +105,7 @@ def read(raw: dict[str, Any], where: str) -> Described:
         if raw.get(key) not in (None, value):
             raise DataError(f"{where}: {key}={shown(raw[key])}; this encoder only knows {value}. Name another model.")
     raw = {**_DEFAULTS, **{key: value for key, value in raw.items() if value is not None}}
-    defaults = {field.name: field.default for field in fields(GemmaConfig)}
+    defaults: dict[str, Any] = {field.name: field.default for field in fields(GemmaConfig)}
     numbers: dict[str, Any] = {ours: number_under(raw, theirs, defaults[ours], where) for ours, theirs in KEYS.items()}
     of_both = raw.get("rope_parameters") or {}
     if not isinstance(of_both, dict) or not all(isinstance(each, dict) for each in of_both.values()):
