@@ -24,6 +24,7 @@ from modernbert_train.config.evals import EvaluatorConfig as EvaluatorConfig
 from modernbert_train.config.evals import OtherTextConfig as OtherTextConfig
 from modernbert_train.config.evals import ProbeConfig as ProbeConfig
 from modernbert_train.config.evals import ScoresConfig as ScoresConfig
+from modernbert_train.config.gemma import GemmaConfig as GemmaConfig
 from modernbert_train.config.knob import facts_of, knob
 from modernbert_train.config.launch import LaunchConfig
 from modernbert_train.config.llama import LlamaConfig as LlamaConfig
@@ -511,6 +512,7 @@ VARIANTS: dict[str, dict[str, type]] = {
         "xlnet": XLNetConfig,
         "deberta": DebertaConfig,
         "llama": LlamaConfig,
+        "gemma": GemmaConfig,
     },
     "objective": {
         "mlm": MaskedLmConfig,

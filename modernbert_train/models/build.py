@@ -16,6 +16,7 @@ from modernbert_train.config.schema import (
     BertConfig,
     ComputeConfig,
     DebertaConfig,
+    GemmaConfig,
     LlamaConfig,
     ModelConfig,
     ModernBertConfig,
@@ -27,6 +28,7 @@ from modernbert_train.models.bert import Bert
 from modernbert_train.models.classifier import TextClassifier, WordClassifier
 from modernbert_train.models.deberta import Deberta
 from modernbert_train.models.encoder import Encoder, OnEncoder
+from modernbert_train.models.gemma import Gemma
 from modernbert_train.models.llama import Llama
 from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.models.modernbert import ModernBert
@@ -43,6 +45,7 @@ ENCODERS: Rows[Callable[[Any, ComputeConfig], Encoder]] = Rows(
         XLNetConfig: XLNet,
         DebertaConfig: Deberta,
         LlamaConfig: Llama,
+        GemmaConfig: Gemma,
     },
 )
 

@@ -14,6 +14,7 @@ E = H / 2 rotated pairs.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -82,14 +83,17 @@ class Attention(nn.Module):
 
     stacked: ClassVar = {"Wkv": 2}  # matrices that lie one below another in a weight; optim/groups.py reads it
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(
+        self, config: LlamaConfig, *, window: bool = False, norm: Callable[[int, float], nn.Module] = RMSNorm
+    ) -> None:
         super().__init__()
+        self.window = window
         self.heads, self.kv_heads, self.head_size = config.num_heads, config.kv_heads, config.head_size
         self.Wq = Linear(config.hidden_size, config.attention_width, bias=config.qkv_bias)
         self.Wkv = Linear(config.hidden_size, 2 * config.kv_heads * config.head_size, bias=config.qkv_bias)
         self.Wo = Linear(config.attention_width, config.hidden_size, bias=False)
-        self.q_norm = RMSNorm(config.head_size, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(config.head_size, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.q_norm = norm(config.head_size, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = norm(config.head_size, config.norm_eps) if config.qk_norm else nn.Identity()
 
     def forward(self, x_TD: Tensor, rotary: tuple[Tensor, Tensor], kernel: Kernel, layout: Any) -> Tensor:
         q_TNH = self.q_norm(self.Wq(x_TD).unflatten(-1, (self.heads, self.head_size)))
@@ -98,22 +102,23 @@ class Attention(nn.Module):
         k_TKH = rotate(self.k_norm(k_TKH).unsqueeze(1), *rotary).squeeze(1).to(v_TKH.dtype)
         shared = self.heads // self.kv_heads
         k_TNH, v_TNH = (each.repeat_interleave(shared, dim=1) if shared > 1 else each for each in (k_TKH, v_TKH))
-        return self.Wo(kernel.attend(q_TNH, k_TNH, v_TNH, layout, False).flatten(1))
+        return self.Wo(kernel.attend(q_TNH, k_TNH, v_TNH, layout, self.window).flatten(1))
 
 
 class SwiGLU(nn.Module):
-    """Gated feed-forward: SiLU on the first half of Wi's output, times the second."""
+    """Gated feed-forward: SiLU, or another activation, on the first half of Wi's output, times the second."""
 
     stacked: ClassVar = {"Wi": 2}
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, activation: Callable[[Tensor], Tensor] = F.silu) -> None:
         super().__init__()
+        self.activation = activation
         self.Wi = Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
         self.Wo = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         gate_TF, value_TF = self.Wi(x_TD).chunk(2, dim=-1)
-        return self.Wo(F.silu(gate_TF) * value_TF)
+        return self.Wo(self.activation(gate_TF) * value_TF)
 
 
 class Layer(nn.Module):
@@ -140,7 +145,7 @@ class Llama(Encoder):
         self.compute = compute
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
-        self.final_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.final_norm: nn.Module = RMSNorm(config.hidden_size, config.norm_eps)
 
     def embedding(self) -> nn.Parameter:
         """See `Encoder`."""

@@ -19,6 +19,7 @@ from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
     DebertaConfig,
+    GemmaConfig,
     LabelledConfig,
     LlamaConfig,
     MaskedLmConfig,
@@ -287,6 +288,13 @@ def _llama(model: LlamaConfig) -> Counted:
     ), (None,) * layers
 
 
+def _gemma(model: GemmaConfig) -> Counted:
+    """Llama's with two norms more a layer, and windows."""
+    matrices, _ = _llama(model)
+    windows = tuple(None if model.is_global(index) else model.half_window("all") for index in range(model.num_layers))
+    return (*matrices, Matrix(model.hidden_size, 1, "layer", 2 * model.num_layers)), windows
+
+
 def _attention(width: int, count: int, passes: int = 1) -> tuple[Matrix, ...]:
     """Wqkv and attn.Wo of so many layers."""
     return (
@@ -348,6 +356,7 @@ ENCODER_COUNTS: Rows[Callable[[Any], Counted]] = Rows(
         XLNetConfig: _xlnet,
         DebertaConfig: _deberta,
         LlamaConfig: _llama,
+        GemmaConfig: _gemma,
     },
 )
 

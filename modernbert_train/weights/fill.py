@@ -90,7 +90,8 @@ def _open(folder: Path) -> tuple[Any, Any, bool, bool]:
     generates = isinstance(named, list) and any(str(each).endswith(_DECODERS) for each in named)
     opener = AutoModelForCausalLM if generates else AutoModelForMaskedLM
     both = kind == xlnet.MODEL_TYPE  # one class of theirs for what sees all and what does not
-    sees_all = raw.get("attn_type") != "uni" if both else raw.get("is_causal") is False
+    plain = raw.get("is_causal") is False or raw.get("use_bidirectional_attention") is True
+    sees_all = raw.get("attn_type") != "uni" if both else plain
     by_query = both and sees_all and raw.get(PREDICTS_FROM) != xlnet.OWN_PLACE
     settings = {"trust_remote_code": False, "local_files_only": True}
     verbosity = get_verbosity()

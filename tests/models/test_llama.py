@@ -1,4 +1,4 @@
-"""Encoders and decoders of Llama's shape, held against transformers' classes with the same weights, both ways.
+"""Encoders and decoders of Llama's and Gemma's shape, held against transformers' classes, both ways.
 
 If this breaks, a decoder that is read, or an encoder that is published, computes something else than it did.
 """
@@ -18,14 +18,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.batches import lay_out
-from modernbert_train.config.schema import ComputeConfig, LlamaConfig, MaskedLmConfig
+from modernbert_train.config.schema import ComputeConfig, GemmaConfig, LlamaConfig, MaskedLmConfig
 from modernbert_train.errors import DataError
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import count_parameters, initialize
 from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.optim.groups import weights_of
 from modernbert_train.plan import parameters as planned
-from modernbert_train.weights.formats import llama, read_folder
+from modernbert_train.weights.formats import export_format, gemma, llama, read_folder
 from modernbert_train.weights.formats.tensors import from_hf, to_hf
 from tests.objectives.test_mlm import VOCABULARY
 
@@ -34,6 +34,10 @@ SMALL = LlamaConfig(
     rope_theta=1000.0,
 )  # fmt: skip
 STRETCHED = replace(SMALL, rope_scaling="llama3", rope_factor=8.0, rope_original_tokens=32)
+GEMMA = GemmaConfig(
+    vocab_size=160, hidden_size=48, num_layers=4, num_heads=4, key_value_heads=2, head_width=16, intermediate_size=56,
+    init_std=0.2, rope_theta=1000.0, local_rope_theta=100.0, local_attention=8, global_every=3,
+)  # fmt: skip
 CONFIGS = {
     "llama": SMALL,
     "untied": replace(SMALL, tied=False, key_value_heads=None),
@@ -41,6 +45,8 @@ CONFIGS = {
     "qwen2": replace(SMALL, qkv_bias=True),
     "llama3": STRETCHED,
     "linear": replace(SMALL, rope_scaling="linear", rope_factor=4.0),
+    "gemma": GEMMA,
+    "gemma, linear": replace(GEMMA, rope_scaling="linear", rope_factor=4.0),
 }
 EACH = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 BOUNDARIES = (0, 45, 70, 76)
@@ -59,7 +65,7 @@ def built(config: LlamaConfig, **compute: Any) -> ForMaskedLM:
 
 
 def described(config: LlamaConfig, order: Any = "all") -> dict[str, Any]:
-    return llama.describe(config, order, ("model",), 96, VOCABULARY)
+    return export_format(config, order).describe(config, order, ("model",), 96, VOCABULARY)
 
 
 def twin_of(model: ForMaskedLM, order: Any) -> Any:
@@ -67,7 +73,9 @@ def twin_of(model: ForMaskedLM, order: Any) -> Any:
     raw = described(model.config, order)
     kind = getattr(transformers, raw["architectures"][0])
     twin = kind(kind.config_class(**raw))
-    missing = twin.load_state_dict(to_hf(llama, dict(model.state_dict()), model.config), strict=False)
+    missing = twin.load_state_dict(
+        to_hf(export_format(model.config, order), dict(model.state_dict()), model.config), strict=False
+    )
     assert missing.missing_keys == (["lm_head.weight"] if model.config.tied else []) and not missing.unexpected_keys
     return twin.eval()
 
@@ -87,7 +95,7 @@ def test_logits_and_gradients_are_those_of_transformers(config: LlamaConfig, ord
         (logits * weight_TV).sum().backward()
     grads = {name: parameter.grad for name, parameter in model.named_parameters()}
     grads |= {"decoder.weight": grads["model.embeddings.tok_embeddings.weight"]} if config.tied else {}
-    for name, grad in to_hf(llama, grads, config).items():  # type: ignore[arg-type]
+    for name, grad in to_hf(export_format(config, order), grads, config).items():  # type: ignore[arg-type]
         expected: Tensor = twin.get_parameter(name).grad
         torch.testing.assert_close(grad, expected, atol=1e-5 * float(expected.abs().max()), rtol=1e-4)
 
@@ -97,15 +105,15 @@ def test_logits_and_gradients_are_those_of_transformers(config: LlamaConfig, ord
 def test_what_transformers_saves_comes_back_from_us_bit_by_bit(tmp_path: Path, config: LlamaConfig, order: Any) -> None:
     twin_of(built(config), order).save_pretrained(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
-    found = read_folder(tmp_path)
+    found, hub = read_folder(tmp_path), export_format(config, order)
     assert (replace(found.model, init_cutoff=config.init_cutoff), found.max_tokens, found.order) == (config, 96, order)
-    weights = from_hf(llama, stored, config, "file")
-    back = to_hf(llama, weights, config)
+    weights = from_hf(hub, stored, config, "file")
+    back = to_hf(hub, weights, config)
     assert back.keys() == stored.keys() and all(torch.equal(back[name], stored[name]) for name in stored)
     build_model(config, MaskedLmConfig()).load_state_dict(weights, strict=True)
     body = {name.removeprefix("model."): tensor for name, tensor in stored.items()}  # as an embedding model is saved
     if config.tied:
-        assert torch.equal(from_hf(llama, body, config, "file")["decoder.weight"], weights["decoder.weight"])
+        assert torch.equal(from_hf(hub, body, config, "file")["decoder.weight"], weights["decoder.weight"])
 
 
 @EACH
@@ -158,7 +166,7 @@ def test_what_this_encoder_cannot_compute_is_named(change: dict[str, Any], messa
 
 
 def test_the_configs_of_released_models_are_read() -> None:
-    """Of meta-llama/Llama-3.2-1B and Qwen/Qwen3-0.6B, as transformers 4 wrote them."""
+    """Of meta-llama/Llama-3.2-1B, Qwen/Qwen3-0.6B and google/gemma-3-270m, as transformers 4 wrote them."""
     llama32 = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False, "head_dim": 64,
         "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 8192, "max_position_embeddings": 131072,
@@ -180,3 +188,26 @@ def test_the_configs_of_released_models_are_read() -> None:
         "tie_word_embeddings": True, "use_sliding_window": False, "vocab_size": 151936,
     }  # fmt: skip
     assert planned.count_parameters(llama.read(qwen3, "config.json").model).total == 596_049_920
+    gemma3 = {
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "_sliding_window_pattern": 6,
+        "attention_bias": False, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 640,
+        "intermediate_size": 2048, "num_attention_heads": 4, "num_hidden_layers": 18, "num_key_value_heads": 1,
+        "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000.0, "rope_scaling": None,
+        "rope_theta": 1000000.0, "sliding_window": 512, "use_bidirectional_attention": False, "vocab_size": 262144,
+    }  # fmt: skip
+    assert planned.count_parameters(gemma.read(gemma3, "config.json").model).total == 268_098_176
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"query_pre_attn_scalar": 24}, "query_pre_attn_scalar=24 with head_dim=16"),
+        ({"layer_types": ["full_attention"] * 4}, "this encoder knows one in every n"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0; this encoder only knows None"),
+        ({"model_type": "gemma3"}, "only model_type=gemma3_text"),
+    ],
+)
+def test_what_a_gemma_cannot_compute_is_named(change: dict[str, Any], message: str) -> None:
+    raw = json.loads(json.dumps(described(GEMMA, "causal"))) | change
+    with pytest.raises(DataError, match=message):
+        gemma.read(raw, "config.json")

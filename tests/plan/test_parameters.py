@@ -16,6 +16,7 @@ from modernbert_train.config.schema import (
     BertConfig,
     CausalLmConfig,
     DebertaConfig,
+    GemmaConfig,
     LlamaConfig,
     MaskedLmConfig,
     ModelConfig,
@@ -67,6 +68,7 @@ MODELS_OF_EACH_KIND = {
     "deberta": DebertaConfig(),
     "deberta, first version, narrow embedding": DebertaConfig(version="v1", buckets=512, embedding_size=128),
     "llama": LlamaConfig(key_value_heads=4, qkv_bias=True),
+    "gemma": GemmaConfig(),
     "llama, untied": LlamaConfig(tied=False, qk_norm=True, head_width=128),
 }
 

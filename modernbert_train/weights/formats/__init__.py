@@ -16,6 +16,7 @@ from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
     DebertaConfig,
+    GemmaConfig,
     LlamaConfig,
     ModelConfig,
     ModernBertConfig,
@@ -28,6 +29,7 @@ from modernbert_train.weights.formats import (
     albert,
     bert,
     deberta,
+    gemma,
     llama,
     modernbert,
     modernbert_decoder,
@@ -92,6 +94,7 @@ FORMATS: dict[str, HubFormat] = {
     "deberta": deberta,
     "deberta-v2": deberta,
     **dict.fromkeys(llama.KINDS, llama),
+    gemma.MODEL_TYPE: gemma,
 }
 
 # class in a config.json -> its format, where it is not that of its model_type
@@ -107,6 +110,8 @@ EXPORTS: dict[tuple[type[ModelConfig], Order], HubFormat] = {
     (DebertaConfig, "all"): deberta,  # nor of it
     (LlamaConfig, "all"): llama,
     (LlamaConfig, "causal"): llama,
+    (GemmaConfig, "all"): gemma,
+    (GemmaConfig, "causal"): gemma,
     (XLNetConfig, "all"): xlnet,
     (XLNetConfig, "causal"): xlnet,
 }

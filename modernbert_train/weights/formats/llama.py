@@ -83,6 +83,12 @@ def today(name: str) -> str | None:
     return f"model.{name}" if name.startswith(_BODY) else name
 
 
+def rope_of(config: LlamaConfig) -> dict[str, Any]:
+    """Rotary positions in the words of transformers 5."""
+    stretch = {_STRETCH[ours]: getattr(config, ours) for ours in _STRETCHED[config.rope_scaling]}
+    return {"rope_type": config.rope_scaling if stretch else "default", "rope_theta": config.rope_theta, **stretch}
+
+
 def _kind_of(config: LlamaConfig, order: Order) -> str:
     if config.qk_norm:
         return "qwen3"
@@ -96,8 +102,7 @@ def describe(
 ) -> dict[str, Any]:
     """See `HubFormat`."""
     kind = _kind_of(config, order)
-    stretch = {_STRETCH[ours]: getattr(config, ours) for ours in _STRETCHED[config.rope_scaling]}
-    rope = {"rope_type": config.rope_scaling if stretch else "default", "rope_theta": config.rope_theta, **stretch}
+    positions = rope_of(config)
     return {
         "architectures": [KINDS[kind][0]],
         "model_type": kind,
@@ -111,9 +116,9 @@ def describe(
         "tie_word_embeddings": config.tied,
         "attention_dropout": 0.0,
         "max_position_embeddings": max_tokens,
-        "rope_parameters": rope,
+        "rope_parameters": positions,
         "rope_theta": config.rope_theta,  # as transformers 4 reads both
-        "rope_scaling": rope if stretch else None,
+        "rope_scaling": positions if config.rope_scaling != "none" else None,
         "bos_token_id": vocabulary.cls_id,
         "eos_token_id": vocabulary.sep_id,
         "pad_token_id": vocabulary.pad_id,
@@ -144,18 +149,19 @@ def read(raw: dict[str, Any], where: str) -> Described:
     config = LlamaConfig(
         **numbers,  # type: ignore[arg-type]  # whole where the default is
         **KINDS[kind][1],
-        **_rope(raw, where),
+        **rope(raw, where),
         key_value_heads=_heads(raw, "num_key_value_heads", int(numbers["num_heads"]), where),
         head_width=_heads(raw, "head_dim", int(numbers["hidden_size"]) // int(numbers["num_heads"]), where),
         tied=raw.get("tie_word_embeddings", False),
     )
-    if problem := next(config.mistakes(), None) or _uneven(config):
+    if problem := next(config.mistakes(), None) or uneven(config):
         raise DataError(f"{where}: {problem} Restore the file from a copy, or name another model.")
     order: Order = "all" if kind == "eurobert" or raw.get("is_causal") is False else "causal"
     return Described(config, int(number_under(raw, "max_position_embeddings", 8192, where)), order)
 
 
-def _uneven(config: LlamaConfig) -> str | None:
+def uneven(config: LlamaConfig) -> str | None:
+    """Heads that do not come out even, in words."""
     if config.hidden_size % config.num_heads == 0:
         return None
     return f"hidden_size={config.hidden_size} is not a multiple of num_attention_heads={config.num_heads}."
@@ -167,7 +173,7 @@ def _heads(raw: dict[str, Any], key: str, usual: int, where: str) -> int | None:
     return None if found == usual else found
 
 
-def _rope(raw: dict[str, Any], where: str) -> dict[str, Any]:
+def rope(raw: dict[str, Any], where: str) -> dict[str, Any]:
     """Rotary positions: from transformers 5's key if it is there, else from the older two."""
     given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not isinstance(given, dict):
