@@ -247,7 +247,7 @@ def positions(config: RunConfig, num_ranks: int) -> Iterator[str]:
     bounds = {name: getattr(now.model, "max_positions", 0) for name, now in config.in_phase.items()}
     for name, phase in config.phases.items():
         most = bounds[name]
-        if phase.row_tokens > most:
+        if phase.row_tokens > most and config.in_phase[name].objective.fills_rows:
             here = f"phases.{name}"
             fitting = phase.tokens_at_once // most * most or most
             yield (

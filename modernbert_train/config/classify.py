@@ -15,7 +15,7 @@ from modernbert_train.config.objective import ObjectiveConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledConfig(ObjectiveConfig):
-    """Keys that both have. Documents have labels beside them, as `finetune` writes them."""
+    """Keys that all of them have. Documents have labels beside them, as `finetune` writes them."""
 
     labels: tuple[str, ...] = ()  # names of the classes, in the order of the logits
     dropout: float = knob(0.0, low=0, below=1)  # before the last matrix, in training only
@@ -35,6 +35,16 @@ class LabelledConfig(ObjectiveConfig):
     @property
     def num_logits(self) -> int:
         return len(self.labels)
+
+    @property
+    def num_told(self) -> int:
+        """Width of what is told of a text, or of each of its words."""
+        return self.num_logits
+
+    @property
+    def pools(self) -> bool:
+        """Whether a logit is of a whole sequence."""
+        return False
 
     @property
     def is_labelled(self) -> bool:
@@ -72,6 +82,10 @@ class ClassifyConfig(LabelledConfig):
     @property
     def exported_as(self) -> Literal["classifier"]:
         return "classifier"
+
+    @property
+    def pools(self) -> bool:
+        return True
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """See `ObjectiveConfig`."""
