@@ -42,6 +42,11 @@ class LabelledConfig(ObjectiveConfig):
         return self.num_logits
 
     @property
+    def tells(self) -> Literal["texts", "words", "tokens"]:
+        """Of what: of each text, of its labelled words, or of each token of a document, special ones too."""
+        return "texts"
+
+    @property
     def pools(self) -> bool:
         """Whether a logit is of a whole sequence."""
         return False
@@ -117,6 +122,10 @@ class TagConfig(LabelledConfig):
     @property
     def exported_as(self) -> Literal["tagger"]:
         return "tagger"
+
+    @property
+    def tells(self) -> Literal["words"]:
+        return "words"
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """See `ObjectiveConfig`: of all tokens, which bounds it; words are fewer."""

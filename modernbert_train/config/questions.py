@@ -41,6 +41,10 @@ class AnswerConfig(LabelledConfig):
     def exported_as(self) -> Literal["answerer"]:
         return "answerer"
 
+    @property
+    def tells(self) -> Literal["tokens"]:
+        return "tokens"
+
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """See `ObjectiveConfig`."""
         return {"answer": 1.0}
