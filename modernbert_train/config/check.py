@@ -447,7 +447,7 @@ def _scores(here: str, scores: ScoresConfig, objective: ObjectiveConfig) -> Iter
     if not isinstance(objective, LabelledConfig):
         yield f"{here}.name=scores with objective.name={objective.name}: it tells no classes. Set {here}.name=probe."
         return
-    known = METRICS_OF[getattr(objective, "kind", "tokens")]
+    known = METRICS_OF[objective.task_kind]
     for metric in scores.metrics:
         if metric not in known:
             yield f"{here}.metrics: {metric} is none of this objective. Choose from {', '.join(known)}."

@@ -42,6 +42,11 @@ class LabelledConfig(ObjectiveConfig):
         return self.num_logits
 
     @property
+    def task_kind(self) -> str:
+        """See `TaskConfig.kind`."""
+        raise NotImplementedError
+
+    @property
     def tells(self) -> Literal["texts", "words", "tokens"]:
         """Of what: of each text, of its labelled words, or of each token of a document, special ones too."""
         return "texts"
@@ -89,6 +94,10 @@ class ClassifyConfig(LabelledConfig):
         return "classifier"
 
     @property
+    def task_kind(self) -> str:
+        return self.kind
+
+    @property
     def pools(self) -> bool:
         return True
 
@@ -122,6 +131,10 @@ class TagConfig(LabelledConfig):
     @property
     def exported_as(self) -> Literal["tagger"]:
         return "tagger"
+
+    @property
+    def task_kind(self) -> str:
+        return "tokens"
 
     @property
     def tells(self) -> Literal["words"]:

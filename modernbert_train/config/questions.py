@@ -42,6 +42,10 @@ class AnswerConfig(LabelledConfig):
         return "answerer"
 
     @property
+    def task_kind(self) -> str:
+        return "question-answering"
+
+    @property
     def tells(self) -> Literal["tokens"]:
         return "tokens"
 
@@ -77,6 +81,10 @@ class ChooseConfig(LabelledConfig):
     @property
     def exported_as(self) -> Literal["chooser"]:
         return "chooser"
+
+    @property
+    def task_kind(self) -> str:
+        return "multiple-choice"
 
     @property
     def num_logits(self) -> int:

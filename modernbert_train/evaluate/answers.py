@@ -10,6 +10,7 @@ Shape legend: W windows of all questions, N tokens of a window's context, T toke
 
 from __future__ import annotations
 
+import re
 import string
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from modernbert_train.config.schema import AnswerConfig
 
-_ARTICLES = {"a", "an", "the"}
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NO_MARKS = str.maketrans("", "", string.punctuation)
 
 
@@ -86,7 +87,7 @@ def _best_span(
 
 def normalised(text: str) -> list[str]:
     """The words that SQuAD compares: small letters, without ASCII punctuation and articles."""
-    return [word for word in text.lower().translate(_NO_MARKS).split() if word not in _ARTICLES]
+    return _ARTICLES.sub(" ", text.lower().translate(_NO_MARKS)).split()
 
 
 def exact(told: str, answer: str) -> float:

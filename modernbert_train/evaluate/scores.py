@@ -138,7 +138,7 @@ def of_texts(
     logits_NL: Tensor, labels: Labels, sizes: Sequence[int], objective: Any, settings: ScoresConfig
 ) -> dict[str, float]:
     """Figures of classes or scores of texts; of choices as of single labels."""
-    labels_NL, kind = torch.from_numpy(np.concatenate(labels)), getattr(objective, "kind", "single-label")
+    labels_NL, kind = torch.from_numpy(np.concatenate(labels)), objective.task_kind
     figures = {name: METRICS[kind][name] for name in settings.metrics}
     if kind == "regression":
         told_N, labels_N = logits_NL.squeeze(1), labels_NL.squeeze(1)

@@ -104,7 +104,8 @@ def _right(example: Example, task: TaskConfig, names: Sequence[str]) -> Any:
     except ValueError as error:
         raise DataError(f"{example.place}: {error}") from None
     place = names.index(said) if said in names else int(said) if said.lstrip("-").isdecimal() else -1
-    if not 0 <= place < (number := _number(example, task)):
+    number = _number(example, task)
+    if not 0 <= place < number:
         raise DataError(
             f"{example.place}: {task.label_column}={said}, and there are {number} choices: write 0 to {number - 1}, or "
             "name them in labels. A split that hides its labels belongs under predict."

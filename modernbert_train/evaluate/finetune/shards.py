@@ -209,7 +209,8 @@ def warnings_of(prepared: Prepared, task: TaskConfig) -> Iterator[str]:
     """What a person should know of the texts, a line each."""
     for name, counts in prepared.counts.items():
         if found := list(in_words(counts)):
-            yield f"{name}: of {counts.texts + counts.empty:,} texts " + "; ".join(found)
+            left_out = counts.empty + (counts.misplaced if name == TRAIN else 0)
+            yield f"{name}: of {counts.texts + left_out:,} texts " + "; ".join(found)
         if name in task.validation and (only := _only_label(prepared.folder / name, task)):
             yield f"{name}: all texts have {only}, so correlations say nothing"
 
