@@ -17,7 +17,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from modernbert_train.checkpoints.checkpoint import Checkpoint
-from modernbert_train.config.schema import LabelledConfig, RunConfig, ScoresConfig
+from modernbert_train.config.schema import LabelledConfig, PhaseConfig, RunConfig, ScoresConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.files import os_errors_as, write_whole
 from modernbert_train.distributed.compute import Compute
@@ -55,7 +55,7 @@ def write_predictions(config: RunConfig, task: TaskConfig, prepared: Prepared, f
     for split in (*task.validation, *task.predict):
         texts = read_texts(prepared.folder / split)
         scores = Scores(f"predictions.{split}", ScoresConfig(shards=str(prepared.folder / split)), config)
-        logits = scores.told(model, now, last_phase(found), compute, alone=True)
+        logits = scores.told(model, now, _holding(last_phase(found), prepared.longest), compute, alone=True)
         objective = cast(LabelledConfig, now.objective)
         lines += [
             json.dumps({"split": split, **said}, ensure_ascii=False)
@@ -63,6 +63,13 @@ def write_predictions(config: RunConfig, task: TaskConfig, prepared: Prepared, f
         ]
     with os_errors_as(StorageError, f"{file}: cannot be written", "Free some space; the same command resumes."):
         write_whole(file, "".join(f"{line}\n" for line in lines))
+
+
+def _holding(phase: PhaseConfig, longest: int) -> PhaseConfig:
+    """The phase with rows that hold every text: what is predicted later may be longer than what was learned."""
+    if longest <= phase.row_tokens:
+        return phase
+    return replace(phase, row_tokens=longest, microbatch_tokens=max(1, phase.tokens_at_once // longest) * longest)
 
 
 def predicted(texts: list[dict[str, Any]], logits: Tensor, objective: LabelledConfig) -> Iterator[dict[str, Any]]:
