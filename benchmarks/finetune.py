@@ -31,8 +31,9 @@ from benchmarks.judged import pretrained
 from modernbert_train.config.load import load_run
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.text import markdown_table
-from modernbert_train.evaluate.finetune.examples import Split, read_splits
+from modernbert_train.evaluate.finetune.examples import Split
 from modernbert_train.evaluate.finetune.numbers import Labels, number_labels
+from modernbert_train.evaluate.finetune.read import read_splits
 from modernbert_train.evaluate.finetune.task import read_task
 from modernbert_train.evaluate.metrics import METRICS, entity_figures
 from modernbert_train.train.finetune import finetune

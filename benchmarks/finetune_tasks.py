@@ -18,7 +18,8 @@ from benchmarks.judged import write_tasks
 from data_prep.read.lines import open_unpacked
 from modernbert_train.core.files import write_whole
 from modernbert_train.core.keyed_random import derive, permutation
-from modernbert_train.evaluate.finetune.examples import Example, read_splits
+from modernbert_train.evaluate.finetune.examples import Example
+from modernbert_train.evaluate.finetune.read import read_splits
 from modernbert_train.evaluate.finetune.task import read_task
 
 LEFT_OUT = ("wnli",)  # made so that nobody does better than guessing

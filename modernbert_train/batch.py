@@ -77,6 +77,7 @@ class Inputs:
         segments_T: token types, 0 or 1; None: one segment.
         order: what a token sees of its sequence.
         given: in the order "given", what that is, and how the buffer is laid out; None: as the text was.
+        boundaries: of the sequences, from 0 to T, where they are others than the text's; None: those.
     """
 
     ids_T: NDArray[np.int64]
@@ -85,6 +86,7 @@ class Inputs:
     segments_T: NDArray[np.int64] | None = None
     order: Order = "all"
     given: Given | None = None
+    boundaries: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)

@@ -247,7 +247,7 @@ def positions(config: RunConfig, num_ranks: int) -> Iterator[str]:
     bounds = {name: getattr(now.model, "max_positions", 0) for name, now in config.in_phase.items()}
     for name, phase in config.phases.items():
         most = bounds[name]
-        if phase.row_tokens > most:
+        if phase.row_tokens > most and config.in_phase[name].objective.fills_rows:
             here = f"phases.{name}"
             fitting = phase.tokens_at_once // most * most or most
             yield (
@@ -447,7 +447,7 @@ def _scores(here: str, scores: ScoresConfig, objective: ObjectiveConfig) -> Iter
     if not isinstance(objective, LabelledConfig):
         yield f"{here}.name=scores with objective.name={objective.name}: it tells no classes. Set {here}.name=probe."
         return
-    known = METRICS_OF[getattr(objective, "kind", "tokens")]
+    known = METRICS_OF[objective.task_kind]
     for metric in scores.metrics:
         if metric not in known:
             yield f"{here}.metrics: {metric} is none of this objective. Choose from {', '.join(known)}."

@@ -49,14 +49,20 @@ class ObjectiveConfig:
         return "this model"
 
     @property
-    def exported_as(self) -> Literal["model", "classifier", "tagger"]:
-        """What an export of it is: an encoder that predicts tokens, or one that tells classes of texts or of words."""
+    def exported_as(self) -> Literal["model", "classifier", "tagger", "answerer", "chooser"]:
+        """What an export of it is: an encoder that predicts tokens, or one that tells classes of texts or of words,
+        the place of an answer, or one of several choices."""
         return "model"
 
     @property
     def is_labelled(self) -> bool:
         """Whether it is trained on texts with labels."""
         return False
+
+    @property
+    def fills_rows(self) -> bool:
+        """Whether a document is one sequence, so that one may be as long as a row."""
+        return True
 
     @property
     def trains_encoder(self) -> bool:

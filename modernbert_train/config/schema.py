@@ -35,6 +35,8 @@ from modernbert_train.config.objective import MaskedLmConfig as MaskedLmConfig
 from modernbert_train.config.objective import ObjectiveConfig as ObjectiveConfig
 from modernbert_train.config.objective import PermutationLmConfig as PermutationLmConfig
 from modernbert_train.config.objective import SentenceOrderConfig as SentenceOrderConfig
+from modernbert_train.config.questions import AnswerConfig as AnswerConfig
+from modernbert_train.config.questions import ChooseConfig as ChooseConfig
 from modernbert_train.config.rtd import ReplacedTokensConfig as ReplacedTokensConfig
 from modernbert_train.config.xlnet import XLNetConfig as XLNetConfig
 from modernbert_train.errors import ConfigError
@@ -522,6 +524,8 @@ VARIANTS: dict[str, dict[str, type]] = {
         "permutation": PermutationLmConfig,
         "classify": ClassifyConfig,
         "tag": TagConfig,
+        "answer": AnswerConfig,
+        "choose": ChooseConfig,
     },
     "optim": {
         "stable_adamw": StableAdamWConfig,

@@ -33,6 +33,7 @@ from modernbert_train.models.llama import Llama
 from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.models.modernbert import ModernBert
 from modernbert_train.models.pairs import WithOrder
+from modernbert_train.models.questions import Answerer, Chooser
 from modernbert_train.models.replaced import ForReplacedAndMasked, ForReplacedTokens
 from modernbert_train.models.xlnet import XLNet
 
@@ -57,6 +58,8 @@ HEADS: dict[tuple[str, ...], type[OnEncoder]] = {
     ("generator", "replaced", "tokens"): ForReplacedAndMasked,
     ("class",): TextClassifier,
     ("tag",): WordClassifier,
+    ("answer",): Answerer,
+    ("choice",): Chooser,
 }
 
 

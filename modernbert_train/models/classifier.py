@@ -11,14 +11,14 @@ L logits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modernbert_train.batch import IGNORED_LABEL, Batch, Sums
-from modernbert_train.config.schema import ClassifyConfig, ModelConfig, TagConfig
+from modernbert_train.config.schema import ChooseConfig, ClassifyConfig, LabelledConfig, ModelConfig, TagConfig
 from modernbert_train.models.encoder import Encoder, OnEncoder
 
 # of the targets, as objectives/classify.py makes them
@@ -43,7 +43,7 @@ class Pooler(nn.Module):
 
 
 class Classifier(OnEncoder):
-    """What both have: `predict`, and a loss of what it gives.
+    """What all of them have: `predict`, and a loss of what it gives.
 
     Under FSDP2 make `predict` an entry first, as `encode`.
 
@@ -52,14 +52,14 @@ class Classifier(OnEncoder):
         objective: how many logits, and the dropout before them.
     """
 
-    def __init__(self, encoder: Encoder, objective: ClassifyConfig | TagConfig) -> None:
+    def __init__(self, encoder: Encoder, objective: LabelledConfig) -> None:
         super().__init__(encoder)
         self.objective = objective
         if objective.freeze:
             encoder.requires_grad_(False)
         elif encoder.config.classes_from == "head":
             self.head = encoder.prediction_head()
-        elif "class" in objective.heads:
+        elif objective.pools:
             self.pooler = Pooler(encoder.config.hidden_size)
         self.dropout = nn.Dropout(objective.dropout)
         self.classifier = nn.Linear(encoder.config.hidden_size, objective.num_logits)
@@ -68,7 +68,7 @@ class Classifier(OnEncoder):
     def build(
         cls,
         encoder: Encoder,
-        objective: ClassifyConfig | TagConfig,
+        objective: Any,
         another: Callable[[ModelConfig], Encoder],
     ) -> Self:
         """See `OnEncoder`."""
@@ -100,10 +100,10 @@ class Classifier(OnEncoder):
         raise NotImplementedError
 
 
-class TextClassifier(Classifier):
-    """A class, classes or a score of each sequence."""
+class Pooling(Classifier):
+    """Logits of each sequence."""
 
-    objective: ClassifyConfig
+    objective: ClassifyConfig | ChooseConfig
 
     def pooled(self, hidden_TD: Tensor, batch: Batch) -> Tensor:
         """See `Classifier`; the mean in fp32, without atomic additions, so that it is the same every time."""
@@ -115,6 +115,12 @@ class TextClassifier(Classifier):
         number_P = torch.searchsorted(boundaries_S.long(), firsts_P, right=True) - 1
         mean_PD = sums_SD.index_select(0, number_P) / lengths_S.index_select(0, number_P).unsqueeze(1)
         return mean_PD.to(hidden_TD.dtype)
+
+
+class TextClassifier(Pooling):
+    """A class, classes or a score of each sequence."""
+
+    objective: ClassifyConfig
 
     def forward(self, batch: Batch, figures: bool = False) -> Sums:
         """See `OnEncoder`: `classify`, and of single labels its hits."""

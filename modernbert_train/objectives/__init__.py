@@ -12,7 +12,9 @@ from typing import Any, Protocol
 from modernbert_train.batch import Inputs, PackedText
 from modernbert_train.config.plugins import Rows
 from modernbert_train.config.schema import (
+    AnswerConfig,
     CausalLmConfig,
+    ChooseConfig,
     ClassifyConfig,
     MaskedLmConfig,
     ObjectiveConfig,
@@ -25,6 +27,7 @@ from modernbert_train.objectives.causal import CausalLM
 from modernbert_train.objectives.classify import Classify, Tag
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.objectives.permutation import PermutationLM
+from modernbert_train.objectives.questions import Answer, Choose
 from modernbert_train.objectives.rtd import ReplacedTokens
 from modernbert_train.objectives.sop import SentenceOrder
 from modernbert_train.vocabulary import Vocabulary
@@ -57,6 +60,8 @@ OBJECTIVES: Rows[type[Objective]] = Rows(
         PermutationLmConfig: PermutationLM,
         ClassifyConfig: Classify,
         TagConfig: Tag,
+        AnswerConfig: Answer,
+        ChooseConfig: Choose,
     },
 )
 

@@ -342,7 +342,7 @@ def _classifier(model: ModelConfig, objective: LabelledConfig) -> tuple[Matrix, 
     encoder has neither."""
     (head,), width, logits = objective.heads, model.hidden_size, objective.num_logits
     between: tuple[Matrix, ...] = ()
-    if not objective.freeze and (model.classes_from == "head" or head == "class"):
+    if not objective.freeze and (model.classes_from == "head" or objective.pools):
         between = (Matrix(width, width, "head", uses=1, head=head), Matrix(width, 1, "head"))  # norm, or bias
     return *between, Matrix(logits, width, "head", uses=1, head=head), Matrix(logits, 1, "head")
 

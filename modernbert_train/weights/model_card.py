@@ -33,11 +33,14 @@ from modernbert_train.weights.formats.bert import PAIR_HEAD
 from modernbert_train.weights.formats.tensors import heads_among, module_of
 
 MASK = "[MASK]"
-# of a run; a detector tells replaced tokens, a classifier classes of texts, a tagger those of words
-Part = Literal["model", "detector", "generator", "classifier", "tagger"]
+# of a run; a detector tells replaced tokens, a classifier classes of texts, a tagger those of words, an
+# answerer where an answer stands, a chooser which of several it is
+Part = Literal["model", "detector", "generator", "classifier", "tagger", "answerer", "chooser"]
 _TASKS: dict[Part, tuple[str, str]] = {  # as the hub names them, and the class that opens them
     "classifier": ("text-classification", "AutoModelForSequenceClassification"),
     "tagger": ("token-classification", "AutoModelForTokenClassification"),
+    "answerer": ("question-answering", "AutoModelForQuestionAnswering"),
+    "chooser": ("multiple-choice", "AutoModelForMultipleChoice"),
 }
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 

@@ -22,7 +22,14 @@ from modernbert_train.checkpoints.manifest import CONFIG_YAML, MANIFEST
 from modernbert_train.checkpoints.verified import tell_choice
 from modernbert_train.config.knob import architecture_keys
 from modernbert_train.config.objective import Order
-from modernbert_train.config.schema import ModelConfig, ModernBertConfig, ObjectiveConfig, PhaseConfig, RunConfig
+from modernbert_train.config.schema import (
+    ChooseConfig,
+    ModelConfig,
+    ModernBertConfig,
+    ObjectiveConfig,
+    PhaseConfig,
+    RunConfig,
+)
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.models.build import shapes_of
 from modernbert_train.models.classifier import CLASSIFIER, POOLER
@@ -311,8 +318,9 @@ def _rows(source: Source, config: RunConfig) -> TokenRows:
 
 
 def _classes(objective: ObjectiveConfig | None) -> tuple[object, ...]:
-    """What the logits of a classifier mean."""
-    return (type(objective), getattr(objective, "kind", None), getattr(objective, "labels", None))
+    """What the logits of a classifier mean; a score of each choice is no matter of how many there are."""
+    labels = None if isinstance(objective, ChooseConfig) else getattr(objective, "labels", None)
+    return (type(objective), getattr(objective, "kind", None), labels)
 
 
 def needs_predictions(modules: Collection[str], key: str) -> None:

@@ -245,6 +245,10 @@ def finetuning(home: Path) -> Iterator[None]:
     texts = make_texts(24)
     tone = [f"{text[:60]}\t{'up' if number % 2 else 'down'}\n" for number, text in enumerate(texts)]
     rte = [f"{text[:60]}\t{text[60:90]}\t{number % 2}\n" for number, text in enumerate(texts)]
+    answers = [{"text": text[10:20], "answer_start": 10} for text in texts]
+    asked = [{"id": str(n), "question": "Which?", "answers": [answer]} for n, answer in enumerate(answers)]
+    paragraphs = [{"context": text[:200], "qas": [each]} for text, each in zip(texts, asked, strict=True)]
+    (home / "my/asked.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}), encoding="utf-8")
     heads = {"tone": ("text\tlabel\n", tone), "RTE": ("sentence1\tsentence2\tlabel\n", rte)}
     for name, (head, rows) in heads.items():
         (home / "my" / name).mkdir()

@@ -10,6 +10,15 @@ from omegaconf import MISSING
 
 
 @dataclass(frozen=True, kw_only=True)
+class SubmitConfig:
+    """A file of a test server's folder."""
+
+    split: str = MISSING  # without labels, of the task's data; SUBSET/SPLIT is of another subset
+    labels: list[str] = field(default_factory=list)  # classes by their number, which is written; []: names are
+    between: list[float] = field(default_factory=list)  # a score is written within these; []: as it is
+
+
+@dataclass(frozen=True, kw_only=True)
 class SuiteTaskConfig:
     """A task of a suite: exactly one of `finetune`, `retrieval` and `beir`."""
 
@@ -26,6 +35,8 @@ class SuiteTaskConfig:
     choose_seeds: int | None = None  # the choice is made with so many of the seeds; None: all
     split: str | None = None  # whose figure stands in the table; None: the mean of all that are measured
     metric: str | None = None  # None: the first of the task; ndcg_at_10 of retrieval
+    # files with predictions of the chosen run, by name without .tsv, in OUT/submission
+    submit: dict[str, SubmitConfig] = field(default_factory=dict)
 
     @property
     def verb(self) -> tuple[str, ...]:
@@ -102,6 +113,8 @@ def _task_problems(name: str, task: SuiteTaskConfig, suite: SuiteConfig) -> Iter
             yield f"after={task.after}: name a task of the suite that is fine-tuned, and not itself after another."
         elif task.finetune is None:
             yield "after: is of `finetune` alone."
+    if task.submit and task.finetune is None:
+        yield "submit: is of `finetune` alone."
     if task.beir is not None and task.choices:
         yield "choices: `beir` measures a model as it is; there is nothing to choose."
     for key, values in task.choices.items():

@@ -22,7 +22,7 @@ from modernbert_train.config.load import load_run
 from modernbert_train.distributed import bf16
 from tests import warm
 from tests.conftest import TIMES
-from tests.evaluate.finetune.conftest import PLAIN, WriteTask, sentences, write_tsv
+from tests.evaluate.finetune.conftest import PLAIN, WriteTask, sentences, write_choices, write_questions, write_tsv
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.runs
@@ -64,7 +64,7 @@ def test_a_task_is_learned_measured_and_served(
     assert figures["num_texts"] == 40
     assert result["counts"]["train"] == {
         "texts": 96, "truncated": 0, "empty": 0, "unseen": 0, "loose_tags": 0, "in_train": 0,
-        "many_labels": 0, "lost_words": 0,
+        "many_labels": 0, "lost_words": 0, "misplaced": 0,
     }  # fmt: skip
     said = capsys.readouterr().out
     assert f"tone: dev accuracy {figures['accuracy']:.4f}" in said.splitlines()[-1]
@@ -165,7 +165,10 @@ def test_two_seeds_in_one_command_one_of_them_killed_in_its_middle(
     assert not torch.equal(weights(tmp_path / "whole-7" / "tone")["classifier.weight"], ours["classifier.weight"])
 
 
-@pytest.mark.parametrize(("kind", "precision"), [("single-label", "auto"), ("tokens", "bf16")])
+@pytest.mark.parametrize(
+    ("kind", "precision"),
+    [("single-label", "auto"), ("tokens", "bf16"), ("question-answering", "auto"), ("multiple-choice", "auto")],
+)
 def test_a_killed_run_goes_on_to_the_same_bits(
     kind: str,
     precision: str,
@@ -176,9 +179,8 @@ def test_a_killed_run_goes_on_to_the_same_bits(
 ) -> None:
     """Labels, dropout and the fresh head depend on nothing but keys: a restart must not be another seed."""
     monkeypatch.setattr(bf16, "cpu_has_bf16", lambda: True)  # or it is imitated
-    task = write_task()
-    if kind == "tokens":
-        task = write_tags(tmp_path, write_task)
+    written = {"tokens": write_tags, "question-answering": write_questions, "multiple-choice": write_choices}
+    task = written[kind](tmp_path, write_task) if kind in written else write_task()
     keys = ["checkpoint.interval_steps=4", "model.dropout=0.1", "objective.dropout=0.2"]
     keys.append(f"compute.precision={precision}")
     whole = finetune(task, models["bert"], tmp_path / "whole", *keys)

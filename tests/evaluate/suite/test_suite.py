@@ -172,6 +172,40 @@ def test_the_suites_here_are_right(name: str, tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.runs
+def test_the_best_seed_of_what_was_chosen_is_written_for_a_test_server(
+    write_suite: WriteSuite, models: dict[str, Path], tmp_path: Path
+) -> None:
+    """GLUE's form: a line for each text of a split without labels, also for an empty one and one longer than any
+    before. A task whose test texts are missing is named below the table, and its cell stays."""
+    from tests.evaluate.finetune.test_finetune import FAST
+
+    fast = {key: value for key, _, value in (word.partition("=") for word in FAST)}
+    texts = ["aki ruto", "", "kelo " * 28, "nabe domi"]
+    (tmp_path / "ax").mkdir()
+    for name in ("test.tsv", "ax/test.tsv"):
+        (tmp_path / name).write_text("idx\ttext\n" + "".join(f"{n}\t{text}\n" for n, text in enumerate(texts)))
+    keys = {**fast, "epochs": 2, "data": str(tmp_path), "train": "train", "validation": {"dev": "dev"}}
+    parts = {"Tone": {"split": "test", "labels": ["down", "up"]}, "AX": {"split": "ax/test"}}
+    lost = {"keys": keys, "submit": {"x": {"split": "gone"}}}
+    suite = write_suite({"tone": {"keys": keys, "submit": parts}, "lost": lost})
+    out = tmp_path / "out"
+    table = run(suite, out, models["bert"])
+    (cell, other), folder = table["rows"][0]["cells"], out / "submission" / "bert"
+    assert cell["n"] == other["n"] == 2
+    assert any("submission of lost: " in note and "gone" in note for note in table["notes"])
+    assert {path.name for path in folder.iterdir()} == {"Tone.tsv", "AX.tsv"}
+    files = [(folder / f"{name}.tsv").read_text().splitlines() for name in ("Tone", "AX")]
+    numbers, names = ([line.split("\t") for line in lines] for lines in files)
+    assert numbers[0] == names[0] == ["index", "prediction"] and [row[0] for row in numbers[1:]] == ["0", "1", "2", "3"]
+    assert [["down", "up"][int(told)] for _, told in numbers[1:]] == [told for _, told in names[1:]]
+    best = max(cell["runs"], key=lambda each: (each["value"], -each["seed"]))
+    assert (out / best["run"] / "submission.jsonl").exists() and names[2][1] == "down"
+    made = (out / best["run"] / "submission.jsonl").stat().st_mtime_ns
+    run(suite, out, models["bert"])
+    assert (out / best["run"] / "submission.jsonl").stat().st_mtime_ns == made
+
+
+@pytest.mark.runs
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_fine_tuning_retrieval_and_a_missing_text_in_one_table(
