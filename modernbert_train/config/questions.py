@@ -20,10 +20,10 @@ class AnswerConfig(LabelledConfig):
     name: str = "answer"
     labels: tuple[str, ...] = ("start", "end")
     segments: int = knob(1, low=1, high=2)  # 2: the context has token type 1
-    unanswerable: bool = False  # whether a context may hold no answer, as in SQuAD 2; else one is always told
-    # none is told where [CLS] has more than the best answer by more than this; transformers' null_score_diff_threshold
+    unanswerable: bool = False  # whether a context may hold no answer, as in SQuAD 2; else one is always given
+    # no answer is given where [CLS] has more than the best answer by more than this; transformers' null_score_diff_threshold
     null_threshold: float = 0.0
-    max_answer_tokens: int = knob(30, above=0)  # longest answer that is told
+    max_answer_tokens: int = knob(30, above=0)  # longest answer
 
     @property
     def title(self) -> tuple[str, str | None]:
@@ -64,7 +64,7 @@ class ChooseConfig(LabelledConfig):
 
     name: str = "choose"
     pooling: Literal["cls", "mean"] = "mean"  # see `ClassifyConfig`
-    segments: int = knob(1, low=1, high=2)  # 2: what stands behind the first [SEP] of a choice has token type 1
+    segments: int = knob(1, low=1, high=2)  # 2: the text behind the first [SEP] of a choice has token type 1
 
     @property
     def title(self) -> tuple[str, str | None]:

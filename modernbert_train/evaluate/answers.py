@@ -1,7 +1,7 @@
 """Answers told from the logits of windows, and SQuAD's metrics of them (arXiv 1606.05250; version 2: 1806.03822).
 
 Of all windows of a question the span counts whose start and end have the largest sum, at most so many tokens long.
-Where a context may hold no answer, none is told if [CLS] has more than that by more than a threshold; of several
+Where a context may hold no answer, none is given if [CLS] has more than that by more than a threshold; of several
 windows the smallest counts. All of it as in transformers' example, but that spans are searched whole, and not among the
 twenty likeliest starts and ends.
 
@@ -30,7 +30,7 @@ class Told(NamedTuple):
 
     Attributes:
         text: the answer; empty: none.
-        start: its first character in the context; None where none is told.
+        start: its first character in the context; None where none is given.
         score, null_score: sums of two logits, of the best span and of [CLS]; None where there is no window.
     """
 

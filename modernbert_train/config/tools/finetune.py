@@ -50,7 +50,7 @@ class TaskConfig:
     # splits or files that are only predicted, by names of your choice: they need no labels, and none are read
     predict: dict[str, str] = field(default_factory=dict)
     # one, or two for pairs; for tokens the column with the list of words, `tokens` unless another is named; for
-    # question-answering question and context; for multiple-choice what stands before [SEP], and what before each choice
+    # question-answering question and context; for multiple-choice the text before [SEP], and the beginning of each choice
     text_columns: list[str] = field(default_factory=lambda: ["text"])
     # column with class, classes or score; for tokens with the list of tags, `tags` unless another is named, of a .conll
     # the last; for question-answering with the answers, `answers`; for multiple-choice the place from 0 or the name
@@ -58,9 +58,9 @@ class TaskConfig:
     choice_columns: list[str] = field(default_factory=list)  # multiple-choice: one with a list, or one for each choice
     # question-answering: whether a context may hold no answer, as in SQuAD 2; else a question without one is refused
     unanswerable: bool = False
-    # none is told where [CLS] has more than the best answer by more than this, as null_score_diff_threshold
+    # no answer is given where [CLS] has more than the best answer by more than this, as null_score_diff_threshold
     null_threshold: float = 0.0
-    max_answer_tokens: int = 30  # longest answer that is told
+    max_answer_tokens: int = 30  # longest answer
     overlap_tokens: int = 128  # that two windows of a long context share, as transformers' doc_stride
     id_column: str | None = None  # column of what names a text in predictions.jsonl, where its line does not do
     label_separator: str = ","  # multi-label: between the classes of a text, where they are not a list
