@@ -21,7 +21,7 @@ class AnswerConfig(LabelledConfig):
     labels: tuple[str, ...] = ("start", "end")
     segments: int = knob(1, low=1, high=2)  # 2: the context has token type 1
     unanswerable: bool = False  # whether a context may hold no answer, as in SQuAD 2; else one is always given
-    # no answer is given where [CLS] has more than the best answer by more than this; transformers' null_score_diff_threshold
+    # no answer is given where [CLS] beats the best answer by more than this; transformers' null_score_diff_threshold
     null_threshold: float = 0.0
     max_answer_tokens: int = knob(30, above=0)  # longest answer
 

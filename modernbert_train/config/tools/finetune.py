@@ -50,7 +50,7 @@ class TaskConfig:
     # splits or files that are only predicted, by names of your choice: they need no labels, and none are read
     predict: dict[str, str] = field(default_factory=dict)
     # one, or two for pairs; for tokens the column with the list of words, `tokens` unless another is named; for
-    # question-answering question and context; for multiple-choice the text before [SEP], and the beginning of each choice
+    # question-answering question and context; for multiple-choice the text before [SEP] and the start of each choice
     text_columns: list[str] = field(default_factory=lambda: ["text"])
     # column with class, classes or score; for tokens with the list of tags, `tags` unless another is named, of a .conll
     # the last; for question-answering with the answers, `answers`; for multiple-choice the place from 0 or the name
