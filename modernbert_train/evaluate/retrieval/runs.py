@@ -8,11 +8,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from modernbert_train.config.load import load_typed
 from modernbert_train.distributed.gpus import uses_gpu
 from modernbert_train.errors import ConfigError
+
+if TYPE_CHECKING:
+    from modernbert_train.weights.source import Source
 
 T = TypeVar("T")
 
@@ -80,13 +83,25 @@ def exported_encoder(model: str) -> Iterator[Path]:
         DataError, StorageError: see `open_source`.
     """
     from modernbert_train.weights.export import export_source
+
+    source = encoder_source(model)
+    with tempfile.TemporaryDirectory() as folder:
+        yield export_source(source, Path(folder) / "encoder")
+
+
+def encoder_source(model: str) -> Source:
+    """Find the weights of an encoder; see `open_source`.
+
+    Raises:
+        ConfigError: it sees one side of a text alone.
+        DataError, StorageError: see `open_source`.
+    """
     from modernbert_train.weights.source import open_source
 
     source = open_source(model)
     if source.order == "causal":
         raise ConfigError(f"--model={model}: a decoder, whose states know nothing of the words after. Name an encoder.")
-    with tempfile.TemporaryDirectory() as folder:
-        yield export_source(source, Path(folder) / "encoder")
+    return source
 
 
 def in_words(name: str, figures: dict[str, dict[str, float]], metrics: Sequence[str], result: Path | None) -> str:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from modernbert_train.config.load import load_typed
-from modernbert_train.config.tools.retrieval import EvaluateConfig, RetrievalConfig
-from modernbert_train.config.tools.suite import SuiteConfig, SuiteTaskConfig, suite_problems
+from modernbert_train.config.tools.retrieval import MeasureConfig, RetrievalConfig
+from modernbert_train.config.tools.suite import SuiteConfig, SuiteTaskConfig, each_alone, suite_problems
 from modernbert_train.core.installed import YAMLS
 from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.finetune.many import Cell
@@ -24,7 +24,7 @@ from modernbert_train.evaluate.finetune.result import RESULT
 from modernbert_train.evaluate.finetune.table import read_result
 from modernbert_train.evaluate.finetune.task import asked, labels_of, read_task, run_name
 
-NDCG = "ndcg_at_10"
+NDCG, MAIN_SCORE = "ndcg_at_10", "main_score"
 _SUITES = YAMLS / "suites"
 
 
@@ -59,7 +59,7 @@ def read_suite(name: str) -> tuple[SuiteConfig, Path]:
         if not file.is_file():
             known = ", ".join(sorted(path.stem for path in _SUITES.glob("*.yaml")))
             raise ConfigError(f"--suite {name}: there is none. Known: {known}. Or name a YAML file of your own.")
-    suite = load_typed(SuiteConfig, [file])
+    suite = each_alone(load_typed(SuiteConfig, [file]))
     if problems := list(suite_problems(suite)):
         raise ConfigError("\n".join(f"{file}: {problem}" for problem in problems))
     return suite, file.parent
@@ -112,11 +112,14 @@ class Plan:
         task = self.suite.tasks[name]
         if task.metric is not None:
             return task.metric
-        return read_task(self._what(task), self._words(name, Choice(())))[0].measured[0] if task.finetune else NDCG
+        if task.finetune is None:
+            return NDCG if task.mteb is None else MAIN_SCORE
+        return read_task(self._what(task), self._words(name, Choice(())))[0].measured[0]
 
     def seeds_of(self, name: str) -> list[int | None]:
         """Those of a task; one of None where nothing is drawn."""
-        return [None] if self.suite.tasks[name].beir is not None else list(self.seeds)
+        task = self.suite.tasks[name]
+        return list(self.seeds) if task.trains or task.after is not None else [None]
 
     def choosing_seeds(self, name: str) -> list[int | None]:
         """Those with which a choice is made."""
@@ -136,7 +139,8 @@ class Plan:
         text = json.dumps(self._asked(name, source, choice), sort_keys=True, default=str)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         run = run_name(name, self.labels[model], f"{digest}-{'once' if seed is None else seed}")
-        return Cell(self._what(task), source, seed, run, self._words(name, choice), task.verb, texts=name)
+        own = seed if task.trains else None
+        return Cell(self._what(task), source, own, run, self._words(name, choice), task.verb, texts=name)
 
     def result(self, cell: Cell) -> dict[str, Any] | None:
         """What a run came to."""
@@ -201,7 +205,7 @@ class Plan:
             return asked(config, source, rest)
         if task.retrieval is not None:
             return {**asdict(load_typed(RetrievalConfig, [Path(self._what(task))], words)), "model": source}
-        return {**asdict(load_typed(EvaluateConfig, [], words)), "beir": self._what(task), "model": source}
+        return {**asdict(load_typed(MeasureConfig, [], words)), "beir": self._what(task), "model": source}
 
 
 def choices_of(task: SuiteTaskConfig) -> list[Choice]:

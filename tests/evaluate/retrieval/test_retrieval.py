@@ -120,6 +120,20 @@ def test_late_interaction_is_learned_and_its_figures_are_those_of_every_token_wi
     assert main(again) == 0
     assert result_of(tmp_path / "runs/toy-toy-encoder-1618-test")["figures"] == found["figures"]
 
+    # out of an index on disk: the figures of the vectors as they are stored, embedded once
+    for query, matrix in zip(beir.queries, queries, strict=True):
+        scores = [float((matrix @ other.half().float().T).max(dim=1).values.sum()) for other in documents]
+        ranked[query] = [beir.document_ids[place] for place in sorted(range(len(scores)), key=lambda at: -scores[at])]
+    for _ in range(2):
+        assert main([*again, f"index={tmp_path}/index", "name=kept"]) == 0
+        assert result_of(tmp_path / "runs/kept")["figures"]["toy"] == pytest.approx(
+            figures(ranked, beir.qrels), abs=1e-6
+        )
+    assert main([*again, f"index={tmp_path}/index", "name=kept", "max_tokens=32"]) == 78
+    assert "vectors of another corpus, model or length (max_tokens)" in capsys.readouterr().err
+    assert main(["retrieval", "evaluate", str(toy), "--model", str(encoder), f"index={tmp_path}/index"]) == 78
+    assert "is of late interaction" in capsys.readouterr().err
+
 
 @pytest.mark.runs
 def test_both_losses_are_one_and_texts_that_are_saved_load_equal(encoder: Path, toy: Path, tmp_path: Path) -> None:
