@@ -106,10 +106,12 @@ class Answers:
     ) -> Iterator[Encoded]:
         """See `Kind`. Of splits that are told also where each token of a context stands in it."""
         found = reader.ids(split.examples, [example.texts[:1] for example in split.examples])
+        context, encoding = "", reader.tokenizer.encode("", add_special_tokens=False)
         for (question,), example, value in zip(found, split.examples, values, strict=True):
-            context = example.texts[1]
+            if example.texts[1] != context:  # of several questions in a row one
+                context = example.texts[1]
+                encoding = reader.tokenizer.encode(context, add_special_tokens=False)
             said: dict[str, Any] = {"label": [span.text for span in example.label]} if split.labelled else {}
-            encoding = reader.tokenizer.encode(context, add_special_tokens=False)
             offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
             asked = question[: reader.most // 2]
             room = reader.most - 1 - len(asked)

@@ -16,7 +16,7 @@ from modernbert_train.data.labelled import class_name
 from modernbert_train.data.tables import shown_value
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.counts import Counts
-from modernbert_train.evaluate.finetune.examples import TRAIN, Encoded, Example, Split
+from modernbert_train.evaluate.finetune.examples import Encoded, Example, Split
 from modernbert_train.evaluate.finetune.numbers import Labels
 from modernbert_train.evaluate.finetune.texts import Texts, pooling
 from modernbert_train.evaluate.finetune.tokens import SPECIAL_TOKENS, Reader, cut
@@ -47,7 +47,7 @@ class Choices(Texts):
 
     def numbers(self, task: TaskConfig, splits: Mapping[str, Split]) -> Labels:
         """See `Kind`: the place of the right choice, from 0, or its name among `labels`."""
-        most = max(_number(each, task) for split in splits.values() for each in split.examples)
+        most = max((_number(each, task) for split in splits.values() for each in split.examples), default=0)
         names = tuple(task.labels) or tuple(str(number) for number in range(most))
         if len(names) < most:
             raise DataError(f"labels={list(names)}: names {len(names)} choices, and there are up to {most}. Name all.")
@@ -57,11 +57,6 @@ class Choices(Texts):
             ]
             for name, split in splits.items()
         }
-        if len({int(each[0, 0]) for each in values[TRAIN]}) < 2:
-            raise DataError(
-                f"{splits[TRAIN].source}: the same choice is right everywhere, so there is nothing to learn. Name "
-                "another label_column, or shuffle the choices."
-            )
         return Labels(names, {}, values)
 
     def encode(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -45,7 +46,7 @@ def submit(plan: Plan, out: Path) -> dict[str, str]:
                 words = [sys.executable, "-m", __name__, str(out / cell.name), cell.task, str(file), *splits]
                 job = Job(f"{label}, submission of {name}", [*words, *cell.overrides], out / LOGS / f"{cell.name}.log")
                 whole[job.name] = file, out / FOLDER / label, task.submit
-                jobs += [] if file.exists() else [job]
+                jobs += [] if {*map(_name, splits)} <= {each["split"] for each in _read(file)} else [job]
 
     def ended(job: Job, code: int) -> None:
         if code:
@@ -53,14 +54,21 @@ def submit(plan: Plan, out: Path) -> dict[str, str]:
             print(f"{job.name}: failed, exit code {code}; {job.log}", flush=True)
 
     run_all(iter(jobs), [dict(os.environ)], ended)
-    for file, folder, parts in (each for name, each in whole.items() if name not in failed and each[0].exists()):
-        said = [parse_json(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    for file, folder, parts in (each for name, each in whole.items() if name not in failed):
+        said = _read(file)
+        if not said:
+            continue  # a signal came first
         with os_errors_as(StorageError, f"{folder}: cannot be written", "Free some space; the same command resumes."):
             folder.mkdir(parents=True, exist_ok=True)
             for name, part in parts.items():
                 own = [each for each in said if each["split"] == _name(part.split)]
                 write_whole(folder / f"{name}.tsv", as_tsv(own, part))
     return failed
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    """Predictions; nothing where there are none."""
+    return [parse_json(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
 
 
 def _best(plan: Plan, name: str, model: str) -> Cell | None:
@@ -111,8 +119,10 @@ def predict(run: Path, task_name: str, file: Path, splits: Sequence[str], overri
     labels = [] if objective.task_kind == "regression" else list(objective.labels)
     known = next(iter(task.validation.values()))  # read in place of the training texts, which are many
     asked = replace(task, train=known, validation={}, predict={_name(each): each for each in splits}, labels=labels)
+    shutil.rmtree(run / FOLDER, ignore_errors=True)  # of other splits, or of a process that was killed
     prepared = prepare(asked, run / "task" / TOKENIZER, made["max_tokens"], run / FOLDER)
     write_predictions(config, asked, prepared, find_outcome(config, task).checkpoint, file)
+    shutil.rmtree(run / FOLDER)
 
 
 def main() -> int:

@@ -236,12 +236,16 @@ def test_words_are_tagged_and_served(write_task: WriteTask, models: dict[str, Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize(
+    ("strategy", "kind"),
+    [("ddp", "single-label"), ("fsdp2", "single-label"), ("ddp", "question-answering"), ("fsdp2", "multiple-choice")],
+)
 def test_two_ranks_give_what_one_gives(
-    strategy: str, write_task: WriteTask, models: dict[str, Path], tmp_path: Path
+    strategy: str, kind: str, write_task: WriteTask, models: dict[str, Path], tmp_path: Path
 ) -> None:
-    task = write_task(epochs=2)
-    keys = ["phases.finetune.batch_rows=8", "phases.finetune.row_tokens=24", "phases.finetune.microbatch_tokens=96"]
+    written = {"question-answering": write_questions, "multiple-choice": write_choices}
+    task = written[kind](tmp_path, write_task, epochs=2) if kind in written else write_task(epochs=2)
+    keys = ["phases.finetune.batch_rows=8", "phases.finetune.row_tokens=64", "phases.finetune.microbatch_tokens=256"]
     one = finetune(task, models["modernbert"], tmp_path / "one", *keys)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29517"]
     words = ["finetune", str(task), "--model", str(models["modernbert"]), f"runs_folder={tmp_path}/two", "name=tone"]

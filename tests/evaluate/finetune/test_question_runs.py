@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 import torch
 
+from modernbert_train.__main__ import main
 from tests.evaluate.finetune.conftest import WriteTask, write_choices, write_questions
 from tests.evaluate.finetune.test_finetune import finetune
 
 pytestmark = pytest.mark.runs
 
 
-def predictions_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+def predictions_of(folder: Path, split: str = "dev") -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["split"] == split]
 
 
 def test_answers_are_learned_and_served(write_task: WriteTask, models: dict[str, Path], tmp_path: Path) -> None:
@@ -25,11 +27,16 @@ def test_answers_are_learned_and_served(write_task: WriteTask, models: dict[str,
     from transformers.data.metrics.squad_metrics import squad_evaluate
 
     measured = ["f1", "exact", "has_answer_f1", "no_answer_exact"]
-    task = write_questions(tmp_path, write_task, epochs=16, metrics=measured, best="f1", max_tokens=64)
+    hidden = {"test": f"{tmp_path}/test.json"}
+    task = write_questions(tmp_path, write_task, epochs=16, metrics=measured, best="f1", max_tokens=64, predict=hidden)
+    asked = json.loads((tmp_path / "dev.json").read_text())["data"][0]["paragraphs"]
+    unknown = [each | {"qas": [{key: each["qas"][0][key] for key in ("id", "question")}]} for each in asked]
+    (tmp_path / "test.json").write_text(json.dumps({"data": [{"paragraphs": unknown}]}))
     result = finetune(task, models["modernbert"], tmp_path / "runs")
     figures, folder = result["figures"]["dev"], tmp_path / "runs" / "tone"
     assert figures["f1"] > 0.85 and figures["num_texts"] == 40
-    said = predictions_of(folder)
+    said, alike = (predictions_of(folder, split) for split in ("dev", "test"))
+    assert alike == [{key: value for key, value in line.items() if key != "label"} | {"split": "test"} for line in said]
 
     class Asked:
         def __init__(self, line: dict[str, Any]) -> None:
@@ -41,7 +48,6 @@ def test_answers_are_learned_and_served(write_task: WriteTask, models: dict[str,
 
     served = AutoModelForQuestionAnswering.from_pretrained(folder / "hf").eval()
     reader = AutoTokenizer.from_pretrained(folder / "hf")
-    asked = json.loads((tmp_path / "dev.json").read_text())["data"][0]["paragraphs"]
     for line, each in zip(said, asked, strict=True):
         given = reader("ruto?", each["context"], return_tensors="pt", return_offsets_mapping=True)
         offsets = given.pop("offset_mapping")[0].tolist()
@@ -74,3 +80,5 @@ def test_choices_are_learned_and_served(write_task: WriteTask, models: dict[str,
         with torch.no_grad():
             shares = served(**given).logits[0].softmax(dim=0).tolist()
         assert line["scores"] == {str(n): pytest.approx(share, abs=1e-4) for n, share in enumerate(shares)}
+    for verb in ("eval", "plan", "report"):
+        assert main([verb, str(folder)]) == 0

@@ -15,8 +15,10 @@ from pyarrow import parquet
 from modernbert_train.config.tools.finetune import TaskConfig, task_problems
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.answers import _windows
+from modernbert_train.evaluate.finetune.kinds import KINDS
 from modernbert_train.evaluate.finetune.read import read_splits
 from modernbert_train.evaluate.finetune.shards import Prepared, prepare, warnings_of
+from modernbert_train.evaluate.finetune.task import read_task
 from modernbert_train.evaluate.texts_beside import read_texts
 from tests.evaluate.finetune.conftest import PLAIN, write_tsv
 from tests.evaluate.finetune.test_texts import decoded, documents
@@ -144,6 +146,43 @@ def test_broken_files_say_where(paragraph: dict[str, Any], message: str, tmp_pat
     squad(tmp_path, asked(0), name="dev")
     with pytest.raises(DataError, match=message):
         read_splits(task_of(tmp_path, id_column=None))
+
+
+@pytest.mark.parametrize("name", ["squad", "squad2", "swag"])
+def test_the_tasks_here_read_the_hubs_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its datasets have them; a renamed column would be found by a user, an hour into a suite."""
+    import datasets
+
+    text, answers = datasets.Value("string"), [{"text": ["aki lebi"], "answer_start": [CONTEXT.index("aki lebi")]}]
+    lists = {"text": datasets.Sequence(text), "answer_start": datasets.Sequence(datasets.Value("int32"))}
+    columns: dict[str, Any] = {key: text for key in ("id", "title", "context", "question")} | {"answers": lists}
+    if name == "squad2":
+        answers.append({"text": [], "answer_start": []})
+    rows: list[dict[str, Any]] = [
+        {"id": "q0", "title": "t", "context": CONTEXT, "question": "ruto?", "answers": each} for each in answers
+    ]
+    if name == "swag":
+        columns = {key: text for key in ("sent1", "sent2", *(f"ending{n}" for n in range(4)))}
+        rows = [{key: key for key in columns} | {"label": label} for label in (3, 0)]
+        columns["label"] = datasets.ClassLabel(names=["0", "1", "2", "3"])
+    asked = []
+
+    def load(data: str, subset: str | None, split: str) -> Any:
+        asked.append((data, subset, split))
+        return datasets.Dataset.from_list(rows, features=datasets.Features(columns))
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    task, _ = read_task(name, [])
+    splits = read_splits(task)
+    labels = KINDS[task.kind].numbers(task, splits)
+    assert [split for _, _, split in asked] == ["train", "validation"]
+    first = CONTEXT.index("aki")
+    expected: list[list[int]] = [[3], [0]] if name == "swag" else [[first, first + 7], [-1, -1]][: len(rows)]
+    assert [each[0].tolist() for each in labels.values["validation"]] == expected
+    if name == "swag":
+        assert splits["train"].examples[0].texts == ("sent1", "sent2", "ending0", "ending1", "ending2", "ending3")
+    else:
+        assert splits["validation"].examples[0].id == "q0"
 
 
 ENDINGS = [f"ending{number}" for number in range(3)]

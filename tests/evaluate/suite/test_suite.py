@@ -213,10 +213,34 @@ def test_the_suites_here_are_right(name: str, tmp_path: Path, capsys: pytest.Cap
 
 @pytest.mark.runs
 def test_the_best_seed_of_what_was_chosen_is_written_for_a_test_server(
+    write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
+) -> None:
+    """GLUE's form, a line for each text: names of classes, their numbers, or scores within bounds."""
+    parts = {"Names": {"split": "x"}, "Numbers": {"split": "x", "labels": ["down", "up"]}}
+    parts["Scores"] = {"split": "ax/y", "between": [0, 5]}
+    suite, out = write_suite({"tone": {"choices": {"lr": [1e-3, 2e-3]}, "submit": parts}}), tmp_path / "out"
+    plan = Plan(*read_suite(str(suite)), [str(fakes[0])], None, out, ())
+    for cell in plan.cells(["tone"], choosing=True):
+        told = [("x", "up"), ("x", None), ("x", "down"), ("ax-y", 5.25), ("ax-y", 1.23456), ("ax-y", None)]
+        lines = [{"split": split, "prediction": each, "scores": each and {"down": 0.5}} for split, each in told]
+        lines[0]["scores"] = {cell.name: 1.0, "up": 0.5}  # of an empty text the first class, which here names the run
+        (out / cell.name).mkdir(parents=True)
+        (out / cell.name / "submission.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (cell,) = run(suite, out, fakes[0])["rows"][0]["cells"]
+    best = max((each for each in cell["runs"] if each["choice"] == cell["chosen"]), key=lambda each: each["value"])
+    files = {name: (out / "submission" / "one" / f"{name}.tsv").read_text() for name in parts}
+    assert files["Names"] == f"index\tprediction\n0\tup\n1\t{best['run']}\n2\tdown\n"
+    assert files["Numbers"] == "index\tprediction\n0\t1\n1\t0\n2\t0\n"
+    assert files["Scores"] == "index\tprediction\n0\t5.000\n1\t1.235\n2\t0.000\n"
+
+
+@pytest.mark.runs
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_finished_run_predicts_texts_that_it_has_not_seen(
     write_suite: WriteSuite, models: dict[str, Path], tmp_path: Path
 ) -> None:
-    """GLUE's form: a line for each text of a split without labels, also for an empty one and one longer than any
-    before. A task whose test texts are missing is named below the table, and its cell stays."""
+    """Also one longer than any before, and of another folder. Texts that are missing are named below the table."""
     from tests.evaluate.finetune.test_finetune import FAST
 
     fast = {key: value for key, _, value in (word.partition("=") for word in FAST)}
@@ -224,25 +248,21 @@ def test_the_best_seed_of_what_was_chosen_is_written_for_a_test_server(
     (tmp_path / "ax").mkdir()
     for name in ("test.tsv", "ax/test.tsv"):
         (tmp_path / name).write_text("idx\ttext\n" + "".join(f"{n}\t{text}\n" for n, text in enumerate(texts)))
-    keys = {**fast, "epochs": 2, "data": str(tmp_path), "train": "train", "validation": {"dev": "dev"}}
+    keys = {**fast, "epochs": 4, "data": str(tmp_path), "train": "train", "validation": {"dev": "dev"}}
     parts = {"Tone": {"split": "test", "labels": ["down", "up"]}, "AX": {"split": "ax/test"}}
-    lost = {"keys": keys, "submit": {"x": {"split": "gone"}}}
-    suite = write_suite({"tone": {"keys": keys, "submit": parts}, "lost": lost})
     out = tmp_path / "out"
-    table = run(suite, out, models["bert"])
-    (cell, other), folder = table["rows"][0]["cells"], out / "submission" / "bert"
-    assert cell["n"] == other["n"] == 2
-    assert any("submission of lost: " in note and "gone" in note for note in table["notes"])
-    assert {path.name for path in folder.iterdir()} == {"Tone.tsv", "AX.tsv"}
+    task: dict[str, Any] = {"keys": keys, "submit": parts}
+    table = run(write_suite({"tone": task}, seeds=[1]), out, models["modernbert"])
+    assert not table["notes"]
+    folder = out / "submission" / "modernbert"
     files = [(folder / f"{name}.tsv").read_text().splitlines() for name in ("Tone", "AX")]
-    numbers, names = ([line.split("\t") for line in lines] for lines in files)
-    assert numbers[0] == names[0] == ["index", "prediction"] and [row[0] for row in numbers[1:]] == ["0", "1", "2", "3"]
-    assert [["down", "up"][int(told)] for _, told in numbers[1:]] == [told for _, told in names[1:]]
-    best = max(cell["runs"], key=lambda each: (each["value"], -each["seed"]))
-    assert (out / best["run"] / "submission.jsonl").exists() and names[2][1] == "down"
-    made = (out / best["run"] / "submission.jsonl").stat().st_mtime_ns
-    run(suite, out, models["bert"])
-    assert (out / best["run"] / "submission.jsonl").stat().st_mtime_ns == made
+    numbers, names = ([line.split("\t")[1] for line in lines[1:]] for lines in files)
+    assert [["down", "up"][int(told)] for told in numbers] == names and len(names) == 4
+    (cell,) = table["rows"][0]["cells"]
+    assert not (out / cell["runs"][0]["run"] / "submission").exists()
+    gone = run(write_suite({"tone": task | {"submit": {"x": {"split": "gone"}}}}, seeds=[1]), out, models["modernbert"])
+    assert "submission of tone: " in gone["notes"][0] and "gone.tsv" in gone["notes"][0]
+    assert gone["rows"] == table["rows"]
 
 
 @pytest.mark.runs
