@@ -41,7 +41,7 @@ LOOSE: dict[str, tuple[str, ...]] = {
 OUTSIDE: dict[str, tuple[str, ...]] = {
     "data_prep": (
         "cli.parser", "config", "core", "data.dataset_card", "data.download", "data.field_counts", "data.mds",
-        "data.remote", "data.shard_file", "data.shard_index", "data.shard_writer", "data.statistics",
+        "data.remote", "data.shard_file", "data.shard_index", "data.shard_writer", "data.statistics", "data.tables",
         "distributed.orphans", "vocabulary",
     ),
     "launch": (
@@ -166,6 +166,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "data_prep.adoption": ("numpy", "tokenizers"),
     "data_prep.adoption.convert": ("numpy", "pyarrow"),
     "data_prep.tasks.executors": ("datatrove",),
+    "data_prep.pairs": ("numpy", "pyarrow", "tokenizers"),
     "data_prep.read.lines": ("zstandard",),
     "data_prep.read.tables": ("datasets", "pyarrow"),
     "data_prep.clean.words": ("datatrove", "fasttext"),

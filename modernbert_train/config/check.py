@@ -20,6 +20,7 @@ from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
     BatchWarmupConfig,
     BertConfig,
+    ContrastiveConfig,
     LabelledConfig,
     MaskedLmConfig,
     ModelConfig,
@@ -121,9 +122,9 @@ def objectives_of_phases(config: RunConfig, num_ranks: int) -> Iterator[str]:
         other = now.objective
         if other.special_tokens != own.special_tokens or other.heads not in (own.heads, own.idle_heads):
             remedy = "Make it a run of its own with weights.init_from."
-            if isinstance(own, ReplacedTokensConfig) and other.heads == ("tokens",):
+            if hasattr(own, "mlm_head") and other.heads == ("tokens",):
                 remedy = "Set objective.mlm_head=true, or make it a run of its own with weights.init_from."
-            elif isinstance(other, ReplacedTokensConfig) and own.heads == ("tokens",):
+            elif hasattr(other, "mlm_head") and own.heads == ("tokens",):
                 remedy = (
                     f"Set objective={{name: {other.name}, mlm_head: true}}, which the model is built for, and "
                     f"objective={{name: {own.name}}} in the phases of that; or make it a run of its own with "
@@ -139,6 +140,22 @@ def objectives_of_phases(config: RunConfig, num_ranks: int) -> Iterator[str]:
                 f"phases.{name}.objective.z_loss={other.z_loss}: must be objective.z_loss={own.z_loss}, which the "
                 f"model is built with. Set phases.{name}.objective.z_loss={own.z_loss}."
             )
+
+
+def vector_widths(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    """Further widths of a vector are parts of it."""
+    most = config.model.hidden_size
+    for name, now in config.in_phase.items():
+        objective = now.objective
+        if not isinstance(objective, ContrastiveConfig):
+            continue
+        if other := [width for width in objective.matryoshka if not 1 <= width < most]:
+            yield (
+                f"phases.{name}: objective.matryoshka={list(objective.matryoshka)} with model.hidden_size={most}: "
+                f"{other[0]} is no part of a vector of {most}, which is trained too. Remove it."
+            )
+        if len({*objective.matryoshka}) < len(objective.matryoshka):
+            yield (f"phases.{name}: objective.matryoshka={list(objective.matryoshka)} names a width twice. Remove one.")
 
 
 def generators(config: RunConfig, num_ranks: int) -> Iterator[str]:
@@ -541,6 +558,7 @@ RULES: tuple[Rule, ...] = (
     positions,
     segments_for_pairs,
     classes,
+    vector_widths,
     generators,
     roberta,
     kernels_and_orders,

@@ -65,6 +65,12 @@ class ObjectiveConfig:
         return True
 
     @property
+    def compares(self) -> bool:
+        """Whether the loss of a text depends on all others of the global batch: then every text is encoded twice, first
+        to know all vectors, then to go backward."""
+        return False
+
+    @property
     def trains_encoder(self) -> bool:
         """Whether the encoder's weights change."""
         return True
@@ -126,6 +132,11 @@ class ObjectiveConfig:
         What a phase may change of the model holds for it too.
         """
         return None
+
+    @property
+    def forward_passes(self) -> int:
+        """Of each microbatch, in training; one backward pass follows."""
+        return 2 if self.compares else 1
 
     def encoded_tokens(self, sequence_tokens: float) -> float:
         """Tokens that the encoder reads for each that is not padding, in sequences of this mean length."""

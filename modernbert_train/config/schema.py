@@ -19,6 +19,7 @@ from modernbert_train.config.bert import BertConfig as BertConfig
 from modernbert_train.config.classify import ClassifyConfig as ClassifyConfig
 from modernbert_train.config.classify import LabelledConfig as LabelledConfig
 from modernbert_train.config.classify import TagConfig as TagConfig
+from modernbert_train.config.contrastive import ContrastiveConfig as ContrastiveConfig
 from modernbert_train.config.deberta import DebertaConfig as DebertaConfig
 from modernbert_train.config.evals import EvaluatorConfig as EvaluatorConfig
 from modernbert_train.config.evals import OtherTextConfig as OtherTextConfig
@@ -526,6 +527,7 @@ VARIANTS: dict[str, dict[str, type]] = {
         "tag": TagConfig,
         "answer": AnswerConfig,
         "choose": ChooseConfig,
+        "contrastive": ContrastiveConfig,
     },
     "optim": {
         "stable_adamw": StableAdamWConfig,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.keyed_random import Keys, derive, derive_each
 from modernbert_train.data.packing import Chunk
-from modernbert_train.errors import DataError, RunError
+from modernbert_train.errors import RunError
 
 if TYPE_CHECKING:  # streaming brings torch, and `plan` asks for seeds without it
     from modernbert_train.data.mds import TokenShards
@@ -107,21 +107,23 @@ class TokenStreams:
         return derive_each(self._mask_keys[streams], epochs, documents - self._first[streams], starts)
 
     def labels(self, chunks: Sequence[Chunk]) -> NDArray[Any] | None:
-        """Labels of the chunks' documents, see `PackedText`; None where the documents have none.
+        """Labels of the chunks' documents, see `PackedText`; None where no stream has any.
+
+        A stream without labels beside others, whose texts may wait for a row when the next phase begins, has the label
+        that is ignored.
 
         Raises:
-            DataError: a chunk is a part of a labelled document, or only some streams have labels.
+            DataError: a chunk is a part of a labelled document.
         """
-        if all(stream.shards.labels is None for stream in self._streams):
+        labels = next((stream.shards.labels for stream in self._streams if stream.shards.labels is not None), None)
+        if labels is None:
             return None
         found = []
         for chunk in chunks:
             stream, number = self._find(chunk.document)
             with named_stream(stream.name):
-                if stream.shards.labels is None:
-                    raise DataError(f"{stream.shards.folder}: has no labels, and other streams have. Leave it out.")
-                found.append(stream.shards.labels.of(number, chunk))
-        labels = next(stream.shards.labels for stream in self._streams if stream.shards.labels is not None)
+                own = stream.shards.labels
+                found.append(labels.ignored(chunk) if own is None else own.of(number, chunk))
         return np.concatenate(found) if found else labels.none()
 
     @property

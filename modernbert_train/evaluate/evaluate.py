@@ -90,12 +90,13 @@ def _plain(held_out: dict[str, float]) -> dict[str, float]:
 def describe(result: Evaluation, predicted_share: float, checkpoint: str) -> str:
     """The figures as a small table."""
     gain, more = result.unigram_loss - result.loss, result.accuracy - result.unigram_accuracy
+    said, baseline = (f"{predicted_share:.0%} predicted, ", "unigram") if predicted_share else ("", "guessing")
     word, sign = ("better by", 1) if gain >= 0 else ("worse by", -1)
     return (
-        f"held-out text, {predicted_share:.0%} predicted, {result.predicted:,} predictions, {checkpoint}\n"
+        f"held-out text, {said}{result.predicted:,} predictions, {checkpoint}\n"
         f"            loss (nats)  accuracy\n"
         f"  model     {result.loss:11.3f}  {result.accuracy:8.1%}\n"
-        f"  unigram   {result.unigram_loss:11.3f}  {result.unigram_accuracy:8.1%}\n"
+        f"  {baseline:9} {result.unigram_loss:11.3f}  {result.unigram_accuracy:8.1%}\n"
         f"  {word:9} {sign * gain:11.3f}  {sign * more:8.1%}"
         + "".join(f"\n  {name} {value:.4f}" for name, value in result.figures.items())
     )

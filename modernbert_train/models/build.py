@@ -26,6 +26,7 @@ from modernbert_train.config.schema import (
 from modernbert_train.models.albert import Albert
 from modernbert_train.models.bert import Bert
 from modernbert_train.models.classifier import TextClassifier, WordClassifier
+from modernbert_train.models.contrastive import ForVectors, ForVectorsAndMasked
 from modernbert_train.models.deberta import Deberta
 from modernbert_train.models.encoder import Encoder, OnEncoder
 from modernbert_train.models.gemma import Gemma
@@ -56,6 +57,8 @@ HEADS: dict[tuple[str, ...], type[OnEncoder]] = {
     ("tokens", "pair"): WithOrder,
     ("generator", "replaced"): ForReplacedTokens,
     ("generator", "replaced", "tokens"): ForReplacedAndMasked,
+    ("vectors",): ForVectors,
+    ("vectors", "tokens"): ForVectorsAndMasked,
     ("class",): TextClassifier,
     ("tag",): WordClassifier,
     ("answer",): Answerer,

@@ -246,5 +246,5 @@ def _phase(
     objective = config.in_phase[name].objective
     uses = objective.uses_of_heads(text.sequence_tokens)
     encoded = objective.encoded_tokens(text.sequence_tokens)
-    flops = flops_per_token(census(config.model, objective), text.spans, uses, encoded)
+    flops = flops_per_token(census(config.model, objective), text.spans, uses, encoded, objective.forward_passes)
     return PlannedPhase(name, phase, text, flops, objective, tuple(ranges))

@@ -61,7 +61,7 @@ def training_flops(
     uses |= dict.fromkeys(objective.idle_heads, 0.0)
     spans = mean_spans(lengths, counted, objective.order, objective.query_share)
     encoded = objective.encoded_tokens(tokens / len(lengths))
-    each = flops_per_token(counted, spans, uses, encoded)
+    each = flops_per_token(counted, spans, uses, encoded, objective.forward_passes)
     return tokens * (each.training if objective.trains_encoder else each.forward)
 
 
