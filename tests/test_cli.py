@@ -154,7 +154,7 @@ def test_a_word_that_is_no_verb_is_answered_with_the_nearest(capsys: pytest.Capt
     assert main(["tran"]) == 64
     assert "error: tran: no such verb. Did you mean train?" in capsys.readouterr().err
     assert main(["qqq"]) == 64
-    assert "Known: prepare, tokenizer" in capsys.readouterr().err
+    assert "Known: prepare, prepare-pairs, tokenizer" in capsys.readouterr().err
     assert main([]) == 64
     assert "before training" in capsys.readouterr().err
 
