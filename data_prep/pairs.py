@@ -230,7 +230,7 @@ def _write(
     if not counts.train:
         raise DataError(f"{', '.join(asked.files)}: no row is left to train on ({asdict(counts)}). Give others.")
     for split, writer in writers.items():
-        write_card(folder / split, replace(writer.finish(), sides=sides))
+        write_card(folder / split, replace(writer.finish(), sides=sides, longest=longest))
     return longest
 
 

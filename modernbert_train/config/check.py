@@ -97,9 +97,14 @@ def mask_shares(config: RunConfig, num_ranks: int) -> Iterator[str]:
                 f"phases.{name}: objective.mask_spread={other.mask_spread:g} with a mask_rate of {min(ends):g} to "
                 f"{max(ends):g}: shares of sequences must lie between 0 and 1. Set a smaller one."
             )
+        if other.name == "tlm" and other.masking == "reference":
+            yield (
+                f"phases.{name}: objective.name=tlm with objective.masking=reference, which masks special tokens too. "
+                "Set masking to exact, bernoulli or ngram."
+            )
         if other.predict_from == "itself":
             continue
-        if other.masking == "reference" or other.heads != ("tokens",):
+        if other.masking == "reference" or other.heads != ("tokens",) or other.name == "tlm":
             what = f"objective.name={other.name}, objective.masking={other.masking}"
             yield (
                 f"phases.{name}: objective.predict_from=before with {what}: there a token without one before it is "

@@ -65,10 +65,6 @@ class ContrastiveConfig(ObjectiveConfig):
         return True
 
     @property
-    def fills_rows(self) -> bool:
-        return False
-
-    @property
     def heads(self) -> tuple[str, ...]:
         return ("vectors",)
 

@@ -364,7 +364,8 @@ def _set_leaf(
     elif hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     elif typing.get_origin(hint) is tuple and isinstance(value, list):
-        value = tuple(float(item) if isinstance(item, int) else item for item in value)
+        numbers = float in typing.get_args(hint)
+        value = tuple(float(item) if numbers and isinstance(item, int) else item for item in value)
     elif hint == dict[str, str] and isinstance(value, Mapping):
         simple = (bool, int, float)  # true and 1 are what someone writes who means the texts
         value = {name: json.dumps(item) if isinstance(item, simple) else item for name, item in value.items()}

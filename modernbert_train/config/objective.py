@@ -229,6 +229,20 @@ class MaskedLmConfig(ObjectiveConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TranslationConfig(MaskedLmConfig):
+    """Translation language modelling: masked tokens of a text and of its translation, each of which sees both.
+
+    Documents are pairs, as `prepare-pairs` writes them; others are masked as by mlm.
+    """
+
+    name: str = "tlm"
+
+    @property
+    def title(self) -> tuple[str, str | None]:
+        return "translation language modelling", "1901.07291"
+
+
+@dataclass(frozen=True, kw_only=True)
 class CausalLmConfig(ObjectiveConfig):
     """Causal language modelling: every token is predicted from those before it, and nothing sees what follows it.
 

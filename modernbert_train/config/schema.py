@@ -36,6 +36,7 @@ from modernbert_train.config.objective import MaskedLmConfig as MaskedLmConfig
 from modernbert_train.config.objective import ObjectiveConfig as ObjectiveConfig
 from modernbert_train.config.objective import PermutationLmConfig as PermutationLmConfig
 from modernbert_train.config.objective import SentenceOrderConfig as SentenceOrderConfig
+from modernbert_train.config.objective import TranslationConfig as TranslationConfig
 from modernbert_train.config.questions import AnswerConfig as AnswerConfig
 from modernbert_train.config.questions import ChooseConfig as ChooseConfig
 from modernbert_train.config.rtd import ReplacedTokensConfig as ReplacedTokensConfig
@@ -519,6 +520,7 @@ VARIANTS: dict[str, dict[str, type]] = {
     },
     "objective": {
         "mlm": MaskedLmConfig,
+        "tlm": TranslationConfig,
         "causal": CausalLmConfig,
         "sop": SentenceOrderConfig,
         "rtd": ReplacedTokensConfig,

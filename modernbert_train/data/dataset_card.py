@@ -61,6 +61,7 @@ class DatasetCard:
             `other_sha256`.
         sides: of documents that are a query, its positive and negatives, how many texts the longest may have; None:
             documents are single texts.
+        longest: of such documents the longest, in tokens with special ones, which must fit a row.
         text_bytes: of the documents in UTF-8, before they became tokens; None where nobody counted them.
     """
 
@@ -83,6 +84,7 @@ class DatasetCard:
     lengths_xxh3: str | None = None
     text_bytes: int | None = None
     sides: int | None = None
+    longest: int | None = None
 
     @property
     def is_adopted(self) -> bool:

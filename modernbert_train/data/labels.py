@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.batch import IGNORED_LABEL
 from modernbert_train.data.dataset_card import LABELS, DatasetCard
 from modernbert_train.data.packing import Chunk
 from modernbert_train.errors import DataError
@@ -58,11 +57,6 @@ class DocumentLabels:
                 "row_tokens of all phases, or write the shards anew for shorter rows."
             )
         return self[document]
-
-    def ignored(self, chunk: Chunk) -> NDArray[Any]:
-        """Of a text without any, in the same form."""
-        shape = (1, *self._values.shape[1:]) if self._ends is None else (chunk.length,)
-        return np.full(shape, IGNORED_LABEL, dtype=self._values.dtype)
 
     def none(self) -> NDArray[Any]:
         """Of no document."""

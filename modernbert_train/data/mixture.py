@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.keyed_random import Keys, derive, derive_each
 from modernbert_train.data.packing import Chunk
-from modernbert_train.errors import RunError
+from modernbert_train.errors import DataError, RunError
 
 if TYPE_CHECKING:  # streaming brings torch, and `plan` asks for seeds without it
     from modernbert_train.data.mds import TokenShards
@@ -107,23 +107,22 @@ class TokenStreams:
         return derive_each(self._mask_keys[streams], epochs, documents - self._first[streams], starts)
 
     def labels(self, chunks: Sequence[Chunk]) -> NDArray[Any] | None:
-        """Labels of the chunks' documents, see `PackedText`; None where no stream has any.
-
-        A stream without labels beside others, whose texts may wait for a row when the next phase begins, has the label
-        that is ignored.
+        """Labels of the chunks' documents, see `PackedText`; None where the documents have none.
 
         Raises:
-            DataError: a chunk is a part of a labelled document.
+            DataError: a chunk is a part of a labelled document, or only some of the streams here have labels.
         """
-        labels = next((stream.shards.labels for stream in self._streams if stream.shards.labels is not None), None)
+        places = [self._find(chunk.document) for chunk in chunks]
+        here = [stream for stream, _ in places] or self._streams
+        labels = next((stream.shards.labels for stream in here if stream.shards.labels is not None), None)
         if labels is None:
             return None
         found = []
-        for chunk in chunks:
-            stream, number = self._find(chunk.document)
+        for chunk, (stream, number) in zip(chunks, places, strict=True):
             with named_stream(stream.name):
-                own = stream.shards.labels
-                found.append(labels.ignored(chunk) if own is None else own.of(number, chunk))
+                if stream.shards.labels is None:
+                    raise DataError(f"{stream.shards.folder}: has no labels, and other streams have. Leave it out.")
+                found.append(stream.shards.labels.of(number, chunk))
         return np.concatenate(found) if found else labels.none()
 
     @property

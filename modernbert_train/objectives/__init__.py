@@ -23,6 +23,7 @@ from modernbert_train.config.schema import (
     ReplacedTokensConfig,
     SentenceOrderConfig,
     TagConfig,
+    TranslationConfig,
 )
 from modernbert_train.objectives.causal import CausalLM
 from modernbert_train.objectives.classify import Classify, Tag
@@ -32,6 +33,7 @@ from modernbert_train.objectives.permutation import PermutationLM
 from modernbert_train.objectives.questions import Answer, Choose
 from modernbert_train.objectives.rtd import ReplacedTokens
 from modernbert_train.objectives.sop import SentenceOrder
+from modernbert_train.objectives.tlm import Translation
 from modernbert_train.vocabulary import Vocabulary
 
 
@@ -56,6 +58,7 @@ OBJECTIVES: Rows[type[Objective]] = Rows(
     "objective",
     {
         MaskedLmConfig: MaskedLM,
+        TranslationConfig: Translation,
         CausalLmConfig: CausalLM,
         SentenceOrderConfig: SentenceOrder,
         ReplacedTokensConfig: ReplacedTokens,

@@ -36,9 +36,7 @@ class Contrastive:
         assert text.labels is not None
         found: list[tuple[int, int, int, int]] = []  # role, example, [CLS], hash
         inner: list[int] = []
-        examples = np.flatnonzero(text.labels[:, 0] != IGNORED_LABEL)  # others are text that waited for a row
-        for example in examples.tolist():
-            start, length = int(text.starts_Q[example]), int(text.lengths_Q[example])
+        for example, (start, length) in enumerate(zip(text.starts_Q.tolist(), text.lengths_Q.tolist(), strict=True)):
             ends = start + np.flatnonzero(text.ids_T[start : start + length] == self._sep_id)
             firsts = [start - 1, *(ends + 1).tolist()]
             inner += firsts[1:]
@@ -56,4 +54,4 @@ class Contrastive:
             HIGH: hashes_P >> 31,
         }
         boundaries = np.sort(np.concatenate([text.boundaries, np.array(inner, dtype=np.int64)]))
-        return Inputs(text.ids_T, targets, {"contrastive": len(examples)}, boundaries=boundaries)
+        return Inputs(text.ids_T, targets, {"contrastive": len(text.starts_Q)}, boundaries=boundaries)

@@ -35,11 +35,12 @@ from modernbert_train.weights.formats.tensors import heads_among, module_of
 MASK = "[MASK]"
 # of a run; a detector tells replaced tokens, a classifier classes of texts, a tagger those of words, an
 # answerer where an answer stands, a chooser which of several it is
-Part = Literal["model", "detector", "generator", "classifier", "tagger", "answerer", "chooser"]
+Part = Literal["model", "detector", "generator", "classifier", "tagger", "answerer", "chooser", "embedder"]
 _TASKS: dict[Part, tuple[str, str]] = {  # as the hub names them, and the class that opens them
     "classifier": ("text-classification", "AutoModelForSequenceClassification"),
     "tagger": ("token-classification", "AutoModelForTokenClassification"),
     "answerer": ("question-answering", "AutoModelForQuestionAnswering"),
+    "embedder": ("feature-extraction", "AutoModel"),
     "chooser": ("multiple-choice", "AutoModelForMultipleChoice"),
 }
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -338,12 +339,15 @@ def _evaluation(
         return "Not measured: the run named no held-out text, or had not come to it." + _afterwards(results)
     last = measured[-1]
     share = objective.for_validation().predicted_share
+    asked = f"predictions in held-out documents, {share:.0%} of the tokens predicted"
+    if objective.compares:
+        asked = "held-out queries, each of which looks for its positive among all held-out texts"
+    baseline = "guessing" if objective.compares else "unigram baseline"
     return (
-        f"On {last['predicted']:,} predictions in held-out documents, {share:.0%} of the tokens predicted, "
-        f"after {last['tokens']:,} tokens of training:\n\n"
+        f"On {last['predicted']:,} {asked}, after {last['tokens']:,} tokens of training:\n\n"
         "| | loss (nats) | accuracy |\n| --- | --- | --- |\n"
         f"| {objective.subject} | {last['loss']:.3f} | {last['accuracy']:.1%} |\n"
-        f"| unigram baseline | {last['unigram_loss']:.3f} | {last['unigram_accuracy']:.1%} |\n\n"
+        f"| {baseline} | {last['unigram_loss']:.3f} | {last['unigram_accuracy']:.1%} |\n\n"
         f"{_bits(last)}{_detection(last)}"
     ).rstrip() + (_afterwards(results) or "\n\nNothing else was measured: no downstream task, no bias, no safety.")
 

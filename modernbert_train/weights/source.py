@@ -62,7 +62,7 @@ class Source:
         max_tokens: longest sequence they were trained on.
         tokenizer: folder of the tokenizer; None where it is in Composer's file, or nowhere.
         tokenizer_sha256: its hash; None where there is none.
-        objective: of a model folder that tells classes; None: any other.
+        objective: of a model folder that tells classes, or of an encoder alone; None: any other.
     """
 
     folder: Path

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from data_prep.pairs import main as prepare_pairs
-from tests.data.make_shards import make_tokenizer
+from tests.data.make_shards import make_documents, make_shards, make_tokenizer
 
 Row = dict[str, Any]
 MODEL = {
@@ -68,7 +68,7 @@ ContrastiveRun = Callable[..., list[str]]
 def contrastive_run(pairs: Path, tmp_path: Path) -> ContrastiveRun:
     """The command line of a run on them: contrastive_run("key=value") -> [path of a YAML, override]."""
 
-    def words(*overrides: str) -> list[str]:
+    def words(*overrides: str, model: Row = MODEL) -> list[str]:
         tree = {
             "name": "pairs",
             "runs_folder": str(tmp_path / "runs"),
@@ -78,7 +78,7 @@ def contrastive_run(pairs: Path, tmp_path: Path) -> ContrastiveRun:
                 "validation": str(pairs / "shards/validation"),
                 "num_workers": 0,
             },
-            "model": MODEL,
+            "model": model,
             "objective": {"name": "contrastive"},
             "optim": {"name": "stable_adamw", "lr": 2e-3},
             "compute": {"device": "cpu", "precision": "fp32"},
@@ -97,3 +97,29 @@ def contrastive_run(pairs: Path, tmp_path: Path) -> ContrastiveRun:
         return [str(file), *overrides]
 
     return words
+
+
+def masked_first(words: list[str], text: Path) -> list[str]:
+    """The same run with a phase of masked tokens of another stream before it, which ends amid a batch of text."""
+    file = Path(words[0])
+    tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    own = tree["data"].pop("train")
+    tree["data"]["streams"] = {"text": {"path": str(text)}, "pairs": {"path": own}}
+    tree["objective"]["mlm_head"] = True
+    main = tree["phases"]["main"]
+    masked = {**main, "tokens": 8000, "objective": {"name": "mlm"}, "schedule": {"warmup_tokens": 1000}}
+    tree["phases"] = {
+        "masked": {**masked, "streams": {"text": {"proportion": 1.0}, "pairs": {"proportion": 0.0}}},
+        "main": {**main, "streams": {"text": {"proportion": 0.0}, "pairs": {"proportion": 1.0}}},
+    }
+    file.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
+    return words
+
+
+@pytest.fixture(scope="session")
+def text(pairs: Path) -> Path:
+    """Shards of plain text by the same tokenizer."""
+    tokenizer = pairs / "shards/tokenizer"
+    documents = make_documents(tokenizer, [40 + 7 * (number % 20) for number in range(120)], seed=3)
+    make_shards(pairs / "text", documents, tokenizer)
+    return pairs / "text"

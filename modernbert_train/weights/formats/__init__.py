@@ -36,6 +36,7 @@ from modernbert_train.weights.formats import (
     modernbert_tokens,
     xlnet,
 )
+from modernbert_train.weights.formats.alone import WITH_HEAD, Alone
 from modernbert_train.weights.formats.classifiers import KINDS, Classifiers
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, Described, read_object
 from modernbert_train.weights.formats.electra import TOKEN_HEAD, Electra
@@ -135,6 +136,8 @@ def format_of(raw: dict[str, Any], where: str) -> HubFormat:
         raise DataError(
             f"{where}: model_type={shown(kind)}; only model_type={', '.join(FORMATS)} can be read. Name such a model."
         )
+    if isinstance(raw.get(WITH_HEAD), str):
+        return Alone(FORMATS[kind])
     named = raw.get("architectures")
     for each in named if isinstance(named, list) else ():
         if isinstance(each, str) and each in CLASSES:
