@@ -16,6 +16,8 @@ from omegaconf import MISSING
 
 from modernbert_train.config.albert import AlbertConfig as AlbertConfig
 from modernbert_train.config.bert import BertConfig as BertConfig
+from modernbert_train.config.bert import BertShape as BertShape
+from modernbert_train.config.bert import DistilBertConfig as DistilBertConfig
 from modernbert_train.config.classify import ClassifyConfig as ClassifyConfig
 from modernbert_train.config.classify import LabelledConfig as LabelledConfig
 from modernbert_train.config.classify import TagConfig as TagConfig
@@ -510,6 +512,7 @@ VARIANTS: dict[str, dict[str, type]] = {
     "model": {
         "modernbert": ModernBertConfig,
         "bert": BertConfig,
+        "distilbert": DistilBertConfig,
         "albert": AlbertConfig,
         "xlnet": XLNetConfig,
         "deberta": DebertaConfig,

@@ -16,6 +16,7 @@ from modernbert_train.config.schema import (
     BertConfig,
     ComputeConfig,
     DebertaConfig,
+    DistilBertConfig,
     GemmaConfig,
     LlamaConfig,
     ModelConfig,
@@ -42,6 +43,7 @@ ENCODERS: Rows[Callable[[Any, ComputeConfig], Encoder]] = Rows(
     {
         ModernBertConfig: ModernBert,
         BertConfig: Bert,
+        DistilBertConfig: Bert,
         AlbertConfig: Albert,
         XLNetConfig: XLNet,
         DebertaConfig: Deberta,

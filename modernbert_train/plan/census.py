@@ -18,7 +18,9 @@ from modernbert_train.config.plugins import Rows
 from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
+    BertShape,
     DebertaConfig,
+    DistilBertConfig,
     GemmaConfig,
     LabelledConfig,
     LlamaConfig,
@@ -170,13 +172,13 @@ def _modernbert(model: ModernBertConfig) -> Counted:
     ), windows
 
 
-def _bert(model: BertConfig) -> Counted:
+def _bert(model: BertShape) -> Counted:
     """Biases everywhere; norms have one too. Tables of positions and segments are only looked up."""
     width, hidden, layers = model.hidden_size, model.intermediate_size, model.num_layers
     return (
         table_of(model),
         Matrix(model.max_positions + model.position_offset, width, "embedding"),
-        Matrix(model.segments, width, "embedding"),
+        *([Matrix(model.token_types, width, "embedding")] if model.token_types else []),
         Matrix(width, 1, "embedding", 2),
         *_attention(width, layers),
         Matrix(hidden, width, "layer", layers, uses=1),  # Wi
@@ -352,6 +354,7 @@ ENCODER_COUNTS: Rows[Callable[[Any], Counted]] = Rows(
     {
         ModernBertConfig: _modernbert,
         BertConfig: _bert,
+        DistilBertConfig: _bert,
         AlbertConfig: _albert,
         XLNetConfig: _xlnet,
         DebertaConfig: _deberta,
