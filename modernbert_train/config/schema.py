@@ -133,6 +133,13 @@ class WeightsConfig:
     vocabulary: Literal["same", "extend", "replace"] = "same"
     grow_from: str | None = None  # the same of a smaller model, enlarged by center tiling
     grow_mode: Literal["fitted", "paper"] = "fitted"  # paper: the mapping as published; see models/tiling.py
+    shrink_from: str | None = None  # the same of a model with more layers, of which some are taken; a bert's too
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Keys that name a model, as in init_from, with what they name; `check` refuses more than one."""
+        found = {key: getattr(self, key) for key in ("init_from", "grow_from", "shrink_from")}
+        return {key: name for key, name in found.items() if name is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -449,7 +456,7 @@ class RunConfig:
     optim: OptimConfig = field(default_factory=StableAdamWConfig)
     # in order; at least one. What was trained stays: checkpoints/trained_phases.py compares it with the checkpoint's
     phases: dict[str, PhaseConfig] = knob(factory=dict, restart=True)
-    start: StartConfig | None = None  # None: from scratch, or from weights.init_from or weights.grow_from
+    start: StartConfig | None = None  # None: from scratch, or from what `weights` names
     eval: EvalConfig = knob(factory=EvalConfig, restart=True)
     # other measurements during training, by names of your choice; see docs/watching.md
     evals: dict[str, EvaluatorConfig] = knob(factory=dict, restart=True)

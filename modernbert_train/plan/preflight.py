@@ -164,7 +164,7 @@ def _of_its_folder(config: RunConfig, fresh: bool) -> Iterator[Look]:
 def _first_weights(config: RunConfig) -> list[tuple[str, str]]:
     """Keys and names of what a run that has no checkpoint yet begins with."""
     start = None if config.start is None else config.start.checkpoint
-    named = {"weights.init_from": config.weights.init_from, "weights.grow_from": config.weights.grow_from}
+    named = {f"weights.{key}": name for key, name in config.weights.named.items()}
     return [(key, name) for key, name in {**named, "start.checkpoint": start}.items() if name is not None]
 
 

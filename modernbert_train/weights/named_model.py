@@ -32,7 +32,7 @@ def read_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> R
         ConfigError: see `load_run`.
     """
     config, given = load_given(files, overrides)
-    name = config.weights.init_from or config.weights.grow_from
+    name = next(iter(config.weights.named.values()), None)
     left = [key for key in TAKEN if hasattr(config.model, key) and f"model.{key}" not in given]
     if name is None or not left:
         return config
