@@ -20,6 +20,7 @@ from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
     BatchWarmupConfig,
     BertConfig,
+    DistillConfig,
     LabelledConfig,
     MaskedLmConfig,
     ModelConfig,
@@ -182,6 +183,16 @@ def generators(config: RunConfig, num_ranks: int) -> Iterator[str]:
             f"weights.{key}={name} with objective.name={objective.name}: only what predicts masked tokens is "
             f"{'grown' if key == 'grow_from' else 'shrunk'}. Train the model so first, and name it as "
             "weights.init_from."
+        )
+
+
+def teachers(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    """Something must be learnt from a teacher."""
+    objective = config.objective
+    if isinstance(objective, DistillConfig) and objective.terms.keys() == {"mlm"}:
+        yield (
+            f"objective.teacher={objective.teacher} with kl_weight, cosine_weight and mse_weight of 0: nothing would "
+            "be learnt from it. Set one above 0, or objective.name=mlm."
         )
 
 
@@ -545,6 +556,7 @@ RULES: tuple[Rule, ...] = (
     segments_for_pairs,
     classes,
     generators,
+    teachers,
     roberta,
     kernels_and_orders,
     one_origin,

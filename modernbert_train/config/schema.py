@@ -22,6 +22,7 @@ from modernbert_train.config.classify import ClassifyConfig as ClassifyConfig
 from modernbert_train.config.classify import LabelledConfig as LabelledConfig
 from modernbert_train.config.classify import TagConfig as TagConfig
 from modernbert_train.config.deberta import DebertaConfig as DebertaConfig
+from modernbert_train.config.distill import DistillConfig as DistillConfig
 from modernbert_train.config.evals import EvaluatorConfig as EvaluatorConfig
 from modernbert_train.config.evals import OtherTextConfig as OtherTextConfig
 from modernbert_train.config.evals import ProbeConfig as ProbeConfig
@@ -532,6 +533,7 @@ VARIANTS: dict[str, dict[str, type]] = {
         "sop": SentenceOrderConfig,
         "rtd": ReplacedTokensConfig,
         "permutation": PermutationLmConfig,
+        "distill": DistillConfig,
         "classify": ClassifyConfig,
         "tag": TagConfig,
         "answer": AnswerConfig,

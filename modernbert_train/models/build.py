@@ -6,6 +6,7 @@ A new architecture is a file beside this one and a row in `ENCODERS`; a new kind
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from modernbert_train.models.albert import Albert
 from modernbert_train.models.bert import Bert
 from modernbert_train.models.classifier import TextClassifier, WordClassifier
 from modernbert_train.models.deberta import Deberta
+from modernbert_train.models.distilled import Distilled
 from modernbert_train.models.encoder import Encoder, OnEncoder
 from modernbert_train.models.gemma import Gemma
 from modernbert_train.models.llama import Llama
@@ -56,6 +58,7 @@ ENCODERS: Rows[Callable[[Any, ComputeConfig], Encoder]] = Rows(
 HEADS: dict[tuple[str, ...], type[OnEncoder]] = {
     ("tokens",): ForMaskedLM,
     ("tokens", "pair"): WithOrder,
+    **{("tokens", *some): Distilled for n in (1, 2, 3) for some in combinations(("kl", "cosine", "mse"), n)},
     ("generator", "replaced"): ForReplacedTokens,
     ("generator", "replaced", "tokens"): ForReplacedAndMasked,
     ("class",): TextClassifier,

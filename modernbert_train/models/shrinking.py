@@ -1,4 +1,4 @@
-"""A smaller model out of a larger one: some of its layers, evenly from the first to the last, and all that is not in them.
+"""A smaller model out of a larger one: some of its layers, evenly from first to last, and all that is not in layers.
 
 Of 12 layers the 6 are 0, 2, 4, 7, 9 and 11, those of DistilBERT's published code. ModernBERT's global layers come from
 global ones. Tensors are copied bit for bit, with one exception: a DistilBERT out of a BERT has no token types, so the

@@ -16,6 +16,7 @@ from modernbert_train.config.schema import (
     CausalLmConfig,
     ChooseConfig,
     ClassifyConfig,
+    DistillConfig,
     MaskedLmConfig,
     ObjectiveConfig,
     PermutationLmConfig,
@@ -25,6 +26,7 @@ from modernbert_train.config.schema import (
 )
 from modernbert_train.objectives.causal import CausalLM
 from modernbert_train.objectives.classify import Classify, Tag
+from modernbert_train.objectives.distill import Distill
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.objectives.permutation import PermutationLM
 from modernbert_train.objectives.questions import Answer, Choose
@@ -57,6 +59,7 @@ OBJECTIVES: Rows[type[Objective]] = Rows(
         CausalLmConfig: CausalLM,
         SentenceOrderConfig: SentenceOrder,
         ReplacedTokensConfig: ReplacedTokens,
+        DistillConfig: Distill,
         PermutationLmConfig: PermutationLM,
         ClassifyConfig: Classify,
         TagConfig: Tag,

@@ -21,6 +21,7 @@ from modernbert_train.config.schema import (
     BertShape,
     DebertaConfig,
     DistilBertConfig,
+    DistillConfig,
     GemmaConfig,
     LabelledConfig,
     LlamaConfig,
@@ -114,6 +115,7 @@ def census(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Cens
         matrices = _without_tokens(matrices, idle="tokens" in objective.idle_heads)
     beside = tuple(matrix for head in objective.heads if head in HEAD_COUNTS for matrix in HEAD_COUNTS[head](model))
     beside += _classifier(model, cast(LabelledConfig, objective)) if objective.is_labelled else ()
+    beside += _projection(model, objective) if isinstance(objective, DistillConfig) else ()
     own = Census((*matrices, *beside), windows, (2 * model.key_products * model.attention_width,) * len(windows))
     generator = objective.generator_of(model)
     if generator is None:
@@ -347,6 +349,15 @@ def _classifier(model: ModelConfig, objective: LabelledConfig) -> tuple[Matrix, 
     if not objective.freeze and (model.classes_from == "head" or objective.pools):
         between = (Matrix(width, width, "head", uses=1, head=head), Matrix(width, 1, "head"))  # norm, or bias
     return *between, Matrix(logits, width, "head", uses=1, head=head), Matrix(logits, 1, "head")
+
+
+def _projection(model: ModelConfig, objective: DistillConfig) -> tuple[Matrix, ...]:
+    """See models/distilled.py: hidden states of all tokens in the teacher's width."""
+    width = objective.projected_width
+    if width is None:
+        return ()
+    head = objective.heads[-1]
+    return Matrix(width, model.hidden_size, "head", uses=1, head=head), Matrix(width, 1, "head")
 
 
 ENCODER_COUNTS: Rows[Callable[[Any], Counted]] = Rows(

@@ -1,4 +1,4 @@
-"""Weights of a smaller model out of a larger one. If this breaks, a student begins with layers that it does not name."""
+"""Weights of a smaller model out of a larger one. If this breaks, a student begins with layers that nobody named."""
 
 from __future__ import annotations
 
