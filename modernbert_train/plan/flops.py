@@ -28,12 +28,13 @@ class Spans:
 
 @dataclass(frozen=True)
 class Flops:
-    """FLOPs of one token in the forward pass, by part."""
+    """FLOPs of one token in the forward pass, by part; `teacher` is that of a teacher, which has no backward pass."""
 
     layers: float
     global_attention: float
     local_attention: float
     head: float
+    teacher: float = 0.0
 
     @property
     def forward(self) -> float:
@@ -41,8 +42,8 @@ class Flops:
 
     @property
     def training(self) -> float:
-        """Forward and backward."""
-        return 3 * self.forward
+        """Forward and backward, and a teacher's forward pass."""
+        return 3 * self.forward + self.teacher
 
 
 def mean_keys(

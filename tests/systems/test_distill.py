@@ -19,7 +19,7 @@ from tests.systems.test_exactness import assert_equal_runs, killed_and_gone_on, 
 TEACHER = ("name=teacher", "phases.long=null", "model.num_layers=4")
 WIDER = (*TEACHER, "model.hidden_size=64", "model.num_heads=4")
 STUDENT = ("model.num_layers=1", "weights.shrink_from={teacher}", "checkpoint.interval_steps=3")
-ALL = "objective={{name: distill, teacher: {teacher}, mse_weight: 0.5}}"
+ALL = "objective={name: distill, teacher: {teacher}, mse_weight: 0.5}"
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def teacher(tiny_run: TinyRun, tmp_path: Path) -> Path:
 
 
 def student(tiny_run: TinyRun, teacher: Path, *overrides: str) -> list[str]:
-    return tiny_run(*(each.format(teacher=teacher) for each in (*STUDENT, ALL, *overrides)))
+    return tiny_run(*(each.replace("{teacher}", str(teacher)) for each in (*STUDENT, ALL, *overrides)))
 
 
 @pytest.mark.runs
@@ -44,9 +44,6 @@ def test_a_killed_student_goes_on_under_its_teacher_and_under_no_other(
     assert {key for key in steps[-1] if key.startswith("loss/")} == {
         f"loss/{term}" for term in ("mlm", "kl", "cosine", "mse")
     }
-    for term in ("kl", "cosine", "mse"):
-        first, last = (sum(step[f"loss/{term}"] for step in part) for part in (steps[:3], steps[-3:]))
-        assert last < first, term
     killed_and_gone_on(student(tiny_run, teacher, "name=killed"), step=8)
     assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole")
     assert weights(tmp_path / "runs/whole").keys() == {
@@ -81,6 +78,8 @@ def test_two_ranks_are_as_one(tiny_run: TinyRun, tmp_path: Path, strategy: str) 
     )
     assert main(["train", *tiny_run(*asked, "name=one")]) == 0
     launch(tiny_run(*asked, "name=two", f"distributed.strategy={strategy}"), 2)
+    steps = records(tmp_path / "runs/one")
+    assert steps[-1]["loss/cosine"] < 0.7 * steps[0]["loss/cosine"], "it comes near its teacher"
     one, two = (weights(tmp_path / "runs" / name) for name in ("one", "two"))
     assert one.keys() == two.keys() and "projection.weight" in one
     for name, tensor in one.items():
