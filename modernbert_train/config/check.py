@@ -21,6 +21,7 @@ from modernbert_train.config.schema import (
     BatchWarmupConfig,
     BertConfig,
     ContrastiveConfig,
+    DistillConfig,
     LabelledConfig,
     MaskedLmConfig,
     ModelConfig,
@@ -197,11 +198,23 @@ def generators(config: RunConfig, num_ranks: int) -> Iterator[str]:
             f"{generator.hidden_size} wide, and its embeddings {model.hidden_size}. Set objective.generator_width to "
             "at most 1, or sharing=none."
         )
-    if config.weights.grow_from is not None:
+    for key, name in config.weights.named.items():
+        if key == "init_from":
+            continue
         yield (
-            f"weights.grow_from={config.weights.grow_from} with objective.name={objective.name}: only what predicts "
-            "masked tokens is grown. Write the larger model with `python -m modernbert_train grow`, and name it as "
+            f"weights.{key}={name} with objective.name={objective.name}: only what predicts masked tokens is "
+            f"{'grown' if key == 'grow_from' else 'shrunk'}. Train the model so first, and name it as "
             "weights.init_from."
+        )
+
+
+def teachers(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    """Something must be learnt from a teacher."""
+    objective = config.objective
+    if isinstance(objective, DistillConfig) and objective.terms.keys() == {"mlm"}:
+        yield (
+            f"objective.teacher={objective.teacher} with kl_weight, cosine_weight and mse_weight of 0: nothing would "
+            "be learnt from it. Set one above 0, or objective.name=mlm."
         )
 
 
@@ -244,18 +257,19 @@ def _modernbert_shape(model: ModernBertConfig) -> Iterator[str]:
 
 def one_origin(config: RunConfig, num_ranks: int) -> Iterator[str]:
     weights = config.weights
-    if weights.init_from is not None and weights.grow_from is not None:
+    if len(weights.named) > 1:
+        (key, name), (second, other), *_ = weights.named.items()
         yield (
-            f"weights.init_from={weights.init_from} and weights.grow_from={weights.grow_from}: both would give the "
-            "first weights. Keep init_from for a model of this size, grow_from for a smaller one."
+            f"weights.{key}={name} and weights.{second}={other}: both would give the first weights. Keep init_from for "
+            "a model of this size, grow_from for a smaller one, shrink_from for one with more layers."
         )
     if weights.vocabulary != "same" and weights.init_from is None:
         yield (
             f"weights.vocabulary={weights.vocabulary}: only weights of weights.init_from get another vocabulary. Name "
             "them there, or remove it."
         )
-    key, other = ("init_from", weights.init_from) if weights.grow_from is None else ("grow_from", weights.grow_from)
-    if config.start is not None and other is not None:
+    if config.start is not None and weights.named:
+        key, other = next(iter(weights.named.items()))
         yield (
             f"start.checkpoint={config.start.checkpoint} and weights.{key}={other}: both would give the first weights. "
             f"Keep start to continue from a checkpoint, weights.{key} for weights alone."
@@ -565,6 +579,7 @@ RULES: tuple[Rule, ...] = (
     classes,
     vector_widths,
     generators,
+    teachers,
     roberta,
     kernels_and_orders,
     one_origin,

@@ -63,6 +63,11 @@ class ModelConfig:
         return "pooler"
 
     @property
+    def pooler_activation(self) -> Literal["tanh", "relu"]:
+        """What follows the pooler's matrix."""
+        return "tanh"
+
+    @property
     def pooling(self) -> Literal["cls", "mean"]:
         """What is usually read of the hidden states to tell a class, and can be exported."""
         return "cls"

@@ -16,11 +16,14 @@ from omegaconf import MISSING
 
 from modernbert_train.config.albert import AlbertConfig as AlbertConfig
 from modernbert_train.config.bert import BertConfig as BertConfig
+from modernbert_train.config.bert import BertShape as BertShape
+from modernbert_train.config.bert import DistilBertConfig as DistilBertConfig
 from modernbert_train.config.classify import ClassifyConfig as ClassifyConfig
 from modernbert_train.config.classify import LabelledConfig as LabelledConfig
 from modernbert_train.config.classify import TagConfig as TagConfig
 from modernbert_train.config.contrastive import ContrastiveConfig as ContrastiveConfig
 from modernbert_train.config.deberta import DebertaConfig as DebertaConfig
+from modernbert_train.config.distill import DistillConfig as DistillConfig
 from modernbert_train.config.evals import EvaluatorConfig as EvaluatorConfig
 from modernbert_train.config.evals import OtherTextConfig as OtherTextConfig
 from modernbert_train.config.evals import ProbeConfig as ProbeConfig
@@ -133,6 +136,13 @@ class WeightsConfig:
     vocabulary: Literal["same", "extend", "replace"] = "same"
     grow_from: str | None = None  # the same of a smaller model, enlarged by center tiling
     grow_mode: Literal["fitted", "paper"] = "fitted"  # paper: the mapping as published; see models/tiling.py
+    shrink_from: str | None = None  # the same of a model with more layers, of which some are taken; a bert's too
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Keys that name a model, as in init_from, with what they name; `check` refuses more than one."""
+        found = {key: getattr(self, key) for key in ("init_from", "grow_from", "shrink_from")}
+        return {key: name for key, name in found.items() if name is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -449,7 +459,7 @@ class RunConfig:
     optim: OptimConfig = field(default_factory=StableAdamWConfig)
     # in order; at least one. What was trained stays: checkpoints/trained_phases.py compares it with the checkpoint's
     phases: dict[str, PhaseConfig] = knob(factory=dict, restart=True)
-    start: StartConfig | None = None  # None: from scratch, or from weights.init_from or weights.grow_from
+    start: StartConfig | None = None  # None: from scratch, or from what `weights` names
     eval: EvalConfig = knob(factory=EvalConfig, restart=True)
     # other measurements during training, by names of your choice; see docs/watching.md
     evals: dict[str, EvaluatorConfig] = knob(factory=dict, restart=True)
@@ -512,6 +522,7 @@ VARIANTS: dict[str, dict[str, type]] = {
     "model": {
         "modernbert": ModernBertConfig,
         "bert": BertConfig,
+        "distilbert": DistilBertConfig,
         "albert": AlbertConfig,
         "xlnet": XLNetConfig,
         "deberta": DebertaConfig,
@@ -525,6 +536,7 @@ VARIANTS: dict[str, dict[str, type]] = {
         "sop": SentenceOrderConfig,
         "rtd": ReplacedTokensConfig,
         "permutation": PermutationLmConfig,
+        "distill": DistillConfig,
         "classify": ClassifyConfig,
         "tag": TagConfig,
         "answer": AnswerConfig,

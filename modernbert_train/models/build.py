@@ -6,6 +6,7 @@ A new architecture is a file beside this one and a row in `ENCODERS`; a new kind
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from modernbert_train.config.schema import (
     BertConfig,
     ComputeConfig,
     DebertaConfig,
+    DistilBertConfig,
     GemmaConfig,
     LlamaConfig,
     ModelConfig,
@@ -28,6 +30,7 @@ from modernbert_train.models.bert import Bert
 from modernbert_train.models.classifier import TextClassifier, WordClassifier
 from modernbert_train.models.contrastive import ForVectors, ForVectorsAndMasked
 from modernbert_train.models.deberta import Deberta
+from modernbert_train.models.distilled import Distilled
 from modernbert_train.models.encoder import Encoder, OnEncoder
 from modernbert_train.models.gemma import Gemma
 from modernbert_train.models.llama import Llama
@@ -43,6 +46,7 @@ ENCODERS: Rows[Callable[[Any, ComputeConfig], Encoder]] = Rows(
     {
         ModernBertConfig: ModernBert,
         BertConfig: Bert,
+        DistilBertConfig: Bert,
         AlbertConfig: Albert,
         XLNetConfig: XLNet,
         DebertaConfig: Deberta,
@@ -55,6 +59,7 @@ ENCODERS: Rows[Callable[[Any, ComputeConfig], Encoder]] = Rows(
 HEADS: dict[tuple[str, ...], type[OnEncoder]] = {
     ("tokens",): ForMaskedLM,
     ("tokens", "pair"): WithOrder,
+    **{("tokens", *some): Distilled for n in (1, 2, 3) for some in combinations(("kl", "cosine", "mse"), n)},
     ("generator", "replaced"): ForReplacedTokens,
     ("generator", "replaced", "tokens"): ForReplacedAndMasked,
     ("vectors",): ForVectors,

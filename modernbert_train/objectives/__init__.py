@@ -17,6 +17,7 @@ from modernbert_train.config.schema import (
     ChooseConfig,
     ClassifyConfig,
     ContrastiveConfig,
+    DistillConfig,
     MaskedLmConfig,
     ObjectiveConfig,
     PermutationLmConfig,
@@ -28,6 +29,7 @@ from modernbert_train.config.schema import (
 from modernbert_train.objectives.causal import CausalLM
 from modernbert_train.objectives.classify import Classify, Tag
 from modernbert_train.objectives.contrastive import Contrastive
+from modernbert_train.objectives.distill import Distill
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.objectives.permutation import PermutationLM
 from modernbert_train.objectives.questions import Answer, Choose
@@ -62,6 +64,7 @@ OBJECTIVES: Rows[type[Objective]] = Rows(
         CausalLmConfig: CausalLM,
         SentenceOrderConfig: SentenceOrder,
         ReplacedTokensConfig: ReplacedTokens,
+        DistillConfig: Distill,
         PermutationLmConfig: PermutationLM,
         ClassifyConfig: Classify,
         TagConfig: Tag,

@@ -18,7 +18,10 @@ from modernbert_train.config.plugins import Rows
 from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
+    BertShape,
     DebertaConfig,
+    DistilBertConfig,
+    DistillConfig,
     GemmaConfig,
     LabelledConfig,
     LlamaConfig,
@@ -112,6 +115,7 @@ def census(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Cens
         matrices = _without_tokens(matrices, idle="tokens" in objective.idle_heads)
     beside = tuple(matrix for head in objective.heads if head in HEAD_COUNTS for matrix in HEAD_COUNTS[head](model))
     beside += _classifier(model, cast(LabelledConfig, objective)) if objective.is_labelled else ()
+    beside += _projection(model, objective) if isinstance(objective, DistillConfig) else ()
     own = Census((*matrices, *beside), windows, (2 * model.key_products * model.attention_width,) * len(windows))
     generator = objective.generator_of(model)
     if generator is None:
@@ -170,13 +174,13 @@ def _modernbert(model: ModernBertConfig) -> Counted:
     ), windows
 
 
-def _bert(model: BertConfig) -> Counted:
+def _bert(model: BertShape) -> Counted:
     """Biases everywhere; norms have one too. Tables of positions and segments are only looked up."""
     width, hidden, layers = model.hidden_size, model.intermediate_size, model.num_layers
     return (
         table_of(model),
         Matrix(model.max_positions + model.position_offset, width, "embedding"),
-        Matrix(model.segments, width, "embedding"),
+        *([Matrix(model.token_types, width, "embedding")] if model.token_types else []),
         Matrix(width, 1, "embedding", 2),
         *_attention(width, layers),
         Matrix(hidden, width, "layer", layers, uses=1),  # Wi
@@ -347,11 +351,21 @@ def _classifier(model: ModelConfig, objective: LabelledConfig) -> tuple[Matrix, 
     return *between, Matrix(logits, width, "head", uses=1, head=head), Matrix(logits, 1, "head")
 
 
+def _projection(model: ModelConfig, objective: DistillConfig) -> tuple[Matrix, ...]:
+    """See models/distilled.py: hidden states of all tokens in the teacher's width."""
+    width = objective.projected_width
+    if width is None:
+        return ()
+    head = objective.heads[-1]
+    return Matrix(width, model.hidden_size, "head", uses=1, head=head), Matrix(width, 1, "head")
+
+
 ENCODER_COUNTS: Rows[Callable[[Any], Counted]] = Rows(
     "count",
     {
         ModernBertConfig: _modernbert,
         BertConfig: _bert,
+        DistilBertConfig: _bert,
         AlbertConfig: _albert,
         XLNetConfig: _xlnet,
         DebertaConfig: _deberta,

@@ -140,7 +140,7 @@ def behind(
 
 def is_ruled(config: RunConfig) -> bool:
     """Whether the runs of the table are of this kind: a ModernBERT from scratch that learns masked tokens."""
-    fresh = config.start is None and config.weights.init_from is None and config.weights.grow_from is None
+    fresh = config.start is None and not config.weights.named
     objectives = {now.objective.name for now in config.in_phase.values()}
     return fresh and config.model.name == "modernbert" and objectives == {"mlm"}
 

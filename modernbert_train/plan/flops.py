@@ -28,7 +28,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class Flops:
-    """FLOPs of one token in the forward pass, by part.
+    """FLOPs of one token in the forward pass, by part; `teacher` is that of a teacher, which has no backward pass.
 
     Attributes:
         passes: see `ObjectiveConfig.forward_passes`.
@@ -39,6 +39,7 @@ class Flops:
     local_attention: float
     head: float
     passes: int = 1
+    teacher: float = 0.0
 
     @property
     def forward(self) -> float:
@@ -46,8 +47,8 @@ class Flops:
 
     @property
     def training(self) -> float:
-        """Forward, as often as that is, and backward."""
-        return (2 + self.passes) * self.forward
+        """Forward, as often as that is, backward, and a teacher's forward pass."""
+        return (2 + self.passes) * self.forward + self.teacher
 
 
 def mean_keys(

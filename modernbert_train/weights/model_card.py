@@ -198,7 +198,7 @@ def run_card(
     }
     sources = [source for _, report in data.values() for source in _sources(report).values()]
     hub = [source["path"] for source in sources if source.get("kind") == "hub" and _is_hub_id(source["path"])]
-    origin = trained.weights.init_from or trained.weights.grow_from
+    origin = next(iter(trained.weights.named.values()), None)
     about: dict[str, Any] = {"model": model, "order": order, "part": part, "datasets": hub, "base": origin}
     return model_card(trained.name, sections, licence=licence, **about)
 
@@ -273,9 +273,8 @@ def _data(card: DatasetCard | None, report: dict[str, Any]) -> str:
 def _training(trained: RunConfig, step: int, tokens: int) -> str:
     optim, model = trained.optim, trained.model
     origin = "drawn at random (truncated normal)"
-    for key in ("init_from", "grow_from"):
-        if getattr(trained.weights, key):
-            origin = f"`weights.{key}={getattr(trained.weights, key)}`"
+    for key, name in trained.weights.named.items():
+        origin = f"`weights.{key}={name}`"
     if trained.start is not None:
         origin = f"`start.checkpoint={trained.start.checkpoint}`"
     more = model.phased_details

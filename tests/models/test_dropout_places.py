@@ -1,4 +1,4 @@
-"""Where dropout stands in four encoders: with another place, a published recipe regularises another model.
+"""Where dropout stands in five encoders: with another place, a published recipe regularises another model.
 
 What dropout draws cannot be compared, so each multiplies by 0.7 here, and hidden states in training mode must be those
 of transformers. Not compared is the dropout of attention probabilities, which no encoder here has.
@@ -15,10 +15,11 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from tests.models import test_albert, test_bert, test_deberta, test_xlnet
+from tests.models import test_albert, test_bert, test_deberta, test_distilbert, test_xlnet
 
 LENGTHS = (37, 20)
 ENCODERS = {
+    "distilbert": (test_distilbert, lambda model: test_distilbert.twin_of(model).distilbert),
     "bert": (test_bert, lambda model: test_bert.twin_of(model, transformers.BertForMaskedLM).bert),
     "albert": (test_albert, lambda model: test_albert.twin_of(model, transformers.AlbertForMaskedLM).albert),
     "deberta": (test_deberta, lambda model: test_deberta.twin_of(model).deberta),

@@ -27,6 +27,7 @@ SMALL = {"vocab_size": 512, "hidden_size": 32, "num_heads": 2, "intermediate_siz
 ENCODERS: dict[str, dict[str, Any]] = {
     "modernbert": SMALL | {"num_layers": 4, "local_attention": 16},
     "bert": SMALL | {"num_layers": 2, "max_positions": 128},
+    "distilbert": SMALL | {"num_layers": 2, "max_positions": 128},
     "albert": SMALL | {"num_layers": 4, "embedding_size": 16, "group_layers": 2, "max_positions": 128},
     "xlnet": SMALL | {"num_layers": 2},
     "deberta": SMALL | {"num_layers": 2, "max_positions": 128, "buckets": 8, "max_distance": 16},
@@ -37,7 +38,7 @@ OBJECTIVES = ("mlm", "causal", "sop", "permutation", "rtd")
 PAIRS = [(encoder, objective) for encoder in ENCODERS for objective in OBJECTIVES]
 # every encoder and every objective stands in one of these at least; the whole matrix takes minutes
 USUAL = {("modernbert", "mlm"), ("modernbert", "causal"), ("bert", "sop"), ("bert", "rtd"), ("albert", "sop")}
-USUAL |= {("xlnet", "permutation"), ("deberta", "mlm"), ("llama", "causal"), ("gemma", "mlm")}
+USUAL |= {("xlnet", "permutation"), ("deberta", "mlm"), ("llama", "causal"), ("gemma", "mlm"), ("distilbert", "mlm")}
 MATRIX = [pytest.param(*pair, marks=[] if pair in USUAL else pytest.mark.slow) for pair in PAIRS]
 
 
@@ -64,6 +65,7 @@ EXPORTED = {
     ("bert", "causal"): "BertLMHeadModel",
     ("bert", "sop"): "BertForPreTraining",
     ("bert", "permutation"): "BertForMaskedLM",
+    **{("distilbert", objective): "DistilBertForMaskedLM" for objective in ("mlm", "sop", "permutation")},
     ("albert", "mlm"): "AlbertForMaskedLM",
     ("albert", "sop"): "AlbertForPreTraining",
     ("albert", "permutation"): "AlbertForMaskedLM",
@@ -76,6 +78,7 @@ EXPORTED = {
 ARXIV = {
     "modernbert": "2412.13663",
     "bert": "1810.04805",
+    "distilbert": "1910.01108",
     "albert": "1909.11942",
     "xlnet": "1906.08237",
     "deberta": "2006.03654",
@@ -111,7 +114,7 @@ def test_exported_it_computes_the_same_in_transformers(
     twin, report = getattr(transformers, named).from_pretrained(run / "hf", output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
     pair = transformers.AutoTokenizer.from_pretrained(run / "hf")("a b", "c")
-    typed = objective == "sop" and encoder not in ("modernbert", "deberta", "llama", "gemma")
+    typed = objective == "sop" and encoder not in ("modernbert", "distilbert", "deberta", "llama", "gemma")
     paired = objective == "sop" and encoder in ("bert", "albert")
     assert (sorted({*pair.get("token_type_ids", [0])}) == [0, 1]) is typed
     found, _ = newest_valid(run / "checkpoints")

@@ -328,3 +328,23 @@ def test_equal_tensors_of_a_folder_are_one_in_a_run_that_shares_them(
     words = run_of(tiny_run(*STILL, f"weights.init_from={folder}", "name=all"), ALBERT, "sop")
     assert main(["train", *words]) == 78
     assert "model.sharing=all here, none there" in capsys.readouterr().err
+
+
+@pytest.mark.runs
+def test_a_distilbert_begins_with_layers_of_a_bert(
+    tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And says which; heads of pairs are left out."""
+    kind = transformers.BertForPreTraining
+    settings = {"num_hidden_layers": 4, "max_position_embeddings": 128}
+    teacher = published(kind, tmp_path / "teacher", tiny_data / "tokenizer", **settings)
+    model = {**BERT, "name": "distilbert", "num_layers": 2}
+    words = run_of(tiny_run(*STILL, f"weights.shrink_from={teacher}"), model)
+    found, there = first_weights(words, tmp_path / "runs/tiny"), load_weights(teacher)
+    said = capsys.readouterr().out
+    assert f"weights.shrink_from={teacher}: layers 0, 3 of 4, its first token type added to the positions;" in said
+    assert "; pair_head there is left out" in said
+    assert torch.equal(found["model.layers.1.attn.Wqkv.weight"], there["model.layers.3.attn.Wqkv.weight"])
+    assert torch.equal(found["head.dense.weight"], there["head.dense.weight"])
+    assert main(["train", *run_of(tiny_run(*STILL, f"weights.shrink_from={teacher}", "name=b"), BERT, "rtd")]) == 78
+    assert "only what predicts masked tokens is shrunk." in capsys.readouterr().err

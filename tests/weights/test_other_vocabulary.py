@@ -22,6 +22,7 @@ from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
     DebertaConfig,
+    DistilBertConfig,
     LlamaConfig,
     ModelConfig,
     ModernBertConfig,
@@ -210,6 +211,7 @@ SHAPE = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size"
 ARCHITECTURES: dict[str, Callable[[int], ModelConfig]] = {
     "modernbert": lambda rows: ModernBertConfig(vocab_size=rows, **SHAPE),
     "bert": lambda rows: BertConfig(vocab_size=rows, max_positions=64, **SHAPE),
+    "distilbert": lambda rows: DistilBertConfig(vocab_size=rows, max_positions=64, **SHAPE),
     "albert": lambda rows: AlbertConfig(vocab_size=rows, max_positions=64, embedding_size=16, **SHAPE),
     "xlnet": lambda rows: XLNetConfig(vocab_size=rows, **SHAPE),
     "deberta": lambda rows: DebertaConfig(vocab_size=rows, **SHAPE),

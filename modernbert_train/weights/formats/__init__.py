@@ -16,6 +16,7 @@ from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
     DebertaConfig,
+    DistilBertConfig,
     GemmaConfig,
     LlamaConfig,
     ModelConfig,
@@ -29,6 +30,7 @@ from modernbert_train.weights.formats import (
     albert,
     bert,
     deberta,
+    distilbert,
     gemma,
     llama,
     modernbert,
@@ -89,6 +91,7 @@ FORMATS: dict[str, HubFormat] = {
     "bert": bert,
     "roberta": bert,
     **dict.fromkeys(bert.ROBERTAS, bert),
+    "distilbert": distilbert,
     "electra": Electra(),
     "albert": albert,
     "xlnet": xlnet,
@@ -109,6 +112,7 @@ EXPORTS: dict[tuple[type[ModelConfig], Order], HubFormat] = {
     (BertConfig, "causal"): bert,
     (AlbertConfig, "all"): albert,  # transformers has no decoder of it
     (DebertaConfig, "all"): deberta,  # nor of it
+    (DistilBertConfig, "all"): distilbert,
     (LlamaConfig, "all"): llama,
     (LlamaConfig, "causal"): llama,
     (GemmaConfig, "all"): gemma,

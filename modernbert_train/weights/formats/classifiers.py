@@ -22,7 +22,7 @@ from modernbert_train.config.schema import (
 )
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats import albert, bert, deberta, modernbert, xlnet
+from modernbert_train.weights.formats import albert, bert, deberta, distilbert, modernbert, xlnet
 from modernbert_train.weights.formats.config_json import Described
 from modernbert_train.weights.formats.shape import Shape
 
@@ -77,6 +77,7 @@ class Kind:
 _OWN = {"head.dense": "head.dense", "head.norm": "head.norm", "classifier": "classifier"}
 _ALBERT = (albert, "albert", "AlbertForMaskedLM")
 _BERT, _ROBERTA = (bert, "bert", "BertForMaskedLM"), (bert, "roberta", "RobertaForMaskedLM")
+_DISTILBERT = (distilbert, "distilbert", distilbert.ARCHITECTURE)
 _DEBERTA = {kind: (deberta, kind, name) for kind, (_, name) in deberta.VERSIONS.items()}
 _CONTEXT = {"pooler.dense": "pooler.dense", "classifier": "classifier"}  # of DeBERTa, with GELU unless it says tanh
 _ANSWERS = {"classifier": "qa_outputs"}
@@ -120,6 +121,22 @@ KINDS: dict[str, Kind] = {
     "DebertaV2ForQuestionAnswering": Kind(*_DEBERTA["deberta-v2"], AnswerConfig, _ANSWERS),
     "DebertaV2ForMultipleChoice": Kind(
         *_DEBERTA["deberta-v2"], ChooseConfig, _CONTEXT, ("cls",), {"pooler_hidden_act": "tanh"}, "cls_dropout"
+    ),
+    "DistilBertForSequenceClassification": Kind(
+        *_DISTILBERT,
+        ClassifyConfig,
+        {"pooler.dense": "pre_classifier", "classifier": "classifier"},
+        ("cls",),
+        dropout="seq_classif_dropout",
+    ),
+    "DistilBertForTokenClassification": Kind(*_DISTILBERT, TagConfig, {"classifier": "classifier"}),
+    "DistilBertForQuestionAnswering": Kind(*_DISTILBERT, AnswerConfig, _ANSWERS, dropout="qa_dropout"),
+    "DistilBertForMultipleChoice": Kind(
+        *_DISTILBERT,
+        ChooseConfig,
+        {"pooler.dense": "pre_classifier", "classifier": "classifier"},
+        ("cls",),
+        dropout="seq_classif_dropout",
     ),
     "RobertaForSequenceClassification": Kind(
         *_ROBERTA,

@@ -15,6 +15,7 @@ from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
     DebertaConfig,
+    DistilBertConfig,
     MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
@@ -31,6 +32,7 @@ BERT = BertConfig(**SIZE, num_layers=2, max_positions=64, dropout=0.0)
 ROBERTA = BertConfig(**SIZE, num_layers=2, max_positions=64, segments=1, position_offset=1, dropout=0.0)
 ALBERT = AlbertConfig(**SIZE, embedding_size=24, num_layers=3, max_positions=64, dropout=0.0)
 CONFIGS: dict[str, ModelConfig] = {"modernbert": MODERNBERT, "bert": BERT, "roberta": ROBERTA, "albert": ALBERT}
+CONFIGS["distilbert"] = DistilBertConfig(**SIZE, num_layers=2, max_positions=64, dropout=0.0)
 CONFIGS["xlnet"] = XLNetConfig(**SIZE, num_layers=2, dropout=0.0)
 CONFIGS["deberta"] = DebertaConfig(**SIZE, num_layers=2, max_positions=64, buckets=8, max_distance=16, dropout=0.0)
 

@@ -22,6 +22,7 @@ from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
     DebertaConfig,
+    DistilBertConfig,
     LlamaConfig,
     ModelConfig,
     ModernBertConfig,
@@ -147,8 +148,10 @@ MODELS: list[ModelConfig] = [
     XLNetConfig(**SHAPE),
     DebertaConfig(**SHAPE, buckets=8, max_distance=16),
     LlamaConfig(**SHAPE, tied=False, qk_norm=True),
+    DistilBertConfig(**SHAPE, max_positions=40),
 ]
 NAMES = ["modernbert", "bert", "roberta", "albert", "albert that shares its ffn", "xlnet", "deberta", "llama"]
+NAMES += ["distilbert"]
 ORDERS: list[tuple[ModelConfig, Any]] = [
     *((config, order) for config in MODELS for order in ("all", "causal") if (type(config), order) in EXPORTS),
     *((config, "given") for config in MODELS),  # as those that see all
