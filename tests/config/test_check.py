@@ -48,7 +48,7 @@ BROKEN = {
     "name=a/b": "name='a/b': a run's name becomes its folder.",
     "name=..": "name='..': a run's name",
     "name=''": "name='': a run's name",
-    "objective={name: distill, teacher: t, kl_weight: 0, cosine_weight: 0, mse_weight: 0}": "objective.teacher=t with kl_",
+    "objective={name: distill, teacher: t, kl_weight: 0, cosine_weight: 0, mse_weight: 0}": "objective.teacher=t with ",
     "objective={name: contrastive, matryoshka: [8, 8]}": "phases.one: objective.matryoshka=[8, 8] names a width twice.",
     "model.hidden_size=0": "model.hidden_size=0: must be above 0 and at most ",
     "model.num_layers=-2": "model.num_layers=-2: must be above 0 and at most ",
