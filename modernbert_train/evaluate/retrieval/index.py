@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from modernbert_train.core.files import os_errors_as, write_whole
+from modernbert_train.core.files import lock, os_errors_as, write_whole
 from modernbert_train.core.read_json import read_json
 from modernbert_train.errors import ConfigError, StorageError
 
-VECTORS, ENDS, ABOUT = "vectors.f16", "ends.i64", "index.json"
+VECTORS, ENDS, ABOUT, LOCK = "vectors.f16", "ends.i64", "index.json", ".lock"
 PART_TOKENS = 1 << 18  # vectors that are in memory, in fp32: 128 MB of width 128
 _REMOVE = "Remove the folder, and it is made again."
 
@@ -71,8 +72,13 @@ def make_index(
         StorageError: it is damaged, or cannot be written.
     """
     about = json.loads(json.dumps(about))
-    with os_errors_as(StorageError, f"{folder}: cannot be written", "Free the disk, or set index."):
+    with (
+        ExitStack() as held,
+        os_errors_as(StorageError, f"{folder}: cannot be written", "Free the disk, or set index."),
+    ):
         folder.mkdir(parents=True, exist_ok=True)
+        locked = held.enter_context((folder / LOCK).open("a"))
+        lock(locked)  # another search may be embedding the same
         there = _there(folder, about)
         documents, tokens, width = there["documents"], there["tokens"], there["width"]
         with (folder / VECTORS).open("ab") as vectors, (folder / ENDS).open("ab") as ends:
@@ -114,7 +120,7 @@ def weights_sha256(model: torch.nn.Module) -> str:
 def _there(folder: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     """How much of an index is whole."""
     if not (folder / ABOUT).exists():
-        if others := sorted(path.name for path in folder.iterdir() if path.name not in (VECTORS, ENDS)):
+        if others := sorted(path.name for path in folder.iterdir() if path.name not in (VECTORS, ENDS, LOCK)):
             raise ConfigError(f"index={folder}: holds {', '.join(others[:5])}, and no index. Name another folder.")
         return {"documents": 0, "tokens": 0, "width": 0, "whole": False}
     try:

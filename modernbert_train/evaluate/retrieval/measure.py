@@ -112,7 +112,7 @@ def _search(model: Model, beir: Beir, config: EvaluateConfig, top: int) -> dict[
 
         about = {"corpus": file_sha256(beir.folder / CORPUS), "weights": weights_sha256(model)}
         about |= {key: value for key, value in asdict(describe(model)).items() if key in _OF_DOCUMENTS}
-        kept = make_index(Path(index) / beir.folder.resolve().name, about, texts, encode)
+        kept = make_index(Path(index) / f"{beir.folder.resolve().name}-{about['weights'][:8]}", about, texts, encode)
         parts = kept.parts(model.device)
     found = search(queries_QD, parts, beir.document_ids, model.similarity, top)
     return dict(zip(beir.queries, found, strict=True))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sentence_transformers import CrossEncoder
 
 Candidates = dict[str, list[str]]
+RUN_ENDS = (".trec", ".run", ".txt", ".tsv", ".json")  # of files of candidates
 _PAIRS = 1 << 14  # that are in memory at once
 _TREC = 6  # columns: query, Q0, document, rank, score, name of the run
 

@@ -39,7 +39,7 @@ from modernbert_train.evaluate.retrieval.beir import Beir, read_beir
 from modernbert_train.evaluate.retrieval.beir_sets import beir_folder
 from modernbert_train.evaluate.retrieval.measure import AT_ONCE, SHOWN, mean_of, measure, measure_all
 from modernbert_train.evaluate.retrieval.pairs import QUERY, Pairs, read_pairs
-from modernbert_train.evaluate.retrieval.rerank import is_candidates
+from modernbert_train.evaluate.retrieval.rerank import RUN_ENDS, is_candidates
 from modernbert_train.evaluate.retrieval.runs import in_words, read_settings, require, require_one_process
 from modernbert_train.evaluate.retrieval.sentence_model import (
     check_sentence_model,
@@ -140,6 +140,8 @@ def evaluate(sets: Sequence[str], model: str, overrides: Sequence[str]) -> Path:
         raise ConfigError("\n".join(problems))
     require("retrieval", "sentence_transformers", *(["mteb"] if tasks else []))
     _check_model(model, config)
+    if config.rerank is not None and not is_candidates(config.rerank):
+        _check_model(config.rerank, EvaluateConfig())
     found = [beir_folder(name, config.beir_folder) for name in sets if not name.startswith(MTEB)]
     folders = {each.resolve().name: read_beir(each, config.split) for each in found}
     names = [*folders, *tasks]
@@ -170,6 +172,8 @@ def _set_problems(sets: Sequence[str], tasks: Sequence[str], config: MeasureConf
     for key in ("rerank", "index"):
         if tasks and (value := getattr(config, key)) is not None:
             yield f"{key}={value}: is of BEIR folders; mteb does it in its own way. Leave out mteb:{tasks[0]}."
+    if config.rerank is not None and not Path(config.rerank).exists() and Path(config.rerank).suffix in RUN_ENDS:
+        yield f"rerank={config.rerank}: no such file. Correct the path."
     if config.rerank is not None and is_candidates(config.rerank) and len(sets) > 1:
         yield f"rerank={config.rerank}: candidates are of one set. Name one, or a model to search with."
 

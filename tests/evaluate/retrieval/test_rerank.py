@@ -94,6 +94,9 @@ def test_candidates_are_ranked_as_by_a_cross_encoder(
     # what scores no pairs is refused, and no head is made up
     assert main([*words[:4], str(encoder), *where, f"rerank={tmp_path}/bm25.trec"]) == 78
     assert "scores no pairs of texts. Name a model of `finetune`" in capsys.readouterr().err
+    for name, code, said in (("bm26.trec", 78, "no such file"), ("bm26", 65, "no such folder")):
+        assert main([*words[:4], str(model), f"rerank={name}"]) == code
+        assert said in capsys.readouterr().err
     assert main([*words, "pooling=cls"]) == 78
     assert "pooling=cls: a reranker reads query and document together" in capsys.readouterr().err
 
