@@ -26,7 +26,9 @@ def start(
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("verb", ["check", "plan", "inspect"])
+@pytest.mark.parametrize(
+    "verb", ["check", *(pytest.param(each, marks=pytest.mark.slow) for each in ("plan", "inspect"))]
+)
 def test_a_reader_that_has_seen_enough_may_leave(tiny_run: TinyRun, verb: str) -> None:
     """`check | head -1`: no traceback, and the code is the verb's own, so that `set -o pipefail` goes on."""
     process = start(verb, *tiny_run())

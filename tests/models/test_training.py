@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ from modernbert_train.models.heads import ChunkedLoss, loss_and_gradient, masked
 from modernbert_train.models.layers import EncoderLayer, rotary_tables
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.optim.stable_adamw import StableAdamW
+from tests import warm
 
 Make = Callable[..., Any]
 
@@ -239,7 +239,7 @@ def opaque_attention() -> SimpleNamespace:
 def test_layers_are_compiled_in_every_phase_in_a_process_of_its_own() -> None:
     """What dynamo remembers of a limit that was hit outlives its reset, and later tests would not compile."""
     one = f"{__file__}::{test_layers_are_compiled_in_every_phase_or_the_run_ends.__name__}"
-    subprocess.run([sys.executable, "-m", "pytest", "-q", "-m", "slow", one], check=True)
+    warm.run([sys.executable, "-m", "pytest", "-q", "-m", "slow", one], check=True)
 
 
 @pytest.mark.slow

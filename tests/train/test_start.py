@@ -108,7 +108,7 @@ def test_the_kept_length_of_the_schedule_is_the_runs_own(tiny_run: TinyRun, teac
     assert (first["step"], first["epoch"], first["phase"]) == (1, 0, "short")
 
 
-@pytest.mark.parametrize("mode", ["fitted", "paper"])
+@pytest.mark.parametrize("mode", [pytest.param("fitted", marks=pytest.mark.slow), "paper"])
 def test_a_grown_start_is_far_below_a_random_one(tiny_run: TinyRun, teacher: Path, tmp_path: Path, mode: str) -> None:
     """What growing is for; the weights are the tiled ones, the first loss is near the smaller model's."""
     words = tiny_run(*STILL, *LARGER, "name=grown", f"weights.grow_from={teacher}", f"weights.grow_mode={mode}")
