@@ -16,6 +16,7 @@ from modernbert_train.config.schema import (
     BertConfig,
     ComputeConfig,
     DebertaConfig,
+    LlamaConfig,
     MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
@@ -57,6 +58,11 @@ DEBERTA = DebertaConfig(
 DEBERTA_V1 = replace(DEBERTA, version="v1", buckets=16)
 DEBERTA_NARROW = replace(DEBERTA, embedding_size=24, activation="gelu_tanh", convolution=3)
 
+LLAMA = LlamaConfig(
+    vocab_size=160, hidden_size=48, num_layers=3, num_heads=4, key_value_heads=2, intermediate_size=56, init_std=0.2,
+    rope_theta=1000.0,
+)  # fmt: skip
+
 ENCODERS: dict[str, ModelConfig] = {
     "modernbert": MODERNBERT,
     "bert": BERT,
@@ -66,6 +72,7 @@ ENCODERS: dict[str, ModelConfig] = {
     "deberta": DEBERTA,
     "deberta v1": DEBERTA_V1,
     "deberta, narrow": DEBERTA_NARROW,
+    "llama": LLAMA,
 }
 
 
@@ -75,8 +82,9 @@ def objective_of(config: ModelConfig) -> ObjectiveConfig:
 
 
 def with_dropout(config: Any, share: float) -> Any:
-    """The configuration with another dropout, whatever its key is called."""
-    return replace(config, **{"dropout" if hasattr(config, "dropout") else "attention_out_dropout": share})
+    """The configuration with another dropout, whatever its key is called; as it is where it has none."""
+    keys = [key for key in ("dropout", "attention_out_dropout") if hasattr(config, key)]
+    return replace(config, **dict.fromkeys(keys, share))
 
 
 def fill(module: nn.Module, config: ModelConfig) -> None:

@@ -20,7 +20,7 @@ from modernbert_train.config.schema import (
     XLNetConfig,
 )
 from modernbert_train.errors import ConfigError
-from modernbert_train.models import albert, bert, modernbert
+from modernbert_train.models import albert, bert, llama, modernbert
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import count_parameters, initialize
 from modernbert_train.plan import parameters as planned
@@ -139,6 +139,7 @@ def test_bf16_autocast_stays_close_to_fp32(name: str, sequences: Make, pack: Mak
         ("albert that shares its ffn", 3, True),
         ("xlnet", 4, False),
         ("deberta", 4, False),
+        ("llama", 2, False),
     ],
 )
 def test_layers_compile_once_whatever_the_documents(
@@ -149,7 +150,7 @@ def test_layers_compile_once_whatever_the_documents(
     torch._dynamo.reset()
     counters.clear()
     kernel = opaque_attention()
-    for module in (modernbert, bert, albert):
+    for module in (modernbert, bert, albert, llama):
         monkeypatch.setattr(module, "choose_kernel", lambda *_, **__: kernel)
     plain, model = (build(ENCODERS[name], activation_checkpointing=recompute).train() for _ in range(2))
     model.compile_layers(backend="aot_eager")
