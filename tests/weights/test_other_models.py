@@ -90,7 +90,9 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("kind", [transformers.BertForMaskedLM, transformers.RobertaForMaskedLM])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(transformers.BertForMaskedLM, marks=pytest.mark.slow), transformers.RobertaForMaskedLM]
+)
 def test_published_models_are_trained_from_there(
     kind: Any, tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
