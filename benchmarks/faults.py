@@ -626,7 +626,7 @@ FAULTS = (
         "group * self.group_layers + place % self.group_layers",
         "group * self.group_layers + place * self.group_layers // length",
         "ALBERT with several layers in a group: they repeat in another order than in transformers",
-        ("tests/models/test_albert.py",),
+        ("tests/models/test_parity.py", "tests/models/test_albert.py"),
     ),
     Fault(
         "albert-copies",

@@ -5,7 +5,7 @@
 is equation 2 of Hoffmann et al. 2022 (arXiv 2203.15556), in units of the unigram loss of the text, so that it holds for
 texts and vocabularies of other entropy. Text that is read again counts less and less: tokens are the effective ones of
 Muennighoff et al. 2023 (arXiv 2305.16264, section 3.1), with their constant. The runs are
-`benchmarks/expected_loss.json`; `python -m benchmarks.expected_loss --fit` makes the constants of this file from them.
+`benchmarks/expected_loss.json`; `python -m benchmarks.expected_loss` makes the constants of this file from them.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def test_figures_are_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert {line["part"] for line in figures["lines"]} == {"optimizer"}
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_it_starts_as_a_script() -> None:
     """The command of the README must work from a clean clone, without anything on the path."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}

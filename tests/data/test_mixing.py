@@ -45,7 +45,7 @@ def config(streams: dict[str, StreamConfig], mix_by: str = "tokens", **phases: d
 
 
 @pytest.mark.runs
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(Weights, st.data())
 def test_every_prefix_and_every_range_keeps_to_the_shares(weights: list[int], data: st.DataObject) -> None:
     """The bounds of mixing.py: a prefix within one longest chunk, so any range within less than two."""

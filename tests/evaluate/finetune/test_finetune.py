@@ -167,7 +167,12 @@ def test_two_seeds_in_one_command_one_of_them_killed_in_its_middle(
 
 @pytest.mark.parametrize(
     ("kind", "precision"),
-    [("single-label", "auto"), ("tokens", "bf16"), ("question-answering", "auto"), ("multiple-choice", "auto")],
+    [
+        pytest.param("single-label", "auto", marks=pytest.mark.slow),
+        ("tokens", "bf16"),
+        ("question-answering", "auto"),
+        pytest.param("multiple-choice", "auto", marks=pytest.mark.slow),
+    ],
 )
 def test_a_killed_run_goes_on_to_the_same_bits(
     kind: str,

@@ -42,7 +42,9 @@ def result_of(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.runs
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize(("loss", "precision"), [("mnrl", "auto"), ("cached_mnrl", "bf16")])
+@pytest.mark.parametrize(
+    ("loss", "precision"), [pytest.param("mnrl", "auto", marks=pytest.mark.slow), ("cached_mnrl", "bf16")]
+)
 def test_training_finds_what_the_encoder_did_not_and_says_what_it_did(
     loss: str,
     precision: str,
