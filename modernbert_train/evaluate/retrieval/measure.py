@@ -73,9 +73,10 @@ def _rerank_all(model: str, folders: Mapping[str, Beir], config: MeasureConfig) 
 
 def mean_of(figures: Mapping[str, Mapping[str, float]]) -> Figures:
     """Of several sets the mean of each figure that all have."""
+    if len(figures) < 2:
+        return {}
     shared = [name for name in SHOWN if all(name in each for each in figures.values())]
-    mean = {name: math.fsum(each[name] for each in figures.values()) / len(figures) for name in shared}
-    return {"mean": mean} if len(figures) > 1 and shared else {}
+    return {"mean": {name: math.fsum(each[name] for each in figures.values()) / len(figures) for name in shared}}
 
 
 def measure(model: Model, beir: Beir, config: EvaluateConfig) -> dict[str, float]:
