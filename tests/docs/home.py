@@ -61,6 +61,9 @@ SMALLER = {
     " train yamls/quickstart.yaml": f" train yamls/quickstart.yaml {FEW}",
     "check yamls/quickstart.yaml name=words": f"check yamls/quickstart.yaml {WIDTH} name=words",
     " tune yamls/quickstart.yaml": f" tune yamls/quickstart.yaml {FEW} compute.compile=false",
+    "train yamls/recipes/contrastive.yaml": "train yamls/recipes/contrastive.yaml data.num_workers=0 "
+    "phases.masked.tokens=8_000 phases.masked.schedule.warmup_tokens=0 phases.contrastive.tokens=8_000 "
+    "'phases.contrastive.schedule={warmup_tokens: 0, decay_tokens: 8_000}'",
     "launch yamls/quickstart.yaml": f"launch yamls/quickstart.yaml {FEW}",
     "train yamls/model/base.yaml mine.yaml": f"train yamls/model/base.yaml mine.yaml model.vocab_size=8192 {WIDTH}",
     "train mine.yaml": f"train mine.yaml model.vocab_size=8192 {WIDTH}",
@@ -231,6 +234,13 @@ def retrieval(home: Path) -> Iterator[None]:
 
 
 @contextmanager
+def encoders(home: Path) -> Iterator[None]:
+    texts = [{"query": text[:40], "positive": text[40:90]} for text in make_texts(60)]
+    (home / "my/pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts), encoding="utf-8")
+    yield
+
+
+@contextmanager
 def faults(home: Path) -> Iterator[None]:
     shutil.copytree(home / "runs/quickstart", home / "runs/large")
     as_step(max((home / "runs/large/checkpoints").iterdir()), 1000)
@@ -308,6 +318,7 @@ PREPARED = {
     "clusters.md": clusters,
     "code.md": code,
     "data.md": data,
+    "encoders.md": encoders,
     "entities.md": entities,
     "faults.md": faults,
     "finetuning.md": finetuning,
