@@ -146,10 +146,12 @@ def _task_problems(name: str, task: SuiteTaskConfig, suite: SuiteConfig) -> Iter
             yield f"{key}={getattr(task, key)}: name a set, or a list of some."
     if task.after is not None:
         first = suite.tasks.get(task.after)
-        if first is None or first.after is not None or first.finetune is None:
-            yield f"after={task.after}: name a task of the suite that is fine-tuned, and not itself after another."
+        if first is None or first.after is not None or not first.trains:
+            yield f"after={task.after}: name a task of the suite that is trained, and not itself after another."
         elif task.retrieval is not None:
             yield "after: `retrieval train` starts from the model itself. Leave it out."
+        elif task.finetune is not None and first.finetune is None:
+            yield f"after={task.after}: what `retrieval train` has trained is for `beir` and `mteb`. Leave it out."
     if task.submit and task.finetune is None:
         yield "submit: is of `finetune` alone."
     if not task.trains and task.choices:

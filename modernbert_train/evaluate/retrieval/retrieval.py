@@ -40,7 +40,7 @@ from modernbert_train.evaluate.retrieval.beir_sets import beir_folder
 from modernbert_train.evaluate.retrieval.measure import AT_ONCE, SHOWN, mean_of, measure, measure_all
 from modernbert_train.evaluate.retrieval.pairs import QUERY, Pairs, read_pairs
 from modernbert_train.evaluate.retrieval.rerank import RUN_ENDS, is_candidates
-from modernbert_train.evaluate.retrieval.runs import in_words, read_settings, require, require_one_process
+from modernbert_train.evaluate.retrieval.runs import MODEL, in_words, read_settings, require, require_one_process
 from modernbert_train.evaluate.retrieval.sentence_model import (
     check_sentence_model,
     describe,
@@ -54,7 +54,7 @@ from modernbert_train.weights.named_source import check_named
 if TYPE_CHECKING:
     from modernbert_train.evaluate.retrieval.sentence_model import Model
 
-STARTED, TRAINING, MODEL, CHECKPOINTS, LOCK = "retrieval.json", "training.json", "st", "checkpoints", ".lock"
+STARTED, TRAINING, CHECKPOINTS, LOCK = "retrieval.json", "training.json", "checkpoints", ".lock"
 _WHOLE = "whole"  # written into a checkpoint when all else of it is there
 # keys that may change when a run goes on: they decide how fast it trains and what is measured afterwards
 _MAY_CHANGE = frozenset(

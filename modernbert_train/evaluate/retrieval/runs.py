@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from modernbert_train.weights.source import Source
 
 T = TypeVar("T")
+MODEL = "st"  # of a run's folder: what it has trained
 
 
 def require(extra: str, *libraries: str) -> None:

@@ -23,6 +23,7 @@ from modernbert_train.evaluate.finetune.many import Cell
 from modernbert_train.evaluate.finetune.result import RESULT
 from modernbert_train.evaluate.finetune.table import read_result
 from modernbert_train.evaluate.finetune.task import asked, labels_of, read_task, run_name
+from modernbert_train.evaluate.retrieval.runs import MODEL
 
 NDCG, MAIN_SCORE = "ndcg_at_10", "main_score"
 _SUITES = YAMLS / "suites"
@@ -135,7 +136,7 @@ class Plan:
             first = None if before is None else self.cell(task.after, model, before, seed)
             if first is None or self.result(first) is None:
                 return None
-            source = str(self.out / first.name)
+            source = str(self.out / first.name / (MODEL if self.suite.tasks[task.after].retrieval is not None else ""))
         text = json.dumps(self._asked(name, source, choice), sort_keys=True, default=str)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         run = run_name(name, self.labels[model], f"{digest}-{'once' if seed is None else seed}")

@@ -199,6 +199,25 @@ def test_several_sets_are_a_column_each_and_their_mean_and_one_that_is_lost_cost
     assert {*words.values()} == {("data/one", ("pooling=cls",), None), ("mteb:STS12", (), None)}
 
 
+def test_what_retrieval_has_trained_is_measured_by_other_tasks(
+    write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
+) -> None:
+    """As papers measure MTEB: after training on MS MARCO, of each seed its own; fine-tuning cannot begin with it."""
+    recipe = str(YAMLS / "retrieval/modernbert.yaml")
+    tasks = {"pairs": {"retrieval": recipe, "keys": {"train": ["x"], "evaluate": {"own": "y"}}}}
+    suite = write_suite(tasks | {"sts": {"mteb": "STS12", "after": "pairs"}})
+    plan = Plan(*read_suite(str(suite)), [str(fakes[0])], [1], tmp_path / "out", ())
+    assert not [*plan.cells(["sts"], choosing=True)]
+    (before,) = plan.cells(["pairs"], choosing=True)
+    (tmp_path / "out" / before.name).mkdir(parents=True)
+    result = {"task": "pairs", "source": "a", "seed": 1, "settings": {}, "figures": {"own": {"ndcg_at_10": 0.5}}}
+    (tmp_path / "out" / before.name / "result.json").write_text(json.dumps(result))
+    (cell,) = plan.cells(["sts"], choosing=True)
+    assert cell.model == str(tmp_path / "out" / before.name / "st") and cell.task == "mteb:STS12"
+    with pytest.raises(ConfigError, match="what `retrieval train` has trained is for"):
+        read_suite(str(write_suite(tasks | {"tone": {"after": "pairs"}})))
+
+
 def test_an_unknown_suite_names_those_that_are_known(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Known: .*glue.*"):
         read_suite("blue")
