@@ -1,4 +1,4 @@
-"""Packing and the loader alone, on one core, with the parts of `benchmarks.packing` and `benchmarks.data_path`.
+"""Packing and the loader alone, on one core, with the planner of `benchmarks.packing`.
 
 The floors are bytes at the rate of a copy: of the planner a length read and a chunk written for each document, of the
 loader the ids in the shard, and ids, positions, and 30 % of positions and labels in the batch. Python and zstd are far
@@ -10,19 +10,81 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
-from itertools import islice
+from functools import partial
+from itertools import islice, takewhile
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.data_path import load, read_tokens, write_shards
 from benchmarks.measure import Case, Group, Stage, Work
 from benchmarks.packing import planner_of
+from modernbert_train.config.schema import DataConfig, OptimConfig, PhaseConfig, RunConfig
+from modernbert_train.data.loader import PackedLoader
+from modernbert_train.data.mds import TokenShards
+from modernbert_train.data.microbatches import MicrobatchMaker
+from modernbert_train.data.mixture import Stream, TokenStreams
+from modernbert_train.data.planner import BatchPlanner
+from modernbert_train.data.shard_writer import ShardWriter
+from modernbert_train.data.shuffle import ShuffledChunks
+from modernbert_train.objectives import build_objective
+from modernbert_train.vocabulary import Vocabulary
 
 PLANNED_BYTES = 4 + 16  # of a document: its length; number, start, length and row of a chunk
 READ_BYTES = 2  # of a token in a shard
 LOADED_BYTES = READ_BYTES + 4 + 4 + 0.3 * (4 + 4)
+VOCAB_SIZE = 50_048
 ROW_LENGTHS = (1024, 8192)
+
+
+def write_shards(folder: Path, lengths: np.ndarray) -> None:
+    """Ids as frequent as words are, by Zipf's law."""
+    draw = np.random.default_rng(1)
+    frequency = 1 / (np.arange(5, VOCAB_SIZE) + 2.7)
+    boundaries = np.cumsum(frequency) / frequency.sum()
+    writer = ShardWriter(folder, VOCAB_SIZE, "0" * 64, shard_bytes=1 << 24)
+    for length in lengths:
+        writer.write((5 + np.searchsorted(boundaries, draw.random(int(length)))).clip(5, VOCAB_SIZE - 1).tolist())
+    writer.finish()
+
+
+def run_config(row_tokens: int) -> RunConfig:
+    phase = PhaseConfig(
+        tokens=1 << 60, row_tokens=row_tokens, batch_rows=98_304 // row_tokens, microbatch_tokens=98_304
+    )
+    return RunConfig(
+        name="benchmark",
+        data=DataConfig(train="", tokenizer=""),
+        optim=OptimConfig(name="none", lr=1.0),
+        phases={"only": phase},
+    )
+
+
+def read_tokens(folder: Path) -> int:
+    """Of all documents in a random order; gives their number."""
+    shards = TokenShards(folder, "tokens", VOCAB_SIZE, max_open_shards=64)
+    order = np.random.default_rng(0).permutation(len(shards.lengths))
+    return sum(len(shards.read(int(document))) for document in order)
+
+
+def load(folder: Path, row_tokens: int) -> int:
+    """Tokens of one epoch, read, packed and masked in this process."""
+    shards = TokenShards(folder, "tokens", VOCAB_SIZE, max_open_shards=64)
+    vocabulary = Vocabulary(
+        VOCAB_SIZE, cls_id=2, sep_id=3, pad_id=0, mask_id=4, ordinary=np.arange(5, VOCAB_SIZE), sha256=""
+    )
+    chunks = ShuffledChunks(shards.shard_documents, shards.lengths, 16, seed=17)
+    loader = PackedLoader(
+        BatchPlanner(run_config(row_tokens), {"train": chunks}),
+        MicrobatchMaker(
+            TokenStreams([Stream("train", 17, shards)]), partial(build_objective, vocabulary=vocabulary), vocabulary
+        ),
+        rank=0,
+        num_ranks=1,
+        num_workers=0,
+        prefetch_batches=2,
+    )
+    plans = takewhile(lambda plan: not plan.streams[0].epoch, (batch.plan for batch in loader))
+    return sum(plan.tokens for plan in plans)
 
 
 def draw_documents(documents: int) -> np.ndarray:
@@ -60,7 +122,7 @@ def loader_groups(documents: int) -> Iterator[Group]:
 
         def loading(row_tokens: int) -> Case:
             def build() -> list[Stage]:
-                tokens = load(copy(None), row_tokens)[0]
+                tokens = load(copy(None), row_tokens)
                 work = Work(bytes=LOADED_BYTES * tokens, tokens=tokens)
                 return [Stage("", copy), Stage("load", lambda path: load(path, row_tokens), work)]
 

@@ -2,6 +2,7 @@
 
     python -m benchmarks.packing                                   # two minutes, log-normal lengths
     python -m benchmarks.packing data/mine/train/lengths.npy ...   # each file, and all of them together
+    python -m benchmarks.packing --languages 2000                  # a minute: streams whose shares are by alpha
 
 Best fit gives each chunk the fullest of 64 open rows that takes it, as the published packers do. Streams have equal
 documents, and shares of 60, 30 and 10 % of the text where there are three.
@@ -10,6 +11,8 @@ documents, and shares of 60, 30 and 10 % of the text where there are three.
 from __future__ import annotations
 
 import argparse
+import json
+import resource
 import time
 from bisect import bisect_left, insort
 from collections.abc import Sequence
@@ -34,7 +37,11 @@ SHARES = {1: (1.0,), 3: (0.6, 0.3, 0.1), 10: (0.1,) * 10}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lengths", nargs="*", type=Path, help="files of documents' lengths in tokens")
-    files = parser.parse_args().lengths
+    parser.add_argument("--languages", type=int, help="plan for so many streams, from large to small, and nothing else")
+    options = parser.parse_args()
+    if options.languages:
+        return languages(options.languages)
+    files = options.lengths
     synthetic = np.clip(np.random.default_rng(0).lognormal(5.8, 0.9, 20_000), 5, 20_000).astype(np.uint32)
     sets = {file.stem if file.stem != "lengths" else str(file): np.load(file) for file in files}
     if len(sets) > 1:
@@ -82,6 +89,38 @@ def best_fit(lengths: Sequence[int], row_tokens: int, open_rows: int = 64) -> fl
         else:
             insort(rooms, room)
     return 1 - sum(left) / (len(left) * row_tokens)
+
+
+def languages(number: int) -> None:
+    """Streams of 2 million documents to 50, the n-th of 1 / n^1.1 of the first; steps of ModernBERT-base."""
+    draw = np.random.default_rng(1)
+    orders = {}
+    for index in range(number):
+        lengths = np.maximum(8, draw.lognormal(5.7, 0.8, max(50, int(2e6 / (index + 1) ** 1.1)))).astype(np.uint32)
+        shards = np.diff(np.append(np.arange(0, len(lengths), 2000), len(lengths)))
+        orders[f"l{index:04}"] = ShuffledChunks(shards, lengths, 16, seed=index)
+    phase = PhaseConfig(tokens=1 << 60, row_tokens=1024, batch_rows=4608, microbatch_tokens=98_304)
+    for alpha in (0.7, 0.5, 0.3):
+        data = DataConfig(streams={name: StreamConfig(path="") for name in orders}, tokenizer="", alpha=alpha)
+        optim = OptimConfig(name="none", lr=1.0)
+        before, started = memory_bytes(), time.process_time()
+        planner = BatchPlanner(RunConfig(name="benchmark", data=data, optim=optim, phases={"only": phase}), orders)
+        next(planner)
+        first = time.process_time() - started
+        tokens, started = 0, time.process_time()
+        for plan in islice(planner, 40):
+            tokens += plan.tokens
+        rate = tokens / (time.process_time() - started) / 1e6
+        state = len(json.dumps(planner.state_dict())) / 1e3
+        print(
+            f"{number:,} streams, alpha {alpha}: {rate:4.0f} M tokens a CPU second, first batch after {first:.2f} s, "
+            f"{(memory_bytes() - before) / 1e6:.0f} MB more, {state:.0f} kB of state"
+        )
+
+
+def memory_bytes() -> int:
+    """Of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def planned_per_second(lengths: NDArray[np.integer], row_tokens: int, streams: int) -> tuple[float, float]:

@@ -1,7 +1,8 @@
 """Statistics of a dataset: python data_prep/stats.py FOLDER... [--json]
 
 Documents and tokens of each split and source, what was left out and how much of it were duplicates, and how long the
-documents are. Read from prepare_report.json and lengths.npy; no shard is opened.
+documents are. Of several folders, such as one a language, also how many bytes of text a token stands for in each: the
+fewer beside another's, the worse the tokenizer knows that language. No shard is opened.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _stats(folders: list[str], as_json: bool) -> str:
     facts = {folder: dataset_stats(Path(folder)) for folder in folders}
-    return json.dumps(facts, indent=2) if as_json else "\n\n".join(_table(name, each) for name, each in facts.items())
+    if as_json:
+        return json.dumps(facts, indent=2)
+    tables = [_table(name, each) for name, each in facts.items()]
+    return "\n\n".join([*tables, *([_beside(facts)] if len(facts) > 1 else [])])
 
 
 def make_parser() -> Parser:
@@ -86,6 +90,7 @@ def _split_stats(folder: Path) -> dict[str, Any]:
     return {
         "documents": card.documents,
         "tokens": card.tokens,
+        "text_bytes": card.text_bytes,
         "longest": int(lengths.max()),
         "percentiles": {str(p): int(np.percentile(lengths, p)) for p in _PERCENTILES},
         "histogram": length_bins(lengths),
@@ -95,6 +100,18 @@ def _split_stats(folder: Path) -> dict[str, Any]:
 
 def _table(name: str, facts: dict[str, Any]) -> str:
     return "\n".join([name, *_source_lines(facts["sources"]), *_split_lines(facts["splits"])])
+
+
+def _beside(facts: dict[str, dict[str, Any]]) -> str:
+    """Bytes of text a token, of each split of each folder, and beside the first that says them."""
+    rows, first = [["folder", "split", "tokens", "bytes a token", "beside the first"]], None
+    for name, each in facts.items():
+        for split, found in each["splits"].items():
+            ratio = found["text_bytes"] / found["tokens"] if found["text_bytes"] else None
+            first = first or ratio
+            words = ("not counted", "") if ratio is None else (f"{ratio:.2f}", f"{ratio / (first or ratio):.2f}")
+            rows.append([name, split, f"{found['tokens']:,}", *words])
+    return table(rows, numbers=True)
 
 
 def _source_lines(sources: dict[str, Any]) -> Iterator[str]:

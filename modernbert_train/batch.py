@@ -77,6 +77,7 @@ class Inputs:
         segments_T: token types, 0 or 1; None: one segment.
         order: what a token sees of its sequence.
         given: in the order "given", what that is, and how the buffer is laid out; None: as the text was.
+        boundaries: of the sequences, from 0 to T, where they are others than the text's; None: those.
     """
 
     ids_T: NDArray[np.int64]
@@ -85,6 +86,7 @@ class Inputs:
     segments_T: NDArray[np.int64] | None = None
     order: Order = "all"
     given: Given | None = None
+    boundaries: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,10 @@ class Batch:
         targets = dict(zip(self.targets, tensors[len(names) :], strict=True))
         return replace(self, packed=replace(self.packed, **packed), targets=targets)
 
+    def with_targets(self, others: Mapping[str, Tensor]) -> Batch:
+        """The same batch with these targets besides."""
+        return replace(self, targets={**self.targets, **others})
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """The batch on a device, ready for the model."""
         targets = {name: t.to(device, non_blocking=non_blocking).long() for name, t in self.targets.items()}
@@ -173,10 +179,12 @@ class Sums(NamedTuple):
         losses: loss term -> fp32 scalar, the sum over its counts; 0 with a graph where there is nothing to sum.
         figures: other sums, such as hits; only where they are asked for. The name of each begins with its loss term
             and a slash.
+        vectors: of an objective that compares texts of all microbatches, as long as it has not: what it compares.
     """
 
     losses: Mapping[str, Tensor]
     figures: Mapping[str, Tensor]
+    vectors: Tensor | None = None
 
 
 def weighted(sums: Mapping[str, Tensor], terms: Mapping[str, float], counts: Mapping[str, float | Tensor]) -> Tensor:

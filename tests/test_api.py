@@ -163,7 +163,7 @@ def test_fine_tuning_gives_its_figures(tiny_run: TinyRun, tmp_path: Path) -> Non
     assert result["task"] == "task" and 0 <= result["figures"]["dev"]["accuracy"] <= 1
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_the_notebook_runs(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Cell after cell in one interpreter, with a run that takes seconds in the place of the quickstart's."""
     (tmp_path / "yamls").mkdir()

@@ -29,7 +29,6 @@ from modernbert_train.config.load import load_typed
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.config.tools.prepare import PrepareConfig
-from modernbert_train.config.tools.reference import reference
 from modernbert_train.config.tools.retrieval import RetrievalConfig
 from modernbert_train.config.tools.sweep import SweepConfig
 from modernbert_train.errors import ConfigError
@@ -77,7 +76,7 @@ def _mistakes(schema: type[Any], file: Path) -> list[str]:
     return []
 
 
-KEYS = re.findall(r"^#### `([\w.<>]+)`", reference(), re.MULTILINE)
+KEYS = re.findall(r"^#### `([\w.<>]+)`", (ROOT / "docs/config.md").read_text(encoding="utf-8"), re.MULTILINE)
 NO_KEYS = ("model.safetensors", "compute.py", "checkpoint.json", "data.json", "data.yaml")  # files
 
 

@@ -41,7 +41,7 @@ LOOSE: dict[str, tuple[str, ...]] = {
 OUTSIDE: dict[str, tuple[str, ...]] = {
     "data_prep": (
         "cli.parser", "config", "core", "data.dataset_card", "data.download", "data.field_counts", "data.mds",
-        "data.remote", "data.shard_file", "data.shard_index", "data.shard_writer", "data.statistics",
+        "data.remote", "data.shard_file", "data.shard_index", "data.shard_writer", "data.statistics", "data.tables",
         "distributed.orphans", "vocabulary",
     ),
     "launch": (
@@ -89,6 +89,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.data.microbatches": ("numpy", "torch"),
     "modernbert_train.data.mixing": (),
     "modernbert_train.data.mds": ("numpy",),
+    "modernbert_train.data.tables": ("pyarrow",),
     "modernbert_train.data.shard_file": ("numpy", "streaming"),
     "modernbert_train.data.shard_writer": ("numpy", "streaming"),
     "modernbert_train.data.workers": ("torch",),
@@ -142,8 +143,12 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.evaluate.finetune.hub": ("datasets",),
     "modernbert_train.evaluate.finetune.predictions": ("torch",),
     "modernbert_train.train.finetune": ("yaml",),
-    "modernbert_train.evaluate.finetune.shards": ("numpy", "tokenizers"),
+    "modernbert_train.evaluate.finetune.shards": ("numpy",),
+    "modernbert_train.evaluate.finetune.tokens": ("tokenizers",),
+    "modernbert_train.evaluate.retrieval.index": ("numpy", "torch"),
+    "modernbert_train.evaluate.retrieval.mteb_tasks": ("mteb", "sentence_transformers", "torch"),
     "modernbert_train.evaluate.retrieval.ranking": ("numpy", "torch"),
+    "modernbert_train.evaluate.retrieval.rerank": ("sentence_transformers", "torch"),
     "modernbert_train.evaluate.retrieval.retrieval": ("datasets", "sentence_transformers", "torch", "transformers"),
     "modernbert_train.evaluate.retrieval.sentence_model": ("sentence_transformers", "torch", "transformers"),
     "modernbert_train.train": ("composer", "numpy", "torch"),
@@ -161,6 +166,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "data_prep.adoption": ("numpy", "tokenizers"),
     "data_prep.adoption.convert": ("numpy", "pyarrow"),
     "data_prep.tasks.executors": ("datatrove",),
+    "data_prep.pairs": ("numpy", "pyarrow", "tokenizers"),
     "data_prep.read.lines": ("zstandard",),
     "data_prep.read.tables": ("datasets", "pyarrow"),
     "data_prep.clean.words": ("datatrove", "fasttext"),

@@ -96,6 +96,7 @@ class SavedState:
         data: hash of each part of the data, by name; see fingerprint.py.
         training: None of an average.
         average: what an average is made of; empty for all others.
+        averaged_by: how, in words; of older files the mean.
     """
 
     step: Count
@@ -104,6 +105,7 @@ class SavedState:
     data: dict[str, str]
     training: TrainingState | None
     average: list[Averaged]
+    averaged_by: str = "mean"
 
     def as_json(self) -> str:
         """As it stands in state.json."""
@@ -122,7 +124,8 @@ def read_state(path: Path, config: RunConfig, step: int) -> SavedState:
         OSError: the file cannot be read.
         ValueError: it is not what a run with this configuration has written; names the field.
     """
-    state: SavedState = as_type(SavedState, read_json(path))
+    found = read_json(path)
+    state: SavedState = as_type(SavedState, {"averaged_by": "mean", **found} if isinstance(found, dict) else found)
     _require(state.step == step, "step", f"{step}, as the manifest says", state.step)
     _require(state.phase in config.phases, "phase", f"one of {', '.join(config.phases)}", state.phase)
     _require("tokenizer" in state.data, "data.tokenizer", "its hash", "nothing")

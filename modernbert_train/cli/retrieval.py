@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from modernbert_train.cli.arguments import MODEL
 from modernbert_train.cli.parser import Call
@@ -21,24 +22,30 @@ def retrieval(parser: argparse.ArgumentParser) -> Call:
         ),
         (
             "evaluate",
-            "BEIR_FOLDER",
-            "with corpus.jsonl, queries.jsonl and qrels",
-            "nDCG@10 and others on a BEIR folder",
+            "SET",
+            "a folder with corpus.jsonl, queries.jsonl and qrels; a public set of BEIR, such as scifact; or mteb:TASK",
+            "nDCG@10 and others on sets of BEIR, and tasks of MTEB",
         ),
     ):
         action = actions.add_parser(name, help=summary, description=summary)
-        action.add_argument("what", metavar=what, help=words)
-        action.add_argument("--model", required=True, help=f"{MODEL}; untrained:MODEL; or a folder of sentence-transformers")
+        action.add_argument("what", metavar=what, nargs=None if name == "train" else "+", help=words)
+        action.add_argument(
+            "--model", required=True, help=f"{MODEL}; untrained:MODEL; or a folder of sentence-transformers"
+        )
         action.add_argument("run", nargs="*", metavar="KEY=VALUE", help="keys of the recipe, such as train= or seed=")
     return _retrieval
 
 
 def _retrieval(options: argparse.Namespace) -> None:
-    require_keys(options.run)
     from modernbert_train.evaluate.retrieval import retrieval
 
-    call = retrieval.train if options.action == "train" else retrieval.evaluate
-    call(options.what, options.model, options.run)
+    if options.action == "train":
+        require_keys(options.run)
+        retrieval.train(options.what, options.model, options.run)
+        return
+    words = [*options.what, *options.run]
+    keys = [word for word in words if "=" in word and not Path(word).exists()]
+    retrieval.evaluate([word for word in words if word not in keys], options.model, keys)
 
 
 def require_keys(words: list[str]) -> None:

@@ -89,13 +89,24 @@ def average(parser: argparse.ArgumentParser) -> Call:
     parser.add_argument("--last", type=positive, metavar="K", help="the K newest checkpoints of the run's decay")
     parser.add_argument("--weights", nargs="+", type=float, metavar="W", help="one for each; default: all the same")
     parser.add_argument("--out", type=Path, required=True, help="folder of the average")
+    parser.add_argument("--how", choices=("mean", "slerp", "ties"), default="mean", help="default: mean")
+    parser.add_argument("--base", metavar="CHECKPOINT", help="of ties: what all of them began with")
+    parser.add_argument("--keep", type=float, default=0.2, metavar="SHARE", help="of ties, of each difference (0.2)")
     return _average
 
 
 def _average(options: argparse.Namespace) -> None:
     from modernbert_train.weights.average import average_checkpoints
 
-    average_checkpoints(options.checkpoints, options.out, last=options.last, weights=options.weights)
+    average_checkpoints(
+        options.checkpoints,
+        options.out,
+        last=options.last,
+        weights=options.weights,
+        how=options.how,
+        base=options.base,
+        keep=options.keep,
+    )
 
 
 def export(parser: argparse.ArgumentParser) -> Call:

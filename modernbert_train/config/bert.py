@@ -1,10 +1,12 @@
-"""The architecture of BERT and RoBERTa, as a variant of `model`.
+"""The architectures of BERT, RoBERTa and DistilBERT, as variants of `model`.
 
-Both are one encoder: RoBERTa has no second segment, and its positions begin after the padding's.
+BERT and RoBERTa are one encoder: RoBERTa has no second segment, and its positions begin after the padding's. DistilBERT
+has no token types at all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,14 +16,9 @@ from modernbert_train.core.text import plural
 
 
 @dataclass(frozen=True, kw_only=True)
-class BertConfig(ModelConfig):
-    """BERT (arXiv 1810.04805). The defaults are BERT-base, uncased; RoBERTa's (arXiv 1907.11692) are in the comments.
+class BertShape(ModelConfig):
+    """What BERT and DistilBERT have in common. The defaults are BERT-base, uncased."""
 
-    There is no dropout of attention probabilities, which both were trained with (0.1): no kernel for packed sequences
-    can draw it by key, and models since MosaicBERT (arXiv 2312.17482) are trained without.
-    """
-
-    name: str = "bert"
     # rows of the embedding, at least the tokenizer's entries; RoBERTa: 50,265
     vocab_size: int = knob(30522, above=0, high=MOST_WIDTH)
     hidden_size: int = knob(768, above=0, high=MOST_WIDTH)  # large: 1,024
@@ -31,17 +28,43 @@ class BertConfig(ModelConfig):
     intermediate_size: int = knob(3072, above=0, high=MOST_WIDTH)
     # tokens of the longest sequence, special ones included; each has a learned vector
     max_positions: int = knob(512, above=0, high=MOST_WIDTH)
-    # token types: 2 for pairs of texts; RoBERTa: 1
-    segments: int = knob(2, above=0, high=MOST_WIDTH)
-    # rows of the position table before the first token's; RoBERTa: id of [PAD] + 1, which is 2
-    position_offset: int = knob(0, low=0, high=MOST_WIDTH)
     activation: Literal["gelu", "gelu_tanh"] = "gelu"  # exact (erf), as in transformers; or Google's tanh formula
     norm_eps: float = knob(1e-12, above=0)  # RoBERTa: 1e-5
-    # after the embeddings, the attention's projection and the feed-forward, in training only
+    # after the embeddings, the attention's projection (not of a DistilBERT) and the feed-forward, in training only
     dropout: float = knob(0.1, low=0, below=1, phased=True)
     # truncated normal, the same for all matrices (google-research/bert, modeling.py)
     init_std: float = knob(0.02, above=0, training=True)
     init_cutoff: float = knob(2.0, above=0, training=True)  # truncation, in standard deviations
+
+    @property
+    def token_types(self) -> int:
+        """Rows of the table of token types; 0: there is none."""
+        return 0
+
+    @property
+    def projection_dropout(self) -> bool:
+        """Whether dropout follows the attention's projection."""
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertConfig(BertShape):
+    """BERT (arXiv 1810.04805). The defaults are BERT-base, uncased; RoBERTa's (arXiv 1907.11692) are in the comments.
+
+    There is no dropout of attention probabilities, which both were trained with (0.1): no kernel for packed sequences
+    can draw it by key, and models since MosaicBERT (arXiv 2312.17482) are trained without.
+    """
+
+    name: str = "bert"
+    # token types: 2 for pairs of texts; RoBERTa: 1
+    segments: int = knob(2, above=0, high=MOST_WIDTH)
+    # rows of the position table before the first token's; RoBERTa: id of [PAD] + 1, which is 2
+    position_offset: int = knob(0, low=0, high=MOST_WIDTH)
+
+    @property
+    def token_types(self) -> int:
+        """See `BertShape`."""
+        return self.segments
 
     @property
     def title(self) -> tuple[str, str | None]:
@@ -56,4 +79,42 @@ class BertConfig(ModelConfig):
         return (
             f"{self.max_positions:,} learned positions, {plural(self.segments, 'segment')};\n"
             f"  activation {self.activation}, dropout {self.dropout:g}, none of attention probabilities"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistilBertConfig(BertShape):
+    """DistilBERT (arXiv 1910.01108): BERT without token types, and half of its layers. The defaults are
+    distilbert-base-uncased.
+
+    Published models had dropout of attention probabilities (0.1) and none after the projection; here there is neither.
+    """
+
+    name: str = "distilbert"
+    num_layers: int = knob(6, above=0, high=MOST_LAYERS)
+
+    @property
+    def projection_dropout(self) -> bool:
+        """See `BertShape`."""
+        return False
+
+    @property
+    def pooler_activation(self) -> Literal["relu"]:
+        """See `ModelConfig`."""
+        return "relu"
+
+    def mistakes(self) -> Iterator[str]:
+        """See `ModelConfig`."""
+        if self.norm_eps != 1e-12:
+            yield f"model.norm_eps={self.norm_eps:g}: transformers' DistilBERT has 1e-12 whatever is said. Remove it."
+
+    @property
+    def title(self) -> tuple[str, str | None]:
+        return "DistilBERT", "1910.01108"
+
+    @property
+    def details(self) -> str:
+        return (
+            f"{self.max_positions:,} learned positions, no token types;\n"
+            f"  activation {self.activation}, dropout {self.dropout:g}, none in attention"
         )

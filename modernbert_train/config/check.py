@@ -20,6 +20,8 @@ from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
     BatchWarmupConfig,
     BertConfig,
+    ContrastiveConfig,
+    DistillConfig,
     LabelledConfig,
     MaskedLmConfig,
     ModelConfig,
@@ -86,6 +88,30 @@ def mask_shares(config: RunConfig, num_ranks: int) -> Iterator[str]:
     objective = config.objective
     if not isinstance(objective, MaskedLmConfig):
         return
+    for name, now in config.in_phase.items():
+        other = now.objective
+        if not isinstance(other, MaskedLmConfig):
+            continue
+        ends = (other.mask_rate, other.mask_rate if other.mask_rate_end is None else other.mask_rate_end)
+        if other.mask_spread > min(*ends) or max(ends) + other.mask_spread > 1:
+            yield (
+                f"phases.{name}: objective.mask_spread={other.mask_spread:g} with a mask_rate of {min(ends):g} to "
+                f"{max(ends):g}: shares of sequences must lie between 0 and 1. Set a smaller one."
+            )
+        if other.name == "tlm" and other.masking == "reference":
+            yield (
+                f"phases.{name}: objective.name=tlm with objective.masking=reference, which masks special tokens too. "
+                "Set masking to exact, bernoulli or ngram."
+            )
+        if other.predict_from == "itself":
+            continue
+        if other.masking == "reference" or other.heads != ("tokens",) or other.name == "tlm":
+            what = f"objective.name={other.name}, objective.masking={other.masking}"
+            yield (
+                f"phases.{name}: objective.predict_from=before with {what}: there a token without one before it is "
+                "predicted, or each in its place is read again. Set objective.predict_from=itself, or "
+                "objective={name: mlm, masking: exact}."
+            )
     shares = (objective.mask_token_share, objective.random_token_share)
     if sum(shares) > 1:
         yield (
@@ -102,9 +128,9 @@ def objectives_of_phases(config: RunConfig, num_ranks: int) -> Iterator[str]:
         other = now.objective
         if other.special_tokens != own.special_tokens or other.heads not in (own.heads, own.idle_heads):
             remedy = "Make it a run of its own with weights.init_from."
-            if isinstance(own, ReplacedTokensConfig) and other.heads == ("tokens",):
+            if hasattr(own, "mlm_head") and other.heads == ("tokens",):
                 remedy = "Set objective.mlm_head=true, or make it a run of its own with weights.init_from."
-            elif isinstance(other, ReplacedTokensConfig) and own.heads == ("tokens",):
+            elif hasattr(other, "mlm_head") and own.heads == ("tokens",):
                 remedy = (
                     f"Set objective={{name: {other.name}, mlm_head: true}}, which the model is built for, and "
                     f"objective={{name: {own.name}}} in the phases of that; or make it a run of its own with "
@@ -122,11 +148,32 @@ def objectives_of_phases(config: RunConfig, num_ranks: int) -> Iterator[str]:
             )
 
 
+def vector_widths(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    """Further widths of a vector are parts of it."""
+    most = config.model.hidden_size
+    for name, now in config.in_phase.items():
+        objective = now.objective
+        if not isinstance(objective, ContrastiveConfig):
+            continue
+        if other := [width for width in objective.matryoshka if not 1 <= width < most]:
+            yield (
+                f"phases.{name}: objective.matryoshka={list(objective.matryoshka)} with model.hidden_size={most}: "
+                f"{other[0]} is no part of a vector of {most}, which is trained too. Remove it."
+            )
+        if len({*objective.matryoshka}) < len(objective.matryoshka):
+            yield (f"phases.{name}: objective.matryoshka={list(objective.matryoshka)} names a width twice. Remove one.")
+
+
 def generators(config: RunConfig, num_ranks: int) -> Iterator[str]:
     """What a generator is, a fraction of the model, must be an encoder, and may share what fits."""
     objective, model = config.objective, config.model
     if not isinstance(objective, ReplacedTokensConfig) or min(model.num_heads, model.num_layers) < 1:
         return
+    if not model.tied:
+        yield (
+            f"objective.name={objective.name} with model.tied=false: a generator predicts with the embedding. Set "
+            "model.tied=true."
+        )
     depth, width, sharing = objective.depth, objective.width, objective.sharing
     if model.hidden_size % model.num_heads or min(depth, width, getattr(model, "global_attn_every_n_layers", 1)) <= 0:
         return  # told elsewhere
@@ -151,11 +198,23 @@ def generators(config: RunConfig, num_ranks: int) -> Iterator[str]:
             f"{generator.hidden_size} wide, and its embeddings {model.hidden_size}. Set objective.generator_width to "
             "at most 1, or sharing=none."
         )
-    if config.weights.grow_from is not None:
+    for key, name in config.weights.named.items():
+        if key == "init_from":
+            continue
         yield (
-            f"weights.grow_from={config.weights.grow_from} with objective.name={objective.name}: only what predicts "
-            "masked tokens is grown. Write the larger model with `python -m modernbert_train grow`, and name it as "
+            f"weights.{key}={name} with objective.name={objective.name}: only what predicts masked tokens is "
+            f"{'grown' if key == 'grow_from' else 'shrunk'}. Train the model so first, and name it as "
             "weights.init_from."
+        )
+
+
+def teachers(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    """Something must be learnt from a teacher."""
+    objective = config.objective
+    if isinstance(objective, DistillConfig) and objective.terms.keys() == {"mlm"}:
+        yield (
+            f"objective.teacher={objective.teacher} with kl_weight, cosine_weight and mse_weight of 0: nothing would "
+            "be learnt from it. Set one above 0, or objective.name=mlm."
         )
 
 
@@ -198,18 +257,19 @@ def _modernbert_shape(model: ModernBertConfig) -> Iterator[str]:
 
 def one_origin(config: RunConfig, num_ranks: int) -> Iterator[str]:
     weights = config.weights
-    if weights.init_from is not None and weights.grow_from is not None:
+    if len(weights.named) > 1:
+        (key, name), (second, other), *_ = weights.named.items()
         yield (
-            f"weights.init_from={weights.init_from} and weights.grow_from={weights.grow_from}: both would give the "
-            "first weights. Keep init_from for a model of this size, grow_from for a smaller one."
+            f"weights.{key}={name} and weights.{second}={other}: both would give the first weights. Keep init_from for "
+            "a model of this size, grow_from for a smaller one, shrink_from for one with more layers."
         )
     if weights.vocabulary != "same" and weights.init_from is None:
         yield (
             f"weights.vocabulary={weights.vocabulary}: only weights of weights.init_from get another vocabulary. Name "
             "them there, or remove it."
         )
-    key, other = ("init_from", weights.init_from) if weights.grow_from is None else ("grow_from", weights.grow_from)
-    if config.start is not None and other is not None:
+    if config.start is not None and weights.named:
+        key, other = next(iter(weights.named.items()))
         yield (
             f"start.checkpoint={config.start.checkpoint} and weights.{key}={other}: both would give the first weights. "
             f"Keep start to continue from a checkpoint, weights.{key} for weights alone."
@@ -223,7 +283,7 @@ def positions(config: RunConfig, num_ranks: int) -> Iterator[str]:
     bounds = {name: getattr(now.model, "max_positions", 0) for name, now in config.in_phase.items()}
     for name, phase in config.phases.items():
         most = bounds[name]
-        if phase.row_tokens > most:
+        if phase.row_tokens > most and config.in_phase[name].objective.fills_rows:
             here = f"phases.{name}"
             fitting = phase.tokens_at_once // most * most or most
             yield (
@@ -423,7 +483,7 @@ def _scores(here: str, scores: ScoresConfig, objective: ObjectiveConfig) -> Iter
     if not isinstance(objective, LabelledConfig):
         yield f"{here}.name=scores with objective.name={objective.name}: it tells no classes. Set {here}.name=probe."
         return
-    known = METRICS_OF[getattr(objective, "kind", "tokens")]
+    known = METRICS_OF[objective.task_kind]
     for metric in scores.metrics:
         if metric not in known:
             yield f"{here}.metrics: {metric} is none of this objective. Choose from {', '.join(known)}."
@@ -517,7 +577,9 @@ RULES: tuple[Rule, ...] = (
     positions,
     segments_for_pairs,
     classes,
+    vector_widths,
     generators,
+    teachers,
     roberta,
     kernels_and_orders,
     one_origin,

@@ -15,7 +15,7 @@ from modernbert_train.config.objective import ObjectiveConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledConfig(ObjectiveConfig):
-    """Keys that both have. Documents have labels beside them, as `finetune` writes them."""
+    """Keys that all of them have. Documents have labels beside them, as `finetune` writes them."""
 
     labels: tuple[str, ...] = ()  # names of the classes, in the order of the logits
     dropout: float = knob(0.0, low=0, below=1)  # before the last matrix, in training only
@@ -35,6 +35,26 @@ class LabelledConfig(ObjectiveConfig):
     @property
     def num_logits(self) -> int:
         return len(self.labels)
+
+    @property
+    def num_told(self) -> int:
+        """Width of what is told of a text, or of each of its words."""
+        return self.num_logits
+
+    @property
+    def task_kind(self) -> str:
+        """See `TaskConfig.kind`."""
+        raise NotImplementedError
+
+    @property
+    def tells(self) -> Literal["texts", "words", "tokens"]:
+        """Of what: of each text, of its labelled words, or of each token of a document, special ones too."""
+        return "texts"
+
+    @property
+    def pools(self) -> bool:
+        """Whether a logit is of a whole sequence."""
+        return False
 
     @property
     def is_labelled(self) -> bool:
@@ -73,6 +93,14 @@ class ClassifyConfig(LabelledConfig):
     def exported_as(self) -> Literal["classifier"]:
         return "classifier"
 
+    @property
+    def task_kind(self) -> str:
+        return self.kind
+
+    @property
+    def pools(self) -> bool:
+        return True
+
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """See `ObjectiveConfig`."""
         return {"class": 1 / sequence_tokens}
@@ -103,6 +131,14 @@ class TagConfig(LabelledConfig):
     @property
     def exported_as(self) -> Literal["tagger"]:
         return "tagger"
+
+    @property
+    def task_kind(self) -> str:
+        return "tokens"
+
+    @property
+    def tells(self) -> Literal["words"]:
+        return "words"
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """See `ObjectiveConfig`: of all tokens, which bounds it; words are fewer."""

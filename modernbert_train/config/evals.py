@@ -24,6 +24,8 @@ METRICS_OF: dict[str, tuple[str, ...]] = {
     "single-label": ("accuracy", "f1", "macro_f1", "matthews"),
     "multi-label": ("micro_f1", "macro_f1", "accuracy"),
     "regression": ("pearson", "spearman"),
+    "question-answering": ("f1", "exact", "has_answer_f1", "has_answer_exact", "no_answer_exact"),
+    "multiple-choice": ("accuracy",),
     "tokens": ("entity_f1", "entity_precision", "entity_recall", "accuracy", "macro_f1"),
 }
 SPANS = "entity_"  # begins the name of a metric of spans: tags are O, B-x, I-x, E-x, S-x

@@ -63,6 +63,11 @@ class ModelConfig:
         return "pooler"
 
     @property
+    def pooler_activation(self) -> Literal["tanh", "relu"]:
+        """What follows the pooler's matrix."""
+        return "tanh"
+
+    @property
     def pooling(self) -> Literal["cls", "mean"]:
         """What is usually read of the hidden states to tell a class, and can be exported."""
         return "cls"
@@ -86,6 +91,21 @@ class ModelConfig:
     def embedding_width(self) -> int:
         """Numbers in a token's row of the embedding."""
         return self.hidden_size
+
+    @property
+    def attention_width(self) -> int:
+        """Of a token's queries, all heads together."""
+        return self.hidden_size
+
+    @property
+    def decoder_bias(self) -> bool:
+        """Whether the decoder adds a number to each token's logit."""
+        return True
+
+    @property
+    def tied(self) -> bool:
+        """Whether the decoder is the embedding."""
+        return True
 
     @property
     def unit_passes(self) -> tuple[int, ...]:

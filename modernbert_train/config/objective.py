@@ -6,9 +6,10 @@ to know of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Self
 
 from omegaconf import MISSING
 
@@ -48,13 +49,25 @@ class ObjectiveConfig:
         return "this model"
 
     @property
-    def exported_as(self) -> Literal["model", "classifier", "tagger"]:
-        """What an export of it is: an encoder that predicts tokens, or one that tells classes of texts or of words."""
+    def exported_as(self) -> Literal["model", "classifier", "tagger", "answerer", "chooser"]:
+        """What an export of it is: an encoder that predicts tokens, or one that tells classes of texts or of words,
+        the place of an answer, or one of several choices."""
         return "model"
 
     @property
     def is_labelled(self) -> bool:
         """Whether it is trained on texts with labels."""
+        return False
+
+    @property
+    def fills_rows(self) -> bool:
+        """Whether a document is one sequence, so that one may be as long as a row."""
+        return True
+
+    @property
+    def compares(self) -> bool:
+        """Whether the loss of a text depends on all others of the global batch: then every text is encoded twice, first
+        to know all vectors, then to go backward."""
         return False
 
     @property
@@ -76,6 +89,11 @@ class ObjectiveConfig:
     def predicted_share(self) -> float:
         """Of the tokens of text, how many are predicted."""
         raise NotImplementedError
+
+    @property
+    def most_predicted(self) -> float:
+        """The same of the sequence that has most, at any moment of a phase."""
+        return self.predicted_share
 
     @property
     def order(self) -> Order:
@@ -115,9 +133,18 @@ class ObjectiveConfig:
         """
         return None
 
+    @property
+    def forward_passes(self) -> int:
+        """Of each microbatch, in training; one backward pass follows."""
+        return 2 if self.compares else 1
+
     def encoded_tokens(self, sequence_tokens: float) -> float:
         """Tokens that the encoder reads for each that is not padding, in sequences of this mean length."""
         return 1 + self.query_share * (1 - self.special_tokens / sequence_tokens)
+
+    def at(self, done: float) -> Self:
+        """The same at a moment of a phase, of which this share is done. Shapes of targets do not change on the way."""
+        return self
 
     def for_validation(self) -> ObjectiveConfig:
         """The same on held-out text, whatever training does: figures of all runs compare."""
@@ -135,8 +162,16 @@ class MaskedLmConfig(ObjectiveConfig):
     mask_rate: float = knob(
         0.3, above=0, high=1, why="as a share of the tokens; the published recipe uses 0.3", phased=True
     )
+    # the share at the end of the phase, which it comes to by mask_curve; None: mask_rate throughout
+    mask_rate_end: float | None = knob(None, above=0, high=1, phased=True)
+    mask_curve: Literal["linear", "cosine"] = knob("linear", phased=True)
+    # each sequence has a share of its own, drawn from so much below the share to so much above it, all alike likely
+    mask_spread: float = knob(0.0, low=0, high=0.5, phased=True)
     # the same in validation, whose masking is always exact and never changes
     eval_mask_rate: float = knob(0.15, above=0, high=1, why="as a share of the tokens; the published recipe uses 0.15")
+    # where a token is predicted: in its own place, or in that of the token before it, as a decoder that is made an
+    # encoder has learnt to (arXiv 2404.05961)
+    predict_from: Literal["itself", "before"] = knob("itself", phased=True)
     mask_token_share: float = knob(0.8, low=0)  # of the predicted positions: replaced by [MASK]
     # of the predicted positions: replaced by a random token; the rest stay
     random_token_share: float = knob(0.1, low=0)
@@ -147,14 +182,21 @@ class MaskedLmConfig(ObjectiveConfig):
 
     @property
     def summary(self) -> str:
-        return f"masking {self.masking}, rate {self.mask_rate:.0%}"
+        return f"masking {self.masking}, rate {self._rate}"
+
+    @property
+    def _rate(self) -> str:
+        end = "" if self.mask_rate_end is None else f" to {self.mask_rate_end:.0%} ({self.mask_curve})"
+        return f"{self.mask_rate:.0%}{end}" + (f", {self.mask_spread:.0%} more or less" if self.mask_spread else "")
 
     @property
     def details(self) -> str:
         rest = 1 - self.mask_token_share - self.random_token_share
         return (
-            f"{self.masking} masking; of the predicted tokens {self.mask_token_share:.0%} become `[MASK]`,\n"
+            f"{self.masking} masking, rate {self._rate};\n"
+            f"  of the predicted tokens {self.mask_token_share:.0%} become `[MASK]`,\n"
             f"  {self.random_token_share:.0%} a random token, {rest:.0%} stay"
+            + ("; predicted in the place of the token before" if self.predict_from == "before" else "")
         )
 
     @property
@@ -163,10 +205,41 @@ class MaskedLmConfig(ObjectiveConfig):
 
     @property
     def predicted_share(self) -> float:
-        return self.mask_rate
+        """See `ObjectiveConfig`; the mean over a phase."""
+        return self.mask_rate if self.mask_rate_end is None else (self.mask_rate + self.mask_rate_end) / 2
+
+    @property
+    def most_predicted(self) -> float:
+        """See `ObjectiveConfig`."""
+        return min(1.0, max(self.mask_rate, self.mask_rate_end or 0.0) + self.mask_spread)
+
+    def at(self, done: float) -> Self:
+        """See `ObjectiveConfig`; to six digits, so that no machine's cosine makes another mask.
+
+        What `mask_rate_end` says of it is the larger of both ends, so that `most_predicted` is the same throughout.
+        """
+        if self.mask_rate_end is None:
+            return self
+        way = done if self.mask_curve == "linear" else (1 - math.cos(math.pi * done)) / 2
+        rate = round(self.mask_rate + way * (self.mask_rate_end - self.mask_rate), 6)
+        return replace(self, mask_rate=rate, mask_rate_end=max(self.mask_rate, self.mask_rate_end))
 
     def for_validation(self) -> MaskedLmConfig:
-        return replace(self, masking="exact", mask_rate=self.eval_mask_rate)
+        return replace(self, masking="exact", mask_rate=self.eval_mask_rate, mask_rate_end=None, mask_spread=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationConfig(MaskedLmConfig):
+    """Translation language modelling: masked tokens of a text and of its translation, each of which sees both.
+
+    Documents are pairs, as `prepare-pairs` writes them; others are masked as by mlm.
+    """
+
+    name: str = "tlm"
+
+    @property
+    def title(self) -> tuple[str, str | None]:
+        return "translation language modelling", "1901.07291"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,7 +71,7 @@ class ReplacedTokensConfig(MaskedLmConfig):
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """See `ObjectiveConfig`: the model judges every token, special ones too."""
-        uses = {"generator": self.mask_rate * (1 - self.special_tokens / sequence_tokens), "replaced": 1.0}
+        uses = {"generator": self.predicted_share * (1 - self.special_tokens / sequence_tokens), "replaced": 1.0}
         return uses | dict.fromkeys(self.idle_heads, 0.0)
 
     @property

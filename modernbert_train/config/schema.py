@@ -16,16 +16,22 @@ from omegaconf import MISSING
 
 from modernbert_train.config.albert import AlbertConfig as AlbertConfig
 from modernbert_train.config.bert import BertConfig as BertConfig
+from modernbert_train.config.bert import BertShape as BertShape
+from modernbert_train.config.bert import DistilBertConfig as DistilBertConfig
 from modernbert_train.config.classify import ClassifyConfig as ClassifyConfig
 from modernbert_train.config.classify import LabelledConfig as LabelledConfig
 from modernbert_train.config.classify import TagConfig as TagConfig
+from modernbert_train.config.contrastive import ContrastiveConfig as ContrastiveConfig
 from modernbert_train.config.deberta import DebertaConfig as DebertaConfig
+from modernbert_train.config.distill import DistillConfig as DistillConfig
 from modernbert_train.config.evals import EvaluatorConfig as EvaluatorConfig
 from modernbert_train.config.evals import OtherTextConfig as OtherTextConfig
 from modernbert_train.config.evals import ProbeConfig as ProbeConfig
 from modernbert_train.config.evals import ScoresConfig as ScoresConfig
+from modernbert_train.config.gemma import GemmaConfig as GemmaConfig
 from modernbert_train.config.knob import facts_of, knob
 from modernbert_train.config.launch import LaunchConfig
+from modernbert_train.config.llama import LlamaConfig as LlamaConfig
 from modernbert_train.config.model import ModelConfig as ModelConfig  # importers of the schema take all of it here
 from modernbert_train.config.model import ModernBertConfig as ModernBertConfig
 from modernbert_train.config.objective import CausalLmConfig as CausalLmConfig
@@ -33,6 +39,9 @@ from modernbert_train.config.objective import MaskedLmConfig as MaskedLmConfig
 from modernbert_train.config.objective import ObjectiveConfig as ObjectiveConfig
 from modernbert_train.config.objective import PermutationLmConfig as PermutationLmConfig
 from modernbert_train.config.objective import SentenceOrderConfig as SentenceOrderConfig
+from modernbert_train.config.objective import TranslationConfig as TranslationConfig
+from modernbert_train.config.questions import AnswerConfig as AnswerConfig
+from modernbert_train.config.questions import ChooseConfig as ChooseConfig
 from modernbert_train.config.rtd import ReplacedTokensConfig as ReplacedTokensConfig
 from modernbert_train.config.xlnet import XLNetConfig as XLNetConfig
 from modernbert_train.errors import ConfigError
@@ -44,7 +53,8 @@ PLAIN_WORKERS = 1  # where nobody says how many
 class StreamConfig:
     """One of several folders of training shards, and how much of the training text it is; see docs/mixtures.md.
 
-    All streams have `proportion`, or none has. Without it a stream weighs `tokens`, or `repeat` times its own size.
+    All streams have `proportion`, or none has. Without it a stream weighs `tokens`, or `repeat` times its own size, or
+    as `data.alpha` says.
     """
 
     path: str = knob(restart=True, local=True)  # folder of shards, local or in a store
@@ -60,7 +70,8 @@ class StreamConfig:
 class PhaseStreamConfig:
     """What a phase changes about a stream."""
 
-    proportion: float = knob(low=0, why="which leaves it out")  # share of the phase's text
+    # share of the phase's text; None where alpha gives it
+    proportion: float | None = knob(None, low=0, why="which leaves it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +83,9 @@ class DataConfig:
     train: str | None = knob(None, restart=True, local=True)
     streams: dict[str, StreamConfig] = field(default_factory=dict)  # several of them, by names of your choice
     mix_by: Literal["tokens", "documents"] = "tokens"  # what the shares of the streams are shares of
+    # shares in proportion to the streams' sizes to this power, as of languages: 1 as they are, 0 all alike. None: what
+    # the streams say themselves
+    alpha: float | None = knob(None, low=0, high=1)
     # folder of held-out shards; None trains without validation
     validation: str | None = knob(None, restart=True, local=True)
     # folder that AutoTokenizer loads; its hash must be the one recorded beside the shards
@@ -122,6 +136,13 @@ class WeightsConfig:
     vocabulary: Literal["same", "extend", "replace"] = "same"
     grow_from: str | None = None  # the same of a smaller model, enlarged by center tiling
     grow_mode: Literal["fitted", "paper"] = "fitted"  # paper: the mapping as published; see models/tiling.py
+    shrink_from: str | None = None  # the same of a model with more layers, of which some are taken; a bert's too
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Keys that name a model, as in init_from, with what they name; `check` refuses more than one."""
+        found = {key: getattr(self, key) for key in ("init_from", "grow_from", "shrink_from")}
+        return {key: name for key, name in found.items() if name is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,6 +316,7 @@ class PhaseConfig:
         False  # start the phase with a new pass over the data; otherwise it continues from its position
     )
     streams: dict[str, PhaseStreamConfig] = field(default_factory=dict)  # other shares; a stream not named has none
+    alpha: float | None = knob(None, low=0, high=1)  # as data.alpha, of all streams or of `streams`; None: that
 
     @property
     def overridden(self) -> list[str]:
@@ -437,7 +459,7 @@ class RunConfig:
     optim: OptimConfig = field(default_factory=StableAdamWConfig)
     # in order; at least one. What was trained stays: checkpoints/trained_phases.py compares it with the checkpoint's
     phases: dict[str, PhaseConfig] = knob(factory=dict, restart=True)
-    start: StartConfig | None = None  # None: from scratch, or from weights.init_from or weights.grow_from
+    start: StartConfig | None = None  # None: from scratch, or from what `weights` names
     eval: EvalConfig = knob(factory=EvalConfig, restart=True)
     # other measurements during training, by names of your choice; see docs/watching.md
     evals: dict[str, EvaluatorConfig] = knob(factory=dict, restart=True)
@@ -500,18 +522,26 @@ VARIANTS: dict[str, dict[str, type]] = {
     "model": {
         "modernbert": ModernBertConfig,
         "bert": BertConfig,
+        "distilbert": DistilBertConfig,
         "albert": AlbertConfig,
         "xlnet": XLNetConfig,
         "deberta": DebertaConfig,
+        "llama": LlamaConfig,
+        "gemma": GemmaConfig,
     },
     "objective": {
         "mlm": MaskedLmConfig,
+        "tlm": TranslationConfig,
         "causal": CausalLmConfig,
         "sop": SentenceOrderConfig,
         "rtd": ReplacedTokensConfig,
         "permutation": PermutationLmConfig,
+        "distill": DistillConfig,
         "classify": ClassifyConfig,
         "tag": TagConfig,
+        "answer": AnswerConfig,
+        "choose": ChooseConfig,
+        "contrastive": ContrastiveConfig,
     },
     "optim": {
         "stable_adamw": StableAdamWConfig,

@@ -46,6 +46,13 @@ def stream_shares(config: RunConfig, num_ranks: int) -> Iterator[str]:
             proportions[name] = stream.proportion
         else:
             weights.append(next(iter(given.values()), 1.0))
+    if config.data.alpha is not None and (said := next(iter(proportions), None)) is not None:
+        yield (
+            f"data.alpha={config.data.alpha:g} and data.streams.{said}.proportion={proportions[said]:g}: both say how "
+            "much of it. Keep one."
+        )
+    elif config.data.alpha is not None and any(weight != 1 for weight in weights):
+        yield f"data.alpha={config.data.alpha:g} with repeat or tokens of a stream: both say how much of it. Keep one."
     if proportions and weights:
         without = [name for name in config.data.streams if name not in proportions]
         yield (
@@ -70,8 +77,17 @@ def phase_shares(config: RunConfig, num_ranks: int) -> Iterator[str]:
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
                 hint = f"Did you mean {here}.{near[0]}?" if near else f"Known: {', '.join(known)}."
                 yield f"{here}.{name}: no stream of data.streams. {hint}"
-        proportions = {name: stream.proportion for name, stream in phase.streams.items()}
-        if proportions:
+        proportions = {n: each.proportion for n, each in phase.streams.items() if each.proportion is not None}
+        bare = [name for name in phase.streams if name not in proportions]
+        alpha = config.data.alpha if phase.alpha is None else phase.alpha
+        if phase.alpha is not None and proportions:
+            yield (
+                f"phases.{phase_name}.alpha={phase.alpha:g} and {here}.{next(iter(proportions))}.proportion: both say "
+                "how much of it. Keep one."
+            )
+        elif bare and (proportions or alpha is None):
+            yield f"{here}.{bare[0]} has no proportion. Give it one, or set alpha and give it to none."
+        elif proportions:
             yield from _sum(here, proportions)
 
 

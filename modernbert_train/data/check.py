@@ -52,7 +52,8 @@ def check_data(config: RunConfig) -> DataFacts:
             "would read pairs otherwise than it was trained. Prepare the data again, which mends the tokenizer, or set "
             "objective.name=mlm."
         )
-    labelled = config.objective.is_labelled
+    labelled, compares = config.objective.is_labelled, compares_first(config)
+    pairless = streams_without_pairs(config) if compares else ()
     mistakes = []
     for key, path in [*named_folders(config), *further_folders(config)]:
         try:
@@ -63,11 +64,64 @@ def check_data(config: RunConfig) -> DataFacts:
                     f"{key}={path}: its documents have no labels, which objective.name={config.objective.name} tells. "
                     "`python -m modernbert_train finetune` writes shards that have."
                 )
+            if compares and key not in pairless:
+                require_pairs(config, folder, compares)
         except DataError as error:
             mistakes.append(str(error))
     if mistakes:
         raise DataError("\n".join(mistakes))
     return read_facts(config)
+
+
+def compares_first(config: RunConfig) -> str | None:
+    """The first objective of the phases that compares texts of a batch; None where none does."""
+    return next((now.objective.name for now in config.in_phase.values() if now.objective.compares), None)
+
+
+def streams_without_pairs(config: RunConfig) -> tuple[str, ...]:
+    """Keys of the streams that no phase which compares texts reads."""
+    own = dict.fromkeys(config.data.all_streams, 1)
+    read = [
+        phase_weights(config, phase, own)
+        for name, phase in config.phases.items()
+        if config.in_phase[name].objective.compares
+    ]
+    return tuple(f"data.streams.{name}.path" for name in own if not any(weights[name] for weights in read))
+
+
+def require_pairs(config: RunConfig, folder: FolderFacts, objective: str) -> None:
+    """Refuse a folder whose documents cannot be compared in the phases that do so.
+
+    Args:
+        config: the run.
+        folder: of shards that such a phase reads.
+        objective: its name, for messages.
+
+    Raises:
+        DataError: it holds no pairs, or they do not fit a row, or a batch.
+    """
+    card, name = folder.card, f"{folder.key}={folder.path}"
+    if card.sides is None or card.longest is None:
+        raise DataError(
+            f"{name}: its documents are no pairs of texts, which objective.name={objective} compares. "
+            "`python -m modernbert_train prepare-pairs` writes shards that are; with data.streams, give this one a "
+            "proportion of 0 in that phase."
+        )
+    mean = card.tokens / card.documents + 2
+    for phase_name, phase in config.phases.items():
+        if not config.in_phase[phase_name].objective.compares:
+            continue
+        here = f"phases.{phase_name}.row_tokens={phase.row_tokens}"
+        if card.longest > phase.row_tokens:
+            raise DataError(
+                f"{name}: has examples of up to {card.longest} tokens, and {here}. An example is never cut. Raise it, "
+                "or prepare the pairs again with a lower --max-tokens."
+            )
+        if phase.row_tokens * phase.batch_rows < 2 * mean and folder.key != "data.validation":
+            raise DataError(
+                f"{name}: a batch of {here} and batch_rows={phase.batch_rows} holds about one example of {mean:.0f} "
+                "tokens, and a query is only told from the texts of others. Raise batch_rows."
+            )
 
 
 def require_tokenizer(folder: FolderFacts, tokenizer: str, vocabulary: Vocabulary) -> None:
@@ -110,7 +164,7 @@ def describe_streams(config: RunConfig, facts: DataFacts) -> str:
 
 def few_predictions(config: RunConfig, facts: DataFacts) -> str | None:
     """A warning where so little text is held out that chance decides its loss; None where it is enough, or none."""
-    if facts.validation is None:
+    if facts.validation is None or compares_first(config):
         return None
     there, most = facts.validation.card.tokens, config.eval.max_tokens
     tokens = there if most is None else min(there, most)

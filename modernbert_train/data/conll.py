@@ -1,4 +1,4 @@
-"""Sentences in words with tags: of CoNLL files, a word a line with its tag in the last column, or of .jsonl lists."""
+"""Sentences in words with tags: of CoNLL files, a word a line with its tag in the last column; or of two lists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from modernbert_train.core.read_json import MOST_BYTES
 from modernbert_train.core.text import shorten
-from modernbert_train.data.tables import read_rows, shown_value
+from modernbert_train.data.tables import shown_value
 
 _TAG = re.compile(r"O|[BIES]-\S+")
 _NO_TEXT = "-DOCSTART-"  # begins a line between documents
@@ -68,25 +68,6 @@ def read_sentences(path: Path, *, tagged: bool = True, spans: bool = True) -> It
             if spans:
                 require_span_tag(columns[-1], f"line {number}")
             tags.append(columns[-1])
-
-
-def read_token_lists(path: Path, words: str, tags: str | None, id_column: str | None = None) -> Iterator[Sentence]:
-    """The sentences of a .jsonl file: a list of words and a list of tags in each line; tags are not looked at.
-
-    Args:
-        path: of it.
-        words, tags: their columns; without tags they are not read.
-        id_column: of what names a sentence.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: a line has no such lists, or of other lengths; names the line.
-    """
-    others = [words, *([] if tags is None else [tags]), *([] if id_column is None else [id_column])]
-    for row in read_rows(path, (), others):
-        found = row.values[0], (None if tags is None else row.values[1])
-        name = None if id_column is None else row.values[-1]
-        yield Sentence(row.line, *token_lists(found, (words, tags), f"line {row.line}"), 0, name)
 
 
 def token_lists(

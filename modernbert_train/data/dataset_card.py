@@ -59,6 +59,9 @@ class DatasetCard:
         fields: how many documents and tokens have which value of a field, such as the licence; by the field's name.
         lengths_xxh3: of the bytes of lengths.npy, a hash of 128 bits that costs an eighth of a SHA-256 to compute; see
             `other_sha256`.
+        sides: of documents that are a query, its positive and negatives, how many texts the longest may have; None:
+            documents are single texts.
+        longest: of such documents the longest, in tokens with special ones, which must fit a row.
         text_bytes: of the documents in UTF-8, before they became tokens; None where nobody counted them.
     """
 
@@ -80,6 +83,8 @@ class DatasetCard:
     fields: dict[str, FieldCounts] | None = None
     lengths_xxh3: str | None = None
     text_bytes: int | None = None
+    sides: int | None = None
+    longest: int | None = None
 
     @property
     def is_adopted(self) -> bool:

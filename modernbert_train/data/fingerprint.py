@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from modernbert_train.data.facts import DataFacts
 
 _COUNTS, _HELD_OUT = "token counts", "validation"
+TEACHER = "teacher"  # name of the hash of a teacher's weights, see weights/teacher.py
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,10 @@ class Difference:
     def is_trained_on(self) -> bool:
         """Whether it is text that is trained on, or the tokenizer; else only figures depend on it."""
         return not self.name.startswith((_COUNTS, _HELD_OUT))
+
+    @property
+    def is_teacher(self) -> bool:
+        return self.name == TEACHER
 
     @property
     def is_held_out(self) -> bool:

@@ -99,7 +99,7 @@ class MicrobatchMaker:
 
         given = inputs.given
         if given is None:
-            boundaries = packed_text.boundaries
+            boundaries = packed_text.boundaries if inputs.boundaries is None else inputs.boundaries
             positions = np.arange(total) - np.repeat(boundaries[:-1], np.diff(boundaries))
         else:
             boundaries, positions = given.boundaries, given.position_ids_T

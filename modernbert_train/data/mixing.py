@@ -13,10 +13,13 @@ The rule "whoever lacks most is next" is simpler, and lets a stream fall behind 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from decimal import Context, Decimal, localcontext
 from fractions import Fraction
 from math import gcd, lcm
 
 from modernbert_train.config.schema import PhaseConfig, RunConfig
+
+_PARTS = 1_000_000_000  # in which shares by alpha are counted
 
 
 def phase_weights(config: RunConfig, phase: PhaseConfig, own: Mapping[str, int]) -> dict[str, int]:
@@ -31,11 +34,14 @@ def phase_weights(config: RunConfig, phase: PhaseConfig, own: Mapping[str, int])
         Stream name -> weight, in the order of `own`. A stream's share is its weight over their sum.
     """
     asked = config.data.all_streams
+    if phase.alpha is not None or (config.data.alpha is not None and not _has_proportions(phase)):
+        alpha = config.data.alpha if phase.alpha is None else phase.alpha
+        return _by_size({name: size if name in (phase.streams or own) else 0 for name, size in own.items()}, alpha)
     weights: dict[str, Fraction] = {}
     for name, size in own.items():
         stream = asked[name]
         if phase.streams:
-            weights[name] = _exact(phase.streams[name].proportion) if name in phase.streams else Fraction(0)
+            weights[name] = _exact(phase.streams[name].proportion or 0.0) if name in phase.streams else Fraction(0)
         elif stream.proportion is not None:
             weights[name] = _exact(stream.proportion)
         elif stream.tokens is not None:
@@ -46,6 +52,18 @@ def phase_weights(config: RunConfig, phase: PhaseConfig, own: Mapping[str, int])
     numbers = {name: int(weight * whole) for name, weight in weights.items()}
     divisor = gcd(*numbers.values()) or 1
     return {name: number // divisor for name, number in numbers.items()}
+
+
+def _has_proportions(phase: PhaseConfig) -> bool:
+    return any(stream.proportion is not None for stream in phase.streams.values())
+
+
+def _by_size(own: Mapping[str, int], alpha: float | None) -> dict[str, int]:
+    """Weights as size ** alpha, of a sum of about `_PARTS`; in decimals, whose powers are the same on every machine."""
+    with localcontext(Context(prec=40)):
+        powers = {name: Decimal(size) ** Decimal(repr(alpha)) if size else Decimal(0) for name, size in own.items()}
+        total = sum(powers.values())
+        return {name: max(1, int(power / total * _PARTS)) if power else 0 for name, power in powers.items()}
 
 
 def token_shares(config: RunConfig, tokens: Mapping[str, int], documents: Mapping[str, int]) -> dict[str, float]:

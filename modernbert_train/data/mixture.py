@@ -110,18 +110,19 @@ class TokenStreams:
         """Labels of the chunks' documents, see `PackedText`; None where the documents have none.
 
         Raises:
-            DataError: a chunk is a part of a labelled document, or only some streams have labels.
+            DataError: a chunk is a part of a labelled document, or only some of the streams here have labels.
         """
-        if all(stream.shards.labels is None for stream in self._streams):
+        places = [self._find(chunk.document) for chunk in chunks]
+        here = [stream for stream, _ in places] or self._streams
+        labels = next((stream.shards.labels for stream in here if stream.shards.labels is not None), None)
+        if labels is None:
             return None
         found = []
-        for chunk in chunks:
-            stream, number = self._find(chunk.document)
+        for chunk, (stream, number) in zip(chunks, places, strict=True):
             with named_stream(stream.name):
                 if stream.shards.labels is None:
                     raise DataError(f"{stream.shards.folder}: has no labels, and other streams have. Leave it out.")
                 found.append(stream.shards.labels.of(number, chunk))
-        labels = next(stream.shards.labels for stream in self._streams if stream.shards.labels is not None)
         return np.concatenate(found) if found else labels.none()
 
     @property

@@ -61,7 +61,8 @@ class BatchPlan:
         microbatch_rows: rows in one forward on one rank.
         objective: what is made of its text.
         streams: what it has of each stream of the training data.
-        unused: tokens that had been drawn and still waited for a row, if this is the run's last batch; else 0.
+        unused: tokens that had been drawn and still waited for a row, if this is the run's last batch, or that of a
+            phase before one that cannot use them; else 0.
     """
 
     phase: str
@@ -129,7 +130,7 @@ class BatchPlanner:
         )
         tokens = sum([stream.tokens for stream in streams]) + self._special * len(rows.chunks_C4)
         self.tokens = before + tokens
-        last = self.tokens >= self._total
+        last = self.tokens >= self._total or (self.tokens >= now.end and self._parts(now.name, self.tokens))
         return BatchPlan(
             phase=now.name,
             tokens_before=before,
@@ -138,7 +139,7 @@ class BatchPlanner:
             num_rows=wanted,
             row_tokens=now.row_tokens,
             microbatch_rows=now.microbatch_rows,
-            objective=now.objective,
+            objective=now.objective.at((before - now.first) / now.phase.tokens),
             streams=streams,
             unused=sum(chunk.length for chunk in self._packer.waiting()) if last else 0,
         )
@@ -181,6 +182,8 @@ class BatchPlanner:
             if phase.restart_data and self._phase is not None:
                 for cursor in self._cursors:
                     cursor.begin_epoch()
+            if self._phase is not None and self._parts(self._phase, self.tokens):
+                self._packer = self._new_packer(phase.row_tokens)
             self._phase, self._drawn = position.name, None
         if self._weights[position.index] != self._queue.weights:
             self._queue = FairQueue(self._weights[position.index])
@@ -205,6 +208,12 @@ class BatchPlanner:
             used=[index for index, weight in enumerate(weights) if weight],
             most_drawn=sum(weights) * most,
         )
+
+    def _parts(self, name: str, tokens: int) -> bool:
+        """Whether the phase there compares pairs of texts and the one before reads text, or the other way round: what
+        waits for a row cannot be used there."""
+        following = self._config.in_phase[position_at(self._config, tokens).name].objective
+        return self._config.in_phase[name].objective.compares != following.compares
 
     def _fill(self, now: _Now, wanted: int) -> None:
         """Draw chunks until so many rows are ready."""

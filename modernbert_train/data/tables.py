@@ -1,4 +1,4 @@
-"""Tables of texts: .jsonl with one object a line, .tsv without quotes, .csv; UTF-8, with the names of columns first."""
+"""Tables of texts: .jsonl, an object a line; .tsv without quotes and .csv, names of columns first; .parquet."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from modernbert_train.core.read_json import MOST_BYTES, parse_json
 from modernbert_train.core.text import plural, shorten
 
+_AT_ONCE = 1024  # rows
 _SHOWN = 10  # columns and classes named in a message
-ENDS = (".jsonl", ".tsv", ".csv")
+ENDS = (".jsonl", ".tsv", ".csv", ".parquet")
 
 
 class Row(NamedTuple):
@@ -46,7 +47,7 @@ def read_rows(
         OSError: it cannot be read.
         ValueError: it is damaged or lacks a column; names the line.
     """
-    read = _jsonl if path.suffix == ".jsonl" else _table
+    read = {".jsonl": _jsonl, ".parquet": _parquet}.get(path.suffix, _table)
     try:
         yield from read(path, text_columns, others, keys)
     except csv.Error as error:
@@ -65,12 +66,30 @@ def _jsonl(path: Path, text_columns: Sequence[str], others: Sequence[str], keys:
         if not isinstance(entry, dict):
             raise ValueError(f"line {number} is no object. Write one a line, such as {{{_shown(columns)}}}.")
         _require_columns(columns, list(entry), f"line {number}", keys)
-        for column in text_columns:
-            if not isinstance(entry[column], str):
-                raise ValueError(
-                    f"line {number}: {column} is {shown_value(entry[column])}, and not a text. Correct it."
-                )
-        yield Row(number, tuple(entry[c] for c in text_columns), tuple(entry[c] for c in others))
+        yield _row(number, entry, text_columns, others)
+
+
+def _row(number: int, entry: dict[str, Any], text_columns: Sequence[str], others: Sequence[str]) -> Row:
+    for column in text_columns:
+        if not isinstance(entry[column], str):
+            raise ValueError(f"line {number}: {column} is {shown_value(entry[column])}, and not a text. Correct it.")
+    return Row(number, tuple(entry[c] for c in text_columns), tuple(entry[c] for c in others))
+
+
+def _parquet(path: Path, text_columns: Sequence[str], others: Sequence[str], keys: str) -> Iterator[Row]:
+    import pyarrow
+    from pyarrow import parquet
+
+    columns, number = [*text_columns, *others], 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            _require_columns(columns, file.schema_arrow.names, "the file", keys)
+            for batch in file.iter_batches(_AT_ONCE, columns=columns):
+                for entry in batch.to_pylist():
+                    number += 1
+                    yield _row(number, entry, text_columns, others)
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"no whole Parquet file ({str(error).splitlines()[0]}). Restore it.") from None
 
 
 def _table(path: Path, text_columns: Sequence[str], others: Sequence[str], keys: str) -> Iterator[Row]:

@@ -247,6 +247,30 @@ def sums_over_ranks(of_device: Sequence[Tensor], of_host: Sequence[float]) -> li
     return sums
 
 
+def rows_of_all(rows_ND: Tensor, about: T) -> tuple[Tensor, list[T], slice]:
+    """Rows of every rank, by rank, on every rank.
+
+    Args:
+        rows_ND: of this rank, on its device; as many as there are.
+        about: what is to be known of them, on the host.
+
+    Returns:
+        All rows, what is known of each rank's, and where this rank's stand.
+    """
+    told = gather_from_all((len(rows_ND), about))
+    counts, known = [count for count, _ in told], [each for _, each in told]
+    first = sum(counts[: this_rank()])
+    own = slice(first, first + len(rows_ND))
+    if num_ranks() == 1:
+        return rows_ND, known, own
+    passed("the rows of all ranks")
+    padded = rows_ND.new_zeros(max(counts), *rows_ND.shape[1:])
+    padded[: len(rows_ND)] = rows_ND
+    found = [torch.empty_like(padded) for _ in counts]
+    dist.all_gather(found, padded)
+    return torch.cat([rows[:count] for rows, count in zip(found, counts, strict=True)]), known, own
+
+
 def wait_for_all() -> None:
     """Until every rank has come here."""
     if num_ranks() > 1:

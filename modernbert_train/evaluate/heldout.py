@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from modernbert_train.batch import IGNORED_LABEL, Sums
 from modernbert_train.config.evals import BITS_PER_BYTE
-from modernbert_train.config.schema import ObjectiveConfig, PhaseConfig, RunConfig
+from modernbert_train.config.schema import ContrastiveConfig, ObjectiveConfig, PhaseConfig, RunConfig
 from modernbert_train.data.facts import DataFacts, FolderFacts
 from modernbert_train.data.microbatches import MicrobatchMaker
 from modernbert_train.data.mixture import Stream, TokenStreams
@@ -30,9 +30,10 @@ from modernbert_train.data.packing import GreedyPacker
 from modernbert_train.data.planner import BatchPlan, Row
 from modernbert_train.data.unigram import Unigram, unigram_of
 from modernbert_train.distributed.compute import Compute
-from modernbert_train.distributed.group import num_ranks, sums_over_ranks, this_rank
+from modernbert_train.distributed.group import num_ranks, rows_of_all, sums_over_ranks, this_rank
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.samples import Samples
+from modernbert_train.models.contrastive import Texts, compare
 from modernbert_train.models.masked_lm import LABELS
 from modernbert_train.objectives import build_objective
 
@@ -41,7 +42,10 @@ MASK_SEED = 0  # masks of validation never change, whatever the run's seed
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Means over all predicted tokens: losses in nats, accuracies as shares."""
+    """Means over all predicted tokens: losses in nats, accuracies as shares.
+
+    Of pairs of texts they are over the queries, and guessing stands in the place of the unigram baseline.
+    """
 
     loss: float
     accuracy: float
@@ -151,26 +155,36 @@ class Validation:
         log_probability_V = torch.from_numpy(self._unigram.log_probability_V).to(device, torch.float32)
         sums: defaultdict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64, device=device))
         counts = dict.fromkeys(plan.objective.terms, 0)
+        texts: list[Texts] = []
+        vectors: list[Tensor] = []
         was_training, first = model.training, True
         model.eval()
         for batch in self._maker.microbatches(rows[this_rank() :: ranks], plan):
             moved = batch.to(device)
             with torch.autocast(device.type, torch.bfloat16, enabled=compute.bf16):
-                if samples is not None and this_rank() == 0 and first:
+                if samples is not None and this_rank() == 0 and first and not plan.objective.compares:
                     with samples.watching(model, batch, plan.row_tokens) as self.samples:
                         found: Sums = model(moved, figures=True)
                 else:
                     found = model(moved, figures=True)
             first = False
+            for term in plan.objective.terms:
+                counts[term] += batch.counts[term]
+            if found.vectors is not None:
+                texts.append(Texts.of(batch))
+                vectors.append(found.vectors[: len(texts[-1])])
+                continue
             labels_M = moved.targets[LABELS]
             labels_P = labels_M[labels_M != IGNORED_LABEL]
             sums["unigram/loss"] -= log_probability_V[labels_P].sum().double()
             sums["unigram/hits"] += (labels_P == self._unigram.most_frequent).sum()
             for term in plan.objective.terms:
                 sums[f"{term}/loss"] += found.losses[term].double()
-                counts[term] += batch.counts[term]
             for name, figure in found.figures.items():
                 sums[name] += figure
+        if plan.objective.compares:
+            for name, each in _compared(vectors, texts, cast(ContrastiveConfig, plan.objective)).items():
+                sums[name] += each
         model.train(was_training)
         if isinstance(model, FSDPModule):
             model.reshard()  # without a backward pass what lies outside the layers stays gathered, on every rank
@@ -181,7 +195,7 @@ class Validation:
         if not (predicted := counts[first_term]):
             raise DataError(f"{self._key}: not one token to predict. Hold out more text, or raise eval.max_tokens.")
         loss = means.pop(f"{first_term}/loss")
-        if self._bytes_per_token is not None and not plan.objective.is_labelled:
+        if self._bytes_per_token is not None and plan.objective.predicted_share:
             means[BITS_PER_BYTE] = loss / math.log(2) / self._bytes_per_token
         return Evaluation(
             loss=loss,
@@ -195,6 +209,21 @@ class Validation:
                 if not name.startswith("unigram/")
             },
         )
+
+
+def _compared(vectors: list[Tensor], texts: list[Texts], settings: ContrastiveConfig) -> dict[str, Tensor]:
+    """Sums over this rank's queries, each of which looks among all held-out texts; and what guessing would give."""
+    all_ND, known, own = rows_of_all(torch.cat(vectors), Texts.joined(texts))
+    everyone = Texts.joined(known)
+    found = compare(all_ND, everyone, own, settings, backward=False)
+    candidates, queries = len(everyone) - everyone.num_queries, len(found.losses_Q)
+    loss = found.losses_Q.double().sum()
+    return {
+        "contrastive/loss": loss,
+        "contrastive/hits": found.hits.double(),
+        "unigram/loss": torch.full_like(loss, queries * math.log(max(1, candidates))),
+        "unigram/hits": torch.full_like(loss, queries / max(1, candidates)),
+    }
 
 
 def open_validation(config: RunConfig, facts: DataFacts) -> Validation:

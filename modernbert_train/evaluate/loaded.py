@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from modernbert_train.models.encoder import OnEncoder
     from modernbert_train.vocabulary import Vocabulary
+    from modernbert_train.weights.source import Source
 
 BATCH_TOKENS = 16_384
 
@@ -49,6 +50,7 @@ class LoadedEncoder:
         pooling: Literal["mean", "cls"] = "mean",
         batch_tokens: int = BATCH_TOKENS,
         precision: Literal["auto", "fp32", "bf16"] = "auto",
+        device: Literal["auto", "cpu", "cuda"] = "auto",
     ) -> Tensor:
         """The mean of the last hidden states over the tokens of each text, [CLS] and [SEP] included.
 
@@ -59,6 +61,7 @@ class LoadedEncoder:
             pooling: mean; or cls, the state of [CLS] alone.
             batch_tokens: in one forward pass; of a longer text all.
             precision: as compute.precision of a run.
+            device: as compute.device.
 
         Returns:
             embeddings_ND: fp32, on the CPU.
@@ -72,7 +75,7 @@ class LoadedEncoder:
             if not isinstance(text, str):
                 raise TypeError(f"texts[{number}]={text!r:.60}: is no text. Give a text, or a list of texts.")
         ids = self.token_ids(texts)
-        return self.embed_ids(ids, pooling=pooling, batch_tokens=batch_tokens, precision=precision)
+        return self.embed_ids(ids, pooling=pooling, batch_tokens=batch_tokens, precision=precision, device=device)
 
     def token_ids(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """The ids of each text, without special tokens and whole."""
@@ -88,12 +91,13 @@ class LoadedEncoder:
         pooling: Literal["mean", "cls"],
         batch_tokens: int,
         precision: Literal["auto", "fp32", "bf16"],
+        device: Literal["auto", "cpu", "cuda"] = "auto",
     ) -> Tensor:
         """See `embed`, of `token_ids`."""
         from modernbert_train.distributed.compute import Compute
         from modernbert_train.evaluate.embeddings import embed_packed
 
-        asked = ComputeConfig(precision=precision)
+        asked = ComputeConfig(precision=precision, device=device)
         compute = Compute.of(RunConfig(name="embed", model=self.config, objective=self._objective, compute=asked))
         return embed_packed(
             self.module.to(compute.device),
@@ -117,6 +121,13 @@ def load_model(name: str | Path) -> LoadedEncoder:
     Raises:
         DataError, StorageError: there is no such model, it is damaged, or no tokenizer comes with it.
     """
+    from modernbert_train.weights.source import open_source
+
+    return load_source(open_source(name))
+
+
+def load_source(source: Source) -> LoadedEncoder:
+    """As `load_model`, of weights that were found."""
     import torch
     from tokenizers import Tokenizer
 
@@ -124,9 +135,8 @@ def load_model(name: str | Path) -> LoadedEncoder:
     from modernbert_train.models.build import ENCODERS
     from modernbert_train.models.encoder import OnEncoder
     from modernbert_train.vocabulary import read_vocabulary
-    from modernbert_train.weights.source import open_source, phase_objective
+    from modernbert_train.weights.source import phase_objective
 
-    source = open_source(name)
     model = OnEncoder(ENCODERS[type(source.model)](source.model, ComputeConfig()))
     weights = source.weights()
     with torch.no_grad():

@@ -79,6 +79,7 @@ METRICS: Mapping[str, Mapping[str, Callable[[Tensor, Tensor], float]]] = {
     "single-label": {"accuracy": accuracy, "f1": f1, "macro_f1": macro_f1, "matthews": matthews},
     "multi-label": {"accuracy": exact, "micro_f1": micro_f1_of_many, "macro_f1": macro_f1_of_many},
     "regression": {"pearson": pearson, "spearman": spearman},
+    "multiple-choice": {"accuracy": accuracy},
 }
 assert all({*METRICS_OF[kind]} == {*each} for kind, each in METRICS.items())
 

@@ -1,4 +1,4 @@
-"""BERT and RoBERTa on packed buffers, top to bottom, with the heads they are pre-trained with (arXiv 1810.04805).
+"""BERT, RoBERTa and DistilBERT on packed buffers, top to bottom, with their masked-LM head (arXiv 1810.04805).
 
 Learned positions that restart in each sequence, token types, post-norm layers with biases everywhere, full attention
 through the same kernels as ModernBERT's global layers. Like there, nothing is padded inside the model.
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from modernbert_train.batch import Packed
-from modernbert_train.config.schema import BertConfig, ComputeConfig
+from modernbert_train.config.schema import BertShape, ComputeConfig
 from modernbert_train.models.attention import Kernel, choose_kernel
 from modernbert_train.models.attention.visible import Visible
 from modernbert_train.models.casts import Linear
@@ -35,27 +35,30 @@ _PLAIN = ComputeConfig()
 GELU = {"gelu": "none", "gelu_tanh": "tanh"}  # activation -> torch's name for how it is approximated
 
 
-def layer_norm(config: BertConfig) -> nn.LayerNorm:
+def layer_norm(config: BertShape) -> nn.LayerNorm:
     return nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
 
 
 class Embeddings(nn.Module):
-    """Sum of a token's, its segment's and its position's vector, norm and dropout."""
+    """Sum of a token's, its segment's and its position's vector, norm and dropout; a DistilBERT has no segments."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: BertShape) -> None:
         super().__init__()
         self.position_offset = config.position_offset
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.segment_embeddings = nn.Embedding(config.segments, config.hidden_size)
+        self.segment_embeddings = nn.Embedding(config.token_types, config.hidden_size) if config.token_types else None
         self.position_embeddings = nn.Embedding(config.max_positions + config.position_offset, config.hidden_size)
         self.norm = layer_norm(config)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, packed: Packed) -> Tensor:
-        segments = packed.segment_ids_T
-        # one segment: its vector is still added, as in models that were trained with two
-        segment_D = self.segment_embeddings.weight[0] if segments is None else self.segment_embeddings(segments)
-        sum_TD = self.tok_embeddings(packed.input_ids_T) + segment_D
+        sum_TD = self.tok_embeddings(packed.input_ids_T)
+        if self.segment_embeddings is not None:
+            segments = packed.segment_ids_T
+            # one segment: its vector is still added, as in models that were trained with two
+            sum_TD = sum_TD + (
+                self.segment_embeddings.weight[0] if segments is None else self.segment_embeddings(segments)
+            )
         sum_TD = sum_TD + self.position_embeddings(packed.position_ids_T + self.position_offset)
         return self.dropout(self.norm(sum_TD))
 
@@ -65,12 +68,12 @@ class Attention(nn.Module):
 
     stacked: ClassVar = {"Wqkv": 3}  # matrices that lie one below another in a weight; optim/groups.py reads it
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: BertShape) -> None:
         super().__init__()
         self.split = (3, config.num_heads, config.head_size)
         self.Wqkv = Linear(config.hidden_size, 3 * config.hidden_size)
         self.Wo = Linear(config.hidden_size, config.hidden_size)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = nn.Dropout(config.dropout) if config.projection_dropout else nn.Identity()
 
     def forward(self, x_TD: Tensor, kernel: Kernel, layout: Any) -> Tensor:
         q_TNH, k_TNH, v_TNH = self.Wqkv(x_TD).unflatten(-1, self.split).unbind(1)
@@ -81,7 +84,7 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """Two matrices with biases, GELU between them, dropout after them."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: BertShape) -> None:
         super().__init__()
         self.approximate = GELU[config.activation]
         self.Wi = Linear(config.hidden_size, config.intermediate_size)
@@ -95,7 +98,7 @@ class FeedForward(nn.Module):
 class EncoderLayer(nn.Module):
     """Post-norm: norm(x + attn(x)), then norm(x + mlp(x))."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: BertShape) -> None:
         super().__init__()
         self.attn = Attention(config)
         self.attn_norm = layer_norm(config)
@@ -112,7 +115,7 @@ class Bert(Encoder):
 
     tables: ClassVar = ("tok_embeddings", "position_embeddings")
 
-    def __init__(self, config: BertConfig, compute: ComputeConfig) -> None:
+    def __init__(self, config: BertShape, compute: ComputeConfig) -> None:
         super().__init__()
         self.config = config
         self.compute = compute
@@ -131,7 +134,7 @@ class Bert(Encoder):
         """See `Encoder`; ELECTRA's."""
         return TokenHead(self.config.hidden_size, GELU[self.config.activation])
 
-    def set_phase(self, model: BertConfig) -> None:
+    def set_phase(self, model: BertShape) -> None:
         """See `Encoder`: a phase may have another dropout."""
         self.config = model
         for module in self.modules():
@@ -163,10 +166,8 @@ class Bert(Encoder):
                 f"sequences of up to {packed.max_seqlen} tokens, but model.max_positions={self.config.max_positions}. "
                 "Shorten the phase's row_tokens, or train a model with more positions."
             )
-        if packed.segment_ids_T is not None and self.config.segments < 2:
-            raise ValueError(
-                f"the objective makes pairs, but model.segments={self.config.segments}. Set model.segments=2."
-            )
+        if packed.segment_ids_T is not None and self.config.token_types == 1:
+            raise ValueError("the objective makes pairs, but model.segments=1. Set model.segments=2.")
 
 
 class PredictionHead(nn.Module):
@@ -177,7 +178,7 @@ class PredictionHead(nn.Module):
         width: E, of what follows; None: the encoder's.
     """
 
-    def __init__(self, config: BertConfig, width: int | None = None) -> None:
+    def __init__(self, config: BertShape, width: int | None = None) -> None:
         super().__init__()
         self.approximate = GELU[config.activation]
         self.dense = Linear(config.hidden_size, width or config.hidden_size)
@@ -196,5 +197,5 @@ class BertForMaskedLM(ForMaskedLM):
         z_loss: see `masked_lm_loss_sum`.
     """
 
-    def __init__(self, config: BertConfig, compute: ComputeConfig = _PLAIN, *, z_loss: float = 0.0) -> None:
+    def __init__(self, config: BertShape, compute: ComputeConfig = _PLAIN, *, z_loss: float = 0.0) -> None:
         super().__init__(Bert(config, compute), z_loss=z_loss)

@@ -6,6 +6,7 @@ A new architecture is a file beside this one and a row in `ENCODERS`; a new kind
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from modernbert_train.config.schema import (
     BertConfig,
     ComputeConfig,
     DebertaConfig,
+    DistilBertConfig,
+    GemmaConfig,
+    LlamaConfig,
     ModelConfig,
     ModernBertConfig,
     ObjectiveConfig,
@@ -24,27 +28,46 @@ from modernbert_train.config.schema import (
 from modernbert_train.models.albert import Albert
 from modernbert_train.models.bert import Bert
 from modernbert_train.models.classifier import TextClassifier, WordClassifier
+from modernbert_train.models.contrastive import ForVectors, ForVectorsAndMasked
 from modernbert_train.models.deberta import Deberta
+from modernbert_train.models.distilled import Distilled
 from modernbert_train.models.encoder import Encoder, OnEncoder
+from modernbert_train.models.gemma import Gemma
+from modernbert_train.models.llama import Llama
 from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.models.modernbert import ModernBert
 from modernbert_train.models.pairs import WithOrder
+from modernbert_train.models.questions import Answerer, Chooser
 from modernbert_train.models.replaced import ForReplacedAndMasked, ForReplacedTokens
 from modernbert_train.models.xlnet import XLNet
 
 ENCODERS: Rows[Callable[[Any, ComputeConfig], Encoder]] = Rows(
     "encoder",
-    {ModernBertConfig: ModernBert, BertConfig: Bert, AlbertConfig: Albert, XLNetConfig: XLNet, DebertaConfig: Deberta},
+    {
+        ModernBertConfig: ModernBert,
+        BertConfig: Bert,
+        DistilBertConfig: Bert,
+        AlbertConfig: Albert,
+        XLNetConfig: XLNet,
+        DebertaConfig: Deberta,
+        LlamaConfig: Llama,
+        GemmaConfig: Gemma,
+    },
 )
 
 # by `ObjectiveConfig.heads`, with its `idle_heads` after them
 HEADS: dict[tuple[str, ...], type[OnEncoder]] = {
     ("tokens",): ForMaskedLM,
     ("tokens", "pair"): WithOrder,
+    **{("tokens", *some): Distilled for n in (1, 2, 3) for some in combinations(("kl", "cosine", "mse"), n)},
     ("generator", "replaced"): ForReplacedTokens,
     ("generator", "replaced", "tokens"): ForReplacedAndMasked,
+    ("vectors",): ForVectors,
+    ("vectors", "tokens"): ForVectorsAndMasked,
     ("class",): TextClassifier,
     ("tag",): WordClassifier,
+    ("answer",): Answerer,
+    ("choice",): Chooser,
 }
 
 

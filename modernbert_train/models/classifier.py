@@ -1,8 +1,8 @@
 """Encoders that tell the class of a text, or of each of its words, in the form that transformers gives each.
 
 Between the hidden states and the last matrix stands, of a ModernBERT, the dense matrix and the norm of its masked-LM
-head, whose weights it goes on with; of all others, for texts a dense matrix and tanh, for words nothing. On a frozen
-encoder there is nothing between for any of them, so that what is told is linear in its states.
+head, whose weights it goes on with; of all others, for texts a dense matrix and tanh (of a DistilBERT ReLU), for words
+nothing. On a frozen encoder there is nothing between for any of them, so that what is told is linear in its states.
 
 Shape legend: T packed tokens, S segments of the buffer, P sequences (padded), M words (padded), D model width,
 L logits.
@@ -11,14 +11,14 @@ L logits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modernbert_train.batch import IGNORED_LABEL, Batch, Sums
-from modernbert_train.config.schema import ClassifyConfig, ModelConfig, TagConfig
+from modernbert_train.config.schema import ChooseConfig, ClassifyConfig, LabelledConfig, ModelConfig, TagConfig
 from modernbert_train.models.encoder import Encoder, OnEncoder
 
 # of the targets, as objectives/classify.py makes them
@@ -28,22 +28,23 @@ FIRSTS, CLASSES, WORDS, TAGS = "firsts_P", "classes_PL", "words_M", "tags_M"
 
 
 class Pooler(nn.Module):
-    """tanh(dense(h)).
+    """tanh(dense(h)), or relu.
 
     Args:
-        width: D.
+        config: the encoder's.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(width, width)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = {"tanh": torch.tanh, "relu": torch.relu}[config.pooler_activation]
 
     def forward(self, hidden_PD: Tensor) -> Tensor:
-        return self.dense(hidden_PD).tanh()
+        return self.activation(self.dense(hidden_PD))
 
 
 class Classifier(OnEncoder):
-    """What both have: `predict`, and a loss of what it gives.
+    """What all of them have: `predict`, and a loss of what it gives.
 
     Under FSDP2 make `predict` an entry first, as `encode`.
 
@@ -52,15 +53,15 @@ class Classifier(OnEncoder):
         objective: how many logits, and the dropout before them.
     """
 
-    def __init__(self, encoder: Encoder, objective: ClassifyConfig | TagConfig) -> None:
+    def __init__(self, encoder: Encoder, objective: LabelledConfig) -> None:
         super().__init__(encoder)
         self.objective = objective
         if objective.freeze:
             encoder.requires_grad_(False)
         elif encoder.config.classes_from == "head":
             self.head = encoder.prediction_head()
-        elif "class" in objective.heads:
-            self.pooler = Pooler(encoder.config.hidden_size)
+        elif objective.pools:
+            self.pooler = Pooler(encoder.config)
         self.dropout = nn.Dropout(objective.dropout)
         self.classifier = nn.Linear(encoder.config.hidden_size, objective.num_logits)
 
@@ -68,7 +69,7 @@ class Classifier(OnEncoder):
     def build(
         cls,
         encoder: Encoder,
-        objective: ClassifyConfig | TagConfig,
+        objective: Any,
         another: Callable[[ModelConfig], Encoder],
     ) -> Self:
         """See `OnEncoder`."""
@@ -100,10 +101,10 @@ class Classifier(OnEncoder):
         raise NotImplementedError
 
 
-class TextClassifier(Classifier):
-    """A class, classes or a score of each sequence."""
+class Pooling(Classifier):
+    """Logits of each sequence."""
 
-    objective: ClassifyConfig
+    objective: ClassifyConfig | ChooseConfig
 
     def pooled(self, hidden_TD: Tensor, batch: Batch) -> Tensor:
         """See `Classifier`; the mean in fp32, without atomic additions, so that it is the same every time."""
@@ -115,6 +116,12 @@ class TextClassifier(Classifier):
         number_P = torch.searchsorted(boundaries_S.long(), firsts_P, right=True) - 1
         mean_PD = sums_SD.index_select(0, number_P) / lengths_S.index_select(0, number_P).unsqueeze(1)
         return mean_PD.to(hidden_TD.dtype)
+
+
+class TextClassifier(Pooling):
+    """A class, classes or a score of each sequence."""
+
+    objective: ClassifyConfig
 
     def forward(self, batch: Batch, figures: bool = False) -> Sums:
         """See `OnEncoder`: `classify`, and of single labels its hits."""

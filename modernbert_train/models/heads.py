@@ -132,7 +132,7 @@ class ChunkedLoss(torch.autograd.Function):
         ctx: Any,
         hidden_MD: Tensor,
         weight_VD: Tensor,
-        bias_V: Tensor,
+        bias_V: Tensor | None,
         labels_M: Tensor,
         draws_M: Tensor | None,
         z_loss: float,
@@ -144,7 +144,7 @@ class ChunkedLoss(torch.autograd.Function):
 
         Args:
             ctx: autograd's.
-            hidden_MD, weight_VD, bias_V: of the decoder; weights in fp32.
+            hidden_MD, weight_VD, bias_V: of the decoder; weights in fp32, the bias may be None.
             labels_M: IGNORED_LABEL where nothing is predicted.
             draws_M: see `sample`; None: nothing is drawn.
             z_loss: see `masked_lm_loss_sum`.
@@ -158,10 +158,11 @@ class ChunkedLoss(torch.autograd.Function):
         dtype = compute_dtype(hidden_MD)
         loss = torch.zeros((), dtype=torch.float32, device=hidden_MD.device)
         hidden_grad_MD = torch.empty_like(hidden_MD)
-        weight_grad_VD, bias_grad_V = torch.zeros_like(weight_VD), torch.zeros_like(bias_V)
+        weight_grad_VD = torch.zeros_like(weight_VD)
+        bias_grad_V = None if bias_V is None else torch.zeros_like(bias_V)
         # cast once, here: then autocast has nothing left to do
         weight = weight_VD.to(dtype) if cast_VD is None else cast_VD
-        hidden, bias = hidden_MD.to(dtype), bias_V.to(dtype)
+        hidden, bias = hidden_MD.to(dtype), None if bias_V is None else bias_V.to(dtype)
         ids_M = None if draws_M is None else torch.empty_like(labels_M)
         for first in range(0, len(labels_M), chunk_positions):
             chunk = slice(first, first + chunk_positions)
@@ -174,7 +175,8 @@ class ChunkedLoss(torch.autograd.Function):
             if ids_M is not None and ids_C is not None:
                 ids_M[chunk] = ids_C
             hidden_grad_MD[chunk] = gradient_CV @ weight
-            bias_grad_V += gradient_CV.sum(0, dtype=bias_grad_V.dtype)
+            if bias_grad_V is not None:
+                bias_grad_V += gradient_CV.sum(0, dtype=bias_grad_V.dtype)
             if dtype == weight_grad_VD.dtype:
                 torch.addmm(weight_grad_VD, gradient_CV.t(), hidden[chunk], out=weight_grad_VD)
             else:
@@ -188,4 +190,5 @@ class ChunkedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        return *(saved * grad for saved in ctx.saved_tensors), None, None, None, None, None, None
+        grads = (None if saved is None else saved * grad for saved in ctx.saved_tensors)
+        return *grads, None, None, None, None, None, None

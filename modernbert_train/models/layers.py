@@ -37,7 +37,12 @@ def rotary_tables(position_ids_T: Tensor, theta: float, head_size: int, dtype: t
     Source: Su et al. 2021, arXiv:2104.09864.
     """
     exponent_E = torch.arange(0, head_size, 2, device=position_ids_T.device, dtype=torch.float32) / head_size
-    angle_TE = position_ids_T.float().unsqueeze(1) * (1.0 / theta**exponent_E)
+    return rotary_of(position_ids_T, 1.0 / theta**exponent_E, dtype)
+
+
+def rotary_of(position_ids_T: Tensor, inverse_E: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The same of any frequencies: angles are position * inverse_E."""
+    angle_TE = position_ids_T.float().unsqueeze(1) * inverse_E
     sin_TE = angle_TE.sin().to(dtype)
     return angle_TE.cos().to(dtype), torch.stack((-sin_TE, sin_TE), dim=1)
 

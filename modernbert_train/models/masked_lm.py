@@ -1,4 +1,4 @@
-"""An encoder with a head and a decoder tied to its embedding: what predicts tokens, masked ones or the next.
+"""An encoder with a head and a decoder, mostly tied to its embedding: what predicts tokens, masked ones or the next.
 
 Hidden states are gathered at the predicted positions before the head, which keeps logits, the largest tensor by far, to
 those, and to a chunk of them at a time.
@@ -24,7 +24,7 @@ POSITIONS, LABELS = "positions_M", "labels_M"  # of the targets, as objectives/m
 
 
 class ForMaskedLM(OnEncoder):
-    """Encoder, head and tied decoder.
+    """Encoder, head and decoder.
 
     Args:
         encoder: of any architecture.
@@ -36,8 +36,9 @@ class ForMaskedLM(OnEncoder):
         self.z_loss = z_loss
         self.head = encoder.prediction_head()
         embedding_VD = encoder.embedding()
-        self.decoder = Linear(embedding_VD.shape[1], embedding_VD.shape[0], bias=True)
-        self.decoder.weight = embedding_VD
+        self.decoder = Linear(embedding_VD.shape[1], embedding_VD.shape[0], bias=self.config.decoder_bias)
+        if self.config.tied:
+            self.decoder.weight = embedding_VD
         self._loss_and_gradient = loss_and_gradient
 
     def compile_layers(self, **options: Any) -> None:
@@ -77,11 +78,14 @@ class ForMaskedLM(OnEncoder):
         self, hidden_TD: Tensor, batch: Batch, figures: bool, draws_M: Tensor | None = None
     ) -> tuple[Sums, Tensor | None]:
         """The same, and with `draws_M` a token drawn at each position by what is predicted there; see `sample`."""
-        positions_M, labels_M, term = batch.targets[POSITIONS], batch.targets[LABELS], next(iter(batch.counts))
-        hidden_MD = self._transformed(hidden_TD, positions_M)
-        size = compute_dtype(hidden_MD).itemsize
-        usual = self.config.logit_chunk(on_gpu=hidden_MD.is_cuda, bytes_per_logit=size)
-        chunk = self.model.compute.logit_chunk or usual
+        return self.predicted(self._transformed(hidden_TD, batch.targets[POSITIONS]), batch, figures, draws_M)
+
+    def predicted(
+        self, hidden_MD: Tensor, batch: Batch, figures: bool, draws_M: Tensor | None = None
+    ) -> tuple[Sums, Tensor | None]:
+        """The same, of what the decoder reads."""
+        labels_M, term = batch.targets[LABELS], next(iter(batch.counts))
+        chunk = self.logit_chunk(compute_dtype(hidden_MD), on_gpu=hidden_MD.is_cuda)
         if figures:
             return self._plain(hidden_MD, labels_M, draws_M, chunk, term)
         weight_VD, bias_V, cast_VD = self.decoder.weight, self.decoder.bias, self.decoder.cast
@@ -89,6 +93,11 @@ class ForMaskedLM(OnEncoder):
             hidden_MD, weight_VD, bias_V, labels_M, draws_M, self.z_loss, chunk, self._loss_and_gradient, cast_VD
         )
         return Sums({term: loss_sum}, {}), sampled_M
+
+    def logit_chunk(self, dtype: torch.dtype, *, on_gpu: bool) -> int:
+        """Positions whose logits exist at a time in training."""
+        usual = self.config.logit_chunk(on_gpu=on_gpu, bytes_per_logit=dtype.itemsize)
+        return self.model.compute.logit_chunk or usual
 
     def _plain(
         self, hidden_MD: Tensor, labels_M: Tensor, draws_M: Tensor | None, chunk: int, term: str

@@ -113,18 +113,19 @@ class Disentangled(nn.Module):
 
 
 class SumDecoder(nn.Module):
-    """A decoder that is tied to a sum of tables, with a bias of its own.
+    """A decoder that is tied to a sum of tables.
 
     Args:
         table: whose parameters it leaves their names.
+        bias: whether it has one, its own.
     """
 
     cast = None  # the sum is another in each pass
 
-    def __init__(self, table: Disentangled) -> None:
+    def __init__(self, table: Disentangled, bias: bool) -> None:
         super().__init__()
         self._table = (table,)
-        self.bias = nn.Parameter(torch.zeros(table.delta.num_embeddings))
+        self.bias = nn.Parameter(torch.zeros(table.delta.num_embeddings)) if bias else None
 
     @property
     def weight(self) -> Tensor:
@@ -241,7 +242,7 @@ class ForReplacedAndMasked(ForReplacedTokens):
         super().__init__(encoder, generator, sharing, generator_of, z_loss=z_loss)
         table = encoder.embeddings.tok_embeddings
         if isinstance(table, Disentangled):
-            masked.decoder = SumDecoder(table)  # type: ignore[assignment]
+            masked.decoder = SumDecoder(table, encoder.config.decoder_bias)  # type: ignore[assignment]
         self.head, self.decoder = masked.head, masked.decoder
         self._masked = (masked,)  # not a module of this one, which has all that it has
 

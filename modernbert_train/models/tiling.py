@@ -133,11 +133,11 @@ def layer_sources(old: ModernBertConfig, new: ModernBertConfig, mode: Mode) -> l
     for kind in (True, False):
         there, here = ([i for i in range(c.num_layers) if c.is_global(i) is kind] for c in (old, new))
         for position, layer in enumerate(here):
-            sources[layer] = there[_spread(position, len(here), len(there))]
+            sources[layer] = there[spread(position, len(here), len(there))]
     return sources
 
 
-def _spread(position: int, count: int, choices: int) -> int:
+def spread(position: int, count: int, choices: int) -> int:
     """Evenly from the first choice to the last, the nearest one; so the two ends are repeated least."""
     gaps = max(1, count - 1)
     return (2 * position * (choices - 1) + gaps) // (2 * gaps)

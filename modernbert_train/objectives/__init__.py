@@ -12,21 +12,30 @@ from typing import Any, Protocol
 from modernbert_train.batch import Inputs, PackedText
 from modernbert_train.config.plugins import Rows
 from modernbert_train.config.schema import (
+    AnswerConfig,
     CausalLmConfig,
+    ChooseConfig,
     ClassifyConfig,
+    ContrastiveConfig,
+    DistillConfig,
     MaskedLmConfig,
     ObjectiveConfig,
     PermutationLmConfig,
     ReplacedTokensConfig,
     SentenceOrderConfig,
     TagConfig,
+    TranslationConfig,
 )
 from modernbert_train.objectives.causal import CausalLM
 from modernbert_train.objectives.classify import Classify, Tag
+from modernbert_train.objectives.contrastive import Contrastive
+from modernbert_train.objectives.distill import Distill
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.objectives.permutation import PermutationLM
+from modernbert_train.objectives.questions import Answer, Choose
 from modernbert_train.objectives.rtd import ReplacedTokens
 from modernbert_train.objectives.sop import SentenceOrder
+from modernbert_train.objectives.tlm import Translation
 from modernbert_train.vocabulary import Vocabulary
 
 
@@ -51,12 +60,17 @@ OBJECTIVES: Rows[type[Objective]] = Rows(
     "objective",
     {
         MaskedLmConfig: MaskedLM,
+        TranslationConfig: Translation,
         CausalLmConfig: CausalLM,
         SentenceOrderConfig: SentenceOrder,
         ReplacedTokensConfig: ReplacedTokens,
+        DistillConfig: Distill,
         PermutationLmConfig: PermutationLM,
         ClassifyConfig: Classify,
         TagConfig: Tag,
+        AnswerConfig: Answer,
+        ChooseConfig: Choose,
+        ContrastiveConfig: Contrastive,
     },
 )
 

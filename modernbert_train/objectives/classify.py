@@ -44,18 +44,18 @@ class Classify:
             CLASSES: np.pad(found.astype(np.int64), ((0, spare), (0, 0)), constant_values=IGNORED_LABEL).reshape(-1),
         }
         count = int((found != IGNORED_LABEL).sum())
-        return Inputs(text.ids_T, targets, {"classify": count}, segments_T=self._segments(text, settings))
+        segments_T = segments_of(text, self._sep_id) if settings.segments > 1 else None
+        return Inputs(text.ids_T, targets, {"classify": count}, segments_T=segments_T)
 
-    def _segments(self, text: PackedText, settings: ClassifyConfig) -> NDArray[np.int64] | None:
-        """Token types: 1 behind the [SEP] between two texts, that of the end included."""
-        if settings.segments < 2:
-            return None
-        segments_T = np.zeros_like(text.ids_T)
-        for start, length in zip(text.starts_Q.tolist(), text.lengths_Q.tolist(), strict=True):
-            between = np.flatnonzero(text.ids_T[start : start + length] == self._sep_id)
-            if len(between):
-                segments_T[start + int(between[0]) + 1 : start + length + 1] = 1
-        return segments_T
+
+def segments_of(text: PackedText, sep_id: int) -> NDArray[np.int64]:
+    """Token types: 1 behind the [SEP] between two texts, that of the end included."""
+    segments_T = np.zeros_like(text.ids_T)
+    for start, length in zip(text.starts_Q.tolist(), text.lengths_Q.tolist(), strict=True):
+        between = np.flatnonzero(text.ids_T[start : start + length] == sep_id)
+        if len(between):
+            segments_T[start + int(between[0]) + 1 : start + length + 1] = 1
+    return segments_T
 
 
 class Tag:

@@ -13,6 +13,9 @@ Which tokens are predicted is `objective.masking`:
 - `ngram`: each sequence gets the share that `exact` gives it, or the least bit less, in whole words, one to three
   together (ngrams.py). What stands in their place is drawn for each token, as in ALBERT's published code.
 
+`objective.mask_spread` draws the rate of each sequence, `objective.mask_rate_end` moves it through a phase.
+`objective.predict_from=before` predicts each in the place of the token before it.
+
 In all but `reference` special tokens are never masked and never drawn as replacements.
 
 Shape legend: T packed tokens, S sequences, M predicted positions.
@@ -38,7 +41,7 @@ log = logging.getLogger(__name__)
 
 POSITIONS, LABELS = "positions_M", "labels_M"  # names of the targets: indices into T, and ids; IGNORED_LABEL pads
 
-_COUNT, _SELECT, _KIND, _TOKEN = (np.uint64(n) for n in (0xC0, 0x5E, 0x1D, 0x70))
+_COUNT, _SELECT, _KIND, _TOKEN, _RATE = (np.uint64(n) for n in (0xC0, 0x5E, 0x1D, 0x70, 0xAE))
 _SLACK = 32  # see max_predicted
 _SURPRISE = 45.0  # the bound of independent draws fails with a probability below e^-45, once in 10^19 microbatches
 
@@ -72,12 +75,17 @@ class MaskedLM:
 
     def make(self, text: PackedText, settings: MaskedLmConfig, cuts_Q: NDArray[np.int64] | None = None) -> Inputs:
         """See `Objective.make`; `cuts_Q` as in `corrupt`."""
-        mask_rate = settings.mask_rate
-        masked = self.corrupt(text.ids_T, text.starts_Q, text.lengths_Q, text.keys_Q, mask_rate, cuts_Q)
-        bound, predicted = self.max_predicted(mask_rate, len(text.ids_T)), len(masked.labels_M)
+        rate_Q = settings.mask_rate + np.zeros(len(text.keys_Q))
+        if settings.mask_spread:
+            draw_Q = uniform(hash64(text.keys_Q, np.broadcast_to(_RATE, text.keys_Q.shape)))
+            rate_Q = rate_Q + settings.mask_spread * (2 * draw_Q - 1)
+        bound = self.max_predicted(settings.most_predicted, len(text.ids_T))
+        masked = self.corrupt(text.ids_T, text.starts_Q, text.lengths_Q, text.keys_Q, rate_Q, cuts_Q, bound)
+        positions_M = masked.positions_M - (settings.predict_from == "before")  # a special token stands before texts
+        predicted = len(masked.labels_M)
         assert predicted <= bound, f"{predicted} predicted positions exceed the bound of {bound}"
         targets = {
-            POSITIONS: np.pad(masked.positions_M, (0, bound - predicted)),
+            POSITIONS: np.pad(positions_M, (0, bound - predicted)),
             LABELS: np.pad(masked.labels_M, (0, bound - predicted), constant_values=IGNORED_LABEL),
         }
         return Inputs(masked.input_ids_T, targets, {"mlm": predicted})
@@ -88,8 +96,9 @@ class MaskedLM:
         starts_S: NDArray[Any],
         lengths_S: NDArray[Any],
         keys_S: Keys,
-        mask_rate: float,
+        mask_rate: float | NDArray[np.float64],
         cuts_S: NDArray[np.int64] | None = None,
+        most: int | None = None,
     ) -> Masked:
         """Mask a packed buffer.
 
@@ -99,12 +108,13 @@ class MaskedLM:
             starts_S: index of each sequence's first maskable token, ascending.
             lengths_S: number of maskable tokens of each sequence, contiguous from its start.
             keys_S: uint64 key of each sequence.
-            mask_rate: share of the maskable tokens to predict.
+            mask_rate: share of the maskable tokens to predict, of all sequences or of each.
             cuts_S: tokens of each sequence's text before a place where it does not go on as it reads, all or none of
                 them where there is none; no n-gram lies across. None: nowhere.
+            most: positions to predict at most; None: `max_predicted`.
 
         Returns:
-            The masked buffer; positions are ascending, at most `max_predicted` of them. Should there be more, those
+            The masked buffer; positions are ascending, at most `most` of them. Should there be more, those
             with the highest draws are left as they were, with a warning that counts them.
         """
         maskable_S = predictable_S = lengths_S
@@ -121,7 +131,8 @@ class MaskedLM:
         counters = place.astype(np.uint64)
         draws = hash64(keys ^ _SELECT, counters)
         rounding = uniform(hash64(keys_S, np.broadcast_to(_COUNT, keys_S.shape)))
-        counts_S = np.minimum(np.floor(mask_rate * lengths_S + rounding).astype(np.int64), lengths_S)
+        rate_S = np.broadcast_to(np.asarray(mask_rate, dtype=np.float64), lengths_S.shape)
+        counts_S = np.minimum(np.floor(rate_S * lengths_S + rounding).astype(np.int64), lengths_S)
         if self._config.masking == "ngram":
             cuts_S = lengths_S if cuts_S is None else cuts_S
             parts = np.stack((cuts_S, lengths_S - cuts_S), axis=1).ravel()
@@ -132,9 +143,11 @@ class MaskedLM:
             order = np.argsort((sequence.astype(np.uint64) << np.uint64(40)) | (draws >> np.uint64(24)), kind="stable")
             chosen = np.sort(order[place < counts_S[sequence]])
         else:
-            chosen = np.flatnonzero(uniform(draws) < mask_rate)
+            chosen = np.flatnonzero(uniform(draws) < rate_S[sequence])
         predicted = place[chosen] < predictable_S[sequence[chosen]]
-        excess = int(predicted.sum()) - self.max_predicted(mask_rate, len(ids_T))
+        if most is None:
+            most = self.max_predicted(float(rate_S.max(initial=0.0)), len(ids_T))
+        excess = int(predicted.sum()) - most
         if excess > 0:
             log.warning("masking: %d positions more than the fixed number of predictions were left as they are", excess)
             candidates = np.flatnonzero(predicted)

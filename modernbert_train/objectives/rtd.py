@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from modernbert_train.batch import Inputs, PackedText
 from modernbert_train.config.schema import ReplacedTokensConfig
@@ -25,6 +26,14 @@ from modernbert_train.vocabulary import Vocabulary
 
 DRAWS, TOKENS = "draws_M", "tokens_T"  # names of the targets: 31 uniform bits, and 1 where a token is no pad
 _DRAW = np.uint64(0xD7)
+
+
+def marks_of(text: PackedText) -> NDArray[np.int64]:
+    """marks_T: 1 where a token is no pad, [CLS] and [SEP] included."""
+    ends_T = np.zeros(len(text.ids_T) + 1, dtype=np.int64)
+    ends_T[text.starts_Q - 1] += 1  # [CLS]
+    ends_T[text.starts_Q + text.lengths_Q + 1] -= 1  # after [SEP]
+    return np.cumsum(ends_T[:-1])
 
 
 class ReplacedTokens:
@@ -46,13 +55,10 @@ class ReplacedTokens:
         sequence = np.searchsorted(text.starts_Q, positions, side="right") - 1
         place = (positions - text.starts_Q[sequence]).astype(np.uint64)
         draws = (hash64(text.keys_Q[sequence] ^ _DRAW, place) >> np.uint64(33)).astype(np.int64)
-        ends_T = np.zeros(len(text.ids_T) + 1, dtype=np.int64)
-        ends_T[text.starts_Q - 1] += 1  # [CLS]
-        ends_T[text.starts_Q + text.lengths_Q + 1] -= 1  # after [SEP]
         targets = {
             **masked.targets,
             DRAWS: np.pad(draws, (0, len(positions_M) - predicted)),
-            TOKENS: np.cumsum(ends_T[:-1]),
+            TOKENS: marks_of(text),
         }
         tokens = int(text.lengths_Q.sum()) + 2 * len(text.lengths_Q)
         return replace(masked, targets=targets, counts={**masked.counts, "rtd": tokens})

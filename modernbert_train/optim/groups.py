@@ -1,7 +1,7 @@
 """Parameter groups: matrices and embeddings decay, norms and biases do not.
 
 The rule looks at shapes and at nn.Embedding, so that it holds for every model: a parameter with at most one dimension
-(norm weights, biases) or called a bias is not decayed. Embeddings and the decoder tied to them are, as in the release.
+(norm weights, biases) or called a bias is not decayed. Embeddings and decoders are, tied or not, as in the release.
 Only one fact is asked of a module: `stacked`, how many matrices lie one below another in a weight of its own.
 """
 
@@ -21,7 +21,7 @@ class Weight:
     Attributes:
         name: its first, where several modules share it.
         parameter: itself.
-        kind: an embedding is looked up or tied to what is, a vector is a norm's weight or a bias.
+        kind: an embedding is looked up, or a decoder, a vector is a norm's weight or a bias.
         parts: matrices of equal shape that lie one below another in it, such as the three of Wqkv.
     """
 
@@ -46,7 +46,7 @@ def _weight(name: str, parameter: nn.Parameter, modules: dict[str, nn.Module], e
     owner, _, last = name.rpartition(".")
     if parameter.ndim <= 1 or last == "bias":
         return Weight(name, parameter, "vector")
-    if id(parameter) in embeddings:
+    if id(parameter) in embeddings or owner.rpartition(".")[2] == "decoder":
         return Weight(name, parameter, "embedding")
     block, _, module = owner.rpartition(".")
     return Weight(name, parameter, "matrix", getattr(modules[block], "stacked", {}).get(module, 1))

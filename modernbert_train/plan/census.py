@@ -18,8 +18,13 @@ from modernbert_train.config.plugins import Rows
 from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
+    BertShape,
     DebertaConfig,
+    DistilBertConfig,
+    DistillConfig,
+    GemmaConfig,
     LabelledConfig,
+    LlamaConfig,
     MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
@@ -110,7 +115,8 @@ def census(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Cens
         matrices = _without_tokens(matrices, idle="tokens" in objective.idle_heads)
     beside = tuple(matrix for head in objective.heads if head in HEAD_COUNTS for matrix in HEAD_COUNTS[head](model))
     beside += _classifier(model, cast(LabelledConfig, objective)) if objective.is_labelled else ()
-    own = Census((*matrices, *beside), windows, (2 * model.key_products * model.hidden_size,) * len(windows))
+    beside += _projection(model, objective) if isinstance(objective, DistillConfig) else ()
+    own = Census((*matrices, *beside), windows, (2 * model.key_products * model.attention_width,) * len(windows))
     generator = objective.generator_of(model)
     if generator is None:
         return own
@@ -168,13 +174,13 @@ def _modernbert(model: ModernBertConfig) -> Counted:
     ), windows
 
 
-def _bert(model: BertConfig) -> Counted:
+def _bert(model: BertShape) -> Counted:
     """Biases everywhere; norms have one too. Tables of positions and segments are only looked up."""
     width, hidden, layers = model.hidden_size, model.intermediate_size, model.num_layers
     return (
         table_of(model),
         Matrix(model.max_positions + model.position_offset, width, "embedding"),
-        Matrix(model.segments, width, "embedding"),
+        *([Matrix(model.token_types, width, "embedding")] if model.token_types else []),
         Matrix(width, 1, "embedding", 2),
         *_attention(width, layers),
         Matrix(hidden, width, "layer", layers, uses=1),  # Wi
@@ -266,6 +272,33 @@ def _deberta(model: DebertaConfig) -> Counted:
     ), (None,) * layers
 
 
+def _llama(model: LlamaConfig) -> Counted:
+    """Norms without biases; keys and values may have fewer heads than queries."""
+    width, hidden, layers, across = model.hidden_size, model.intermediate_size, model.num_layers, model.attention_width
+    keys = model.kv_heads * model.head_size
+    biases = (Matrix(across, 1, "layer", layers), Matrix(keys, 1, "layer", 2 * layers, parts=2))
+    return (
+        table_of(model),
+        Matrix(across, width, "layer", layers, uses=1),  # Wq
+        Matrix(keys, width, "layer", 2 * layers, uses=1, parts=2),  # Wkv
+        Matrix(width, across, "layer", layers, uses=1),  # attn.Wo
+        Matrix(hidden, width, "layer", 2 * layers, uses=1, parts=2),  # Wi: gates and values
+        Matrix(width, hidden, "layer", layers, uses=1),  # mlp.Wo
+        Matrix(width, 1, "layer", 2 * layers),
+        *((Matrix(model.head_size, 1, "layer", 2 * layers),) if model.qk_norm else ()),
+        *(biases if model.qkv_bias else ()),
+        *(() if model.tied else (Matrix(model.vocab_size, width, "embedding", uses=1, head="tokens"),)),
+        Matrix(width, 1, "head"),  # the last norm
+    ), (None,) * layers
+
+
+def _gemma(model: GemmaConfig) -> Counted:
+    """Llama's with two norms more a layer, and windows."""
+    matrices, _ = _llama(model)
+    windows = tuple(None if model.is_global(index) else model.half_window("all") for index in range(model.num_layers))
+    return (*matrices, Matrix(model.hidden_size, 1, "layer", 2 * model.num_layers)), windows
+
+
 def _attention(width: int, count: int, passes: int = 1) -> tuple[Matrix, ...]:
     """Wqkv and attn.Wo of so many layers."""
     return (
@@ -275,8 +308,9 @@ def _attention(width: int, count: int, passes: int = 1) -> tuple[Matrix, ...]:
 
 
 def table_of(model: ModelConfig) -> Matrix:
-    """The embedding: looked up by every token, and as the decoder multiplied with what is predicted."""
-    return Matrix(model.vocab_size, model.embedding_width, "embedding", uses=1, head="tokens")
+    """The embedding: looked up by every token, and as the decoder, where that is it, multiplied with predictions."""
+    uses, head = (1, "tokens") if model.tied else (0, None)
+    return Matrix(model.vocab_size, model.embedding_width, "embedding", uses=uses, head=head)
 
 
 def prediction_of(model: ModelConfig) -> tuple[Matrix, ...]:
@@ -312,9 +346,18 @@ def _classifier(model: ModelConfig, objective: LabelledConfig) -> tuple[Matrix, 
     encoder has neither."""
     (head,), width, logits = objective.heads, model.hidden_size, objective.num_logits
     between: tuple[Matrix, ...] = ()
-    if not objective.freeze and (model.classes_from == "head" or head == "class"):
+    if not objective.freeze and (model.classes_from == "head" or objective.pools):
         between = (Matrix(width, width, "head", uses=1, head=head), Matrix(width, 1, "head"))  # norm, or bias
     return *between, Matrix(logits, width, "head", uses=1, head=head), Matrix(logits, 1, "head")
+
+
+def _projection(model: ModelConfig, objective: DistillConfig) -> tuple[Matrix, ...]:
+    """See models/distilled.py: hidden states of all tokens in the teacher's width."""
+    width = objective.projected_width
+    if width is None:
+        return ()
+    head = objective.heads[-1]
+    return Matrix(width, model.hidden_size, "head", uses=1, head=head), Matrix(width, 1, "head")
 
 
 ENCODER_COUNTS: Rows[Callable[[Any], Counted]] = Rows(
@@ -322,9 +365,12 @@ ENCODER_COUNTS: Rows[Callable[[Any], Counted]] = Rows(
     {
         ModernBertConfig: _modernbert,
         BertConfig: _bert,
+        DistilBertConfig: _bert,
         AlbertConfig: _albert,
         XLNetConfig: _xlnet,
         DebertaConfig: _deberta,
+        LlamaConfig: _llama,
+        GemmaConfig: _gemma,
     },
 )
 

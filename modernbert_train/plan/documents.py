@@ -26,6 +26,7 @@ from modernbert_train.data.shard_index import read_index
 from modernbert_train.errors import DataError
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import Spans, mean_spans
+from modernbert_train.plan.teacher import teacher_of
 from modernbert_train.plan.tiles import Tiles, mean_tiles, mixed
 
 SPREAD = 0.8  # of assumed documents: standard deviation of the logarithm of their length
@@ -82,6 +83,7 @@ class RowText:
         fill: tokens that are not padding over all tokens of a row.
         sequence_tokens: mean length of a sequence, special tokens included.
         passes: of a phase over each stream, by its name; empty if the data is not there.
+        teacher_spans: as `spans`, in the layers of a teacher; None without one.
     """
 
     spans: Spans
@@ -89,6 +91,7 @@ class RowText:
     fill: float
     sequence_tokens: float
     passes: Mapping[str, float]
+    teacher_spans: Spans | None = None
 
 
 def read_documents(config: RunConfig, median: int | None, facts: DataFacts | None = None) -> Documents:
@@ -171,6 +174,8 @@ def rows_of(config: RunConfig, documents: Documents, phase: PhaseConfig, objecti
     }
     shares = {name: weight / sum(asked.values()) for name, weight in asked.items()}
     spans = {name: mean_spans(lengths, model, objective.order, objective.query_share) for name, lengths in cut.items()}
+    teacher = teacher_of(objective)
+    taught = {} if teacher is None else {name: mean_spans(lengths, census(teacher)) for name, lengths in cut.items()}
     tiles = {name: mean_tiles(lengths, model, objective.order, objective.query_share) for name, lengths in cut.items()}
     sequences = {name: share / float(cut[name].mean()) for name, share in shares.items()}  # for each token
     passes = {
@@ -179,14 +184,19 @@ def rows_of(config: RunConfig, documents: Documents, phase: PhaseConfig, objecti
         if (stream := documents.streams.get(name)) is not None
     }
     return RowText(
-        Spans(
-            whole=sum(share * spans[name].whole for name, share in shares.items()),
-            local=sum(share * spans[name].local for name, share in shares.items()),
-        ),
+        _mean(spans, shares),
         mixed(tiles, shares),
         _fill(config, cut, sequences, row) if documents.streams or documents.assumed is not None else 1.0,
         1 / sum(sequences.values()),
         passes,
+        _mean(taught, shares) if taught else None,
+    )
+
+
+def _mean(spans: Mapping[str, Spans], shares: Mapping[str, float]) -> Spans:
+    return Spans(
+        whole=sum(share * spans[name].whole for name, share in shares.items()),
+        local=sum(share * spans[name].local for name, share in shares.items()),
     )
 
 

@@ -5,7 +5,7 @@
 is equation 2 of Hoffmann et al. 2022 (arXiv 2203.15556), in units of the unigram loss of the text, so that it holds for
 texts and vocabularies of other entropy. Text that is read again counts less and less: tokens are the effective ones of
 Muennighoff et al. 2023 (arXiv 2305.16264, section 3.1), with their constant. The runs are
-`benchmarks/expected_loss.json`; `python -m benchmarks.expected_loss --fit` makes the constants of this file from them.
+`benchmarks/expected_loss.json`; `python -m benchmarks.expected_loss` makes the constants of this file from them.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def behind(
 
 def is_ruled(config: RunConfig) -> bool:
     """Whether the runs of the table are of this kind: a ModernBERT from scratch that learns masked tokens."""
-    fresh = config.start is None and config.weights.init_from is None and config.weights.grow_from is None
+    fresh = config.start is None and not config.weights.named
     objectives = {now.objective.name for now in config.in_phase.values()}
     return fresh and config.model.name == "modernbert" and objectives == {"mlm"}
 

@@ -28,12 +28,18 @@ class Spans:
 
 @dataclass(frozen=True)
 class Flops:
-    """FLOPs of one token in the forward pass, by part."""
+    """FLOPs of one token in the forward pass, by part; `teacher` is that of a teacher, which has no backward pass.
+
+    Attributes:
+        passes: see `ObjectiveConfig.forward_passes`.
+    """
 
     layers: float
     global_attention: float
     local_attention: float
     head: float
+    passes: int = 1
+    teacher: float = 0.0
 
     @property
     def forward(self) -> float:
@@ -41,8 +47,8 @@ class Flops:
 
     @property
     def training(self) -> float:
-        """Forward and backward."""
-        return 3 * self.forward
+        """Forward, as often as that is, backward, and a teacher's forward pass."""
+        return (2 + self.passes) * self.forward + self.teacher
 
 
 def mean_keys(
@@ -88,7 +94,9 @@ def mean_spans(
     return Spans(keys[None], sum(keys[window] for window in local) / max(1, len(local)))
 
 
-def flops_per_token(model: Census, spans: Spans, uses: Mapping[str, float], encoded: float = 1.0) -> Flops:
+def flops_per_token(
+    model: Census, spans: Spans, uses: Mapping[str, float], encoded: float = 1.0, passes: int = 1
+) -> Flops:
     """FLOPs of the forward pass for one token: 2 for each entry of a matrix, as often as it is used.
 
     Args:
@@ -96,6 +104,7 @@ def flops_per_token(model: Census, spans: Spans, uses: Mapping[str, float], enco
         spans: keys seen.
         uses: of each head, the positions that it is applied to over tokens.
         encoded: see `ObjectiveConfig.encoded_tokens`.
+        passes: see `ObjectiveConfig.forward_passes`.
     """
     used = [matrix for matrix in model.matrices if matrix.uses and not matrix.once]
     per_use = [(matrix.head, 2.0 * matrix.numbers * matrix.uses * matrix.passes) for matrix in used]
@@ -105,6 +114,7 @@ def flops_per_token(model: Census, spans: Spans, uses: Mapping[str, float], enco
         global_attention=spans.whole * sum(flops for flops, window in layers if window is None),
         local_attention=spans.local * sum(flops for flops, window in layers if window is not None),
         head=sum(uses[head] * flops for head, flops in per_use if head is not None),
+        passes=passes,
     )
 
 

@@ -23,6 +23,7 @@ from modernbert_train.plan.parameters import Parameters, count_parameters
 from modernbert_train.plan.room import on_gpu, predicts
 from modernbert_train.plan.speed import StepTime, Work, step_time
 from modernbert_train.plan.steps import StepRange, crossings, step_ranges, validations
+from modernbert_train.plan.teacher import teacher_flops
 
 
 @dataclass(frozen=True)
@@ -246,5 +247,6 @@ def _phase(
     objective = config.in_phase[name].objective
     uses = objective.uses_of_heads(text.sequence_tokens)
     encoded = objective.encoded_tokens(text.sequence_tokens)
-    flops = flops_per_token(census(config.model, objective), text.spans, uses, encoded)
+    flops = flops_per_token(census(config.model, objective), text.spans, uses, encoded, objective.forward_passes)
+    flops = replace(flops, teacher=teacher_flops(objective, text.teacher_spans, uses))
     return PlannedPhase(name, phase, text, flops, objective, tuple(ranges))

@@ -60,6 +60,7 @@ class Memory:
         layers: what all layers keep for the backward pass; with checkpointing their inputs, and one layer at work.
         head: embedding and norms outside the layers, head, logits and their gradient.
         step: temporaries of the optimizer, which come when layers and head are gone.
+        teacher: see plan/teacher.py.
     """
 
     weights: int
@@ -70,15 +71,18 @@ class Memory:
     layers: int
     head: int
     step: int
+    teacher: int = 0
 
     @property
     def peak(self) -> int:
         """The sum of what exists at the same time."""
-        lasting = self.weights + self.gradients + self.moments + self.buffers
+        lasting = self.weights + self.gradients + self.moments + self.buffers + self.teacher
         return lasting + max(self.copies + self.layers + self.head, self.step)
 
     def parts(self) -> dict[str, int]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        """By name; a teacher where there is one."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return found if self.teacher else {name: part for name, part in found.items() if name != "teacher"}
 
 
 def usable_bytes(gpu: HasMemory) -> int:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from modernbert_train.config.auto import OPEN, assigned, filled, microbatch_key, open_settings, with_settings
 from modernbert_train.config.schema import ModernBertConfig, PhaseConfig, RunConfig
 from modernbert_train.plan.memory import HasMemory, Memory, Strategy, memory, sharing_ranks, usable_bytes
 from modernbert_train.plan.parameters import count_parameters
+from modernbert_train.plan.teacher import teacher_bytes
 
 COUNTED = (ModernBertConfig,)  # architectures whose layers' memory was counted
 MOST_TOKENS = 1 << 18  # of a microbatch that nobody gives: beyond it launches are hidden, and nothing is won
@@ -78,18 +79,21 @@ def phase_memory(
     tokens = microbatch_rows * config.phases[name].row_tokens
     shards = sharing_ranks(strategy, ranks, config.distributed.shard_ranks, gpu)
     queries = math.ceil(objective.query_share * tokens) + 32 if objective.query_share else 0
-    return memory(
+    bf16 = config.compute.precision != "fp32" and gpu.bf16
+    chunk = config.compute.logit_chunk or config.model.logit_chunk(on_gpu=True, bytes_per_logit=2 if bf16 else 4)
+    found = memory(
         config.modernbert,
         config.compute,
         count_parameters(config.model, config.objective, shards=shards),
         optim=config.optim,
-        bf16=config.compute.precision != "fp32" and gpu.bf16,
+        bf16=bf16,
         strategy=strategy,
         shards=shards,
         ranks=ranks,
         tokens=tokens + queries,
-        predicted=math.ceil(objective.predicted_share * tokens) + 32,  # a bound as MaskedLM.max_predicted
+        predicted=math.ceil(objective.most_predicted * tokens) + 32,  # a bound as MaskedLM.max_predicted
     )
+    return replace(found, teacher=teacher_bytes(objective, bf16=bf16, tokens=tokens, chunk=chunk))
 
 
 def configured_memory(config: RunConfig, name: str, gpu: HasMemory, ranks: int) -> Memory:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from modernbert_train.config.schema import DistillConfig
 from modernbert_train.core.text import percent, plural, tokens_text
 from modernbert_train.plan.advice import Setting, configured_memory, fits, remedy, settings
 from modernbert_train.plan.census import census
@@ -14,7 +15,9 @@ from modernbert_train.plan.flops import optimizer_flops
 from modernbert_train.plan.gpus import GPUS, PRICE_DATE
 from modernbert_train.plan.make import Plan, PlannedPhase
 from modernbert_train.plan.memory import usable_bytes
+from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.plan.speed import ERROR, PLANNED_TOKENS_PER_SECOND, PUBLISHED
+from modernbert_train.plan.teacher import teacher_bytes, teacher_of
 
 GB = 1e9
 # what is said in place of memory that is not predicted
@@ -56,6 +59,7 @@ def sections(plan: Plan, gpu: str, shown: Sequence[str], prices: dict[str, float
         _model(plan),
         _phases(plan),
         _flops(plan),
+        *_teacher(plan),
         *([_memory(plan, gpu), _advice(plan, gpu)] if plan.knows_memory else [_no_memory(gpu)]),
         _storage(plan, gpu),
         gpus,
@@ -211,11 +215,34 @@ def _flops(plan: Plan) -> Section:
         rows,
         [
             "Keys are what a token truly sees, on average: its own document, in local layers within the window. "
-            "In causal order that is itself and what comes before it. Training is three times forward; the head "
-            "counts the predicted tokens and the pairs; the total is that of the whole phase, in FLOPs.",
+            "In causal order that is itself and what comes before it. Training is three times forward, and a teacher's "
+            "once; the head counts the predicted tokens and the pairs; the total is that of the whole phase, in FLOPs.",
             *_newton_schulz(plan),
         ],
     )
+
+
+def _teacher(plan: Plan) -> Iterator[Section]:
+    objective = plan.config.objective
+    if not isinstance(objective, DistillConfig):
+        return
+    model = teacher_of(objective)
+    if model is None:
+        text = f"{objective.teacher} is in no folder here: neither its FLOPs nor its memory are counted."
+        yield Section("Teacher", notes=[text])
+        return
+    c = 2 if plan.bf16 else 4
+    chunk = plan.config.compute.logit_chunk or plan.config.model.logit_chunk(on_gpu=True, bytes_per_logit=c)
+    rows: list[Cells] = [("phase", "GFLOP per token", "of training", "GB on each GPU")]
+    for phase in plan.phases:
+        tokens = phase.config.tokens_at_once
+        held = teacher_bytes(phase.objective, bf16=plan.bf16, tokens=tokens, chunk=chunk)
+        flops = phase.flops
+        rows.append((phase.name, f"{flops.teacher / 1e9:.4f}", SHARE(flops.teacher / flops.training), gb(held)))
+    size = f"{model.name} of {model.num_layers} layers of width {model.hidden_size}"
+    parameters = count_parameters(model).total
+    notes = f"{size}, {parameters:,} parameters: forward alone, whole on each GPU. Its memory is an estimate."
+    yield Section("Teacher", rows, [notes])
 
 
 def _newton_schulz(plan: Plan) -> Iterator[str]:

@@ -19,13 +19,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.config.schema import ComputeConfig, ModelConfig, ObjectiveConfig, OptimConfig
+from modernbert_train.config.schema import ComputeConfig, MaskedLmConfig, ModelConfig, ObjectiveConfig, OptimConfig
 from modernbert_train.plan.census import Matrix, census
 from modernbert_train.plan.communication import Exchange, Transfer, exchange, transfers
 from modernbert_train.plan.flops import optimizer_flops
 from modernbert_train.plan.gpus import GPUS, HOPPER, Gpu
 from modernbert_train.plan.memory import Strategy, matrix_numbers, sharing_ranks, summed_numbers
 from modernbert_train.plan.parameters import count_parameters
+from modernbert_train.plan.teacher import teacher_of
 from modernbert_train.plan.tiles import Tiles
 
 # share of the peak of a product with inner dimension K: TOP K / (K + HALF_K). Large products reach 790 of 989 TFLOP/s
@@ -246,7 +247,11 @@ def parts(gpu_name: str, work: Work, tokens: int) -> dict[str, float]:
         for each in work.encoders
     )
     logits = tokens * work.objective.predicted_share * work.model.vocab_size
-    return {
+    found: dict[str, float] = {}
+    if (teacher := teacher_of(work.objective)) is not None:  # a third of what it would take to train it
+        alone = replace(work, model=teacher, objective=MaskedLmConfig(mask_rate=work.objective.predicted_share))
+        found["teacher"] = sum(parts(gpu_name, alone, tokens).values()) / 3
+    return found | {
         "products of layers": products[False],
         "products of heads": products[True],
         "attention, global": attention[False],

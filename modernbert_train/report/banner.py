@@ -30,6 +30,7 @@ def banner(
     config: RunConfig,
     *,
     origin: str,
+    teacher: str | None = None,
     vocabulary: Sequence[str] = (),
     facts: DataFacts,
     compute: Compute,
@@ -43,6 +44,7 @@ def banner(
     Args:
         config: the run, checked, with its data.
         origin: where it starts.
+        teacher: of an objective that has one.
         vocabulary: what another vocabulary does to the text.
         facts: of its data, checked.
         compute: of this rank.
@@ -71,6 +73,7 @@ def banner(
         f"  eval    {_validations(config, plan)}",
         f"  from    {origin}",
         *(f"          {text}" for text in vocabulary),
+        *([] if teacher is None else [f"  teacher {teacher}"]),
         f"  folder  {config.folder}",
         f"  saves   {_saves(config)}",
         *(f"  advice  {text}" for text in advice(config)),

@@ -11,6 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from modernbert_train.distributed.compute import Compute
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import flops_per_token, mean_spans
 from modernbert_train.plan.gpus import GPUS
+from modernbert_train.plan.teacher import teacher_flops, teacher_of
 
 # as torch names a GPU -> its key in GPUS; only names whose datasheet is the one that stands there
 DEVICE_NAMES = {
@@ -45,7 +47,7 @@ def training_flops(
     rows: Sequence[Row], counts: Mapping[str, int], model: ModelConfig, objective: ObjectiveConfig
 ) -> float:
     """FLOPs of a forward and a backward pass over some rows, by the true length of each sequence in them; of a frozen
-    encoder of the forward pass alone.
+    encoder, and of a teacher, of the forward pass alone.
 
     Padding, recomputation and what a kernel computes beyond a window do not count; see plan/flops.py.
 
@@ -61,7 +63,9 @@ def training_flops(
     uses |= dict.fromkeys(objective.idle_heads, 0.0)
     spans = mean_spans(lengths, counted, objective.order, objective.query_share)
     encoded = objective.encoded_tokens(tokens / len(lengths))
-    each = flops_per_token(counted, spans, uses, encoded)
+    each = flops_per_token(counted, spans, uses, encoded, objective.forward_passes)
+    if (teacher := teacher_of(objective)) is not None:
+        each = replace(each, teacher=teacher_flops(objective, mean_spans(lengths, census(teacher)), uses))
     return tokens * (each.training if objective.trains_encoder else each.forward)
 
 

@@ -25,6 +25,7 @@ from modernbert_train.data.packing import WINDOW
 from modernbert_train.distributed.launched import speaks_for_all
 from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.finetune.best import Outcome, find_outcome, remove_others
+from modernbert_train.evaluate.finetune.kinds import KINDS
 from modernbert_train.evaluate.finetune.predictions import write_predictions
 from modernbert_train.evaluate.finetune.result import PREDICTIONS, RESULT, write_figures
 from modernbert_train.evaluate.finetune.shards import Prepared, prepare, warnings_of
@@ -41,6 +42,7 @@ from modernbert_train.evaluate.finetune.task import (
 )
 from modernbert_train.plan.preflight import preflight
 from modernbert_train.train.session import train
+from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.export import export_run
 from modernbert_train.weights.formats.classifiers import classifier_format
 from modernbert_train.weights.source import Source, open_source
@@ -190,19 +192,8 @@ def _objective(task: TaskConfig, source: Source, prepared: Prepared) -> dict[str
     # as transformers' classes have it
     own: dict[str, Any] = {"freeze": True} if task.freeze else {"dropout": getattr(source.model, "dropout", 0.0)}
     own["max_tokens"] = source.max_tokens
-    if task.kind == "tokens":
-        return {"name": "tag", "labels": list(prepared.labels), **own}
-    from modernbert_train.vocabulary import read_vocabulary
-
     types = getattr(source.model, "segments", 1) > 1 and read_vocabulary(prepared.tokenizer).segments_of_pairs
-    return {
-        "name": "classify",
-        "kind": task.kind,
-        "labels": list(prepared.labels),
-        "pooling": task.pooling or ("mean" if task.freeze else source.model.pooling),
-        "segments": 2 if types and len(task.text_columns) > 1 else 1,
-        **own,
-    }
+    return own | KINDS[task.kind].objective(task, source.model, prepared.labels, types)
 
 
 def _unused(task: TaskConfig, overrides: Sequence[str]) -> Iterator[str]:

@@ -22,6 +22,7 @@ from modernbert_train.data.loader import StepBatch
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.group import num_ranks, sum_over_ranks, this_rank
 from modernbert_train.models.casts import cast_once
+from modernbert_train.train.first_pass import first_pass
 
 _DROPOUT = 4  # of all that is drawn from the run's seed
 
@@ -91,17 +92,24 @@ def gradients(
     Returns:
         The sums of each microbatch.
     """
-    terms, parts, found = batch.plan.objective.terms, batch.microbatches, []
+    objective, parts, found = batch.plan.objective, batch.microbatches, []
+    terms = objective.terms
     divisors = counts_per_rank(count_terms(parts, terms), compute.device)
+
+    def forward(number: int, microbatch: Batch) -> Sums:
+        key_dropout(seed, step, number, compute.device)
+        with compute.autocast():
+            sums: Sums = model(microbatch)
+        return sums
+
     with cast_once(model, torch.bfloat16 if compute.bf16 else None):
+        known = first_pass(forward, parts, objective, compute.device) if objective.compares else [{}] * len(parts)
         for number, part in enumerate(parts):
-            microbatch = part.to(compute.device, non_blocking=True)
-            key_dropout(seed, step, number, compute.device)
+            microbatch = part.to(compute.device, non_blocking=True).with_targets(known[number])
             last = number + 1 == len(parts)
             with synchronized(model, last=last):
                 at("before_forward", microbatch, None, last)
-                with compute.autocast():
-                    sums: Sums = model(microbatch)
+                sums = forward(number, microbatch)
                 at("after_forward", microbatch, sums, last)
                 at("before_loss", microbatch, None, last)
                 loss = weighted(sums.losses, terms, divisors)

@@ -67,6 +67,7 @@ class Recorder:
         self._log = log
         self._meter = Meter(config, compute)
         self._timeout = config.distributed.timeout_seconds
+        self._total = config.total_tokens
         self._steps, self._warned = 0, False
 
     def step(
@@ -104,8 +105,9 @@ class Recorder:
         self._record.step(entry, None if update_norm is None else Reading(update_norm), self._log)
         if plan.unused:
             self._record.flush()
+            what = "phase" if tokens < self._total else "run"
             self._progress.line(
-                f"the run ends here; {plan.unused:,} tokens of text were waiting for a row and are not trained on"
+                f"the {what} ends here; {plan.unused:,} tokens of text were waiting for a row and are not trained on"
             )
 
     def flush(self) -> None:

@@ -26,7 +26,7 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.check import check_data
 from modernbert_train.data.dataset_card import file_sha256, file_xxh3
 from modernbert_train.data.facts import DataFacts, read_facts
-from modernbert_train.data.fingerprint import data_fingerprint
+from modernbert_train.data.fingerprint import TEACHER, data_fingerprint
 from modernbert_train.data.shard_index import ShardIndex, read_index
 from modernbert_train.data.statistics import run_statistics
 from modernbert_train.distributed.compute import Compute, keep_freed_memory, release_freed_memory, use_threads
@@ -45,6 +45,7 @@ from modernbert_train.distributed.same_run import require_agreement
 from modernbert_train.distributed.save_requests import Requests
 from modernbert_train.distributed.transport import warn_of_slow_network
 from modernbert_train.errors import ConfigError, DataError, Halved, StoppedEarly, StorageError
+from modernbert_train.models.distilled import Distilled
 from modernbert_train.plan.card import card_of_all, speed_lines
 from modernbert_train.plan.halved import halve, is_full
 from modernbert_train.plan.preflight import preflight
@@ -57,6 +58,7 @@ from modernbert_train.report.effective import spent
 from modernbert_train.report.progress import stage
 from modernbert_train.report.training_loss import losses_of, training_loss
 from modernbert_train.train import composer_internals
+from modernbert_train.train.adapters import inner_model
 from modernbert_train.train.build import build
 from modernbert_train.train.callbacks import build_callbacks, check_loggers, own_callbacks
 from modernbert_train.train.out_of_memory import out_of_memory
@@ -71,6 +73,7 @@ from modernbert_train.train.start import (
     record_start,
 )
 from modernbert_train.weights.source import Origin, find_origin
+from modernbert_train.weights.teacher import find_teacher
 from modernbert_train.weights.token_effect import describe_effects, effects
 
 
@@ -193,7 +196,9 @@ def _train(
     speed: list[str],
 ) -> None:
     facts = check_data(config)
-    fingerprint = check_same_data(start, config, data_fingerprint(facts))
+    teacher = on_rank_zero_slowly(lambda: find_teacher(config))  # it reads and hashes all weights
+    taught = {} if teacher is None else {TEACHER: teacher.sha256}
+    fingerprint = check_same_data(start, config, data_fingerprint(facts) | taught)
     on_rank_zero(folder.save_config)
     on_rank_zero(lambda: folder.save_data(asdict(run_statistics(facts))))
     loop = build(config, facts, compute, folder, fingerprint, requests, callbacks, last_phase=start.phase)
@@ -202,6 +207,7 @@ def _train(
         lines = banner(
             config,
             origin=origin_text(start, origin),
+            teacher=None if teacher is None else teacher.describe(),
             vocabulary=describe_effects(words),
             facts=facts,
             compute=compute,
@@ -212,6 +218,11 @@ def _train(
         )
         print(lines, flush=True)
     fill(config, loop, start, origin)
+    if teacher is not None:
+        stage(f"reading the teacher from {teacher.source.folder}")
+        model = inner_model(loop.trainer.state.model)
+        assert isinstance(model, Distilled)
+        model.listen(teacher.read(config, compute.device, bf16=compute.bf16))
     loop.checkpoints.restarted = on_rank_zero(lambda: record_start(folder, start, origin, words, compute.device))
     loop.trainer.logger.log_hyperparameters(flat(config))
     requests.listen()

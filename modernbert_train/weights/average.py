@@ -1,8 +1,14 @@
-"""`python -m modernbert_train average`: the mean of several checkpoints, as the folder of a run that cannot be resumed.
+"""`python -m modernbert_train average`: one of several checkpoints, as the folder of a run that cannot be resumed.
 
 The published base is the average of four checkpoints of its decay (arXiv 2412.13663, A.4). What comes out has the shape
 of a run with one checkpoint, so `eval`, `export` and `weights.init_from` take it as they take any run; it has no
 moments and no place in the data, so `train` refuses it.
+
+Besides the mean there are, tensor by tensor:
+
+slerp  on the arc between two, by their angle (Shoemake 1985), so that the length does not shrink.
+ties   what each has changed of a common base (arXiv 2306.01708): of every difference the largest `keep` stay, each
+       number's sign is that of their sum, and the mean is of those that agree with it.
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -46,8 +53,18 @@ class Part:
         return self.checkpoint.state.tokens
 
 
+How = Literal["mean", "slerp", "ties"]
+
+
 def average_checkpoints(
-    names: Sequence[str], out: Path, *, last: int | None = None, weights: Sequence[float] | None = None
+    names: Sequence[str],
+    out: Path,
+    *,
+    last: int | None = None,
+    weights: Sequence[float] | None = None,
+    how: How = "mean",
+    base: str | None = None,
+    keep: float = 0.2,
 ) -> Path:
     """Average checkpoints in fp64, one tensor at a time, and write the result in fp32.
 
@@ -56,6 +73,9 @@ def average_checkpoints(
         out: the folder; there must be nothing yet.
         last: take so many newest checkpoints of the decay of the one run that is named.
         weights: of the checkpoints, in their order (with `last`: the newest last); None weighs all the same.
+        how: see the head of this file.
+        base: of `ties`: a checkpoint or run that all of them began with, such as the one before the decay.
+        keep: of `ties`, the share of the numbers of a difference that count.
 
     Returns:
         The folder.
@@ -67,13 +87,14 @@ def average_checkpoints(
     _check_free(out)
     sources = [open_source(name) for name in (names if last is None else _last_of_decay(names, last))]
     parts = _parts(sources, weights)
-    for part in parts[1:]:
-        _check_same(parts[0].source, part.source)
+    start = _base(parts, how, base, keep)
+    for other in [*(part.source for part in parts[1:]), *([] if start is None else [start.source])]:
+        _check_same(parts[0].source, other)
     newest = max(parts, key=lambda part: part.tokens)
     config_yaml = to_yaml(replace(newest.checkpoint.config, name=out.name, runs_folder=str(out.parent)))
     commit(
         out / "checkpoints",
-        weights=dict(average_each(parts)),
+        weights=dict(average_each(parts, how, start, keep)),
         optimizer={},
         state=replace(
             newest.checkpoint.state,
@@ -81,6 +102,9 @@ def average_checkpoints(
             average=[
                 Averaged(str(part.checkpoint.folder), part.checkpoint.step, part.tokens, part.weight) for part in parts
             ],
+            averaged_by=how
+            if start is None
+            else f"ties, {keep:g} kept of what changed since {start.checkpoint.folder}",
         ),
         config_yaml=config_yaml,
         phase_end=True,
@@ -93,27 +117,65 @@ def average_checkpoints(
 
 
 @torch.no_grad()
-def average_each(parts: Sequence[Part]) -> Iterator[tuple[str, Tensor]]:
-    """Each parameter's name and fp32 mean; one tensor of each checkpoint is in memory at a time.
+def average_each(
+    parts: Sequence[Part], how: How = "mean", base: Part | None = None, keep: float = 0.2
+) -> Iterator[tuple[str, Tensor]]:
+    """Each parameter's name and fp32 average; one tensor of each checkpoint is in memory at a time.
 
     Raises:
         ConfigError: a parameter is missing from one of them, or has another shape there.
     """
-    stored = [part.checkpoint.stored_weights() for part in parts]
+    every = [*parts, *([] if base is None else [base])]
+    stored = [part.checkpoint.stored_weights() for part in every]
     names = [set(tensors) for tensors in stored]
-    for part, found in zip(parts, names, strict=True):
+    for part, found in zip(every, names, strict=True):
         if odd := sorted(found ^ names[0]):
             raise ConfigError(
                 f"{part.checkpoint.folder} and {parts[0].checkpoint.folder}: only one of them has {odd[0]}. "
                 "Average checkpoints of one model."
             )
     for name in sorted(names[0]):
-        total: Tensor | None = None
-        for part, tensors in zip(parts, stored, strict=True):
-            tensor = tensors[name].double().mul_(part.weight)
-            total = tensor if total is None else total.add_(tensor)
-        assert total is not None
+        if how == "mean":
+            total: Tensor | None = None
+            for part, tensors in zip(parts, stored, strict=True):
+                tensor = tensors[name].double().mul_(part.weight)
+                total = tensor if total is None else total.add_(tensor)
+            assert total is not None
+        else:
+            found_here = [tensors[name].double() for tensors in stored]
+            shares = [part.weight for part in parts]
+            total = _slerp(found_here, shares[1]) if how == "slerp" else _ties(found_here, shares, keep)
         yield name, total.float()
+
+
+def _slerp(ends: Sequence[Tensor], way: float) -> Tensor:
+    """The point at a share of the way from the first to the second; where they are nearly parallel on the line."""
+    one, two = (end.flatten() / end.norm().clamp(min=1e-300) for end in ends)
+    cosine = float((one * two).sum().clamp(-1, 1))
+    if abs(cosine) > 1 - 1e-9:
+        return ends[0] * (1 - way) + ends[1] * way
+    angle = math.acos(cosine)
+    return (ends[0] * math.sin((1 - way) * angle) + ends[1] * math.sin(way * angle)) / math.sin(angle)
+
+
+def _ties(tensors: Sequence[Tensor], shares: Sequence[float], keep: float) -> Tensor:
+    """Of the differences to the last of the tensors."""
+    *others, base = tensors
+    total, weight = torch.zeros_like(base), torch.zeros_like(base)
+    kept = []
+    for tensor, share in zip(others, shares, strict=True):
+        moved = tensor - base
+        size = moved.abs().flatten()
+        least = size.kthvalue(max(1, size.numel() - math.ceil(keep * size.numel()) + 1)).values
+        kept.append((torch.where(moved.abs() >= least, moved, 0.0), share))
+        total += share * kept[-1][0]
+    sign = total.sign()
+    total.zero_()
+    for moved, share in kept:
+        agrees = (moved.sign() == sign) & (moved != 0)
+        total += torch.where(agrees, share * moved, 0.0)
+        weight += share * agrees
+    return base + total / weight.clamp(min=1e-300)
 
 
 def _check_free(out: Path) -> None:
@@ -162,6 +224,26 @@ def _parts(sources: Sequence[Source], weights: Sequence[float] | None) -> list[P
             raise ConfigError(f"{source.folder}: not a checkpoint of this program. Name a run or a checkpoint.")
         parts.append(Part(source, source.checkpoint, weight / math.fsum(given)))
     return parts
+
+
+def _base(parts: Sequence[Part], how: How, base: str | None, keep: float) -> Part | None:
+    if how == "slerp" and len(parts) != 2:
+        raise ConfigError(
+            f"--how=slerp with {len(parts)} checkpoints: an arc has two ends. Name two, or set --how=ties."
+        )
+    if (base is not None) is not (how == "ties"):
+        raise ConfigError(
+            f"--how={how} with --base={base}: ties, and nothing else, takes what the checkpoints have changed of one. "
+            "Set --how=ties and --base to a checkpoint that all of them began with."
+        )
+    if base is None:
+        return None
+    if not 0 < keep <= 1:
+        raise ConfigError(f"--keep={keep:g}: a share of the numbers that changed. Set it above 0 and up to 1.")
+    source = open_source(base)
+    if source.checkpoint is None:
+        raise ConfigError(f"--base={base}: not a checkpoint of this program. Name a run or a checkpoint.")
+    return Part(source, source.checkpoint, 0.0)
 
 
 def _check_same(one: Source, other: Source) -> None:

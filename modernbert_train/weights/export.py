@@ -12,11 +12,13 @@ from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_checkpoin
 from modernbert_train.checkpoints.provenance import read_starts
 from modernbert_train.checkpoints.results import Result, read_results, run_of
 from modernbert_train.checkpoints.run_folder import RunFolder
-from modernbert_train.config.schema import BertConfig, LabelledConfig, ModelConfig, RunConfig
+from modernbert_train.config.schema import BertConfig, ContrastiveConfig, LabelledConfig, ModelConfig, RunConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.replaced import PROJECTION, generator_of
 from modernbert_train.weights.formats import DISCRIMINATORS, HubFormat, export_format
+from modernbert_train.weights.formats.alone import Alone
 from modernbert_train.weights.formats.classifiers import classifier_format
+from modernbert_train.weights.formats.config_json import BEFORE, PREDICTS_FROM
 from modernbert_train.weights.formats.electra import TOKEN_HEAD, Electra
 from modernbert_train.weights.formats.tensors import (
     DECODER,
@@ -71,6 +73,7 @@ def export_run(
         part.model,  # the architecture is the checkpoint's, whatever the YAML says today
         hub=part.hub,
         pairs=getattr(source.objective, "segments", 1) > 1,
+        says={PREDICTS_FROM: BEFORE} if getattr(source.objective, "predict_from", None) == BEFORE else None,
         shapes=shapes,
         order=source.order,
         max_tokens=source.max_tokens,
@@ -89,6 +92,7 @@ def export_run(
             metrics=metrics,
             licence=licence,
             average=found.state.average,
+            averaged_by=found.state.averaged_by,
             starts=read_starts(_trained_in(found, config)),
             results=_results(found, config),
         ),
@@ -135,7 +139,11 @@ def export_source(source: Source, out: Path) -> Path:
             part.weights,
             part.model,
             hub=part.hub,
-            shapes={name: tuple(tensor.shape) for name, tensor in part.weights.items() if name != DECODER},
+            shapes={
+                name: tuple(tensor.shape)
+                for name, tensor in part.weights.items()
+                if name != DECODER or not part.model.tied
+            },
             order=source.order,
             max_tokens=source.max_tokens,
             tokenizer_folder=tokenizer,
@@ -169,6 +177,10 @@ def _model(source: Source) -> _Part:
     if objective is not None and objective.is_labelled:
         hub: HubFormat = classifier_format(model, cast(LabelledConfig, objective))
         return _Part(objective.exported_as, model, weights, hub)
+    if objective is not None and objective.compares:  # what predicts tokens is of another phase
+        weights = {name: tensor for name, tensor in weights.items() if module_of(name) == "model"}
+        pooling = cast(ContrastiveConfig, objective).pooling
+        return _Part("embedder", model, weights, Alone(export_format(model, source.order), pooling))
     modules = {module_of(name) for name in weights}
     if {TOKEN_HEAD, "decoder"} <= modules:  # of a run that has both, what its last phase has trained
         detects = objective is not None and "replaced" in objective.heads

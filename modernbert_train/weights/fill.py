@@ -15,7 +15,7 @@ from modernbert_train.config.read import runs_beside
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.errors import DataError
 from modernbert_train.weights.formats import xlnet
-from modernbert_train.weights.formats.config_json import CONFIG_JSON, read_object
+from modernbert_train.weights.formats.config_json import BEFORE, CONFIG_JSON, PREDICTS_FROM, read_object
 
 _DECODERS = ("ForCausalLM", "LMHeadModel")  # ends of their classes' names
 
@@ -33,23 +33,21 @@ def fill(model_folder: str | Path, texts: Sequence[str], top: int = 5) -> str:
     """
     import torch
 
-    tokenizer, model, is_decoder, by_query = _open(Path(model_folder))
+    tokenizer, model, from_before, by_query = _open(Path(model_folder))
     lines = []
     for text in texts:
         encoded = tokenizer(text, return_tensors="pt")
         places = (encoded["input_ids"][0] == tokenizer.mask_token_id).nonzero().flatten()
         if len(places) != 1:
             raise DataError(f"{text!r}: has {len(places)} [MASK], expected one. Write the text with one [MASK] in it.")
-        if is_decoder and places[0] == 0:
-            raise DataError(
-                f"{text!r}: there is nothing before its [MASK], and a decoder reads nothing else. Add text."
-            )
+        if from_before and places[0] == 0:
+            raise DataError(f"{text!r}: there is nothing before its [MASK], where this model predicts it. Add text.")
         if by_query:
             size = encoded["input_ids"].shape[1]
             is_place = torch.zeros(1, 1, size).index_fill(2, places, 1.0)
             encoded |= {"perm_mask": is_place.expand(1, size, size), "target_mapping": is_place}
         with torch.no_grad():
-            logits_V = model(**encoded).logits[0, 0 if by_query else int(places[0]) - is_decoder]
+            logits_V = model(**encoded).logits[0, 0 if by_query else int(places[0]) - from_before]
         probabilities, ids = logits_V.softmax(-1).topk(min(top, len(logits_V)))
         guesses = [
             f"{json.dumps(tokenizer.decode([token]), ensure_ascii=False)} {probability:.0%}"
@@ -66,8 +64,8 @@ _LARGEST = {
 
 
 def _open(folder: Path) -> tuple[Any, Any, bool, bool]:
-    """Tokenizer, model, whether it is a decoder, and whether query tokens predict; nothing in the folder is run, and
-    nothing is fetched."""
+    """Tokenizer, model, whether the token before predicts, and whether query tokens do; no code of the folder is run,
+    and nothing is fetched."""
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar, get_verbosity, set_verbosity, set_verbosity_error
 
@@ -91,8 +89,10 @@ def _open(folder: Path) -> tuple[Any, Any, bool, bool]:
             raise DataError(f"{folder / CONFIG_JSON}: {key}={str(raw[key])[:30]}, and a model has {most:,} at most.")
     generates = isinstance(named, list) and any(str(each).endswith(_DECODERS) for each in named)
     opener = AutoModelForCausalLM if generates else AutoModelForMaskedLM
-    sees_all = kind == xlnet.MODEL_TYPE and raw.get("attn_type") != "uni"  # one class of theirs for both
-    by_query = sees_all and raw.get(xlnet.PREDICTS_FROM) != xlnet.OWN_PLACE
+    both = kind == xlnet.MODEL_TYPE  # one class of theirs for what sees all and what does not
+    plain = raw.get("is_causal") is False or raw.get("use_bidirectional_attention") is True
+    sees_all = raw.get("attn_type") != "uni" if both else plain
+    by_query = both and sees_all and raw.get(PREDICTS_FROM) != xlnet.OWN_PLACE
     settings = {"trust_remote_code": False, "local_files_only": True}
     verbosity = get_verbosity()
     set_verbosity_error()  # heads that are not used here are no news; weights that are missing are told below
@@ -117,4 +117,5 @@ def _open(folder: Path) -> tuple[Any, Any, bool, bool]:
             f"{folder}: the tokenizer has {len(tokenizer)} entries and the mask token {tokenizer.mask_token}, the "
             f"model has vocab_size={model.config.vocab_size}. Put the tokenizer there that the model was trained with."
         )
-    return tokenizer, model.eval(), generates and not sees_all, by_query
+    from_before = (generates and not sees_all) or raw.get(PREDICTS_FROM) == BEFORE
+    return tokenizer, model.eval(), from_before, by_query

@@ -25,12 +25,14 @@ from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.models.build import shapes_of
 from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.formats import HubFormat, export_format, format_of
+from modernbert_train.weights.formats.alone import Alone
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, read_object
 from modernbert_train.weights.formats.tensors import Shapes, from_hf, module_of, to_hf, without_place
 
 WEIGHTS, INDEX, CARD = "model.safetensors", "model.safetensors.index.json", "README.md"
 TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 EXPORTED_FILES = {WEIGHTS, CONFIG_JSON, CARD, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS}
+EXPORTED_FILES |= {"modules.json", "sentence_bert_config.json", "1_Pooling"}  # of an encoder alone
 
 
 def export(
@@ -45,6 +47,7 @@ def export(
     hub: HubFormat | None = None,
     shapes: Shapes | None = None,
     pairs: bool = False,
+    says: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a folder that transformers' AutoModel, the class that its config.json names, and AutoTokenizer load.
 
@@ -62,6 +65,7 @@ def export(
         hub: the format; None: that of the architecture.
         shapes: see `to_hf`.
         pairs: it reads pairs of texts by their token types.
+        says: further keys of config.json.
 
     Raises:
         ConfigError: a RoPE base is not positive and finite, the weights or the tokenizer do not fit `config`, or `out`
@@ -85,7 +89,8 @@ def export(
     of_pairs = any(module_of(name) == "pair_head" for name in state)
     if pairs or (of_pairs and getattr(config, "segments", 1) > 1):  # it has learnt what token types mean
         tokenizer_config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
-    described = hub.describe(config, order, modules, max_tokens, vocabulary)
+    beside = hub.files(config.hidden_size, max_tokens) if isinstance(hub, Alone) else {}
+    described = {**hub.describe(config, order, modules, max_tokens, vocabulary), **(says or {})}
     if out.exists() and not _is_export(out):
         raise ConfigError(f"{out} exists and is not an export of this program. Remove it or name another folder.")
 
@@ -96,6 +101,9 @@ def export(
         _write_json(staging / CONFIG_JSON, described)
         _write_json(staging / TOKENIZER_CONFIG, tokenizer_config)
         (staging / CARD).write_text(card, encoding="utf-8")
+        for name, content in beside.items():
+            (staging / name).parent.mkdir(exist_ok=True)
+            _write_json(staging / name, content)
         for name in (TOKENIZER, SPECIAL_TOKENS):
             if (tokenizer_folder / name).exists():  # transformers 5 keeps the special tokens in tokenizer_config.json
                 shutil.copyfile(tokenizer_folder / name, staging / name)

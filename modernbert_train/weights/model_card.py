@@ -33,11 +33,15 @@ from modernbert_train.weights.formats.bert import PAIR_HEAD
 from modernbert_train.weights.formats.tensors import heads_among, module_of
 
 MASK = "[MASK]"
-# of a run; a detector tells replaced tokens, a classifier classes of texts, a tagger those of words
-Part = Literal["model", "detector", "generator", "classifier", "tagger"]
+# of a run; a detector tells replaced tokens, a classifier classes of texts, a tagger those of words, an
+# answerer where an answer stands, a chooser which of several it is
+Part = Literal["model", "detector", "generator", "classifier", "tagger", "answerer", "chooser", "embedder"]
 _TASKS: dict[Part, tuple[str, str]] = {  # as the hub names them, and the class that opens them
     "classifier": ("text-classification", "AutoModelForSequenceClassification"),
     "tagger": ("token-classification", "AutoModelForTokenClassification"),
+    "answerer": ("question-answering", "AutoModelForQuestionAnswering"),
+    "embedder": ("feature-extraction", "AutoModel"),
+    "chooser": ("multiple-choice", "AutoModelForMultipleChoice"),
 }
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -137,6 +141,7 @@ def run_card(
     metrics: Sequence[dict[str, Any]],
     licence: str | None,
     average: Sequence[Averaged] = (),
+    averaged_by: str = "mean",
     starts: Sequence[Start] = (),
     results: Sequence[Result] = (),
 ) -> str:
@@ -153,7 +158,7 @@ def run_card(
         step, tokens: of the checkpoint.
         metrics: the run's record.
         licence: see `model_card`.
-        average: the checkpoints whose mean the weights are, as average.py records them.
+        average, averaged_by: the checkpoints that the weights were made of, and how, as average.py records them.
         starts: of the run.
         results: what was measured of these weights after training.
     """
@@ -187,13 +192,13 @@ def run_card(
         )
         + "\n\nThe model inherits the limits and the rights of its text.",
         "Training": _training(trained, step, tokens)
-        + (_averaging(average) if average else "")
+        + (_averaging(average, averaged_by) if average else "")
         + _trained_by(starts, metrics),
         "Evaluation": _evaluation(now.objective, tokens, _of_same_terms(trained, phase, metrics), results),
     }
     sources = [source for _, report in data.values() for source in _sources(report).values()]
     hub = [source["path"] for source in sources if source.get("kind") == "hub" and _is_hub_id(source["path"])]
-    origin = trained.weights.init_from or trained.weights.grow_from
+    origin = next(iter(trained.weights.named.values()), None)
     about: dict[str, Any] = {"model": model, "order": order, "part": part, "datasets": hub, "base": origin}
     return model_card(trained.name, sections, licence=licence, **about)
 
@@ -268,9 +273,8 @@ def _data(card: DatasetCard | None, report: dict[str, Any]) -> str:
 def _training(trained: RunConfig, step: int, tokens: int) -> str:
     optim, model = trained.optim, trained.model
     origin = "drawn at random (truncated normal)"
-    for key in ("init_from", "grow_from"):
-        if getattr(trained.weights, key):
-            origin = f"`weights.{key}={getattr(trained.weights, key)}`"
+    for key, name in trained.weights.named.items():
+        origin = f"`weights.{key}={name}`"
     if trained.start is not None:
         origin = f"`start.checkpoint={trained.start.checkpoint}`"
     more = model.phased_details
@@ -314,12 +318,12 @@ def _phase_row(name: str, phase: PhaseConfig, trained: RunConfig) -> str:
     return "| " + " | ".join([*cells, *now.model.phased_details.values()]) + " |"
 
 
-def _averaging(average: Sequence[Averaged]) -> str:
+def _averaging(average: Sequence[Averaged], averaged_by: str) -> str:
     rows = "\n".join(
         f"| {Path(part.checkpoint).name} | {part.step:,} | {part.tokens:,} | {part.weight:.4f} |" for part in average
     )
     return (
-        "\n\nThe weights are the mean of these checkpoints; the numbers above are those of the last.\n\n"
+        f"\n\nThe weights are made of these checkpoints ({averaged_by}); the numbers above are those of the last.\n\n"
         "| checkpoint | steps | tokens | weight |\n| --- | --- | --- | --- |\n" + rows
     )
 
@@ -334,12 +338,15 @@ def _evaluation(
         return "Not measured: the run named no held-out text, or had not come to it." + _afterwards(results)
     last = measured[-1]
     share = objective.for_validation().predicted_share
+    asked = f"predictions in held-out documents, {share:.0%} of the tokens predicted"
+    if objective.compares:
+        asked = "held-out queries, each of which looks for its positive among all held-out texts"
+    baseline = "guessing" if objective.compares else "unigram baseline"
     return (
-        f"On {last['predicted']:,} predictions in held-out documents, {share:.0%} of the tokens predicted, "
-        f"after {last['tokens']:,} tokens of training:\n\n"
+        f"On {last['predicted']:,} {asked}, after {last['tokens']:,} tokens of training:\n\n"
         "| | loss (nats) | accuracy |\n| --- | --- | --- |\n"
         f"| {objective.subject} | {last['loss']:.3f} | {last['accuracy']:.1%} |\n"
-        f"| unigram baseline | {last['unigram_loss']:.3f} | {last['unigram_accuracy']:.1%} |\n\n"
+        f"| {baseline} | {last['unigram_loss']:.3f} | {last['unigram_accuracy']:.1%} |\n\n"
         f"{_bits(last)}{_detection(last)}"
     ).rstrip() + (_afterwards(results) or "\n\nNothing else was measured: no downstream task, no bias, no safety.")
 

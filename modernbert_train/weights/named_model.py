@@ -32,12 +32,12 @@ def read_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> R
         ConfigError: see `load_run`.
     """
     config, given = load_given(files, overrides)
-    name = config.weights.init_from or config.weights.grow_from
+    name = next(iter(config.weights.named.values()), None)
     left = [key for key in TAKEN if hasattr(config.model, key) and f"model.{key}" not in given]
     if name is None or not left:
         return config
     try:
-        model = _begun_with(config) or _model_of(Path(name))
+        model = _begun_with(config) or model_of(Path(name))
     except (OSError, ValueError, RunError):  # whoever reads it all will say what is wrong
         return config
     if not all(hasattr(model, key) for key in left):
@@ -50,12 +50,17 @@ def _begun_with(config: RunConfig) -> ModelConfig | None:
     return load_run([saved]).model if saved.is_file() else None
 
 
-def _model_of(folder: Path) -> ModelConfig | None:
+def model_of(folder: Path) -> ModelConfig | None:
+    """The architecture of a run, a checkpoint or a Hugging Face folder, as it was last trained; None of anything else.
+
+    Raises:
+        OSError, ValueError, RunError: it is damaged.
+    """
     if (folder / MANIFEST).is_file():
         then = load_run([folder / CONFIG_YAML])
         state = read_state(folder / STATE, then, read_manifest(folder).step)
         return then.in_phase[state.phase].model
     if (folder / CONFIG_YAML).is_file():
         names = [path for path in (folder / "checkpoints").glob("step-*") if path.name[5:].isdecimal()]
-        return _model_of(max(names, key=lambda path: int(path.name[5:]))) if names else None
+        return model_of(max(names, key=lambda path: int(path.name[5:]))) if names else None
     return read_folder(folder).model if (folder / CONFIG_JSON).is_file() else None

@@ -1,4 +1,5 @@
-"""First weights from elsewhere: a run, a checkpoint, a Hugging Face model, a file of Composer; as they are or grown.
+"""First weights from elsewhere: a run, a checkpoint, a Hugging Face model, a file of Composer; as they are, grown or
+shrunk.
 
 They are found and compared with the run before anything is built, and put into the model when it is there, before it
 is sharded, so that ranks and strategy do not matter to them.
@@ -23,6 +24,7 @@ from modernbert_train.checkpoints.verified import tell_choice
 from modernbert_train.config.knob import architecture_keys
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
+    ChooseConfig,
     ComputeConfig,
     ModelConfig,
     ModernBertConfig,
@@ -36,6 +38,7 @@ from modernbert_train.models.classifier import CLASSIFIER, POOLER
 from modernbert_train.models.init import initialize
 from modernbert_train.models.replaced import DELTA, GENERATOR, discriminator_of
 from modernbert_train.models.sharding import like
+from modernbert_train.models.shrinking import check_shrinking, kept_layers, shrink_each, without_types
 from modernbert_train.models.tiling import GROWING, check_growth, grow_each
 from modernbert_train.vocabulary import read_vocabulary, token_ids, tokenizer_sha256
 from modernbert_train.weights.composer_file import ComposerFile, open_composer
@@ -47,7 +50,7 @@ from modernbert_train.weights.hub import local_model
 from modernbert_train.weights.named_source import another_tokenizer, check_named, check_vocabulary, token_difference
 from modernbert_train.weights.token_rows import TokenRows, token_rows
 
-_BY_TOKEN = (EMBEDDING, "decoder.bias")  # a row for each token, whatever the architecture
+_BY_TOKEN = (EMBEDDING, DECODER, "decoder.bias")  # a row for each token, whatever the architecture
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Source:
         max_tokens: longest sequence they were trained on.
         tokenizer: folder of the tokenizer; None where it is in Composer's file, or nowhere.
         tokenizer_sha256: its hash; None where there is none.
-        objective: of a model folder that tells classes; None: any other.
+        objective: of a model folder that tells classes, or of an encoder alone; None: any other.
     """
 
     folder: Path
@@ -200,11 +203,14 @@ class Origin:
     def describe(self) -> str:
         """One line for the banner."""
         model, weights, old = self.config.model, self.config.weights, self.source.model
-        text = f"weights.init_from={self.source.folder}"
+        text = f"weights.{next(iter(weights.named))}={self.source.folder}"
         if weights.grow_from is not None:
-            text = f"weights.grow_from={self.source.folder} ({weights.grow_mode}): " + ", ".join(
+            text += f" ({weights.grow_mode}): " + ", ".join(
                 f"{key} {getattr(old, key):,} -> {getattr(model, key):,}" for key in GROWING
             )
+        if weights.shrink_from is not None:
+            text += f": layers {', '.join(map(str, kept_layers(old, model)))} of {old.num_layers}"
+            text += ", its first token type added to the positions" if without_types(old, model) else ""
         if self.rows is not None:
             text += f"; weights.vocabulary={weights.vocabulary}: {self.rows}"
         elif self.source.tokenizer_sha256 is None:
@@ -234,6 +240,8 @@ class Origin:
         if weights.grow_from is not None:
             models = growable(self.source.model, config.model, "weights.grow_from")
             tensors = grow_each(stored, *models, weights.grow_mode)
+        elif weights.shrink_from is not None:
+            tensors = shrink_each(stored, self.source.model, config.model)
         initialize(model, config.model, config.seed, only=self.drawn)
         targets = {name: each for name, each in model.named_parameters() if module_of(name) not in self.drawn}
         generator = {name: each for name, each in model.named_parameters() if module_of(name) == GENERATOR}
@@ -243,7 +251,7 @@ class Origin:
             table = name.removesuffix(DELTA) + ".weight"
             targets[table] = generator[f"{GENERATOR}.{table}"]
         for name, tensor in tensors:
-            if name != DECODER:  # tied, and therefore already there
+            if name != DECODER or name in targets:  # tied, it is there already
                 target = targets.pop(name)
                 if self.rows is not None and name in _BY_TOKEN:
                     tensor = self.rows.of(tensor)
@@ -267,16 +275,16 @@ def _other_bases(old: ModelConfig, first: ModelConfig) -> Iterator[str]:
 
 
 def find_origin(config: RunConfig) -> Origin | None:
-    """What weights.init_from or weights.grow_from names, compared with the run; None if neither is set.
+    """What weights.init_from, grow_from or shrink_from names, compared with the run; None if none is set.
 
     Raises:
         ConfigError: the architecture or the tokenizer is not the run's; names both values.
         DataError, StorageError: see `open_source` and `Source.weights`.
     """
     weights = config.weights
-    key, name = ("grow_from", weights.grow_from) if weights.grow_from is not None else ("init_from", weights.init_from)
-    if name is None:
+    if not weights.named:
         return None
+    key, name = next(iter(weights.named.items()))
     check_named(name, config.runs_folder)
     source, model = open_source(name), config.model
     if weights.vocabulary != "same":
@@ -284,6 +292,8 @@ def find_origin(config: RunConfig) -> Origin | None:
     source = read_as(source, model)
     if key == "grow_from":
         check_growth(*growable(source.model, model, f"weights.grow_from={name}"), weights.grow_mode)
+    elif key == "shrink_from":
+        check_shrinking(source.model, model, f"weights.shrink_from={name}")
     else:
         check_same_architecture(source, model, f"weights.init_from={source.folder}")
     rows = None
@@ -294,9 +304,9 @@ def find_origin(config: RunConfig) -> Origin | None:
     # read once for nothing but the names, so that damage is told before anything is made
     here = {module_of(each) for each in shapes_of(config.model, config.objective)}
     there = {module_of(each) for each in _as_here(source.weights(), here)}
-    if key == "grow_from":
-        needs_predictions(there, f"weights.grow_from={name}")
-        there, here = there - {*MASKED_LM}, here - {*MASKED_LM}  # no other head is grown
+    if key != "init_from":
+        needs_predictions(there, f"weights.{key}={name}")
+        there, here = there - {*MASKED_LM}, here - {*MASKED_LM}  # no other head is grown, or kept
         return Origin(source, config, drawn=tuple(sorted(here)), left_out=tuple(sorted(there)))
     other = here & there & {CLASSIFIER} if _classes(source.objective) != _classes(config.objective) else set()
     return Origin(
@@ -336,8 +346,9 @@ def _rows(source: Source, config: RunConfig) -> TokenRows:
 
 
 def _classes(objective: ObjectiveConfig | None) -> tuple[object, ...]:
-    """What the logits of a classifier mean."""
-    return (type(objective), getattr(objective, "kind", None), getattr(objective, "labels", None))
+    """What the logits of a classifier mean; a score of each choice is no matter of how many there are."""
+    labels = None if isinstance(objective, ChooseConfig) else getattr(objective, "labels", None)
+    return (type(objective), getattr(objective, "kind", None), labels)
 
 
 def needs_predictions(modules: Collection[str], key: str) -> None:
@@ -349,7 +360,7 @@ def needs_predictions(modules: Collection[str], key: str) -> None:
     if missing := {*MASKED_LM} - {*modules}:
         raise ConfigError(
             f"{key}: has no {', '.join(sorted(missing))}, because it was trained to tell replaced tokens; only a "
-            "masked-language model is grown. Train one from it first, with weights.init_from."
+            "masked-language model is grown or shrunk. Train one from it first, with weights.init_from."
         )
 
 
@@ -382,7 +393,9 @@ def check_same_architecture(source: Source, model: ModelConfig, key: str) -> Non
         ConfigError: they differ; names every key with both values.
     """
     if wrong := other_architecture(model, source.model):
-        remedy = "Set the values it has, or enlarge a smaller model with weights.grow_from."
+        remedy = (
+            "Set the values it has, or use weights.grow_from for a smaller model, weights.shrink_from for a deeper one."
+        )
         if [name for name, *_ in wrong] == ["model.vocab_size"]:
             remedy = "Set the number it has; for another tokenizer, set weights.vocabulary=extend or replace."
         if model.name != source.model.name:

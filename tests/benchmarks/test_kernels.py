@@ -46,7 +46,8 @@ def test_every_part_is_measured_against_a_floor(capsys: pytest.CaptureFixture[st
         "attention", "layer", "head", "optimizer", "packing", "loader",
     ]  # fmt: skip
     failed = {line["case"]: line["error"] for line in found if "error" in line}
-    assert {"varlen", "flex"} <= set(failed) <= {"varlen", "flash", "flex", "torch.linear_cross_entropy"}, failed
+    never = {"varlen", "flash", "flex", "tiles", "torch.linear_cross_entropy"}
+    assert {"varlen", "flex", "tiles"} <= set(failed) <= never, failed
     for line in found:
         if "error" not in line:
             assert line["ms"] >= line["min_ms"] > 0
@@ -55,7 +56,8 @@ def test_every_part_is_measured_against_a_floor(capsys: pytest.CaptureFixture[st
     loaded = [line for line in found if line["part"] == "loader"]
     assert len(loaded) == 3 and all(line["tokens_per_second"] > 0 for line in loaded)
     printed = capsys.readouterr().out
-    assert all(line["group"] in printed for line in found) and printed.count("it needs a CUDA device") == 1
+    assert all(line["group"] in printed for line in found)
+    assert printed.count("it needs a CUDA device") == 2  # of varlen and tiles
 
 
 def test_attention_floor_counts_the_pairs_that_the_kernel_computes() -> None:
@@ -128,7 +130,7 @@ def test_figures_are_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert {line["part"] for line in figures["lines"]} == {"optimizer"}
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_it_starts_as_a_script() -> None:
     """The command of the README must work from a clean clone, without anything on the path."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}

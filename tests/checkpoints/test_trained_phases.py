@@ -107,7 +107,6 @@ def test_a_changed_past_is_refused_and_another_future_equals_a_run_that_always_h
     assert {file: file.read_bytes() for file in folder.glob("*.*")} == before, "a refused start leaves the run alone"
 
     for name, step, change in (
-        ("longer", border - 1, "phases.short.tokens=4800"),
         ("other", border - 1, "phases.long={row_tokens: 64, batch_rows: 6, tokens: 900, schedule: {decay_tokens: 0}}"),
         ("shorter", border, "phases.long.tokens=1200"),
     ):

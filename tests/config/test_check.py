@@ -48,6 +48,8 @@ BROKEN = {
     "name=a/b": "name='a/b': a run's name becomes its folder.",
     "name=..": "name='..': a run's name",
     "name=''": "name='': a run's name",
+    "objective={name: distill, teacher: t, kl_weight: 0, cosine_weight: 0, mse_weight: 0}": "objective.teacher=t with ",
+    "objective={name: contrastive, matryoshka: [8, 8]}": "phases.one: objective.matryoshka=[8, 8] names a width twice.",
     "model.hidden_size=0": "model.hidden_size=0: must be above 0 and at most ",
     "model.num_layers=-2": "model.num_layers=-2: must be above 0 and at most ",
     "model.num_heads=0": "model.num_heads=0: must be above 0 and at most ",
@@ -221,6 +223,10 @@ BROKEN_STREAMS = {
     "data.streams={web: {repeat: 0}, books: {tokens: 0}}": "data.streams: every stream weighs 0,",
     "data={mix_by: documents, streams: {web: {tokens: 5}}}": "data.streams.web.tokens=5 with data.mix_by=documents:",
     "data.streams={'a b': {path: c}}": "data.streams.a b: a stream's name is used in keys and records.",
+    "data.alpha=1.5": "data.alpha=1.5: must be at least 0 and at most 1.",
+    "phases.one.alpha=-0.1": "phases.one.alpha=-0.1: must be at least 0 and at most 1.",
+    "phases.one={alpha: 0.5, streams: {web: {proportion: 1}}}": "phases.one.alpha=0.5 and phases.one.streams.web",
+    "phases.one.streams={web: {}}": "phases.one.streams.web has no proportion. Give it one, or set alpha",
     "phases.one.streams={book: {proportion: 1}}": "phases.one.streams.book: no stream of data.streams. Did you mean "
     "phases.one.streams.books?",
     "phases.one.streams={xyz: {proportion: 1}}": "phases.one.streams.xyz: no stream of data.streams. Known: web, books",
@@ -326,6 +332,26 @@ def test_a_kernel_must_serve_the_order_of_every_phase(load: Load, monkeypatch: p
     (line,) = messages(load(asked[0], "phases.one.objective={name: causal}"))
     assert line.startswith("compute.attention=flash with objective.name=causal in phases.one")
     check(load("compute={device: auto, attention: auto}", asked[1]))
+
+
+def test_a_generator_needs_a_tied_model(load: Load) -> None:
+    (line,) = messages(load("model={name: llama, tied: false}", "objective={name: rtd}"))
+    assert line.startswith("objective.name=rtd with model.tied=false: a generator predicts with the embedding.")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("key_value_heads: 5", "model.key_value_heads=5: each serves as many of the 12 heads"),
+        ("head_width: 33", "model.head_width=33: rotary embeddings turn pairs."),
+        ("rope_factor: 8", "model.rope_factor=8 with model.rope_scaling=none"),
+        ("rope_scaling: llama3, rope_low_freq: 4", "model.rope_high_freq=4 with model.rope_low_freq=4"),
+        ("qk_norm: true, qkv_bias: true", "model.qkv_bias=true with model.qk_norm=true"),
+    ],
+)
+def test_a_llama_that_cannot_be_is_refused(load: Load, keys: str, message: str) -> None:
+    (line,) = messages(load(f"model={{name: llama, {keys}}}"))
+    assert line.startswith(message)
 
 
 def test_heads_that_tiles_cannot_cut_are_refused(load: Load) -> None:

@@ -355,7 +355,7 @@ def test_the_resolved_configuration_is_a_runnable_yaml_that_loads_to_itself(load
 
 
 @pytest.mark.runs
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     text=st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=12).filter(
         lambda text: "${" not in text and text != "???"

@@ -26,7 +26,9 @@ def start(
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("verb", ["check", "plan", "inspect"])
+@pytest.mark.parametrize(
+    "verb", ["check", *(pytest.param(each, marks=pytest.mark.slow) for each in ("plan", "inspect"))]
+)
 def test_a_reader_that_has_seen_enough_may_leave(tiny_run: TinyRun, verb: str) -> None:
     """`check | head -1`: no traceback, and the code is the verb's own, so that `set -o pipefail` goes on."""
     process = start(verb, *tiny_run())
@@ -74,28 +76,3 @@ def test_ctrl_c_that_takes_the_tee_along_still_saves(tiny_run: TinyRun, tmp_path
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 75
     assert [path.name for path in (tmp_path / "runs/tiny/checkpoints").iterdir() if "." not in path.name]
-
-
-PROBE = """\
-import builtins, sys
-real = builtins.__import__
-def look(name, *rest, **more):
-    if name == "torch" and "torch" not in sys.modules:
-        print("TORCH", flush=True)
-    return real(name, *rest, **more)
-builtins.__import__ = look
-from modernbert_train.__main__ import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-@pytest.mark.runs
-def test_something_is_said_before_torch_is_loaded(tiny_run: TinyRun) -> None:
-    """Loading it takes ten seconds or more; a silent terminal looks like one that hangs."""
-    words = [sys.executable, "-c", PROBE, "train", *tiny_run("phases.long=null", "phases.short.tokens=900")]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[:3] == [
-        "checking the configuration, the data and the run's folder ...", "loading torch and Composer ...", "TORCH",
-    ]  # fmt: skip

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 BUCKET = "shards"
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
@@ -53,6 +56,14 @@ class Store:
         self._ended.set()
         self._server.shutdown()
         self._server.server_close()
+
+    def is_the_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """That s3:// means, in this process and those that it starts."""
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            monkeypatch.delenv(name)
+        keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+        for name, value in {**keys, "AWS_EC2_METADATA_DISABLED": "true", "S3_ENDPOINT_URL": self.url}.items():
+            monkeypatch.setenv(name, value)
 
     def connect(self) -> Any:
         from boto3.session import Session

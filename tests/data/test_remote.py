@@ -48,13 +48,7 @@ def server() -> Iterator[Store]:
 
 @pytest.fixture
 def store(server: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("S3_ENDPOINT_URL", server.url)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    server.is_the_one(monkeypatch)
     server.fault, server.faults_left = None, 0
     server.downloads.clear()
     forget()

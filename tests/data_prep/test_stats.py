@@ -45,6 +45,11 @@ def test_table_and_json_agree_with_the_shards(
         ["mine", "62", "60", f"{total:,}", "1", "0", "1", "0"]
     ]
     assert f"train: {len(lengths)} documents, {lengths.sum():,} tokens" in table
+    # every text but the doubled one is in one of the two, so bytes of both add up
+    assert sum(split["text_bytes"] for split in facts["splits"].values()) == sum(len(t.encode()) for t in texts)
+    folder, split, _, ratio, beside = table.splitlines()[-1].split()
+    found = train["text_bytes"] / train["tokens"]
+    assert (folder, split, ratio, beside) == (str(out / "train"), "train", f"{found:.2f}", "1.00")
 
 
 def test_folder_without_a_dataset(tmp_path: Path, capsys: Any) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.conftest import TinyRun
-from tests.data.test_faults import ranks_environment, run_ranks
+from tests.data.test_faults import ROOT, ranks_environment, run_ranks
 from tests.launch.jobs import LONG, RUN, Job, losses
 
 HERE = socket.gethostname()
@@ -73,7 +74,7 @@ with failing_together(timeout_seconds=4):
 def test_a_frozen_first_rank_is_named_though_it_holds_the_store(moment: str) -> None:
     """Where a launcher gives RANK and MASTER_ADDR, rank 0 has the store: who asks it waits as long as it is frozen."""
     started = [
-        subprocess.Popen([sys.executable, "-c", FREEZE, moment], env=environment, stderr=subprocess.PIPE, text=True)
+        warm.Popen([sys.executable, "-c", FREEZE, moment], env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT)
         for environment in ranks_environment()
     ]
     try:
@@ -83,7 +84,7 @@ def test_a_frozen_first_rank_is_named_though_it_holds_the_store(moment: str) -> 
             process.kill()
             process.wait()
     if moment == "error":  # its own counts, and it comes to its end though nobody can be told
-        assert started[1].returncode == 1 and output.splitlines()[-1].endswith("StorageError: a full disk")
+        assert started[1].returncode == 70 and output.splitlines()[-1].endswith("StorageError: a full disk")
         assert re.search("^warning: the other ranks could not be informed: .* does not answer$", output, re.M)
     else:
         assert started[1].returncode == 124

@@ -14,19 +14,10 @@ from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.models.tiling import grow_each
 from tests.conftest import TinyRun
 from tests.distributed.test_train_ranks import launch, weights
+from tests.weights import test_source
+from tests.weights.test_source import LARGER
 
-# one step that changes nothing, so that its checkpoint holds the first weights
-STILL = (
-    "phases.short.tokens=200",
-    "phases.short.batch_warmup=null",
-    "phases.short.schedule.warmup_tokens=0",
-    "phases.long=null",
-    "optim.lr=1e-30",
-    "optim.weight_decay=0",
-    "data.validation=null",
-    "distributed.strategy=fsdp2",
-)
-LARGER = ("model.hidden_size=48", "model.num_heads=3", "model.num_layers=7", "model.intermediate_size=64")
+STILL = (*test_source.STILL, "data.validation=null", "distributed.strategy=fsdp2")
 
 
 @pytest.mark.timeout(200)

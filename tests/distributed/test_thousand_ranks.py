@@ -323,7 +323,9 @@ def test_plan_knows_what_a_rank_holds(runs: Any, strategy: str, ranks: int, tmp_
     assert runs(strategy, ranks)[0].bytes["OptState"] == said.moments
 
 
-@pytest.mark.parametrize("strategy", SHARDS)
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(each, marks=[pytest.mark.slow] * (each != "hsdp")) for each in SHARDS]
+)
 def test_a_fault_on_one_rank_is_met_by_all_with_the_same_calls(tiny_data: Path, tmp_path: Path, strategy: str) -> None:
     """The rank whose layer gives NaN looks for it, as do those that have only heard of it; a rank that went another way
     would leave 63 waiting."""

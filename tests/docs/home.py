@@ -61,6 +61,9 @@ SMALLER = {
     " train yamls/quickstart.yaml": f" train yamls/quickstart.yaml {FEW}",
     "check yamls/quickstart.yaml name=words": f"check yamls/quickstart.yaml {WIDTH} name=words",
     " tune yamls/quickstart.yaml": f" tune yamls/quickstart.yaml {FEW} compute.compile=false",
+    "train yamls/recipes/contrastive.yaml": "train yamls/recipes/contrastive.yaml data.num_workers=0 "
+    "phases.masked.tokens=8_000 phases.masked.schedule.warmup_tokens=0 phases.contrastive.tokens=8_000 "
+    "'phases.contrastive.schedule={warmup_tokens: 0, decay_tokens: 8_000}'",
     "launch yamls/quickstart.yaml": f"launch yamls/quickstart.yaml {FEW}",
     "train yamls/model/base.yaml mine.yaml": f"train yamls/model/base.yaml mine.yaml model.vocab_size=8192 {WIDTH}",
     "train mine.yaml": f"train mine.yaml model.vocab_size=8192 {WIDTH}",
@@ -231,6 +234,13 @@ def retrieval(home: Path) -> Iterator[None]:
 
 
 @contextmanager
+def encoders(home: Path) -> Iterator[None]:
+    texts = [{"query": text[:40], "positive": text[40:90]} for text in make_texts(60)]
+    (home / "my/pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts), encoding="utf-8")
+    yield
+
+
+@contextmanager
 def faults(home: Path) -> Iterator[None]:
     shutil.copytree(home / "runs/quickstart", home / "runs/large")
     as_step(max((home / "runs/large/checkpoints").iterdir()), 1000)
@@ -245,6 +255,10 @@ def finetuning(home: Path) -> Iterator[None]:
     texts = make_texts(24)
     tone = [f"{text[:60]}\t{'up' if number % 2 else 'down'}\n" for number, text in enumerate(texts)]
     rte = [f"{text[:60]}\t{text[60:90]}\t{number % 2}\n" for number, text in enumerate(texts)]
+    answers = [{"text": text[10:20], "answer_start": 10} for text in texts]
+    asked = [{"id": str(n), "question": "Which?", "answers": [answer]} for n, answer in enumerate(answers)]
+    paragraphs = [{"context": text[:200], "qas": [each]} for text, each in zip(texts, asked, strict=True)]
+    (home / "my/asked.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}), encoding="utf-8")
     heads = {"tone": ("text\tlabel\n", tone), "RTE": ("sentence1\tsentence2\tlabel\n", rte)}
     for name, (head, rows) in heads.items():
         (home / "my" / name).mkdir()
@@ -304,6 +318,7 @@ PREPARED = {
     "clusters.md": clusters,
     "code.md": code,
     "data.md": data,
+    "encoders.md": encoders,
     "entities.md": entities,
     "faults.md": faults,
     "finetuning.md": finetuning,

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from modernbert_train.__main__ import parse
+from modernbert_train.cli.verbs import BY_NAME, make_parser
 from tests.docs.home import PREPARED, SMALLER, furnish, type_in
 from tests.docs.pages import NEEDS, PAGES, ROOT, Command, blocks, commands
 
@@ -64,8 +66,9 @@ ELSEWHERE = {
         "tests/benchmarks/test_drill.py::test_injuries_of_every_kind_are_survived", ("--scale", "quick")
     ),
 }  # fmt: skip
-# they start a process for each trial, or do what another page's command does with other text
-LONG = ("modernbert-train sweep", "modernbert-train tune", "pretrain my/code", "pretrain my/language")
+# pages that train or start processes beyond the first ten minutes; `make test-commands` types them
+LONG = ("weights.md", "use.md", "watching.md", "data.md", "finetuning.md", "continue.md", "plan.md", "entities.md")
+LONG += ("composer.md", "sweeps.md", "speed.md", "code.md", "language.md")
 ALL = {page.name: commands(page) for page in PAGES}
 
 
@@ -105,6 +108,16 @@ def test_there_are_commands_and_each_mark_is_one_of_a_few() -> None:
     assert not [part for part in SMALLER if not any(part in command.text for command in found)], "no command has it"
 
 
+@pytest.mark.parametrize("page", [page for page in ALL if any(" " in each.text for each in ALL[page])])
+def test_the_verbs_take_what_a_page_types(page: str) -> None:
+    """Those of the long pages too, which only `make test-commands` runs."""
+    for text in (each.text for each in ALL[page] if each.text.startswith("modernbert-train ")):
+        name, *words = shlex.split(text.split(" > ")[0])[1:]
+        if name in BY_NAME:
+            parser = make_parser(BY_NAME[name])
+            assert parser.parse_intermixed_args(words) if name == "launch" else parse(parser, words)
+
+
 @pytest.mark.runs
 @pytest.mark.timeout(200)
 def test_the_first_ten_minutes(home: Path) -> None:
@@ -118,7 +131,7 @@ def test_the_first_ten_minutes(home: Path) -> None:
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=[pytest.mark.slow] * any(part in each.text for each in to_run(page) for part in LONG))
+        pytest.param(page, marks=[pytest.mark.slow] * (page in LONG))
         for page in ALL
         if page != "index.md" and to_run(page)
     ],

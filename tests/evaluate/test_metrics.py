@@ -96,6 +96,7 @@ def test_scikit_learn_and_scipy_measure_the_same() -> None:
         ("regression", "pearson"): lambda so, told: stats.pearsonr(so, told).statistic,
         ("regression", "spearman"): lambda so, told: stats.spearmanr(so, told).statistic,
     }
+    theirs["multiple-choice", "accuracy"] = judge.accuracy_score
     assert {*theirs} == {(kind, name) for kind, names in METRICS.items() for name in names}
     generator = torch.Generator().manual_seed(1)
     for (kind, name), judged in theirs.items():

@@ -134,8 +134,8 @@ def _measured_by_rank(config: RunConfig) -> tuple[dict[str, float], torch.Tensor
     )
 
 
-@pytest.mark.runs
-@pytest.mark.parametrize("encoder", ["modernbert", pytest.param("bert", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("encoder", ["modernbert", "bert"])
 def test_two_ranks_measure_what_one_does(tiny_run: TinyRun, tmp_path: Path, encoder: str) -> None:
     """To the last bit: microbatches do not depend on the number of ranks."""
     config = ENCODERS[encoder](with_probe(tiny_run(), train=str(write_texts(tmp_path / "texts.jsonl"))))

@@ -73,7 +73,7 @@ def train_plainly(words: list[str]) -> None:
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp2"])
 def test_two_processes_train_it_within_float_error(tiny_run: TinyRun, tmp_path: Path, strategy: str) -> None:
     words = tiny_run("model.attention_out_dropout=0.1", f"distributed.strategy={strategy}")
     run_ranks(train_each, 2, [words], False)

@@ -146,7 +146,7 @@ def test_composers_launcher_works_too(tiny_run: TinyRun, tmp_path: Path) -> None
     assert "on      2 x cpu" in done.stdout and len(losses(tmp_path / "runs/tiny")) > 3
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 @pytest.mark.timeout(250)
 def test_the_quickstart_on_four_ranks_takes_the_steps_of_one(tiny_data: Path, tmp_path: Path) -> None:
     """With a batch that four can share, as the launcher's note says."""

@@ -185,7 +185,7 @@ def _environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_from_a_folder_of_text_to_a_model_through_a_stop_and_a_kill(tmp_path: Path) -> None:
     """The command as it is typed, ended by SIGTERM while it trains, typed again, ended by SIGKILL, and typed again."""

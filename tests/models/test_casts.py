@@ -46,7 +46,7 @@ class Casts(TorchDispatchMode):
 
 def step_of(batches: list[Batch]) -> Any:
     return SimpleNamespace(
-        plan=SimpleNamespace(objective=SimpleNamespace(terms={"mlm": 1.0})), microbatches=tuple(batches)
+        plan=SimpleNamespace(objective=SimpleNamespace(terms={"mlm": 1.0}, compares=False)), microbatches=tuple(batches)
     )
 
 
@@ -112,12 +112,13 @@ def test_gradients_come_from_the_last_layer_to_the_first(small: Make, build: Mak
 
 
 @pytest.mark.runs
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_layers_take_the_casts(
-    small: Make, build: Make, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
+    backend: str, small: Make, build: Make, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In as many graphs as without them, and with the same bits."""
     model = build(small(num_layers=4)).train()
-    model.compile_layers()
+    model.compile_layers(backend=backend)
     graphs: list[int] = []
 
     def step() -> tuple[list[Tensor], dict[str, Tensor]]:

@@ -7,23 +7,15 @@ of transformers. Not compared is the dropout of attention probabilities, which n
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 
-from tests.models import test_albert, test_bert, test_deberta, test_xlnet
+from tests.models.encoders import ENCODERS, build, twin_of, with_dropout
 
 LENGTHS = (37, 20)
-ENCODERS = {
-    "bert": (test_bert, lambda model: test_bert.twin_of(model, transformers.BertForMaskedLM).bert),
-    "albert": (test_albert, lambda model: test_albert.twin_of(model, transformers.AlbertForMaskedLM).albert),
-    "deberta": (test_deberta, lambda model: test_deberta.twin_of(model).deberta),
-    "xlnet": (test_xlnet, lambda model: test_xlnet.twin_of(model).transformer),
-}
 
 
 def times_0_7(module: nn.Dropout, x: Tensor) -> Tensor:
@@ -31,14 +23,13 @@ def times_0_7(module: nn.Dropout, x: Tensor) -> Tensor:
     return 0.7 * x if module.training and x.dim() < 4 else x
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", ["bert", "albert", "deberta", "xlnet"])
 @torch.no_grad()
 def test_hidden_states_in_training_mode_are_those_of_transformers(
     name: str, sequences: Callable[..., Any], pack: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here, twin_of = ENCODERS[name]
-    model = here.build(replace(here.SMALL, dropout=0.1))  # type: ignore[attr-defined]
-    twin = twin_of(model)
+    model = build(with_dropout(ENCODERS[name], 0.1))
+    twin = twin_of(model).base_model
     apart = sequences(LENGTHS)
     packed = pack([apart], row_tokens=sum(LENGTHS), predict_every=0).packed
     still = model.encode(packed)

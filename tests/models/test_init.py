@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from modernbert_train.config.schema import ModernBertConfig
-from modernbert_train.models.init import count_parameters, initialize
+from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 
 # Deviation of a standard normal truncated at +-2: sqrt(1 - 2 * 2 phi(2) / (2 Phi(2) - 1)), worked by hand.
@@ -84,16 +84,3 @@ def test_meta_parameters_are_refused(small: Callable[..., ModernBertConfig]) -> 
         model = ModernBertForMaskedLM(small())
     with pytest.raises(ValueError, match="meta device"):
         initialize(model, small(), seed=1)
-
-
-@pytest.mark.parametrize(
-    ("config", "count"),
-    [
-        (ModernBertConfig(), 149_655_232),
-        (ModernBertConfig(hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624), 395_881_664),
-    ],
-)
-def test_parameter_counts_are_those_of_the_released_models(config: ModernBertConfig, count: int) -> None:
-    """One bias or norm too many or too few is another architecture."""
-    with torch.device("meta"):
-        assert count_parameters(ModernBertForMaskedLM(config)) == count

@@ -23,77 +23,6 @@ Make = Callable[..., Any]
 LENGTHS = [300, 1, 64, 128, 129, 65]  # in rows of 352 that hold 301, 321 and 65 tokens: each has a tail of pads
 
 
-def rows_of(sequences: list[Tensor]) -> list[list[Tensor]]:
-    return [sequences[:2], sequences[2:5], sequences[5:]]
-
-
-def hidden_apart(twin: Any, sequences: list[Tensor]) -> list[Tensor]:
-    """transformers' hidden states of each sequence, computed as one padded batch."""
-    ids = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=1)
-    mask = torch.nn.utils.rnn.pad_sequence([torch.ones(len(s)) for s in sequences], batch_first=True)
-    hidden = twin.model(input_ids=ids, attention_mask=mask).last_hidden_state
-    return [hidden[i, : len(s)] for i, s in enumerate(sequences)]
-
-
-def reference_loss(twin: Any, hidden: list[Tensor], sequences: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy and logits at every third token of each sequence."""
-    logits = twin.decoder(twin.head(torch.cat([h[::3] for h in hidden])))
-    return torch.nn.functional.cross_entropy(logits, torch.cat([s[::3] for s in sequences])), logits
-
-
-@pytest.mark.runs
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("window", [16, 128])
-def test_packed_rows_equal_transformers_sequence_by_sequence(
-    small: Make, build: Make, sequences: Make, pack: Make, reference: Make, window: int, attention: str
-) -> None:
-    """Hidden states, logits, loss and all gradients: otherwise what we train is not what users load."""
-    config = small(local_attention=window)
-    model = build(config, theta=160_000.0)
-    twin = reference(model, theta=160_000.0, attention=attention)
-    apart = sequences(LENGTHS)
-    batch = pack(rows_of(apart), row_tokens=352)
-
-    hidden_TD = model.encode(batch.packed)
-    starts = [0, 300, 352, 416, 544, 704]
-    hidden = hidden_apart(twin, apart)
-    for start, expected in zip(starts, hidden, strict=True):
-        torch.testing.assert_close(hidden_TD[start : start + len(expected)], expected, atol=1e-5, rtol=1e-5)
-
-    ours, plain = mean_loss(model, batch), mean_loss(model, batch, figures=True)
-    loss, logits = reference_loss(twin, hidden, apart)
-    torch.testing.assert_close(all_logits(model, batch)[: batch.counts["mlm"]], logits, atol=2e-5, rtol=1e-5)
-    torch.testing.assert_close(ours, loss, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(plain, loss, atol=1e-6, rtol=1e-6)
-
-    ours.backward()
-    loss.backward()
-    expected_grads = {name: p.grad for name, p in twin.named_parameters()}
-    for name, parameter in model.named_parameters():
-        error = (parameter.grad - expected_grads[name]).norm() / expected_grads[name].norm()
-        assert error < 1e-4, f"{name}: {error}"
-
-
-def test_the_layer_pattern_of_base_equals_transformers(
-    small: Make, build: Make, sequences: Make, pack: Make, reference: Make
-) -> None:
-    """22 layers, window 128, bases 160,000 and 10,000: the released shape, only narrow."""
-    config = small(num_layers=22, local_attention=128, init_std=0.05)
-    model = build(config, theta=160_000.0)
-    apart = sequences([300, 40])
-    hidden_TD = model.encode(pack([apart], row_tokens=340).packed)
-    expected = torch.cat(hidden_apart(reference(model, theta=160_000.0), apart))
-    torch.testing.assert_close(hidden_TD, expected, atol=2e-5, rtol=1e-5)
-
-
-def test_state_dict_is_transformers_own(small: Make, build: Make, reference: Make) -> None:
-    """Names and shapes must be identical both ways: the export has no translation to get wrong."""
-    model = build(small())
-    theirs = reference(model).state_dict()
-    assert {k: v.shape for k, v in model.state_dict().items()} == {k: v.shape for k, v in theirs.items()}
-    assert model.decoder.weight is model.model.embeddings.tok_embeddings.weight
-
-
 def angles(model: ModernBertForMaskedLM, positions: Tensor) -> tuple[Tensor, Tensor]:
     tables = model.model.rotary(positions, torch.float32)
     (cos, sin), (local_cos, local_sin) = tables[True], tables[False]
@@ -140,46 +69,6 @@ def test_rotary_positions_equal_the_equation_to_the_bit(dtype: torch.dtype) -> N
     assert torch.equal(turned, plain)
     grads = [torch.autograd.grad(each, qk, outer)[0] for each in (turned, plain)]
     assert torch.equal(*grads)
-
-
-def test_a_document_does_not_change_its_neighbours(small: Make, build: Make, sequences: Make, pack: Make) -> None:
-    """Hidden states of a packed document are bit for bit those beside any other document."""
-    model = build(small())
-    a, b, c = sequences([70, 50, 60])
-    with torch.no_grad():
-        one = model.encode(pack([[a, b], [c]], row_tokens=130).packed)
-        other = model.encode(pack([[a, b.flip(0)], [c]], row_tokens=130).packed)
-    assert torch.equal(one[:70], other[:70])
-    assert torch.equal(one[130:], other[130:])
-    assert not torch.equal(one[70:120], other[70:120])
-
-
-def test_in_causal_order_no_token_sees_a_later_one(small: Make, build: Make, sequences: Make, pack: Make) -> None:
-    """Global and local layers: each token sees its sequence up to itself, and nothing of the one before."""
-    model = build(small())
-    a, b = sequences([30, 50])
-    other = torch.cat([b[:20], b[20:].flip(0)])
-    with torch.no_grad():
-        one, two = (model.encode(replace(pack([[a, end]], row_tokens=90).packed, order="causal")) for end in (b, other))
-        alone = model.encode(replace(pack([[b]], row_tokens=50).packed, order="causal"))
-        whole = model.encode(pack([[b]], row_tokens=50).packed)
-    assert torch.equal(one[:50], two[:50]) and not torch.allclose(one[50:80], two[50:80], atol=1e-2)
-    torch.testing.assert_close(one[30:80], alone, atol=1e-5, rtol=1e-5)
-    assert not torch.allclose(alone[:49], whole[:49], atol=1e-2)
-
-
-@pytest.mark.parametrize("spare", [0, 4])
-@pytest.mark.parametrize("z_loss", [0.0, 1e-3])
-def test_no_label_gives_zero_loss_and_zero_gradients(
-    small: Make, build: Make, sequences: Make, pack: Make, spare: int, z_loss: float
-) -> None:
-    """A microbatch without a masked token must not turn the whole step into NaN, nor skip a rank's backward pass."""
-    model = build(small(), z_loss=z_loss)
-    loss = model(pack([sequences([20, 3])], row_tokens=30, predict_every=0, spare=spare)).losses["mlm"]
-    assert loss.item() == 0.0 and loss.dtype == torch.float32
-    loss.backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None and not parameter.grad.any(), name
 
 
 def test_padded_labels_do_not_count(small: Make, build: Make, sequences: Make, pack: Make) -> None:
@@ -251,17 +140,6 @@ def test_activation_checkpointing_changes_memory_and_not_gradients(
     with torch.no_grad():
         model(batch)
     assert calls == [False, True, True, True]
-
-
-def test_bf16_autocast_stays_close_to_fp32(small: Make, build: Make, sequences: Make, pack: Make) -> None:
-    """Mixed precision must choose bf16 for the products, keep the loss in fp32, and change it little."""
-    model = build(small(init_std=0.05, local_attention=128))
-    batch = pack([sequences([700])], row_tokens=700)
-    exact = mean_loss(model, batch)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss, logits_MV = mean_loss(model, batch, figures=True), all_logits(model, batch)
-    assert loss.dtype == torch.float32 and logits_MV.dtype == torch.bfloat16
-    assert loss.item() == pytest.approx(exact.item(), rel=1e-2)
 
 
 def test_a_kernel_that_cannot_serve_stops_the_first_forward_pass(

@@ -16,6 +16,8 @@ from modernbert_train.config.schema import (
     BertConfig,
     ComputeConfig,
     DebertaConfig,
+    DistilBertConfig,
+    LlamaConfig,
     ModelConfig,
     ModernBertConfig,
     PermutationLmConfig,
@@ -32,8 +34,10 @@ SHAPE = {"vocab_size": 100, "hidden_size": 32, "num_heads": 2, "intermediate_siz
 ENCODERS: dict[str, ModelConfig] = {
     "modernbert": ModernBertConfig(**SHAPE, num_layers=4, local_attention=8),
     "bert": BertConfig(**SHAPE, num_layers=2, max_positions=64),
+    "distilbert": DistilBertConfig(**SHAPE, num_layers=2, max_positions=64),
     "xlnet": XLNetConfig(**SHAPE, num_layers=2),
     "deberta": DebertaConfig(**SHAPE, num_layers=2, buckets=4, max_distance=9),
+    "llama": LlamaConfig(**SHAPE, num_layers=2),
 }
 CONFIG = PermutationLmConfig(context_ratio=3)
 EACH = pytest.mark.parametrize("config", ENCODERS.values(), ids=ENCODERS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ from modernbert_train.models.heads import ChunkedLoss, loss_and_gradient, masked
 from modernbert_train.models.layers import EncoderLayer, rotary_tables
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.optim.stable_adamw import StableAdamW
+from tests import warm
 
 Make = Callable[..., Any]
 
@@ -236,30 +236,10 @@ def opaque_attention() -> SimpleNamespace:
 
 
 @pytest.mark.runs
-def test_layers_compile_once_whatever_the_documents(
-    monkeypatch: pytest.MonkeyPatch, small: Make, build: Make, sequences: Make, pack: Make
-) -> None:
-    """A line has few long documents or many short ones; compiling again for each number takes minutes every time."""
-    torch._dynamo.reset()
-    counters.clear()
-    kernel = opaque_attention()
-    monkeypatch.setattr(modernbert, "choose_kernel", lambda *_, **__: kernel)
-    model = build(small(num_layers=4)).train()
-    model.compile_layers(backend="aot_eager")
-    compiled = []
-    for lengths in ([96], [50, 20], [1, 2, 3, 90], [3] * 30, [33, 33, 30]):
-        batch = pack([sequences(lengths)], row_tokens=96)
-        batch = replace(batch, packed=replace(batch.packed, longest=max(lengths)))
-        mean_loss(model, first_predictions(batch, 16)).backward()
-        compiled.append(counters["stats"]["unique_graphs"])
-    assert compiled[0] == 4 and compiled == [4] * 5, "first, local and global layers, and the loss"
-
-
-@pytest.mark.runs
 def test_layers_are_compiled_in_every_phase_in_a_process_of_its_own() -> None:
     """What dynamo remembers of a limit that was hit outlives its reset, and later tests would not compile."""
     one = f"{__file__}::{test_layers_are_compiled_in_every_phase_or_the_run_ends.__name__}"
-    subprocess.run([sys.executable, "-m", "pytest", "-q", "-m", "slow", one], check=True)
+    warm.run([sys.executable, "-m", "pytest", "-q", "-m", "slow", one], check=True)
 
 
 @pytest.mark.slow

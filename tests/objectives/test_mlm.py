@@ -6,6 +6,7 @@ If this breaks, the model learns to predict [SEP], the loss divides by a wrong n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from modernbert_train.batch import PackedText
 from modernbert_train.config.schema import MaskedLmConfig
 from modernbert_train.core.keyed_random import derive, derive_each
 from modernbert_train.objectives.mlm import Masked, MaskedLM
@@ -205,3 +207,45 @@ def test_a_line_without_sequences_predicts_nothing() -> None:
     ids = np.full(16, PAD, np.int64)
     masked = MaskedLM(MaskedLmConfig(), VOCABULARY).corrupt(ids, nothing, nothing, nothing.astype(np.uint64), 0.3)
     assert (masked.input_ids_T == ids).all() and len(masked.positions_M) == len(masked.labels_M) == 0
+
+
+def test_predictions_may_stand_one_before() -> None:
+    """Never in another sequence: a special token stands before each text."""
+    ids, starts, lengths = line([5, 1, 20])
+    text = PackedText(ids, starts, lengths, keys(3))
+    config = MaskedLmConfig(mask_rate=1.0)
+    here, before = (
+        MaskedLM(config, VOCABULARY).make(text, replace(config, predict_from=where)) for where in ("itself", "before")
+    )
+    assert np.array_equal(here.ids_T, before.ids_T)
+    assert np.array_equal(here.targets["labels_M"], before.targets["labels_M"])
+    assert np.array_equal(here.targets["positions_M"][:26] - 1, before.targets["positions_M"][:26])
+    assert {*before.targets["positions_M"][:26].tolist()} >= {0, 7, 10}
+
+
+def test_each_sequence_may_have_a_rate_of_its_own() -> None:
+    """Uniform between the ends, keyed by the sequence alone, within the bound that shapes follow."""
+    sizes = [400] * 300
+    ids, starts, lengths = line(sizes)
+    config = MaskedLmConfig(mask_rate=0.4, mask_spread=0.3)
+    objective = MaskedLM(config, VOCABULARY)
+    made = objective.make(PackedText(ids, starts, lengths, keys(300)), config)
+    masked = Masked(made.ids_T, made.targets["positions_M"][: made.counts["mlm"]], np.empty(0, np.int64))
+    shares = counts_of(masked, (ids, starts, lengths)) / 400
+    assert 0.1 <= shares.min() < 0.12 and 0.68 < shares.max() <= 0.7025 and abs(shares.mean() - 0.4) < 0.03
+    assert np.histogram(shares, bins=6, range=(0.1, 0.7))[0].min() > 30
+    assert len(made.targets["positions_M"]) == objective.max_predicted(0.7, len(ids))
+    alone = objective.make(PackedText(ids[:402], starts[:1], lengths[:1], keys(1)), config)
+    assert alone.counts["mlm"] == round(shares[0] * 400)
+
+
+@pytest.mark.parametrize(("curve", "rates"), [("linear", (0.3, 0.225, 0.15)), ("cosine", (0.3, 0.278033, 0.171967))])
+def test_the_rate_may_move_through_a_phase(curve: str, rates: tuple[float, ...]) -> None:
+    """The bound stays, or every batch would be compiled anew."""
+    config = MaskedLmConfig(mask_rate=0.3, mask_rate_end=0.15, mask_curve=curve)  # type: ignore[arg-type]
+    moments = [config.at(done) for done in ((0, 0.5, 1) if curve == "linear" else (0, 0.25 + 1e-12, 0.75))]
+    assert tuple(each.mask_rate for each in moments) == rates
+    assert {each.most_predicted for each in (config, *moments)} == {0.3}
+    assert config.predicted_share == pytest.approx(0.225)
+    rising = MaskedLmConfig(mask_rate=0.1, mask_rate_end=0.4)
+    assert (rising.at(0.5).mask_rate, rising.at(0.5).most_predicted) == (0.25, 0.4)

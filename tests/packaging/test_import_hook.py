@@ -157,16 +157,27 @@ UNUSED = (
 
 @pytest.mark.runs
 def test_a_run_imports_nothing_heavy_that_it_does_not_use(tiny_run: TinyRun) -> None:
-    """They are half of the time until the first step. torch itself imports sympy and torch._dynamo."""
+    """They are half of the time until the first step. torch itself imports sympy and torch._dynamo. And before torch
+    something is said: loading it takes ten seconds or more, and a silent terminal looks like one that hangs."""
     words = tiny_run("phases.long=null", "phases.short={tokens: 500, batch_warmup: null}", "data.validation=null")
     code = f"""\
-import sys
+import builtins, sys
+real = builtins.__import__
+def look(name, *rest, **more):
+    if name == "torch" and "torch" not in sys.modules:
+        print("TORCH", flush=True)
+    return real(name, *rest, **more)
+builtins.__import__ = look
 from modernbert_train.__main__ import main
 code = main(["train", *{words!r}])
 print(code, *[name for name in {UNUSED!r} if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert done.stdout.splitlines()[-1] == "0", done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "0", done.stdout + done.stderr
+    assert lines[:3] == [
+        "checking the configuration, the data and the run's folder ...", "loading torch and Composer ...", "TORCH",
+    ]  # fmt: skip
 
 
 AFTERWARDS = """\
@@ -209,11 +220,14 @@ print("all there")
 
 
 @pytest.mark.runs
-def test_a_users_callback_can_be_written_and_what_was_left_for_later_is_all_there(packages: Path) -> None:
+@pytest.mark.parametrize("afterwards", ["print('all there')", pytest.param(AFTERWARDS, marks=pytest.mark.slow)])
+def test_a_users_callback_can_be_written_and_what_was_left_for_later_is_all_there(
+    packages: Path, afterwards: str
+) -> None:
     """Composer is unusable in one's own files otherwise: there is no torchvision, and its import wants one. SciPy
     waits, of which torchmetrics imports its signal processing: a second of every start, for nothing. A user's own
     metric or callback may use transformers itself, or what torchmetrics and Composer make of it."""
-    done = run(packages, CALLBACK + AFTERWARDS)
+    done = run(packages, CALLBACK + afterwards)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert (lines[0], lines[-1]) == ("Callback Trainer StreamingDataset", "all there")

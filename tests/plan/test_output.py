@@ -36,7 +36,14 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("path", RUNS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path",
+    [  # sizes and parts of one recipe are alike
+        pytest.param(path, marks=[pytest.mark.slow] * path.name.startswith(("ettin", "1-", "2-", "3-")))
+        for path in RUNS
+    ],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
 def test_every_run_that_is_shipped_can_be_planned(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also where its data does not exist."""
     streams = list(load_run([path]).data.streams)

@@ -142,12 +142,13 @@ def test_the_tiny_recipe_runs_whole_and_phase_by_phase_and_grows(
     assert "hidden_size 128 -> 192, num_layers 4 -> 7" in start_of_large, start_of_large
 
 
-# parameters, steps and tokens in a step of a full batch, all published; arXiv 1810.04805, 1907.11692, 2312.17482 and
-# 1909.11942
+# parameters, steps and tokens in a step of a full batch, all published; arXiv 1810.04805, 1907.11692, 2312.17482,
+# 1909.11942; of distilbert the parameters alone
 BERTS = {
     "bert-base": (109_514_298, 1_000_000, {"short": 256 * 128, "long": 256 * 512}),
     "roberta-base": (124_696_665, 500_000, {"main": 8192 * 512}),
     "mosaicbert": (109_518_912, 70_000, {"main": 4096 * 128}),
+    "distilbert": (66_985_530, 12_500, {"main": 2048 * 512}),
     "albert-base": (11_813_810, 125_000, {"main": 4096 * 512}),
 }
 

@@ -27,15 +27,17 @@ SMALL = {"vocab_size": 512, "hidden_size": 32, "num_heads": 2, "intermediate_siz
 ENCODERS: dict[str, dict[str, Any]] = {
     "modernbert": SMALL | {"num_layers": 4, "local_attention": 16},
     "bert": SMALL | {"num_layers": 2, "max_positions": 128},
+    "distilbert": SMALL | {"num_layers": 2, "max_positions": 128},
     "albert": SMALL | {"num_layers": 4, "embedding_size": 16, "group_layers": 2, "max_positions": 128},
     "xlnet": SMALL | {"num_layers": 2},
     "deberta": SMALL | {"num_layers": 2, "max_positions": 128, "buckets": 8, "max_distance": 16},
+    "llama": SMALL | {"num_layers": 2, "key_value_heads": 1, "tied": False},
+    "gemma": SMALL | {"num_layers": 2, "head_width": 16, "local_attention": 8, "global_every": 2},
 }
 OBJECTIVES = ("mlm", "causal", "sop", "permutation", "rtd")
 PAIRS = [(encoder, objective) for encoder in ENCODERS for objective in OBJECTIVES]
-# every encoder and every objective stands in one of these at least; the whole matrix takes minutes
-USUAL = {("modernbert", "mlm"), ("modernbert", "causal"), ("bert", "sop"), ("bert", "rtd"), ("albert", "sop")}
-USUAL |= {("xlnet", "permutation"), ("deberta", "mlm")}
+# the weights of every encoder are compared in tests/weights/formats; the whole matrix takes minutes
+USUAL = {("modernbert", "causal"), ("bert", "sop"), ("xlnet", "permutation"), ("llama", "causal"), ("gemma", "mlm")}
 MATRIX = [pytest.param(*pair, marks=[] if pair in USUAL else pytest.mark.slow) for pair in PAIRS]
 
 
@@ -44,6 +46,8 @@ def system(words: list[str], encoder: str, objective: str) -> list[str]:
     file = Path(words[0])
     run = yaml.safe_load(file.read_text())
     run["model"], run["objective"] = {"name": encoder} | ENCODERS[encoder], {"name": objective}
+    if objective == "rtd":
+        run["model"].pop("tied", None)
     if encoder != "modernbert":
         del run["phases"]["long"]["model"]
     file.write_text(yaml.safe_dump(run, sort_keys=False))
@@ -60,18 +64,25 @@ EXPORTED = {
     ("bert", "causal"): "BertLMHeadModel",
     ("bert", "sop"): "BertForPreTraining",
     ("bert", "permutation"): "BertForMaskedLM",
+    **{("distilbert", objective): "DistilBertForMaskedLM" for objective in ("mlm", "sop", "permutation")},
     ("albert", "mlm"): "AlbertForMaskedLM",
     ("albert", "sop"): "AlbertForPreTraining",
     ("albert", "permutation"): "AlbertForMaskedLM",
     **{("deberta", objective): "DebertaV2ForMaskedLM" for objective in ("mlm", "sop", "permutation")},
+    **{("llama", objective): "EuroBertForMaskedLM" for objective in ("mlm", "sop", "permutation")},
+    ("llama", "causal"): "LlamaForCausalLM",
+    **{("gemma", objective): "Gemma3ForCausalLM" for objective in ("mlm", "sop", "permutation", "causal")},
     **{("xlnet", objective): "XLNetLMHeadModel" for objective in OBJECTIVES if objective != "rtd"},
 }
 ARXIV = {
     "modernbert": "2412.13663",
     "bert": "1810.04805",
+    "distilbert": "1910.01108",
     "albert": "1909.11942",
     "xlnet": "1906.08237",
     "deberta": "2006.03654",
+    "llama": "2302.13971",
+    "gemma": "2503.19786",
 }
 
 
@@ -89,11 +100,11 @@ def test_exported_it_computes_the_same_in_transformers(
     capsys.readouterr()
     assert main(["export", str(run), "--licence", "mit"]) == 0
     said = capsys.readouterr().out
-    assert ("left out: pair_head" in said) is (objective == "sop" and encoder in ("modernbert", "xlnet", "deberta"))
+    assert ("left out: pair_head" in said) is (objective == "sop" and encoder not in ("bert", "albert"))
     card = (run / "hf/README.md").read_text()
     assert f"arxiv.org/abs/{ARXIV[encoder]}" in card
     assert ("layers share: all, in 1 group of 2 layers that take turns" in card) is (encoder == "albert")
-    assert ("AutoModelForCausalLM" in card) is (objective == "causal" or encoder == "xlnet")
+    assert ("AutoModelForCausalLM" in card) is (objective == "causal" or encoder in ("xlnet", "gemma"))
     assert ("arxiv.org/abs/1909.11942" in card) is (objective == "sop" or encoder == "albert")
     assert ("arxiv.org/abs/1906.08237" in card) is (objective == "permutation" or encoder == "xlnet")
 
@@ -102,7 +113,7 @@ def test_exported_it_computes_the_same_in_transformers(
     twin, report = getattr(transformers, named).from_pretrained(run / "hf", output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
     pair = transformers.AutoTokenizer.from_pretrained(run / "hf")("a b", "c")
-    typed = objective == "sop" and encoder not in ("modernbert", "deberta")
+    typed = objective == "sop" and encoder not in ("modernbert", "distilbert", "deberta", "llama", "gemma")
     paired = objective == "sop" and encoder in ("bert", "albert")
     assert (sorted({*pair.get("token_type_ids", [0])}) == [0, 1]) is typed
     found, _ = newest_valid(run / "checkpoints")

@@ -114,7 +114,7 @@ def test_a_residual_in_bf16_is_one_and_the_model_as_ever(tiny_run: TinyRun, tmp_
     assert one == other
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 @pytest.mark.skipif(not cpu_has_bf16(), reason="a processor with bf16")
 def test_two_ranks_compute_what_one_does(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Sharded too, though Composer is told that it is fp32."""

@@ -68,7 +68,9 @@ def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize(("ranks", "strategies"), [(1, ["ddp"]), (2, ["ddp", "fsdp2"])])
+@pytest.mark.parametrize(
+    ("ranks", "strategies"), [(1, ["ddp"]), pytest.param(2, ["ddp", "fsdp2"], marks=pytest.mark.slow)]
+)
 def test_clipping_is_torchs(ranks: int, strategies: list[str], tiny_run: TinyRun, tmp_path: Path) -> None:
     run_ranks(train_all, ranks, tiny_run(*SHORT), strategies, timeout_seconds=110)
     for strategy in strategies:
@@ -83,7 +85,7 @@ def test_clipping_is_torchs(ranks: int, strategies: list[str], tiny_run: TinyRun
         assert norms[0][0] == norms[1][0] > MOST, "the record has the norm before it is clipped"
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_a_clipped_run_resumes_to_the_bit(tiny_run: TinyRun, tmp_path: Path) -> None:
     words = [*tiny_run(*SHORT), f"optim.max_grad_norm={MOST}"]
     session.train(read_run([*words, "name=whole"]))

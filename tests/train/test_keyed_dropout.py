@@ -30,7 +30,7 @@ def drawn(seed: int, steps: int, microbatches: int = 2) -> list[Tensor]:
     torch.rand(steps + 7)
     nothing = torch.zeros(0, dtype=torch.int64)
     part = Batch(Packed(nothing, nothing, nothing, 1), {}, {"mlm": 1}, num_rows=1)
-    plan = SimpleNamespace(objective=SimpleNamespace(terms={"mlm": 1.0}))
+    plan = SimpleNamespace(objective=SimpleNamespace(terms={"mlm": 1.0}, compares=False))
     batch: Any = SimpleNamespace(plan=plan, microbatches=(part,) * microbatches)
     model = Dropped().train()
     gradients(model, batch, Compute(torch.device("cpu"), "fp32"), seed, steps)

@@ -83,7 +83,7 @@ def first_document(words: list[str], step: int, microbatch: int) -> dict[str, An
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("optimizer", ["stable_adamw", "adamw"])
+@pytest.mark.parametrize("optimizer", [pytest.param("stable_adamw", marks=pytest.mark.slow), "adamw"])
 def test_skip_leaves_weights_moments_and_step_counts_as_they_were(
     tiny_run: TinyRun, tmp_path: Path, optimizer: str
 ) -> None:
@@ -266,7 +266,7 @@ def test_a_spike_is_skipped_by_its_window_which_survives_a_kill(tiny_run: TinyRu
         assert main(["train", *words]) == 0
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_an_ignored_spike_is_recorded_and_changes_nothing(tiny_run: TinyRun, tmp_path: Path) -> None:
     """The default must not touch a run, and still tell."""
     late = Fault("spike", steps=(12,))

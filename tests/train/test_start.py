@@ -20,21 +20,13 @@ from modernbert_train.models.tiling import grow
 from modernbert_train.weights.formats import read_folder
 from tests.conftest import TINY_YAML, TinyRun
 from tests.data.make_shards import make_texts, make_tokenizer
+from tests.weights import test_source
+from tests.weights.test_source import LARGER
 
 pytestmark = pytest.mark.runs
 
 LEARN = ("phases.short.tokens=40_000", "phases.long.tokens=4_000", "model.init_std=0.1")
-# one step that changes nothing, so that its checkpoint holds the first weights
-STILL = (
-    "phases.short.tokens=200",
-    "phases.short.batch_warmup=null",
-    "phases.short.schedule.warmup_tokens=0",
-    "phases.long=null",
-    "optim.lr=1e-30",
-    "optim.weight_decay=0",
-    "model.init_std=0.1",
-)
-LARGER = ("model.hidden_size=48", "model.num_heads=3", "model.num_layers=7", "model.intermediate_size=64")
+STILL = (*test_source.STILL, "model.init_std=0.1")
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +100,7 @@ def test_the_kept_length_of_the_schedule_is_the_runs_own(tiny_run: TinyRun, teac
     assert (first["step"], first["epoch"], first["phase"]) == (1, 0, "short")
 
 
-@pytest.mark.parametrize("mode", ["fitted", "paper"])
+@pytest.mark.parametrize("mode", [pytest.param("fitted", marks=pytest.mark.slow), "paper"])
 def test_a_grown_start_is_far_below_a_random_one(tiny_run: TinyRun, teacher: Path, tmp_path: Path, mode: str) -> None:
     """What growing is for; the weights are the tiled ones, the first loss is near the smaller model's."""
     words = tiny_run(*STILL, *LARGER, "name=grown", f"weights.grow_from={teacher}", f"weights.grow_mode={mode}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -171,3 +173,64 @@ def test_nothing_that_is_there_is_overwritten(run: Path, tmp_path: Path, capsys:
     assert checkpoints(run) == before
     assert main(["average", str(run), "--last", "2", "--out", str(tmp_path / "a b")]) == 78
     assert "becomes a run's name" in capsys.readouterr().err
+
+
+@pytest.mark.runs
+def test_two_runs_of_one_start_are_joined_on_their_arc_and_by_signs(
+    run: Path, tiny_run: TinyRun, tmp_path: Path
+) -> None:
+    """slerp by its formula, ties by the published steps, written out number by number; the record says how."""
+    assert main(["train", *tiny_run(*DECAY, "name=other", "seed=6")]) == 0
+    base, end = checkpoints(run)[0], checkpoints(run)[-1]
+    names = [str(end.folder), str(tmp_path / "runs/other")]
+    other = checkpoints(tmp_path / "runs/other")[-1]
+    arc, signs = tmp_path / "arc", tmp_path / "signs"
+    assert main(["average", *names, "--how", "slerp", "--weights", "3", "1", "--out", str(arc)]) == 0
+    one, two, start = (each.weights() for each in (end, other, base))
+    for name, tensor in average_of(arc).weights().items():
+        a, b = one[name].double().flatten().numpy(), two[name].double().flatten().numpy()
+        angle = np.arccos(np.clip(a @ b / np.linalg.norm(a) / np.linalg.norm(b), -1, 1))
+        straight = angle < 1e-4
+        expected = (
+            0.75 * a + 0.25 * b if straight else (np.sin(0.75 * angle) * a + np.sin(0.25 * angle) * b) / np.sin(angle)
+        )
+        np.testing.assert_allclose(tensor.flatten().numpy(), expected, rtol=1e-5, atol=1e-7)
+    words = ["average", *names, "--how", "ties", "--base", str(base.folder), "--keep", "0.3", "--out", str(signs)]
+    assert main(words) == 0
+    found = average_of(signs)
+    assert found.state.averaged_by == f"ties, 0.3 kept of what changed since {base.folder}"
+    name = "model.layers.1.mlp.Wo.weight"
+    expected_numbers = by_signs([one[name], two[name]], start[name], 0.3)
+    np.testing.assert_allclose(found.weights()[name].flatten().numpy(), expected_numbers, rtol=1e-6, atol=1e-8)
+
+
+def by_signs(tensors: list[torch.Tensor], base: torch.Tensor, keep: float) -> list[float]:
+    start = base.double().flatten().tolist()
+    moved = [(tensor.double() - base.double()).flatten().tolist() for tensor in tensors]
+    count = math.ceil(keep * len(start))
+    least = [sorted(map(abs, each), reverse=True)[count - 1] for each in moved]
+    found = []
+    for at, begin in enumerate(start):
+        changes = [each[at] if abs(each[at]) >= limit else 0.0 for each, limit in zip(moved, least, strict=True)]
+        sign = math.copysign(1, sum(changes))
+        agreeing = [change for change in changes if change * sign > 0]
+        found.append(begin + (sum(agreeing) / len(agreeing) if agreeing else 0.0))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--how", "slerp"], "--how=slerp with 3 checkpoints: an arc has two ends."),
+        (["--how", "ties"], "--how=ties with --base=None"),
+        (["--how", "mean", "--base", "RUN"], "--how=mean with --base="),
+        (["--how", "ties", "--base", "RUN", "--keep", "0"], "--keep=0: a share of the numbers"),
+    ],
+)
+@pytest.mark.runs
+def test_ways_that_cannot_be_are_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    out = ["--out", str(tmp_path / "none")]
+    assert main(["average", str(run), "--last", "3", *(str(run) if w == "RUN" else w for w in words), *out]) == 78
+    assert message in capsys.readouterr().err and not (tmp_path / "none").exists()

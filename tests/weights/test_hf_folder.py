@@ -207,7 +207,7 @@ def test_a_senseless_theta_is_not_exported(
     [
         ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "model_type='gpt2'"),
         ({"model_type": "bert"}, "model_type='bert', architectures="),
-        ({"architectures": ["ModernBertForQuestionAnswering"]}, "ModernBertForQuestionAnswering"),
+        ({"architectures": ["ModernBertForImages"]}, "ModernBertForImages"),
         ({"architectures": None}, "architectures=None"),
         ({"hidden_size": "64"}, "hidden_size='64', not a number above 0"),
         ({"vocab_size": 64.5}, "vocab_size=64.5, not a number above 0"),

@@ -26,19 +26,11 @@ from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.hf_folder import export, load_weights
 from modernbert_train.weights.source import find_origin
 from tests.conftest import TinyRun
+from tests.weights.test_source import STILL, first_weights
 
 SMALL = {"vocab_size": 512, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48}
 BERT: dict[str, Any] = {"name": "bert", **SMALL, "num_layers": 2, "max_positions": 128, "init_std": 0.1}
 MODERNBERT: dict[str, Any] = {"name": "modernbert", **SMALL, "num_layers": 4, "local_attention": 16, "init_std": 0.1}
-# one step that changes nothing, so that its checkpoint holds the first weights
-STILL = (
-    "phases.short.tokens=200",
-    "phases.short.batch_warmup=null",
-    "phases.short.schedule.warmup_tokens=0",
-    "phases.long=null",
-    "optim.lr=1e-30",
-    "optim.weight_decay=0",
-)
 
 
 def run_of(words: list[str], model: dict[str, Any], objective: str = "mlm") -> list[str]:
@@ -74,13 +66,6 @@ def exported(folder: Path, model: dict[str, Any], tokenizer: Path, order: Any = 
     return folder
 
 
-def first_weights(words: list[str], folder: Path) -> dict[str, Tensor]:
-    assert main(["train", *words]) == 0
-    found, _ = newest_valid(folder / "checkpoints")
-    assert found is not None
-    return found.weights()
-
-
 def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
     """Bit by bit, but for zeros, which the one step of a run moves by its rate."""
     expected = {name: tensor for name, tensor in expected.items() if name != "decoder.weight"}
@@ -90,7 +75,9 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("kind", [transformers.BertForMaskedLM, transformers.RobertaForMaskedLM])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(transformers.BertForMaskedLM, marks=pytest.mark.slow), transformers.RobertaForMaskedLM]
+)
 def test_published_models_are_trained_from_there(
     kind: Any, tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -328,3 +315,23 @@ def test_equal_tensors_of_a_folder_are_one_in_a_run_that_shares_them(
     words = run_of(tiny_run(*STILL, f"weights.init_from={folder}", "name=all"), ALBERT, "sop")
     assert main(["train", *words]) == 78
     assert "model.sharing=all here, none there" in capsys.readouterr().err
+
+
+@pytest.mark.runs
+def test_a_distilbert_begins_with_layers_of_a_bert(
+    tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And says which; heads of pairs are left out."""
+    kind = transformers.BertForPreTraining
+    settings = {"num_hidden_layers": 4, "max_position_embeddings": 128}
+    teacher = published(kind, tmp_path / "teacher", tiny_data / "tokenizer", **settings)
+    model = {**BERT, "name": "distilbert", "num_layers": 2}
+    words = run_of(tiny_run(*STILL, f"weights.shrink_from={teacher}"), model)
+    found, there = first_weights(words, tmp_path / "runs/tiny"), load_weights(teacher)
+    said = capsys.readouterr().out
+    assert f"weights.shrink_from={teacher}: layers 0, 3 of 4, its first token type added to the positions;" in said
+    assert "; pair_head there is left out" in said
+    assert torch.equal(found["model.layers.1.attn.Wqkv.weight"], there["model.layers.3.attn.Wqkv.weight"])
+    assert torch.equal(found["head.dense.weight"], there["head.dense.weight"])
+    assert main(["train", *run_of(tiny_run(*STILL, f"weights.shrink_from={teacher}", "name=b"), BERT, "rtd")]) == 78
+    assert "only what predicts masked tokens is shrunk." in capsys.readouterr().err

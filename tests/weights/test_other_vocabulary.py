@@ -22,6 +22,8 @@ from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
     DebertaConfig,
+    DistilBertConfig,
+    LlamaConfig,
     ModelConfig,
     ModernBertConfig,
     XLNetConfig,
@@ -209,9 +211,11 @@ SHAPE = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size"
 ARCHITECTURES: dict[str, Callable[[int], ModelConfig]] = {
     "modernbert": lambda rows: ModernBertConfig(vocab_size=rows, **SHAPE),
     "bert": lambda rows: BertConfig(vocab_size=rows, max_positions=64, **SHAPE),
+    "distilbert": lambda rows: DistilBertConfig(vocab_size=rows, max_positions=64, **SHAPE),
     "albert": lambda rows: AlbertConfig(vocab_size=rows, max_positions=64, embedding_size=16, **SHAPE),
     "xlnet": lambda rows: XLNetConfig(vocab_size=rows, **SHAPE),
     "deberta": lambda rows: DebertaConfig(vocab_size=rows, **SHAPE),
+    "llama": lambda rows: LlamaConfig(vocab_size=rows, tied=False, **SHAPE),
     "replaced": lambda rows: ModernBertConfig(vocab_size=rows, **SHAPE),
 }
 
@@ -225,7 +229,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> TokenRows:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_architecture_gets_its_rows(rows: TokenRows, tmp_path: Path, tiny_run: TinyRun, name: str) -> None:
-    """Embedding and bias have their rows, the decoder is the embedding, everything else is as it was."""
+    """Embedding and bias have their rows, so has a decoder that is not the embedding, everything else is as it was."""
     config = read_run(tiny_run("objective={name: rtd, sharing: gdes}" if name == "replaced" else "seed=1"))
     old, new = (replace(config, model=ARCHITECTURES[name](size)) for size in SIZES.values())
     there, here = (build_model(each.model, each.objective, each.compute) for each in (old, new))
@@ -245,7 +249,7 @@ def test_every_architecture_gets_its_rows(rows: TokenRows, tmp_path: Path, tiny_
     found = dict(here.named_parameters())
     assert torch.equal(found[table], rows.of(weights[EMBEDDING])) and found[table].shape[0] == 448
     assert torch.equal(found[table][:320], weights[EMBEDDING])
-    if "decoder.bias" in found:
-        assert torch.equal(found["decoder.bias"], rows.of(weights["decoder.bias"]))
-    same = [key for key in found if key in weights and key not in (EMBEDDING, "decoder.bias")]
+    by_token = [key for key in ("decoder.bias", "decoder.weight") if key in found]
+    assert all(torch.equal(found[key], rows.of(weights[key])) for key in by_token)
+    same = [key for key in found if key in weights and key not in (EMBEDDING, *by_token)]
     assert len(same) > 5 and all(torch.equal(found[key], weights[key]) for key in same)

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import load
@@ -34,6 +35,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
         monkeypatch.setattr(push, "HfApi", partial(push.HfApi, endpoint=hub.address))
         monkeypatch.setattr(push, "get_token", lambda: "hf_none")
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=lambda seconds: None))  # retries
         yield hub
 
 

@@ -143,7 +143,7 @@ def _in_the_data(found: Verified) -> Iterator[tuple[str, str]]:
     state = found.state
     if state.training is None:
         made = ", ".join(f"{part.weight:.4g} of {part.checkpoint}" for part in state.average[:8])
-        yield "average", f"of {plural(len(state.average), 'checkpoint')}: {made}"
+        yield "average", f"{state.averaged_by}, of {plural(len(state.average), 'checkpoint')}: {made}"
         return
     yield "trained for", duration(state.training.seconds)
     yield from loader_position(state.training).items()

@@ -36,21 +36,32 @@ class TaskConfig:
     """A task: labelled texts, their labels, and how they are trained."""
 
     # single-label: one class of each text; multi-label: any number of them; regression: a score; tokens: a class of
-    # each word
-    kind: Literal["single-label", "multi-label", "regression", "tokens"] = MISSING
+    # each word; question-answering: a span of a context; multiple-choice: one of several texts
+    kind: Literal["single-label", "multi-label", "regression", "tokens", "question-answering", "multiple-choice"] = (
+        MISSING
+    )
     # a dataset of the hub, or a folder with a file for each split; None: train and validation name files
     data: str | None = None
     subset: str | None = None  # of the dataset, where it has several; of a folder the folder within, if it is there
-    train: str = MISSING  # split or file to learn from: .jsonl, .tsv, .csv; for tokens .conll or .jsonl
+    # split or file to learn from: .jsonl, .parquet, .tsv, .csv; for tokens .conll, for question-answering SQuAD's .json
+    train: str = MISSING
     # splits or files to measure on, by names of your choice
     validation: dict[str, str] = field(default_factory=dict)
     # splits or files that are only predicted, by names of your choice: they need no labels, and none are read
     predict: dict[str, str] = field(default_factory=dict)
-    # one, or two for pairs; for tokens the column with the list of words, `tokens` unless another is named
+    # one, or two for pairs; for tokens the column with the list of words, `tokens` unless another is named; for
+    # question-answering question and context; for multiple-choice the text before [SEP] and the start of each choice
     text_columns: list[str] = field(default_factory=lambda: ["text"])
-    # column with class, classes or score; for tokens with the list of tags, `tags` unless another is named. Of a .conll
-    # the last column counts
+    # column with class, classes or score; for tokens with the list of tags, `tags` unless another is named, of a .conll
+    # the last; for question-answering with the answers, `answers`; for multiple-choice the place from 0 or the name
     label_column: str = "label"
+    choice_columns: list[str] = field(default_factory=list)  # multiple-choice: one with a list, or one for each choice
+    # question-answering: whether a context may hold no answer, as in SQuAD 2; else a question without one is refused
+    unanswerable: bool = False
+    # no answer is given where [CLS] has more than the best answer by more than this, as null_score_diff_threshold
+    null_threshold: float = 0.0
+    max_answer_tokens: int = 30  # longest answer
+    overlap_tokens: int = 128  # that two windows of a long context share, as transformers' doc_stride
     id_column: str | None = None  # column of what names a text in predictions.jsonl, where its line does not do
     label_separator: str = ","  # multi-label: between the classes of a text, where they are not a list
     # classes in the order of the logits, where a whole number may mean the class of that place; []: those of `train`
@@ -95,6 +106,10 @@ class TaskConfig:
 
 
 TASK_KEYS = tuple(each.name for each in fields(TaskConfig))
+KEYS_OF_KIND = {  # that are of one kind alone
+    "question-answering": ("unanswerable", "null_threshold", "max_answer_tokens", "overlap_tokens"),
+    "multiple-choice": ("choice_columns",),
+}
 
 
 def task_problems(task: TaskConfig) -> Iterator[str]:
@@ -108,7 +123,8 @@ def task_problems(task: TaskConfig) -> Iterator[str]:
         yield f"best={task.best}: is not measured. Choose from {known}, or add it to metrics."
     if task.kind == "tokens" and len(task.text_columns) != 1:
         yield f"text_columns={task.text_columns}: for words name one column."
-    if task.kind != "tokens" and not 1 <= len(task.text_columns) <= 2:
+    yield from _question_problems(task)
+    if task.kind not in ("tokens", "question-answering") and not 1 <= len(task.text_columns) <= 2:
         yield f"text_columns={task.text_columns}: name one column, or two for pairs of texts."
     if task.label_column in task.text_columns:
         yield f"label_column={task.label_column} is one of text_columns too: the text would contain the label."
@@ -119,7 +135,7 @@ def task_problems(task: TaskConfig) -> Iterator[str]:
     for name in task.metrics:
         if name not in METRICS_OF[task.kind]:
             yield f"metrics: {name} is none of kind={task.kind}. Choose from {', '.join(METRICS_OF[task.kind])}."
-    if "f1" in task.metrics and len(task.labels) != 2:
+    if task.kind == "single-label" and "f1" in task.metrics and len(task.labels) != 2:
         yield f"metrics: f1 is that of the second of two labels, and labels={task.labels}. Name two, or use macro_f1."
     own: dict[str, TaskConfig | FrozenConfig] = {"": task, "frozen.": task.frozen}
     for at, each in own.items():
@@ -139,6 +155,30 @@ def task_problems(task: TaskConfig) -> Iterator[str]:
         yield f"warmup={task.warmup}: a share of the training, from 0 and below 1."
     if task.max_tokens < 8:
         yield f"max_tokens={task.max_tokens}: must be at least 8, for text between the special tokens."
+
+
+def _question_problems(task: TaskConfig) -> Iterator[str]:
+    for kind, keys in KEYS_OF_KIND.items():
+        for key in keys if kind != task.kind else ():
+            if getattr(task, key) != getattr(TaskConfig(kind=task.kind, train=task.train), key):
+                yield f"{key}={getattr(task, key)}: is of kind={kind} alone. Remove it."
+    if task.kind == "multiple-choice" and len({*task.choice_columns} - {task.label_column, *task.text_columns}) < max(
+        1, len(task.choice_columns)
+    ):
+        yield f"choice_columns={task.choice_columns}: name a column with a list of choices, or one for each of them."
+    if task.kind != "question-answering":
+        return
+    if task.text_columns != ["text"] and len(task.text_columns) != 2:
+        yield f"text_columns={task.text_columns}: name the columns of the question and of its context."
+    if task.labels:
+        yield f"labels={task.labels}: answers are no classes. Remove them."
+    if not 0 <= task.overlap_tokens < task.max_tokens:
+        yield f"overlap_tokens={task.overlap_tokens}: from 0, and below max_tokens={task.max_tokens}."
+    if task.max_answer_tokens < 1:
+        yield f"max_answer_tokens={task.max_answer_tokens}: must be at least 1."
+    for name in task.metrics:
+        if "_answer_" in name and not task.unanswerable:
+            yield f"metrics: {name} is of questions that may have no answer. Set unanswerable=true, or remove it."
 
 
 def split_name_problems(validation: Mapping[str, str]) -> Iterator[str]:

@@ -26,7 +26,7 @@ from modernbert_train.config.renamed import RENAMED
 from modernbert_train.config.schema import VARIANTS, RunConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.config.tools.prepare import PrepareConfig
-from modernbert_train.config.tools.retrieval import RetrievalConfig
+from modernbert_train.config.tools.retrieval import MeasureConfig, RetrievalConfig
 from modernbert_train.config.tools.sweep import SweepConfig
 
 _HEAD = """\
@@ -43,6 +43,7 @@ _ROOTS: dict[str, type] = {  # the heading on the page -> the tree of keys
     "Data preparation: the spec of `data_prep/prepare.py`": PrepareConfig,
     "Fine-tuning: a task of `finetune`": TaskConfig,
     "Retrieval: a recipe of `retrieval train`": RetrievalConfig,
+    "Retrieval: keys of `retrieval evaluate`": MeasureConfig,
     "Sweeps: the spec of `launch/sweep.py`": SweepConfig,
 }
 

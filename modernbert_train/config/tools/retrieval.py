@@ -11,6 +11,7 @@ from omegaconf import MISSING
 
 from modernbert_train.config.knob import knob, knobs
 
+MTEB = "mteb:"  # before the name of a task of mteb, where a folder could stand
 RANKING = ("ndcg_at_10", "recall_at_100", "mrr_at_10", "map_at_10")  # what is measured of a ranking
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -23,6 +24,7 @@ class EvaluateConfig:
     runs_folder: str = "runs"  # results are in <runs_folder>/<name>
     device: Literal["auto", "cpu", "cuda"] = "auto"
     split: str = "test"  # of a BEIR folder: the file in qrels/
+    beir_folder: str = "data/beir"  # of BEIR's public sets, by name; one that is not there is downloaded
     encode_batch: int = knob(32, low=1)  # texts that are encoded at once; changes speed and memory alone
     ignore_identical_ids: bool = False  # leave out the document that has the query's id, as for ArguAna and Quora
     # over all tokens, or the first; None: mean. A folder of sentence-transformers has its own, and of the next three
@@ -33,6 +35,18 @@ class EvaluateConfig:
     # longer texts are cut, special tokens included; None: what the model was trained on
     max_tokens: int | None = knob(None, low=8)
     query_max_tokens: int | None = knob(None, low=8)  # of queries, where it is fewer
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureConfig(EvaluateConfig):
+    """What `retrieval evaluate` alone can do."""
+
+    # late interaction: a folder that keeps the vectors of documents, in fp16, for another search or after a kill
+    index: str | None = None
+    # what a model with one output, or two classes, ranks anew by reading query and document together: candidates in
+    # TREC's run format or BEIR's JSON, or a model of `retrieval evaluate`, whose best are taken
+    rerank: str | None = None
+    rerank_top: int = knob(100, low=1)  # candidates of each query that count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 from typing import Any
 
 from omegaconf import MISSING
 
+from modernbert_train.config.tools.retrieval import MTEB
+from modernbert_train.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmitConfig:
+    """A file of a test server's folder."""
+
+    split: str = MISSING  # without labels, of the task's data; SUBSET/SPLIT is of another subset
+    labels: list[str] = field(default_factory=list)  # classes by their number, which is written; []: names are
+    between: list[float] = field(default_factory=list)  # a score is written within these; []: as it is
+
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteTaskConfig:
-    """A task of a suite: exactly one of `finetune`, `retrieval` and `beir`."""
+    """A task of a suite: exactly one of `finetune`, `retrieval`, `beir` and `mteb`."""
 
     finetune: str | None = None  # a task of yamls/tasks, or a YAML file; its name is relative to the suite's folder
     retrieval: str | None = None  # a recipe of `retrieval train`, with what it is measured on
-    beir: str | None = None  # a folder in BEIR's format, for `retrieval evaluate`
+    beir: Any = None  # a folder in BEIR's format, a set of BEIR by name, or a list: a column of each, and the mean
+    mteb: Any = None  # a task of mteb by name, or a list, as `beir`
     after: str | None = None  # another task of the suite: its chosen run of the same seed has the first weights
     keys: dict[str, Any] = field(
         default_factory=dict
@@ -25,7 +40,9 @@ class SuiteTaskConfig:
     choose_on: str | None = None  # split; None: `split`
     choose_seeds: int | None = None  # the choice is made with so many of the seeds; None: all
     split: str | None = None  # whose figure stands in the table; None: the mean of all that are measured
-    metric: str | None = None  # None: the first of the task; ndcg_at_10 of retrieval
+    metric: str | None = None  # None: the first of the task; ndcg_at_10 of retrieval, main_score of mteb
+    # files with predictions of the chosen run, by name without .tsv, in OUT/submission
+    submit: dict[str, SubmitConfig] = field(default_factory=dict)
 
     @property
     def verb(self) -> tuple[str, ...]:
@@ -37,7 +54,12 @@ class SuiteTaskConfig:
     @property
     def what(self) -> str:
         """The verb's first word: task, recipe or folder."""
-        return self.finetune or self.retrieval or self.beir or ""
+        return self.finetune or self.retrieval or self.beir or f"{MTEB}{self.mteb}"
+
+    @property
+    def trains(self) -> bool:
+        """Whether anything is drawn, so that seeds count."""
+        return self.finetune is not None or self.retrieval is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +92,29 @@ class SuiteConfig:
     published: dict[str, PublishedConfig] = field(default_factory=dict)  # by model
 
 
+def each_alone(suite: SuiteConfig) -> SuiteConfig:
+    """A suite in which a task of several sets is a task of each, TASK-SET, and a group with the task's name.
+
+    Raises:
+        ConfigError: two tasks or groups would have one name.
+    """
+    tasks: dict[str, SuiteTaskConfig] = {}
+    groups = dict(suite.groups)
+    for name, task in suite.tasks.items():
+        key = next((key for key in ("beir", "mteb") if isinstance(getattr(task, key), list)), None)
+        if key is None:
+            tasks[name] = task
+            continue
+        groups[name] = []
+        for each in getattr(task, key):
+            own = f"{name}-{re.sub('[^A-Za-z0-9]+', '-', PurePath(str(each)).name)}"
+            if own in tasks or own in suite.tasks or name in suite.groups:
+                raise ConfigError(f"tasks.{name}: {own} or {name} would be there twice. Name sets or tasks otherwise.")
+            tasks[own] = replace(task, **{key: each})
+            groups[name].append(own)
+    return replace(suite, tasks=tasks, groups=groups)
+
+
 def suite_problems(suite: SuiteConfig) -> Iterator[str]:
     """What is wrong with a suite, as far as it can be told without its tasks."""
     if not suite.tasks and suite.efficiency is None:
@@ -94,16 +139,23 @@ def suite_problems(suite: SuiteConfig) -> Iterator[str]:
 def _task_problems(name: str, task: SuiteTaskConfig, suite: SuiteConfig) -> Iterator[str]:
     if not name.replace("_", "").replace("-", "").isalnum():
         yield "name: it is part of the names of folders. Use letters, digits, '_' and '-'."
-    if sum(each is not None for each in (task.finetune, task.retrieval, task.beir)) != 1:
-        yield "finetune, retrieval, beir: name exactly one of them."
+    if sum(each is not None for each in (task.finetune, task.retrieval, task.beir, task.mteb)) != 1:
+        yield "finetune, retrieval, beir, mteb: name exactly one of them."
+    for key in ("beir", "mteb"):
+        if not isinstance(getattr(task, key), str | None):
+            yield f"{key}={getattr(task, key)}: name a set, or a list of some."
     if task.after is not None:
         first = suite.tasks.get(task.after)
-        if first is None or first.after is not None or first.finetune is None:
-            yield f"after={task.after}: name a task of the suite that is fine-tuned, and not itself after another."
-        elif task.finetune is None:
-            yield "after: is of `finetune` alone."
-    if task.beir is not None and task.choices:
-        yield "choices: `beir` measures a model as it is; there is nothing to choose."
+        if first is None or first.after is not None or not first.trains:
+            yield f"after={task.after}: name a task of the suite that is trained, and not itself after another."
+        elif task.retrieval is not None:
+            yield "after: `retrieval train` starts from the model itself. Leave it out."
+        elif task.finetune is not None and first.finetune is None:
+            yield f"after={task.after}: what `retrieval train` has trained is for `beir` and `mteb`. Leave it out."
+    if task.submit and task.finetune is None:
+        yield "submit: is of `finetune` alone."
+    if not task.trains and task.choices:
+        yield "choices: `beir` and `mteb` measure a model as it is; there is nothing to choose."
     for key, values in task.choices.items():
         if not values or key in task.keys:
             yield f"choices.{key}={values}: name the values to try here, and no other value in keys."

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from modernbert_train.config.tools.finetune import TaskConfig
-from modernbert_train.data.tables import some
+from modernbert_train.data.tables import Row, some
 from modernbert_train.errors import DataError
 
 
 def read_hub(
-    task: TaskConfig, split: str, labelled: bool = True
-) -> tuple[Iterator[Mapping[str, Any]], tuple[str, ...]]:
+    data: str,
+    subset: str | None,
+    split: str,
+    columns: tuple[Sequence[str], Sequence[str]],
+    labelled: bool,
+    named: str | None,
+) -> tuple[Iterator[Row], tuple[str, ...]]:
     """The rows of a split, and the names of its classes where the dataset has them and labels are read.
+
+    Args:
+        data, subset, split: of the hub.
+        columns: those with texts, and others, the label's last.
+        labelled: whether that is among them.
+        named: column with what names a row.
 
     Raises:
         DataError: it cannot be had, or lacks a column.
@@ -21,21 +31,26 @@ def read_hub(
     import datasets
 
     try:
-        found: Any = datasets.load_dataset(task.data, task.subset, split=split)
+        found: Any = datasets.load_dataset(data, subset, split=split)
     except Exception as error:  # a network, a cache and a stranger's files can fail in any way
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         raise DataError(
-            f"data={task.data}: the hub does not give it ({reason}). Correct data, subset and the split {split!r}, or "
+            f"data={data}: the hub does not give it ({reason}). Correct data, subset and the split {split!r}, or "
             "name a folder with a file for each split: data=FOLDER."
         ) from None
-    texts, label = task.text_columns, task.label_column
-    if task.kind == "tokens":
-        texts, label = [task.word_column], task.tag_column
-    columns = (*texts, *([label] if labelled else []), *([task.id_column] if task.id_column else []))
-    if missing := [column for column in columns if column not in found.column_names]:
+    texts, others = columns[0], [*columns[1], *([named] if named else [])]
+    if missing := [column for column in (*texts, *others) if column not in found.column_names]:
         raise DataError(
-            f"data={task.data}, split {split!r}: has no {some(missing)}; it has {some(found.column_names)}. Set "
+            f"data={data}, split {split!r}: has no {some(missing)}; it has {some(found.column_names)}. Set "
             "text_columns, label_column and id_column to names of them."
         )
-    kind = found.features[label] if labelled else None
-    return iter(found), tuple(getattr(getattr(kind, "feature", kind), "names", None) or ())  # of a list its items'
+    kind = found.features[columns[1][-1]] if labelled else None
+    names = tuple(getattr(getattr(kind, "feature", kind), "names", None) or ())  # of a list its items'
+    return _rows(found, texts, others), names
+
+
+def _rows(found: Any, texts: Sequence[str], others: Sequence[str]) -> Iterator[Row]:
+    for number, row in enumerate(found, start=1):
+        if not all(isinstance(row[column], str) for column in texts):
+            raise ValueError(f"row {number}: {some(texts)} are not texts. Name others.")
+        yield Row(number, tuple(row[column] for column in texts), tuple(row[column] for column in others))

@@ -34,6 +34,10 @@ class Labels:
     unseen: Mapping[str, tuple[str, ...]]
     values: Mapping[str, list[NDArray[Any]]] = field(repr=False)
 
+    def all_names(self, split: str) -> tuple[str, ...]:
+        """Of a split, those that training has not at the end."""
+        return (*self.names, *self.unseen.get(split, ()))
+
 
 def number_labels(task: TaskConfig, splits: Mapping[str, Split]) -> Labels:
     """Labels of all splits as numbers.

@@ -2,13 +2,14 @@
 
 A line for each text of each split, in the order of its file, also for those that were left out, so that it can be laid
 beside the file: `split`, `line`, `id` where the task names a column of it, `label` where it has one, `prediction`, and
-`scores`. Scores are probabilities, of words those of the tags that were predicted.
+`scores`. Scores are probabilities, of words those of the tags that were predicted, of choices those of each; of an
+answer, which has its `start` in the context too, sums of logits, `null` that of no answer.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,14 +17,15 @@ from typing import Any, cast
 from torch import Tensor
 
 from modernbert_train.checkpoints.checkpoint import Checkpoint
-from modernbert_train.config.schema import LabelledConfig, RunConfig, ScoresConfig
+from modernbert_train.config.schema import LabelledConfig, PhaseConfig, RunConfig, ScoresConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.files import os_errors_as, write_whole
-from modernbert_train.core.read_json import parse_json
 from modernbert_train.distributed.compute import Compute
-from modernbert_train.errors import DataError, StorageError
-from modernbert_train.evaluate.finetune.shards import TEXTS, Prepared
+from modernbert_train.errors import StorageError
+from modernbert_train.evaluate.answers import told_answers
+from modernbert_train.evaluate.finetune.shards import Prepared
 from modernbert_train.evaluate.scores import Scores
+from modernbert_train.evaluate.texts_beside import read_texts
 from modernbert_train.models.build import build_model
 from modernbert_train.weights.gather import load_weights
 from modernbert_train.weights.source import last_phase, phase_objective, source_of
@@ -51,9 +53,9 @@ def write_predictions(config: RunConfig, task: TaskConfig, prepared: Prepared, f
     now = replace(config, model=source.model, objective=phase_objective(found))
     lines: list[str] = []
     for split in (*task.validation, *task.predict):
-        texts = _read(prepared.folder / f"{split}{TEXTS}")
+        texts = read_texts(prepared.folder / split)
         scores = Scores(f"predictions.{split}", ScoresConfig(shards=str(prepared.folder / split)), config)
-        logits = scores.told(model, now, last_phase(found), compute, alone=True)
+        logits = scores.told(model, now, _holding(last_phase(found), prepared.longest), compute, alone=True)
         objective = cast(LabelledConfig, now.objective)
         lines += [
             json.dumps({"split": split, **said}, ensure_ascii=False)
@@ -63,13 +65,11 @@ def write_predictions(config: RunConfig, task: TaskConfig, prepared: Prepared, f
         write_whole(file, "".join(f"{line}\n" for line in lines))
 
 
-def _read(file: Path) -> list[dict[str, Any]]:
-    try:
-        return [parse_json(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{file}: cannot be read ({error}). Remove {file.parent}, and the same command makes it again."
-        ) from None
+def _holding(phase: PhaseConfig, longest: int) -> PhaseConfig:
+    """The phase with rows that hold every text: what is predicted later may be longer than what was learned."""
+    if longest <= phase.row_tokens:
+        return phase
+    return replace(phase, row_tokens=longest, microbatch_tokens=max(1, phase.tokens_at_once // longest) * longest)
 
 
 def predicted(texts: list[dict[str, Any]], logits: Tensor, objective: LabelledConfig) -> Iterator[dict[str, Any]]:
@@ -77,23 +77,59 @@ def predicted(texts: list[dict[str, Any]], logits: Tensor, objective: LabelledCo
 
     Args:
         texts: as shards.py has written them.
-        logits: of every text that has a document, or of every word of these that is told, in their order.
+        logits: of every text that has a document, or of every word or token of these that is told, in their order.
         objective: what they mean.
     """
+    (head,) = objective.heads
+    for text, said in zip(texts, _PREDICTED[head](texts, logits, objective), strict=True):
+        yield {key: text[key] for key in ("line", "id", "label") if key in text} | said
+
+
+def _texts(texts: list[dict[str, Any]], logits_NL: Tensor, objective: Any) -> Iterator[dict[str, Any]]:
+    for text in texts:
+        number = text["document"]
+        yield dict(_NOTHING) if number is None else _of_text(logits_NL[number], objective)
+
+
+def _words(texts: list[dict[str, Any]], logits_WL: Tensor, objective: Any) -> Iterator[dict[str, Any]]:
     names, at = objective.labels, 0
     for text in texts:
-        about: dict[str, Any] = {key: text[key] for key in ("line", "id", "label") if key in text}
         if text["document"] is None:
-            yield {**about, "prediction": None, "scores": None}
-        elif "tag" in objective.heads:
-            number = sum(text["told"])
-            chances, tags = logits[at : at + number].softmax(dim=1).max(dim=1)
-            at += number
-            found = iter(zip((names[tag] for tag in tags.tolist()), _rounded(chances), strict=True))
-            words = [next(found) if told else (None, None) for told in text["told"]]
-            yield {**about, "prediction": [tag for tag, _ in words], "scores": [chance for _, chance in words]}
-        else:
-            yield {**about, **_of_text(logits[text["document"]], objective)}
+            yield dict(_NOTHING)
+            continue
+        number = sum(text["told"])
+        chances, tags = logits_WL[at : at + number].softmax(dim=1).max(dim=1)
+        at += number
+        found = iter(zip((names[tag] for tag in tags.tolist()), _rounded(chances), strict=True))
+        words = [next(found) if told else (None, None) for told in text["told"]]
+        yield {"prediction": [tag for tag, _ in words], "scores": [chance for _, chance in words]}
+
+
+def _choices(texts: list[dict[str, Any]], logits_NC: Tensor, objective: Any) -> Iterator[dict[str, Any]]:
+    for text in texts:
+        if text["document"] is None:
+            yield dict(_NOTHING)
+            continue
+        logits_C, names = logits_NC[text["document"]][: text["choices"]], objective.labels[: text["choices"]]
+        shares = dict(zip(names, _rounded(logits_C.softmax(dim=0)), strict=True))
+        yield {"prediction": names[int(logits_C.argmax())], "scores": shares}
+
+
+def _answers(texts: list[dict[str, Any]], logits_T2: Tensor, objective: Any) -> Iterator[dict[str, Any]]:
+    for told in told_answers(texts, logits_T2.numpy(), objective):
+        scores = {"answer": told.score, "null": told.null_score}
+        rounded = {key: None if value is None else round(value, _DIGITS) for key, value in scores.items()}
+        yield {"prediction": told.text, "start": told.start, "scores": rounded}
+
+
+# what stands on the encoder -> what is said of each text
+_PREDICTED: dict[str, Callable[[list[dict[str, Any]], Tensor, Any], Iterator[dict[str, Any]]]] = {
+    "class": _texts,
+    "choice": _choices,
+    "tag": _words,
+    "answer": _answers,
+}
+_NOTHING = {"prediction": None, "scores": None}  # of a text without a document
 
 
 def _of_text(logits_L: Tensor, objective: Any) -> dict[str, Any]:

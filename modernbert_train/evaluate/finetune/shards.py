@@ -1,9 +1,10 @@
 """A task's texts as ordinary shards with labels beside them, in the folder of its run; written once.
 
-A document is what stands between [CLS] and [SEP]: a text, two of them with [SEP] between, or the words of a sentence
-with a space between each. It is never cut over rows: what is longer than the context is cut here, at its end, of a pair
-the longer text first, and counted. The folder appears when it is whole. What it was made of stands in task.json; made
-of something else, it is refused and never mixed.
+A document is what stands between [CLS] and [SEP]: a text, two of them with [SEP] between, the words of a sentence with
+a space between each, a question and a window of its context, or all choices of a question. It is never cut over rows:
+what is longer than the context is cut here, at its end, of a pair the longer text first, and counted. The folder
+appears when it is whole. What it was made of stands in task.json; made of something else, it is refused and never
+mixed.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,17 @@ from modernbert_train.core.read_json import read_json
 from modernbert_train.core.tokenizer_threads import tokenizer_threads
 from modernbert_train.data.dataset_card import file_sha256, read_card
 from modernbert_train.errors import ConfigError, DataError, StorageError
-from modernbert_train.evaluate.finetune.examples import TRAIN, Split, files_of, read_splits
-from modernbert_train.evaluate.finetune.numbers import Labels, number_labels, of_tokens
+from modernbert_train.evaluate.finetune.counts import Counts, in_words
+from modernbert_train.evaluate.finetune.examples import TRAIN, Split
+from modernbert_train.evaluate.finetune.kinds import KINDS
+from modernbert_train.evaluate.finetune.numbers import Labels
+from modernbert_train.evaluate.finetune.read import files_of, read_splits
+from modernbert_train.evaluate.finetune.tokens import SPECIAL_TOKENS, Reader
+from modernbert_train.evaluate.texts_beside import file_of_texts
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
 
 ABOUT, TOKENIZER = "task.json", "tokenizer"
-TEXTS = ".texts.jsonl"  # behind the name of a split: where each of its texts stands, what it is told, and its document
-SPECIAL_TOKENS = 2  # [CLS] and [SEP]; the one between two texts is a part of the document
 _SHARD_BYTES = 1 << 24
-_AT_ONCE = 1024  # texts that are tokenised together
 # of the task, what decides the shards
 _DECIDES = (
     "kind",
@@ -47,20 +50,6 @@ _DECIDES = (
     "labels",
 )
 _DECIDES_IF_SET = ("predict", "id_column")  # so that folders of before they were are found
-
-
-@dataclass
-class Counts:
-    """What became of the texts of a split."""
-
-    texts: int = 0  # written
-    truncated: int = 0  # of them cut to the context
-    empty: int = 0  # without a letter, left out
-    unseen: int = 0  # with a class that training has not
-    loose_tags: int = 0  # I-x and E-x that go on with no entity of type x, read as a beginning
-    in_train: int = 0  # of a split that is measured: texts that the training split has too
-    many_labels: int = 0  # with a text that stands elsewhere in the split with another label
-    lost_words: int = 0  # tagged words cut off, or without a token of their own: neither learned nor measured
 
 
 @dataclass(frozen=True)
@@ -118,6 +107,7 @@ def _asked(task: TaskConfig, vocabulary: Vocabulary, max_tokens: int) -> dict[st
     files = {name: {"file": str(path), "sha256": file_sha256(path)} for name, path in files_of(task).items()}
     about = {key: getattr(task, key) for key in _DECIDES}
     about |= {key: value for key in _DECIDES_IF_SET if (value := getattr(task, key))}
+    about |= {key: getattr(task, key) for key in KINDS[task.kind].decides}
     about |= {"max_tokens": max_tokens, "tokenizer_sha256": vocabulary.sha256, "files": files}
     return json.loads(json.dumps(about))
 
@@ -143,7 +133,7 @@ def _read(folder: Path, asked: Mapping[str, Any]) -> Prepared:
 
 def _write(task: TaskConfig, asked: Mapping[str, Any], tokenizer: Path, max_tokens: int, folder: Path) -> None:
     splits = read_splits(task)
-    labels = number_labels(task, splits)
+    labels = KINDS[task.kind].numbers(task, splits)
     staging = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     shutil.rmtree(staging, ignore_errors=True)
     try:
@@ -193,122 +183,34 @@ def _write_split(
     """Write one split; returns what became of it, and its longest document."""
     from modernbert_train.data.shard_writer import ShardWriter  # imports streaming, which takes seconds
 
-    vocabulary = read_vocabulary(staging / TOKENIZER)
-    writer = ShardWriter(staging / name, vocabulary.num_entries, vocabulary.sha256, _SHARD_BYTES)
-    counts, longest, most = Counts(loose_tags=split.loose_tags), 0, max_tokens - SPECIAL_TOKENS
-    with tokenizer_threads(False), (staging / f"{name}{TEXTS}").open("w", encoding="utf-8") as about:
-        encode = _words if task.kind == "tokens" else _texts
-        encoded = encode(split, staging / TOKENIZER / "tokenizer.json", vocabulary)
-        for (parts, firsts), example, value in zip(encoded, split.examples, labels.values[name], strict=True):
-            said: dict[str, Any] = {"line": example.line, "document": None}
-            said |= ({"id": example.id} if task.id_column else {}) | _label(split, name, value, labels, task)
-            if not any(parts) or not any(text.strip() for text in example.texts):
-                counts.empty += 1
-                about.write(json.dumps(said) + "\n")
-                continue
-            whole = sum(map(len, parts)) + len(parts) - 1
-            parts = _cut(parts, most - (len(parts) - 1))
-            ids = list(parts[0]) if len(parts) == 1 else [*parts[0], vocabulary.sep_id, *parts[1]]
-            if task.kind == "tokens":
-                value = of_tokens(value, firsts, len(ids))
-                counts.lost_words += len(firsts) - int((value != -100).sum())
-                said["told"] = [0 <= first < len(ids) for first in firsts]
-            writer.write(ids, value)
-            about.write(json.dumps(said | {"document": counts.texts}) + "\n")
-            counts.texts += 1
-            counts.truncated += len(ids) < whole
-            counts.unseen += bool(task.kind not in ("regression", "multi-label") and (value >= len(labels.names)).any())
-            longest = max(longest, len(ids) + SPECIAL_TOKENS)
+    reader = Reader(staging / TOKENIZER, task, max_tokens)
+    writer = ShardWriter(staging / name, reader.vocabulary.num_entries, reader.vocabulary.sha256, _SHARD_BYTES)
+    counts, longest = Counts(), 0
+    with tokenizer_threads(False), file_of_texts(staging / name).open("w", encoding="utf-8") as about:
+        encoded = KINDS[task.kind].encode(split, labels.values[name], labels, reader, counts)
+        for made, example in zip(encoded, split.examples, strict=True):
+            said: dict[str, Any] = {"line": example.line, "document": writer.documents if made.documents else None}
+            said |= ({"id": example.id} if task.id_column else {}) | made.said
+            about.write(json.dumps(said) + "\n")
+            for ids, value in made.documents:
+                writer.write(ids, value)
+                longest = max(longest, len(ids) + SPECIAL_TOKENS)
+            if made.documents:
+                counts.texts += 1
+            elif made.left_out:
+                setattr(counts, made.left_out, getattr(counts, made.left_out) + 1)
     if not counts.texts:
         raise DataError(f"{split.source}: holds no text with a letter. Name another file or column.")
     writer.finish()
     return counts, longest
 
 
-def _label(split: Split, name: str, value: Any, labels: Labels, task: TaskConfig) -> dict[str, Any]:
-    """The label of a text in words."""
-    if not split.labelled:
-        return {}
-    if task.kind == "regression":
-        return {"label": float(value[0, 0])}
-    names = (*labels.names, *labels.unseen.get(name, ()))
-    if task.kind == "multi-label":
-        return {"label": [names[number] for number in np.flatnonzero(value[0])]}
-    said = [names[number] for number in value.reshape(-1)]
-    return {"label": said if task.kind == "tokens" else said[0]}
-
-
-def _texts(split: Split, file: Path, vocabulary: Vocabulary) -> Iterator[tuple[list[list[int]], Sequence[int]]]:
-    """Token ids of each text of each example."""
-    tokenizer = _tokenizer(file)
-    for at in range(0, len(split.examples), _AT_ONCE):
-        some = split.examples[at : at + _AT_ONCE]
-        flat = [text for example in some for text in example.texts]
-        encoded = iter(tokenizer.encode_batch_fast(flat, add_special_tokens=False))
-        for example in some:
-            parts = [next(encoded).ids for _ in example.texts]
-            if any(vocabulary.sep_id in ids for ids in parts):
-                raise DataError(f"{example.place}: the tokenizer reads [SEP] out of this text. Name another model.")
-            yield parts, ()
-
-
-def _words(split: Split, file: Path, vocabulary: Vocabulary) -> Iterator[tuple[list[list[int]], Sequence[int]]]:
-    """Token ids of each sentence, written with a space between words, and the place of each word's first token."""
-    tokenizer = _tokenizer(file)
-    for example in split.examples:
-        encoding = tokenizer.encode(" ".join(example.texts), add_special_tokens=False)
-        firsts: list[int] = []
-        at = token = 0
-        for word in example.texts:
-            while token < len(encoding.offsets) and encoding.offsets[token][1] <= at:
-                token += 1
-            begins = token < len(encoding.offsets) and encoding.offsets[token][0] < at + len(word)
-            firsts.append(token if begins and token not in firsts[-1:] else -1)
-            at += len(word) + 1
-        yield [encoding.ids], firsts
-
-
-def _tokenizer(file: Path) -> Any:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(file))
-    tokenizer.encode_special_tokens = True  # written out in a text, they are spelled like any other characters
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-def _cut(parts: list[list[int]], most: int) -> list[list[int]]:
-    """The texts in at most so many tokens: of two the longer loses its end until they are equal, then both."""
-    if sum(map(len, parts)) <= most:
-        return parts
-    if len(parts) == 1:
-        return [parts[0][:most]]
-    first, second = map(len, parts)
-    shorter = min(first, second, most // 2)
-    keep = (shorter, most - shorter) if first <= second else (most - shorter, shorter)
-    return [ids[:length] for ids, length in zip(parts, keep, strict=True)]
-
-
 def warnings_of(prepared: Prepared, task: TaskConfig) -> Iterator[str]:
     """What a person should know of the texts, a line each."""
-    said = {
-        "truncated": "longer than the context, cut at the end",
-        "empty": "without a letter, left out",
-        "unseen": "of classes that training has not, which cannot be predicted correctly",
-        "in_train": "that train has too, so figures tell what was learned by heart",
-        "many_labels": "of which the same text has another label elsewhere",
-        "loose_tags": "tags I-x or E-x that continue no entity, read as its beginning",
-        "lost_words": "tagged words cut off or without a token of their own, neither learned nor measured",
-    }
     for name, counts in prepared.counts.items():
-        found = [
-            f"{getattr(counts, each.name):,} {said[each.name]}"
-            for each in fields(counts)
-            if each.name in said and getattr(counts, each.name)
-        ]
-        if found:
-            yield f"{name}: of {counts.texts + counts.empty:,} texts " + "; ".join(found)
+        if found := list(in_words(counts)):
+            left_out = counts.empty + (counts.misplaced if name == TRAIN else 0)
+            yield f"{name}: of {counts.texts + left_out:,} texts " + "; ".join(found)
         if name in task.validation and (only := _only_label(prepared.folder / name, task)):
             yield f"{name}: all texts have {only}, so correlations say nothing"
 

@@ -18,7 +18,7 @@ from modernbert_train.checkpoints.manifest import MANIFEST
 from modernbert_train.config.knob import may
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.config.tools.finetune import TASK_KEYS, TaskConfig, task_problems
+from modernbert_train.config.tools.finetune import KEYS_OF_KIND, TASK_KEYS, TaskConfig, task_problems
 from modernbert_train.core.installed import YAMLS
 from modernbert_train.errors import ConfigError
 
@@ -124,7 +124,10 @@ def asked(task: TaskConfig, model: str, overrides: Sequence[str]) -> dict[str, A
     """
     last = {key: value for key, _, value in (each.partition("=") for each in overrides)}
     kept = {key: value for key, value in sorted(last.items()) if key != "seed" and _decides(key)}
-    return json.loads(json.dumps({"task": asdict(task), "model": model, "keys": kept}))
+    # another kind's keys, so that results of before they were are those of the same command
+    other = {key for kind, keys in KEYS_OF_KIND.items() if kind != task.kind for key in keys}
+    own = {key: value for key, value in asdict(task).items() if key not in other}
+    return json.loads(json.dumps({"task": own, "model": model, "keys": kept}))
 
 
 def _decides(key: str) -> bool:

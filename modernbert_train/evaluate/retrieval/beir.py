@@ -15,6 +15,7 @@ from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import parse_json
 from modernbert_train.core.text import plural, shorten
 from modernbert_train.errors import DataError
+from modernbert_train.evaluate.retrieval.beir_sets import MD5
 
 CORPUS, QUERIES, QRELS = "corpus.jsonl", "queries.jsonl", "qrels"
 _HEAD = ("query-id", "corpus-id", "score")
@@ -72,7 +73,9 @@ def read_beir(folder: str | Path, split: str, key: str = "") -> Beir:
     """
     folder, named = Path(folder), f"{key}={folder}" if key else str(folder)
     if not folder.is_dir():
-        raise DataError(f"{named}: no such folder. Name one with {CORPUS}, {QUERIES} and {QRELS}.")
+        raise DataError(
+            f"{named}: no such folder. Name one with {CORPUS}, {QUERIES} and {QRELS}, or of BEIR {', '.join(MD5)}."
+        )
     require_own_files(folder)
     require_own_files(folder / QRELS)
     for name in (CORPUS, QUERIES):

@@ -10,6 +10,7 @@ from modernbert_train.config.tools.retrieval import RetrievalConfig
 from modernbert_train.data.tables import ENDS, read_rows
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.retrieval.beir import read_beir
+from modernbert_train.evaluate.retrieval.beir_sets import beir_folder
 
 QUERY, POSITIVE, NEGATIVE = "anchor", "positive", "negative"  # columns, as sentence-transformers calls them
 
@@ -36,7 +37,7 @@ def read_pairs(config: RetrievalConfig) -> Pairs:
     skipped = dict.fromkeys(("skipped_empty", "skipped_duplicates", "skipped_contradictions"), 0)
     rows: dict[tuple[str, ...], None] = {}
     for index, name in enumerate(config.train):
-        for row in _rows(Path(name), f"train[{index}]={name}", config):
+        for row in _rows(beir_folder(name, config.beir_folder), f"train[{index}]={name}", config):
             if not all(text.strip() for text in row):
                 skipped["skipped_empty"] += 1
             elif row in rows:

@@ -1,4 +1,4 @@
-"""Retrieval with sentence-transformers: `retrieval train` on pairs of texts, `retrieval evaluate` on BEIR folders.
+"""Retrieval with sentence-transformers: `retrieval train` on pairs of texts, `retrieval evaluate` on BEIR and MTEB.
 
 Training is the library's own, with its losses; the negatives of a query are the texts of its batch, so a batch is never
 cut: one process, and GradCache where it does not fit. What is read, counted, searched and measured is ours. A run's
@@ -22,16 +22,26 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from modernbert_train.config.load import load_typed
-from modernbert_train.config.tools.retrieval import RANKING, EvaluateConfig, RetrievalConfig, retrieval_problems
+from modernbert_train.config.tools.retrieval import (
+    MTEB,
+    EvaluateConfig,
+    MeasureConfig,
+    RetrievalConfig,
+    retrieval_problems,
+)
 from modernbert_train.core.files import lock_now, os_errors_as, write_whole
 from modernbert_train.core.read_json import read_json
 from modernbert_train.distributed.bf16 import takes_bf16
-from modernbert_train.errors import ConfigError, StoppedEarly, StorageError
+from modernbert_train.errors import ConfigError, DataError, StoppedEarly, StorageError
 from modernbert_train.evaluate.finetune.result import RESULT, write_figures
 from modernbert_train.evaluate.finetune.task import run_name
 from modernbert_train.evaluate.retrieval.beir import Beir, read_beir
+from modernbert_train.evaluate.retrieval.beir_sets import beir_folder
+from modernbert_train.evaluate.retrieval.measure import AT_ONCE, SHOWN, mean_of, measure, measure_all
 from modernbert_train.evaluate.retrieval.pairs import QUERY, Pairs, read_pairs
+from modernbert_train.evaluate.retrieval.rerank import RUN_ENDS, is_candidates
 from modernbert_train.evaluate.retrieval.runs import (
+    MODEL,
     encoder_named,
     in_words,
     read_settings,
@@ -51,9 +61,8 @@ from modernbert_train.weights.named_source import check_named
 if TYPE_CHECKING:
     from modernbert_train.evaluate.retrieval.sentence_model import Model
 
-STARTED, TRAINING, MODEL, CHECKPOINTS, LOCK = "retrieval.json", "training.json", "st", "checkpoints", ".lock"
+STARTED, TRAINING, CHECKPOINTS, LOCK = "retrieval.json", "training.json", "checkpoints", ".lock"
 _WHOLE = "whole"  # written into a checkpoint when all else of it is there
-_AT_ONCE = 8192  # documents of a corpus that are in memory
 # keys that may change when a run goes on: they decide how fast it trains and what is measured afterwards
 _MAY_CHANGE = frozenset(
     (
@@ -62,6 +71,7 @@ _MAY_CHANGE = frozenset(
         "device",
         "encode_batch",
         "split",
+        "beir_folder",
         "ignore_identical_ids",
         "evaluate",
         "save_every_steps",
@@ -91,7 +101,10 @@ def train(recipe: str, model: str, overrides: Sequence[str]) -> Path:
     _check_model(model, config)
     folder = Path(config.runs_folder) / (config.name or run_name(recipe, _naming(model), config.seed))
     pairs = read_pairs(config)
-    folders = {name: read_beir(each, config.split, f"evaluate.{name}") for name, each in config.evaluate.items()}
+    folders = {
+        name: read_beir(beir_folder(each, config.beir_folder), config.split, f"evaluate.{name}")
+        for name, each in config.evaluate.items()
+    }
     with _in_use(folder):
         _same_run(folder, model, config, pairs)
         _say(pairs, folders)
@@ -108,60 +121,68 @@ def train(recipe: str, model: str, overrides: Sequence[str]) -> Path:
             save(trained, folder / MODEL, model, f"{len(pairs.columns[QUERY]):,} pairs")
             shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         figures = {name: measure(trained, each, config) for name, each in folders.items()}
-        _write(folder, Path(recipe).stem, model, config, trained, figures, folders, {"train": pairs.counts}, training)
-    print(in_words(folder.name, figures or {"trained": {}}, RANKING, folder / RESULT))
+        about, counts = asdict(describe(trained)), {"train": pairs.counts}
+        _write(folder, Path(recipe).stem, model, config, about, figures, folders, counts, training)
+    print(in_words(folder.name, figures | mean_of(figures) or {"trained": {}}, SHOWN, folder / RESULT))
     return folder / RESULT
 
 
-def evaluate(beir: str, model: str, overrides: Sequence[str]) -> Path:
-    """Measure a model on a BEIR folder.
+def evaluate(sets: Sequence[str], model: str, overrides: Sequence[str]) -> Path:
+    """Measure a model on BEIR folders and tasks of mteb.
 
     Args:
-        beir: the folder.
-        model: see `open_sentence_model`.
-        overrides: keys of `EvaluateConfig`.
+        sets: folders, names of BEIR's public sets, and tasks as mteb:NAME.
+        model: see `open_sentence_model`; with `rerank` see `open_reranker`.
+        overrides: keys of `MeasureConfig`.
 
     Returns:
         result.json.
 
     Raises:
-        RunError: anything that the user has to fix.
+        RunError: anything that the user has to fix. Where a task's data cannot be had, the others are measured first.
     """
-    config = load_typed(EvaluateConfig, [], overrides)
-    if problems := list(retrieval_problems(config)):
+    config = load_typed(MeasureConfig, [], overrides)
+    tasks = [name.removeprefix(MTEB) for name in sets if name.startswith(MTEB)]
+    if problems := [*retrieval_problems(config), *_set_problems(sets, tasks, config)]:
         raise ConfigError("\n".join(problems))
-    require("retrieval", "sentence_transformers")
+    require("retrieval", "sentence_transformers", *(["mteb"] if tasks else []))
     _check_model(model, config)
-    read = read_beir(beir, config.split)
-    task = Path(beir).resolve().name
+    if config.rerank is not None and not is_candidates(config.rerank):
+        _check_model(config.rerank, EvaluateConfig())
+    found = [beir_folder(name, config.beir_folder) for name in sets if not name.startswith(MTEB)]
+    folders = {each.resolve().name: read_beir(each, config.split) for each in found}
+    names = [*folders, *tasks]
+    if len({*names}) < len(sets):
+        raise ConfigError(f"{', '.join(map(str, found))}: two sets have one name in results. Rename a folder.")
+    task = names[0] if len(names) == 1 else f"{names[0]}-and-{len(names) - 1}"
     folder = Path(config.runs_folder) / (config.name or run_name(task, _naming(model), config.split))
     with _in_use(folder):
         if (folder / STARTED).exists():
             raise ConfigError(
                 f"{folder}: a run of `retrieval train`, whose {RESULT} would be lost. Name another with name=."
             )
-        opened = open_sentence_model(model, config)
-        figures = {task: measure(opened, read, config)}
-        _write(folder, task, model, config, opened, figures, {task: read}, {}, None)
-    print(in_words(folder.name, figures, RANKING, folder / RESULT))
+        figures, about, lost = measure_all(model, folders, tasks, config, folder)
+        if figures:
+            _write(folder, task, model, config, about, figures, folders, {}, None)
+            print(in_words(folder.name, figures | mean_of(figures), SHOWN, folder / RESULT))
+    if lost:
+        raise DataError("\n".join(lost))
     return folder / RESULT
 
 
-def measure(model: Model, beir: Beir, config: EvaluateConfig) -> dict[str, float]:
-    """The figures of a model on a BEIR folder, by exact search over all of it; see `ranking.figures`."""
-    from modernbert_train.evaluate.retrieval.ranking import RECALL_CUT, figures, search
-
-    settings: dict[str, Any] = {"batch_size": config.encode_batch, "show_progress_bar": False}
-    if not is_multi_vector(model):
-        settings["convert_to_tensor"] = True
-    queries_QD = model.encode_query(list(beir.queries.values()), **settings)
-    parts = (model.encode_document(texts, **settings) for texts in beir.texts(_AT_ONCE))
-    top = RECALL_CUT + config.ignore_identical_ids
-    found = search(queries_QD, parts, beir.document_ids, model.similarity, top)
-    ranked = dict(zip(beir.queries, found, strict=True))
-    if config.ignore_identical_ids:
-        ranked = {query: [name for name in names if name != query] for query, names in ranked.items()}
-    return figures(ranked, beir.qrels)
+def _set_problems(sets: Sequence[str], tasks: Sequence[str], config: MeasureConfig) -> Iterator[str]:
+    if len({*sets}) < len(sets):
+        yield f"{' '.join(sets)}: names a set twice. Name it once."
+    for key in ("pooling", "normalize", "query_max_tokens", "index"):
+        if config.rerank is not None and (value := getattr(config, key)) is not None:
+            yield f"{key}={value}: a reranker reads query and document together. Leave it out, or leave out rerank."
+    for key in ("rerank", "index"):
+        if tasks and (value := getattr(config, key)) is not None:
+            yield f"{key}={value}: is of BEIR folders; mteb does it in its own way. Leave out mteb:{tasks[0]}."
+    if config.rerank is not None and not Path(config.rerank).exists() and Path(config.rerank).suffix in RUN_ENDS:
+        yield f"rerank={config.rerank}: no such file. Correct the path."
+    if config.rerank is not None and is_candidates(config.rerank) and len(sets) > 1:
+        yield f"rerank={config.rerank}: candidates are of one set. Name one, or a model to search with."
 
 
 def _check_model(model: str, config: EvaluateConfig) -> None:
@@ -242,7 +263,7 @@ def _write(
     task: str,
     model: str,
     config: EvaluateConfig,
-    trained: Model,
+    about: Mapping[str, Any],
     figures: Mapping[str, Mapping[str, float]],
     folders: Mapping[str, Beir],
     counts: Mapping[str, Mapping[str, int]],
@@ -256,7 +277,7 @@ def _write(
         run=folder.name,
         figures=figures,
         counts={**counts, **{name: each.counts for name, each in folders.items()}},
-        settings=asdict(config) | asdict(describe(trained)),
+        settings={**asdict(config), **about},
         training=training,
     )
 
@@ -373,7 +394,7 @@ def _texts_cut(model: Model, pairs: Pairs) -> dict[str, int]:
         prompt, most = about.document_prompt, about.max_tokens
         if name == QUERY:
             prompt, most = about.query_prompt, about.query_max_tokens
-        parts = (texts[start : start + _AT_ONCE] for start in range(0, len(texts), _AT_ONCE))
+        parts = (texts[start : start + AT_ONCE] for start in range(0, len(texts), AT_ONCE))
         found[name] = sum(
             len(each.ids) > most
             for part in parts

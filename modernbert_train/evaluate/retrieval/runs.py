@@ -8,14 +8,18 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from modernbert_train.config.load import load_typed
 from modernbert_train.distributed.gpus import uses_gpu
 from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.finetune.task import FROZEN, SEED, Named, named_model
 
+if TYPE_CHECKING:
+    from modernbert_train.weights.source import Source
+
 T = TypeVar("T")
+MODEL = "st"  # of a run's folder: what it has trained
 
 
 def require(extra: str, *libraries: str) -> None:
@@ -88,26 +92,34 @@ def encoder_named(model: str) -> Named:
 def exported_encoder(model: str, seed: int = SEED) -> Iterator[Path]:
     """A run, a checkpoint or a model as a folder that AutoModel loads, in fp32; there as long as the block runs.
 
-    `untrained:` before its name draws new weights by the seed, the same as in `finetune`.
-
     A Hugging Face folder is written anew too, because the libraries load what it is stored in, half precision, and run
     code that its config.json names.
 
     Raises:
-        ConfigError: it sees one side of a text alone, or is a baseline that there is not.
+        ConfigError: it sees one side of a text alone.
         DataError, StorageError: see `open_source`.
     """
     from modernbert_train.weights.export import export_source
+
+    source = encoder_source(model, seed)
+    with tempfile.TemporaryDirectory() as folder:
+        yield export_source(source, Path(folder) / "encoder")
+
+
+def encoder_source(model: str, seed: int = SEED) -> Source:
+    """Find the weights of an encoder; see `open_source`. `untrained:` draws new ones by the seed, as `finetune` does.
+
+    Raises:
+        ConfigError: it sees one side of a text alone.
+        DataError, StorageError: see `open_source`.
+    """
     from modernbert_train.weights.source import open_source, untrained
 
     named = encoder_named(model)
     source = open_source(named.source)
     if source.order == "causal":
         raise ConfigError(f"--model={model}: a decoder, whose states know nothing of the words after. Name an encoder.")
-    if named.baseline:
-        source = untrained(source, seed)
-    with tempfile.TemporaryDirectory() as folder:
-        yield export_source(source, Path(folder) / "encoder")
+    return untrained(source, seed) if named.baseline else source
 
 
 def in_words(name: str, figures: dict[str, dict[str, float]], metrics: Sequence[str], result: Path | None) -> str:

@@ -16,17 +16,17 @@ from typing import Any, NamedTuple
 
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.config.tools.retrieval import RANKING, EvaluateConfig, RetrievalConfig, retrieval_problems
-from modernbert_train.config.tools.suite import SuiteConfig, SuiteTaskConfig, suite_problems
+from modernbert_train.config.tools.retrieval import RANKING, MeasureConfig, RetrievalConfig, retrieval_problems
+from modernbert_train.config.tools.suite import SuiteConfig, SuiteTaskConfig, each_alone, suite_problems
 from modernbert_train.core.installed import YAMLS
 from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.finetune.many import Cell
 from modernbert_train.evaluate.finetune.result import RESULT
 from modernbert_train.evaluate.finetune.table import read_result
 from modernbert_train.evaluate.finetune.task import asked, labels_of, read_task, run_name
-from modernbert_train.evaluate.retrieval.runs import read_settings
+from modernbert_train.evaluate.retrieval.runs import MODEL, read_settings
 
-NDCG = RANKING[0]
+NDCG, MAIN_SCORE = RANKING[0], "main_score"
 _OF_MODEL = ("model.", "objective.", "phases.", "evals.", "plugins")  # whose keys are known when the run is
 _SUITES = YAMLS / "suites"
 
@@ -62,7 +62,7 @@ def read_suite(name: str) -> tuple[SuiteConfig, Path]:
         if not file.is_file():
             known = ", ".join(sorted(path.stem for path in _SUITES.glob("*.yaml")))
             raise ConfigError(f"--suite {name}: there is none. Known: {known}. Or name a YAML file of your own.")
-    suite = load_typed(SuiteConfig, [file])
+    suite = each_alone(load_typed(SuiteConfig, [file]))
     if problems := list(suite_problems(suite)):
         raise ConfigError("\n".join(f"{file}: {problem}" for problem in problems))
     return suite, file.parent
@@ -119,6 +119,8 @@ class Plan:
         if task.finetune is not None:
             config, _ = read_task(self._what(task), self._words(name, Choice(())))
             splits, metrics = list(config.validation), config.measured
+        elif task.mteb is not None:
+            splits, metrics = [str(task.mteb)], [MAIN_SCORE]
         else:
             splits, metrics = list(asked.get("evaluate", [Path(task.what).name])), list(RANKING)
         for key, value, known in (
@@ -145,11 +147,14 @@ class Plan:
         task = self.suite.tasks[name]
         if task.metric is not None:
             return task.metric
-        return read_task(self._what(task), self._words(name, Choice(())))[0].measured[0] if task.finetune else NDCG
+        if task.finetune is None:
+            return NDCG if task.mteb is None else MAIN_SCORE
+        return read_task(self._what(task), self._words(name, Choice(())))[0].measured[0]
 
     def seeds_of(self, name: str) -> list[int | None]:
         """Those of a task; one of None where nothing is drawn."""
-        return [None] if self.suite.tasks[name].beir is not None else list(self.seeds)
+        task = self.suite.tasks[name]
+        return list(self.seeds) if task.trains or task.after is not None else [None]
 
     def choosing_seeds(self, name: str) -> list[int | None]:
         """Those with which a choice is made."""
@@ -165,11 +170,12 @@ class Plan:
             first = None if before is None else self.cell(task.after, model, before, seed)
             if first is None or self.result(first) is None:
                 return None
-            source = str(self.out / first.name)
+            source = str(self.out / first.name / (MODEL if self.suite.tasks[task.after].retrieval is not None else ""))
         text = json.dumps(self._asked(name, source, choice), sort_keys=True, default=str)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         run = run_name(name, self.labels[model], f"{digest}-{'once' if seed is None else seed}")
-        return Cell(self._what(task), source, seed, run, self._words(name, choice), task.verb, texts=name)
+        own = seed if task.trains else None
+        return Cell(self._what(task), source, own, run, self._words(name, choice), task.verb, texts=name)
 
     def result(self, cell: Cell) -> dict[str, Any] | None:
         """What a run came to."""
@@ -219,11 +225,8 @@ class Plan:
 
     def _what(self, task: SuiteTaskConfig) -> str:
         beside = self._home / task.what
-        if (
-            task.beir is None
-            and beside.suffix in (".yaml", ".yml")
-            and not (beside.is_file() or Path(task.what).is_file())
-        ):
+        is_yaml = (task.finetune or task.retrieval) and beside.suffix in (".yaml", ".yml")
+        if is_yaml and not (beside.is_file() or Path(task.what).is_file()):
             raise ConfigError(f"{task.what}: no such file, neither here nor in {self._home}.")
         return str(beside) if Path(task.what).suffix and beside.is_file() else task.what
 
@@ -241,7 +244,7 @@ class Plan:
         if task.retrieval is not None:
             recipe = read_settings(RetrievalConfig, retrieval_problems, Path(self._what(task)), words)
             return {**asdict(recipe), "model": source}
-        return {**asdict(load_typed(EvaluateConfig, [], words)), "beir": self._what(task), "model": source}
+        return {**asdict(load_typed(MeasureConfig, [], words)), "beir": self._what(task), "model": source}
 
 
 def choices_of(task: SuiteTaskConfig) -> list[Choice]:

@@ -15,6 +15,7 @@ from modernbert_train.evaluate.finetune.many import Cell, Outcome, held, refuse_
 from modernbert_train.evaluate.finetune.task import named_model
 from modernbert_train.evaluate.suite.efficiency import measure_all
 from modernbert_train.evaluate.suite.plan import Plan, choices_of, read_suite
+from modernbert_train.evaluate.suite.submission import FOLDER, submit
 from modernbert_train.evaluate.suite.table import as_markdown, make_table, write_suite
 from modernbert_train.report.many import PICTURE
 from modernbert_train.weights.named_source import check_named
@@ -73,9 +74,13 @@ def evaluate_suite(
         if suite.efficiency is not None and not stopped:
             measured = [(plan.labels[each], each) for each in plan.models if not named_model(each).baseline]
             failed |= measure_all(measured, suite.efficiency, out, dict(os.environ))
+        if not stopped:
+            failed |= submit(plan, out)
         draw()
     print(as_markdown(make_table(plan, failed)))
     print(f"table: {out}/table.md, {out}/table.json; picture: {out}/{PICTURE}; page: {out}/report.html")
+    if (out / FOLDER).is_dir():
+        print(f"to send to a test server: {out}/{FOLDER}")
     tell(Outcome(failed=lost, stopped=stopped), out)
 
 

@@ -12,7 +12,7 @@ from modernbert_train.core.text import markdown_table, plural
 from modernbert_train.errors import StorageError
 from modernbert_train.evaluate.finetune.table import MARKDOWN, Table, spread
 from modernbert_train.evaluate.suite import efficiency
-from modernbert_train.evaluate.suite.efficiency import WAYS, not_measured, table_of
+from modernbert_train.evaluate.suite.efficiency import not_measured, table_of
 from modernbert_train.evaluate.suite.plan import Plan, choices_of
 from modernbert_train.report.dots import draw_dots
 from modernbert_train.report.many import PICTURE, TABLE, write_table_page
@@ -35,7 +35,10 @@ def make_table(plan: Plan, failed: Mapping[str, str]) -> Table:
         cells = [_published(each.figures.get(column["task"])) for column in columns]
         name = f"{model} (published)"
         rows.append({"model": name, "source": each.source, "published": True, "cells": cells, "average": None})
-    speed, notes = [], [*_notes(plan, rows), *(f"{name}: {failed[name]}" for name in failed if name.endswith(WAYS))]
+    speed, notes = (
+        [],
+        [*_notes(plan, rows), *(f"{name}: {failed[name]}" for name in failed if ", " in name)],
+    )  # of no run
     if suite.efficiency is not None:
         of = list(plan.labels.values()), plan.out, suite.efficiency
         speed = table_of(*of)

@@ -50,6 +50,8 @@ def marks(batch: Batch, mask_id: int) -> tuple[NDArray[np.int64], NDArray[np.str
         original_T: ids before masking. Padding that `masking: reference` has overwritten shows as the model reads it.
         kind_T: PLAIN for what is not predicted; else MASKED, RANDOM or KEPT.
     """
+    if POSITIONS not in batch.targets:  # of an objective that predicts no tokens
+        return read_ids(batch).copy(), np.full(len(read_ids(batch)), PLAIN, dtype="<U6")
     positions_M, labels_M = batch.targets[POSITIONS].numpy(), batch.targets[LABELS].numpy()
     real = labels_M != IGNORED_LABEL
     positions, labels = positions_M[real], labels_M[real]

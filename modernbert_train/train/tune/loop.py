@@ -17,12 +17,14 @@ from modernbert_train.data.loader import StepBatch
 from modernbert_train.data.path import open_path
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.models import build as models
+from modernbert_train.models.distilled import Distilled
 from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.models.init import initialize
 from modernbert_train.objectives import build_objective
 from modernbert_train.optim.build import build_optimizer
 from modernbert_train.train.gradients import count_terms, counts_per_rank, gradients
 from modernbert_train.train.tune.timing import Clock
+from modernbert_train.weights.teacher import find_teacher
 
 
 def batches_of(config: RunConfig) -> Iterator[StepBatch]:
@@ -38,6 +40,10 @@ def fresh_model(config: RunConfig, compute: Compute) -> OnEncoder:
         model.compile_layers()
     initialize(model, config.model, config.seed)
     model.set_phase(at(config, 0).model)
+    if isinstance(model, Distilled):
+        teacher = find_teacher(config)
+        assert teacher is not None
+        model.listen(teacher.read(config, compute.device, bf16=compute.bf16))
     return model.to(compute.device).train()
 
 

@@ -16,6 +16,9 @@ from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
     DebertaConfig,
+    DistilBertConfig,
+    GemmaConfig,
+    LlamaConfig,
     ModelConfig,
     ModernBertConfig,
     XLNetConfig,
@@ -27,11 +30,15 @@ from modernbert_train.weights.formats import (
     albert,
     bert,
     deberta,
+    distilbert,
+    gemma,
+    llama,
     modernbert,
     modernbert_decoder,
     modernbert_tokens,
     xlnet,
 )
+from modernbert_train.weights.formats.alone import WITH_HEAD, Alone
 from modernbert_train.weights.formats.classifiers import KINDS, Classifiers
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, Described, read_object
 from modernbert_train.weights.formats.electra import TOKEN_HEAD, Electra
@@ -83,11 +90,15 @@ FORMATS: dict[str, HubFormat] = {
     "modernbert-decoder": modernbert_decoder,
     "bert": bert,
     "roberta": bert,
+    **dict.fromkeys(bert.ROBERTAS, bert),
+    "distilbert": distilbert,
     "electra": Electra(),
     "albert": albert,
     "xlnet": xlnet,
     "deberta": deberta,
     "deberta-v2": deberta,
+    **dict.fromkeys(llama.KINDS, llama),
+    gemma.MODEL_TYPE: gemma,
 }
 
 # class in a config.json -> its format, where it is not that of its model_type
@@ -101,6 +112,11 @@ EXPORTS: dict[tuple[type[ModelConfig], Order], HubFormat] = {
     (BertConfig, "causal"): bert,
     (AlbertConfig, "all"): albert,  # transformers has no decoder of it
     (DebertaConfig, "all"): deberta,  # nor of it
+    (DistilBertConfig, "all"): distilbert,
+    (LlamaConfig, "all"): llama,
+    (LlamaConfig, "causal"): llama,
+    (GemmaConfig, "all"): gemma,
+    (GemmaConfig, "causal"): gemma,
     (XLNetConfig, "all"): xlnet,
     (XLNetConfig, "causal"): xlnet,
 }
@@ -124,6 +140,8 @@ def format_of(raw: dict[str, Any], where: str) -> HubFormat:
         raise DataError(
             f"{where}: model_type={shown(kind)}; only model_type={', '.join(FORMATS)} can be read. Name such a model."
         )
+    if isinstance(raw.get(WITH_HEAD), str):
+        return Alone(FORMATS[kind])
     named = raw.get("architectures")
     for each in named if isinstance(named, list) else ():
         if isinstance(each, str) and each in CLASSES:

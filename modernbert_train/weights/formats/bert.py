@@ -23,6 +23,9 @@ ARCHITECTURES = {"bert": ("BertForMaskedLM", "BertForPreTraining"), "roberta": (
 # and of what was trained in causal order, with is_decoder=True
 DECODERS = {"bert": "BertLMHeadModel", "roberta": "RobertaForCausalLM"}
 
+# model_type -> how its classes are called: the same as a roberta, with another tokenizer
+ROBERTAS = {"xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
+
 # What the configuration can say and this encoder does not do otherwise.
 FIXED = {
     "add_cross_attention": False,
@@ -160,6 +163,9 @@ def read(raw: dict[str, Any], where: str) -> Described:
     none here.
     """
     kind, named = raw.get("model_type"), raw.get("architectures")
+    if isinstance(kind, str) and kind in ROBERTAS and isinstance(named, list):
+        named = [str(each).replace(ROBERTAS[kind], "Roberta") for each in named]
+        return read({**raw, "model_type": "roberta", "architectures": named}, where)
     known = ARCHITECTURES.get(kind, ()) if isinstance(kind, str) else ()
     found = named if isinstance(named, list) else []
     causal = bool(known) and DECODERS[str(kind)] in found

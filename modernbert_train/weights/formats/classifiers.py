@@ -1,4 +1,4 @@
-"""Encoders that tell classes, as transformers' ...ForSequenceClassification and ...ForTokenClassification.
+"""Encoders that tell classes, answers or choices, as transformers' ...ForSequenceClassification and its sisters.
 
 The encoder is that of a format which predicts tokens; here stand what follows it there, and the labels. Which class of
 transformers it is follows from the objective. What a class cannot express is refused.
@@ -13,6 +13,8 @@ from typing import Any, Protocol, cast
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
 from modernbert_train.config.schema import (
+    AnswerConfig,
+    ChooseConfig,
     ClassifyConfig,
     LabelledConfig,
     ModelConfig,
@@ -20,7 +22,7 @@ from modernbert_train.config.schema import (
 )
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats import albert, bert, deberta, modernbert, xlnet
+from modernbert_train.weights.formats import albert, bert, deberta, distilbert, modernbert, xlnet
 from modernbert_train.weights.formats.config_json import Described
 from modernbert_train.weights.formats.shape import Shape
 
@@ -55,9 +57,9 @@ class Kind:
         encoder: format of what stands before the head.
         model_type: of its config.json.
         pretrained: the class that `encoder` reads in its place.
-        objective: what it tells: ClassifyConfig or TagConfig.
+        objective: what it tells.
         heads: our module -> theirs.
-        poolings: that it can express; empty: words are not pooled.
+        poolings: that it can express; empty: words and answers are not pooled.
         says: further keys of its config.json, where only these values are known.
         dropout: the key of config.json for the dropout before the classes.
     """
@@ -75,31 +77,67 @@ class Kind:
 _OWN = {"head.dense": "head.dense", "head.norm": "head.norm", "classifier": "classifier"}
 _ALBERT = (albert, "albert", "AlbertForMaskedLM")
 _BERT, _ROBERTA = (bert, "bert", "BertForMaskedLM"), (bert, "roberta", "RobertaForMaskedLM")
+_DISTILBERT = (distilbert, "distilbert", distilbert.ARCHITECTURE)
 _DEBERTA = {kind: (deberta, kind, name) for kind, (_, name) in deberta.VERSIONS.items()}
 _CONTEXT = {"pooler.dense": "pooler.dense", "classifier": "classifier"}  # of DeBERTa, with GELU unless it says tanh
+_ANSWERS = {"classifier": "qa_outputs"}
 _MODERNBERT = (modernbert, "modernbert", modernbert.ARCHITECTURE)
 _XLNET = (xlnet, "xlnet", xlnet.ARCHITECTURE)
+_SUMMARY = {"pooler.dense": "sequence_summary.summary", "classifier": "logits_proj"}
+# its [CLS] comes last, by default; here it is first, as everywhere
+_SUMMARISED = {"summary_type": "first", "summary_use_proj": True, "summary_activation": "tanh"}
 
 # class of transformers -> what it is
 KINDS: dict[str, Kind] = {
     "ModernBertForSequenceClassification": Kind(*_MODERNBERT, ClassifyConfig, _OWN, ("cls", "mean")),
     "ModernBertForTokenClassification": Kind(*_MODERNBERT, TagConfig, _OWN),
+    "ModernBertForQuestionAnswering": Kind(*_MODERNBERT, AnswerConfig, _OWN),
+    "ModernBertForMultipleChoice": Kind(*_MODERNBERT, ChooseConfig, _OWN, ("cls", "mean")),
     "AlbertForSequenceClassification": Kind(
         *_ALBERT, ClassifyConfig, {"pooler.dense": "albert.pooler", "classifier": "classifier"}, ("cls",)
     ),
     "AlbertForTokenClassification": Kind(*_ALBERT, TagConfig, {"classifier": "classifier"}),
+    "AlbertForQuestionAnswering": Kind(*_ALBERT, AnswerConfig, _ANSWERS),
+    "AlbertForMultipleChoice": Kind(
+        *_ALBERT, ChooseConfig, {"pooler.dense": "albert.pooler", "classifier": "classifier"}, ("cls",)
+    ),
     "BertForSequenceClassification": Kind(
         *_BERT, ClassifyConfig, {"pooler.dense": "bert.pooler.dense", "classifier": "classifier"}, ("cls",)
     ),
     "BertForTokenClassification": Kind(*_BERT, TagConfig, {"classifier": "classifier"}),
+    "BertForQuestionAnswering": Kind(*_BERT, AnswerConfig, _ANSWERS),
+    "BertForMultipleChoice": Kind(
+        *_BERT, ChooseConfig, {"pooler.dense": "bert.pooler.dense", "classifier": "classifier"}, ("cls",)
+    ),
     "DebertaForSequenceClassification": Kind(
         *_DEBERTA["deberta"], ClassifyConfig, _CONTEXT, ("cls",), {"pooler_hidden_act": "tanh"}, "cls_dropout"
     ),
     "DebertaForTokenClassification": Kind(*_DEBERTA["deberta"], TagConfig, {"classifier": "classifier"}),
+    "DebertaForQuestionAnswering": Kind(*_DEBERTA["deberta"], AnswerConfig, _ANSWERS),
     "DebertaV2ForSequenceClassification": Kind(
         *_DEBERTA["deberta-v2"], ClassifyConfig, _CONTEXT, ("cls",), {"pooler_hidden_act": "tanh"}, "cls_dropout"
     ),
     "DebertaV2ForTokenClassification": Kind(*_DEBERTA["deberta-v2"], TagConfig, {"classifier": "classifier"}),
+    "DebertaV2ForQuestionAnswering": Kind(*_DEBERTA["deberta-v2"], AnswerConfig, _ANSWERS),
+    "DebertaV2ForMultipleChoice": Kind(
+        *_DEBERTA["deberta-v2"], ChooseConfig, _CONTEXT, ("cls",), {"pooler_hidden_act": "tanh"}, "cls_dropout"
+    ),
+    "DistilBertForSequenceClassification": Kind(
+        *_DISTILBERT,
+        ClassifyConfig,
+        {"pooler.dense": "pre_classifier", "classifier": "classifier"},
+        ("cls",),
+        dropout="seq_classif_dropout",
+    ),
+    "DistilBertForTokenClassification": Kind(*_DISTILBERT, TagConfig, {"classifier": "classifier"}),
+    "DistilBertForQuestionAnswering": Kind(*_DISTILBERT, AnswerConfig, _ANSWERS, dropout="qa_dropout"),
+    "DistilBertForMultipleChoice": Kind(
+        *_DISTILBERT,
+        ChooseConfig,
+        {"pooler.dense": "pre_classifier", "classifier": "classifier"},
+        ("cls",),
+        dropout="seq_classif_dropout",
+    ),
     "RobertaForSequenceClassification": Kind(
         *_ROBERTA,
         ClassifyConfig,
@@ -107,16 +145,18 @@ KINDS: dict[str, Kind] = {
         ("cls",),
     ),
     "RobertaForTokenClassification": Kind(*_ROBERTA, TagConfig, {"classifier": "classifier"}),
+    "RobertaForQuestionAnswering": Kind(*_ROBERTA, AnswerConfig, _ANSWERS),
+    "RobertaForMultipleChoice": Kind(
+        *_ROBERTA, ChooseConfig, {"pooler.dense": "roberta.pooler.dense", "classifier": "classifier"}, ("cls",)
+    ),
     "XLNetForSequenceClassification": Kind(
-        *_XLNET,
-        ClassifyConfig,
-        {"pooler.dense": "sequence_summary.summary", "classifier": "logits_proj"},
-        ("cls",),
-        # its [CLS] comes last, by default; here it is first, as everywhere
-        {"summary_type": "first", "summary_use_proj": True, "summary_activation": "tanh"},
-        dropout="summary_last_dropout",
+        *_XLNET, ClassifyConfig, _SUMMARY, ("cls",), _SUMMARISED, dropout="summary_last_dropout"
     ),
     "XLNetForTokenClassification": Kind(*_XLNET, TagConfig, {"classifier": "classifier"}),
+    "XLNetForQuestionAnsweringSimple": Kind(*_XLNET, AnswerConfig, _ANSWERS),
+    "XLNetForMultipleChoice": Kind(
+        *_XLNET, ChooseConfig, _SUMMARY, ("cls",), _SUMMARISED, dropout="summary_last_dropout"
+    ),
 }
 
 
@@ -166,8 +206,8 @@ class Classifiers:
             objective = cast(ClassifyConfig, self.objective)
             about["problem_type"] = PROBLEMS[objective.kind]
             names = ("score",) if objective.kind == "regression" else names
-            if len(self.kind.poolings) > 1:
-                about["classifier_pooling"] = objective.pooling
+        if len(self.kind.poolings) > 1:
+            about["classifier_pooling"] = cast(ClassifyConfig | ChooseConfig, self.objective).pooling
         by_number = {str(number): name for number, name in enumerate(names)}
         return encoder | about | {"id2label": by_number, "label2id": {name: int(n) for n, name in by_number.items()}}
 
@@ -191,11 +231,20 @@ class Classifiers:
                 )
         dropout = raw.get(kind.dropout)
         about: dict[str, Any] = {"labels": labels, "dropout": dropout if isinstance(dropout, float) else 0.0}
+        if kind.objective is AnswerConfig:
+            if len(labels) != 2:
+                raise DataError(
+                    f"{where}: id2label={shown(given)}; a {self.name} has two, for the start and the end of an answer. "
+                    "Restore it from a copy."
+                )
+            return said._replace(objective=AnswerConfig(dropout=about["dropout"]))
         if kind.objective is TagConfig:
             return said._replace(objective=TagConfig(**about))
         problem = raw.get("problem_type") or ("regression" if len(labels) == 1 else PROBLEMS["single-label"])
         kinds = {theirs: ours for ours, theirs in PROBLEMS.items()}
         pooling = raw.get("classifier_pooling", "cls") if len(kind.poolings) > 1 else kind.poolings[0]
+        if kind.objective is ChooseConfig and pooling in kind.poolings:
+            return said._replace(objective=ChooseConfig(**about | {"pooling": pooling}))
         if problem not in kinds or pooling not in kind.poolings or (problem == "regression" and len(labels) > 1):
             raise DataError(
                 f"{where}: problem_type={shown(problem)}, classifier_pooling={shown(pooling)} with {len(labels)} "

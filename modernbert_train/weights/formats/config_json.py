@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 from modernbert_train.config.model import MOST_LAYERS, MOST_WIDTH
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
-from modernbert_train.config.schema import LabelledConfig, ModelConfig
+from modernbert_train.config.schema import ModelConfig, ObjectiveConfig
 from modernbert_train.core.read_json import read_json
 from modernbert_train.errors import DataError
 
 CONFIG_JSON = "config.json"
+PREDICTS_FROM, BEFORE = "predicts_from", "before"  # a key of ours, and its value where the token before predicts
 
 
 class Described(NamedTuple):
@@ -23,14 +24,14 @@ class Described(NamedTuple):
         max_tokens: longest sequence.
         order: what a token sees; causal is a decoder.
         detects: it was trained to tell replaced tokens.
-        objective: of one that tells classes; None: it predicts tokens, or tells replaced ones.
+        objective: of one that tells classes, or of an encoder alone; None: it predicts tokens, or tells replaced ones.
     """
 
     model: ModelConfig
     max_tokens: int
     order: Order
     detects: bool = False
-    objective: LabelledConfig | None = None
+    objective: ObjectiveConfig | None = None
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -69,9 +69,11 @@ def to_hf(
     modules = {module_of(name) for name in weights}
     modules |= {"model"} if TOKEN_HEAD in modules else {*MASKED_LM}  # a class of each token, or predictions
     expected = shapes or {name: shape for name, shape in all_shapes(config).items() if module_of(name) in modules}
-    if DECODER in weights and EMBEDDING in weights and not torch.equal(weights[DECODER], weights[EMBEDDING]):
-        raise mistake(f"{DECODER} is not tied to {EMBEDDING}")
-    _compare({name: tensor for name, tensor in weights.items() if name != DECODER}, expected, mistake)
+    if config.tied and DECODER in weights:
+        if EMBEDDING in weights and not torch.equal(weights[DECODER], weights[EMBEDDING]):
+            raise mistake(f"{DECODER} is not tied to {EMBEDDING}")
+        weights = {name: tensor for name, tensor in weights.items() if name != DECODER}
+    _compare(weights, expected, mistake)
     stored = {}
     for ours in expected:
         shape = _shape(hub, ours, config)
@@ -145,7 +147,8 @@ def from_hf(
             raise mistake(f"{mixed[0]} is not zero in the first row")
         parts_here = [_here(found[name], shape, part_of[ours]) for name in names]
         weights[ours] = (parts_here[0] if len(names) == 1 else torch.cat(parts_here)).float()
-    return weights | {DECODER: weights[EMBEDDING]} if "decoder.bias" in weights else weights
+    predicts = "decoder.bias" in weights if config.decoder_bias else optional and config.tied
+    return weights | {DECODER: weights[EMBEDDING]} if predicts else weights
 
 
 def _names(known: Mapping[str, Sequence[tuple[str, ...]]], module: str) -> list[str]:

@@ -19,12 +19,11 @@ from modernbert_train.config.xlnet import XLNetConfig
 from modernbert_train.core.version import __version__
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats.config_json import Described, number_under
+from modernbert_train.weights.formats.config_json import PREDICTS_FROM, Described, number_under
 from modernbert_train.weights.formats.shape import Shape
 
 MODEL_TYPE, ARCHITECTURE = "xlnet", "XLNetLMHeadModel"
-PREDICTS_FROM = "predicts_from"  # a key of ours
-QUERY_TOKENS, OWN_PLACE = "query_tokens", "own_place"  # its values; without it: as XLNet was published
+QUERY_TOKENS, OWN_PLACE = "query_tokens", "own_place"  # of PREDICTS_FROM; without it: as XLNet was published
 
 # What the configuration can say and this encoder does not do otherwise.
 FIXED: dict[str, Any] = {

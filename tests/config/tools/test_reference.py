@@ -23,17 +23,21 @@ from modernbert_train.config.tools.reference import _docstring, reference, slug
 PAGE = Path(__file__).parents[3] / "docs/config.md"
 
 
+@pytest.fixture(scope="module")
+def page() -> str:
+    return reference()
+
+
 @pytest.mark.runs
-def test_the_page_is_the_one_that_the_code_writes() -> None:
-    assert PAGE.read_text(encoding="utf-8") == reference(), (
+def test_the_page_is_the_one_that_the_code_writes(page: str) -> None:
+    assert PAGE.read_text(encoding="utf-8") == page, (
         "write it again: python -m modernbert_train.config.tools.reference > docs/config.md"
     )
 
 
 @pytest.mark.runs
-def test_every_key_is_on_it_with_its_meaning_and_default() -> None:
+def test_every_key_is_on_it_with_its_meaning_and_default(page: str) -> None:
     """Each under a heading of its own, its whole name: a search leads to it, and no column cuts it in two."""
-    page = reference()
     keys = re.findall(r"^#### `([\w.<>]+)`", page, re.MULTILINE)
     assert {f"data.{field.name}" for field in dataclasses.fields(DataConfig)} <= {*keys, "data.streams"}
     assert {"phases.<name>.row_tokens", "phases.<name>.schedule.decay_tokens", "start.checkpoint", "out"} <= {*keys}
@@ -49,17 +53,16 @@ def test_every_key_is_on_it_with_its_meaning_and_default() -> None:
 
 
 @pytest.mark.runs
-def test_what_stands_in_angle_brackets_is_seen() -> None:
+def test_what_stands_in_angle_brackets_is_seen(page: str) -> None:
     """Outside of code Markdown takes <name> for HTML, and shows nothing."""
-    prose = re.sub(r"`[^`]*`", "", reference())
+    prose = re.sub(r"`[^`]*`", "", page)
     assert "&lt;runs_folder>/&lt;name>" in prose and "&lt;run folder>/profile" in prose
     assert set(re.findall(r"<\w*", prose)) == {"<br"}
 
 
 @pytest.mark.runs
-def test_values_are_as_yaml_has_them() -> None:
+def test_values_are_as_yaml_has_them(page: str) -> None:
     """A reader copies them: null and not None, a number without a comma, no signature of a class."""
-    page = reference()
     assert not re.search(r"\bNone\b|Literal|\w+Config\(|\d,\d{3}`|<class", page)
     defaults = dict(re.findall(r"^#### `([\w.<>]+`(?: \(\w+\))?).*\n\n.*; default `([^`]*)`", page, re.MULTILINE))
     assert yaml.safe_load(defaults["model.vocab_size` (modernbert)"]) == ModernBertConfig.vocab_size == 50368
@@ -68,8 +71,7 @@ def test_values_are_as_yaml_has_them() -> None:
 
 
 @pytest.mark.runs
-def test_links_within_the_page_and_to_others_lead_somewhere() -> None:
-    page = reference()
+def test_links_within_the_page_and_to_others_lead_somewhere(page: str) -> None:
     anchors = {slug(title) for title in re.findall(r"^#+ (.*)$", page, re.MULTILINE)}
     within = re.findall(r"\]\(#([^)]*)\)", page)
     others = re.findall(r"\]\(([\w-]+\.md)\)", page)

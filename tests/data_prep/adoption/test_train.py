@@ -65,6 +65,7 @@ def test_every_layout_trains_as_prepared_shards_do(
         assert len(found) > 5 and found == prepared[shards], layout
 
 
+@pytest.mark.slow
 def test_a_killed_command_goes_on(tiny_data: Path, tmp_path: Path) -> None:
     """With two processes, killed in the middle: nothing looks complete, no process stays, the outcome is the same."""
     documents = make_documents(tiny_data / "tokenizer", [30] * 400, seed=9)

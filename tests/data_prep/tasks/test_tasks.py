@@ -24,6 +24,7 @@ from data_prep.tasks.progress import Stage, TaskProgress, progress
 from data_prep.tasks.work import Work
 from data_prep.tasks.workers import Workers
 from modernbert_train.errors import DataError, RunError
+from tests import warm
 from tests.data_prep.fake_tasks import BadData, KilledAtTwo, Squares
 
 Files = Callable[[Path], dict[str, bytes]]
@@ -102,7 +103,7 @@ def test_two_processes_killed_with_all_their_children(words: Words, tmp_path: Pa
     assert main(words("one")) == 0
     root = str(Path(data_prep.__file__).parent.parent)
     line = [sys.executable, f"{root}/data_prep/prepare.py", *words("two", "executor.workers=2")]
-    process = subprocess.Popen(line, stdout=subprocess.DEVNULL)
+    process = warm.Popen(line, stdout=subprocess.DEVNULL)
     completions = tmp_path / "two.work/stages/survey/completions"
     while len(list(completions.glob("*"))) < 2:
         assert process.poll() is None
@@ -115,7 +116,7 @@ def test_two_processes_killed_with_all_their_children(words: Words, tmp_path: Pa
     while any(Path(f"/proc/{child}").exists() for child in children):
         assert time.monotonic() < deadline, "a worker outlives its parent"
         time.sleep(0.05)
-    assert subprocess.run(line, stdout=subprocess.DEVNULL).returncode == 0
+    assert warm.run(line, stdout=subprocess.DEVNULL).returncode == 0
     assert files_of(tmp_path / "two") == files_of(tmp_path / "one")
     assert len(list((tmp_path / "two/train").glob("shard.*"))) > 10  # there were many tasks
 

@@ -15,6 +15,7 @@ from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
     DebertaConfig,
+    DistilBertConfig,
     MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
@@ -31,6 +32,7 @@ BERT = BertConfig(**SIZE, num_layers=2, max_positions=64, dropout=0.0)
 ROBERTA = BertConfig(**SIZE, num_layers=2, max_positions=64, segments=1, position_offset=1, dropout=0.0)
 ALBERT = AlbertConfig(**SIZE, embedding_size=24, num_layers=3, max_positions=64, dropout=0.0)
 CONFIGS: dict[str, ModelConfig] = {"modernbert": MODERNBERT, "bert": BERT, "roberta": ROBERTA, "albert": ALBERT}
+CONFIGS["distilbert"] = DistilBertConfig(**SIZE, num_layers=2, max_positions=64, dropout=0.0)
 CONFIGS["xlnet"] = XLNetConfig(**SIZE, num_layers=2, dropout=0.0)
 CONFIGS["deberta"] = DebertaConfig(**SIZE, num_layers=2, max_positions=64, buckets=8, max_distance=16, dropout=0.0)
 
@@ -98,3 +100,41 @@ def write_task(tmp_path: Path) -> WriteTask:
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+def write_questions(folder: Path, write_task: WriteTask, **keys: object) -> Path:
+    """A task in SQuAD 2's JSON: the answer is the one word of GOOD or BAD in a context; a third has none."""
+    for name, number, seed in (("train", 96, 1), ("dev", 40, 2)):
+        asked = []
+        for place, (text, _) in enumerate(sentences(number, seed)):
+            answers = [word for word in text.split() if word not in PLAIN]
+            if place % 3 == 0:
+                text, answers = " ".join(word for word in text.split() if word in PLAIN), []
+            found = [{"text": word, "answer_start": f" {text} ".index(f" {word} ")} for word in answers]
+            about = {"id": f"{name}-{place}", "question": "ruto?", "answers": found, "is_impossible": not found}
+            asked.append({"context": text, "qas": [about]})
+        (folder / f"{name}.json").write_text(json.dumps({"data": [{"paragraphs": asked}]}))
+    files = {"train": f"{folder}/train.json", "validation": {"dev": f"{folder}/dev.json"}}
+    usual = {
+        "kind": "question-answering",
+        "unanswerable": True,
+        "overlap_tokens": 4,
+        "id_column": "id",
+        "max_tokens": 16,
+    }
+    return write_task(**files | usual | keys)
+
+
+def write_choices(folder: Path, write_task: WriteTask, **keys: object) -> Path:
+    """A task in HellaSwag's form, of two or three choices: the right one has a word of GOOD, the others of BAD."""
+    for name, number, seed in (("train", 96, 1), ("dev", 40, 2)):
+        draw, lines = random.Random(seed), []
+        for _ in range(number):
+            choices = [" ".join((draw.choice(PLAIN), draw.choice(BAD))) for _ in range(draw.choice((2, 3)))]
+            right = draw.randrange(len(choices))
+            choices[right] = " ".join((draw.choice(PLAIN), draw.choice(GOOD)))
+            lines.append({"ctx": " ".join(draw.choices(PLAIN, k=4)), "endings": choices, "label": str(right)})
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    files = {"train": f"{folder}/train.jsonl", "validation": {"dev": f"{folder}/dev.jsonl"}}
+    usual = {"kind": "multiple-choice", "text_columns": ["ctx"], "choice_columns": ["endings"], "max_tokens": 32}
+    return write_task(**files | usual | keys)

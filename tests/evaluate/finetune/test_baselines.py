@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from modernbert_train.config.load import load_run
-from modernbert_train.config.schema import ClassifyConfig, ModelConfig, TagConfig
+from modernbert_train.config.schema import (
+    AnswerConfig,
+    ChooseConfig,
+    ClassifyConfig,
+    LabelledConfig,
+    ModelConfig,
+    TagConfig,
+)
 from modernbert_train.core.tensor_files import read_tensors
 from modernbert_train.data.packing import Chunk
 from modernbert_train.errors import ConfigError
@@ -25,8 +32,12 @@ from tests.evaluate.finetune.test_finetune import finetune, weights, write_tags
 
 
 @pytest.mark.parametrize("config", [BERT, MODERNBERT], ids=["bert", "modernbert"])
-@pytest.mark.parametrize("objective", [ClassifyConfig(labels=("a", "b")), TagConfig(labels=("a", "b"))])
-def test_of_a_frozen_encoder_one_matrix_learns(config: ModelConfig, objective: ClassifyConfig | TagConfig) -> None:
+@pytest.mark.parametrize(
+    "objective",
+    [ClassifyConfig(labels=("a", "b")), TagConfig(labels=("a", "b")), AnswerConfig(), ChooseConfig(labels=("0", "1"))],
+    ids=lambda each: each.name,
+)
+def test_of_a_frozen_encoder_one_matrix_learns(config: ModelConfig, objective: LabelledConfig) -> None:
     """No dense matrix between, or the head would not be linear; no dropout, or states would not be what is measured."""
     model = build_model(replace(config, dropout=0.5) if config is BERT else config, replace(objective, freeze=True))
     assert [weight.name for weight in weights_of(model)] == ["classifier.weight", "classifier.bias"]

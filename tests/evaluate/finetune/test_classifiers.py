@@ -111,6 +111,7 @@ CASES = [
     ("xlnet", ClassifyConfig(labels=LABELS, pooling="cls", segments=2)),
     ("xlnet", ClassifyConfig(kind="regression", pooling="cls")),
     ("deberta", ClassifyConfig(labels=LABELS, pooling="cls")),
+    ("distilbert", ClassifyConfig(labels=LABELS, pooling="cls")),
 ]
 
 

@@ -22,7 +22,7 @@ from modernbert_train.config.load import load_run
 from modernbert_train.distributed import bf16
 from tests import warm
 from tests.conftest import TIMES
-from tests.evaluate.finetune.conftest import PLAIN, WriteTask, sentences, write_tsv
+from tests.evaluate.finetune.conftest import PLAIN, WriteTask, sentences, write_choices, write_questions, write_tsv
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.runs
@@ -64,7 +64,7 @@ def test_a_task_is_learned_measured_and_served(
     assert figures["num_texts"] == 40
     assert result["counts"]["train"] == {
         "texts": 96, "truncated": 0, "empty": 0, "unseen": 0, "loose_tags": 0, "in_train": 0,
-        "many_labels": 0, "lost_words": 0,
+        "many_labels": 0, "lost_words": 0, "misplaced": 0,
     }  # fmt: skip
     said = capsys.readouterr().out
     assert f"tone: dev accuracy {figures['accuracy']:.4f}" in said.splitlines()[-1]
@@ -165,7 +165,15 @@ def test_two_seeds_in_one_command_one_of_them_killed_in_its_middle(
     assert not torch.equal(weights(tmp_path / "whole-7" / "tone")["classifier.weight"], ours["classifier.weight"])
 
 
-@pytest.mark.parametrize(("kind", "precision"), [("single-label", "auto"), ("tokens", "bf16")])
+@pytest.mark.parametrize(
+    ("kind", "precision"),
+    [
+        pytest.param("single-label", "auto", marks=pytest.mark.slow),
+        ("tokens", "bf16"),
+        ("question-answering", "auto"),
+        pytest.param("multiple-choice", "auto", marks=pytest.mark.slow),
+    ],
+)
 def test_a_killed_run_goes_on_to_the_same_bits(
     kind: str,
     precision: str,
@@ -176,9 +184,8 @@ def test_a_killed_run_goes_on_to_the_same_bits(
 ) -> None:
     """Labels, dropout and the fresh head depend on nothing but keys: a restart must not be another seed."""
     monkeypatch.setattr(bf16, "cpu_has_bf16", lambda: True)  # or it is imitated
-    task = write_task()
-    if kind == "tokens":
-        task = write_tags(tmp_path, write_task)
+    written = {"tokens": write_tags, "question-answering": write_questions, "multiple-choice": write_choices}
+    task = written[kind](tmp_path, write_task) if kind in written else write_task()
     keys = ["checkpoint.interval_steps=4", "model.dropout=0.1", "objective.dropout=0.2"]
     keys.append(f"compute.precision={precision}")
     whole = finetune(task, models["bert"], tmp_path / "whole", *keys)
@@ -234,12 +241,16 @@ def test_words_are_tagged_and_served(write_task: WriteTask, models: dict[str, Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize(
+    ("strategy", "kind"),
+    [("ddp", "single-label"), ("fsdp2", "single-label"), ("ddp", "question-answering"), ("fsdp2", "multiple-choice")],
+)
 def test_two_ranks_give_what_one_gives(
-    strategy: str, write_task: WriteTask, models: dict[str, Path], tmp_path: Path
+    strategy: str, kind: str, write_task: WriteTask, models: dict[str, Path], tmp_path: Path
 ) -> None:
-    task = write_task(epochs=2)
-    keys = ["phases.finetune.batch_rows=8", "phases.finetune.row_tokens=24", "phases.finetune.microbatch_tokens=96"]
+    written = {"question-answering": write_questions, "multiple-choice": write_choices}
+    task = written[kind](tmp_path, write_task, epochs=2) if kind in written else write_task(epochs=2)
+    keys = ["phases.finetune.batch_rows=8", "phases.finetune.row_tokens=64", "phases.finetune.microbatch_tokens=256"]
     one = finetune(task, models["modernbert"], tmp_path / "one", *keys)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29517"]
     words = ["finetune", str(task), "--model", str(models["modernbert"]), f"runs_folder={tmp_path}/two", "name=tone"]

@@ -17,8 +17,8 @@ from modernbert_train.__main__ import main
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.tensor_files import read_tensors
 from modernbert_train.errors import DataError
-from modernbert_train.evaluate.finetune.examples import read_splits
 from modernbert_train.evaluate.finetune.numbers import number_labels
+from modernbert_train.evaluate.finetune.read import read_splits
 from modernbert_train.evaluate.finetune.shards import prepare
 from tests.evaluate.finetune.conftest import PLAIN, WriteTask, sentences, write_tsv
 from tests.evaluate.finetune.test_finetune import finetune, metrics, write_tags

@@ -47,6 +47,10 @@ TASKS: dict[str, tuple[dict[str, Any], dict[str, int], int]] = {
         {"kind": "tokens", "train": "other_tasks/wnut17_train.conll", "dev": "other_tasks/wnut17_dev.conll"},
         {"train": 3394, "dev": 1009}, 13,
     ),
+    "xquad": (
+        {"kind": "question-answering", "train": "other_tasks/xquad_en.json", "dev": "other_tasks/xquad_en.json"},
+        {"train": 1190, "dev": 1190}, 2,
+    ),
 }  # fmt: skip
 
 
@@ -68,7 +72,7 @@ def test_every_text_is_read(name: str, tokenizer: Path, tmp_path: Path) -> None:
     _, texts, classes = TASKS[name]
     assert {split: counts.texts + counts.empty for split, counts in prepared.counts.items()} == texts
     assert len(prepared.labels) == classes
-    assert not any(counts.unseen for counts in prepared.counts.values())
+    assert not any(counts.unseen or counts.misplaced for counts in prepared.counts.values())
     assert prepared.longest <= 256
 
 

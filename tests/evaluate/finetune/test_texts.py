@@ -17,10 +17,11 @@ from modernbert_train.data.labels import DocumentLabels
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.data.packing import Chunk
 from modernbert_train.errors import ConfigError, DataError, RunError
-from modernbert_train.evaluate.finetune.examples import read_splits
 from modernbert_train.evaluate.finetune.numbers import number_labels
-from modernbert_train.evaluate.finetune.shards import _cut, prepare, warnings_of
+from modernbert_train.evaluate.finetune.read import read_splits
+from modernbert_train.evaluate.finetune.shards import prepare, warnings_of
 from modernbert_train.evaluate.finetune.task import read_task
+from modernbert_train.evaluate.finetune.tokens import cut
 from modernbert_train.vocabulary import read_vocabulary
 from tests.conftest import TinyRun
 from tests.evaluate.finetune.conftest import write_tsv
@@ -84,11 +85,11 @@ def test_texts_that_are_measured_and_learned_and_texts_of_two_classes_are_named(
 
 def test_the_longer_text_of_a_pair_is_cut_first_and_counted(tmp_path: Path, tokenizer: Path) -> None:
     """A stated rule: transformers' longest_first. Otherwise a long premise would push the hypothesis out."""
-    assert _cut([[1] * 9, [2] * 3], 8) == [[1] * 5, [2] * 3]
-    assert _cut([[1] * 3, [2] * 9], 8) == [[1] * 3, [2] * 5]
-    assert _cut([[1] * 9, [2] * 9], 8) == [[1] * 4, [2] * 4]
-    assert _cut([[1] * 9], 8) == [[1] * 8]
-    assert _cut([[1], [2]], 8) == [[1], [2]]
+    assert cut([[1] * 9, [2] * 3], 8) == [[1] * 5, [2] * 3]
+    assert cut([[1] * 3, [2] * 9], 8) == [[1] * 3, [2] * 5]
+    assert cut([[1] * 9, [2] * 9], 8) == [[1] * 4, [2] * 4]
+    assert cut([[1] * 9], 8) == [[1] * 8]
+    assert cut([[1], [2]], 8) == [[1], [2]]
     rows = [("aki " * 40, "kelo lamu", "up"), ("ruto", "domi", "down")]
     write(tmp_path, rows, rows, "a b label")
     prepared = prepare(task_of(tmp_path, text_columns=["a", "b"]), tokenizer, 16, tmp_path / "run" / "task")
@@ -111,8 +112,8 @@ def test_pairs_are_cut_as_transformers_cuts_them(lengths: tuple[int, int], most:
     texts = [" ".join([word] * length) for word, length in zip(("aki", "kelo"), lengths, strict=True)]
     whole = [theirs.encode(text, add_special_tokens=False).ids for text in texts]
     theirs.enable_truncation(most, strategy="longest_first")
-    cut = theirs.encode(*texts, add_special_tokens=False)
-    assert _cut(whole, most) == [[i for i, n in zip(cut.ids, cut.sequence_ids, strict=True) if n == k] for k in (0, 1)]
+    told = theirs.encode(*texts, add_special_tokens=False)
+    assert cut(whole, most) == [[i for i, n in zip(told.ids, told.sequence_ids, strict=True) if n == k] for k in (0, 1)]
 
 
 def test_special_tokens_written_out_in_a_text_are_letters(tmp_path: Path, tokenizer: Path) -> None:

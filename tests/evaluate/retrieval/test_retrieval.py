@@ -45,7 +45,9 @@ def result_of(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.runs
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize(("loss", "precision"), [("mnrl", "auto"), ("cached_mnrl", "bf16")])
+@pytest.mark.parametrize(
+    ("loss", "precision"), [pytest.param("mnrl", "auto", marks=pytest.mark.slow), ("cached_mnrl", "bf16")]
+)
 def test_training_finds_what_the_encoder_did_not_and_says_what_it_did(
     loss: str,
     precision: str,
@@ -122,6 +124,20 @@ def test_late_interaction_is_learned_and_its_figures_are_those_of_every_token_wi
     again = ["retrieval", "evaluate", str(toy), "--model", str(folder / "st"), f"runs_folder={tmp_path}/runs"]
     assert main(again) == 0
     assert result_of(tmp_path / "runs/toy-toy-encoder-1618-test")["figures"] == found["figures"]
+
+    # out of an index on disk: the figures of the vectors as they are stored, embedded once
+    for query, matrix in zip(beir.queries, queries, strict=True):
+        scores = [float((matrix @ other.half().float().T).max(dim=1).values.sum()) for other in documents]
+        ranked[query] = [beir.document_ids[place] for place in sorted(range(len(scores)), key=lambda at: -scores[at])]
+    for _ in range(2):
+        assert main([*again, f"index={tmp_path}/index", "name=kept"]) == 0
+        assert result_of(tmp_path / "runs/kept")["figures"]["toy"] == pytest.approx(
+            figures(ranked, beir.qrels), abs=1e-6
+        )
+    assert main([*again, f"index={tmp_path}/index", "name=kept", "max_tokens=32"]) == 78
+    assert "vectors of another corpus, model or length (max_tokens)" in capsys.readouterr().err
+    assert main(["retrieval", "evaluate", str(toy), "--model", str(encoder), f"index={tmp_path}/index"]) == 78
+    assert "is of late interaction" in capsys.readouterr().err
 
 
 @pytest.mark.runs

@@ -7,6 +7,7 @@ those of fake_runs.py here, which take no time; the last test has real ones.
 from __future__ import annotations
 
 import json
+import shutil
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +33,7 @@ def write_suite(write_task: WriteTask, tmp_path: Path) -> WriteSuite:
 
     def write(tasks: dict[str, dict[str, Any]], **more: Any) -> Path:
         file = tmp_path / "suite.yaml"
-        kinds = {"finetune", "retrieval", "beir"}
+        kinds = {"finetune", "retrieval", "beir", "mteb"}
         whole = {
             name: ({} if kinds & each.keys() else {"finetune": "tone.yaml"}) | each for name, each in tasks.items()
         }
@@ -147,7 +148,7 @@ def test_a_task_without_its_data_costs_one_start_and_no_other_task(
     ("tasks", "more", "message"),
     [
         ({}, {}, "tasks: there is none"),
-        ({"a": {"beir": "x", "finetune": "rte"}}, {}, r"tasks\.a\.finetune, retrieval, beir: name exactly one"),
+        ({"a": {"beir": "x", "finetune": "rte"}}, {}, r"tasks\.a\.finetune, retrieval, beir, mteb: name exactly one"),
         ({"a": {"after": "b"}}, {}, r"after=b: name a task of the suite"),
         ({"a": {}, "b": {"after": "a"}, "c": {"after": "b"}}, {}, r"tasks\.c\.after=b"),
         ({"a": {"choices": {"lr": []}}}, {}, r"choices\.lr=\[\]: name the values"),
@@ -156,6 +157,11 @@ def test_a_task_without_its_data_costs_one_start_and_no_other_task(
         ({"a": {}}, {"seeds": [1, 1]}, r"seeds=\[1, 1\]: name at least one, each once"),
         ({"a": {}}, {"groups": {"a": ["a"]}}, r"groups\.a=\['a'\]: a group has a name of its own"),
         ({"a": {}}, {"published": {"x": {"source": "y", "figures": {"b": 1}}}}, r"published\.x: b is no task"),
+        ({"a": {"beir": [3]}}, {}, r"tasks\.a-3\.beir=3: name a set"),
+        ({"a": {"beir": ["x/1", "y/1"]}}, {}, r"tasks\.a: a-1 or a would be there twice"),
+        ({"a": {"beir": ["x"]}}, {"groups": {"a": ["a-x"]}}, r"tasks\.a: a-x or a would be there twice"),
+        ({"a": {"mteb": []}}, {}, r"groups\.a=\[\]: a group has"),
+        ({"a": {"mteb": "STS12", "choices": {"pooling": ["cls"]}}}, {}, "`mteb` measure a model as it is"),
         ({"a b": {}}, {}, "it is part of the names of folders"),
     ],
 )
@@ -194,6 +200,59 @@ def test_a_cell_that_would_stay_empty_is_refused_before_anything_runs(
         Plan(*suite, [str(tmp_path)], [1, 1], tmp_path / "out", ())
 
 
+@pytest.mark.runs
+def test_several_sets_are_a_column_each_and_their_mean_and_one_that_is_lost_costs_no_other(
+    write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
+) -> None:
+    """As a table of BEIR or MTEB has them; a task may also measure what another has trained, with each of its seeds."""
+    sets = {"beir": ["data/one", "nfcorpus"], "keys": {"pooling": "cls"}}
+    suite = write_suite(
+        {
+            "b": sets,
+            "m": {"mteb": ["STS12", "Touche2020Retrieval.v3"]},
+            "tone": {},
+            "after": {"beir": "x", "after": "tone"},
+        }
+    )
+    plan = Plan(*read_suite(str(suite)), list(map(str, fakes)), None, tmp_path / "out", ())
+    assert list(plan.suite.tasks) == ["b-one", "b-nfcorpus", "m-STS12", "m-Touche2020Retrieval-v3", "tone", "after"]
+    assert plan.metric("b-one") == "ndcg_at_10" and plan.metric("m-STS12") == "main_score"
+    (tmp_path / "out").mkdir()
+    lost = [cell.name for cell in plan.cells(["m-STS12"], choosing=True)]
+    (tmp_path / "out" / fake_runs.BEHAVE).write_text(json.dumps({"fail": lost}))
+    table = run(suite, tmp_path / "out", *fakes, code=65)
+    assert [column["task"] for column in table["columns"]][-2:] == ["b", "m"]
+    one, nfcorpus, sts, touche, tone, after, b, m = table["rows"][0]["cells"]
+    assert b["mean"] == pytest.approx((one["mean"] + nfcorpus["mean"]) / 2) and one["n"] == 1
+    assert sts["mean"] is None and sts["failed"] and touche["mean"] is not None and m is None
+    assert tone["n"] == after["n"] == 2
+    words = {
+        cell.name: (cell.task, cell.overrides, cell.seed)
+        for name in ("b-one", "m-STS12")
+        for cell in plan.cells([name], choosing=True)
+    }
+    assert {*words.values()} == {("data/one", ("pooling=cls",), None), ("mteb:STS12", (), None)}
+
+
+def test_what_retrieval_has_trained_is_measured_by_other_tasks(
+    write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
+) -> None:
+    """As papers measure MTEB: after training on MS MARCO, of each seed its own; fine-tuning cannot begin with it."""
+    recipe = str(YAMLS / "retrieval/modernbert.yaml")
+    tasks = {"pairs": {"retrieval": recipe, "keys": {"train": ["x"], "evaluate": {"own": "y"}}}}
+    suite = write_suite(tasks | {"sts": {"mteb": "STS12", "after": "pairs"}})
+    plan = Plan(*read_suite(str(suite)), [str(fakes[0])], [1], tmp_path / "out", ())
+    assert not [*plan.cells(["sts"], choosing=True)]
+    (before,) = plan.cells(["pairs"], choosing=True)
+    (tmp_path / "out" / before.name).mkdir(parents=True)
+    result = {"task": "pairs", "source": "a", "seed": 1, "settings": {}, "figures": {"own": {"ndcg_at_10": 0.5}}}
+    (tmp_path / "out" / before.name / "result.json").write_text(json.dumps(result))
+    (cell,) = plan.cells(["sts"], choosing=True)
+    assert cell.model == str(tmp_path / "out" / before.name / "st") and cell.task == "mteb:STS12"
+    with pytest.raises(ConfigError, match="what `retrieval train` has trained is for"):
+        read_suite(str(write_suite(tasks | {"tone": {"after": "pairs"}})))
+
+
 def test_an_unknown_suite_names_those_that_are_known(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Known: .*glue.*"):
         read_suite("blue")
@@ -217,12 +276,71 @@ def test_the_suites_here_are_right(name: str, tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.runs
+def test_the_best_seed_of_what_was_chosen_is_written_for_a_test_server(
+    write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
+) -> None:
+    """GLUE's form, a line for each text: names of classes, their numbers, or scores within bounds."""
+    parts = {"Names": {"split": "x"}, "Numbers": {"split": "x", "labels": ["down", "up"]}}
+    parts["Scores"] = {"split": "ax/y", "between": [0, 5]}
+    suite, out = write_suite({"tone": {"choices": {"lr": [1e-3, 2e-3]}, "submit": parts}}), tmp_path / "out"
+    plan = Plan(*read_suite(str(suite)), [str(fakes[0])], None, out, ())
+    for cell in plan.cells(["tone"], choosing=True):
+        told = [("x", "up"), ("x", None), ("x", "down"), ("ax-y", 5.25), ("ax-y", 1.23456), ("ax-y", None)]
+        lines = [{"split": split, "prediction": each, "scores": each and {"down": 0.5}} for split, each in told]
+        lines[0]["scores"] = {cell.name: 1.0, "up": 0.5}  # of an empty text the first class, which here names the run
+        (out / cell.name).mkdir(parents=True)
+        (out / cell.name / "submission.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (cell,) = run(suite, out, fakes[0])["rows"][0]["cells"]
+    best = max((each for each in cell["runs"] if each["choice"] == cell["chosen"]), key=lambda each: each["value"])
+    files = {name: (out / "submission" / "one" / f"{name}.tsv").read_text() for name in parts}
+    assert files["Names"] == f"index\tprediction\n0\tup\n1\t{best['run']}\n2\tdown\n"
+    assert files["Numbers"] == "index\tprediction\n0\t1\n1\t0\n2\t0\n"
+    assert files["Scores"] == "index\tprediction\n0\t5.000\n1\t1.235\n2\t0.000\n"
+
+
+@pytest.mark.runs
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_finished_run_predicts_texts_that_it_has_not_seen(
+    write_suite: WriteSuite, models: dict[str, Path], tmp_path: Path
+) -> None:
+    """Also one longer than any before, and of another folder. Texts that are missing are named below the table."""
+    from tests.evaluate.finetune.test_finetune import FAST
+
+    fast = {key: value for key, _, value in (word.partition("=") for word in FAST)}
+    texts = ["aki ruto", "", "kelo " * 28, "nabe domi"]
+    (tmp_path / "ax").mkdir()
+    for name in ("test.tsv", "ax/test.tsv"):
+        (tmp_path / name).write_text("idx\ttext\n" + "".join(f"{n}\t{text}\n" for n, text in enumerate(texts)))
+    keys = {**fast, "epochs": 4, "data": str(tmp_path), "train": "train", "validation": {"dev": "dev"}}
+    parts = {"Tone": {"split": "test", "labels": ["down", "up"]}, "AX": {"split": "ax/test"}}
+    out = tmp_path / "out"
+    task: dict[str, Any] = {"keys": keys, "submit": parts}
+    table = run(write_suite({"tone": task}, seeds=[1]), out, models["modernbert"])
+    assert not table["notes"]
+    folder = out / "submission" / "modernbert"
+    files = [(folder / f"{name}.tsv").read_text().splitlines() for name in ("Tone", "AX")]
+    numbers, names = ([line.split("\t")[1] for line in lines[1:]] for lines in files)
+    assert [["down", "up"][int(told)] for told in numbers] == names and len(names) == 4
+    (cell,) = table["rows"][0]["cells"]
+    assert not (out / cell["runs"][0]["run"] / "submission").exists()
+    gone = run(write_suite({"tone": task | {"submit": {"x": {"split": "gone"}}}}, seeds=[1]), out, models["modernbert"])
+    assert "submission of tone: " in gone["notes"][0] and "gone.tsv" in gone["notes"][0]
+    assert gone["rows"] == table["rows"]
+
+
+@pytest.mark.runs
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_fine_tuning_retrieval_and_a_missing_text_in_one_table(
-    write_suite: WriteSuite, models: dict[str, Path], toy: Path, tmp_path: Path
+    write_suite: WriteSuite, models: dict[str, Path], toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing replaced: two architectures, a choice, a chain, a BEIR folder, and a task whose file is not there."""
+    """Nothing replaced: two architectures, a choice, a chain, sets of BEIR, one ranked anew by what another task has
+    trained, and tasks whose file or data of the hub is not there."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    shutil.copytree(toy, tmp_path / "other")
+    run_file = "".join(f"{query} Q0 d{query} 1 1 bm25\n" for query in range(9))
+    (tmp_path / "bm25.trec").write_text(run_file, encoding="utf-8")
     from tests.evaluate.finetune.test_finetune import FAST
 
     fast = {key: value for key, _, value in (word.partition("=") for word in FAST)}
@@ -230,7 +348,9 @@ def test_fine_tuning_retrieval_and_a_missing_text_in_one_table(
         {
             "first": {"keys": {**fast, "epochs": 1}, "choices": {"lr": [1e-3, 3e-3]}},
             "second": {"after": "first", "keys": {**fast, "steps": 4}},
-            "toy": {"beir": str(toy), "keys": {"device": "cpu"}},
+            "toy": {"beir": [str(toy), str(tmp_path / "other")], "keys": {"device": "cpu"}},
+            "again": {"beir": str(toy), "after": "first", "keys": {"rerank": f"{tmp_path}/bm25.trec", "device": "cpu"}},
+            "hub": {"mteb": "STS12"},
             "lost": {"keys": {**fast, "train": "nowhere.tsv"}},
         },
         seeds=[1618],
@@ -238,8 +358,11 @@ def test_fine_tuning_retrieval_and_a_missing_text_in_one_table(
     )
     table = run(suite, tmp_path / "out", models["modernbert"], models["bert"], code=65)
     for row in table["rows"]:
-        first, second, found, lost = row["cells"]
+        first, second, found, other, again, hub, lost, both = row["cells"]
         assert first["n"] == second["n"] == 1 and len(first["runs"]) == 2 and 0 <= found["mean"] <= 1
+        assert found["mean"] == other["mean"] == pytest.approx(both["mean"])
+        assert again["mean"] == pytest.approx(9 / 20)  # the one candidate of nine queries is right
+        assert hub["mean"] is None and "mteb:STS12: its data, mteb/sts12-sts, cannot be had" in hub["failed"][0]
         assert lost["mean"] is None and "nowhere.tsv" in lost["failed"][0]
         begun = json.loads((tmp_path / "out" / second["runs"][0]["run"] / "result.json").read_text())
         assert begun["weights"].startswith(f"weights.init_from={tmp_path}/out/first-")

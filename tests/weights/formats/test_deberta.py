@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +16,14 @@ from torch import Tensor
 from benchmarks.batches import lay_out
 from modernbert_train.__main__ import main
 from modernbert_train.config.schema import ComputeConfig, DebertaConfig, MaskedLmConfig
-from modernbert_train.errors import DataError
 from modernbert_train.models.build import build_model
-from modernbert_train.models.init import initialize
 from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.models.replaced import Discriminator
 from modernbert_train.weights.formats import deberta
 from modernbert_train.weights.formats.tensors import from_hf, to_hf
-from tests.weights.formats.test_bert import VOCABULARY, assert_equal
+from tests.weights.formats.models import SAID, assert_equal, describe, randomized, weights_of
 
-V2 = DebertaConfig(
-    vocab_size=64, hidden_size=32, num_layers=2, num_heads=4, intermediate_size=48, max_positions=40, buckets=8,
-    max_distance=16, dropout=0.2,
-)  # fmt: skip
-V1 = replace(V2, version="v1", buckets=16)
-NARROW = replace(V2, embedding_size=16, activation="gelu_tanh", convolution=3)
+V2, V1, NARROW = (SAID[name] for name in ("deberta", "deberta v1", "deberta, narrow"))
 BOTH = pytest.mark.parametrize("config", [V2, V1, NARROW], ids=["v2", "v1", "narrow"])
 # config.json of microsoft/deberta-v3-base
 RELEASED: dict[str, Any] = {
@@ -42,23 +33,6 @@ RELEASED: dict[str, Any] = {
     "pos_att_type": "p2c|c2p", "layer_norm_eps": 1e-7, "max_relative_positions": -1, "position_biased_input": False,
     "num_attention_heads": 12, "num_hidden_layers": 12, "type_vocab_size": 0, "vocab_size": 128100,
 }  # fmt: skip
-
-
-def random(model: Any, config: DebertaConfig) -> Any:
-    initialize(model, config, seed=1)
-    generator = torch.Generator().manual_seed(2)
-    for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
-    return model.eval()
-
-
-def built(config: DebertaConfig) -> ForMaskedLM:
-    model: ForMaskedLM = random(build_model(config, MaskedLmConfig()), config)
-    return model
-
-
-def described(config: DebertaConfig = V2, *modules: str) -> dict[str, Any]:
-    return deberta.describe(config, "all", modules or ("model", "head", "decoder"), 40, VOCABULARY)
 
 
 def theirs(config: DebertaConfig) -> tuple[Any, Any]:
@@ -71,9 +45,9 @@ def theirs(config: DebertaConfig) -> tuple[Any, Any]:
 def test_what_transformers_saves_comes_back_from_us_bit_by_bit(tmp_path: Path, config: DebertaConfig) -> None:
     """Import and export of a model that began there; its config.json as it writes it again too."""
     model, settings = theirs(config)
-    model(settings(**described(config))).save_pretrained(tmp_path)
+    model(settings(**describe(config))).save_pretrained(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
-    for raw in (json.loads((tmp_path / "config.json").read_text()), described(config)):
+    for raw in (json.loads((tmp_path / "config.json").read_text()), describe(config)):
         assert deberta.read(raw, "config.json")[:4] == (config, 40, "all", False)
     weights = from_hf(deberta, stored, config, "file")
     assert_equal(to_hf(deberta, weights, config), stored)
@@ -84,7 +58,7 @@ def test_what_transformers_saves_comes_back_from_us_bit_by_bit(tmp_path: Path, c
 def test_the_head_of_released_files_is_read_as_transformers_does(tmp_path: Path) -> None:
     """With legacy=False, as `save_pretrained` writes it again; without it transformers draws a new head."""
     torch.manual_seed(3)
-    settings = transformers.DebertaV2Config(**described() | {"legacy": False, "initializer_range": 0.3})
+    settings = transformers.DebertaV2Config(**describe(V2) | {"legacy": False, "initializer_range": 0.3})
     twin = transformers.DebertaV2ForMaskedLM(settings).eval()
     twin.save_pretrained(tmp_path)
     said = deberta.read(json.loads((tmp_path / "config.json").read_text()), "config.json")
@@ -99,7 +73,7 @@ def test_the_head_of_released_files_is_read_as_transformers_does(tmp_path: Path)
 @BOTH
 def test_there_and_back_keeps_every_bit(config: DebertaConfig) -> None:
     """Under the names of released files too, whose head is called otherwise and which have positions of no use here."""
-    weights = built(config).state_dict()
+    weights = weights_of(config)
     there = to_hf(deberta, weights, config)
     assert_equal(from_hf(deberta, there, config, "file"), weights)
     released = {"deberta.embeddings.position_embeddings.weight": torch.ones(40, 32)}
@@ -125,39 +99,6 @@ def test_the_configs_of_released_models_are_read() -> None:
     assert deberta.read(raw, "file").model == DebertaConfig(version="v1", vocab_size=50265, buckets=512)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"architectures": ["DebertaV2ForQuestionAnswering"]}, "only model_type=deberta with DebertaForMaskedLM or"),
-        ({"conv_kernel_size": 3, "conv_act": "tanh"}, "conv_act='tanh', conv_groups=None; this encoder"),
-        ({"share_att_key": False}, "share_att_key=False"),
-        ({"norm_rel_ebd": None}, "norm_rel_ebd='none'"),
-        ({"position_biased_input": None}, "position_biased_input=True"),
-        ({"relative_attention": False}, "relative_attention=False"),
-        ({"type_vocab_size": 2}, "type_vocab_size=2"),
-        ({"pos_att_type": "c2p"}, "pos_att_type='c2p'; this encoder only knows both of c2p, p2c"),
-        ({"position_buckets": None}, "position_buckets=-1, not a whole number from 2"),
-        ({"position_buckets": 256, "max_relative_positions": 100}, r"max_distance=100 with model\.buckets=256"),
-        ({"hidden_act": "relu"}, "hidden_act='relu'"),
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000"),
-        ({"hidden_size": 33, "embedding_size": None}, "hidden_size=33 is not a multiple of num_attention_heads=4"),
-        ({"attention_head_size": 16}, "attention_head_size=16"),
-    ],
-)
-def test_another_architecture_is_refused(changes: dict[str, Any], message: str) -> None:
-    """Its weights might even load, and mean something else."""
-    with pytest.raises(DataError, match=f"^there: .*{message}"):
-        deberta.read(described() | changes, "there")
-
-
-@pytest.mark.parametrize("odd", [None, [], {}, "x", True, -1, 0, 1e300, float("nan"), 10**30], ids=repr)
-def test_no_value_of_any_key_ends_in_a_traceback(odd: Any) -> None:
-    """Whatever a fetched file says, it is read or refused."""
-    for key in described():
-        with contextlib.suppress(DataError):
-            assert isinstance(deberta.read(described() | {key: odd}, "there").model, DebertaConfig)
-
-
 def test_import_config_makes_a_run_of_a_released_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(RELEASED))
     assert main(["import-config", str(tmp_path / "config.json")]) == 0
@@ -171,11 +112,11 @@ def test_a_head_that_tells_replaced_tokens_is_v3s() -> None:
     matrix, GELU and one logit."""
     with torch.device("cpu"):
         encoder = build_model(V2, MaskedLmConfig()).model
-    model = random(Discriminator(encoder), V2)  # type: ignore[arg-type]
+    model = randomized(Discriminator(encoder))  # type: ignore[arg-type]
     weights = model.state_dict()
     there = to_hf(deberta, weights, V2)
     assert_equal(from_hf(deberta, there, V2, "file"), weights)
-    assert deberta.read(described(V2, "model", "token_head"), "file").detects
+    assert deberta.read(describe(V2, modules=("model", "token_head")), "file").detects
     packed = lay_out(torch.arange(5, 35), [0, 20, 30, 30])
     hidden_TD = model.encode(packed)
     logits_T = model.logits(model.model.token_states(hidden_TD, packed))

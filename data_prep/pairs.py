@@ -1,0 +1,275 @@
+"""Pairs of texts to shards for objective.name=contrastive: python data_prep/pairs.py OUT FILE... --tokenizer FOLDER
+
+A row is a query, a text that answers it, and any number of texts that do not. It becomes one document, see
+objectives/contrastive.py, with a hash of each of its texts as its labels. What cannot be learnt from is left out and
+counted. Queries are held out whole, by their hash: no query is in both folders.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+if not __package__:  # run as a script: sys.path begins with this folder, the packages lie one above it
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+import numpy as np
+
+from data_prep.program import finish
+from data_prep.write.workspace import workspace
+from modernbert_train.cli.parser import Parser
+from modernbert_train.core.own_files import require_own_files
+from modernbert_train.data.dataset_card import write_card
+from modernbert_train.data.tables import ENDS, read_rows
+from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.vocabulary import Vocabulary, read_vocabulary
+
+REPORT = "pairs_report.json"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+_AT_ONCE = 1024  # examples that are tokenised together
+_SHARD_BYTES = 1 << 24
+_HASH_BITS = 62  # two halves of 31, which travel as int32
+
+
+class Row(NamedTuple):
+    """One of a file.
+
+    Attributes:
+        query, positive: texts.
+        negatives: without empty ones.
+    """
+
+    query: str
+    positive: str
+    negatives: tuple[str, ...]
+
+
+@dataclass
+class Counts:
+    """What became of the rows."""
+
+    train: int = 0
+    validation: int = 0
+    negatives: int = 0  # of both
+    truncated: int = 0  # texts that were cut at the end
+    empty: int = 0  # rows left out: a query or positive without a letter
+    same: int = 0  # rows left out: the query is its own positive
+    duplicates: int = 0  # rows left out: there before
+    contradictions: int = 0  # negatives left out: they are the query or its positive
+    more_negatives: int = 0  # left out beyond --most-negatives
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code (see modernbert_train/errors.py)."""
+    parsed = make_parser().parse_args(arguments)
+    return finish(lambda: prepare_pairs(parsed))
+
+
+def make_parser() -> Parser:
+    """The arguments of the command."""
+    parser = Parser(
+        prog="modernbert-train prepare-pairs", description="Pairs of texts to shards for objective.name=contrastive."
+    )
+    parser.add_argument("out", help="folder to be made: train, validation and tokenizer in it")
+    parser.add_argument("files", nargs="+", help=".jsonl, .tsv, .csv or .parquet")
+    parser.add_argument("--tokenizer", required=True, help="folder of the model's tokenizer")
+    parser.add_argument("--query", default="query", help="column of the queries (query)")
+    parser.add_argument("--positive", default="positive", help="column of the texts that answer them (positive)")
+    parser.add_argument(
+        "--negatives", nargs="*", default=[], help="columns of texts that do not, each a text or a list of texts"
+    )
+    parser.add_argument("--most-negatives", type=int, help="of a query (as many as there are columns)")
+    parser.add_argument("--query-prefix", default="", help="put before each query, its space included")
+    parser.add_argument("--document-prefix", default="", help="put before each other text")
+    parser.add_argument("--max-tokens", type=int, default=256, help="of a text, special tokens included (256)")
+    parser.add_argument("--query-max-tokens", type=int, help="of a query (as of others)")
+    parser.add_argument("--validation-share", type=float, default=0.01, help="of the queries, held out (0.01)")
+    return parser
+
+
+def prepare_pairs(asked: argparse.Namespace) -> str:
+    """Make the dataset; returns what was made, for a person to read.
+
+    Raises:
+        ConfigError: an argument cannot be, or `out` exists.
+        DataError: a file or the tokenizer cannot be read, or nothing is left.
+        StorageError: the disk refuses it.
+    """
+    _require_arguments(asked)
+    out, tokenizer = Path(asked.out), Path(asked.tokenizer)
+    require_own_files(tokenizer)
+    vocabulary, counts = read_vocabulary(tokenizer), Counts()
+    sides = 2 + (len(asked.negatives) if asked.most_negatives is None else asked.most_negatives)
+    rows = _kept((row for name in asked.files for row in _read(Path(name), asked)), sides - 2, counts)
+    with workspace(out) as folder:
+        (folder / "tokenizer").mkdir()
+        for name in _TOKENIZER_FILES:
+            if (tokenizer / name).is_file():
+                shutil.copyfile(tokenizer / name, folder / "tokenizer" / name)
+        longest = _write(rows, folder, vocabulary, sides, asked, counts)
+        report = {"arguments": {k: v for k, v in vars(asked).items() if k != "out"}, "longest": longest}
+        report["counts"] = asdict(counts)
+        (folder / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    beside = "".join(f"{n:,} {key}\n" for key, n in asdict(counts).items() if n and key not in ("train", "validation"))
+    return (
+        f"{out}: {counts.train:,} examples to train, {counts.validation:,} held out\n"
+        f"{beside}the longest has {longest:,} tokens: row_tokens must be at least that"
+    )
+
+
+def _require_arguments(asked: argparse.Namespace) -> None:
+    if Path(asked.out).exists():
+        raise ConfigError(f"{asked.out}: exists already. Give another folder, or remove it.")
+    for name in asked.files:
+        if Path(name).suffix not in (*ENDS, ".parquet"):
+            raise ConfigError(f"{name}: of which kind is it? Name one of {', '.join((*ENDS, '.parquet'))}.")
+    columns = [asked.query, asked.positive, *asked.negatives]
+    if len({*columns}) < len(columns):
+        raise ConfigError(f"--query, --positive and --negatives name {', '.join(columns)}. Name each column once.")
+    for option in ("max_tokens", "query_max_tokens"):
+        if (most := getattr(asked, option)) is not None and most < 3:
+            raise ConfigError(f"--{option.replace('_', '-')}={most}: no room for [CLS], a token and [SEP]. Raise it.")
+    if asked.most_negatives is not None and asked.most_negatives < bool(asked.negatives):
+        raise ConfigError(f"--most-negatives={asked.most_negatives}: leave out --negatives, or give at least 1.")
+    if not 0 <= asked.validation_share < 1:
+        raise ConfigError(f"--validation-share={asked.validation_share}: give 0 or more, and less than 1.")
+
+
+def _read(path: Path, asked: argparse.Namespace) -> Iterator[Row]:
+    """The rows of a file.
+
+    Raises:
+        DataError: it cannot be read, or a row is damaged; names the place.
+    """
+    columns = (asked.query, asked.positive)
+    try:
+        if path.suffix == ".parquet":
+            yield from _parquet(path, columns, asked.negatives)
+            return
+        for row in read_rows(path, columns, asked.negatives, "--query, --positive and --negatives"):
+            negatives = [each for value in row.values for each in _texts(value, f"line {row.line}")]
+            yield Row(row.texts[0], row.texts[1], tuple(negatives))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}). Name a file of pairs.") from None
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def _parquet(path: Path, columns: Sequence[str], negatives: Sequence[str]) -> Iterator[Row]:
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path) as table:
+        names = table.schema_arrow.names
+        if missing := [name for name in (*columns, *negatives) if name not in names]:
+            raise ValueError(f"has no column {missing[0]}; it has {', '.join(names)}. Name others.")
+        number = 0
+        for batch in table.iter_batches(_AT_ONCE, columns=[*columns, *negatives], use_threads=False):
+            for row in batch.to_pylist():
+                number += 1
+                query, positive = ([*_texts(row[name], f"row {number}"), ""][0] for name in columns)
+                yield Row(query, positive, tuple(t for n in negatives for t in _texts(row[n], f"row {number}")))
+
+
+def _texts(value: Any, place: str) -> list[str]:
+    """The texts of a cell: one, a list of them, or none."""
+    found = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(text, str) for text in found):
+        raise ValueError(f"{place}: {found} is neither a text nor a list of texts. Correct it.")
+    return [text for text in found if text.strip()]
+
+
+def _kept(rows: Iterable[Row], most: int, counts: Counts) -> Iterator[Row]:
+    """The rows that something can be learnt from."""
+    seen: set[int] = set()
+    for row in rows:
+        if not (row.query.strip() and row.positive.strip()):
+            counts.empty += 1
+        elif row.query == row.positive:
+            counts.same += 1
+        elif (known := text_hash("\0".join((row.query, row.positive, *row.negatives)))) in seen:
+            counts.duplicates += 1
+        else:
+            seen.add(known)
+            negatives = tuple(text for text in dict.fromkeys(row.negatives) if text not in (row.query, row.positive))
+            counts.contradictions += len(row.negatives) - len(negatives)
+            counts.more_negatives += max(0, len(negatives) - most)
+            counts.negatives += len(negatives[:most])
+            yield row._replace(negatives=negatives[:most])
+
+
+def text_hash(text: str) -> int:
+    """Of a text, without what surrounds it; not negative."""
+    digest = hashlib.blake2b(text.strip().encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> (64 - _HASH_BITS)
+
+
+def _write(
+    rows: Iterator[Row], folder: Path, vocabulary: Vocabulary, sides: int, asked: argparse.Namespace, counts: Counts
+) -> int:
+    """Write both folders; returns the tokens of the longest document, special ones included."""
+    from modernbert_train.data.shard_writer import ShardWriter  # imports streaming, which takes seconds
+
+    writers: dict[str, ShardWriter] = {}
+    longest, held_out = 0, asked.validation_share * (1 << _HASH_BITS)
+    for row, parts in _tokenised(rows, folder / "tokenizer" / "tokenizer.json", vocabulary, asked, counts):
+        split = "validation" if text_hash(row.query) < held_out else "train"
+        if split not in writers:
+            writers[split] = ShardWriter(folder / split, vocabulary.num_entries, vocabulary.sha256, _SHARD_BYTES)
+        ids = [id for part in parts for id in (vocabulary.sep_id, vocabulary.cls_id, *part)][2:]
+        hashes = [text_hash(text) for text in (row.query, row.positive, *row.negatives)]
+        writers[split].write(ids, np.array([hashes + [0] * (sides - len(hashes))], dtype=np.int64))
+        longest = max(longest, len(ids) + 2)
+        setattr(counts, split, getattr(counts, split) + 1)
+    if not counts.train:
+        raise DataError(f"{', '.join(asked.files)}: no row is left to train on ({asdict(counts)}). Give others.")
+    for split, writer in writers.items():
+        write_card(folder / split, replace(writer.finish(), sides=sides, longest=longest))
+    return longest
+
+
+def _tokenised(
+    rows: Iterator[Row], tokenizer_json: Path, vocabulary: Vocabulary, asked: argparse.Namespace, counts: Counts
+) -> Iterator[tuple[Row, list[list[int]]]]:
+    """Token ids of the texts of each row, cut; a row with a text of no token is left out."""
+    from itertools import islice
+
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(tokenizer_json))
+    tokenizer.encode_special_tokens = True  # written out in a text, they are spelled like any other characters
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    most = asked.max_tokens - 2
+    most_of_query = (asked.query_max_tokens or asked.max_tokens) - 2
+    special = {vocabulary.sep_id, vocabulary.cls_id}
+    while some := list(islice(rows, _AT_ONCE)):
+        texts = [
+            prefix + text
+            for row in some
+            for prefix, text in [
+                (asked.query_prefix, row.query),
+                *((asked.document_prefix, text) for text in (row.positive, *row.negatives)),
+            ]
+        ]
+        encoded = iter(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        for row in some:
+            whole = [next(encoded).ids for _ in range(2 + len(row.negatives))]
+            if any(special & {*ids} for ids in whole):
+                raise DataError(f"the tokenizer reads [CLS] or [SEP] out of {row.query[:60]!r}. Name another.")
+            parts = [whole[0][:most_of_query], *(ids[:most] for ids in whole[1:])]
+            if not all(parts):
+                counts.empty += 1
+                continue
+            counts.truncated += sum(len(part) < len(ids) for part, ids in zip(parts, whole, strict=True))
+            yield row, parts
+
+
+if __name__ == "__main__":
+    sys.exit(main())

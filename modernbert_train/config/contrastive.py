@@ -1,0 +1,77 @@
+"""Contrastive training on pairs of texts, as a variant of `objective`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from modernbert_train.config.knob import knob
+from modernbert_train.config.objective import ObjectiveConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContrastiveConfig(ObjectiveConfig):
+    """A query's positive among all texts of the global batch (InfoNCE, arXiv 1807.03748), by cosine similarity.
+
+    Documents are pairs, or pairs with mined negatives, as `prepare-pairs` writes them.
+    """
+
+    name: str = "contrastive"
+    # a text's vector: the state of [CLS], or the mean of its states, [CLS] and [SEP] included
+    pooling: Literal["cls", "mean"] = "mean"
+    # what cosines are divided by; 0.05 is sentence-transformers' scale of 20
+    temperature: float = knob(0.05, above=0, phased=True)
+    # each positive looks for its query too, and the two losses are averaged
+    symmetric: bool = knob(False, phased=True)
+    # a negative whose cosine exceeds that of the positive by more than this is taken for a positive that nobody judged,
+    # and left out (arXiv 2506.05176 has 0.1); None: none is
+    margin: float | None = knob(None, low=-2, high=2, phased=True)
+    # further widths: the first numbers of a vector are trained as a vector too, and the losses of all widths averaged
+    # (arXiv 2205.13147)
+    matryoshka: tuple[int, ...] = knob((), phased=True)
+    # the model has a head that predicts tokens too, so that phases may train it by mlm, causal or permutation
+    mlm_head: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "matryoshka", tuple(self.matryoshka))  # out of YAML it is a list, which has no hash
+
+    @property
+    def title(self) -> tuple[str, str | None]:
+        return "contrastive training on pairs of texts", "2101.06983"
+
+    @property
+    def summary(self) -> str:
+        return f"contrastive, temperature {self.temperature:g}"
+
+    @property
+    def details(self) -> str:
+        parts = [f"{self.pooling} pooling, temperature {self.temperature:g}"]
+        parts += ["both directions"] if self.symmetric else []
+        parts += [] if self.margin is None else [f"negatives beyond a margin of {self.margin:g} left out"]
+        parts += [f"widths {', '.join(map(str, self.matryoshka))} too"] if self.matryoshka else []
+        return f"contrastive among the texts of the global batch; {'; '.join(parts)}"
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        return {"contrastive": 1.0}
+
+    @property
+    def predicted_share(self) -> float:
+        return 0.0  # no token is predicted
+
+    @property
+    def compares(self) -> bool:
+        return True
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return ("vectors",)
+
+    @property
+    def idle_heads(self) -> tuple[str, ...]:
+        return ("tokens",) if self.mlm_head else ()
+
+    def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
+        """See `ObjectiveConfig`: a vector has no weights of its own."""
+        return {"vectors": 0.0} | dict.fromkeys(self.idle_heads, 0.0)

@@ -1,0 +1,79 @@
+"""Knowledge distillation, as a variant of `objective`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from modernbert_train.config.knob import knob
+from modernbert_train.config.model import MOST_WIDTH
+from modernbert_train.config.objective import MaskedLmConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillConfig(MaskedLmConfig):
+    """Masked-language modelling beside a teacher, another encoder that reads the same masked text (DistilBERT, arXiv
+    1910.01108). The model is trained towards the teacher's predictions, its last hidden states, or both.
+
+    The weights are those of DistilBERT's published code. Held-out text is measured by masked tokens alone.
+    """
+
+    name: str = "distill"
+    # run, checkpoint, Hugging Face folder or id, .pt of Composer: of any architecture, and of the run's tokenizer. Its
+    # weights are fixed, and not saved; a checkpoint has their hash
+    teacher: str = knob(local=True)
+    mask_rate: float = knob(
+        0.15, above=0, high=1, why="as a share of the tokens; DistilBERT was trained with 0.15", phased=True
+    )
+    mlm_weight: float = knob(2.0, low=0)  # of the masked tokens' loss
+    # of the divergence (KL) from the teacher's predictions to the model's, over the masked tokens, times temperature^2
+    kl_weight: float = knob(5.0, low=0)
+    temperature: float = knob(2.0, above=0)  # divides the logits of both
+    cosine_weight: float = knob(1.0, low=0)  # of 1 - cosine of both last hidden states, over all tokens
+    mse_weight: float = knob(0.0, low=0)  # of their mean squared difference
+    # the teacher's hidden_size, if it is another than the model's: a matrix takes hidden states there
+    teacher_width: int | None = knob(None, above=0, high=MOST_WIDTH)
+    teacher_precision: Literal["auto", "fp32", "bf16"] = "auto"  # that the teacher computes in; auto: as the run
+
+    @property
+    def title(self) -> tuple[str, str | None]:
+        return "masked-language modelling with a teacher (knowledge distillation)", "1910.01108"
+
+    @property
+    def summary(self) -> str:
+        return super().summary + f", teacher {self.teacher}"
+
+    @property
+    def details(self) -> str:
+        weights = ", ".join(f"{term} {weight:g}" for term, weight in self.terms.items())
+        return super().details + f"; teacher `{self.teacher}`,\n  weights {weights}, temperature {self.temperature:g}"
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        beside = {"kl": self.kl_weight, "cosine": self.cosine_weight, "mse": self.mse_weight}
+        return {"mlm": self.mlm_weight} | {term: weight for term, weight in beside.items() if weight}
+
+    @property
+    def compares_states(self) -> bool:
+        """Whether hidden states are trained towards the teacher's."""
+        return bool(self.cosine_weight or self.mse_weight)
+
+    @property
+    def projected_width(self) -> int | None:
+        """Columns that a matrix takes hidden states to; None: there is none."""
+        return self.teacher_width if self.compares_states else None
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return ("tokens", *list(self.terms)[1:])
+
+    def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
+        """See `ObjectiveConfig`: hidden states of all tokens are compared, special ones too."""
+        tokens = super().uses_of_heads(sequence_tokens)["tokens"]
+        return {head: tokens if head in ("tokens", "kl") else 1.0 for head in self.heads}
+
+    def for_validation(self) -> MaskedLmConfig:
+        """See `ObjectiveConfig`; without the teacher."""
+        own = {field.name: getattr(self, field.name) for field in fields(MaskedLmConfig) if field.name != "name"}
+        return MaskedLmConfig(**own).for_validation()

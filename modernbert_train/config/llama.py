@@ -1,0 +1,117 @@
+"""The architecture of Llama, EuroBERT and Qwen, as a variant of `model`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+from modernbert_train.config.knob import knob
+from modernbert_train.config.model import MOST_LAYERS, MOST_WIDTH, ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaConfig(ModelConfig):
+    """An encoder, or with `objective.name=causal` a decoder, of Llama's shape (arXiv 2302.13971).
+
+    The defaults are EuroBERT-210m (arXiv 2503.05500). `qk_norm` makes it a Qwen3, `qkv_bias` a Qwen2.
+    """
+
+    name: str = "llama"
+    # rows of the embedding, at least the tokenizer's entries
+    vocab_size: int = knob(128_256, above=0, high=MOST_WIDTH)
+    hidden_size: int = knob(768, above=0, high=MOST_WIDTH)
+    num_layers: int = knob(12, above=0, high=MOST_LAYERS)
+    num_heads: int = knob(12, above=0, high=MOST_WIDTH)
+    # heads of keys and values, each of which serves num_heads / key_value_heads of queries; None: num_heads
+    key_value_heads: int | None = knob(None, above=0, high=MOST_WIDTH)
+    head_width: int | None = knob(None, above=0, high=MOST_WIDTH)  # None: hidden_size / num_heads
+    # width after the gate; the input projection is twice as wide
+    intermediate_size: int = knob(3072, above=0, high=MOST_WIDTH)
+    rope_theta: float = knob(250_000.0, above=0, phased=True)  # base of the rotary positions
+    # how the angles of positions are stretched: not at all, all by rope_factor, or as Llama 3.1: slow ones by
+    # rope_factor, fast ones not, between them by degrees
+    rope_scaling: Literal["none", "linear", "llama3"] = knob("none", phased=True)
+    rope_factor: float = knob(1.0, low=1, phased=True)
+    rope_original_tokens: int = knob(8192, above=0, high=MOST_WIDTH, phased=True)  # of texts before they were stretched
+    rope_low_freq: float = knob(1.0, above=0, phased=True)  # angles that turn less often in such a text are slow
+    rope_high_freq: float = knob(4.0, above=0, phased=True)  # and those that turn more often fast
+    qk_norm: bool = False  # a norm of each head's queries and of its keys, before they are turned
+    qkv_bias: bool = False  # of the projections to queries, keys and values
+    tied: bool = True  # the decoder is the embedding; EuroBERT: false
+    norm_eps: float = knob(1e-5, above=0)
+    # truncated normal, the same for all matrices
+    init_std: float = knob(0.02, above=0, training=True)
+    init_cutoff: float = knob(2.0, above=0, training=True)  # truncation, in standard deviations
+
+    @property
+    def head_size(self) -> int:
+        return self.head_width or self.hidden_size // self.num_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.key_value_heads or self.num_heads
+
+    @property
+    def attention_width(self) -> int:
+        return self.num_heads * self.head_size
+
+    @property
+    def decoder_bias(self) -> bool:
+        return False
+
+    @property
+    def title(self) -> tuple[str, str | None]:
+        if self.qk_norm:
+            return "Qwen3", "2505.09388"
+        return ("Qwen2", "2407.10671") if self.qkv_bias else ("Llama", "2302.13971")
+
+    @property
+    def details(self) -> str:
+        return (
+            f"{self.kv_heads} heads of keys and values, RMSNorm, SwiGLU, no dropout;\n"
+            f"  decoder {'tied to the embedding' if self.tied else 'of its own'}"
+        )
+
+    @property
+    def phased_details(self) -> Mapping[str, str]:
+        stretched = "" if self.rope_scaling == "none" else f", {self.rope_scaling} by {self.rope_factor:g}"
+        return {"RoPE base": f"{self.rope_theta:,.0f}{stretched}"}
+
+    @property
+    def single_class(self) -> bool:
+        return self.qk_norm or self.qkv_bias
+
+    @property
+    def pooling(self) -> Literal["mean"]:
+        """See `ModelConfig`."""
+        return "mean"
+
+    def mistakes(self) -> Iterator[str]:
+        """See `ModelConfig`."""
+        if self.num_heads % self.kv_heads:
+            yield (
+                f"model.key_value_heads={self.key_value_heads}: each serves as many of the {self.num_heads} heads of "
+                "queries. Set a divisor of model.num_heads."
+            )
+        if self.head_size % 2:
+            yield f"model.head_width={self.head_size}: rotary embeddings turn pairs. Make it even."
+        if self.qk_norm and self.qkv_bias:
+            yield "model.qkv_bias=true with model.qk_norm=true: no released model has both. Set one of them to false."
+        if self.rope_factor != 1 and self.rope_scaling == "none":
+            yield f"model.rope_factor={self.rope_factor:g} with model.rope_scaling=none: set linear or llama3, or 1."
+        if self.rope_scaling == "llama3" and self.rope_high_freq <= self.rope_low_freq:
+            yield (
+                f"model.rope_high_freq={self.rope_high_freq:g} with model.rope_low_freq={self.rope_low_freq:g}: set a "
+                "larger one; Llama 3.1 has 4 and 1."
+            )
+
+    def scaled(self, depth: float, width: float) -> Self:
+        """See `ModelConfig`; as many queries share a head of keys as here, or one where that does not come out even."""
+        small = super().scaled(depth, width)
+        shared = self.num_heads // self.kv_heads
+        hidden = small.num_heads * (self.hidden_size // self.num_heads)
+        ffn = round(self.intermediate_size * hidden / self.hidden_size)
+        kv_heads = small.num_heads // (1 if small.num_heads % shared else shared)
+        return replace(small, hidden_size=hidden, intermediate_size=ffn, key_value_heads=kv_heads)

@@ -1,0 +1,107 @@
+"""Objectives on questions: where in a text the answer stands, or which of several choices it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from modernbert_train.config.classify import LabelledConfig
+from modernbert_train.config.knob import knob
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerConfig(LabelledConfig):
+    """The first and the last token of the answer to a question, in a window of its context.
+
+    Of a window without the answer both are [CLS]. Documents are pairs, the question first.
+    """
+
+    name: str = "answer"
+    labels: tuple[str, ...] = ("start", "end")
+    segments: int = knob(1, low=1, high=2)  # 2: the context has token type 1
+    unanswerable: bool = False  # whether a context may hold no answer, as in SQuAD 2; else one is always given
+    # no answer is given where [CLS] beats the best answer by more than this; transformers' null_score_diff_threshold
+    null_threshold: float = 0.0
+    max_answer_tokens: int = knob(30, above=0)  # longest answer
+
+    @property
+    def title(self) -> tuple[str, str | None]:
+        return "answering questions by spans", None
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        return {"answer": 1.0}
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return ("answer",)
+
+    @property
+    def exported_as(self) -> Literal["answerer"]:
+        return "answerer"
+
+    @property
+    def task_kind(self) -> str:
+        return "question-answering"
+
+    @property
+    def tells(self) -> Literal["tokens"]:
+        return "tokens"
+
+    def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
+        """See `ObjectiveConfig`."""
+        return {"answer": 1.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChooseConfig(LabelledConfig):
+    """One of several choices: a score of each, and cross-entropy over those of a question.
+
+    A document holds all choices of a question, each a sequence of its own. `labels` are their names by place, as many
+    as the question with the most has.
+    """
+
+    name: str = "choose"
+    pooling: Literal["cls", "mean"] = "mean"  # see `ClassifyConfig`
+    segments: int = knob(1, low=1, high=2)  # 2: the text behind the first [SEP] of a choice has token type 1
+
+    @property
+    def title(self) -> tuple[str, str | None]:
+        return "multiple choice", None
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        return {"choose": 1.0}
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return ("choice",)
+
+    @property
+    def exported_as(self) -> Literal["chooser"]:
+        return "chooser"
+
+    @property
+    def task_kind(self) -> str:
+        return "multiple-choice"
+
+    @property
+    def num_logits(self) -> int:
+        return 1
+
+    @property
+    def num_told(self) -> int:
+        return len(self.labels)
+
+    @property
+    def pools(self) -> bool:
+        return True
+
+    @property
+    def fills_rows(self) -> bool:
+        return False
+
+    def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
+        """See `ObjectiveConfig`: of each choice, of which a document has at least two."""
+        return {"choice": max(2, len(self.labels)) / sequence_tokens}

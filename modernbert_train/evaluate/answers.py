@@ -1,0 +1,130 @@
+"""Answers told from the logits of windows, and SQuAD's metrics of them (arXiv 1606.05250; version 2: 1806.03822).
+
+Of all windows of a question the span counts whose start and end have the largest sum, at most so many tokens long.
+Where a context may hold no answer, none is given if [CLS] has more than that by more than a threshold; of several
+windows the smallest counts. All of it as in transformers' example, but that spans are searched whole, and not among the
+twenty likeliest starts and ends.
+
+Shape legend: W windows of all questions, N tokens of a window's context, T tokens of all windows.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modernbert_train.config.schema import AnswerConfig
+
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_NO_MARKS = str.maketrans("", "", string.punctuation)
+
+
+class Told(NamedTuple):
+    """What is told of a question.
+
+    Attributes:
+        text: the answer; empty: none.
+        start: its first character in the context; None where none is given.
+        score, null_score: sums of two logits, of the best span and of [CLS]; None where there is no window.
+    """
+
+    text: str
+    start: int | None
+    score: float | None
+    null_score: float | None
+
+
+def told_answers(
+    texts: Sequence[Mapping[str, Any]], logits_T2: NDArray[Any], objective: AnswerConfig
+) -> Iterator[Told]:
+    """What is told of each question.
+
+    Args:
+        texts: lines of `texts_beside.read_texts`.
+        logits_T2: of each token of each window, [CLS] first and [SEP] last.
+        objective: how answers are told.
+    """
+    at = 0
+    for text in texts:
+        best, null_score = Told("", None, None, None), None
+        for first, number in text["windows"]:
+            null = float(logits_T2[at].sum())
+            null_score = null if null_score is None else min(null, null_score)
+            at += text["question_tokens"] + 2
+            own = [np.asarray(text[key][first : first + number]) for key in ("starts", "ends")]
+            found = _best_span(logits_T2[at : at + number], own[0], own[1], objective.max_answer_tokens)
+            at += number + 1
+            if found is not None and (best.score is None or found[2] > best.score):
+                start, end, score = int(own[0][found[0]]), int(own[1][found[1]]), found[2]
+                said = text["context"][start:end]
+                best = Told(said.strip(), start + len(said) - len(said.lstrip()), score, None)
+        best = best._replace(null_score=null_score)
+        above = 0.0 if best.score is None or null_score is None else null_score - best.score
+        if objective.unanswerable and above > objective.null_threshold:
+            best = best._replace(text="", start=None)
+        yield best
+
+
+def _best_span(
+    logits_N2: NDArray[Any], starts_N: NDArray[Any], ends_N: NDArray[Any], most: int
+) -> tuple[int, int, float] | None:
+    """First and last token of the likeliest span that holds a character, and its score; the first of equal ones."""
+    found: tuple[int, int, float] | None = None
+    for longer in range(min(most, len(logits_N2))):
+        upto = len(logits_N2) - longer
+        sums = np.where(ends_N[longer:] > starts_N[:upto], logits_N2[:upto, 0] + logits_N2[longer:, 1], -np.inf)
+        place = int(sums.argmax())
+        if sums[place] > (-np.inf if found is None else found[2]):
+            found = place, place + longer, float(sums[place])
+    return found
+
+
+def normalised(text: str) -> list[str]:
+    """The words that SQuAD compares: small letters, without ASCII punctuation and articles."""
+    return _ARTICLES.sub(" ", text.lower().translate(_NO_MARKS)).split()
+
+
+def exact(told: str, answer: str) -> float:
+    """Whether both have the same words in the same order."""
+    return float(normalised(told) == normalised(answer))
+
+
+def f1(told: str, answer: str, *, empty_equal: bool) -> float:
+    """F1 of words; of two without any 1 where `empty_equal`, as in version 2, and 0 in version 1."""
+    mine, theirs = normalised(told), normalised(answer)
+    if not mine or not theirs:
+        return float(empty_equal and mine == theirs)
+    common = sum((Counter(mine) & Counter(theirs)).values())
+    return 2 * common / (len(mine) + len(theirs))
+
+
+def answer_figures(told: Sequence[str], answers: Sequence[Sequence[str]], *, unanswerable: bool) -> dict[str, float]:
+    """SQuAD's figures, as shares; NaN of questions that there are none of.
+
+    Args:
+        told: of each question; empty: none.
+        answers: those of each that are right; none: there is none.
+        unanswerable: as version 2, else as version 1.
+    """
+    values = []
+    for mine, theirs in zip(told, answers, strict=True):
+        right = [each for each in theirs if normalised(each)] or [""] if unanswerable else theirs
+        both = [(exact(mine, each), f1(mine, each, empty_equal=unanswerable)) for each in right]
+        values.append(tuple(max(each) for each in zip(*both, strict=True)))
+    values_N2, has_N = np.array(values).reshape(-1, 2), np.array([bool(each) for each in answers], dtype=bool)
+    has_answer, no_answer = (
+        values_N2[kept].mean(axis=0) if kept.any() else (np.nan, np.nan) for kept in (has_N, ~has_N)
+    )
+    return {
+        "exact": float(values_N2[:, 0].mean()),
+        "f1": float(values_N2[:, 1].mean()),
+        "has_answer_exact": float(has_answer[0]),
+        "has_answer_f1": float(has_answer[1]),
+        "no_answer_exact": float(no_answer[0]),
+    }

@@ -1,0 +1,199 @@
+"""Questions whose answer is a span of a context: of SQuAD's own JSON, or of tables with transformers' columns.
+
+A document is a question, [SEP] and a window of its context; windows overlap. Both ends of the answer are learned of the
+windows that hold it whole, and [CLS] of all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modernbert_train.batch import IGNORED_LABEL
+from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.tools.finetune import TaskConfig
+from modernbert_train.core.read_json import read_json
+from modernbert_train.data.tables import Row, read_rows, shown_value
+from modernbert_train.errors import DataError
+from modernbert_train.evaluate.finetune.counts import Counts
+from modernbert_train.evaluate.finetune.examples import TRAIN, Encoded, Example, Split
+from modernbert_train.evaluate.finetune.numbers import Labels
+from modernbert_train.evaluate.finetune.texts import KEYS
+from modernbert_train.evaluate.finetune.tokens import Reader
+
+SQUAD = ".json"
+_NONE, _UNKNOWN = -1, -2  # in place of characters: no answer; one that is not where it is said to be
+
+
+class Span(NamedTuple):
+    """An answer, and where its first character stands in the context."""
+
+    text: str
+    start: int
+
+
+class Answers:
+    """See `Kind`."""
+
+    ends: tuple[str, ...] = (SQUAD, ".jsonl", ".parquet")
+    decides: tuple[str, ...] = ("unanswerable", "overlap_tokens")
+
+    def columns(self, task: TaskConfig, labelled: bool) -> tuple[list[str], list[str]]:
+        """See `Kind`."""
+        texts = ["question", "context"] if task.text_columns == ["text"] else task.text_columns
+        return texts, [_label_column(task)] if labelled else []
+
+    def rows(self, path: Path, task: TaskConfig, labelled: bool, named: str | None) -> Iterator[Row]:
+        """See `Kind`; the line of SQuAD's JSON is the number of the question."""
+        if path.suffix != SQUAD:
+            texts, others = self.columns(task, labelled)
+            yield from read_rows(path, texts, [*others, *([named] if named else [])], KEYS)
+            return
+        found = read_json(path)
+        try:
+            asked = [
+                (each["context"], question)
+                for article in found["data"]
+                for each in article["paragraphs"]
+                for question in each["qas"]
+            ]
+            for number, (context, question) in enumerate(asked, start=1):
+                if not isinstance(context, str) or not isinstance(question["question"], str):
+                    raise ValueError(f"line {number}: the question or its context is no text. Correct it.")
+                label = [[] if question.get("is_impossible") else question["answers"]] if labelled else []
+                yield Row(number, (question["question"], context), (*label, *([question["id"]] if named else [])))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"is not as SQuAD's files are ({type(error).__name__}: {error}): data, paragraphs, qas with question, "
+                "id and answers. Correct it, or give a .jsonl with question, context and answers."
+            ) from None
+
+    def example(
+        self, example: Example, others: tuple[Any, ...], task: TaskConfig, names: Sequence[str], labelled: bool
+    ) -> Example:
+        """See `Kind`: its label are its answers."""
+        example = example._replace(texts=(example.texts[0].lstrip(), example.texts[1]))
+        if not labelled:
+            return example
+        where = example.place.rpartition(": ")[2]
+        found = _spans(example.label, f"{where}: {_label_column(task)}")
+        if not found and not task.unanswerable:
+            raise ValueError(
+                f"{where}: has no answer, and every question of SQuAD 1 has. Set unanswerable=true where contexts may "
+                "hold none, as in SQuAD 2; or leave it out. A split that hides its answers belongs under predict."
+            )
+        return example._replace(label=found)
+
+    def numbers(self, task: TaskConfig, splits: Mapping[str, Split]) -> Labels:
+        """See `Kind`: the first and the last character of an answer, the first that is where it is said to be."""
+        values = {
+            name: [_place(each) if split.labelled else np.full((1, 2), _UNKNOWN) for each in split.examples]
+            for name, split in splits.items()
+        }
+        if not any(int(each[0, 0]) >= 0 for each in values[TRAIN]):
+            raise DataError(
+                f"{splits[TRAIN].source}: none of {len(values[TRAIN]):,} questions has an answer that stands where "
+                "answer_start says, in characters of the context from 0. Correct the file."
+            )
+        return Labels(("start", "end"), {}, values)
+
+    def encode(
+        self, split: Split, values: Sequence[NDArray[Any]], labels: Labels, reader: Reader, counts: Counts
+    ) -> Iterator[Encoded]:
+        """See `Kind`. Of splits that are told also where each token of a context stands in it."""
+        found = reader.ids(split.examples, [example.texts[:1] for example in split.examples])
+        context, encoding = "", reader.tokenizer.encode("", add_special_tokens=False)
+        for (question,), example, value in zip(found, split.examples, values, strict=True):
+            if example.texts[1] != context:  # of several questions in a row one
+                context = example.texts[1]
+                encoding = reader.tokenizer.encode(context, add_special_tokens=False)
+            said: dict[str, Any] = {"label": [span.text for span in example.label]} if split.labelled else {}
+            offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+            asked = question[: reader.most // 2]
+            room = reader.most - 1 - len(asked)
+            windows = list(_windows(len(offsets), room, reader.task.overlap_tokens))
+            if split.key != TRAIN:
+                said |= {"context": context, "starts": offsets[:, 0].tolist(), "ends": offsets[:, 1].tolist()}
+                said |= {"question_tokens": len(asked), "windows": windows}
+            lost = int(value[0, 0]) == _UNKNOWN and split.labelled
+            counts.misplaced += lost
+            if not context.strip() or not windows or (lost and split.key == TRAIN):
+                yield Encoded((), said | {"windows": []}, "empty" if not lost else "")
+                continue
+            counts.truncated += len(asked) < len(question)
+            span, before = _tokens(offsets, value[0]), len(asked) + 2  # [CLS], question and [SEP]
+            head = [*asked, reader.vocabulary.sep_id]
+            documents = [
+                ([*head, *encoding.ids[first : first + number]], _label(span, first, number, before))
+                for first, number in windows
+            ]
+            yield Encoded(documents, said)
+
+    def objective(self, task: TaskConfig, model: ModelConfig, labels: tuple[str, ...], types: bool) -> dict[str, Any]:
+        """See `Kind`; transformers' classes have no dropout before their two logits."""
+        own = {key: getattr(task, key) for key in ("unanswerable", "null_threshold", "max_answer_tokens")}
+        return {"name": "answer", "segments": 2 if types else 1, "dropout": 0.0, **own}
+
+
+def _label_column(task: TaskConfig) -> str:
+    return "answers" if task.label_column == "label" else task.label_column
+
+
+def _spans(value: Any, where: str) -> tuple[Span, ...]:
+    """Answers, as SQuAD has them, a list of objects, or as transformers has them, an object of two lists."""
+    if isinstance(value, dict):
+        texts, starts = value.get("text"), value.get("answer_start")
+        if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+            raise ValueError(f'{where} has other lists than {{"text": [...], "answer_start": [...]}} of one length.')
+        value = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+    if not isinstance(value, list):
+        raise ValueError(f"{where} is {shown_value(value)}, and no answers with text and answer_start. Correct it.")
+    found = []
+    for each in value:
+        text, start = (each.get("text"), each.get("answer_start")) if isinstance(each, dict) else (None, None)
+        if not isinstance(text, str) or not isinstance(start, int) or isinstance(start, bool):
+            raise ValueError(f"{where} has an answer without a text and a whole number answer_start. Correct it.")
+        found.append(Span(text, start))
+    return tuple(found)
+
+
+def _place(example: Example) -> NDArray[np.int64]:
+    """First and last character of an answer."""
+    if not example.label:
+        return np.full((1, 2), _NONE)
+    for text, start in example.label:
+        if text.strip() and start >= 0 and example.texts[1].startswith(text, start):
+            blank = len(text) - len(text.lstrip())
+            return np.array([[start + blank, start + len(text.rstrip()) - 1]])
+    return np.full((1, 2), _UNKNOWN)
+
+
+def _windows(tokens: int, room: int, overlap: int) -> Iterator[tuple[int, int]]:
+    """First token and number of tokens of each window; together they hold all, and neighbours share `overlap`."""
+    step = max(room - overlap, room // 2, 1)
+    for first in range(0, tokens, step):
+        yield first, min(room, tokens - first)
+        if first + room >= tokens:
+            return
+
+
+def _tokens(offsets: NDArray[np.int64], value: NDArray[np.int64]) -> tuple[int, int]:
+    """First and last token of an answer; (-1, -1) where there is none, (-2, -2) where it is not known."""
+    first, last = (int(each) for each in value)
+    if first < 0:
+        return first, last
+    holding = np.flatnonzero((offsets[:, 1] > first) & (offsets[:, 0] <= last))
+    return (int(holding[0]), int(holding[-1])) if len(holding) else (_UNKNOWN, _UNKNOWN)
+
+
+def _label(span: tuple[int, int], first: int, number: int, before: int) -> NDArray[np.int32]:
+    """Where the answer starts and ends in the sequence of a window."""
+    if span[0] == _UNKNOWN:
+        return np.full((1, 2), IGNORED_LABEL, dtype=np.int32)
+    if span[0] < first or span[1] >= first + number:
+        return np.zeros((1, 2), dtype=np.int32)
+    return np.array([[before + place - first for place in span]], dtype=np.int32)

@@ -1,0 +1,108 @@
+"""Questions with choices, one of which is right: each is a sequence `[CLS] text [SEP] rest choice [SEP]`.
+
+A document holds all choices of a question, [SEP] [CLS] between them. Questions may have other numbers of choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.tools.finetune import TaskConfig
+from modernbert_train.data.labelled import class_name
+from modernbert_train.data.tables import shown_value
+from modernbert_train.errors import DataError
+from modernbert_train.evaluate.finetune.counts import Counts
+from modernbert_train.evaluate.finetune.examples import Encoded, Example, Split
+from modernbert_train.evaluate.finetune.numbers import Labels
+from modernbert_train.evaluate.finetune.texts import Texts, pooling
+from modernbert_train.evaluate.finetune.tokens import SPECIAL_TOKENS, Reader, cut
+
+
+class Choices(Texts):
+    """See `Kind`."""
+
+    decides: tuple[str, ...] = ("choice_columns",)
+
+    def columns(self, task: TaskConfig, labelled: bool) -> tuple[list[str], list[str]]:
+        """See `Kind`."""
+        return task.text_columns, [*task.choice_columns, *([task.label_column] if labelled else [])]
+
+    def example(
+        self, example: Example, others: tuple[Any, ...], task: TaskConfig, names: Sequence[str], labelled: bool
+    ) -> Example:
+        """See `Kind`: a column has a list of choices, or each has one; behind the last there may be empty ones."""
+        where = example.place.rpartition(": ")[2]
+        given = others[0] if len(others) == 1 else list(others)
+        if not isinstance(given, list):
+            raise ValueError(f"{where}: {task.choice_columns[0]} is {shown_value(given)}, and not a list of choices.")
+        while len(others) > 1 and given and (given[-1] is None or not str(given[-1]).strip()):
+            given = given[:-1]
+        if len(given) < 2 or not all(isinstance(each, str) for each in given):
+            raise ValueError(f"{where}: {len(given)} choices, or some that are not texts. Give at least two.")
+        return example._replace(texts=(*example.texts, *given))
+
+    def numbers(self, task: TaskConfig, splits: Mapping[str, Split]) -> Labels:
+        """See `Kind`: the place of the right choice, from 0, or its name among `labels`."""
+        most = max((_number(each, task) for split in splits.values() for each in split.examples), default=0)
+        names = tuple(task.labels) or tuple(str(number) for number in range(most))
+        if len(names) < most:
+            raise DataError(f"labels={list(names)}: names {len(names)} choices, and there are up to {most}. Name all.")
+        values = {
+            name: [
+                _right(each, task, names) if split.labelled else np.zeros((1, 1), np.int32) for each in split.examples
+            ]
+            for name, split in splits.items()
+        }
+        return Labels(names, {}, values)
+
+    def encode(
+        self, split: Split, values: Sequence[Any], labels: Labels, reader: Reader, counts: Counts
+    ) -> Iterator[Encoded]:
+        """See `Kind`. Where a choice is too long, its text or the choice loses its end, whichever is longer."""
+        cls_id, sep_id = reader.vocabulary.cls_id, reader.vocabulary.sep_id
+        texts = [_texts(example, reader.task) for example in split.examples]
+        found = reader.ids(split.examples, texts)
+        for (first, *choices), example, value in zip(found, split.examples, values, strict=True):
+            said = {"label": labels.names[int(value[0, 0])]} if split.labelled else {}
+            if not any(text.strip() for text in example.texts):
+                yield Encoded((), said)
+                continue
+            kept = [cut([first, choice], reader.most - 1) for choice in choices]
+            ids = [token for text, choice in kept for token in (sep_id, cls_id, *text, sep_id, *choice)]
+            counts.truncated += len(ids) < sum(len(first) + len(choice) + 3 for choice in choices)
+            yield Encoded([(ids[SPECIAL_TOKENS:], value)], said | {"choices": len(choices)})
+
+    def objective(self, task: TaskConfig, model: ModelConfig, labels: tuple[str, ...], types: bool) -> dict[str, Any]:
+        """See `Kind`."""
+        own = {"name": "choose", "labels": list(labels), "pooling": pooling(task, model)}
+        return own | {"segments": 2 if types else 1}
+
+
+def _number(example: Example, task: TaskConfig) -> int:
+    return len(example.texts) - len(task.text_columns)
+
+
+def _texts(example: Example, task: TaskConfig) -> list[str]:
+    """The first text, and what stands behind [SEP] of each choice: the second, if there is one, goes on with it."""
+    number = len(task.text_columns)
+    first, *rest = example.texts[:number]
+    return [first, *(" ".join(filter(str.strip, (*rest, choice))) for choice in example.texts[number:])]
+
+
+def _right(example: Example, task: TaskConfig, names: Sequence[str]) -> Any:
+    try:
+        said = class_name(example.label, task.label_column)
+    except ValueError as error:
+        raise DataError(f"{example.place}: {error}") from None
+    place = names.index(said) if said in names else int(said) if said.lstrip("-").isdecimal() else -1
+    number = _number(example, task)
+    if not 0 <= place < number:
+        raise DataError(
+            f"{example.place}: {task.label_column}={said}, and there are {number} choices: write 0 to {number - 1}, or "
+            "name them in labels. A split that hides its labels belongs under predict."
+        )
+    return np.array([[place]], dtype=np.int32)

@@ -1,0 +1,40 @@
+"""What became of the texts of a split, counted; and how a person is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+
+@dataclass
+class Counts:
+    """What became of the texts of a split."""
+
+    texts: int = 0  # written
+    truncated: int = 0  # of them cut to the context; of questions, those that were cut themselves
+    empty: int = 0  # without a letter, left out
+    unseen: int = 0  # with a class that training has not
+    loose_tags: int = 0  # I-x and E-x that go on with no entity of type x, read as a beginning
+    in_train: int = 0  # of a split that is measured: texts that the training split has too
+    many_labels: int = 0  # with a text that stands elsewhere in the split with another label
+    lost_words: int = 0  # tagged words cut off, or without a token of their own: neither learned nor measured
+    misplaced: int = 0  # no answer stands where it is said to: left out of training, and of the loss
+
+
+_SAID = {
+    "truncated": "longer than the context, cut at the end",
+    "empty": "without a letter, left out",
+    "unseen": "of classes that training has not, which cannot be predicted correctly",
+    "in_train": "that train has too, so figures tell what was learned by heart",
+    "many_labels": "of which the same text has another label elsewhere",
+    "loose_tags": "tags I-x or E-x that continue no entity, read as its beginning",
+    "lost_words": "tagged words cut off or without a token of their own, neither learned nor measured",
+    "misplaced": "whose answer is not where answer_start says, left out of training and of the loss",
+}
+
+
+def in_words(counts: Counts) -> Iterator[str]:
+    """What is worth saying, a phrase each."""
+    for each in fields(counts):
+        if each.name in _SAID and (number := getattr(counts, each.name)):
+            yield f"{number:,} {_SAID[each.name]}"

@@ -1,0 +1,105 @@
+"""Read the labelled texts of a task: out of files, or out of a dataset of the hub.
+
+What cannot be read is refused with its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from modernbert_train.config.tools.finetune import TaskConfig
+from modernbert_train.data.tables import Row
+from modernbert_train.errors import DataError
+from modernbert_train.evaluate.finetune.examples import TRAIN, Example, Split
+from modernbert_train.evaluate.finetune.kinds import KINDS
+
+_ALIASES = {"validation": "dev", "validation_matched": "dev_matched", "validation_mismatched": "dev_mismatched"}
+
+
+def files_of(task: TaskConfig) -> dict[str, Path]:
+    """The local file of each split, by name; nothing where they are on the hub.
+
+    Raises:
+        DataError: a folder has no such file, or a file is of a kind that cannot be read.
+    """
+    if task.data is not None and not Path(task.data).is_dir():
+        return {}
+    found = {}
+    for name, split in _named(task).items():
+        path = Path(split) if task.data is None else _in_folder(task, split)
+        ends = KINDS[task.kind].ends
+        if path.suffix not in ends:
+            raise DataError(f"{name}={path}: of which kind is it? For kind={task.kind} name one of {', '.join(ends)}.")
+        if not path.is_file():
+            raise DataError(f"{name}={path}: no such file. Correct the path.")
+        found[name] = path
+    return found
+
+
+def _named(task: TaskConfig) -> dict[str, str]:
+    return {TRAIN: task.train, **task.validation, **task.predict}
+
+
+def _in_folder(task: TaskConfig, split: str) -> Path:
+    folder = Path(str(task.data))
+    subset, _, split = split.rpartition("/")
+    subset = subset or task.subset or ""
+    if subset and (folder / subset).is_dir():
+        folder /= subset
+    ends = [end for end in KINDS[task.kind].ends if end != ".txt"]
+    names = [f"{stem}{end}" for stem in (split, _ALIASES.get(split, split)) for end in ends]
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise DataError(f"{folder}: has none of {', '.join(dict.fromkeys(names))}. Put the split {split!r} there.")
+
+
+def read_splits(task: TaskConfig) -> dict[str, Split]:
+    """All splits of a task, the training one first.
+
+    Raises:
+        DataError: a file cannot be read, lacks a column or has a broken line; names it.
+    """
+    files = files_of(task)
+    if files:
+        return {name: _of_file(name, path, task) for name, path in files.items()}
+    return {name: _of_hub(name, split, task) for name, split in _named(task).items()}
+
+
+def _of_file(key: str, path: Path, task: TaskConfig) -> Split:
+    labelled, named = key not in task.predict, task.id_column if key != TRAIN else None
+    try:
+        rows = KINDS[task.kind].rows(path, task, labelled, named)
+        return _split(key, str(path), "line", rows, task, ())
+    except OSError as error:
+        raise DataError(f"{key}={path}: cannot be read ({error.strerror}). Name a file of labelled texts.") from None
+    except ValueError as error:
+        raise DataError(f"{key}={path}: {error}") from None
+
+
+def _of_hub(key: str, split: str, task: TaskConfig) -> Split:
+    from modernbert_train.evaluate.finetune.hub import read_hub
+
+    labelled, named = key not in task.predict, task.id_column if key != TRAIN else None
+    subset, _, split = split.rpartition("/")
+    subset = subset or task.subset or ""
+    columns = KINDS[task.kind].columns(task, labelled)
+    rows, names = read_hub(str(task.data), subset or None, split, columns, labelled, named)
+    source = "/".join(filter(None, (task.data, subset, split)))
+    try:
+        return _split(key, source, "row", rows, task, names)
+    except ValueError as error:
+        raise DataError(f"{source}: {error}") from None
+
+
+def _split(key: str, source: str, word: str, rows: Iterable[Row], task: TaskConfig, names: tuple[str, ...]) -> Split:
+    labelled, named = key not in task.predict, task.id_column is not None and key != TRAIN
+    kind, examples = KINDS[task.kind], []
+    for row in rows:
+        values = list(row.values)
+        name = values.pop() if named else None
+        label = values.pop() if labelled else None
+        example = Example(f"{source}: {word} {row.line}", row.texts, label, row.line, name)
+        examples.append(kind.example(example, tuple(values), task, names, labelled))
+    return Split(key, source, examples, names, labelled=labelled)

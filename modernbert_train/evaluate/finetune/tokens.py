@@ -1,0 +1,82 @@
+"""The tokenizer of a task's texts: token ids without special tokens, which nobody can write into a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from modernbert_train.config.tools.finetune import TaskConfig
+from modernbert_train.errors import DataError
+from modernbert_train.evaluate.finetune.examples import Example
+from modernbert_train.vocabulary import Vocabulary, read_vocabulary
+
+SPECIAL_TOKENS = 2  # [CLS] and [SEP]; what stands between two texts is a part of the document
+_AT_ONCE = 1024  # texts that are tokenised together
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A tokenizer and what is asked of it.
+
+    Attributes:
+        folder: of the tokenizer.
+        task: whose texts it reads.
+        max_tokens: longest sequence, special tokens included.
+    """
+
+    folder: Path
+    task: TaskConfig
+    max_tokens: int
+
+    @property
+    def most(self) -> int:
+        """Tokens between [CLS] and [SEP]."""
+        return self.max_tokens - SPECIAL_TOKENS
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return read_vocabulary(self.folder)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """Of the library tokenizers. Special tokens written out in a text are spelled like any other characters."""
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
+        tokenizer.encode_special_tokens = True
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
+
+    def ids(self, examples: Sequence[Example], texts: Sequence[Sequence[str]]) -> Iterator[list[list[int]]]:
+        """Token ids of some texts of each example.
+
+        Raises:
+            DataError: the tokenizer reads a special token out of one; names the place.
+        """
+        special = {self.vocabulary.sep_id, self.vocabulary.cls_id}
+        for at in range(0, len(examples), _AT_ONCE):
+            part = texts[at : at + _AT_ONCE]
+            encoded = iter(
+                self.tokenizer.encode_batch_fast([text for each in part for text in each], add_special_tokens=False)
+            )
+            for example, each in zip(examples[at : at + _AT_ONCE], part, strict=True):
+                found = [next(encoded).ids for _ in each]
+                if any(not special.isdisjoint(ids) for ids in found):
+                    raise DataError(f"{example.place}: the tokenizer reads [SEP] out of this text. Name another model.")
+                yield found
+
+
+def cut(parts: list[list[int]], most: int) -> list[list[int]]:
+    """The texts in at most so many tokens: of two the longer loses its end until they are equal, then both."""
+    if sum(map(len, parts)) <= most:
+        return parts
+    if len(parts) == 1:
+        return [parts[0][:most]]
+    first, second = map(len, parts)
+    shorter = min(first, second, most // 2)
+    keep = (shorter, most - shorter) if first <= second else (most - shorter, shorter)
+    return [ids[:length] for ids, length in zip(parts, keep, strict=True)]

@@ -1,0 +1,97 @@
+"""Sentences in words, each with a tag."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from modernbert_train.batch import IGNORED_LABEL
+from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.tools.finetune import TaskConfig
+from modernbert_train.data.conll import loose_tags, read_sentences, require_span_tag, token_lists
+from modernbert_train.data.tables import Row, read_rows
+from modernbert_train.evaluate.finetune.counts import Counts
+from modernbert_train.evaluate.finetune.examples import Encoded, Example, Split, by_place
+from modernbert_train.evaluate.finetune.numbers import Labels, number_labels, of_tokens
+from modernbert_train.evaluate.finetune.texts import KEYS
+from modernbert_train.evaluate.finetune.tokens import Reader
+
+
+class Words:
+    """See `Kind`."""
+
+    ends: tuple[str, ...] = (".conll", ".jsonl", ".parquet", ".txt")
+    decides: tuple[str, ...] = ()
+
+    def columns(self, task: TaskConfig, labelled: bool) -> tuple[list[str], list[str]]:
+        """See `Kind`."""
+        return [], [task.word_column, *([task.tag_column] if labelled else [])]
+
+    def rows(self, path: Path, task: TaskConfig, labelled: bool, named: str | None) -> Iterator[Row]:
+        """See `Kind`; of a CoNLL file, which names nothing, the words are the texts."""
+        if path.suffix in (".jsonl", ".parquet"):
+            yield from read_rows(path, (), [*self.columns(task, labelled)[1], *([named] if named else [])], KEYS)
+            return
+        for each in read_sentences(path, tagged=labelled, spans=task.spans):
+            yield Row(each.line, each.words, (*([each.tags] if labelled else []), *([None] if named else [])))
+
+    def example(
+        self, example: Example, others: tuple[Any, ...], task: TaskConfig, names: Sequence[str], labelled: bool
+    ) -> Example:
+        """See `Kind`; a whole number for a tag is the class of its place."""
+        where = example.place.rpartition(": ")[2]
+        words, tags = example.texts, example.label
+        if not words:
+            words, tags = token_lists(
+                (others[0], tags), (task.word_column, task.tag_column if labelled else None), where
+            )
+        if not labelled:
+            return example._replace(texts=words)
+        found = tuple(by_place(example, tag, tuple(task.labels) or names) for tag in tags)
+        if task.spans:
+            for tag in found:
+                require_span_tag(tag, where)
+        return example._replace(texts=words, label=found)
+
+    def numbers(self, task: TaskConfig, splits: Mapping[str, Split]) -> Labels:
+        """See `Kind`."""
+        return number_labels(task, splits)
+
+    def encode(
+        self, split: Split, values: Sequence[Any], labels: Labels, reader: Reader, counts: Counts
+    ) -> Iterator[Encoded]:
+        """See `Kind`: the words with a space between each; a tag stands at a word's first token."""
+        names = labels.all_names(split.key)
+        for example, value in zip(split.examples, values, strict=True):
+            said: dict[str, Any] = {"label": [names[number] for number in value]} if split.labelled else {}
+            if split.labelled and reader.task.spans:
+                counts.loose_tags += loose_tags(example.label)
+            ids, firsts = _tokens(example, reader)
+            if not ids or not any(text.strip() for text in example.texts):
+                yield Encoded((), said)
+                continue
+            kept = ids[: reader.most]
+            of_kept = of_tokens(value, firsts, len(kept))
+            counts.lost_words += len(firsts) - int((of_kept != IGNORED_LABEL).sum())
+            counts.truncated += len(kept) < len(ids)
+            counts.unseen += bool((of_kept >= len(labels.names)).any())
+            yield Encoded([(kept, of_kept)], said | {"told": [0 <= first < len(kept) for first in firsts]})
+
+    def objective(self, task: TaskConfig, model: ModelConfig, labels: tuple[str, ...], types: bool) -> dict[str, Any]:
+        """See `Kind`."""
+        return {"name": "tag", "labels": list(labels)}
+
+
+def _tokens(example: Example, reader: Reader) -> tuple[list[int], list[int]]:
+    """Token ids of a sentence, and the place of each word's first token; -1 of a word without one."""
+    encoding = reader.tokenizer.encode(" ".join(example.texts), add_special_tokens=False)
+    firsts: list[int] = []
+    at = token = 0
+    for word in example.texts:
+        while token < len(encoding.offsets) and encoding.offsets[token][1] <= at:
+            token += 1
+        begins = token < len(encoding.offsets) and encoding.offsets[token][0] < at + len(word)
+        firsts.append(token if begins and token not in firsts[-1:] else -1)
+        at += len(word) + 1
+    return encoding.ids, firsts

@@ -1,0 +1,142 @@
+"""The vectors of all tokens of a corpus on disk, for late interaction: a search need not embed the corpus again.
+
+A folder has vectors.f16, T vectors of D fp16 numbers, documents one after the other; ends.i64, the place behind each
+document's last vector; and index.json, written last of each part: what was embedded by which weights, and how much of
+the files is whole. What a killed process wrote behind that is cut off, and the rest is embedded by the next.
+
+Legend: T tokens of all documents, D width of a vector.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from modernbert_train.core.files import lock, os_errors_as, write_whole
+from modernbert_train.core.read_json import read_json
+from modernbert_train.errors import ConfigError, StorageError
+
+VECTORS, ENDS, ABOUT, LOCK = "vectors.f16", "ends.i64", "index.json", ".lock"
+PART_TOKENS = 1 << 18  # vectors that are in memory, in fp32: 128 MB of width 128
+_REMOVE = "Remove the folder, and it is made again."
+
+
+@dataclass(frozen=True)
+class TokenIndex:
+    """An index that is whole.
+
+    Attributes:
+        vectors_TD: fp16, mapped from the disk.
+        ends_N: of each document, the place behind its last vector.
+    """
+
+    vectors_TD: NDArray[np.float16]
+    ends_N: NDArray[np.int64]
+
+    def parts(self, device: Any = "cpu", most: int = PART_TOKENS) -> Iterator[list[Tensor]]:
+        """The matrices of the documents, in fp32, in order; at most so many vectors at once, but one document."""
+        first = 0
+        while first < len(self.ends_N):
+            start = int(self.ends_N[first - 1]) if first else 0
+            last = max(first + 1, int(np.searchsorted(self.ends_N, start + most, side="right")))
+            sizes = np.diff(self.ends_N[first:last], prepend=start).tolist()
+            part_TD = self.vectors_TD[start : int(self.ends_N[last - 1])].astype(np.float32)
+            yield list(torch.from_numpy(part_TD).to(device).split(sizes))
+            first = last
+
+
+def make_index(
+    folder: Path, about: Mapping[str, Any], parts: Iterator[list[str]], encode: Callable[[list[str]], Sequence[Tensor]]
+) -> TokenIndex:
+    """Open an index, embedding what is missing of it.
+
+    Args:
+        folder: which is made.
+        about: all that decides the vectors.
+        parts: texts of the documents.
+        encode: texts -> a matrix of each.
+
+    Raises:
+        ConfigError: the folder has vectors of something else.
+        StorageError: it is damaged, or cannot be written.
+    """
+    about = json.loads(json.dumps(about))
+    with (
+        ExitStack() as held,
+        os_errors_as(StorageError, f"{folder}: cannot be written", "Free the disk, or set index."),
+    ):
+        folder.mkdir(parents=True, exist_ok=True)
+        locked = held.enter_context((folder / LOCK).open("a"))
+        lock(locked)  # another search may be embedding the same
+        there = _there(folder, about)
+        documents, tokens, width = there["documents"], there["tokens"], there["width"]
+        with (folder / VECTORS).open("ab") as vectors, (folder / ENDS).open("ab") as ends:
+            for file, size in ((vectors, 2 * tokens * width), (ends, 8 * documents)):
+                if file.tell() < size:
+                    raise StorageError(f"{file.name}: has {file.tell():,} of {size:,} bytes. {_REMOVE}")
+                file.truncate(size)
+            seen = 0
+            for texts in () if there["whole"] else parts:
+                seen += len(texts)
+                if seen <= documents:
+                    continue
+                for matrix_TD in encode(texts[documents - seen :]):
+                    half_TD = matrix_TD.to("cpu", torch.float16).numpy()
+                    vectors.write(half_TD.tobytes())
+                    tokens, width = tokens + len(half_TD), half_TD.shape[1]
+                    ends.write(np.int64(tokens).tobytes())
+                documents = seen
+                for file in (vectors, ends):
+                    file.flush()
+                    os.fsync(file.fileno())
+                _note(folder, about, documents, tokens, width, whole=False)
+        _note(folder, about, documents, tokens, width, whole=True)
+        return TokenIndex(
+            np.memmap(folder / VECTORS, dtype=np.float16, mode="r", shape=(tokens, width)),
+            np.fromfile(folder / ENDS, dtype=np.int64),
+        )
+
+
+def weights_sha256(model: torch.nn.Module) -> str:
+    """A hash of all parameters and buffers, by name."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _there(folder: Path, about: Mapping[str, Any]) -> dict[str, Any]:
+    """How much of an index is whole."""
+    if not (folder / ABOUT).exists():
+        if others := sorted(path.name for path in folder.iterdir() if path.name not in (VECTORS, ENDS, LOCK)):
+            raise ConfigError(f"index={folder}: holds {', '.join(others[:5])}, and no index. Name another folder.")
+        return {"documents": 0, "tokens": 0, "width": 0, "whole": False}
+    try:
+        found = read_json(folder / ABOUT)
+        differing = [key for key in about if found["about"].get(key) != about[key]]
+        counts = {key: int(found[key]) for key in ("documents", "tokens", "width", "whole")}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise StorageError(f"{folder / ABOUT}: is damaged. {_REMOVE}") from None
+    if differing:
+        raise ConfigError(
+            f"index={folder}: has vectors of another corpus, model or length ({', '.join(differing)}). Name another "
+            "folder, or remove it."
+        )
+    return counts
+
+
+def _note(folder: Path, about: Mapping[str, Any], documents: int, tokens: int, width: int, *, whole: bool) -> None:
+    found = {"about": about, "documents": documents, "tokens": tokens, "width": width, "whole": whole}
+    write_whole(folder / ABOUT, json.dumps(found, indent=2) + "\n")

@@ -1,0 +1,145 @@
+"""A folder to send to a test server: what the chosen run of each task says of splits whose labels are hidden.
+
+    python -m modernbert_train.evaluate.suite.submission RUN TASK FILE SPLIT... [KEY=VALUE...]
+
+writes FILE, the predictions of a finished run; a suite does so of the seed that is best where its choices are made, and
+writes OUT/submission/MODEL/NAME.tsv of `submit`, as GLUE's server takes it: `index`, `prediction`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from modernbert_train.config.load import load_run
+from modernbert_train.config.schema import LabelledConfig
+from modernbert_train.config.tools.suite import SubmitConfig
+from modernbert_train.core.files import os_errors_as, write_whole
+from modernbert_train.core.read_json import parse_json, read_json
+from modernbert_train.distributed.many import Job, last_words, run_all
+from modernbert_train.errors import RunError, StorageError
+from modernbert_train.evaluate.finetune.many import LOGS, Cell
+from modernbert_train.evaluate.finetune.task import read_task
+from modernbert_train.evaluate.suite.plan import Plan
+
+FOLDER, PREDICTIONS = "submission", "submission.jsonl"
+
+
+def submit(plan: Plan, out: Path) -> dict[str, str]:
+    """Write what can be: of each model the tasks whose runs are done.
+
+    Returns:
+        What those that failed said, by model and task.
+    """
+    jobs, whole, failed = [], {}, {}
+    for model, label in plan.labels.items():
+        for name, task in plan.suite.tasks.items():
+            cell = _best(plan, name, model) if task.submit else None
+            if cell is not None:
+                file, splits = out / cell.name / PREDICTIONS, [each.split for each in task.submit.values()]
+                words = [sys.executable, "-m", __name__, str(out / cell.name), cell.task, str(file), *splits]
+                job = Job(f"{label}, submission of {name}", [*words, *cell.overrides], out / LOGS / f"{cell.name}.log")
+                whole[job.name] = file, out / FOLDER / label, task.submit
+                jobs += [] if {*map(_name, splits)} <= {each["split"] for each in _read(file)} else [job]
+
+    def ended(job: Job, code: int) -> None:
+        if code:
+            failed[job.name] = last_words(job.log)
+            print(f"{job.name}: failed, exit code {code}; {job.log}", flush=True)
+
+    run_all(iter(jobs), [dict(os.environ)], ended)
+    for file, folder, parts in (each for name, each in whole.items() if name not in failed):
+        said = _read(file)
+        if not said:
+            continue  # a signal came first
+        with os_errors_as(StorageError, f"{folder}: cannot be written", "Free some space; the same command resumes."):
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, part in parts.items():
+                own = [each for each in said if each["split"] == _name(part.split)]
+                write_whole(folder / f"{name}.tsv", as_tsv(own, part))
+    return failed
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    """Predictions; nothing where there are none."""
+    return [parse_json(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+
+
+def _best(plan: Plan, name: str, model: str) -> Cell | None:
+    """The run of the chosen values whose seed is best where they are chosen; None until one is done."""
+    chosen, task = plan.chosen(name, model), plan.suite.tasks[name]
+    found: list[tuple[float, int, Cell]] = []
+    for place, seed in enumerate(plan.seeds_of(name)):
+        cell = None if chosen is None else plan.cell(name, model, chosen, seed)
+        result = None if cell is None else plan.result(cell)
+        value = None if result is None else plan.value(name, result, task.choose_on or task.split)
+        if cell is not None and value is not None:
+            found.append((value, -place, cell))
+    return max(found, key=lambda each: each[:2])[2] if found else None
+
+
+def as_tsv(said: Sequence[Mapping[str, Any]], part: SubmitConfig) -> str:
+    """A line for each text in the order of the split; one without a letter gets the first class, or 0."""
+    first = next((next(iter(each["scores"])) for each in said if each["scores"]), "")
+    lines = ["index\tprediction"]
+    for index, each in enumerate(said):
+        told = each["prediction"]
+        if part.labels:
+            told = part.labels.index(told) if told in part.labels else 0
+        elif part.between:
+            told = f"{min(max(told or 0.0, part.between[0]), part.between[1]):.3f}"
+        lines.append(f"{index}\t{first if told is None else told}")
+    return "\n".join(lines) + "\n"
+
+
+def _name(split: str) -> str:
+    return split.replace("/", "-")
+
+
+def predict(run: Path, task_name: str, file: Path, splits: Sequence[str], overrides: Sequence[str]) -> None:
+    """Write what the checkpoint of a run that counts says of further splits of its task.
+
+    Raises:
+        DataError: they are not there.
+    """
+    from modernbert_train.evaluate.finetune.best import find_outcome
+    from modernbert_train.evaluate.finetune.predictions import write_predictions
+    from modernbert_train.evaluate.finetune.shards import ABOUT, TOKENIZER, prepare
+
+    config, (task, _) = load_run([run / "config.yaml"]), read_task(task_name, overrides)
+    made = read_json(run / "task" / ABOUT)["asked"]
+    objective = config.objective
+    assert isinstance(objective, LabelledConfig)
+    labels = [] if objective.task_kind == "regression" else list(objective.labels)
+    known = next(iter(task.validation.values()))  # read in place of the training texts, which are many
+    asked = replace(task, train=known, validation={}, predict={_name(each): each for each in splits}, labels=labels)
+    shutil.rmtree(run / FOLDER, ignore_errors=True)  # of other splits, or of a process that was killed
+    prepared = prepare(asked, run / "task" / TOKENIZER, made["max_tokens"], run / FOLDER)
+    write_predictions(config, asked, prepared, find_outcome(config, task).checkpoint, file)
+    shutil.rmtree(run / FOLDER)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("task")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("words", nargs="+")
+    options = parser.parse_args()
+    overrides = [word for word in options.words if "=" in word]
+    try:
+        predict(options.run, options.task, options.file, [w for w in options.words if w not in overrides], overrides)
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

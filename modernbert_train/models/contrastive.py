@@ -1,0 +1,256 @@
+"""A vector for each text, and the loss that compares those of a global batch; see objectives/contrastive.py.
+
+No microbatch has a loss of its own: a query looks for its positive among the texts of all of them. So every microbatch
+is encoded twice (GradCache, arXiv 2101.06983). The first time its vectors are wanted; then `compare` has the loss of
+all and its gradient by each vector; and with that gradient among its targets the microbatch goes backward.
+
+Shape legend: T packed tokens, S segments of the buffer, P texts of a microbatch (padded), D model width, N texts of the
+global batch, Q its queries, C its positives and negatives, R queries at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from modernbert_train.batch import Batch, Sums
+from modernbert_train.config.schema import ContrastiveConfig, ModelConfig
+from modernbert_train.models.encoder import Encoder, OnEncoder
+from modernbert_train.models.masked_lm import ForMaskedLM
+
+# of the targets, as objectives/contrastive.py makes them
+FIRSTS, ROLES, LOW, HIGH = "firsts_P", "roles_P", "low_P", "high_P"
+GRADIENT, LOSS = "gradient_PD", "loss"  # and what `compare` has found for the microbatch
+QUERY, POSITIVE = 0, 1
+_COSINES = 1 << 25  # at a time
+
+
+class ForVectors(OnEncoder):
+    """An encoder whose states become one vector a text; it has no weights beside the encoder's.
+
+    Args:
+        encoder: of any architecture.
+        pooling: see `ContrastiveConfig`.
+    """
+
+    def __init__(self, encoder: Encoder, pooling: str) -> None:
+        super().__init__(encoder)
+        self.pooling = pooling
+
+    @classmethod
+    def build(cls, encoder: Encoder, objective: Any, another: Callable[[ModelConfig], Encoder]) -> Self:
+        """See `OnEncoder`."""
+        return cls(encoder, objective.pooling)
+
+    @classmethod
+    def alone(cls, encoder: Encoder) -> OnEncoder:
+        """See `OnEncoder`."""
+        return OnEncoder(encoder)
+
+    def vectors(self, batch: Batch) -> Tensor:
+        """vectors_PD in fp32, of any length; the mean without atomic additions, so that it is the same every time."""
+        hidden_TD, firsts_P, boundaries_S = self.encode(batch.packed), batch.targets[FIRSTS], batch.packed.cu_seqlens_S
+        if self.pooling == "cls":
+            return hidden_TD.index_select(0, firsts_P).float()
+        lengths_S = boundaries_S.diff().long()
+        sums_SD = torch.segment_reduce(hidden_TD.float(), "sum", lengths=lengths_S, axis=0, unsafe=True)
+        number_P = torch.searchsorted(boundaries_S.long(), firsts_P, right=True) - 1
+        return sums_SD.index_select(0, number_P) / lengths_S.index_select(0, number_P).unsqueeze(1)
+
+    def forward(self, batch: Batch, figures: bool = False) -> Sums:
+        """See `OnEncoder`: the vectors; or, where their gradient is among the targets, the loss that has it."""
+        vectors_PD = self.vectors(batch)
+        if GRADIENT not in batch.targets:
+            return Sums({}, {}, vectors_PD)
+        tangent = (vectors_PD * batch.targets[GRADIENT]).sum()
+        return Sums({"contrastive": tangent - tangent.detach() + batch.targets[LOSS]}, {})
+
+
+class ForVectorsAndMasked(ForVectors):
+    """The same, with a head that predicts tokens: of a batch without the term `contrastive` it alone is computed.
+
+    Its parameters have the names that they have in a masked-LM model, `head` and `decoder`.
+
+    Args:
+        encoder: of any architecture.
+        pooling: see `ContrastiveConfig`.
+        z_loss: see `masked_lm_loss_sum`.
+    """
+
+    idles = True
+
+    def __init__(self, encoder: Encoder, pooling: str, *, z_loss: float = 0.0) -> None:
+        super().__init__(encoder, pooling)
+        masked = ForMaskedLM(encoder, z_loss=z_loss)
+        self.head, self.decoder = masked.head, masked.decoder
+        self._masked = (masked,)  # not a module of this one, which has all that it has
+
+    @classmethod
+    def build(cls, encoder: Encoder, objective: Any, another: Callable[[ModelConfig], Encoder]) -> Self:
+        """See `OnEncoder`."""
+        return cls(encoder, objective.pooling, z_loss=objective.z_loss)
+
+    def set_phase(self, model: Any) -> None:
+        """See `OnEncoder`."""
+        super().set_phase(model)
+        self._masked[0].config = model
+
+    def compile_layers(self, **options: Any) -> None:
+        """See `OnEncoder`; the loss of tokens too."""
+        super().compile_layers(**options)
+        self._masked[0].compile_loss(**options)
+
+    def forward(self, batch: Batch, figures: bool = False) -> Sums:
+        """See `ForVectors`, or `ForMaskedLM` where the batch is one of masked tokens or the like."""
+        if "contrastive" in batch.counts:
+            return super().forward(batch, figures)
+        return self._masked[0].token_sums(self.encode(batch.packed), batch, figures)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What is known of the texts of some microbatches, in the order of their vectors, on the host.
+
+    Attributes:
+        roles_N: int64, a query, a positive or a negative; the n-th positive is that of the n-th query.
+        hashes_N: int64, equal for equal texts.
+    """
+
+    roles_N: Tensor
+    hashes_N: Tensor
+
+    @classmethod
+    def of(cls, batch: Batch) -> Texts:
+        """Those of a microbatch, which is still on the host."""
+        roles_P, low_P, high_P = (batch.targets[name].long() for name in (ROLES, LOW, HIGH))
+        real_P = roles_P >= 0
+        return cls(roles_P[real_P], ((high_P << 31) | low_P)[real_P])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Texts]) -> Texts:
+        """Those of several, end to end."""
+        return cls(torch.cat([each.roles_N for each in parts]), torch.cat([each.hashes_N for each in parts]))
+
+    def __len__(self) -> int:
+        return len(self.roles_N)
+
+    @property
+    def num_queries(self) -> int:
+        return int((self.roles_N == QUERY).sum())
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What comes of the queries of one rank.
+
+    Attributes:
+        losses_Q: fp32, in nats, of each.
+        hits: how many of them are nearest to their positive.
+        gradient_ND: of the sum of these losses, by the vectors of all ranks; None where it was not asked for.
+    """
+
+    losses_Q: Tensor
+    hits: Tensor
+    gradient_ND: Tensor | None
+
+
+def compare(vectors_ND: Tensor, texts: Texts, own: slice, settings: ContrastiveConfig, *, backward: bool) -> Compared:
+    """Let the queries of one rank look for their positives among the texts of all.
+
+    A text is not counted as wrong where it is that of the positive or of the query, where it is the positive of an
+    equal query, or where `settings.margin` leaves it out.
+
+    Args:
+        vectors_ND: of all ranks, fp32.
+        texts: what they are of.
+        own: which of them are this rank's.
+        settings: the objective as it is now.
+        backward: compute the gradient.
+    """
+    find = _Search(texts, own, settings, vectors_ND.device)
+    widths = (vectors_ND.shape[1], *settings.matryoshka)
+    losses_Q, gradient_ND = torch.zeros(len(find), device=vectors_ND.device), torch.zeros_like(vectors_ND)
+    hits = losses_Q.sum()
+    for width in widths:
+        with torch.enable_grad():
+            cut_NW = vectors_ND[:, :width].detach().requires_grad_(backward)
+            unit_NW = F.normalize(cut_NW, dim=1)
+            leaf_NW = unit_NW.detach().requires_grad_(backward)
+            for part, losses_R, hits_R in find.parts(leaf_NW):
+                losses_R = losses_R / len(widths)
+                if backward:
+                    losses_R.sum().backward()
+                losses_Q[part] += losses_R.detach()
+                hits = hits + hits_R.sum() if width == widths[0] else hits
+            if backward and leaf_NW.grad is not None:
+                unit_NW.backward(leaf_NW.grad)
+                assert cut_NW.grad is not None
+                gradient_ND[:, :width] += cut_NW.grad
+    return Compared(losses_Q, hits, gradient_ND if backward else None)
+
+
+class _Search:
+    """Who looks for whom, by number in the vectors.
+
+    Args:
+        texts, own, settings: see `compare`.
+        device: of the vectors.
+    """
+
+    def __init__(self, texts: Texts, own: slice, settings: ContrastiveConfig, device: torch.device) -> None:
+        roles_N, hashes_N, self._settings = texts.roles_N, texts.hashes_N, settings
+        queries_Q, positives_Q = (roles_N == QUERY).nonzero()[:, 0], (roles_N == POSITIVE).nonzero()[:, 0]
+        candidates_C = (roles_N != QUERY).nonzero()[:, 0]
+        right_Q = torch.searchsorted(candidates_C, positives_Q)
+        asked_C = torch.full_like(candidates_C, -1)  # hash of the query that a positive answers
+        asked_C[right_Q] = hashes_N[queries_Q]
+        first, end = (int((queries_Q < place).sum()) for place in (own.start, own.stop))
+        self._mine = range(first, end)
+        self._queries_Q, self._positives_Q, self._candidates_C = (
+            each.to(device) for each in (queries_Q, positives_Q, candidates_C)
+        )
+        self._right_Q, self._asked_C, self._hashes_C = (
+            each.to(device) for each in (right_Q, asked_C, hashes_N[candidates_C])
+        )
+        self._of_query_Q, self._of_positive_Q = hashes_N[queries_Q].to(device), hashes_N[positives_Q].to(device)
+
+    def __len__(self) -> int:
+        return len(self._mine)
+
+    def parts(self, unit_NW: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Of some queries at a time: which of this rank's they are, their losses, and whether each is a hit."""
+        rows = max(1, _COSINES // max(1, len(self._candidates_C)))
+        for first in range(0, len(self), rows):
+            part = slice(first, min(first + rows, len(self)))
+            now = slice(self._mine.start + part.start, self._mine.start + part.stop)
+            yield part, *self._part(unit_NW, now)
+
+    def _part(self, unit_NW: Tensor, now: slice) -> tuple[Tensor, Tensor]:
+        query_R, positive_R = self._of_query_Q[now, None], self._of_positive_Q[now, None]
+        same_RC = (self._hashes_C == positive_R) | (self._hashes_C == query_R) | (self._asked_C == query_R)
+        asking_RW, right_R = unit_NW.index_select(0, self._queries_Q[now]), self._right_Q[now]
+        logits_RC = self._logits(asking_RW @ unit_NW.index_select(0, self._candidates_C).T, right_R, same_RC)
+        hits_R = logits_RC.detach().argmax(dim=1) == right_R
+        losses_R = F.cross_entropy(logits_RC, right_R, reduction="none")
+        if self._settings.symmetric:
+            same_RQ = (self._of_query_Q == query_R) | (self._of_positive_Q == positive_R)
+            same_RQ |= self._of_query_Q == positive_R
+            itself_R = torch.arange(now.start, now.stop, device=unit_NW.device)
+            asking_RW = unit_NW.index_select(0, self._positives_Q[now])
+            logits_RQ = self._logits(asking_RW @ unit_NW.index_select(0, self._queries_Q).T, itself_R, same_RQ)
+            losses_R = (losses_R + F.cross_entropy(logits_RQ, itself_R, reduction="none")) / 2
+        return losses_R, hits_R
+
+    def _logits(self, cosines_RC: Tensor, right_R: Tensor, same_RC: Tensor) -> Tensor:
+        """The cosines by the temperature, without what may be right too."""
+        left_out_RC, right_R1 = same_RC, right_R.unsqueeze(1)
+        if self._settings.margin is not None:
+            found_RC = cosines_RC.detach()
+            left_out_RC = left_out_RC | (found_RC > found_RC.gather(1, right_R1) + self._settings.margin)
+        left_out_RC = left_out_RC.scatter(1, right_R1, False)
+        return (cosines_RC / self._settings.temperature).masked_fill(left_out_RC, float("-inf"))

@@ -1,0 +1,181 @@
+"""A model that predicts masked tokens and is trained towards a teacher; see objectives/distill.py.
+
+The teacher is an encoder with fixed weights that reads the same masked text. It is no part of the model: nothing of it
+is trained, sharded or saved. Every rank holds a whole one. The divergence of predictions is computed as the loss is, in
+chunks, with the gradient in the forward pass (`ChunkedLoss`), so that logits of all predictions exist for neither.
+
+Shape legend: T packed tokens, M predicted positions (padded), C positions of a chunk, D model width, E width of the
+teacher, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from modernbert_train.batch import IGNORED_LABEL, Batch, Packed, Sums
+from modernbert_train.config.schema import DistillConfig, ModelConfig
+from modernbert_train.models.casts import Linear
+from modernbert_train.models.encoder import Encoder, OnEncoder
+from modernbert_train.models.heads import ChunkedLoss
+from modernbert_train.models.layers import compute_dtype
+from modernbert_train.models.masked_lm import LABELS, POSITIONS, ForMaskedLM
+
+TOKENS = "tokens_T"  # of the targets, as objectives/distill.py makes them: 1 where a token is no pad
+PROJECTION = "projection"  # module of the matrix from the model's hidden states to the teacher's
+
+
+class Teacher:
+    """An encoder with fixed weights, in evaluation.
+
+    Args:
+        model: with its weights, on its device. Predictions are asked of a `ForMaskedLM` alone.
+        bf16: compute in autocast to bf16; matrices are then kept in it. Otherwise in fp32.
+    """
+
+    def __init__(self, model: OnEncoder, *, bf16: bool) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self._bf16 = bf16
+        self._decoder_VE: Tensor | None = None
+        tied = {id(model.model.embedding())}  # is looked up in too, in fp32
+        for linear in (each for each in model.modules() if bf16 and isinstance(each, nn.Linear)):
+            if id(linear.weight) not in tied:
+                linear.weight.data = linear.weight.data.bfloat16()
+        if isinstance(model, ForMaskedLM):
+            self._decoder_VE = model.decoder.weight.to(torch.bfloat16 if bf16 else torch.float32)
+
+    @torch.no_grad()
+    def states(self, packed: Packed) -> Tensor:
+        """Its last hidden states, hidden_TE."""
+        with torch.autocast(packed.input_ids_T.device.type, torch.bfloat16, enabled=self._bf16):
+            return self.model.encode(packed)
+
+    @torch.no_grad()
+    def transformed(self, hidden_TE: Tensor, positions_M: Tensor) -> Tensor:
+        """What its decoder reads at positions of the packed buffer."""
+        assert isinstance(self.model, ForMaskedLM)
+        with torch.autocast(hidden_TE.device.type, torch.bfloat16, enabled=self._bf16):
+            transformed: Tensor = self.model.head(hidden_TE.index_select(0, positions_M))
+        return transformed
+
+    @torch.no_grad()
+    def logits(self, transformed_CE: Tensor) -> Tensor:
+        """logits_CV of what `transformed` gives."""
+        assert self._decoder_VE is not None and isinstance(self.model, ForMaskedLM)
+        bias, dtype = self.model.decoder.bias, self._decoder_VE.dtype
+        with torch.autocast(transformed_CE.device.type, enabled=False):
+            return F.linear(transformed_CE.to(dtype), self._decoder_VE, None if bias is None else bias.to(dtype))
+
+
+def divergence_and_gradient(
+    logits_CV: Tensor, teacher_CV: Tensor, real_C: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Sum over positions of KL(teacher || model) * temperature^2, and its gradient by the model's logits.
+
+    With logits divided by the temperature, as Hinton et al. (arXiv 1503.02531) have it.
+
+    Args:
+        logits_CV, teacher_CV: of both.
+        real_C: where to compare.
+        temperature: divides both.
+
+    Returns:
+        divergence: fp32 scalar.
+        gradient_CV: temperature * (softmax of the model's - softmax of the teacher's), 0 where nothing is compared; in
+            the precision of logits_CV.
+    """
+    own_dtype = logits_CV.dtype
+    log_model_CV = (logits_CV.float() / temperature).log_softmax(dim=-1)
+    log_teacher_CV = (teacher_CV.float() / temperature).log_softmax(dim=-1)
+    teacher_share_CV = log_teacher_CV.exp()
+    sum_C = (teacher_share_CV * (log_teacher_CV - log_model_CV)).sum(dim=-1)
+    gradient_CV = (log_model_CV.exp_() - teacher_share_CV) * (temperature * real_C).unsqueeze(1)
+    return temperature**2 * torch.where(real_C, sum_C, 0.0).sum(), gradient_CV.to(own_dtype)
+
+
+class Distilled(ForMaskedLM):
+    """Encoder, head and decoder; with `listen`, a teacher beside them.
+
+    Args:
+        encoder: of any architecture.
+        objective: the terms, and the width of the teacher.
+    """
+
+    def __init__(self, encoder: Encoder, objective: DistillConfig) -> None:
+        super().__init__(encoder, z_loss=objective.z_loss)
+        self.objective = objective
+        if objective.projected_width is not None:
+            self.projection = Linear(encoder.config.hidden_size, objective.projected_width)
+        self._teachers: tuple[Teacher, ...] = ()  # which are no modules of this one
+        self._divergence_and_gradient = divergence_and_gradient
+
+    @classmethod
+    def build(cls, encoder: Encoder, objective: DistillConfig, another: Callable[[ModelConfig], Encoder]) -> Self:
+        """See `OnEncoder`."""
+        return cls(encoder, objective)
+
+    @classmethod
+    def alone(cls, encoder: Encoder) -> ForMaskedLM:
+        """See `OnEncoder`."""
+        return ForMaskedLM(encoder)
+
+    def listen(self, teacher: Teacher) -> None:
+        """Train towards this teacher; before the first batch that is trained on."""
+        self._teachers = (teacher,)
+
+    def compile_loss(self, **options: Any) -> None:
+        """See `ForMaskedLM`; the divergence too."""
+        super().compile_loss(**options)
+        self._divergence_and_gradient = torch.compile(divergence_and_gradient, dynamic=False, **options)
+
+    def forward(self, batch: Batch, figures: bool = False) -> Sums:
+        """See `ForMaskedLM`; beside `mlm` what the batch counts of `kl`, `cosine` and `mse`."""
+        hidden_TD = self.encode(batch.packed)
+        if batch.counts.keys() <= {"mlm"}:
+            return self.token_sums(hidden_TD, batch, figures)
+        (teacher,) = self._teachers
+        teacher_TE = teacher.states(batch.packed)
+        hidden_MD = self._transformed(hidden_TD, batch.targets[POSITIONS])
+        tokens, _ = self.predicted(hidden_MD, batch, figures)
+        losses = dict(tokens.losses)
+        if "kl" in batch.counts:
+            losses["kl"] = self._divergence(hidden_MD, batch, teacher, teacher_TE)
+        if self.objective.compares_states:
+            losses |= self._compared(hidden_TD, teacher_TE, batch.targets[TOKENS].bool())
+        return Sums({term: losses[term] for term in batch.counts}, tokens.figures)
+
+    def _divergence(self, hidden_MD: Tensor, batch: Batch, teacher: Teacher, teacher_TE: Tensor) -> Tensor:
+        positions_M, labels_M = batch.targets[POSITIONS], batch.targets[LABELS]
+        read_ME = teacher.transformed(teacher_TE, positions_M)
+        place_M = torch.arange(len(labels_M), device=labels_M.device)
+        place_M = place_M.masked_fill(labels_M == IGNORED_LABEL, IGNORED_LABEL)
+        # logits of both exist, so a chunk is half as long
+        chunk = max(1, self.logit_chunk(compute_dtype(hidden_MD), on_gpu=hidden_MD.is_cuda) // 2)
+        step = partial(self._step, teacher=teacher, read_ME=read_ME)
+        weight_VD, bias_V, cast_VD = self.decoder.weight, self.decoder.bias, self.decoder.cast
+        found, _ = ChunkedLoss.apply(hidden_MD, weight_VD, bias_V, place_M, None, 0.0, chunk, step, cast_VD)
+        divergence: Tensor = found
+        return divergence
+
+    def _step(
+        self, logits_CV: Tensor, place_C: Tensor, z_loss: float, draws_C: None, *, teacher: Teacher, read_ME: Tensor
+    ) -> tuple[Tensor, Tensor, None]:
+        """As `ChunkedLoss` asks for it: in place of labels it hands on the places of a chunk among the predictions."""
+        teacher_CV = teacher.logits(read_ME.index_select(0, place_C.clamp(min=0)))
+        real_C = place_C != IGNORED_LABEL
+        return *self._divergence_and_gradient(logits_CV, teacher_CV, real_C, self.objective.temperature), None
+
+    def _compared(self, hidden_TD: Tensor, teacher_TE: Tensor, real_T: Tensor) -> dict[str, Tensor]:
+        """`cosine` and `mse`, in fp32, over the tokens that are no pads."""
+        ours_TE = (self.projection(hidden_TD) if self.objective.projected_width is not None else hidden_TD).float()
+        theirs_TE, found = teacher_TE.float(), {}
+        if self.objective.cosine_weight:
+            found["cosine"] = 1 - F.cosine_similarity(ours_TE, theirs_TE, dim=-1)
+        if self.objective.mse_weight:
+            found["mse"] = (ours_TE - theirs_TE).square().mean(dim=-1)
+        return {term: each_T.masked_fill(~real_T, 0.0).sum() for term, each_T in found.items()}

@@ -1,0 +1,105 @@
+"""Gemma 3's text model on packed buffers (arXiv 2503.19786): Llama's, with four differences.
+
+Embeddings are multiplied by the root of the width; norms stand before and after each part of a layer and scale by one
+more than their parameter; the gate's activation is GELU by the tanh formula; and most layers see a window.
+
+Shape legend: T packed tokens, D model width.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from modernbert_train.batch import Packed
+from modernbert_train.config.schema import ComputeConfig, GemmaConfig
+from modernbert_train.models.attention import Kernel, choose_kernel
+from modernbert_train.models.attention.visible import Visible
+from modernbert_train.models.layers import compute_dtype, rotary_of, rotary_tables
+from modernbert_train.models.llama import Attention, Embeddings, Llama, SwiGLU, inverse_frequencies
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * (1 + scale), in fp32.
+
+    Args:
+        width: of x.
+        eps: added to the mean square.
+    """
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.scale_bias = nn.Parameter(torch.zeros(width))  # a bias by its name: it begins with 0 and does not decay
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        wide = wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        return (wide * (1.0 + self.scale_bias.float())).to(x.dtype)
+
+
+class ScaledEmbeddings(Embeddings):
+    """A token's vector times the root of its width; the decoder is tied to what is not scaled."""
+
+    def __init__(self, config: GemmaConfig) -> None:
+        super().__init__(config)
+        self.scale = config.hidden_size**0.5
+
+    def forward(self, input_ids_T: Tensor) -> Tensor:
+        return super().forward(input_ids_T) * self.scale
+
+
+class Layer(nn.Module):
+    """x + norm(attn(norm(x))), then x + norm(mlp(norm(x)))."""
+
+    def __init__(self, config: GemmaConfig, window: bool) -> None:
+        super().__init__()
+        norm = functools.partial(RMSNorm, config.hidden_size, config.norm_eps)
+        self.attn_norm, self.attn_out_norm, self.mlp_norm, self.mlp_out_norm = norm(), norm(), norm(), norm()
+        self.attn = Attention(config, window=window, norm=RMSNorm)
+        self.mlp = SwiGLU(config, functools.partial(F.gelu, approximate="tanh"))
+
+    def forward(self, x_TD: Tensor, rotary: tuple[Tensor, Tensor], kernel: Kernel, layout: Any) -> Tensor:
+        x_TD = x_TD + self.attn_out_norm(self.attn(self.attn_norm(x_TD), rotary, kernel, layout))
+        return x_TD + self.mlp_out_norm(self.mlp(self.mlp_norm(x_TD)))
+
+
+class Gemma(Llama):
+    """Embeddings, layers and the final norm."""
+
+    config: GemmaConfig
+
+    def __init__(self, config: GemmaConfig, compute: ComputeConfig) -> None:
+        super().__init__(config, compute)
+        self.embeddings = ScaledEmbeddings(config)
+        self.layers = nn.ModuleList(Layer(config, not config.is_global(index)) for index in range(config.num_layers))
+        self.final_norm = RMSNorm(config.hidden_size, config.norm_eps)
+
+    def forward(self, packed: Packed) -> Tensor:
+        """See `Encoder`."""
+        config, compute, order = self.config, self.compute, packed.order
+        hidden_TD = self.embeddings(packed.input_ids_T)
+        device, dtype = hidden_TD.device, compute_dtype(hidden_TD)
+        visible = Visible.around(config.half_window(order), order, compute.query_block)
+        local = choose_kernel(compute.attention, device, dtype, order=order)
+        attention = dict.fromkeys((True, False), (local, local.prepare(packed, visible)))
+        if compute.global_attention is not None:
+            wide = choose_kernel(compute.global_attention, device, dtype, "compute.global_attention", order)
+            if wide is not local:
+                attention[True] = (wide, wide.prepare(packed, visible))
+        positions_T = packed.position_ids_T
+        rotary = {
+            True: rotary_of(positions_T, inverse_frequencies(config, device), dtype),
+            False: rotary_tables(positions_T, config.local_rope_theta, config.head_size, dtype),
+        }
+        recompute = compute.activation_checkpointing and torch.is_grad_enabled()
+        for index, layer in enumerate(self.layers):
+            is_global = config.is_global(index)
+            inputs = (hidden_TD, rotary[is_global], *attention[is_global])
+            hidden_TD = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
+        return self.final_norm(hidden_TD)

@@ -1,0 +1,176 @@
+"""Llama, Qwen2, Qwen3 and EuroBERT on packed buffers, top to bottom (arXiv 2302.13971, 2503.05500, 2505.09388).
+
+Pre-norm layers with RMSNorm, grouped-query attention with rotary positions, and SwiGLU. An objective says what a token
+sees: all of its sequence, as in EuroBERT, or itself and what stands before it. Predictions are the decoder's product
+with the last norm's output, without a head between; the decoder is tied to the embedding or its own.
+
+Keys and values of a head are repeated for the queries that share it, since not every kernel shares them. Names are
+ours: weights/formats/llama.py translates to transformers' and back.
+
+Shape legend: T packed tokens, D model width, F hidden width, N heads, K heads of keys and values, H head width,
+E = H / 2 rotated pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from modernbert_train.batch import Packed
+from modernbert_train.config.schema import ComputeConfig, LlamaConfig
+from modernbert_train.models.attention import Kernel, choose_kernel
+from modernbert_train.models.attention.visible import Visible
+from modernbert_train.models.casts import Linear
+from modernbert_train.models.encoder import Encoder
+from modernbert_train.models.layers import compute_dtype, rotary_of, rotate
+
+
+def inverse_frequencies(config: LlamaConfig, device: torch.device) -> Tensor:
+    """inverse_E: what a position is multiplied with for the angle of each pair, in fp32.
+
+    Source of llama3: arXiv 2407.21783 and meta-llama/llama-models, models/llama3/model.py.
+    """
+    exponent_E = torch.arange(0, config.head_size, 2, device=device, dtype=torch.float32) / config.head_size
+    inverse_E = 1.0 / config.rope_theta**exponent_E
+    if config.rope_scaling == "linear":
+        return inverse_E / config.rope_factor
+    if config.rope_scaling == "none":
+        return inverse_E
+    low, high = config.rope_low_freq, config.rope_high_freq
+    turns_E = config.rope_original_tokens * inverse_E / (2 * math.pi)
+    fast_E = ((turns_E - low) / (high - low)).clamp(0, 1)
+    return (1 - fast_E) * inverse_E / config.rope_factor + fast_E * inverse_E
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight, with the mean square in fp32.
+
+    Args:
+        width: of x.
+        eps: added to the mean square.
+    """
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        wide = wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        return self.weight * wide.to(x.dtype)
+
+
+class Embeddings(nn.Module):
+    """A token's vector; positions enter in the attention."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.tok_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+
+    def forward(self, input_ids_T: Tensor) -> Tensor:
+        return self.tok_embeddings(input_ids_T)
+
+
+class Attention(nn.Module):
+    """Self-attention in which several heads of queries share one of keys and values."""
+
+    stacked: ClassVar = {"Wkv": 2}  # matrices that lie one below another in a weight; optim/groups.py reads it
+
+    def __init__(
+        self, config: LlamaConfig, *, window: bool = False, norm: Callable[[int, float], nn.Module] = RMSNorm
+    ) -> None:
+        super().__init__()
+        self.window = window
+        self.heads, self.kv_heads, self.head_size = config.num_heads, config.kv_heads, config.head_size
+        self.Wq = Linear(config.hidden_size, config.attention_width, bias=config.qkv_bias)
+        self.Wkv = Linear(config.hidden_size, 2 * config.kv_heads * config.head_size, bias=config.qkv_bias)
+        self.Wo = Linear(config.attention_width, config.hidden_size, bias=False)
+        self.q_norm = norm(config.head_size, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = norm(config.head_size, config.norm_eps) if config.qk_norm else nn.Identity()
+
+    def forward(self, x_TD: Tensor, rotary: tuple[Tensor, Tensor], kernel: Kernel, layout: Any) -> Tensor:
+        q_TNH = self.q_norm(self.Wq(x_TD).unflatten(-1, (self.heads, self.head_size)))
+        k_TKH, v_TKH = self.Wkv(x_TD).unflatten(-1, (2, self.kv_heads, self.head_size)).unbind(1)
+        q_TNH = rotate(q_TNH.unsqueeze(1), *rotary).squeeze(1).to(v_TKH.dtype)
+        k_TKH = rotate(self.k_norm(k_TKH).unsqueeze(1), *rotary).squeeze(1).to(v_TKH.dtype)
+        shared = self.heads // self.kv_heads
+        k_TNH, v_TNH = (each.repeat_interleave(shared, dim=1) if shared > 1 else each for each in (k_TKH, v_TKH))
+        return self.Wo(kernel.attend(q_TNH, k_TNH, v_TNH, layout, self.window).flatten(1))
+
+
+class SwiGLU(nn.Module):
+    """Gated feed-forward: SiLU, or another activation, on the first half of Wi's output, times the second."""
+
+    stacked: ClassVar = {"Wi": 2}
+
+    def __init__(self, config: LlamaConfig, activation: Callable[[Tensor], Tensor] = F.silu) -> None:
+        super().__init__()
+        self.activation = activation
+        self.Wi = Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.Wo = Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        gate_TF, value_TF = self.Wi(x_TD).chunk(2, dim=-1)
+        return self.Wo(self.activation(gate_TF) * value_TF)
+
+
+class Layer(nn.Module):
+    """Pre-norm: x + attn(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.attn_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.attn = Attention(config)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp = SwiGLU(config)
+
+    def forward(self, x_TD: Tensor, rotary: tuple[Tensor, Tensor], kernel: Kernel, layout: Any) -> Tensor:
+        x_TD = x_TD + self.attn(self.attn_norm(x_TD), rotary, kernel, layout)
+        return x_TD + self.mlp(self.mlp_norm(x_TD))
+
+
+class Llama(Encoder):
+    """Embeddings, layers and the final norm."""
+
+    def __init__(self, config: LlamaConfig, compute: ComputeConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.compute = compute
+        self.embeddings = Embeddings(config)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.final_norm: nn.Module = RMSNorm(config.hidden_size, config.norm_eps)
+
+    def embedding(self) -> nn.Parameter:
+        """See `Encoder`."""
+        return self.embeddings.get_parameter("tok_embeddings.weight")
+
+    def prediction_head(self) -> nn.Module:
+        """See `Encoder`: nothing stands before the decoder, but where it is tied to a wider model's embedding."""
+        width = self.embedding().shape[1]
+        return nn.Identity() if width == self.config.hidden_size else Linear(self.config.hidden_size, width)
+
+    def set_phase(self, model: LlamaConfig) -> None:
+        """See `Encoder`: a phase may have other rotary positions."""
+        self.config = model
+
+    def forward(self, packed: Packed) -> Tensor:
+        """See `Encoder`."""
+        hidden_TD = self.embeddings(packed.input_ids_T)
+        device, dtype, order = hidden_TD.device, compute_dtype(hidden_TD), packed.order
+        name = self.compute.global_attention or self.compute.attention  # all layers are global
+        key = "compute.global_attention" if self.compute.global_attention else "compute.attention"
+        kernel = choose_kernel(name, device, dtype, key, order)
+        layout = kernel.prepare(packed, Visible(order=order))
+        rotary = rotary_of(packed.position_ids_T, inverse_frequencies(self.config, device), dtype)
+        recompute = self.compute.activation_checkpointing and torch.is_grad_enabled()
+        for layer in self.layers:
+            inputs = (hidden_TD, rotary, kernel, layout)
+            hidden_TD = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
+        return self.final_norm(hidden_TD)

@@ -1,0 +1,57 @@
+"""Pairs of texts: a document is a query, its positive and mined negatives, each a sequence of its own.
+
+They lie end to end in one document, `query [SEP] [CLS] positive [SEP] [CLS] negative`, so that what packing adds makes
+each of them a whole sequence; no text contains either token. So the texts of an example are always in one row. Its
+labels are a hash of each text, by which equal texts are known wherever they stand. Nothing is drawn and nothing masked.
+
+Shape legend: T packed tokens, Q examples, P texts (padded): all queries, then all positives, then the negatives.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from modernbert_train.batch import IGNORED_LABEL, Inputs, PackedText
+from modernbert_train.config.schema import ContrastiveConfig
+from modernbert_train.vocabulary import Vocabulary
+
+# names of the targets: index of each text's [CLS], what it is, the halves of its hash
+FIRSTS, ROLES, LOW, HIGH = "firsts_P", "roles_P", "low_P", "high_P"
+QUERY, POSITIVE, NEGATIVE = range(3)
+
+
+class Contrastive:
+    """Texts to compare.
+
+    Args:
+        config: of the objective.
+        vocabulary: the tokenizer's ids.
+    """
+
+    def __init__(self, config: ContrastiveConfig, vocabulary: Vocabulary) -> None:
+        self._sep_id = vocabulary.sep_id
+
+    def make(self, text: PackedText, settings: ContrastiveConfig) -> Inputs:
+        """See `Objective.make`."""
+        assert text.labels is not None
+        found: list[tuple[int, int, int, int]] = []  # role, example, [CLS], hash
+        inner: list[int] = []
+        for example, (start, length) in enumerate(zip(text.starts_Q.tolist(), text.lengths_Q.tolist(), strict=True)):
+            ends = start + np.flatnonzero(text.ids_T[start : start + length] == self._sep_id)
+            firsts = [start - 1, *(ends + 1).tolist()]
+            inner += firsts[1:]
+            hashes = text.labels[example].tolist()
+            found += [(min(place, NEGATIVE), example, first, hashes[place]) for place, first in enumerate(firsts)]
+        found.sort(key=lambda each: each[:2])  # in a stable way: the negatives of an example stay in their order
+        columns = np.array(found, dtype=np.int64).reshape(-1, 4).T
+        spare = len(text.ids_T) // 3 - len(found)  # a text has at least three tokens
+        roles_P, _, firsts_P, hashes_P = (np.pad(column, (0, spare)) for column in columns)
+        roles_P[len(found) :] = IGNORED_LABEL
+        targets = {
+            FIRSTS: firsts_P,
+            ROLES: roles_P,
+            LOW: hashes_P & 0x7FFFFFFF,
+            HIGH: hashes_P >> 31,
+        }
+        boundaries = np.sort(np.concatenate([text.boundaries, np.array(inner, dtype=np.int64)]))
+        return Inputs(text.ids_T, targets, {"contrastive": len(text.starts_Q)}, boundaries=boundaries)

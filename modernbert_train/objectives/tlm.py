@@ -1,0 +1,51 @@
+"""Masked tokens of a text and its translation, which are one sequence (arXiv 1901.07291, section 3.3).
+
+A document of `prepare-pairs` is `text [SEP] [CLS] translation`, so that with what packing adds both stand as a RoBERTa
+reads a pair, and tokens of either see the other. Tokens are masked as in mlm.py, but never the special ones between:
+the text is masked as if it had none. A document without any is masked as `mlm` would, so that streams of pairs and of
+single texts can be mixed. Positions go on from the first text to the second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from modernbert_train.batch import Inputs, PackedText
+from modernbert_train.config.schema import TranslationConfig
+from modernbert_train.objectives.mlm import POSITIONS, MaskedLM
+from modernbert_train.vocabulary import Vocabulary
+
+
+class Translation:
+    """The 80/10/10 rule on a share of the tokens of both texts.
+
+    Args:
+        config: of the objective.
+        vocabulary: the tokenizer's ids.
+    """
+
+    def __init__(self, config: TranslationConfig, vocabulary: Vocabulary) -> None:
+        self._tokens = MaskedLM(config, vocabulary)
+        self._between = (vocabulary.sep_id, vocabulary.cls_id)
+
+    def make(self, text: PackedText, settings: TranslationConfig) -> Inputs:
+        """See `Objective.make`."""
+        joined_T, back_T = text.ids_T.copy(), np.arange(len(text.ids_T))
+        lengths_Q, cuts_Q = text.lengths_Q.copy(), text.lengths_Q.copy()
+        for sequence, (start, length) in enumerate(zip(text.starts_Q.tolist(), text.lengths_Q.tolist(), strict=True)):
+            at = np.arange(start, start + length)
+            is_between = np.isin(text.ids_T[at], self._between)
+            if not is_between.any():
+                continue
+            order = np.concatenate([at[~is_between], at[is_between]])  # the special tokens behind the text
+            joined_T[at], back_T[at] = text.ids_T[order], order
+            lengths_Q[sequence] = length - int(is_between.sum())
+            cuts_Q[sequence] = int(is_between.argmax())  # no n-gram reaches from one text into the other
+        masked = self._tokens.make(replace(text, ids_T=joined_T, lengths_Q=lengths_Q), settings, cuts_Q)
+        out_T = text.ids_T.copy()
+        out_T[back_T] = masked.ids_T
+        found, positions_M = masked.counts["mlm"], masked.targets[POSITIONS].copy()
+        positions_M[:found] = back_T[positions_M[:found]]
+        return replace(masked, ids_T=out_T, targets={**masked.targets, POSITIONS: positions_M})

@@ -1,0 +1,65 @@
+"""What a teacher costs: its forward pass, in FLOPs and memory, by its configuration alone."""
+
+from __future__ import annotations
+
+import functools
+import math
+from pathlib import Path
+
+from modernbert_train.config.schema import DistillConfig, MaskedLmConfig, ModelConfig, ObjectiveConfig
+from modernbert_train.errors import RunError
+from modernbert_train.plan.census import census
+from modernbert_train.plan.flops import Spans, flops_per_token
+from modernbert_train.plan.parameters import count_parameters
+from modernbert_train.weights.named_model import model_of
+
+
+def teacher_of(objective: ObjectiveConfig) -> ModelConfig | None:
+    """The teacher's architecture; None without one, or where it is not here or is a file of Composer."""
+    return _read(objective.teacher) if isinstance(objective, DistillConfig) else None
+
+
+@functools.cache
+def _read(name: str) -> ModelConfig | None:
+    try:
+        return model_of(Path(name))
+    except (OSError, ValueError, RunError):  # whoever reads it all will say what is wrong
+        return None
+
+
+def teacher_flops(objective: ObjectiveConfig, spans: Spans | None, uses: dict[str, float]) -> float:
+    """FLOPs of its forward pass for a token; 0 without a teacher.
+
+    Args:
+        objective: of the run.
+        spans: keys that a token sees in the teacher's layers; None without a teacher.
+        uses: of each head of the objective, see `flops_per_token`.
+    """
+    model = teacher_of(objective)
+    if model is None or spans is None:
+        return 0.0
+    return flops_per_token(census(model), spans, {"tokens": uses.get("kl", 0.0)}).forward
+
+
+def teacher_bytes(objective: ObjectiveConfig, *, bf16: bool, tokens: int, chunk: int) -> int:
+    """Memory of it on every GPU: an estimate, which nothing was measured against.
+
+    Its weights, of which those of layers and heads are kept in the precision of products, and the table once more for
+    predictions; its hidden states in fp32, twice, with what its widest product gives; and of the divergence five
+    numbers of a chunk's logits in fp32.
+
+    Args:
+        objective: of the run.
+        bf16: of the run.
+        tokens: of a microbatch.
+        chunk: positions whose logits exist at a time.
+    """
+    model = teacher_of(objective)
+    if model is None or not isinstance(objective, DistillConfig):
+        return 0
+    precise = {"auto": not bf16, "fp32": True, "bf16": False}[objective.teacher_precision]
+    c, counted = (4 if precise else 2), count_parameters(model, MaskedLmConfig())
+    weights = 4 * (counted.total - counted.hidden) + c * counted.hidden + (0 if precise else c * counted.embedding)
+    states = tokens * (8 * model.hidden_size + c * max(3 * model.attention_width, 2 * model.intermediate_size))
+    divergence = 20 * math.ceil(chunk / 2) * model.vocab_size if objective.kl_weight else 0
+    return weights + max(states, divergence)

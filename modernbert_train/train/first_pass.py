@@ -1,0 +1,59 @@
+"""The first of two passes, for an objective that compares texts of all microbatches of all ranks.
+
+Vectors without a graph, the loss of the whole global batch, and its gradient by each vector: with that among its
+targets a microbatch goes backward like any other (GradCache, arXiv 2101.06983), whatever the cut and the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from modernbert_train.batch import Batch, Sums
+from modernbert_train.config.schema import ContrastiveConfig, ObjectiveConfig
+from modernbert_train.distributed.group import rows_of_all, sum_over_ranks
+from modernbert_train.errors import DataError
+from modernbert_train.models.contrastive import FIRSTS, GRADIENT, LOSS, Texts, compare
+
+
+def first_pass(
+    forward: Callable[[int, Batch], Sums], parts: Sequence[Batch], objective: ObjectiveConfig, device: torch.device
+) -> list[Mapping[str, Tensor]]:
+    """Targets that a rank's microbatches have besides.
+
+    Args:
+        forward: the vectors of a microbatch of this number, with its own dropout.
+        parts: this rank's microbatches, on the host.
+        objective: the objective as it is now.
+        device: of this rank.
+
+    Raises:
+        DataError: the global batch has one pair and nothing else, so that nothing can be wrong.
+    """
+    texts, vectors = [Texts.of(part) for part in parts], []
+    with torch.no_grad():
+        for number, part in enumerate(parts):
+            found = forward(number, part.to(device, non_blocking=True)).vectors
+            assert found is not None
+            vectors.append(found[: len(texts[number])])
+    all_ND, known, own = rows_of_all(torch.cat(vectors), Texts.joined(texts))
+    everyone = Texts.joined(known)
+    if len(everyone) < 3:
+        raise DataError(
+            f"the global batch has {everyone.num_queries} pair, and a positive is only told from other texts. Raise "
+            "batch_rows or row_tokens of the phase."
+        )
+    compared = compare(all_ND, everyone, own, cast(ContrastiveConfig, objective), backward=True)
+    assert compared.gradient_ND is not None
+    sum_over_ranks(compared.gradient_ND)
+    gradients = compared.gradient_ND[own].split([len(each) for each in texts])
+    losses = compared.losses_Q.split([each.num_queries for each in texts])
+    targets: list[Mapping[str, Tensor]] = []
+    for part, gradient, loss in zip(parts, gradients, losses, strict=True):
+        padded = gradient.new_zeros(len(part.targets[FIRSTS]), gradient.shape[1])
+        padded[: len(gradient)] = gradient
+        targets.append({GRADIENT: padded, LOSS: loss.sum()})
+    return targets

@@ -1,0 +1,136 @@
+"""Gemma 3's text models as transformers names and describes them; what sees both sides says so in a key of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import fields
+from typing import Any
+
+from modernbert_train.config.gemma import GemmaConfig
+from modernbert_train.config.objective import Order
+from modernbert_train.config.read import shown
+from modernbert_train.core.version import __version__
+from modernbert_train.errors import DataError
+from modernbert_train.vocabulary import Vocabulary
+from modernbert_train.weights.formats import llama
+from modernbert_train.weights.formats.config_json import Described, number_under
+
+MODEL_TYPE, ARCHITECTURE = "gemma3_text", "Gemma3ForCausalLM"
+
+# What the configuration can say and this encoder does not do otherwise.
+FIXED: dict[str, Any] = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "attention_bias": False,
+    "final_logit_softcapping": None,
+    "attn_logit_softcapping": None,
+    "tie_word_embeddings": True,
+}
+KEYS = llama.KEYS | {"local_attention": "sliding_window", "key_value_heads": "num_key_value_heads"}
+KEYS |= {"head_width": "head_dim"}
+# transformers' defaults, where they are not ours
+_DEFAULTS = {
+    "vocab_size": 262_208, "hidden_size": 2304, "num_hidden_layers": 26, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "intermediate_size": 9216, "sliding_window": 4096,
+}  # fmt: skip
+
+# norms of a layer here -> there
+_NORMS = {
+    "attn_norm": "input_layernorm",
+    "attn_out_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "mlp_out_norm": "post_feedforward_layernorm",
+    "attn.q_norm": "self_attn.q_norm",
+    "attn.k_norm": "self_attn.k_norm",
+}
+
+today = llama.today
+
+
+def theirs(name: str, config: GemmaConfig) -> tuple[str, ...]:
+    """See `HubFormat`."""
+    if not name.endswith("scale_bias"):
+        return llama.theirs(name, config)
+    if name.startswith("model.final_norm"):
+        return ("model.norm.weight",)
+    number, _, part = name.removeprefix("model.layers.").partition(".")
+    return (f"model.layers.{number}.{_NORMS[part.removesuffix('.scale_bias')]}.weight",)
+
+
+def layer_types(config: GemmaConfig) -> list[str]:
+    """Which layers are global, in the words of transformers."""
+    return [f"{'full' if config.is_global(index) else 'sliding'}_attention" for index in range(config.num_layers)]
+
+
+def describe(
+    config: GemmaConfig, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
+) -> dict[str, Any]:
+    """See `HubFormat`."""
+    plain = llama.rope_of(config)
+    return {
+        "architectures": [ARCHITECTURE],
+        "model_type": MODEL_TYPE,
+        "exported_by": f"modernbert_train {__version__}",
+        "dtype": "float32",
+        **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
+        **FIXED,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_size,
+        "query_pre_attn_scalar": config.head_size,
+        "use_bidirectional_attention": order != "causal",
+        "layer_types": layer_types(config),
+        "attention_dropout": 0.0,
+        "max_position_embeddings": max_tokens,
+        "rope_parameters": {
+            "full_attention": plain,
+            "sliding_attention": {"rope_type": "default", "rope_theta": config.local_rope_theta},
+        },
+        "rope_theta": config.rope_theta,  # as transformers 4 reads them
+        "rope_local_base_freq": config.local_rope_theta,
+        "rope_scaling": plain if config.rope_scaling != "none" else None,
+        "sliding_window_pattern": config.global_every,
+        "bos_token_id": vocabulary.cls_id,
+        "eos_token_id": vocabulary.sep_id,
+        "pad_token_id": vocabulary.pad_id,
+    }
+
+
+def read(raw: dict[str, Any], where: str) -> Described:
+    """See `HubFormat`. Dropout of attention probabilities is not taken over."""
+    if raw.get("model_type") != MODEL_TYPE:
+        raise DataError(
+            f"{where}: model_type={shown(raw.get('model_type'))}; only model_type={MODEL_TYPE} can be read. Name such "
+            "a model."
+        )
+    for key, value in FIXED.items():
+        if raw.get(key) not in (None, value):
+            raise DataError(f"{where}: {key}={shown(raw[key])}; this encoder only knows {value}. Name another model.")
+    raw = {**_DEFAULTS, **{key: value for key, value in raw.items() if value is not None}}
+    defaults: dict[str, Any] = {field.name: field.default for field in fields(GemmaConfig)}
+    numbers: dict[str, Any] = {ours: number_under(raw, theirs, defaults[ours], where) for ours, theirs in KEYS.items()}
+    of_both = raw.get("rope_parameters") or {}
+    if not isinstance(of_both, dict) or not all(isinstance(each, dict) for each in of_both.values()):
+        raise DataError(f"{where}: rope_parameters={shown(of_both)}, not two objects. Restore the file from a copy.")
+    wide = {"rope_parameters": of_both["full_attention"]} if "full_attention" in of_both else raw
+    local = of_both.get("sliding_attention", {"rope_theta": raw.get("rope_local_base_freq")})
+    every = raw.get("sliding_window_pattern", raw.get("_sliding_window_pattern"))
+    types = raw.get("layer_types")
+    if every is None and isinstance(types, list) and "full_attention" in types:
+        every = types.index("full_attention") + 1
+    config = GemmaConfig(
+        **numbers,
+        **llama.rope({"rope_theta": 1e6, **wide}, where),
+        local_rope_theta=float(number_under(local, "rope_theta", 10_000.0, where, most=1e12)),
+        global_every=int(number_under({"sliding_window_pattern": every}, "sliding_window_pattern", 6, where)),
+    )
+    if problem := next(config.mistakes(), None) or llama.uneven(config):
+        raise DataError(f"{where}: {problem} Restore the file from a copy, or name another model.")
+    if types is not None and types != layer_types(config):
+        raise DataError(f"{where}: layer_types={shown(types)}; this encoder knows one in every n. Name another model.")
+    scale = number_under(raw, "query_pre_attn_scalar", 256, where)
+    if scale != config.head_size:
+        raise DataError(
+            f"{where}: query_pre_attn_scalar={scale} with head_dim={config.head_size}; this encoder only knows them "
+            "equal. Name another model."
+        )
+    order: Order = "all" if raw.get("use_bidirectional_attention") is True else "causal"
+    return Described(config, int(number_under(raw, "max_position_embeddings", 131_072, where)), order)

@@ -1,0 +1,192 @@
+"""Llama, Qwen2, Qwen3 and EuroBERT as transformers names and describes them; the same names in all four.
+
+What sees both sides is a EuroBERT. With a norm of heads or biases there is no such class: then it is a Qwen whose
+config.json says `is_causal: false`, which transformers 5 obeys and version 4 does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Literal, cast
+
+from modernbert_train.config.llama import LlamaConfig
+from modernbert_train.config.objective import Order
+from modernbert_train.config.read import shown
+from modernbert_train.core.version import __version__
+from modernbert_train.errors import DataError
+from modernbert_train.vocabulary import Vocabulary
+from modernbert_train.weights.formats.config_json import Described, number_under
+
+# model_type -> the class that predicts tokens, and what of LlamaConfig is on in it
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "eurobert": ("EuroBertForMaskedLM", {}),
+    "llama": ("LlamaForCausalLM", {}),
+    "qwen2": ("Qwen2ForCausalLM", {"qkv_bias": True}),
+    "qwen3": ("Qwen3ForCausalLM", {"qk_norm": True}),
+}
+
+# What the configurations can say and this encoder does not do otherwise.
+FIXED: dict[str, Any] = {"hidden_act": "silu", "mlp_bias": False, "attention_bias": False, "use_sliding_window": False}
+
+# LlamaConfig -> config.json, where one number is one key.
+KEYS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "norm_eps": "rms_norm_eps",
+    "init_std": "initializer_range",
+}
+# of rope_parameters, for llama3 all, for linear the first
+_STRETCH = {
+    "rope_factor": "factor",
+    "rope_original_tokens": "original_max_position_embeddings",
+    "rope_low_freq": "low_freq_factor",
+    "rope_high_freq": "high_freq_factor",
+}
+_STRETCHED: dict[str, tuple[str, ...]] = {"none": (), "linear": ("rope_factor",), "llama3": tuple(_STRETCH)}
+
+# of a layer here -> there
+_LAYER = {
+    "attn.Wq": ("self_attn.q_proj",),
+    "attn.Wkv": ("self_attn.k_proj", "self_attn.v_proj"),
+    "attn.Wo": ("self_attn.o_proj",),
+    "attn.q_norm": ("self_attn.q_norm",),
+    "attn.k_norm": ("self_attn.k_norm",),
+    "attn_norm": ("input_layernorm",),
+    "mlp_norm": ("post_attention_layernorm",),
+    "mlp.Wi": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.Wo": ("mlp.down_proj",),
+}
+_OUTSIDE = {
+    "model.embeddings.tok_embeddings.weight": "model.embed_tokens.weight",
+    "model.final_norm.weight": "model.norm.weight",
+    "decoder.weight": "lm_head.weight",
+}
+_BODY = ("embed_tokens.", "layers.", "norm.")  # of a file without the head, which lacks the prefix
+
+
+def theirs(name: str, config: LlamaConfig) -> tuple[str, ...]:
+    """See `HubFormat`."""
+    if name.startswith("model.layers."):
+        number, _, part = name.removeprefix("model.layers.").partition(".")
+        module, _, last = part.rpartition(".")
+        return tuple(f"model.layers.{number}.{each}.{last}" for each in _LAYER[module])
+    return (_OUTSIDE[name],) if name in _OUTSIDE else ()
+
+
+def today(name: str) -> str | None:
+    """See `HubFormat`; frequencies of old files follow from the configuration."""
+    if name.endswith("rotary_emb.inv_freq"):
+        return None
+    return f"model.{name}" if name.startswith(_BODY) else name
+
+
+def rope_of(config: LlamaConfig) -> dict[str, Any]:
+    """Rotary positions in the words of transformers 5."""
+    stretch = {_STRETCH[ours]: getattr(config, ours) for ours in _STRETCHED[config.rope_scaling]}
+    return {"rope_type": config.rope_scaling if stretch else "default", "rope_theta": config.rope_theta, **stretch}
+
+
+def _kind_of(config: LlamaConfig, order: Order) -> str:
+    if config.qk_norm:
+        return "qwen3"
+    if config.qkv_bias:
+        return "qwen2"
+    return "llama" if order == "causal" else "eurobert"
+
+
+def describe(
+    config: LlamaConfig, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
+) -> dict[str, Any]:
+    """See `HubFormat`."""
+    kind = _kind_of(config, order)
+    positions = rope_of(config)
+    return {
+        "architectures": [KINDS[kind][0]],
+        "model_type": kind,
+        "exported_by": f"modernbert_train {__version__}",
+        "dtype": "float32",
+        **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
+        **FIXED,
+        **({} if kind == "eurobert" else {"is_causal": order == "causal"}),
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_size,
+        "tie_word_embeddings": config.tied,
+        "attention_dropout": 0.0,
+        "max_position_embeddings": max_tokens,
+        "rope_parameters": positions,
+        "rope_theta": config.rope_theta,  # as transformers 4 reads both
+        "rope_scaling": positions if config.rope_scaling != "none" else None,
+        "bos_token_id": vocabulary.cls_id,
+        "eos_token_id": vocabulary.sep_id,
+        "pad_token_id": vocabulary.pad_id,
+        **({"mask_token_id": vocabulary.mask_id, "classifier_pooling": "mean"} if kind == "eurobert" else {}),
+    }
+
+
+def read(raw: dict[str, Any], where: str) -> Described:
+    """See `HubFormat`. Dropout of attention probabilities is not taken over."""
+    kind = raw.get("model_type")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise DataError(
+            f"{where}: model_type={shown(kind)}; only model_type={', '.join(KINDS)} can be read. Name such a model."
+        )
+    for key, value in FIXED.items():
+        if raw.get(key) not in (None, value):
+            raise DataError(f"{where}: {key}={shown(raw[key])}; this encoder only knows {value}. Name another model.")
+    types = raw.get("layer_types")
+    if types is not None and types != ["full_attention"] * len(types if isinstance(types, list) else ""):
+        raise DataError(
+            f"{where}: layer_types={shown(types)}; every layer of this encoder sees the whole sequence. Name a model "
+            "without windows."
+        )
+    for key in ("tie_word_embeddings", "is_causal"):
+        if not isinstance(raw.get(key, False), bool):
+            raise DataError(f"{where}: {key}={shown(raw[key])}, not true or false. Restore the file from a copy.")
+    numbers = {ours: number_under(raw, theirs, getattr(LlamaConfig, ours), where) for ours, theirs in KEYS.items()}
+    config = LlamaConfig(
+        **numbers,  # type: ignore[arg-type]  # whole where the default is
+        **KINDS[kind][1],
+        **rope(raw, where),
+        key_value_heads=_heads(raw, "num_key_value_heads", int(numbers["num_heads"]), where),
+        head_width=_heads(raw, "head_dim", int(numbers["hidden_size"]) // int(numbers["num_heads"]), where),
+        tied=raw.get("tie_word_embeddings", False),
+    )
+    if problem := next(config.mistakes(), None) or uneven(config):
+        raise DataError(f"{where}: {problem} Restore the file from a copy, or name another model.")
+    order: Order = "all" if kind == "eurobert" or raw.get("is_causal") is False else "causal"
+    return Described(config, int(number_under(raw, "max_position_embeddings", 8192, where)), order)
+
+
+def uneven(config: LlamaConfig) -> str | None:
+    """Heads that do not come out even, in words."""
+    if config.hidden_size % config.num_heads == 0:
+        return None
+    return f"hidden_size={config.hidden_size} is not a multiple of num_attention_heads={config.num_heads}."
+
+
+def _heads(raw: dict[str, Any], key: str, usual: int, where: str) -> int | None:
+    """None where it is as usual, as configurations are compared."""
+    found = int(number_under(raw, key, max(1, usual), where))
+    return None if found == usual else found
+
+
+def rope(raw: dict[str, Any], where: str) -> dict[str, Any]:
+    """Rotary positions: from transformers 5's key if it is there, else from the older two."""
+    given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(given, dict):
+        raise DataError(f"{where}: rope_parameters={shown(given)}, not an object. Restore the file from a copy.")
+    kind = given.get("rope_type", given.get("type", "default"))
+    scaling = "none" if kind == "default" else kind
+    if not isinstance(scaling, str) or scaling not in _STRETCHED or given.get("partial_rotary_factor", 1) != 1:
+        raise DataError(
+            f"{where}: rope_parameters={shown(given)}; this encoder knows rope_type default, linear and llama3, of "
+            "whole heads. Name another model."
+        )
+    theta = number_under({"rope_theta": raw.get("rope_theta"), **given}, "rope_theta", 10_000.0, where, most=1e12)
+    stretch = {
+        ours: number_under(given, _STRETCH[ours], getattr(LlamaConfig, ours), where) for ours in _STRETCHED[scaling]
+    }
+    return {"rope_theta": float(theta), "rope_scaling": cast(Literal["none", "linear", "llama3"], scaling), **stretch}

@@ -1,0 +1,127 @@
+"""The teacher that objective.teacher names: found and compared with the run before anything is built, then read.
+
+Every rank reads it whole. Its hash, of the tensors that are used, is part of what a checkpoint says of its data, so
+that a run that goes on refuses another one, wherever it lies and however it is stored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from modernbert_train.config.distill import DistillConfig
+from modernbert_train.config.schema import MaskedLmConfig, RunConfig
+from modernbert_train.errors import ConfigError
+from modernbert_train.models.build import build_model
+from modernbert_train.models.distilled import Teacher
+from modernbert_train.models.encoder import OnEncoder
+from modernbert_train.weights.formats.tensors import DECODER, MASKED_LM, module_of
+from modernbert_train.weights.named_source import check_named
+from modernbert_train.weights.source import Source, check_same_tokenizer, open_source
+
+
+@dataclass(frozen=True)
+class FoundTeacher:
+    """Attributes: the weights on disk, and a hash of those that are used."""
+
+    source: Source
+    sha256: str
+
+    def describe(self) -> str:
+        """One line for the banner."""
+        model = self.source.model
+        text = f"{self.source.folder}, {model.name} of {model.num_layers} layers of width {model.hidden_size}"
+        return f"{text}, hash {self.sha256[:12]}"
+
+    def read(self, config: RunConfig, device: torch.device, *, bf16: bool) -> Teacher:
+        """The teacher on a device.
+
+        Args:
+            config: the run.
+            device: of this rank.
+            bf16: of the run.
+
+        Raises:
+            DataError: see `Source.weights`.
+        """
+        objective = _objective_of(config)
+        assert objective is not None
+        # which kernel serves another architecture is not what was asked for of this one
+        compute = replace(config.compute, attention="auto", global_attention=None, activation_checkpointing=False)
+        whole = build_model(self.source.model, MaskedLmConfig(), compute)
+        model: OnEncoder = whole if objective.kl_weight else OnEncoder(whole.model)
+        weights = _used(self.source.weights(), objective)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(weights[name])
+        model.to(device)
+        if config.compute.compile:
+            model.compile_layers()
+        precision = objective.teacher_precision
+        return Teacher(model, bf16=bf16 if precision == "auto" else precision == "bf16")
+
+
+def find_teacher(config: RunConfig) -> FoundTeacher | None:
+    """What objective.teacher names, compared with the run; None if its objective has none.
+
+    Raises:
+        ConfigError: of another tokenizer, vocabulary or width, without predictions, or for shorter texts.
+        DataError, StorageError: see `open_source` and `Source.weights`.
+    """
+    objective = _objective_of(config)
+    if objective is None:
+        return None
+    key = f"objective.teacher={objective.teacher}"
+    check_named(objective.teacher, config.runs_folder)
+    source = open_source(objective.teacher)
+    model, width = source.model, objective.teacher_width or config.model.hidden_size
+    check_same_tokenizer(source, config, key)
+    if source.order == "causal":
+        raise ConfigError(
+            f"{key}: a decoder, which sees nothing after a masked token. Name a model that sees both sides."
+        )
+    if objective.compares_states and width != model.hidden_size:
+        raise ConfigError(
+            f"{key}: its hidden states are {model.hidden_size} wide, and those that are compared with them {width}. "
+            f"Set objective.teacher_width={model.hidden_size}, or cosine_weight and mse_weight to 0."
+        )
+    longest, most = max(phase.row_tokens for phase in config.phases.values()), getattr(model, "max_positions", None)
+    if most is not None and most < longest:
+        raise ConfigError(f"{key}: has {most} positions, and rows are {longest} tokens long. Shorten row_tokens.")
+    weights = source.weights()
+    if objective.kl_weight:
+        if missing := {*MASKED_LM} - {module_of(name) for name in weights}:
+            raise ConfigError(
+                f"{key}: has no {', '.join(sorted(missing))}, so it predicts no tokens. Set objective.kl_weight=0, or "
+                "name a model that does."
+            )
+        if model.vocab_size != config.model.vocab_size:
+            raise ConfigError(
+                f"{key}: predicts {model.vocab_size} tokens, and model.vocab_size={config.model.vocab_size}. Set that "
+                "to the same number, or objective.kl_weight=0."
+            )
+    return FoundTeacher(source, _hash(_used(weights, objective)))
+
+
+def _objective_of(config: RunConfig) -> DistillConfig | None:
+    return config.objective if isinstance(config.objective, DistillConfig) else None
+
+
+def _used(weights: Mapping[str, Tensor], objective: DistillConfig) -> dict[str, Tensor]:
+    modules = MASKED_LM if objective.kl_weight else ("model",)
+    return {name: tensor for name, tensor in weights.items() if module_of(name) in modules}
+
+
+def _hash(weights: Mapping[str, Tensor]) -> str:
+    """Of names and values; the decoder that is tied is left out, as checkpoints do."""
+    found, tables = hashlib.sha256(), [tensor for name, tensor in weights.items() if "tok_embeddings" in name]
+    for name in sorted(weights):
+        if name == DECODER and any(torch.equal(weights[name], table) for table in tables):
+            continue
+        found.update(name.encode())
+        found.update(weights[name].float().contiguous().numpy().data)
+    return found.hexdigest()

@@ -1,0 +1,125 @@
+"""Pairs of words and their twins, as shards; and a run on them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from data_prep.pairs import main as prepare_pairs
+from tests.data.make_shards import make_documents, make_shards, make_tokenizer
+
+Row = dict[str, Any]
+MODEL = {
+    "name": "modernbert", "vocab_size": 512, "hidden_size": 32, "num_layers": 4, "num_heads": 2,
+    "intermediate_size": 48, "local_attention": 16, "init_std": 0.1, "attention_out_dropout": 0.0,
+}  # fmt: skip
+
+_draw = random.Random(7)
+WORDS = ["".join(_draw.choices("aeiou", k=1)) + "".join(_draw.choices("bdklmnrst", k=2)) for _ in range(60)]
+TWINS = {word: "".join(_draw.choices("xzvwyq", k=3)) for word in WORDS}
+
+
+def make_rows(number: int, negatives: int = 1) -> list[Row]:
+    """Queries of three to eight words, a text of their twins, and texts of others."""
+    rows = []
+    for seed in range(number):
+        draw = random.Random(seed)
+        words = draw.sample(WORDS, draw.randint(3, 8))
+        others = [" ".join(draw.choices([*TWINS.values()], k=draw.randint(4, 9))) for _ in range(negatives)]
+        rows.append(
+            {
+                "query": f"{seed} " + " ".join(words),
+                "positive": f"{seed} " + " ".join(TWINS[word] for word in words),
+                "negative": others,
+            }
+        )
+    return rows
+
+
+def write_rows(file: Path, rows: list[Row]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """240 triples as shards, a tenth held out, with their tokenizer and pairs.jsonl."""
+    folder = tmp_path_factory.mktemp("pairs")
+    rows = make_rows(240)
+    texts = [text for row in rows for text in (row["query"], row["positive"], *row["negative"])]
+    texts.append("".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz ", k=4000)))
+    make_tokenizer(folder / "tokenizer", texts)
+    write_rows(folder / "pairs.jsonl", rows)
+    words = ["--tokenizer", str(folder / "tokenizer"), "--negatives", "negative", "--validation-share", "0.1"]
+    assert prepare_pairs([str(folder / "shards"), str(folder / "pairs.jsonl"), *words, "--max-tokens", "64"]) == 0
+    return folder
+
+
+ContrastiveRun = Callable[..., list[str]]
+
+
+@pytest.fixture
+def contrastive_run(pairs: Path, tmp_path: Path) -> ContrastiveRun:
+    """The command line of a run on them: contrastive_run("key=value") -> [path of a YAML, override]."""
+
+    def words(*overrides: str, model: Row = MODEL) -> list[str]:
+        tree = {
+            "name": "pairs",
+            "runs_folder": str(tmp_path / "runs"),
+            "data": {
+                "tokenizer": str(pairs / "shards/tokenizer"),
+                "train": str(pairs / "shards/train"),
+                "validation": str(pairs / "shards/validation"),
+                "num_workers": 0,
+            },
+            "model": model,
+            "objective": {"name": "contrastive"},
+            "optim": {"name": "stable_adamw", "lr": 2e-3},
+            "compute": {"device": "cpu", "precision": "fp32"},
+            "phases": {
+                "main": {
+                    "tokens": 16_000,
+                    "row_tokens": 256,
+                    "batch_rows": 8,
+                    "microbatch_tokens": 512,
+                    "schedule": {"warmup_tokens": 2000},
+                }
+            },
+        }
+        file = tmp_path / "pairs.yaml"
+        file.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
+        return [str(file), *overrides]
+
+    return words
+
+
+def masked_first(words: list[str], text: Path) -> list[str]:
+    """The same run with a phase of masked tokens of another stream before it, which ends amid a batch of text."""
+    file = Path(words[0])
+    tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    own = tree["data"].pop("train")
+    tree["data"]["streams"] = {"text": {"path": str(text)}, "pairs": {"path": own}}
+    tree["objective"]["mlm_head"] = True
+    main = tree["phases"]["main"]
+    masked = {**main, "tokens": 8000, "objective": {"name": "mlm"}, "schedule": {"warmup_tokens": 1000}}
+    tree["phases"] = {
+        "masked": {**masked, "streams": {"text": {"proportion": 1.0}, "pairs": {"proportion": 0.0}}},
+        "main": {**main, "streams": {"text": {"proportion": 0.0}, "pairs": {"proportion": 1.0}}},
+    }
+    file.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
+    return words
+
+
+@pytest.fixture(scope="session")
+def text(pairs: Path) -> Path:
+    """Shards of plain text by the same tokenizer."""
+    tokenizer = pairs / "shards/tokenizer"
+    documents = make_documents(tokenizer, [40 + 7 * (number % 20) for number in range(120)], seed=3)
+    make_shards(pairs / "text", documents, tokenizer)
+    return pairs / "text"

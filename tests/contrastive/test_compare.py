@@ -1,0 +1,99 @@
+"""Which texts count as wrong, worked by hand; and that the two passes are counted.
+
+If this breaks, a model learns that a text does not answer its own query.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from modernbert_train.__main__ import read_run
+from modernbert_train.config.schema import ContrastiveConfig
+from modernbert_train.models.contrastive import Compared, Texts, compare
+from modernbert_train.plan.make import make_plan
+from tests.contrastive.conftest import ContrastiveRun
+
+PLAIN = ContrastiveConfig(temperature=1.0)
+# queries a and b of the plane, their positives, a negative of a
+VECTORS_ND = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0], [1.0, 1.0], [0.0, -1.0]])
+ROLES_N = torch.tensor([0, 0, 1, 1, 2])
+SIDE = math.sqrt(0.5)
+
+
+def found(hashes: list[int], settings: ContrastiveConfig = PLAIN, own: slice = slice(0, 5)) -> Compared:
+    return compare(VECTORS_ND, Texts(ROLES_N, torch.tensor(hashes)), own, settings, backward=True)
+
+
+def nll(right: float, *wrong: float) -> float:
+    return math.log(sum(math.exp(each - right) for each in (right, *wrong)))
+
+
+def test_a_query_is_told_from_all_positives_and_negatives() -> None:
+    compared = found([1, 2, 3, 4, 5])
+    assert compared.losses_Q.tolist() == pytest.approx([nll(1.0, SIDE, 0.0), nll(SIDE, 0.0, -1.0)], abs=1e-6)
+    assert int(compared.hits) == 2
+    assert found([1, 2, 3, 4, 5], own=slice(1, 4)).losses_Q.tolist() == compared.losses_Q[1:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("hashes", "losses"),
+    [
+        ([1, 2, 3, 3, 5], [nll(1.0, 0.0), nll(SIDE, -1.0)]),  # both have the same positive
+        ([1, 1, 3, 4, 5], [nll(1.0, 0.0), nll(SIDE, -1.0)]),  # both queries are the same text
+        ([1, 2, 3, 4, 4], [nll(1.0, SIDE, 0.0), nll(SIDE, 0.0)]),  # the negative of a is the positive of b
+        ([1, 2, 3, 1, 5], [nll(1.0, 0.0), nll(SIDE, 0.0, -1.0)]),  # the positive of b is the query a itself
+    ],
+)
+def test_equal_texts_are_not_wrong(hashes: list[int], losses: list[float]) -> None:
+    compared = found(hashes)
+    assert compared.losses_Q.tolist() == pytest.approx(losses, abs=1e-6)
+    assert compared.gradient_ND is not None and torch.isfinite(compared.gradient_ND).all()
+
+
+def test_a_margin_leaves_out_what_is_nearer_than_the_positive() -> None:
+    """For b the positive of a is 0.71 less near than its own, and is left out by a margin of -0.8 alone."""
+    for margin, losses in (
+        (0.0, [nll(1.0, SIDE, 0.0), nll(SIDE, 0.0, -1.0)]),
+        (-0.8, [nll(1.0, 0.0), nll(SIDE, -1.0)]),
+    ):
+        settings = replace(PLAIN, margin=margin)
+        assert found([1, 2, 3, 4, 5], settings).losses_Q.tolist() == pytest.approx(losses, abs=1e-6)
+
+
+def test_both_directions_are_averaged() -> None:
+    losses = found([1, 2, 3, 4, 5], replace(PLAIN, symmetric=True)).losses_Q.tolist()
+    there = [nll(1.0, SIDE, 0.0), nll(SIDE, 0.0, -1.0)]
+    back = [nll(1.0, 0.0), nll(SIDE, SIDE)]
+    assert losses == pytest.approx([(a + b) / 2 for a, b in zip(there, back, strict=True)], abs=1e-6)
+
+
+@pytest.mark.parametrize("settings", [PLAIN, replace(PLAIN, symmetric=True, margin=0.5)])
+def test_the_gradient_is_that_of_the_losses_in_any_number_of_parts(
+    settings: ContrastiveConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = found([1, 2, 3, 4, 5], settings)
+    monkeypatch.setattr("modernbert_train.models.contrastive._COSINES", 1)
+    parts = found([1, 2, 3, 4, 5], settings)
+    assert whole.gradient_ND is not None and parts.gradient_ND is not None
+    torch.testing.assert_close(parts.gradient_ND, whole.gradient_ND)
+    step = 1e-3
+    for place in ((0, 0), (1, 1), (2, 1), (3, 0), (4, 0)):
+        sums = []
+        for sign in (1, -1):
+            moved = VECTORS_ND.double().clone()
+            moved[place] += sign * step
+            texts = Texts(ROLES_N, torch.arange(5))
+            sums.append(float(compare(moved.float(), texts, slice(0, 5), settings, backward=False).losses_Q.sum()))
+        assert float(whole.gradient_ND[place]) == pytest.approx((sums[0] - sums[1]) / (2 * step), abs=2e-3)
+
+
+@pytest.mark.runs
+def test_plan_counts_two_forward_passes_and_a_backward_one(contrastive_run: ContrastiveRun, tmp_path: Path) -> None:
+    """Four thirds of what the encoder alone takes, which no head adds to."""
+    (phase,) = make_plan(read_run(contrastive_run()), 1).phases
+    assert phase.flops.head == 0 and phase.flops.training == 4 * phase.flops.forward

@@ -1,0 +1,112 @@
+"""Files of pairs become shards: what is in them, what is left out and counted, and what is refused before training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data_prep.pairs import main as prepare_pairs
+from data_prep.pairs import text_hash
+from modernbert_train.__main__ import main
+from modernbert_train.data.dataset_card import read_card
+from modernbert_train.data.mds import TokenShards
+from modernbert_train.vocabulary import read_vocabulary
+from tests.contrastive.conftest import ContrastiveRun, write_rows
+
+
+def prepare(pairs: Path, out: Path, file: Path, *options: str) -> int:
+    return prepare_pairs([str(out), str(file), "--tokenizer", str(pairs / "tokenizer"), *options])
+
+
+def documents(folder: Path) -> list[list[int]]:
+    card = read_card(folder)
+    shards = TokenShards(folder, card.column, card.vocab_size, 1, card=card)
+    return [shards.read(number).tolist() for number in range(card.documents)]
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("end", ["jsonl", "parquet"])
+def test_a_row_becomes_one_document_with_hashes_of_its_texts(pairs: Path, tmp_path: Path, end: str) -> None:
+    """With prefixes and cut queries; what nothing can be learnt from is left out, by reason."""
+    rows: list[dict[str, Any]] = [
+        {"query": "one two three four five six", "positive": "ett", "negative": ["tva", "tre", ""]},
+        {"query": "one two three four five six", "positive": "ett", "negative": ["tva", "tre", ""]},
+        {"query": "uno", "positive": " ", "negative": []},
+        {"query": "same", "positive": "same", "negative": []},
+        {"query": "due", "positive": "deux", "negative": ["deux", "due", "zwei"]},
+    ]
+    if end == "jsonl":
+        file = write_rows(tmp_path / "rows.jsonl", rows)
+    else:
+        import pyarrow
+        import pyarrow.parquet
+
+        file = tmp_path / "rows.parquet"
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    options = ["--negatives", "negative", "--most-negatives", "2", "--validation-share", "0"]
+    options += ["--query-prefix", "q: ", "--document-prefix", "d: ", "--query-max-tokens", "6"]
+    assert prepare(pairs, tmp_path / "out", file, *options) == 0
+    counts = json.loads((tmp_path / "out/pairs_report.json").read_text())["counts"]
+    assert {key: n for key, n in counts.items() if n} == {
+        "train": 2, "negatives": 3, "truncated": 2, "empty": 1, "same": 1, "duplicates": 1, "contradictions": 2,
+    }  # fmt: skip
+    folder = tmp_path / "out/train"
+    assert read_card(folder).sides == 4 and not (tmp_path / "out/validation").exists()
+    hashes = np.load(folder / "labels.npy")
+    first = [text_hash(text) for text in ("one two three four five six", "ett", "tva", "tre")]
+    assert hashes.tolist() == [first, [text_hash("due"), text_hash("deux"), text_hash("zwei"), 0]]
+    from tokenizers import Tokenizer
+
+    tokenizer, vocabulary = (
+        Tokenizer.from_file(str(pairs / "tokenizer/tokenizer.json")),
+        read_vocabulary(pairs / "tokenizer"),
+    )
+    query, *others = (tokenizer.encode(text, add_special_tokens=False).ids for text in
+                      ("q: one two three four five six", "d: ett", "d: tva", "d: tre"))  # fmt: skip
+    between = [vocabulary.sep_id, vocabulary.cls_id]
+    assert documents(folder)[0] == [*query[:4], *(id for ids in others for id in (*between, *ids))]
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "said"),
+    [
+        ([{"query": "a"}], [], "line 1 has no positive"),
+        ([{"query": "a", "positive": 3}], [], "positive is 3, and not a text"),
+        ([{"query": "a", "positive": ""}], [], "no row is left to train on"),
+        ([{"query": "a", "positive": "b", "negative": 3}], ["--negatives", "negative"], "neither a text nor a list"),
+        ([{"query": "a", "positive": "b"}], ["--positive", "query"], "Name each column once"),
+        ([{"query": "a", "positive": "b"}], ["--max-tokens", "2"], "no room for"),
+    ],
+)
+def test_bad_rows_are_named(
+    pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: list[dict[str, Any]], options: list[str],
+    said: str,
+) -> None:  # fmt: skip
+    file = write_rows(tmp_path / "rows.jsonl", rows)
+    assert prepare(pairs, tmp_path / "out", file, *options) in (65, 78)
+    assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["data.train={text}"], "its documents are no pairs of texts"),
+        (["objective.matryoshka=[32]"], "32 is no part of a vector of 32"),
+        (["phases.main.row_tokens=32", "phases.main.microbatch_tokens=64"], "has examples of up to 36 tokens"),
+        (["phases.main={row_tokens: 48, batch_rows: 1, microbatch_tokens: 48}"], "holds about one example"),
+        (["phases.main.objective={name: mlm}"], "Set objective.mlm_head=true"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_training(
+    contrastive_run: ContrastiveRun, text: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], said: str
+) -> None:
+    assert (
+        main(["check", *contrastive_run(*(each.format(text=text) if "{text}" in each else each for each in overrides))])
+        != 0
+    )
+    assert said in capsys.readouterr().err

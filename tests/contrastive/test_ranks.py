@@ -1,0 +1,78 @@
+"""The same run on one rank and on several, by DDP and FSDP2, and after masked tokens in one run. Float error apart.
+
+If this breaks, what a query is compared with depends on the number of GPUs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from modernbert_train.checkpoints.checkpoint import verify
+from tests.contrastive.conftest import ContrastiveRun, masked_first
+from tests.distributed.gloo import run_ranks
+from tests.distributed.test_invariance import assert_same_weights, train_each
+from tests.distributed.test_train_ranks import assert_same_run, records
+
+LONGER = ("phases.main.tokens=26000", "objective.symmetric=true", "objective.margin=0.2", "objective.matryoshka=[16]")
+DROPOUT = "model.attention_out_dropout=0.1"
+
+
+@pytest.mark.runs
+@pytest.mark.timeout(290)
+def test_two_ranks_compare_as_one_does_under_ddp_and_fsdp2(contrastive_run: ContrastiveRun, tmp_path: Path) -> None:
+    """Microbatches are the same, and so is their dropout; losses, gradient norms, held-out figures, weights."""
+    runs = tmp_path / "runs"
+    run_ranks(train_each, 1, [contrastive_run("name=one", DROPOUT, *LONGER)], False)
+    words = [
+        contrastive_run(f"name={strategy}", DROPOUT, f"distributed.strategy={strategy}", *LONGER)
+        for strategy in ("ddp", "fsdp2")
+    ]
+    run_ranks(train_each, 2, words, False)
+    for name in ("ddp", "fsdp2"):
+        assert_same_run(runs / name, runs / "one")
+        assert_same_weights(runs / name, runs / "one")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(290)
+def test_four_ranks_and_other_cuts_compare_as_one_does(contrastive_run: ContrastiveRun, tmp_path: Path) -> None:
+    """Also where a run goes on with another number of ranks than it began with."""
+    runs = tmp_path / "runs"
+    cut = contrastive_run("name=cut", "phases.main.microbatch_tokens=2048", *LONGER)
+    run_ranks(train_each, 1, [contrastive_run("name=one", *LONGER), cut], False)
+    words = [contrastive_run(f"name={name}", f"distributed.strategy={name}", *LONGER) for name in ("ddp", "fsdp2")]
+    run_ranks(train_each, 4, words, False)
+    for name in ("cut", "ddp", "fsdp2"):
+        assert_same_run(runs / name, runs / "one")
+        assert_same_weights(runs / name, runs / "one")
+
+
+@pytest.mark.runs
+@pytest.mark.timeout(290)
+def test_it_follows_masked_tokens_in_one_run_on_any_ranks(
+    contrastive_run: ContrastiveRun, text: Path, tmp_path: Path
+) -> None:
+    """Text that still waited for a row is not read where texts are compared; the idle head stays as it is."""
+    runs = tmp_path / "runs"
+    run_ranks(train_each, 1, [masked_first(contrastive_run("name=one", "checkpoint.interval_steps=1"), text)], False)
+    words = [
+        masked_first(contrastive_run(f"name={strategy}", f"distributed.strategy={strategy}"), text)
+        for strategy in ("ddp", "fsdp2")
+    ]
+    run_ranks(train_each, 2, words, False)
+    for name in ("ddp", "fsdp2"):
+        for one, other in zip(records(runs / name), records(runs / "one"), strict=True):
+            assert (one["tokens"], one["predicted"]) == (other["tokens"], other["predicted"])
+            assert (one["loss"], one["grad_norm"]) == pytest.approx((other["loss"], other["grad_norm"]), rel=2e-4)
+        assert_same_weights(runs / name, runs / "one")
+    kept = [*(runs / "one/checkpoints").iterdir()]
+    steps = records(runs / "one")
+    others = [step for step in steps if step["phase"] == "main"]
+    assert min(step["predicted"] for step in others) > 50
+    assert others[-1]["loss"] < others[0]["loss"]
+    oldest, newest = (verify(each).weights() for each in (min(kept), max(kept)))
+    assert not torch.equal(oldest["model.final_norm.weight"], newest["model.final_norm.weight"])
+    assert all(torch.equal(oldest[name], newest[name]) for name in oldest if name.startswith(("head.", "decoder.bias")))

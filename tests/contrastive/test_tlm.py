@@ -1,0 +1,67 @@
+"""A text and its translation, masked together. If this breaks, [SEP] is learnt, or one side is never predicted."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from modernbert_train.__main__ import main
+from modernbert_train.batch import PackedText
+from modernbert_train.config.schema import MaskedLmConfig, TranslationConfig
+from modernbert_train.objectives.mlm import MaskedLM
+from modernbert_train.objectives.tlm import Translation
+from tests.contrastive.conftest import ContrastiveRun
+from tests.contrastive.test_train import metrics
+from tests.distributed.test_train_ranks import weights
+from tests.objectives.test_mlm import CLS, MASK, SEP, VOCABULARY, keys, line
+
+
+@pytest.mark.parametrize("masking", ["exact", "bernoulli", "ngram"])
+def test_both_texts_are_masked_and_nothing_between_them(masking: str) -> None:
+    """Labels are what stood there; a text without a translation is masked as by mlm, to the token."""
+    ids_T, starts, lengths = line([30, 40, 12])
+    ids_T[starts[0] + 10 : starts[0] + 12] = SEP, CLS
+    ids_T[starts[1] + 25 : starts[1] + 27] = SEP, CLS
+    text = PackedText(ids_T, starts, lengths, keys(3))
+    config = TranslationConfig(mask_rate=0.5, masking=masking)  # type: ignore[arg-type]
+    made = Translation(config, VOCABULARY).make(text, config)
+    found = made.counts["mlm"]
+    positions, labels = made.targets["positions_M"][:found], made.targets["labels_M"][:found]
+    assert np.array_equal(ids_T[positions], labels) and not np.isin(labels, (SEP, CLS)).any()
+    changed = np.flatnonzero(made.ids_T != ids_T)
+    assert {*changed.tolist()} <= {*positions.tolist()} and (made.ids_T[positions] == MASK).sum() > found / 2
+    special = np.isin(ids_T, (SEP, CLS))
+    assert np.array_equal(made.ids_T[special], ids_T[special])
+    for start, end in ((1, 11), (13, 31), (starts[1], starts[1] + 25), (starts[1] + 27, starts[1] + 40)):
+        assert ((positions >= start) & (positions < end)).any()
+    if masking == "exact":
+        counts = [((positions >= s) & (positions < s + n)).sum() for s, n in zip(starts, lengths, strict=True)]
+        assert counts == [14, 19, 6]
+    plain = MaskedLmConfig(mask_rate=0.5, masking=masking)  # type: ignore[arg-type]
+    alone = MaskedLM(plain, VOCABULARY).make(text, plain)
+    assert np.array_equal(alone.ids_T[starts[2] :], made.ids_T[starts[2] :])
+
+
+@pytest.mark.runs
+def test_a_run_on_translations_learns_and_resumes_to_the_bit(contrastive_run: ContrastiveRun, tmp_path: Path) -> None:
+    """Words and their twins: what is masked in one text stands in the other."""
+    common = ("optim.lr=1e-2", "checkpoint.interval_steps=10", "phases.main.tokens=120_000")
+    assert main(["train", *contrastive_run("objective.name=tlm", *common, "name=tlm")]) == 0
+    run = tmp_path / "runs/tlm"
+    steps = metrics(run, "step")
+    assert steps[-1]["loss"] < 0.7 * steps[0]["loss"] and steps[0]["predicted"] > 100
+    whole = weights(run)
+    shutil.rmtree(max((run / "checkpoints").iterdir()))
+    assert main(["train", *contrastive_run("objective.name=tlm", *common, "name=tlm")]) == 0
+    assert all(torch.equal(whole[name], tensor) for name, tensor in weights(run).items())
+
+
+@pytest.mark.runs
+def test_what_tlm_cannot_mask_is_refused(contrastive_run: ContrastiveRun, capsys: pytest.CaptureFixture[str]) -> None:
+    for key in ("masking: reference", "predict_from: before"):
+        assert main(["check", *contrastive_run(f"objective={{name: tlm, {key}}}")]) == 78
+        assert "phases.main" in capsys.readouterr().err

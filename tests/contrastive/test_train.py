@@ -1,0 +1,110 @@
+"""A run that compares texts: it learns, is measured, resumes to the bit, follows masked tokens, and is exported."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from benchmarks.batches import lay_out
+from modernbert_train.__main__ import main
+from modernbert_train.config.schema import VARIANTS, ContrastiveConfig, MaskedLmConfig
+from modernbert_train.models.build import build_model
+from modernbert_train.models.init import initialize
+from modernbert_train.weights.gather import load_weights
+from modernbert_train.weights.hf_folder import export
+from modernbert_train.weights.hf_folder import load_weights as load_folder
+from tests.contrastive.conftest import MODEL, ContrastiveRun, make_rows
+from tests.distributed.test_train_ranks import weights
+
+
+def metrics(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [entry for line in lines if (entry := json.loads(line))["kind"] == kind]
+
+
+@pytest.mark.runs
+def test_it_learns_which_text_answers_and_resumes_to_the_bit(
+    contrastive_run: ContrastiveRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With dropout, whose two passes must be the same; the held-out figures are those of texts it has not seen."""
+    words = contrastive_run(
+        "model.attention_out_dropout=0.1", "checkpoint.interval_steps=3", "objective.symmetric=true"
+    )
+    assert main(["train", *words]) == 0
+    run = tmp_path / "runs/pairs"
+    steps, held_out = metrics(run, "step"), metrics(run, "validation")
+    assert steps[0]["loss"] > 3 and steps[-1]["loss"] < 0.6 * steps[0]["loss"]
+    assert held_out[-1]["predicted"] == 28 and held_out[-1]["unigram_accuracy"] == pytest.approx(1 / 56)
+    assert held_out[-1]["accuracy"] > 0.3
+
+    whole = weights(run)
+    shutil.rmtree(max((run / "checkpoints").iterdir()))
+    assert main(["train", *words]) == 0
+    again = weights(run)
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    capsys.readouterr()
+    assert main(["eval", str(run)]) == 0
+    assert "28 predictions" in capsys.readouterr().out
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("encoder", ["modernbert", "bert"])
+def test_it_starts_from_a_masked_language_model_and_its_export_opens_everywhere(
+    contrastive_run: ContrastiveRun, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], encoder: str
+) -> None:
+    """transformers and sentence-transformers compute the vectors that were trained; and another run starts from it."""
+    import transformers
+    from sentence_transformers import SentenceTransformer
+
+    bert = {
+        "name": "bert",
+        "max_positions": 64,
+        "dropout": 0.0,
+        "vocab_size": 512,
+        "hidden_size": 32,
+        "num_layers": 2,
+        "num_heads": 2,
+    }
+    size = MODEL if encoder == "modernbert" else bert | {"intermediate_size": 48}
+    config = VARIANTS["model"][encoder](**size)
+    masked = build_model(config, MaskedLmConfig())
+    initialize(masked, config, 5)
+    state = {name: tensor for name, tensor in masked.state_dict().items() if name != "decoder.weight"}
+    export(state, config, max_tokens=64, tokenizer_folder=pairs / "tokenizer", out=tmp_path / "mlm", card="")
+
+    words = contrastive_run(f"weights.init_from={tmp_path / 'mlm'}", "objective.pooling=cls", model=size)
+    words += [
+        "data.validation=null",
+        "phases.main={tokens: 4000, row_tokens: 64, batch_rows: 16, microbatch_tokens: 256}",
+    ]
+    assert main(["train", *words]) == 0
+    run = tmp_path / "runs/pairs"
+    assert "decoder there is left out; head there is left out" in capsys.readouterr().out
+    assert main(["export", str(run)]) == 0
+    assert "on pairs of texts" in (run / "hf/README.md").read_text()
+
+    _, report = transformers.AutoModel.from_pretrained(run / "hf", output_loading_info=True)
+    assert not report["unexpected_keys"] and not [name for name in report["missing_keys"] if "pooler" not in name]
+    theirs = SentenceTransformer(str(run / "hf"), device="cpu")
+    texts = [row["query"] for row in make_rows(5)]
+    found_PD = torch.tensor(theirs.encode(texts))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(run / "hf")
+    ours = build_model(config, ContrastiveConfig(pooling="cls"))
+    load_weights(ours, load_folder(run / "hf"))
+    for text, vector_D in zip(texts, found_PD, strict=True):
+        ids_T = torch.tensor(tokenizer(text)["input_ids"])
+        with torch.no_grad():
+            hidden_TD = ours.eval().encode(lay_out(ids_T, [0, len(ids_T)]))
+        torch.testing.assert_close(F.normalize(hidden_TD[0], dim=0), vector_D, atol=1e-5, rtol=0)
+
+    words = contrastive_run(f"weights.init_from={run / 'hf'}", "name=again", model=size)
+    words.append("phases.main={tokens: 3000, row_tokens: 64, batch_rows: 16, microbatch_tokens: 256}")
+    assert main(["train", *words]) == 0
+    assert main(["train", *words, "name=masked", "objective={name: mlm}"]) == 0
+    assert "no decoder there, drawn at random; no head there, drawn at random" in capsys.readouterr().out

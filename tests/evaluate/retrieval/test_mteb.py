@@ -1,0 +1,144 @@
+"""Tasks of mteb by name: every kind runs on packed embeddings and has the figures of sentence-transformers' own.
+
+The tasks are mteb's own classes, with data that is made here: nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modernbert_train.__main__ import main
+from modernbert_train.config.tools.retrieval import EvaluateConfig
+from tests.evaluate.retrieval.conftest import TWINS, WORDS, words_about
+
+mteb = pytest.importorskip("mteb", reason="the extra retrieval is not installed")
+pytestmark = pytest.mark.runs
+TEXTS = [words_about(seed, 5) for seed in range(40)]
+
+
+class _Made:
+    """Data in memory, in place of mteb's mock."""
+
+    made: Any = None
+
+    def load_data(self, *_: Any, **__: Any) -> None:
+        self.dataset = self.made()
+        self.data_loaded = True
+
+
+def _splits(**columns: Any) -> Any:
+    from datasets import Dataset, DatasetDict
+
+    return DatasetDict({split: Dataset.from_dict(columns) for split in ("train", "test")})
+
+
+def _retrieval() -> Any:
+    from datasets import Dataset
+
+    found = {
+        "corpus": Dataset.from_list([{"id": f"d{n}", "title": "", "text": text} for n, (_, text) in enumerate(TEXTS)]),
+        "queries": Dataset.from_list([{"id": f"q{n}", "text": query} for n, (query, _) in enumerate(TEXTS)]),
+        "relevant_docs": {f"q{n}": {f"d{n}": 1, f"d{n - 1}": 1} for n in range(1, len(TEXTS))},
+        "top_ranked": None,
+    }
+    return {"default": {"test": found}}
+
+
+def _lost() -> Any:
+    raise ConnectionError("the hub is far away")
+
+
+DATA = {
+    "Retrieval": ("MockRetrievalTask", _retrieval),
+    "STS": (
+        "MockSTSTask",
+        lambda: _splits(
+            sentence1=[query for query, _ in TEXTS],
+            sentence2=[text for _, text in TEXTS],
+            score=[float(n % 5) for n in range(len(TEXTS))],
+        ),
+    ),
+    "Classification": (
+        "MockClassificationTask",
+        lambda: _splits(text=[text for pair in TEXTS for text in pair], label=[n % 2 for n in range(2 * len(TEXTS))]),
+    ),
+    "Clustering": (
+        "MockClusteringTask",
+        lambda: _splits(
+            sentences=[list(WORDS[:30]) + [TWINS[word] for word in WORDS[:30]]], labels=[[0] * 30 + [1] * 30]
+        ),
+    ),
+    "Lost": ("MockSTSTask", _lost),
+}
+
+
+@pytest.fixture
+def tasks(monkeypatch: pytest.MonkeyPatch) -> dict[str, type]:
+    """mteb knows them by names, as its own."""
+    from mteb import mocks
+    from mteb.get_tasks import _TASKS_REGISTRY
+
+    found = {}
+    for name, (base, made) in DATA.items():
+        about = getattr(mocks, base).metadata.model_copy(
+            update={
+                "name": f"Made{name}",
+                "dataset": {"path": f"made/{name}", "revision": "1a2b"},
+                "eval_splits": ["test"],
+            }
+        )
+        own = type(name, (_Made, getattr(mocks, base)), {"metadata": about, "made": staticmethod(made)})
+        monkeypatch.setitem(_TASKS_REGISTRY, f"Made{name}", own)
+        found[f"Made{name}"] = own
+    return found
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.timeout(280)
+def test_a_task_of_each_kind_has_the_figures_of_padded_batches(
+    tasks: dict[str, type], encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever compares with a leaderboard needs mteb's figure, and another task's missing data must not cost it."""
+    from modernbert_train.evaluate.retrieval.mteb_tasks import open_for_mteb
+    from modernbert_train.evaluate.retrieval.sentence_model import open_sentence_model
+
+    keys = ['query_prompt="ask "', 'document_prompt="told "', "max_tokens=24", "query_max_tokens=12", "device=cpu"]
+    words = ["retrieval", "evaluate", *(f"mteb:{name}" for name in tasks), "--model", str(encoder)]
+    assert main([*words, *keys, f"runs_folder={tmp_path}/runs", "name=made"]) == 65
+    said = capsys.readouterr()
+    assert "mteb:MadeLost: its data, made/Lost, cannot be had (the hub is far away)" in said.err
+    assert "mean main_score" in said.out
+    found = result_of(tmp_path / "runs/made")
+    assert found["figures"].keys() == tasks.keys() - {"MadeLost"}
+    assert found["settings"]["mteb:MadeSTS"] == {"mteb": mteb.__version__, "dataset": "made/STS", "revision": "1a2b"}
+
+    config = EvaluateConfig(
+        query_prompt="ask ", document_prompt="told ", max_tokens=24, query_max_tokens=12, device="cpu"
+    )
+    padded, (packed, _) = open_sentence_model(str(encoder), config), open_for_mteb(str(encoder), config)
+    texts = [text for pair in TEXTS for text in pair] + ["aba " * 50, ""]
+    for kind, theirs in ((None, padded.encode), ("query", padded.encode_query), ("document", padded.encode_document)):
+        ours = packed.encode([{"text": texts[:7]}, {"text": texts[7:]}], prompt_type=kind)
+        assert np.allclose(ours, theirs(texts), atol=2e-5)
+    for name, figures in found["figures"].items():
+        own = mteb.evaluate(padded, tasks[name](), cache=None, show_progress_bar=False)
+        assert figures["main_score"] == pytest.approx(own.task_results[0].get_score(), abs=1e-3), name
+        assert json.loads((tmp_path / f"runs/made/mteb-{name}.json").read_text())["task_name"] == name
+
+
+def test_a_name_that_mteb_has_not_is_told_with_the_nearest(
+    encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["retrieval", "evaluate", "mteb:STS1234", "--model", str(encoder), f"runs_folder={tmp_path}/runs"]
+    assert main(words) == 78
+    assert "has no such task" in (said := capsys.readouterr().err) and "Did you mean" in said
+    assert main([*words[:2], "mteb:CIFAR10", *words[3:]]) == 78
+    assert "mteb:CIFAR10: is of image, and the model reads text" in capsys.readouterr().err

@@ -1,0 +1,135 @@
+"""Reranking: a fine-tuned model of pairs ranks candidates as sentence-transformers' CrossEncoder would."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modernbert_train.__main__ import main
+from modernbert_train.errors import DataError
+from modernbert_train.evaluate.retrieval.beir import read_beir
+from modernbert_train.evaluate.retrieval.ranking import figures
+from modernbert_train.evaluate.retrieval.rerank import read_candidates
+from tests.evaluate.finetune.test_finetune import FAST
+from tests.evaluate.retrieval.conftest import BERT, WriteBeir, make_encoder, write_lines
+
+pytest.importorskip("sentence_transformers", reason="the extra retrieval is not installed")
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+
+
+def reranker(toy: Path, encoder: Path, out: Path, **keys: object) -> Path:
+    """A model that is fine-tuned on queries with the text that answers them, and with another."""
+    beir = read_beir(toy, "train")
+    texts = dict(zip(beir.document_ids, next(beir.texts(1000)), strict=True))
+    rows = []
+    for number, (query, judged) in enumerate(beir.qrels.items()):
+        (right,) = judged
+        wrong = beir.document_ids[(7 * number) % len(beir.document_ids)]
+        rows += [(beir.queries[query], texts[right], 1), (beir.queries[query], texts[wrong], 0)]
+    file = write_lines(out / "pairs.jsonl", ({"query": q, "text": t, "score": s} for q, t, s in rows))
+    task = {
+        "kind": "regression", "train": str(file), "validation": {"dev": str(file)}, "text_columns": ["query", "text"],
+        "label_column": "score", "lr": 3e-3, "epochs": 2, "batch_texts": 20, "max_tokens": 64,
+    }  # fmt: skip
+    (out / "pairs.yaml").write_text(json.dumps(task | keys), encoding="utf-8")
+    words = ["finetune", str(out / "pairs.yaml"), "--model", str(encoder), *FAST, f"runs_folder={out}/tuned", "name=a"]
+    assert main(words) == 0
+    return out / "tuned/a"
+
+
+@pytest.mark.runs
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("two_classes", [False, True])
+def test_candidates_are_ranked_as_by_a_cross_encoder(
+    two_classes: bool, encoder: Path, tokenizer: Path, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sentence_transformers import CrossEncoder
+    from torch.nn import Identity
+
+    keys = {"kind": "single-label", "labels": ["0", "1"]} if two_classes else {}
+    bert = make_encoder(tmp_path / "bert", tokenizer, BERT, init_std=0.1)
+    model = reranker(toy, bert, tmp_path, **keys)
+    beir = read_beir(toy, "test")
+    texts = dict(zip(beir.document_ids, next(beir.texts(1000)), strict=True))
+    lists = {query: beir.document_ids[number : number + 40] for number, query in enumerate(beir.qrels)}
+    run = "".join(
+        f"{query} Q0 {name} {place + 1} {-place} bm25\n"
+        for query, names in lists.items()
+        for place, name in enumerate(names)
+    )
+    (tmp_path / "bm25.trec").write_text(run + "999999 Q0 d1 1 0.5 bm25\n", encoding="utf-8")
+    where = [f"runs_folder={tmp_path}/runs", "device=cpu"]
+    words = ["retrieval", "evaluate", str(toy), "--model", str(model), *where, f"rerank={tmp_path}/bm25.trec"]
+    assert main([*words, "name=file", "rerank_top=30"]) == 0
+    found = result_of(tmp_path / "runs/file")["figures"]["toy"]
+
+    theirs = CrossEncoder(str(model / "hf"), device="cpu")
+    ranked = {}
+    for query, names in lists.items():
+        scores = theirs.predict([(beir.queries[query], texts[name]) for name in names[:30]], activation_fn=Identity())
+        one = {name: float(s[1] - s[0] if two_classes else s) for name, s in zip(names, scores, strict=False)}
+        ranked[query] = sorted(one, key=lambda name: one[name], reverse=True)
+    assert figures(ranked, beir.qrels)["ndcg_at_10"] == pytest.approx(found["ndcg_at_10"], abs=1e-6)
+    assert figures(lists, beir.qrels)["ndcg_at_10"] == pytest.approx(found["first_stage_ndcg_at_10"], abs=1e-6)
+
+    # the exported folder is the same model; a model as first stage finds everything that there is
+    assert main([*words[:4], str(model / "hf"), *where, "name=search", f"rerank={encoder}", "rerank_top=120"]) == 0
+    assert "runs/search/result.json" in capsys.readouterr().out
+    whole = {}
+    for query in beir.qrels:
+        scores = theirs.predict([(beir.queries[query], text) for text in texts.values()], activation_fn=Identity())
+        one = {name: float(s[1] - s[0] if two_classes else s) for name, s in zip(texts, scores, strict=True)}
+        whole[query] = sorted(one, key=lambda name: one[name], reverse=True)
+    searched = result_of(tmp_path / "runs/search")["figures"]["toy"]["ndcg_at_10"]
+    assert figures(whole, beir.qrels)["ndcg_at_10"] == pytest.approx(searched, abs=1e-6)
+    if not two_classes:
+        return
+
+    # what scores no pairs is refused, and no head is made up
+    assert main([*words[:4], str(encoder), *where, f"rerank={tmp_path}/bm25.trec"]) == 78
+    assert "scores no pairs of texts. Name a model of `finetune`" in capsys.readouterr().err
+    for name, code, said in (("bm26.trec", 78, "no such file"), ("bm26", 65, "no such folder")):
+        assert main([*words[:4], str(model), f"rerank={name}"]) == code
+        assert said in capsys.readouterr().err
+    assert main([*words, "pooling=cls"]) == 78
+    assert "pooling=cls: a reranker reads query and document together" in capsys.readouterr().err
+
+
+BROKEN = {
+    "columns": ("q1 Q0 d1 1 0.5\n", "line 1 has 5 columns"),
+    "score": ("q1 Q0 d1 1 high bm25\n", "line 1: the score 'high' is no number"),
+    "NaN": ("q1 Q0 d1 1 nan bm25\n", "line 1: the score 'nan' is no number"),
+    "document": ("q1 Q0 d9 1 1 bm25\n", "line 1: d9 is no document of"),
+    "twice": ("q1 Q0 d1 1 1 bm25\nq1 Q0 d1 2 0 bm25\n", "line 2: d1 is there twice for q1"),
+    "others": ("q7 Q0 d1 1 1 bm25\n", "has no query that .* judges"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_run_is_refused_with_its_line(name: str, write_beir: WriteBeir, tmp_path: Path) -> None:
+    beir = read_beir(write_beir({"d1": "one", "d2": "two"}, {"q1": "which"}, test=[("q1", "d1", 1)]), "test")
+    text, message = BROKEN[name]
+    (tmp_path / "run.trec").write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=message):
+        read_candidates(tmp_path / "run.trec", beir)
+
+
+def test_a_run_is_read_by_score_in_both_formats(write_beir: WriteBeir, tmp_path: Path) -> None:
+    """trec_eval goes by scores and not by the column of ranks, ties by id backwards."""
+    corpus = {f"d{number}": "text" for number in range(4)}
+    beir = read_beir(write_beir(corpus, {"q1": "which"}, test=[("q1", "d1", 1)]), "test")
+    scores = {"d0": 1.0, "d1": 3.5, "d2": 1.0, "d3": -2.0}
+    (tmp_path / "run.json").write_text(json.dumps({"q1": scores, "q2": {"x": 1}}), encoding="utf-8")
+    lines = "".join(f"q1 Q0 {name} 1 {score} bm25\n\n" for name, score in scores.items())
+    (tmp_path / "run.trec").write_text(lines, encoding="utf-8")
+    for name in ("run.json", "run.trec"):
+        assert read_candidates(tmp_path / name, beir) == {"q1": ["d1", "d2", "d0", "d3"]}
+    (tmp_path / "bad.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(DataError, match="bad.json: is no run"):
+        read_candidates(tmp_path / "bad.json", beir)

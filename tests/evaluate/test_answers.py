@@ -1,0 +1,105 @@
+"""Answers told from logits, and SQuAD's metrics: against code of others, and spans against every one there is."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modernbert_train.config.schema import AnswerConfig
+from modernbert_train.evaluate.answers import answer_figures, told_answers
+
+WORDS = ["the", "a", "An", "cat", "Cat,", "dog", "sat.", "“the", "die-hard", "1,000", "été", "…", "!", "  "]
+TEXT = st.lists(st.sampled_from(WORDS), min_size=1, max_size=5).map(" ".join)
+ONE = st.tuples(TEXT, st.lists(TEXT, min_size=1, max_size=3))
+
+
+@given(st.lists(ONE, min_size=1, max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_version_1_is_torchmetrics_squad(asked: list[tuple[str, list[str]]]) -> None:
+    """Figures that compare with published ones; of texts without a word torchmetrics goes with version 2."""
+    from torchmetrics.functional.text import squad
+
+    asked = [(told, rights) for told, rights in asked if any(c.isalnum() and c not in "aAnthe" for c in told)]
+    if not asked:
+        return
+    theirs = squad(
+        [{"prediction_text": told, "id": str(n)} for n, (told, _) in enumerate(asked)],
+        [
+            {"answers": {"text": rights, "answer_start": [0] * len(rights)}, "id": str(n)}
+            for n, (_, rights) in enumerate(asked)
+        ],
+    )
+    ours = answer_figures([told for told, _ in asked], [rights for _, rights in asked], unanswerable=False)
+    assert 100 * ours["exact"] == pytest.approx(float(theirs["exact_match"]), abs=1e-4)
+    assert 100 * ours["f1"] == pytest.approx(float(theirs["f1"]), abs=1e-4)
+
+
+def test_version_1_has_no_words_in_common_with_a_text_without_words() -> None:
+    """SQuAD 1's own script: exact, and an F1 of 0."""
+    figures = answer_figures(["The", "cat"], [["a"], ["a cat", "dog"]], unanswerable=False)
+    assert (figures["exact"], figures["f1"]) == (1.0, 0.5)
+    assert math.isnan(figures["no_answer_exact"])
+
+
+@given(st.lists(st.tuples(TEXT | st.just(""), st.lists(TEXT, max_size=3)), min_size=1, max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_version_2_is_the_official_evaluation(asked: list[tuple[str, list[str]]]) -> None:
+    """As transformers keeps it, with and without an answer apart."""
+    from transformers.data.metrics.squad_metrics import squad_evaluate
+
+    class Asked:
+        def __init__(self, number: int, rights: list[str]) -> None:
+            self.qas_id, self.answers = str(number), [{"text": each} for each in rights]
+
+    told = {str(number): each for number, (each, _) in enumerate(asked)}
+    theirs = squad_evaluate([Asked(number, rights) for number, (_, rights) in enumerate(asked)], told)
+    ours = answer_figures([*told.values()], [rights for _, rights in asked], unanswerable=True)
+    names = {"exact": "exact", "f1": "f1", "HasAns_exact": "has_answer_exact", "HasAns_f1": "has_answer_f1"}
+    names["NoAns_exact"] = "no_answer_exact"
+    for key, name in names.items():
+        assert key not in theirs or 100 * ours[name] == pytest.approx(theirs[key], abs=1e-9), name
+
+
+def asked_of(draw: np.random.Generator, windows: list[tuple[int, int]]) -> tuple[dict[str, Any], np.ndarray]:
+    """A question of three tokens whose context has the words w0 w1 ..., and logits of its windows."""
+    words = [f"w{number}" for number in range(max(first + number for first, number in windows))]
+    ends = (np.cumsum([len(word) + 1 for word in words]) - 1).tolist()
+    starts = [end - len(word) for end, word in zip(ends, words, strict=True)]
+    text = {"context": " ".join(words), "starts": starts, "ends": ends, "question_tokens": 3, "windows": windows}
+    rows = sum(number + 3 + 3 for _, number in windows)
+    return text, draw.normal(size=(rows, 2)).astype(np.float32)
+
+
+@pytest.mark.parametrize("most", [1, 3, 30])
+@pytest.mark.parametrize("unanswerable", [False, True])
+def test_the_likeliest_span_of_all_windows_is_told(most: int, unanswerable: bool) -> None:
+    """By trying every one; questions, ends and what is outside of a window are none."""
+    draw = np.random.default_rng(most)
+    texts, logits = zip(*(asked_of(draw, [(0, 6), (4, 6), (8, 3)]) for _ in range(40)), strict=True)
+    texts = (*texts, texts[0] | {"windows": []}, texts[1])
+    threshold = 0.3
+    objective = AnswerConfig(max_answer_tokens=most, unanswerable=unanswerable, null_threshold=threshold)
+    told = list(told_answers(texts, np.concatenate([*logits, logits[1]]), objective))
+    nulls = 0
+    for text, own, found in zip(texts[:40], logits, told, strict=False):
+        spans, null, at = [], [], 0
+        for first, number in text["windows"]:
+            null.append(own[at].sum())
+            for start in range(number):
+                for end in range(start, min(number, start + most)):
+                    score = own[at + 5 + start, 0] + own[at + 5 + end, 1]
+                    spans.append((score, " ".join(f"w{first + n}" for n in range(start, end + 1))))
+            at += number + 6
+        score, said = max(spans)
+        assert found.score == pytest.approx(score) and found.null_score == pytest.approx(min(null))
+        none = unanswerable and min(null) - score > threshold
+        nulls += none
+        assert found.text == ("" if none else said)
+        assert none or text["context"][found.start :].startswith(said)
+    assert told[40] == ("", None, None, None) and told[41] == told[1]
+    assert unanswerable or not nulls

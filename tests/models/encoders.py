@@ -1,0 +1,158 @@
+"""Small encoders of every kind, and transformers' model with the weights of one: what the tests of encoders share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor, nn
+
+from modernbert_train.config.objective import Order
+from modernbert_train.config.schema import (
+    AlbertConfig,
+    BertConfig,
+    ComputeConfig,
+    DebertaConfig,
+    DistilBertConfig,
+    LlamaConfig,
+    MaskedLmConfig,
+    ModelConfig,
+    ModernBertConfig,
+    ObjectiveConfig,
+    PermutationLmConfig,
+    XLNetConfig,
+)
+from modernbert_train.models.build import build_model
+from modernbert_train.models.init import initialize
+from modernbert_train.vocabulary import Vocabulary
+from modernbert_train.weights.formats import export_format
+from modernbert_train.weights.formats.tensors import places_of, to_hf
+
+PAD = 1
+VOCABULARY = Vocabulary(160, cls_id=2, sep_id=3, pad_id=PAD, mask_id=4, ordinary=np.arange(5, 160), sha256="")
+
+MODERNBERT = ModernBertConfig(
+    vocab_size=160, hidden_size=64, num_layers=4, num_heads=2, intermediate_size=48, local_attention=16, init_std=0.15,
+    attention_out_dropout=0.0,
+)  # fmt: skip
+BERT = BertConfig(
+    vocab_size=160, hidden_size=64, num_layers=3, num_heads=2, intermediate_size=96, max_positions=400, init_std=0.1,
+    dropout=0.0,
+)  # fmt: skip
+ROBERTA = replace(BERT, segments=1, position_offset=PAD + 1, norm_eps=1e-5)
+ALBERT = AlbertConfig(
+    vocab_size=160, embedding_size=24, hidden_size=64, num_layers=4, num_heads=2, intermediate_size=96,
+    max_positions=400, init_std=0.1,
+)  # fmt: skip
+XLNET = XLNetConfig(
+    vocab_size=160, hidden_size=32, num_layers=2, num_heads=4, intermediate_size=48, init_std=0.4, dropout=0.0
+)
+# buckets are few, so that sequences have near distances, far ones that share buckets, and farther ones than any bucket
+# reaches; heads are 12 wide, because transformers divides by the square root of 36 in fp32
+DEBERTA = DebertaConfig(
+    vocab_size=160, hidden_size=48, num_layers=2, num_heads=4, intermediate_size=56, max_positions=96, buckets=8,
+    max_distance=16, init_std=0.3, dropout=0.0,
+)  # fmt: skip
+DEBERTA_V1 = replace(DEBERTA, version="v1", buckets=16)
+DEBERTA_NARROW = replace(DEBERTA, embedding_size=24, activation="gelu_tanh", convolution=3)
+
+LLAMA = LlamaConfig(
+    vocab_size=160, hidden_size=48, num_layers=3, num_heads=4, key_value_heads=2, intermediate_size=56, init_std=0.2,
+    rope_theta=1000.0,
+)  # fmt: skip
+
+ENCODERS: dict[str, ModelConfig] = {
+    "modernbert": MODERNBERT,
+    "bert": BERT,
+    "distilbert": DistilBertConfig(
+        vocab_size=160,
+        hidden_size=64,
+        num_layers=3,
+        num_heads=2,
+        intermediate_size=96,
+        max_positions=400,
+        init_std=0.1,
+        dropout=0.0,
+    ),
+    "albert": ALBERT,
+    "albert that shares its ffn": replace(ALBERT, sharing="ffn"),
+    "xlnet": XLNET,
+    "deberta": DEBERTA,
+    "deberta v1": DEBERTA_V1,
+    "deberta, narrow": DEBERTA_NARROW,
+    "llama": LLAMA,
+}
+
+
+def objective_of(config: ModelConfig) -> ObjectiveConfig:
+    """What each is published with."""
+    return PermutationLmConfig() if isinstance(config, XLNetConfig) else MaskedLmConfig()
+
+
+def with_dropout(config: Any, share: float) -> Any:
+    """The configuration with another dropout, whatever its key is called; as it is where it has none."""
+    keys = [key for key in ("dropout", "attention_out_dropout") if hasattr(config, key)]
+    return replace(config, **dict.fromkeys(keys, share))
+
+
+def fill(module: nn.Module, config: ModelConfig) -> None:
+    """Weights large enough for attention to matter, norms and biases that parity could miss at one and zero."""
+    initialize(module, config, seed=3)
+    generator = torch.Generator().manual_seed(4)
+    for parameter in module.parameters():
+        if parameter.dim() == 1:
+            parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
+
+
+def build(config: ModelConfig, **compute: Any) -> Any:
+    """The model that a run of masked tokens trains, with weights; a ForMaskedLM."""
+    model = build_model(config, objective_of(config), ComputeConfig(**({"attention": "sdpa"} | compute)))
+    fill(model, config)
+    return model.eval()
+
+
+def ids(size: int, seed: int = 5) -> Tensor:
+    return torch.randint(5, 160, (size,), generator=torch.Generator().manual_seed(seed))
+
+
+def empty_twin(config: Any, *heads: str, order: Order = "all", positions: int = 64) -> Any:
+    """transformers' model of our config.json."""
+    hub = export_format(config, order, {"model", *heads})
+    positions = getattr(config, "max_positions", positions)
+    settings = hub.describe(config, order, {"model", *heads}, positions, VOCABULARY)
+    kind = getattr(transformers, settings["architectures"][0])
+    return kind(kind.config_class(**settings, attn_implementation="eager"))
+
+
+def twin_of(model: Any, pair_head: nn.Module | None = None, order: Order = "all") -> Any:
+    """The same with the weights of a model of ours, under our names of them."""
+    heads, weights = ["head", "decoder"], dict(model.state_dict())
+    if pair_head is not None:
+        heads.append("pair_head")
+        weights |= {f"pair_head.{name}": tensor for name, tensor in pair_head.state_dict().items()}
+    twin = empty_twin(model.config, *heads, order=order)
+    hub = export_format(model.config, order, {"model", *heads})
+    missing, unexpected = twin.load_state_dict(to_hf(hub, weights, model.config), strict=False)
+    assert all(name.endswith(("decoder.weight", "decoder.bias", "lm_loss.weight")) for name in missing), missing
+    assert not unexpected
+    twin.tie_weights()
+    return twin.eval()
+
+
+def assert_same_gradients(ours: dict[str, Tensor], config: ModelConfig, twin: nn.Module) -> None:
+    """Of what is one tensor here and several equal ones there, theirs add up to ours."""
+    theirs = {name: parameter.grad for name, parameter in twin.named_parameters()}
+    hub, seen = export_format(config, "all"), set[str]()
+    for name, gradient in ours.items():
+        places = places_of(hub, name, config)
+        for numbered, part in enumerate(gradient.chunk(len(places[0]))):
+            names = [place[numbered] for place in places]
+            expected = sum(theirs[each] for each in names)  # type: ignore[misc]
+            # a key's bias shifts all scores of a query alike: its gradient is 0 but for rounding
+            floor = 1e-5 if names[0].endswith("key.bias") else 0.0
+            assert (part - expected).norm() <= 1e-4 * expected.norm() + floor, name
+            seen.update(names)
+    assert seen == theirs.keys()

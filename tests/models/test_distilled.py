@@ -1,0 +1,146 @@
+"""A model beside its teacher. If this breaks, a student is trained towards something else than the teacher says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from modernbert_train.batch import Batch
+from modernbert_train.config.distill import DistillConfig
+from modernbert_train.config.schema import (
+    BertConfig,
+    ComputeConfig,
+    DistilBertConfig,
+    MaskedLmConfig,
+    ModelConfig,
+    ModernBertConfig,
+)
+from modernbert_train.models.build import build_model
+from modernbert_train.models.distilled import TOKENS, Distilled, Teacher, divergence_and_gradient
+from modernbert_train.models.masked_lm import ForMaskedLM
+from tests.models.encoders import fill
+
+Make = Callable[..., Any]
+SHAPE = {"vocab_size": 160, "intermediate_size": 96, "init_std": 0.1}
+STUDENT = DistilBertConfig(**SHAPE, hidden_size=32, num_layers=2, num_heads=2, max_positions=64, dropout=0.0)
+TEACHERS: dict[str, ModelConfig] = {
+    "bert": BertConfig(**SHAPE, hidden_size=32, num_layers=4, num_heads=2, max_positions=64),
+    "wider": ModernBertConfig(**SHAPE, hidden_size=64, num_layers=4, num_heads=2, local_attention=8),
+}
+
+
+def made(config: ModelConfig, objective: MaskedLmConfig, **compute: Any) -> Any:
+    model = build_model(config, objective, ComputeConfig(attention="sdpa", **compute))
+    fill(model, config)  # type: ignore[arg-type]
+    return model
+
+
+def batch_of(sequences: Make, pack: Make, terms: list[str]) -> tuple[Batch, list[Tensor]]:
+    """Two rows, each with a tail of pads."""
+    apart = sequences([30, 9, 40])
+    batch = pack([apart[:2], apart[2:]], row_tokens=45, spare=3)
+    marks_T = torch.zeros(90, dtype=torch.int64)
+    marks_T[:39], marks_T[45:85] = 1, 1
+    counts = {term: batch.counts["mlm"] if term in ("mlm", "kl") else 79 for term in terms}
+    return replace(batch, targets={**batch.targets, TOKENS: marks_T}, counts=counts), apart
+
+
+@pytest.mark.parametrize("name", TEACHERS)
+def test_the_loss_is_the_published_one(sequences: Make, pack: Make, name: str) -> None:
+    """DistilBERT's: KL of softened predictions times T^2, masked tokens, cosine of hidden states; and a mean square.
+
+    From whole logits of each sequence alone by torch's own losses, values and gradients of all weights.
+    """
+    width = TEACHERS[name].hidden_size
+    objective = DistillConfig(
+        teacher="x", mse_weight=0.7, temperature=3.0, teacher_width=None if width == 32 else width
+    )
+    model = made(STUDENT, objective, logit_chunk=8).train()
+    whole = made(TEACHERS[name], MaskedLmConfig()).eval()
+    plain = made(STUDENT, objective).train()
+    assert isinstance(model, Distilled) and isinstance(whole, ForMaskedLM)
+    model.listen(Teacher(whole, bf16=False))
+    batch, apart = batch_of(sequences, pack, ["mlm", "kl", "cosine", "mse"])
+    sums = model(batch)
+    loss = sum(objective.terms[term] * sums.losses[term] / batch.counts[term] for term in objective.terms)
+    loss.backward()
+
+    ours_NV, theirs_NV, labels_N, ours_ND, theirs_ND = [], [], [], [], []
+    for ids in apart:
+        one = pack([[ids]], row_tokens=len(ids))
+        at = torch.arange(0, len(ids), 3)
+        hidden, teacher = plain.encode(one.packed), whole.encode(one.packed)
+        ours_NV.append(plain.logits(hidden, at))
+        theirs_NV.append(whole.logits(teacher, at))
+        labels_N.append(ids[::3])
+        ours_ND.append(plain.projection(hidden) if width != 32 else hidden)
+        theirs_ND.append(teacher)
+    ours, theirs, a, b = (torch.cat(each) for each in (ours_NV, theirs_NV, ours_ND, theirs_ND))
+    expected = {
+        "mlm": F.cross_entropy(ours, torch.cat(labels_N)),
+        "kl": 9 * nn.KLDivLoss(reduction="batchmean")((ours / 3).log_softmax(-1), (theirs.detach() / 3).softmax(-1)),
+        "cosine": nn.CosineEmbeddingLoss()(a, b.detach(), torch.ones(len(a))),
+        "mse": F.mse_loss(a, b.detach()),
+    }
+    for term, value in expected.items():
+        torch.testing.assert_close(sums.losses[term] / batch.counts[term], value, atol=1e-5, rtol=1e-5)
+    sum(objective.terms[term] * value for term, value in expected.items()).backward()
+    for (key, ours_p), theirs_p in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert (ours_p.grad - theirs_p.grad).norm() <= 1e-4 * theirs_p.grad.norm() + 1e-6, key
+    assert all(parameter.grad is None for parameter in whole.parameters())
+    names = {name for name, _ in model.named_parameters()}
+    assert {name for name in names if name.startswith("projection")} == (
+        set() if width == 32 else {"projection.weight", "projection.bias"}
+    )
+    assert not any("teacher" in name for name in names)
+
+
+def test_a_teacher_that_is_the_model_teaches_nothing(sequences: Make, pack: Make) -> None:
+    objective = DistillConfig(teacher="x", mlm_weight=0.0, mse_weight=1.0)
+    model = made(STUDENT, objective).eval()
+    twin = made(STUDENT, MaskedLmConfig())
+    twin.load_state_dict(model.state_dict())
+    model.listen(Teacher(twin, bf16=False))
+    batch, _ = batch_of(sequences, pack, ["mlm", "kl", "cosine", "mse"])
+    sums = model(batch)
+    assert all(abs(float(sums.losses[term])) < 1e-4 for term in ("kl", "cosine", "mse"))
+
+
+def test_the_gradient_of_the_divergence_is_autograds() -> None:
+    """In fp64, and 0 where nothing is compared."""
+    draw = torch.Generator().manual_seed(1)
+    ours, theirs = (torch.randn(6, 40, generator=draw, dtype=torch.float64) for _ in range(2))
+    real = torch.tensor([True] * 4 + [False] * 2)
+    found, gradient = divergence_and_gradient(ours.clone(), theirs, real, 2.0)
+    ours.requires_grad_()
+    each = F.kl_div((ours / 2).log_softmax(-1), (theirs / 2).softmax(-1), reduction="none").sum(-1)
+    expected = 4 * each[real].sum()
+    expected.backward()
+    torch.testing.assert_close(found.double(), expected.detach(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(gradient, ours.grad, rtol=1e-5, atol=1e-6)
+    assert not gradient[4:].any()
+
+
+def test_held_out_text_needs_no_teacher(sequences: Make, pack: Make) -> None:
+    """`eval`, and whoever opens a checkpoint, may lack it."""
+    model = made(STUDENT, DistillConfig(teacher="x")).eval()
+    batch, _ = batch_of(sequences, pack, ["mlm"])
+    assert model(batch, figures=True).losses.keys() == {"mlm"}
+    assert DistillConfig(teacher="x", mask_rate=0.4).for_validation() == MaskedLmConfig().for_validation()
+
+
+def test_a_bf16_teacher_is_close(sequences: Make, pack: Make) -> None:
+    objective = DistillConfig(teacher="x")
+    batch, _ = batch_of(sequences, pack, list(objective.terms))
+    found = []
+    for bf16 in (False, True):
+        model = made(STUDENT, objective).eval()
+        model.listen(Teacher(made(TEACHERS["bert"], MaskedLmConfig()), bf16=bf16))
+        found.append(float(model(batch).losses["kl"]))
+    assert found[0] != found[1] and found[0] == pytest.approx(found[1], rel=0.05)

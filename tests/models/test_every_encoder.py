@@ -1,0 +1,292 @@
+"""What every encoder must do, whichever it is: no document meets another, and switches change speed or memory alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+from benchmarks.batches import all_logits, lay_out, mean_loss
+from modernbert_train.config.schema import (
+    BertConfig,
+    DebertaConfig,
+    DistilBertConfig,
+    ModelConfig,
+    ModernBertConfig,
+    XLNetConfig,
+)
+from modernbert_train.errors import ConfigError
+from modernbert_train.models import albert, bert, llama, modernbert
+from modernbert_train.models.build import build_model
+from modernbert_train.models.init import count_parameters, initialize
+from modernbert_train.plan import parameters as planned
+from tests.models.encoders import BERT, ENCODERS, PAD, ROBERTA, build, empty_twin, ids, objective_of, with_dropout
+from tests.models.test_training import first_predictions, opaque_attention
+
+Make = Callable[..., Any]
+EVERY = pytest.mark.parametrize("name", ENCODERS)
+BY_DISTANCE = pytest.mark.parametrize("name", ["xlnet", "deberta"])  # what they add to scores reads no position
+OF_PAIRS = ("bert", "albert")
+
+
+@EVERY
+@torch.no_grad()
+def test_a_document_is_read_as_if_alone(name: str, sequences: Make, pack: Make) -> None:
+    """However long rows may be; and its states are bit for bit those beside any other document of that length."""
+    model = build(ENCODERS[name])
+    a, b, c = sequences([40, 50, 7])
+    one = model.encode(pack([[a, b], [c]], row_tokens=95).packed)
+    other = model.encode(pack([[a, b.flip(0)], [c]], row_tokens=95).packed)
+    assert torch.equal(one[:40], other[:40]) and torch.equal(one[95:], other[95:])
+    assert not torch.equal(one[40:90], other[40:90])
+    for start, own in ((0, a), (40, b), (95, c)):
+        alone = model.encode(pack([[own]], row_tokens=len(own)).packed)
+        torch.testing.assert_close(one[start : start + len(own)], alone, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in ENCODERS if name != "deberta, narrow"])  # its convolution is refused
+@torch.no_grad()
+def test_in_causal_order_no_token_sees_a_later_one(name: str, sequences: Make, pack: Make) -> None:
+    """Each sees its sequence up to itself, and nothing of the one before."""
+    model = build(ENCODERS[name])
+    a, b = sequences([30, 50])
+    other = torch.cat([b[:20], b[20:].flip(0)])
+    one, two = (model.encode(replace(pack([[a, end]], row_tokens=90).packed, order="causal")) for end in (b, other))
+    alone = model.encode(replace(pack([[b]], row_tokens=50).packed, order="causal"))
+    whole = model.encode(pack([[b]], row_tokens=50).packed)
+    assert torch.equal(one[:50], two[:50]) and not torch.allclose(one[50:80], two[50:80], atol=1e-2)
+    torch.testing.assert_close(one[30:80], alone[:50], atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(alone[:49], whole[:49], atol=1e-2)
+
+
+@pytest.mark.parametrize("name", OF_PAIRS)
+def test_one_segment_is_the_first(name: str, sequences: Make, pack: Make) -> None:
+    """An objective without pairs and one whose texts are all first segments must train the same."""
+    model = build(ENCODERS[name])
+    packed = pack([sequences([40])], row_tokens=50).packed
+    zeros = torch.zeros_like(packed.input_ids_T)
+    assert torch.equal(model.encode(packed), model.encode(replace(packed, segment_ids_T=zeros)))
+
+
+@BY_DISTANCE
+@torch.no_grad()
+def test_only_distances_count(name: str, sequences: Make, pack: Make) -> None:
+    """Positions that all begin elsewhere give the same; another order of them does not."""
+    model = build(ENCODERS[name])
+    (own,) = sequences([40])
+    packed = pack([[own]], row_tokens=60, spare=0).packed
+    moved_T = packed.position_ids_T.clone()
+    moved_T[:40] += 17
+    torch.testing.assert_close(model.encode(replace(packed, position_ids_T=moved_T))[:40], model.encode(packed)[:40])
+    turned = replace(packed, position_ids_T=torch.cat([packed.position_ids_T[:40].flip(0), moved_T[40:]]))
+    assert not torch.allclose(model.encode(turned)[:40], model.encode(packed)[:40], atol=1e-2)
+
+
+@EVERY
+@pytest.mark.parametrize(("spare", "z_loss"), [(0, 0.0), (4, 1e-3)])
+def test_no_label_gives_zero_loss_and_zero_gradients(
+    name: str, spare: int, z_loss: float, sequences: Make, pack: Make
+) -> None:
+    """A microbatch without a masked token must not turn the whole step into NaN, nor skip a rank's backward pass."""
+    model = build(ENCODERS[name])
+    model.z_loss = z_loss
+    loss = model(pack([sequences([20, 3])], row_tokens=30, predict_every=0, spare=spare)).losses["mlm"]
+    assert loss.item() == 0.0 and loss.dtype == torch.float32
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and not parameter.grad.any(), name
+
+
+@EVERY
+def test_recomputation_changes_no_gradient(name: str, sequences: Make, pack: Make) -> None:
+    """It buys memory with time; the dropout of every pass through a layer is drawn again as it was."""
+    batch = pack([sequences([40, 9])], row_tokens=50)
+    gradients = []
+    for recompute in (False, True):
+        model = build(with_dropout(ENCODERS[name], 0.2), activation_checkpointing=recompute).train()
+        torch.manual_seed(0)
+        mean_loss(model, batch).backward()
+        gradients.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
+    assert len(gradients[0]) == len(gradients[1]) > 0
+    assert all(torch.equal(plain, recomputed) for plain, recomputed in zip(*gradients, strict=True))
+
+
+@EVERY
+def test_bf16_autocast_stays_close_to_fp32(name: str, sequences: Make, pack: Make) -> None:
+    """The precision of real runs: products in bf16, fp32 sums of the loss, fp32 gradients, and no other function."""
+    model = build(replace(ENCODERS[name], init_std=0.05))
+    batch = pack([sequences([60, 20])], row_tokens=90)
+    expected = mean_loss(model, batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, logits_MV = mean_loss(model, batch), all_logits(model, batch)
+    assert loss.dtype == torch.float32 and logits_MV.dtype == torch.bfloat16
+    assert loss.item() == pytest.approx(expected.item(), rel=0.01)
+    loss.backward()
+    assert all(p.grad.dtype == torch.float32 for p in model.parameters() if p.grad is not None)
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(
+    ("name", "graphs", "recompute"),
+    [
+        ("modernbert", 4, False),
+        ("bert", 2, False),
+        ("albert", 3, False),
+        ("albert that shares its ffn", 3, True),
+        ("xlnet", 4, False),
+        ("deberta", 4, False),
+        ("llama", 2, False),
+    ],
+)
+def test_layers_compile_once_whatever_the_documents(
+    name: str, graphs: int, recompute: bool, monkeypatch: pytest.MonkeyPatch, sequences: Make, pack: Make
+) -> None:
+    """A graph for each kind of layer, or layer that reads positions by itself, and one for the loss: compiling again
+    for other documents takes minutes each time. Compiled they compute the same, gradients of shared weights too."""
+    torch._dynamo.reset()
+    counters.clear()
+    kernel = opaque_attention()
+    for module in (modernbert, bert, albert, llama):
+        monkeypatch.setattr(module, "choose_kernel", lambda *_, **__: kernel)
+    plain, model = (build(ENCODERS[name], activation_checkpointing=recompute).train() for _ in range(2))
+    model.compile_layers(backend="aot_eager")
+    compiled = []
+    for lengths in ([96], [50, 20], [1, 2, 3, 90], [3] * 30, [33, 33, 30]):
+        batch = first_predictions(pack([sequences(lengths)], row_tokens=96), 16)
+        batch = replace(batch, packed=replace(batch.packed, longest=max(lengths)))
+        for each in (plain, model):
+            each.zero_grad()
+            mean_loss(each, batch).backward()
+        for (name, one), other in zip(plain.named_parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(other.grad, one.grad, atol=1e-5, rtol=1e-4, msg=name)
+        compiled.append(counters["stats"]["unique_graphs"])
+    assert compiled == [graphs] * 5
+
+
+@pytest.mark.parametrize(
+    ("name", "places"),
+    [("bert", 7), ("albert", 2), ("xlnet", 6), ("deberta", 7), ("deberta, narrow", 8)],
+)
+def test_dropout_is_that_of_the_phase_and_acts_in_training_only(
+    name: str, places: int, sequences: Make, pack: Make
+) -> None:
+    """In as many places as transformers has, but for the probabilities of attention."""
+    still_config, config = ENCODERS[name], with_dropout(ENCODERS[name], 0.1)
+    model = build(config)
+    packed = pack([sequences([50])], row_tokens=50).packed
+    still = model.encode(packed)
+    assert torch.equal(model.encode(packed), still)
+    model.train()
+    assert not torch.equal(model.encode(packed), model.encode(packed))
+    assert [module.p for module in model.modules() if isinstance(module, nn.Dropout)] == [0.1] * places
+    model.set_phase(still_config)
+    assert torch.equal(model.encode(packed), still)
+
+
+@BY_DISTANCE
+def test_a_kernel_without_a_bias_is_refused(name: str) -> None:
+    """It would leave out where tokens stand; on a login node `check` says so."""
+    with pytest.raises(ConfigError, match=r"compute\.attention=flex: .*Usable here: sdpa"):
+        build(ENCODERS[name], attention="flex").encode(lay_out(ids(8), [0, 8]))
+
+
+@pytest.mark.parametrize("name", OF_PAIRS)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_seqlen": 401}, r"up to 401 tokens, but model\.max_positions=400\. Shorten"),
+        ({"segment_ids_T": torch.zeros(8, dtype=torch.int64)}, r"makes pairs, but model\.segments=1\. Set"),
+    ],
+)
+def test_what_the_encoder_cannot_read_is_refused(name: str, changes: dict[str, Any], message: str) -> None:
+    """On a GPU an index beyond a table ends the process with words that nobody understands."""
+    packed = lay_out(torch.arange(8), [0, 8])
+    with pytest.raises(ValueError, match=message):
+        build(replace(ENCODERS[name], segments=1)).encode(replace(packed, **changes))  # type: ignore[call-arg]
+
+
+WIDE = {"vocab_size": 1024, "hidden_size": 256, "num_layers": 2, "num_heads": 4, "intermediate_size": 384}
+
+
+@pytest.mark.parametrize("config", [BertConfig(**WIDE), XLNetConfig(**WIDE)], ids=["bert", "xlnet"])  # type: ignore[arg-type]
+def test_initial_weights_are_of_one_deviation(config: ModelConfig) -> None:
+    """Output projections, what is added to queries and the vector of query tokens too; biases zero, norms one."""
+    model = build_model(config, objective_of(config))
+    initialize(model, config, seed=17)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            assert (parameter == (0.0 if name.endswith("bias") else 1.0)).all(), name
+        elif parameter.numel() > 512:
+            rel = 0.02 if parameter.numel() > 10_000 else 0.12
+            assert parameter.std().item() == pytest.approx(0.8796 * 0.02, rel=rel), name  # truncated at 2
+            assert parameter.abs().max().item() <= 0.04, name
+
+
+LARGE: dict[str, Any] = {"hidden_size": 1024, "num_layers": 24, "num_heads": 16, "intermediate_size": 4096}
+ROBERTAS: dict[str, Any] = {"vocab_size": 50265, "segments": 1, "position_offset": 2, "norm_eps": 1e-5}
+XSMALL: dict[str, Any] = {"hidden_size": 384, "num_heads": 6, "intermediate_size": 1536}
+XLARGE = LARGE | {"hidden_size": 1536, "num_heads": 24, "intermediate_size": 6144, "convolution": 3}
+PUBLISHED: dict[str, tuple[ModelConfig, int]] = {
+    "modernbert-base": (ModernBertConfig(), 149_655_232),
+    "modernbert-large": (ModernBertConfig(**LARGE | {"num_layers": 28, "intermediate_size": 2624}), 395_881_664),
+    "bert-base": (BertConfig(), 109_514_298),
+    "bert-large": (BertConfig(**LARGE), 335_174_458),
+    "distilbert-base": (DistilBertConfig(), 66_985_530),
+    "roberta-base": (BertConfig(**ROBERTAS), 124_697_433),
+    "roberta-large": (BertConfig(**ROBERTAS | LARGE), 355_412_057),
+    "xlnet-base": (XLNetConfig(), 116_750_336),
+    "xlnet-large": (XLNetConfig(**LARGE), 360_300_800),
+    "deberta-v3-base": (DebertaConfig(), 184_551_780),
+    "deberta-v3-small": (DebertaConfig(num_layers=6), 142_024_548),
+    "deberta-v3-xsmall": (DebertaConfig(**XSMALL), 70_958_820),
+    "deberta-v3-large": (DebertaConfig(**LARGE), 435_191_908),
+    "deberta-v2-xlarge": (DebertaConfig(**XLARGE), 887_085_156),
+    "deberta-base": (DebertaConfig(version="v1", vocab_size=50265, buckets=512), 139_244_121),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_counts_are_the_published_models(name: str) -> None:
+    """By arithmetic alone, of our model and of transformers', which share no code."""
+    config, total = PUBLISHED[name]
+    with torch.device("meta"):
+        model = build_model(config, objective_of(config))
+        twin = empty_twin(config, "head", "decoder", positions=512)
+    ours, theirs = count_parameters(model), sum(parameter.numel() for parameter in twin.parameters())
+    assert planned.count_parameters(config).total == total == ours == theirs
+
+
+def test_the_row_of_pad_gets_no_gradient_as_an_input(sequences: Make, pack: Make) -> None:
+    """transformers masks that gradient; here it is 0 because pads are never predicted nor seen. The decoder's stays."""
+    model = build(BERT)
+    batch = pack([sequences([20])], row_tokens=30)
+    with torch.no_grad():
+        model.decoder.weight = nn.Parameter(model.decoder.weight.clone())  # untied, to see the input's alone
+    mean_loss(model, batch).backward()
+    gradient_VD = model.model.embedding().grad
+    assert gradient_VD is not None and gradient_VD.any() and not gradient_VD[PAD].any()
+
+
+def test_the_offset_moves_the_rows_of_positions(sequences: Make, pack: Make) -> None:
+    """RoBERTa's first token has row 2; rows before it are kept, so that import and export lose nothing."""
+    batch = pack([sequences([40])], row_tokens=40)
+    roberta, plain = build(ROBERTA), build(replace(ROBERTA, position_offset=0))
+    state = roberta.state_dict()
+    state["model.embeddings.position_embeddings.weight"] = state["model.embeddings.position_embeddings.weight"][2:]
+    plain.load_state_dict(state)
+    assert torch.equal(roberta.encode(batch.packed), plain.encode(batch.packed))
+    mean_loss(roberta, batch).backward()
+    gradient = roberta.model.embeddings.position_embeddings.weight.grad
+    assert gradient is not None and gradient.any(dim=1).nonzero().flatten().tolist() == list(range(2, 42))
+
+
+def test_the_two_gelus_differ(sequences: Make, pack: Make) -> None:
+    """By little: a model that is read with the wrong one seems to work."""
+    batch = pack([sequences([40])], row_tokens=40)
+    erf, tanh = (build(replace(BERT, activation=name)).encode(batch.packed) for name in ("gelu", "gelu_tanh"))
+    assert 1e-5 < (erf - tanh).abs().max() < 1e-1

@@ -1,0 +1,161 @@
+"""Encoders against transformers' with the same weights: what is trained here must be what users load there.
+
+Rows of packed sequences here, a padded batch there. XLNet and DeBERTa have files of their own for their two streams and
+their distances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.batches import all_logits, lay_out, mean_loss
+from modernbert_train.config.schema import ModelConfig
+from modernbert_train.models.pairs import PairHead
+from tests.models.encoders import ALBERT, BERT, MODERNBERT, PAD, ROBERTA, assert_same_gradients, build, fill, twin_of
+
+Make = Callable[..., Any]
+LENGTHS = [300, 1, 64, 128, 129, 65]  # in rows of 352 that hold 301, 321 and 65 tokens: each has a tail of pads
+STARTS = [0, 300, 352, 416, 544, 704]
+DEEP = replace(MODERNBERT, num_layers=7, global_rope_theta=160_000.0)
+WAYS = {
+    "all": ALBERT,
+    "exact gelu": replace(ALBERT, activation="gelu"),
+    "groups": replace(ALBERT, groups=2),
+    "turns": replace(ALBERT, group_layers=2),
+    "groups and turns": replace(ALBERT, groups=2, group_layers=2, num_layers=8),
+    "attention": replace(ALBERT, sharing="attention"),
+    "ffn": replace(ALBERT, sharing="ffn"),
+    "ffn in groups": replace(ALBERT, sharing="ffn", groups=2),
+    "none": replace(ALBERT, sharing="none"),
+}
+CONFIGS: dict[str, ModelConfig] = {
+    "modernbert": DEEP,
+    "modernbert with a window of 128": replace(DEEP, local_attention=128),
+    "bert": BERT,
+    "bert with the other gelu": replace(BERT, activation="gelu_tanh"),
+    "roberta": ROBERTA,
+    **{f"albert, {way}": config for way, config in WAYS.items()},
+}
+
+
+def padded(sequences: list[Tensor], value: int) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=value)
+
+
+def rows_of(sequences: list[Tensor]) -> list[list[Tensor]]:
+    return [sequences[:2], sequences[2:5], sequences[5:]]
+
+
+def read_by(twin: Any, apart: list[Tensor], **given: Any) -> Any:
+    mask = padded([torch.ones(len(ids)) for ids in apart], 0)
+    return twin(input_ids=padded(apart, PAD), attention_mask=mask, output_hidden_states=True, **given)
+
+
+def predicted(logits: Tensor) -> Tensor:
+    """At every third token of each sequence, as `pack` asks."""
+    return torch.cat([logits[index, :length:3] for index, length in enumerate(LENGTHS)])
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("name", CONFIGS)
+def test_packed_rows_equal_transformers_sequence_by_sequence(name: str, sequences: Make, pack: Make) -> None:
+    """Hidden states, logits, loss and all gradients of masked-language modelling, whatever layers share."""
+    config = CONFIGS[name]
+    model = build(config)
+    twin, apart = twin_of(model), sequences(LENGTHS)
+    batch = pack(rows_of(apart), row_tokens=352)
+
+    out, hidden_TD = read_by(twin, apart), model.encode(batch.packed)
+    states = twin.base_model(padded(apart, PAD), padded([torch.ones(len(ids)) for ids in apart], 0)).last_hidden_state
+    for index, start in enumerate(STARTS):
+        expected = states[index, : LENGTHS[index]]
+        torch.testing.assert_close(hidden_TD[start : start + len(expected)], expected, atol=1e-5, rtol=1e-5)
+    logits = predicted(out.logits)
+    loss = F.cross_entropy(logits, torch.cat([ids[::3] for ids in apart]))
+
+    chunked, plain = mean_loss(model, batch), mean_loss(model, batch, figures=True)
+    torch.testing.assert_close(all_logits(model, batch)[: batch.counts["mlm"]], logits, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(plain, loss, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(chunked, loss, atol=1e-6, rtol=1e-6)
+    chunked.backward()
+    loss.backward()
+    ours = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert_same_gradients(ours, config, twin)
+
+
+@pytest.mark.parametrize(
+    ("config", "order"),
+    [
+        (BERT, "seq_relationship_logits"),
+        (replace(BERT, activation="gelu_tanh"), "seq_relationship_logits"),
+        (ALBERT, "sop_logits"),
+    ],
+    ids=["bert", "bert with the other gelu", "albert"],
+)
+def test_pairs_are_those_of_their_pretraining(config: ModelConfig, order: str, sequences: Make, pack: Make) -> None:
+    """Segments, pooler and the two classes of a pair: values, and gradients of both losses together."""
+    model, pair_head = build(config), PairHead(config.hidden_size)
+    fill(pair_head, config)
+    twin, apart = twin_of(model, pair_head), sequences(LENGTHS)
+    batch = pack(rows_of(apart), row_tokens=352)
+    segments = [(torch.arange(len(ids)) >= len(ids) // 3).long() for ids in apart]
+    segment_ids_T = torch.zeros_like(batch.packed.input_ids_T)
+    for start, own in zip(STARTS, segments, strict=True):
+        segment_ids_T[start : start + len(own)] = own
+    pair_labels = torch.tensor([0, 1, 1, 0, 1, 0])
+
+    hidden_TD = model.encode(replace(batch.packed, segment_ids_T=segment_ids_T))
+    positions, labels = (batch.targets[name][: batch.counts["mlm"]] for name in ("positions_M", "labels_M"))
+    logits_MV, pair_logits_P2 = model.logits(hidden_TD, positions), pair_head(hidden_TD[STARTS])
+    out = read_by(twin, apart, token_type_ids=padded(segments, 0))
+    logits, pair_logits = predicted(out.prediction_logits), out[order]
+    torch.testing.assert_close(logits_MV, logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(pair_logits_P2, pair_logits, atol=1e-5, rtol=0)
+    assert not torch.allclose(model.encode(batch.packed), hidden_TD, atol=1e-2), "segments do nothing"
+
+    (F.cross_entropy(logits_MV, labels) + F.cross_entropy(pair_logits_P2, pair_labels)).backward()
+    (F.cross_entropy(logits, labels) + F.cross_entropy(pair_logits, pair_labels)).backward()
+    modules = {"": model, "pair_head.": pair_head}
+    ours = {f"{start}{name}": p.grad for start, module in modules.items() for name, p in module.named_parameters()}
+    assert_same_gradients(ours, config, twin)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_large_weights_in_fp64_leave_no_difference(sequences: Make, way: str) -> None:
+    """Matrices of deviation 0.4 saturate attention and both GELUs, where fp32 rounds too coarsely to tell."""
+    config = replace(WAYS[way], init_std=0.4)
+    model, pair_head = build(config).double(), PairHead(config.hidden_size).double()
+    twin = twin_of(model, pair_head).double()
+    a, b = sequences([70, 41])
+    with torch.no_grad():
+        hidden_TD = model.encode(lay_out(torch.cat([a, b]), [0, 70, 111]))
+        for ids, start in ((a, 0), (b, 70)):
+            out, own = twin(ids[None], output_hidden_states=True), hidden_TD[start : start + len(ids)]
+            torch.testing.assert_close(own, out.hidden_states[-1][0], atol=1e-10, rtol=0)
+            logits = model.logits(own, torch.arange(len(ids)))
+            torch.testing.assert_close(logits, out.prediction_logits[0], atol=1e-10, rtol=0)
+            torch.testing.assert_close(pair_head(own[0]), out.sop_logits[0], atol=1e-10, rtol=0)
+
+
+def test_the_layer_pattern_of_base_equals_transformers(sequences: Make, pack: Make) -> None:
+    """22 layers, window 128, bases 160,000 and 10,000: the released shape, only narrow."""
+    model = build(replace(DEEP, num_layers=22, local_attention=128, init_std=0.05))
+    apart = sequences([300, 40])
+    hidden_TD = model.encode(pack([apart], row_tokens=340).packed)
+    expected = torch.cat([twin_of(model).base_model(ids[None]).last_hidden_state[0] for ids in apart])
+    torch.testing.assert_close(hidden_TD, expected, atol=2e-5, rtol=1e-5)
+
+
+def test_state_dict_is_transformers_own() -> None:
+    """Of ModernBERT names and shapes are identical both ways: the export has no translation to get wrong."""
+    model = build(DEEP)
+    theirs = twin_of(model).state_dict()
+    assert {k: v.shape for k, v in model.state_dict().items()} == {k: v.shape for k, v in theirs.items()}
+    assert model.decoder.weight is model.model.embeddings.tok_embeddings.weight

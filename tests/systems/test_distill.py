@@ -1,0 +1,121 @@
+"""Runs beside a teacher: resumed as if never stopped, equal on two ranks, refused where the teacher does not fit.
+
+If this breaks, a student is resumed under another teacher, or its loss depends on its ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from modernbert_train.__main__ import main
+from tests.conftest import TinyRun
+from tests.systems.test_exactness import assert_equal_runs, killed_and_gone_on, launch, records, weights
+
+TEACHER = ("name=teacher", "phases.long=null", "model.num_layers=4")
+WIDER = (*TEACHER, "model.hidden_size=64", "model.num_heads=4")
+STUDENT = ("model.num_layers=1", "weights.shrink_from={teacher}", "checkpoint.interval_steps=3")
+ALL = "objective={name: distill, teacher: {teacher}, mse_weight: 0.5}"
+
+
+@pytest.fixture
+def teacher(tiny_run: TinyRun, tmp_path: Path) -> Path:
+    assert main(["train", *tiny_run(*TEACHER)]) == 0
+    return tmp_path / "runs/teacher"
+
+
+def student(tiny_run: TinyRun, teacher: Path, *overrides: str) -> list[str]:
+    return tiny_run(*(each.replace("{teacher}", str(teacher)) for each in (*STUDENT, ALL, *overrides)))
+
+
+@pytest.mark.runs
+def test_a_killed_student_goes_on_under_its_teacher_and_under_no_other(
+    tiny_run: TinyRun, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To the bit, also where the teacher has moved; another one is refused, and so is none. Nothing of it is saved."""
+    assert main(["train", *student(tiny_run, teacher, "name=whole")]) == 0
+    said = capsys.readouterr().out
+    assert f"  teacher {teacher}/checkpoints/" in said and ", modernbert of 4 layers of width 32, hash " in said
+    steps = records(tmp_path / "runs/whole")
+    assert {key for key in steps[-1] if key.startswith("loss/")} == {
+        f"loss/{term}" for term in ("mlm", "kl", "cosine", "mse")
+    }
+    killed_and_gone_on(student(tiny_run, teacher, "name=killed"), step=8)
+    assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole")
+    assert weights(tmp_path / "runs/whole").keys() == {
+        name for name in weights(teacher) if not name.startswith(("model.layers.1", "model.layers.2", "model.layers.3"))
+    }
+    assert main(["eval", *student(tiny_run, tmp_path / "gone", "name=killed")]) == 0
+
+    shutil.rmtree(max((tmp_path / "runs/killed/checkpoints").glob("step-*")))
+    assert main(["train", *tiny_run(*TEACHER[1:], "name=other", "seed=6")]) == 0
+    other = tmp_path / "runs/other"
+    capsys.readouterr()
+    assert main(["train", *student(tiny_run, teacher, "name=killed", f"objective.teacher={other}")]) == 65
+    assert f"trained by another teacher than objective.teacher={other} holds now: its hash of teacher is" in (
+        capsys.readouterr().err
+    )
+    assert main(["train", *student(tiny_run, teacher, "name=killed", "objective.teacher=absent/x/y")]) == 65
+    assert main(["export", str(teacher)]) == 0
+    moved = tmp_path / "moved"
+    shutil.move(teacher / "hf", moved)  # in another format, at another place, and the same to the bit
+    assert main(["train", *student(tiny_run, teacher, "name=killed", f"objective.teacher={moved}")]) == 0
+    assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole")
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
+def test_two_ranks_are_as_one(tiny_run: TinyRun, tmp_path: Path, strategy: str) -> None:
+    """With a wider teacher, whose width a matrix reaches that only the comparison of hidden states trains."""
+    assert main(["train", *tiny_run(*WIDER)]) == 0
+    asked = (
+        f"objective={{name: distill, teacher: {tmp_path / 'runs/teacher'}, teacher_width: 64}}",
+        "model.num_layers=1",
+    )
+    assert main(["train", *tiny_run(*asked, "name=one")]) == 0
+    launch(tiny_run(*asked, "name=two", f"distributed.strategy={strategy}"), 2)
+    steps = records(tmp_path / "runs/one")
+    assert steps[-1]["loss/cosine"] < 0.7 * steps[0]["loss/cosine"], "it comes near its teacher"
+    one, two = (weights(tmp_path / "runs" / name) for name in ("one", "two"))
+    assert one.keys() == two.keys() and "projection.weight" in one
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, atol=1e-4, rtol=1e-3, msg=name)
+    for a, b in zip(*(records(tmp_path / "runs" / name) for name in ("one", "two")), strict=True):
+        keys = ("loss", "loss/mlm", "loss/kl", "loss/cosine", "grad_norm")
+        assert [a[key] for key in keys] == pytest.approx([b[key] for key in keys], rel=2e-4)
+    assert main(["export", str(tmp_path / "runs/one")]) == 0
+    assert json.loads((tmp_path / "runs/one/hf/config.json").read_text())["architectures"] == ["ModernBertForMaskedLM"]
+
+
+@pytest.mark.runs
+def test_a_teacher_that_does_not_fit_is_refused_before_the_first_batch(
+    tiny_run: TinyRun, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    narrow = "model={hidden_size: 16, num_heads: 1}"
+    cases = {
+        ("weights.shrink_from=null", narrow): "its hidden states are 32 wide, and those that are compared with them 16",
+        ("weights.shrink_from=null", "model.vocab_size=576"): "predicts 512 tokens, and model.vocab_size=576",
+        ("objective={kl_weight: 0, cosine_weight: 0, mse_weight: 0}",): "nothing would be learnt from it",
+        (f"objective.teacher={tmp_path / 'runs/none'}",): "runs/none: no such run.",
+    }
+    for overrides, message in cases.items():
+        assert main(["train", *student(tiny_run, teacher, *overrides)]) in (65, 78)
+        assert message in capsys.readouterr().err
+    assert main(["check", *student(tiny_run, teacher, f"objective.teacher={tmp_path / 'runs/none'}")]) == 65
+
+    export = teacher / "hf"
+    assert main(["export", str(teacher)]) == 0
+    tokenizer = json.loads((export / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    a, b = list(vocabulary)[40:42]
+    vocabulary[a], vocabulary[b] = vocabulary[b], vocabulary[a]
+    (export / "tokenizer.json").write_text(json.dumps(tokenizer))
+    capsys.readouterr()
+    words = student(tiny_run, teacher, f"objective.teacher={export}", "weights.shrink_from=null")
+    assert main(["train", *words]) == 78
+    assert f"objective.teacher={export}: trained with another tokenizer" in capsys.readouterr().err
+    assert not (tmp_path / "runs/tiny/checkpoints").exists() or not any((tmp_path / "runs/tiny/checkpoints").iterdir())

@@ -1,0 +1,121 @@
+"""Small models of every kind with weights of which no two are alike, written as exports; for tests of formats."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from modernbert_train.config.objective import Order
+from modernbert_train.config.schema import (
+    AlbertConfig,
+    BertConfig,
+    DebertaConfig,
+    MaskedLmConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    SentenceOrderConfig,
+    XLNetConfig,
+)
+from modernbert_train.models.build import build_model
+from modernbert_train.models.init import initialize
+from modernbert_train.vocabulary import Vocabulary
+from modernbert_train.weights.formats import export_format, read
+from modernbert_train.weights.formats.tensors import to_hf
+
+VOCABULARY = Vocabulary(64, cls_id=2, sep_id=3, pad_id=1, mask_id=4, ordinary=np.arange(5, 64), sha256="")
+LONGEST = 40
+TOKENS, PAIRS = ("model", "head", "decoder"), ("model", "head", "decoder", "pair_head")
+
+BERT = BertConfig(
+    vocab_size=64, hidden_size=32, num_layers=2, num_heads=2, intermediate_size=48, max_positions=40, init_std=0.1
+)
+ROBERTA = replace(BERT, segments=1, position_offset=2, norm_eps=1e-5, dropout=0.2)
+ALBERT = AlbertConfig(
+    vocab_size=64, embedding_size=16, hidden_size=32, num_layers=4, num_heads=2, intermediate_size=48,
+    max_positions=40, init_std=0.1,
+)  # fmt: skip
+XLNET = XLNetConfig(
+    vocab_size=64, hidden_size=32, num_layers=2, num_heads=4, intermediate_size=48, init_std=0.1, dropout=0.2
+)
+DEBERTA = DebertaConfig(
+    vocab_size=64, hidden_size=32, num_layers=2, num_heads=4, intermediate_size=48, max_positions=40, buckets=8,
+    max_distance=16, dropout=0.2,
+)  # fmt: skip
+
+# what a config.json can say
+SAID: dict[str, ModelConfig] = {
+    "bert": BERT,
+    "bert, the other gelu": replace(BERT, activation="gelu_tanh"),
+    "roberta": ROBERTA,
+    "albert": ALBERT,
+    "albert, version 1": replace(ALBERT, activation="gelu", dropout=0.1),
+    "albert, groups": replace(ALBERT, groups=2),
+    "albert, turns": replace(ALBERT, group_layers=2),
+    "albert, groups and turns": replace(ALBERT, groups=2, group_layers=2),
+    "albert, none": replace(ALBERT, sharing="none"),
+    "xlnet": XLNET,
+    "deberta": DEBERTA,
+    "deberta v1": replace(DEBERTA, version="v1", buckets=16),
+    "deberta, narrow": replace(DEBERTA, embedding_size=16, activation="gelu_tanh", convolution=3),
+}
+# what only the weights show, and how a config.json says it
+UNSAID: dict[str, ModelConfig] = {
+    "albert, attention": replace(ALBERT, sharing="attention"),
+    "albert, attention in groups": replace(ALBERT, sharing="attention", groups=2),
+    "albert, ffn": replace(ALBERT, sharing="ffn"),
+    "albert, ffn in turns": replace(ALBERT, sharing="ffn", group_layers=2),
+}
+
+
+def randomized(model: Any) -> Any:
+    """With weights of which no two are alike, biases too."""
+    initialize(model, model.config, seed=1)
+    generator = torch.Generator().manual_seed(2)
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def weights_of(config: ModelConfig, objective: ObjectiveConfig | None = None) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = randomized(build_model(config, objective or MaskedLmConfig())).state_dict()
+    return found
+
+
+def weights_with_pairs(config: ModelConfig) -> dict[str, Tensor]:
+    return weights_of(config, SentenceOrderConfig())
+
+
+def describe(
+    config: ModelConfig, order: Order = "all", modules: tuple[str, ...] = TOKENS, vocabulary: Vocabulary = VOCABULARY
+) -> dict[str, Any]:
+    return export_format(config, order, modules).describe(config, order, modules, LONGEST, vocabulary)
+
+
+def model_in(raw: dict[str, Any]) -> ModelConfig:
+    return read(raw, "there").model
+
+
+def stored(config: ModelConfig, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return to_hf(export_format(config, "all"), weights, config)
+
+
+def write(folder: Path, config: ModelConfig, weights: dict[str, Tensor], order: Order = "all") -> Path:
+    """As an export: the tensors and config.json."""
+    folder.mkdir()
+    modules = tuple({name.partition(".")[0] for name in weights})
+    save_file(stored(config, weights), folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(describe(config, order, modules)))
+    return folder
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name

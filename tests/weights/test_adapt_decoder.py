@@ -1,0 +1,91 @@
+"""A decoder of transformers becomes an encoder. If this breaks, it begins with weights that compute something else."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+import yaml
+
+from modernbert_train.__main__ import main
+from modernbert_train.batch import IGNORED_LABEL, Batch, Sums
+from modernbert_train.models.masked_lm import LABELS, POSITIONS, ForMaskedLM
+from modernbert_train.weights.fill import fill
+from tests.conftest import TinyRun
+from tests.weights.test_source import records
+
+
+@pytest.fixture
+def decoder(tiny_data: Path, tmp_path: Path) -> Path:
+    """A Qwen3 with random weights, as transformers saves it."""
+    torch.manual_seed(1)
+    config = transformers.Qwen3Config(
+        vocab_size=512, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+        intermediate_size=48, max_position_embeddings=64, tie_word_embeddings=True, initializer_range=0.3,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+    )  # fmt: skip
+    transformers.Qwen3ForCausalLM(config).save_pretrained(tmp_path / "decoder")
+    transformers.AutoTokenizer.from_pretrained(tiny_data / "tokenizer").save_pretrained(tmp_path / "decoder")
+    return tmp_path / "decoder"
+
+
+@pytest.mark.runs
+def test_a_decoder_goes_on_as_an_encoder(
+    tiny_run: TinyRun,
+    tmp_path: Path,
+    decoder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The first loss is transformers' own, of masks told by the tokens before them; the export tells them there too."""
+    file = Path(tiny_run()[0])
+    run = yaml.safe_load(file.read_text())
+    run["model"] = {
+        "name": "llama", "vocab_size": 512, "hidden_size": 32, "num_layers": 2, "num_heads": 2, "key_value_heads": 1,
+        "intermediate_size": 48, "norm_eps": 1e-6, "rope_theta": 10_000.0, "qk_norm": True,
+    }  # fmt: skip
+    run["objective"] = {"name": "mlm", "predict_from": "before"}
+    run["weights"] = {"init_from": str(decoder)}
+    run["phases"] = {"short": run["phases"]["short"] | {"schedule": {"warmup_tokens": 4000}}}
+    file.write_text(yaml.safe_dump(run, sort_keys=False))
+    seen: list[Batch] = []
+    forward = ForMaskedLM.forward
+
+    def recorded(self: ForMaskedLM, batch: Batch, figures: bool = False) -> Sums:
+        seen.extend([batch] if self.training else [])
+        return forward(self, batch, figures)
+
+    monkeypatch.setattr(ForMaskedLM, "forward", recorded)
+    assert main(["train", str(file), "phases.short.batch_warmup=null"]) == 0
+    assert "a decoder, trained in causal order, and objective.name=mlm here" in capsys.readouterr().out
+
+    folder = tmp_path / "runs/tiny"
+    assert records(folder, "step")[0]["loss"] == pytest.approx(loss_of(decoder, seen[:4]), abs=2e-5)
+    assert main(["export", str(folder)]) == 0
+    config = transformers.AutoConfig.from_pretrained(folder / "hf")
+    assert (config.model_type, config.is_causal, config.predicts_from) == ("qwen3", False, "before")
+    assert "predicted in the place of the token before" in (folder / "hf/README.md").read_text()
+    assert "%" in fill(folder / "hf", ["a [MASK] b"])
+
+
+@torch.no_grad()
+def loss_of(decoder: Path, batches: list[Batch]) -> float:
+    """Of microbatches, by transformers: each sequence alone, the logits before a mask against what stood there."""
+    config = transformers.AutoConfig.from_pretrained(decoder)
+    config.is_causal = False
+    model = transformers.AutoModelForCausalLM.from_pretrained(decoder, config=config).eval()
+    losses = []
+    for batch in batches:
+        ids_T, ends = batch.packed.input_ids_T, batch.packed.cu_seqlens_S.tolist()
+        logits = [model(ids_T[None, a:b]).logits[0] for a, b in itertools.pairwise(ends) if b > a]
+        labels_M = batch.targets[LABELS]
+        real_M = labels_M != IGNORED_LABEL
+        logits_MV = torch.cat(logits)[batch.targets[POSITIONS][real_M]]
+        losses.append(F.cross_entropy(logits_MV, labels_M[real_M], reduction="none"))
+        masked_M = ids_T[batch.targets[POSITIONS][real_M] + 1]  # most of them are [MASK], one behind
+        assert float((masked_M == masked_M.mode().values).float().mean()) > 0.6
+    return float(torch.cat(losses).mean())
