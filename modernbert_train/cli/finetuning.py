@@ -98,7 +98,7 @@ def _finetune(options: argparse.Namespace) -> None:
 def evaluate(parser: argparse.ArgumentParser) -> Call:
     """Arguments and call of `evaluate`."""
     words = f"{MODEL}; of these also frozen:MODEL and untrained:MODEL; and keys of every fine-tuning"
-    parser.add_argument("models", nargs="+", metavar="MODEL [KEY=VALUE]", help=words)
+    parser.add_argument("run", nargs="+", metavar="MODEL [KEY=VALUE]", help=words)
     words = "of yamls/suites, such as quick, or a YAML file of your own"
     parser.add_argument("--suite", required=True, metavar="NAME", help=words)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="of all runs and of their table")
@@ -111,8 +111,8 @@ def evaluate(parser: argparse.ArgumentParser) -> Call:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    overrides = [word for word in options.models if "=" in word and not Path(word).exists()]
-    models = [word for word in options.models if word not in overrides]
+    overrides = [word for word in options.run if "=" in word and not Path(word).exists()]
+    models = [word for word in options.run if word not in overrides]
     if not models:
         raise ConfigError(f"evaluate {' '.join(overrides)}: names no model. Name a run, a checkpoint or a folder.")
     if os.environ.get("WORLD_SIZE", "1") != "1":

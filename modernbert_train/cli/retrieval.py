@@ -29,7 +29,9 @@ def retrieval(parser: argparse.ArgumentParser) -> Call:
     ):
         action = actions.add_parser(name, help=summary, description=summary)
         action.add_argument("what", metavar=what, nargs=None if name == "train" else "+", help=words)
-        action.add_argument("--model", required=True, help=f"{MODEL}; or a folder of sentence-transformers")
+        action.add_argument(
+            "--model", required=True, help=f"{MODEL}; untrained:MODEL; or a folder of sentence-transformers"
+        )
         action.add_argument("run", nargs="*", metavar="KEY=VALUE", help="keys of the recipe, such as train= or seed=")
     return _retrieval
 

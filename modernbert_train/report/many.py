@@ -1,4 +1,4 @@
-"""table.json of many fine-tunings -> report.html beside it, a function of table.json alone."""
+"""table.json of many fine-tunings -> report.html beside it, a function of table.json and of the picture beside it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from modernbert_train.core.text import fixed, plural, shorten
 from modernbert_train.errors import DataError
 from modernbert_train.report.page import plain_page, write
 
-TABLE = "table.json"
+TABLE, PICTURE = "table.json", "table.svg"
 MOST = 200  # models, and figures, on a page
 _LETTERS = 60
 NUMBER = fixed(4)
@@ -45,7 +45,8 @@ def write_table_page(folder: Path, out: Path | None = None) -> Path:
         raise DataError(
             f"{file}: cannot be read ({error}). The command that made it makes it again, and trains nothing twice."
         ) from None
-    return write(out or folder / "report.html", _render(folder.resolve().name, columns, rows, notes))
+    picture = (folder / PICTURE).read_text("utf-8") if (folder / PICTURE).is_file() else ""
+    return write(out or folder / "report.html", _render(folder.resolve().name, columns, rows, notes, picture))
 
 
 class _Cell:
@@ -87,11 +88,12 @@ def _read(table: Any) -> tuple[list[str], list[_Row], list[str]]:
     return columns, rows, [str(note) for note in table["notes"]]
 
 
-def _render(name: str, columns: Sequence[str], rows: Sequence[_Row], notes: Sequence[str]) -> str:
+def _render(name: str, columns: Sequence[str], rows: Sequence[_Row], notes: Sequence[str], picture: str) -> str:
     runs = sum(len(cell.seeds) for _, cells, _ in rows for cell in cells[:1])
     note = f"{plural(len(rows), 'model')}, {plural(len(columns), 'figure')}" if runs else "Nothing measured yet"
     heading = f"<header><h1>{escape(name)}</h1><p>{note}</p></header>"
-    return plain_page(f"{name}: fine-tunings", heading + _table(columns, rows, notes))
+    drawn = f'<section class="box wide">{picture}</section>' * bool(picture)
+    return plain_page(f"{name}: fine-tunings", heading + drawn + _table(columns, rows, notes))
 
 
 def _table(columns: Sequence[str], rows: Sequence[_Row], notes: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ import hashlib
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import cast
 
@@ -25,6 +25,7 @@ from modernbert_train.config.knob import architecture_keys
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
     ChooseConfig,
+    ComputeConfig,
     ModelConfig,
     ModernBertConfig,
     ObjectiveConfig,
@@ -32,7 +33,7 @@ from modernbert_train.config.schema import (
     RunConfig,
 )
 from modernbert_train.errors import ConfigError, DataError, StorageError
-from modernbert_train.models.build import shapes_of
+from modernbert_train.models.build import ENCODERS, shapes_of
 from modernbert_train.models.classifier import CLASSIFIER, POOLER
 from modernbert_train.models.init import initialize
 from modernbert_train.models.replaced import DELTA, GENERATOR, discriminator_of
@@ -105,6 +106,24 @@ class Source:
                 for name, text in open_composer(self.folder).tokenizer_files.items():
                     (Path(folder) / name).write_text(text, encoding="utf-8")
                 yield Path(folder)
+
+
+@dataclass(frozen=True)
+class Untrained(Source):
+    """The encoder of a source with new weights, those that a run from scratch with this seed begins with."""
+
+    seed: int = 0
+
+    def weights(self) -> dict[str, Tensor]:
+        encoder = nn.ModuleDict({"model": ENCODERS[type(self.model)](self.model, ComputeConfig())})
+        initialize(encoder, self.model, self.seed)
+        return dict(encoder.named_parameters())
+
+
+def untrained(source: Source, seed: int) -> Untrained:
+    """The same architecture and tokenizer without anything learned."""
+    kept = {each.name: getattr(source, each.name) for each in fields(source)}
+    return Untrained(**kept | {"objective": None}, seed=seed)
 
 
 def open_source(name: str | Path) -> Source:

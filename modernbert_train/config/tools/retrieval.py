@@ -12,6 +12,7 @@ from omegaconf import MISSING
 from modernbert_train.config.knob import knob, knobs
 
 MTEB = "mteb:"  # before the name of a task of mteb, where a folder could stand
+RANKING = ("ndcg_at_10", "recall_at_100", "mrr_at_10", "map_at_10")  # what is measured of a ranking
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modernbert_train.config.tools.retrieval import MTEB, EvaluateConfig, MeasureConfig
+from modernbert_train.config.tools.retrieval import MTEB, RANKING, EvaluateConfig, MeasureConfig
 from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.evaluate.retrieval.beir import CORPUS, Beir
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _OF_DOCUMENTS = ("normalize", "document_prompt", "max_tokens")  # what decides their vectors, beside the weights
 AT_ONCE, _MANY_AT_ONCE = 8192, 512  # documents of a corpus that are in memory; with a vector for each token
-SHOWN = ("main_score", "ndcg_at_10", "recall_at_100", "mrr_at_10", "map_at_10")
+SHOWN = ("main_score", *RANKING)
 Figures = dict[str, dict[str, float]]
 
 

@@ -40,7 +40,14 @@ from modernbert_train.evaluate.retrieval.beir_sets import beir_folder
 from modernbert_train.evaluate.retrieval.measure import AT_ONCE, SHOWN, mean_of, measure, measure_all
 from modernbert_train.evaluate.retrieval.pairs import QUERY, Pairs, read_pairs
 from modernbert_train.evaluate.retrieval.rerank import RUN_ENDS, is_candidates
-from modernbert_train.evaluate.retrieval.runs import MODEL, in_words, read_settings, require, require_one_process
+from modernbert_train.evaluate.retrieval.runs import (
+    MODEL,
+    encoder_named,
+    in_words,
+    read_settings,
+    require,
+    require_one_process,
+)
 from modernbert_train.evaluate.retrieval.sentence_model import (
     check_sentence_model,
     describe,
@@ -183,7 +190,7 @@ def _check_model(model: str, config: EvaluateConfig) -> None:
     if is_sentence_model(model):
         check_sentence_model(model, config)
     else:
-        check_named(model, config.runs_folder)
+        check_named(encoder_named(model).source, config.runs_folder)
 
 
 def _naming(model: str) -> str:

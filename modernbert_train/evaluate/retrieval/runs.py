@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from modernbert_train.config.load import load_typed
 from modernbert_train.distributed.gpus import uses_gpu
 from modernbert_train.errors import ConfigError
+from modernbert_train.evaluate.finetune.task import FROZEN, SEED, Named, named_model
 
 if TYPE_CHECKING:
     from modernbert_train.weights.source import Source
@@ -72,8 +73,23 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
+def encoder_named(model: str) -> Named:
+    """A model as it is named, as it is or untrained.
+
+    Raises:
+        ConfigError: it is to be frozen.
+    """
+    named = named_model(model)
+    if FROZEN in named.baseline:
+        raise ConfigError(
+            f"--model={model}: retrieval has no head to train beside a frozen encoder. Leave out `{FROZEN}:`; "
+            "`retrieval evaluate` measures an encoder as it is."
+        )
+    return named
+
+
 @contextmanager
-def exported_encoder(model: str) -> Iterator[Path]:
+def exported_encoder(model: str, seed: int = SEED) -> Iterator[Path]:
     """A run, a checkpoint or a model as a folder that AutoModel loads, in fp32; there as long as the block runs.
 
     A Hugging Face folder is written anew too, because the libraries load what it is stored in, half precision, and run
@@ -85,24 +101,25 @@ def exported_encoder(model: str) -> Iterator[Path]:
     """
     from modernbert_train.weights.export import export_source
 
-    source = encoder_source(model)
+    source = encoder_source(model, seed)
     with tempfile.TemporaryDirectory() as folder:
         yield export_source(source, Path(folder) / "encoder")
 
 
-def encoder_source(model: str) -> Source:
-    """Find the weights of an encoder; see `open_source`.
+def encoder_source(model: str, seed: int = SEED) -> Source:
+    """Find the weights of an encoder; see `open_source`. `untrained:` draws new ones by the seed, as `finetune` does.
 
     Raises:
         ConfigError: it sees one side of a text alone.
         DataError, StorageError: see `open_source`.
     """
-    from modernbert_train.weights.source import open_source
+    from modernbert_train.weights.source import open_source, untrained
 
-    source = open_source(model)
+    named = encoder_named(model)
+    source = open_source(named.source)
     if source.order == "causal":
         raise ConfigError(f"--model={model}: a decoder, whose states know nothing of the words after. Name an encoder.")
-    return source
+    return untrained(source, seed) if named.baseline else source
 
 
 def in_words(name: str, figures: dict[str, dict[str, float]], metrics: Sequence[str], result: Path | None) -> str:

@@ -18,6 +18,7 @@ from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.version import __version__
 from modernbert_train.errors import ConfigError, DataError, StorageError
+from modernbert_train.evaluate.finetune.task import SEED
 from modernbert_train.evaluate.retrieval.runs import choose_device, exported_encoder, quiet
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def open_sentence_model(name: str, config: EvaluateConfig) -> Model:
         check_sentence_model(name, config)
         model = _load(name, config)
     else:
-        with exported_encoder(name) as folder, quiet():
+        with exported_encoder(name, getattr(config, "seed", SEED)) as folder, quiet():
             model = _build(folder, config)
     limit = model.max_seq_length
     if limit is None:

@@ -16,7 +16,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from modernbert_train.config.tools.suite import EfficiencyConfig
 from modernbert_train.core.files import write_whole
 from modernbert_train.core.read_json import read_json
-from modernbert_train.core.text import markdown_table
+from modernbert_train.core.text import markdown_table, plural
+from modernbert_train.distributed.bf16 import takes_bf16
 from modernbert_train.distributed.many import Job, last_words, run_all
 
 KINDS, WAYS = ("fixed", "variable"), ("packed", "padded")
@@ -45,8 +46,8 @@ def draw(length: int, kind: str, tokens: int, entries: int) -> Texts:
     return [generator.integers(entries // 2, entries, size=size).astype(np.int32) for size in sizes]
 
 
-def measure(model: str, way: str, lengths: Sequence[int], tokens: int, repeats: int) -> list[Row]:
-    """Tokens a second and memory, by length and kind; of lengths beyond the model's nothing."""
+def measure(model: str, way: str, lengths: Sequence[int], tokens: int, repeats: int) -> tuple[list[Row], int]:
+    """Tokens a second and memory, by length and kind, of lengths that the model reads; and the longest that it does."""
     import torch
 
     from modernbert_train.evaluate.loaded import load_model
@@ -74,7 +75,7 @@ def measure(model: str, way: str, lengths: Sequence[int], tokens: int, repeats: 
             rows.append(
                 {"length": length, "kind": kind, "tokens_per_second": statistics.median(speeds), "memory": peak}
             )
-    return rows
+    return rows, encoder.max_tokens
 
 
 def _packed(encoder: Any) -> Callable[[Texts], object]:
@@ -112,6 +113,15 @@ def _padded(model: str) -> Callable[[Texts], object]:
         return last
 
     return read
+
+
+def _device() -> str:
+    """What a figure is of, for whoever reads it elsewhere."""
+    import torch
+
+    if torch.cuda.is_available():
+        return f"{torch.cuda.get_device_name()}, {'bf16' if takes_bf16('auto', '', on_gpu=True) else 'fp32'}"
+    return f"CPU, {plural(torch.get_num_threads(), 'thread')}, fp32"
 
 
 def measure_all(
@@ -159,17 +169,28 @@ def table_of(models: Sequence[str], out: Path, asked: EfficiencyConfig) -> list[
     for label in models:
         for way in WAYS:
             file = file_of(out, label, way, asked)
-            for each in read_json(file)["rows"] if file.exists() else []:
+            found = read_json(file) if file.exists() else {"rows": []}
+            for each in found["rows"]:
                 row = rows.setdefault((label, each["length"], each["kind"]), {"model": label, **each})
                 row |= {f"{way}_tokens_per_second": each["tokens_per_second"], f"{way}_memory": each["memory"]}
+                row[f"{way}_device"] = found["device"]
     return [
         {key: value for key, value in row.items() if key not in ("tokens_per_second", "memory")}
         for row in rows.values()
     ]
 
 
+def not_measured(models: Sequence[str], out: Path, asked: EfficiencyConfig) -> Iterator[str]:
+    """Which models read no text of some length."""
+    for label in models:
+        files = [file for way in WAYS if (file := file_of(out, label, way, asked)).exists()]
+        most = read_json(files[0])["max_tokens"] if files else max(asked.lengths)
+        if longer := [f"{length:,}" for length in sorted(asked.lengths) if length > most]:
+            yield f"{label} reads {most:,} tokens at most: texts of {' and '.join(longer)} were not measured."
+
+
 def as_markdown(rows: Sequence[Row]) -> str:
-    """Tokens a second of both ways, their ratio, and memory in GB."""
+    """Tokens a second of both ways, their ratio, and memory in GB; and of which device."""
     head = ["model", "length", "texts", "packed, tokens/s", "padded, tokens/s", "ratio", "packed, GB", "padded, GB"]
     lines = []
     for row in rows:
@@ -179,7 +200,12 @@ def as_markdown(rows: Sequence[Row]) -> str:
         memory = [row.get(f"{way}_memory") for way in WAYS]
         sizes = ["-" if size is None else f"{size / 1e9:.2f}" for size in memory]
         lines.append([row["model"], f"{row['length']:,}", row["kind"], *shown, ratio, *sizes])
-    return markdown_table(head, lines)
+    devices = sorted({row[key] for row in rows for way in WAYS if (key := f"{way}_device") in row})
+    words = (
+        "Forward passes alone: packed by this program, padded by transformers. Largest memory, up to this length. "
+        f"Measured on {'; '.join(devices)}."
+    )
+    return f"{markdown_table(head, lines)}\n\n{words}"
 
 
 def main() -> int:
@@ -191,9 +217,9 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, required=True)
     parser.add_argument("--repeats", type=int, required=True)
     options = parser.parse_args()
-    rows = measure(options.model, options.way, options.lengths, options.tokens, options.repeats)
+    rows, most = measure(options.model, options.way, options.lengths, options.tokens, options.repeats)
     options.file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(options.file, json.dumps({"rows": rows}, indent=2) + "\n")
+    write_whole(options.file, json.dumps({"rows": rows, "max_tokens": most, "device": _device()}, indent=2) + "\n")
     return 0
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from modernbert_train.config.load import load_typed
-from modernbert_train.config.tools.retrieval import MeasureConfig, RetrievalConfig
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.tools.retrieval import RANKING, MeasureConfig, RetrievalConfig, retrieval_problems
 from modernbert_train.config.tools.suite import SuiteConfig, SuiteTaskConfig, each_alone, suite_problems
 from modernbert_train.core.installed import YAMLS
 from modernbert_train.errors import ConfigError
@@ -23,9 +24,10 @@ from modernbert_train.evaluate.finetune.many import Cell
 from modernbert_train.evaluate.finetune.result import RESULT
 from modernbert_train.evaluate.finetune.table import read_result
 from modernbert_train.evaluate.finetune.task import asked, labels_of, read_task, run_name
-from modernbert_train.evaluate.retrieval.runs import MODEL
+from modernbert_train.evaluate.retrieval.runs import MODEL, read_settings
 
-NDCG, MAIN_SCORE = "ndcg_at_10", "main_score"
+NDCG, MAIN_SCORE = RANKING[0], "main_score"
+_OF_MODEL = ("model.", "objective.", "phases.", "evals.", "plugins")  # whose keys are known when the run is
 _SUITES = YAMLS / "suites"
 
 
@@ -94,10 +96,42 @@ class Plan:
         self.seeds = list(seeds or suite.seeds)
         self.labels = labels_of(models)
         self._home, self._overrides = home, tuple(overrides)
-        for name, task in suite.tasks.items():
-            self.metric(name)
-            for choice in choices_of(task):
-                self._asked(name, models[0], choice)
+        if len({*self.seeds}) < len(self.seeds):
+            raise ConfigError(f"--seeds {' '.join(map(str, self.seeds))}: one is named twice. Name each once.")
+        problems = []
+        for name in suite.tasks:
+            try:
+                problems += [f"tasks.{name}.{problem}" for problem in self._problems(name)]
+            except ConfigError as error:
+                problems.append(f"tasks.{name}: {error}")
+        if problems:
+            raise ConfigError("\n".join(problems))
+
+    def _problems(self, name: str) -> Iterator[str]:
+        """What would leave every cell of a task empty, found before anything runs."""
+        task = self.suite.tasks[name]
+        for choice in choices_of(task):
+            asked = self._asked(name, self.models[0], choice)
+            if task.finetune is not None:
+                rest = read_task(self._what(task), self._words(name, choice))[1]
+                rest = [word for word in rest if not word.startswith(_OF_MODEL)]
+                load_typed(RunConfig, [YAMLS / "quickstart.yaml"], ["optim.name=adamw", *rest])  # as any run has them
+        if task.finetune is not None:
+            config, _ = read_task(self._what(task), self._words(name, Choice(())))
+            splits, metrics = list(config.validation), config.measured
+        elif task.mteb is not None:
+            splits, metrics = [str(task.mteb)], [MAIN_SCORE]
+        else:
+            splits, metrics = list(asked.get("evaluate", [Path(task.what).name])), list(RANKING)
+        for key, value, known in (
+            ("split", task.split, splits),
+            ("choose_on", task.choose_on, splits),
+            ("metric", task.metric, metrics),
+        ):
+            if value is not None and value not in known:
+                yield f"{key}={value}: is not measured. Choose from {', '.join(known)}."
+        if not splits:
+            yield f"{task.what}: nothing to measure on. Name BEIR folders in keys: {{evaluate: {{NAME: FOLDER}}}}."
 
     @property
     def levels(self) -> list[list[str]]:
@@ -191,6 +225,9 @@ class Plan:
 
     def _what(self, task: SuiteTaskConfig) -> str:
         beside = self._home / task.what
+        is_yaml = (task.finetune or task.retrieval) and beside.suffix in (".yaml", ".yml")
+        if is_yaml and not (beside.is_file() or Path(task.what).is_file()):
+            raise ConfigError(f"{task.what}: no such file, neither here nor in {self._home}.")
         return str(beside) if Path(task.what).suffix and beside.is_file() else task.what
 
     def _words(self, name: str, choice: Choice) -> tuple[str, ...]:
@@ -205,7 +242,8 @@ class Plan:
             config, rest = read_task(self._what(task), words)
             return asked(config, source, rest)
         if task.retrieval is not None:
-            return {**asdict(load_typed(RetrievalConfig, [Path(self._what(task))], words)), "model": source}
+            recipe = read_settings(RetrievalConfig, retrieval_problems, Path(self._what(task)), words)
+            return {**asdict(recipe), "model": source}
         return {**asdict(load_typed(MeasureConfig, [], words)), "beir": self._what(task), "model": source}
 
 

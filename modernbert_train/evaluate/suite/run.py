@@ -17,6 +17,7 @@ from modernbert_train.evaluate.suite.efficiency import measure_all
 from modernbert_train.evaluate.suite.plan import Plan, choices_of, read_suite
 from modernbert_train.evaluate.suite.submission import FOLDER, submit
 from modernbert_train.evaluate.suite.table import as_markdown, make_table, write_suite
+from modernbert_train.report.many import PICTURE
 from modernbert_train.weights.named_source import check_named
 
 
@@ -77,7 +78,7 @@ def evaluate_suite(
             failed |= submit(plan, out)
         draw()
     print(as_markdown(make_table(plan, failed)))
-    print(f"table: {out}/table.md, {out}/table.json; page: {out}/report.html")
+    print(f"table: {out}/table.md, {out}/table.json; picture: {out}/{PICTURE}; page: {out}/report.html")
     if (out / FOLDER).is_dir():
         print(f"to send to a test server: {out}/{FOLDER}")
     tell(Outcome(failed=lost, stopped=stopped), out)
@@ -90,4 +91,5 @@ def describe(plan: Plan) -> str:
         seeds, deciding = len(plan.seeds_of(name)), len(plan.choosing_seeds(name))
         runs += len(choices_of(task)) * deciding + (seeds - deciding)
     tasks, models = len(plan.suite.tasks), len(plan.models)
-    return f"{plural(tasks, 'task')}, {plural(models, 'model')}, at most {plural(runs * models, 'run')}"
+    speed = ", and how fast they read" * (plan.suite.efficiency is not None)
+    return f"{plural(tasks, 'task')}, {plural(models, 'model')}, at most {plural(runs * models, 'run')}{speed}"

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from modernbert_train.core.files import os_errors_as, write_whole
-from modernbert_train.core.text import markdown_table
+from modernbert_train.core.text import markdown_table, plural
 from modernbert_train.errors import StorageError
 from modernbert_train.evaluate.finetune.table import MARKDOWN, Table, spread
 from modernbert_train.evaluate.suite import efficiency
-from modernbert_train.evaluate.suite.efficiency import table_of
+from modernbert_train.evaluate.suite.efficiency import not_measured, table_of
 from modernbert_train.evaluate.suite.plan import Plan, choices_of
-from modernbert_train.report.many import TABLE, write_table_page
+from modernbert_train.report.dots import draw_dots
+from modernbert_train.report.many import PICTURE, TABLE, write_table_page
 
 
 def make_table(plan: Plan, failed: Mapping[str, str]) -> Table:
@@ -34,8 +35,14 @@ def make_table(plan: Plan, failed: Mapping[str, str]) -> Table:
         cells = [_published(each.figures.get(column["task"])) for column in columns]
         name = f"{model} (published)"
         rows.append({"model": name, "source": each.source, "published": True, "cells": cells, "average": None})
-    speed = [] if suite.efficiency is None else table_of(list(plan.labels.values()), plan.out, suite.efficiency)
-    notes = [*_notes(plan, rows), *(f"{name}: {failed[name]}" for name in failed if ", " in name)]  # of no run
+    speed, notes = (
+        [],
+        [*_notes(plan, rows), *(f"{name}: {failed[name]}" for name in failed if ", " in name)],
+    )  # of no run
+    if suite.efficiency is not None:
+        of = list(plan.labels.values()), plan.out, suite.efficiency
+        speed = table_of(*of)
+        notes += not_measured(*of)
     return {"columns": columns, "rows": rows, "efficiency": speed, "notes": notes}
 
 
@@ -87,13 +94,15 @@ def _notes(plan: Plan, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             continue
         for name, cell in zip(plan.suite.tasks, row["cells"], strict=False):
             if cell["chosen"]:
-                tried = len(choices_of(plan.suite.tasks[name]))
-                yield f"{name} of {row['model']}: {cell['chosen']}, the best of {tried}."
+                task, by = plan.suite.tasks[name], len(plan.choosing_seeds(name))
+                on = f" on {split}" if (split := task.choose_on or task.split) else ""
+                some = f" with {by} of {plural(len(plan.seeds_of(name)), 'seed')}"
+                yield f"{name} of {row['model']}: {cell['chosen']}, the best of {len(choices_of(task))}{on}{some}."
             yield from (f"{name} of {row['model']}: {problem}" for problem in cell["failed"])
 
 
 def write_suite(out: Path, table: Table) -> None:
-    """Write table.json, table.md and report.html.
+    """Write table.json, table.md, table.svg and report.html.
 
     Raises:
         StorageError: the disk refuses it.
@@ -101,16 +110,23 @@ def write_suite(out: Path, table: Table) -> None:
     with os_errors_as(StorageError, f"{out}: cannot be written", "Free some space; the same command resumes."):
         write_whole(out / TABLE, json.dumps(table, indent=2) + "\n")
         write_whole(out / MARKDOWN, as_markdown(table) + "\n")
+        write_whole(out / PICTURE, draw_dots(table["columns"], table["rows"]))
     write_table_page(out)
 
 
 def as_markdown(table: Table) -> str:
     """In percent; mean ± standard deviation over seeds."""
-    head = ["model", *(f"{column['task']} {column['metric']}" for column in table["columns"]), "average"]
-    rows = [[row["model"], *(_shown(cell) for cell in row["cells"]), _shown(row["average"])] for row in table["rows"]]
+    average = any(row["average"] is not None for row in table["rows"])
+    head = ["model", *map(_heading, table["columns"]), *["average"] * average]
+    rows = [[row["model"], *map(_shown, row["cells"]), *[_shown(row["average"])] * average] for row in table["rows"]]
     words = "In percent: mean ± standard deviation over seeds (their number)."
+    quality = [markdown_table(head, rows), "", words] if table["columns"] else []
     speed = ["", efficiency.as_markdown(table["efficiency"])] if table["efficiency"] else []
-    return "\n".join([markdown_table(head, rows), "", words, *(f"- {note}" for note in table["notes"]), *speed])
+    return "\n".join([*quality, *(f"- {note}" for note in table["notes"]), *speed])
+
+
+def _heading(column: Mapping[str, str]) -> str:
+    return f"{column['task']} {column['metric']}" + (f", {column['split']}" if column["split"] else "")
 
 
 def _shown(cell: Mapping[str, Any] | None) -> str:

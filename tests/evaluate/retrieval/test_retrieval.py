@@ -11,13 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from modernbert_train.__main__ import main
+from modernbert_train.config.schema import ModelConfig
 from modernbert_train.distributed import bf16
 from modernbert_train.evaluate.retrieval.beir import read_beir
 from modernbert_train.evaluate.retrieval.ranking import figures
+from modernbert_train.evaluate.retrieval.runs import exported_encoder
 from tests.conftest import TinyRun
-from tests.evaluate.retrieval.conftest import BERT, LONGEST, WriteBeir, make_encoder
+from tests.evaluate.retrieval.conftest import BERT, LONGEST, MODERNBERT, WriteBeir, make_encoder
 from tests.evaluate.retrieval.mteb_task import mteb_figures
 
 pytest.importorskip("sentence_transformers", reason="the extra retrieval is not installed")
@@ -234,6 +237,25 @@ def test_a_run_is_measured_as_it_is_exported(tiny_run: TinyRun, toy: Path, tmp_p
         assert main(["retrieval", "evaluate", str(toy), "--model", str(source), *keys]) == 0
         figures.append(result_of(tmp_path / f"runs/measured-{number}")["figures"])
     assert figures[0] == figures[1] == figures[2]
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("config", [MODERNBERT, BERT])
+def test_an_untrained_twin_has_the_weights_that_a_run_with_its_seed_begins_with(
+    config: ModelConfig, tokenizer: Path, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A suite's row of the twin would otherwise be of other weights in each task, or miss retrieval."""
+    first = make_encoder(tmp_path / "first", tokenizer, config)
+    here = load_file(first / "model.safetensors")
+    for seed, same in ((3, True), (4, False)):
+        with exported_encoder(f"untrained:{first}", seed) as folder:
+            drawn = load_file(folder / "model.safetensors")
+        assert drawn and drawn.keys() <= here.keys()
+        assert all(torch.equal(drawn[name], here[name]) for name in drawn) == same
+    words = [str(toy), "--model", f"untrained:{first}", f"runs_folder={tmp_path}/runs", "name=twin", "device=cpu"]
+    assert main(["retrieval", "evaluate", *words]) == 0
+    words[2] = f"frozen:{first}"
+    assert main(["retrieval", "evaluate", *words]) == 78 and "Leave out `frozen:`" in capsys.readouterr().err
 
 
 @pytest.mark.runs

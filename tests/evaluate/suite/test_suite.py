@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,14 @@ def test_a_rate_is_chosen_with_some_seeds_and_counts_with_all(
         assert cell["n"] == 2 and cell["seeds"]["1"] == max(with_first.values())
         assert all(each["value"] == fake_runs.figure_of(each["run"]) for each in cell["runs"])
     text = (tmp_path / "out/table.md").read_text()
-    assert "| theirs (published) | 90.50 |" in text and "a paper. Not run here." in text and "the best of 3" in text
-    assert (tmp_path / "out/report.html").is_file()
+    assert (
+        "| theirs (published) | 90.50 |" in text
+        and "a paper. Not run here." in text
+        and "the best of 3 with 1 of 2 seeds." in text
+    )
+    assert (tmp_path / "out/table.svg").read_text() in (tmp_path / "out/report.html").read_text()
+    picture = ElementTree.parse(tmp_path / "out/table.svg").iter("{http://www.w3.org/2000/svg}circle")
+    assert [dot.get("fill") == "#ffffff" for dot in picture] == [False, False, True] * 2  # the names, then the figures
 
 
 @pytest.mark.runs
@@ -165,6 +172,34 @@ def test_mistakes_in_a_suite_are_told_with_their_key(
         read_suite(str(write_suite(tasks, **more)))
 
 
+@pytest.mark.parametrize(
+    ("task", "words", "message"),
+    [
+        ({"metric": "f2"}, (), r"tasks\.tone\.metric=f2: is not measured\. Choose from accuracy"),
+        ({"split": "test"}, (), r"tasks\.tone\.split=test: is not measured\. Choose from dev"),
+        ({"choose_on": "test", "choices": {"lr": [1, 2]}}, (), r"choose_on=test: is not measured"),
+        ({"beir": "some/scifact", "metric": "ndcg"}, (), r"metric=ndcg: is not measured\. Choose from ndcg_at_10"),
+        (
+            {"retrieval": str(YAMLS / "retrieval/modernbert.yaml"), "keys": {"train": ["x"]}},
+            (),
+            "nothing to measure on",
+        ),
+        ({"keys": {"learning_rate": 1}}, (), r"tasks\.tone: learning_rate .*: unknown key\. Here it is optim\.lr"),
+        ({}, ("compute.devise=cpu",), r"tasks\.tone: compute\.devise .*Did you mean compute\.device"),
+        ({"finetune": "tune.yaml"}, (), r"tasks\.tone: tune\.yaml: no such file, neither here nor in "),
+    ],
+)
+def test_a_cell_that_would_stay_empty_is_refused_before_anything_runs(
+    write_suite: WriteSuite, tmp_path: Path, task: dict[str, Any], words: tuple[str, ...], message: str
+) -> None:
+    """Nobody wants to find it after the last of a hundred runs, or after each of them."""
+    suite = read_suite(str(write_suite({"tone": task})))
+    with pytest.raises(ConfigError, match=message):
+        Plan(*suite, [str(tmp_path)], None, tmp_path / "out", words)
+    with pytest.raises(ConfigError, match="--seeds 1 1: one is named twice"):
+        Plan(*suite, [str(tmp_path)], [1, 1], tmp_path / "out", ())
+
+
 @pytest.mark.runs
 def test_several_sets_are_a_column_each_and_their_mean_and_one_that_is_lost_costs_no_other(
     write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
@@ -221,6 +256,16 @@ def test_what_retrieval_has_trained_is_measured_by_other_tasks(
 def test_an_unknown_suite_names_those_that_are_known(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Known: .*glue.*"):
         read_suite("blue")
+
+
+@pytest.mark.runs
+def test_keys_may_follow_the_options(
+    write_suite: WriteSuite, fakes: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As with every other verb."""
+    words = [str(fakes[0]), "--suite", str(write_suite({"tone": {}})), "--out", str(tmp_path / "out"), "--dry-run"]
+    assert main(["evaluate", *words, "compute.device=cpu"]) == 0
+    assert "1 task, 1 model, at most 2 runs" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted((YAMLS / "suites").glob("*.yaml"))])
@@ -333,7 +378,9 @@ def test_fine_tuning_retrieval_and_a_missing_text_in_one_table(
         assert (
             row["packed_tokens_per_second"] > 0 and row["padded_tokens_per_second"] > 0 and row["packed_memory"] > 1e7
         )
-    assert "| modernbert | 64 | variable |" in (tmp_path / "out/table.md").read_text()
+    text = (tmp_path / "out/table.md").read_text()
+    assert "| modernbert | 64 | variable |" in text and "Measured on CPU, " in text
+    assert "- modernbert reads 64 tokens at most: texts of 128 were not measured." in text
 
 
 def test_texts_to_measure_on_are_as_long_as_they_say() -> None:
