@@ -38,7 +38,7 @@ test-commands: venv ## every command of the README and the pages that make test 
 	$(PYTEST) -m slow tests/test_readme.py tests/docs --dist loadfile
 
 # the files whose default cases stand for others; `make test-slow` has these and all longer forms
-CASES := curves plan weights train core extension benchmarks systems security examples data_prep/adoption test_api.py \
+CASES := curves recipes plan weights train core extension benchmarks systems security examples data_prep/adoption test_api.py \
 	packaging/test_import_hook.py models/test_real_sizes.py models/test_casts.py distributed/test_thousand_ranks.py \
 	evaluate/test_probe.py evaluate/retrieval evaluate/finetune/test_finetune.py evaluate/finetune/test_many.py \
 	evaluate/finetune/test_watch.py launch/test_pretrain.py \

@@ -22,7 +22,7 @@ class DistillConfig(MaskedLmConfig):
     name: str = "distill"
     # run, checkpoint, Hugging Face folder or id, .pt of Composer: of any architecture, and of the run's tokenizer. Its
     # weights are fixed, and not saved; a checkpoint has their hash
-    teacher: str = knob(local=True)
+    teacher: str = knob(restart=True, local=True)
     mask_rate: float = knob(
         0.15, above=0, high=1, why="as a share of the tokens; DistilBERT was trained with 0.15", phased=True
     )

@@ -138,6 +138,7 @@ class Distilled(ForMaskedLM):
         hidden_TD = self.encode(batch.packed)
         if batch.counts.keys() <= {"mlm"}:
             return self.token_sums(hidden_TD, batch, figures)
+        assert self._teachers, "a batch to be trained on before `listen`"
         (teacher,) = self._teachers
         teacher_TE = teacher.states(batch.packed)
         hidden_MD = self._transformed(hidden_TD, batch.targets[POSITIONS])

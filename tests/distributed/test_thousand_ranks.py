@@ -370,9 +370,8 @@ def count_our_work(work: Counter[str]) -> Callable[..., Any]:
     return entered
 
 
-@pytest.mark.parametrize(
-    "strategy", ["fsdp2", pytest.param("ddp", marks=pytest.mark.slow), pytest.param("hsdp", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fsdp2", "ddp", "hsdp"])
 def test_the_start_does_not_grow_with_the_ranks(tiny_data: Path, tmp_path: Path, strategy: str) -> None:
     """As many collectives, and as much of our own work: what a start does for each rank, a thousand ranks all do."""
     found = {}

@@ -93,6 +93,7 @@ def test_scikit_learn_and_scipy_measure_the_same() -> None:
         ("multi-label", "accuracy"): judge.accuracy_score,
         ("multi-label", "micro_f1"): lambda so, told: judge.f1_score(so, told, average="micro"),
         ("multi-label", "macro_f1"): lambda so, told: judge.f1_score(so, told, average="macro", zero_division=0),
+        ("multiple-choice", "accuracy"): judge.accuracy_score,
         ("regression", "pearson"): lambda so, told: stats.pearsonr(so, told).statistic,
         ("regression", "spearman"): lambda so, told: stats.spearmanr(so, told).statistic,
     }

@@ -18,33 +18,28 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.batches import lay_out
-from modernbert_train.config.schema import ComputeConfig, GemmaConfig, LlamaConfig, MaskedLmConfig
+from modernbert_train.config.schema import GemmaConfig, LlamaConfig, MaskedLmConfig
 from modernbert_train.errors import DataError
 from modernbert_train.models.build import build_model
-from modernbert_train.models.init import count_parameters, initialize
-from modernbert_train.models.masked_lm import ForMaskedLM
+from modernbert_train.models.init import count_parameters
 from modernbert_train.optim.groups import weights_of
 from modernbert_train.plan import parameters as planned
 from modernbert_train.weights.formats import export_format, gemma, llama, read_folder
 from modernbert_train.weights.formats.tensors import from_hf, to_hf
-from tests.objectives.test_mlm import VOCABULARY
+from tests.models.encoders import LLAMA, VOCABULARY, build
 
-SMALL = LlamaConfig(
-    vocab_size=160, hidden_size=48, num_layers=3, num_heads=4, key_value_heads=2, intermediate_size=56, init_std=0.2,
-    rope_theta=1000.0,
-)  # fmt: skip
-STRETCHED = replace(SMALL, rope_scaling="llama3", rope_factor=8.0, rope_original_tokens=32)
+STRETCHED = replace(LLAMA, rope_scaling="llama3", rope_factor=8.0, rope_original_tokens=32)
 GEMMA = GemmaConfig(
     vocab_size=160, hidden_size=48, num_layers=4, num_heads=4, key_value_heads=2, head_width=16, intermediate_size=56,
     init_std=0.2, rope_theta=1000.0, local_rope_theta=100.0, local_attention=8, global_every=3,
 )  # fmt: skip
 CONFIGS = {
-    "llama": SMALL,
-    "untied": replace(SMALL, tied=False, key_value_heads=None),
-    "qwen3": replace(SMALL, qk_norm=True, head_width=16),
-    "qwen2": replace(SMALL, qkv_bias=True),
+    "llama": LLAMA,
+    "untied": replace(LLAMA, tied=False, key_value_heads=None),
+    "qwen3": replace(LLAMA, qk_norm=True, head_width=16),
+    "qwen2": replace(LLAMA, qkv_bias=True),
     "llama3": STRETCHED,
-    "linear": replace(SMALL, rope_scaling="linear", rope_factor=4.0),
+    "linear": replace(LLAMA, rope_scaling="linear", rope_factor=4.0),
     "gemma": GEMMA,
     "gemma, linear": replace(GEMMA, rope_scaling="linear", rope_factor=4.0),
 }
@@ -52,23 +47,11 @@ EACH = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 BOUNDARIES = (0, 45, 70, 76)
 
 
-def built(config: LlamaConfig, **compute: Any) -> ForMaskedLM:
-    """With norms and biases that are no ones and zeros."""
-    model = build_model(config, MaskedLmConfig(), ComputeConfig(**({"attention": "sdpa"} | compute)))
-    assert isinstance(model, ForMaskedLM)
-    initialize(model, config, seed=3)
-    generator = torch.Generator().manual_seed(4)
-    for parameter in model.parameters():
-        if parameter.dim() == 1:
-            parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
-    return model.eval()
-
-
 def described(config: LlamaConfig, order: Any = "all") -> dict[str, Any]:
     return export_format(config, order).describe(config, order, ("model",), 96, VOCABULARY)
 
 
-def twin_of(model: ForMaskedLM, order: Any) -> Any:
+def twin_of(model: Any, order: Any) -> Any:
     """Transformers' model, of what we write."""
     raw = described(model.config, order)
     kind = getattr(transformers, raw["architectures"][0])
@@ -84,7 +67,7 @@ def twin_of(model: ForMaskedLM, order: Any) -> Any:
 @EACH
 def test_logits_and_gradients_are_those_of_transformers(config: LlamaConfig, order: Any) -> None:
     """Sequences in one packed buffer here, one by one there."""
-    model = built(config)
+    model = build(config)
     twin = twin_of(model, order)
     ids_T = torch.randint(5, 160, (76,), generator=torch.Generator().manual_seed(0))  # no [PAD]
     weight_TV = torch.randn(76, 160, generator=torch.Generator().manual_seed(1))
@@ -103,7 +86,7 @@ def test_logits_and_gradients_are_those_of_transformers(config: LlamaConfig, ord
 @pytest.mark.parametrize("order", ["all", "causal"])
 @EACH
 def test_what_transformers_saves_comes_back_from_us_bit_by_bit(tmp_path: Path, config: LlamaConfig, order: Any) -> None:
-    twin_of(built(config), order).save_pretrained(tmp_path)
+    twin_of(build(config), order).save_pretrained(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
     found, hub = read_folder(tmp_path), export_format(config, order)
     assert (replace(found.model, init_cutoff=config.init_cutoff), found.max_tokens, found.order) == (config, 96, order)
@@ -121,7 +104,7 @@ def test_the_loss_in_chunks_is_that_of_logits(config: LlamaConfig) -> None:
     """A decoder without a bias, tied or not."""
     grads = []
     for chunk in (128, None):
-        model = built(config, logit_chunk=chunk)
+        model = build(config, logit_chunk=chunk)
         hidden_TD = model.encode(lay_out(torch.arange(76), BOUNDARIES))
         batch = masked(76)
         sums, _ = model.predict(hidden_TD, batch, figures=chunk is None)
@@ -141,7 +124,7 @@ def masked(tokens: int) -> Any:
 @EACH
 def test_parameters_are_counted_and_the_decoder_is_no_hidden_matrix(config: LlamaConfig) -> None:
     """`plan` sizes memory by them; Muon does not orthogonalise what it would not a tied one."""
-    model = built(config)
+    model = build(config)
     assert count_parameters(model) == planned.count_parameters(config).total
     kinds = {weight.name: weight.kind for weight in weights_of(model)}
     assert kinds.get("decoder.weight", "embedding") == "embedding"

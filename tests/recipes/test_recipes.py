@@ -250,7 +250,7 @@ def test_continued_pretraining_begins_at_the_rate_that_the_checkpoint_was_left_w
     assert (config.objective.mask_rate, config.objective.eval_mask_rate) == (0.3, 0.15)
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_continued_pretraining_from_a_composer_file_ends_with_its_table(
     tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

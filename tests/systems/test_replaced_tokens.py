@@ -254,7 +254,7 @@ def test_held_out_text_is_measured_by_name(
     assert f"rtd/accuracy {last['rtd/accuracy']:.4f}" in capsys.readouterr().out
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sharing", ["gdes", *(pytest.param(each, marks=pytest.mark.slow) for each in SHARING if each != "gdes")]
 )

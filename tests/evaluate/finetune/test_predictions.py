@@ -181,7 +181,7 @@ def test_words_and_tags_of_the_hub_have_the_names_of_its_classes(monkeypatch: py
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("end", ["conll", "jsonl"])
+@pytest.mark.parametrize("end", ["conll", pytest.param("jsonl", marks=pytest.mark.slow)])
 def test_parts_of_speech_are_learned(
     end: str, write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -96,6 +96,7 @@ def test_what_compilation_costs_at_each_start_is_said_and_not_counted(fake: Fake
     assert "90 s more than with today's settings, at each start: a run of less than 3 minutes wins nothing" in text
 
 
+@pytest.mark.slow
 def test_what_is_no_faster_in_turns_is_not_written(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     """It won its question while the others were disturbed; the last comparison is what counts."""
     fake.rule({"compute.threads": 2}, rate=1.5)
@@ -152,6 +153,7 @@ def test_a_candidate_that_hangs_is_ended(fake: Fake, monkeypatch: pytest.MonkeyP
     assert rows(folder)["compute.threads=2"] == ("failed", "it gave no answer within 3 s")
 
 
+@pytest.mark.slow
 def test_on_a_gpu_there_is_one_process_at_a_time_and_room_is_left(fake: Fake) -> None:
     """Two models beside each other would say that neither fits."""
     fake.facts(GPU)
