@@ -31,20 +31,21 @@ def measure_all(
     figures: Figures = {}
     about: dict[str, Any] = {}
     lost = []
+    if tasks:
+        from modernbert_train.evaluate.retrieval.mteb_tasks import find_task, measure_task, open_for_mteb
+    found = {name: find_task(name) for name in tasks}  # a name that is wrong is told before anything is computed
     if folders and config.rerank is not None:
         figures, about = _rerank_all(model, folders, config)
     elif folders:
         opened = open_sentence_model(model, config)
         figures = {name: measure(opened, each, config) for name, each in folders.items()}
         about = asdict(describe(opened))
-    if tasks:
-        from modernbert_train.evaluate.retrieval.mteb_tasks import measure_task, open_for_mteb
-
+    if found:
         for_mteb, described = open_for_mteb(model, config)
         about |= asdict(described)
-        for name in tasks:
+        for name, task in found.items():
             try:
-                figures[name], about[f"{MTEB}{name}"] = measure_task(name, for_mteb, config, out)
+                figures[name], about[f"{MTEB}{name}"] = measure_task(task, for_mteb, config, out)
             except DataError as error:
                 lost.append(str(error))
     return figures, about, lost

@@ -96,11 +96,29 @@ def open_for_mteb(name: str, config: EvaluateConfig) -> tuple[Any, Described]:
     return Packed(encoder, about, choose_device(config.device), meta), about
 
 
-def measure_task(name: str, model: Any, config: EvaluateConfig, out: Path) -> tuple[dict[str, float], dict[str, Any]]:
+def find_task(name: str) -> Any:
+    """A task of mteb, without its data.
+
+    Raises:
+        ConfigError: mteb knows none, or it is not of text.
+    """
+    import mteb
+
+    try:
+        task = mteb.get_task(name)
+    except KeyError as error:
+        raise ConfigError(f"mteb:{name}: mteb {mteb.__version__} has no such task ({error.args[0]}).") from None
+    if {*task.metadata.modalities} != {"text"}:
+        kinds = ", ".join(task.metadata.modalities)
+        raise ConfigError(f"mteb:{name}: is of {kinds}, and the model reads text. Leave it out.")
+    return task
+
+
+def measure_task(task: Any, model: Any, config: EvaluateConfig, out: Path) -> tuple[dict[str, float], dict[str, Any]]:
     """Measure a model on a task of mteb.
 
     Args:
-        name: of the task.
+        task: see `find_task`.
         model: see `open_for_mteb`.
         config: encode_batch counts, for models of sentence-transformers.
         out: folder; mteb's own result, by split and language, is written there.
@@ -110,31 +128,24 @@ def measure_task(name: str, model: Any, config: EvaluateConfig, out: Path) -> tu
         about: version of mteb; dataset and revision.
 
     Raises:
-        ConfigError: mteb knows no such task.
         DataError: its data cannot be had.
     """
     import mteb
 
-    try:
-        task = mteb.get_task(name)
-    except KeyError as error:
-        raise ConfigError(f"mteb:{name}: mteb {mteb.__version__} has no such task ({error.args[0]}).") from None
     about = task.metadata
-    if {*about.modalities} != {"text"}:
-        raise ConfigError(f"mteb:{name}: is of {', '.join(about.modalities)}, and the model reads text. Leave it out.")
     try:
         for each in getattr(about, "tasks", [task]):  # of several in one, as CQADupstackRetrieval
             each.load_data()
     except Exception as error:  # the hub, a cache and code of each task's own can fail in any way
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         raise DataError(
-            f"mteb:{name}: its data, {about.dataset['path']}, cannot be had ({reason}). Run once where there is a "
-            "network, or leave the task out."
+            f"mteb:{about.name}: its data, {about.dataset['path']}, cannot be had ({reason}). Run where there is "
+            "a network once, or leave the task out."
         ) from None
     batch: Any = {"batch_size": config.encode_batch, "show_progress_bar": False}
     found = mteb.evaluate(model, task, encode_kwargs=batch, cache=None, co2_tracker=False, show_progress_bar=False)
     (result,) = found.task_results
-    result.to_disk(out / f"mteb-{name}.json")
+    result.to_disk(out / f"mteb-{about.name}.json")
     score = float(result.get_score())
     said = {"mteb": mteb.__version__, "dataset": about.dataset["path"], "revision": result.dataset_revision}
     return {"main_score": score, about.main_score: score}, said
