@@ -62,7 +62,7 @@ def test_the_loss_is_the_published_one(sequences: Make, pack: Make, name: str) -
         teacher="x", mse_weight=0.7, temperature=3.0, teacher_width=None if width == 32 else width
     )
     model = made(STUDENT, objective, logit_chunk=8).train()
-    whole = made(TEACHERS[name], MaskedLmConfig()).eval()
+    whole = made(TEACHERS[name], MaskedLmConfig()).train()  # it has dropout, which a teacher must not draw
     plain = made(STUDENT, objective).train()
     assert isinstance(model, Distilled) and isinstance(whole, ForMaskedLM)
     model.listen(Teacher(whole, bf16=False))

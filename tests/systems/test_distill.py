@@ -98,6 +98,7 @@ def test_two_ranks_are_as_one(tiny_run: TinyRun, tmp_path: Path, strategy: str) 
 
 
 @pytest.mark.runs
+@pytest.mark.timeout(600)
 def test_a_teacher_that_does_not_fit_is_refused_before_the_first_batch(
     tiny_run: TinyRun, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
