@@ -25,7 +25,7 @@ def _section_text(section: Section) -> str:
         for name, text in section.rows:
             start = f"  {name.ljust(width)}  "
             out += textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
-    else:
+    elif section.rows:
         out.append(table(section.rows, indent=2, numbers=True))
     for note in section.notes:
         out += textwrap.wrap(note, WIDTH, initial_indent="  ", subsequent_indent="  ")

@@ -203,7 +203,7 @@ class Origin:
     def describe(self) -> str:
         """One line for the banner."""
         model, weights, old = self.config.model, self.config.weights, self.source.model
-        text = f"weights.{next(iter(weights.named))}={self.source.folder}"
+        text = f"weights.{next(iter(weights.named), 'init_from')}={self.source.folder}"
         if weights.grow_from is not None:
             text += f" ({weights.grow_mode}): " + ", ".join(
                 f"{key} {getattr(old, key):,} -> {getattr(model, key):,}" for key in GROWING
