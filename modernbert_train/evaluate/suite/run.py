@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from modernbert_train.core.text import plural
+from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.finetune.many import Cell, Outcome, held, refuse_other_settings, run_cells, tell
 from modernbert_train.evaluate.finetune.task import named_model
 from modernbert_train.evaluate.suite.efficiency import measure_all
@@ -18,6 +19,8 @@ from modernbert_train.evaluate.suite.plan import Plan, choices_of, read_suite
 from modernbert_train.evaluate.suite.submission import FOLDER, submit
 from modernbert_train.evaluate.suite.table import as_markdown, make_table, write_suite
 from modernbert_train.report.many import PICTURE
+from modernbert_train.weights.formats import read_folder
+from modernbert_train.weights.formats.config_json import CONFIG_JSON
 from modernbert_train.weights.named_source import check_named
 
 
@@ -50,7 +53,7 @@ def evaluate_suite(
     suite, home = read_suite(name)
     plan = Plan(suite, home, list(dict.fromkeys(models)), seeds, out, overrides)
     for model in plan.models:
-        check_named(named_model(model).source)
+        _check_encoder(named_model(model).source)
     print(f"{name}: {describe(plan)}", flush=True)
     if dry_run:
         return
@@ -82,6 +85,15 @@ def evaluate_suite(
     if (out / FOLDER).is_dir():
         print(f"to send to a test server: {out}/{FOLDER}")
     tell(Outcome(failed=lost, stopped=stopped), out)
+
+
+def _check_encoder(source: str) -> None:
+    check_named(source)
+    if (Path(source) / CONFIG_JSON).is_file() and read_folder(Path(source)).order == "causal":
+        raise ConfigError(
+            f"{source}: a decoder, whose states know nothing of the words after. Name an encoder, or make one of it as "
+            "yamls/recipes/adapt-decoder.yaml does."
+        )
 
 
 def describe(plan: Plan) -> str:

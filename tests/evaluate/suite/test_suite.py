@@ -253,6 +253,21 @@ def test_what_retrieval_has_trained_is_measured_by_other_tasks(
         read_suite(str(write_suite(tasks | {"tone": {"after": "pairs"}})))
 
 
+def test_a_decoder_is_no_model_of_a_suite(
+    write_suite: WriteSuite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its states know nothing of what follows, and its figures would stand beside encoders' without a word."""
+    (tmp_path / "decoder").mkdir()
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48,
+    }  # fmt: skip
+    (tmp_path / "decoder/config.json").write_text(json.dumps(config))
+    suite = write_suite({"tone": {}})
+    assert main(["evaluate", str(tmp_path / "decoder"), "--suite", str(suite), "--out", str(tmp_path / "out")]) == 78
+    assert "decoder: a decoder, whose states know nothing of the words after" in capsys.readouterr().err
+
+
 def test_an_unknown_suite_names_those_that_are_known(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Known: .*glue.*"):
         read_suite("blue")
