@@ -343,7 +343,7 @@ def test_keys_of_the_task_and_of_the_run_are_told_apart() -> None:
     task, rest = read_task("rte", ["data=here", "data.num_workers=0", "lr=1e-3", "optim.name=muon", "seed=3"])
     assert (task.data, task.lr) == ("here", 1e-3)
     assert rest == ["data.num_workers=0", "optim.name=muon", "seed=3"]
-    with pytest.raises(ConfigError, match="no such task. Known: cola, mnli, mrpc"):
+    with pytest.raises(ConfigError, match="no such task. Known: cola, .*mnli, mrpc"):
         read_task("imdb", [])
 
 
