@@ -41,6 +41,10 @@ class DistillConfig(MaskedLmConfig):
         return "masked-language modelling with a teacher (knowledge distillation)", "1910.01108"
 
     @property
+    def named_teacher(self) -> str:
+        return self.teacher
+
+    @property
     def summary(self) -> str:
         return super().summary + f", teacher {self.teacher}"
 
@@ -61,7 +65,7 @@ class DistillConfig(MaskedLmConfig):
 
     @property
     def projected_width(self) -> int | None:
-        """Columns that a matrix takes hidden states to; None: there is none."""
+        """See `ObjectiveConfig`."""
         return self.teacher_width if self.compares_states else None
 
     @property

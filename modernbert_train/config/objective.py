@@ -71,6 +71,16 @@ class ObjectiveConfig:
         return False
 
     @property
+    def named_teacher(self) -> str | None:
+        """The model whose outputs are trained towards, as it is named; None: there is none."""
+        return None
+
+    @property
+    def projected_width(self) -> int | None:
+        """Columns that a matrix takes hidden states to, a teacher's width; None: there is no such matrix."""
+        return None
+
+    @property
     def trains_encoder(self) -> bool:
         """Whether the encoder's weights change."""
         return True

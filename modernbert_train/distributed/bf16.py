@@ -1,4 +1,4 @@
-"""Who computes in bf16, and what it wins on this processor. Torch is imported only to ask it, as in gpus.py."""
+"""Whether a device computes in bf16, and what that wins here. Torch is imported only to ask it, as in gpus.py."""
 
 from __future__ import annotations
 

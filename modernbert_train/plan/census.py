@@ -21,7 +21,6 @@ from modernbert_train.config.schema import (
     BertShape,
     DebertaConfig,
     DistilBertConfig,
-    DistillConfig,
     GemmaConfig,
     LabelledConfig,
     LlamaConfig,
@@ -115,7 +114,7 @@ def census(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Cens
         matrices = _without_tokens(matrices, idle="tokens" in objective.idle_heads)
     beside = tuple(matrix for head in objective.heads if head in HEAD_COUNTS for matrix in HEAD_COUNTS[head](model))
     beside += _classifier(model, cast(LabelledConfig, objective)) if objective.is_labelled else ()
-    beside += _projection(model, objective) if isinstance(objective, DistillConfig) else ()
+    beside += _projection(model, objective)
     own = Census((*matrices, *beside), windows, (2 * model.key_products * model.attention_width,) * len(windows))
     generator = objective.generator_of(model)
     if generator is None:
@@ -351,7 +350,7 @@ def _classifier(model: ModelConfig, objective: LabelledConfig) -> tuple[Matrix, 
     return *between, Matrix(logits, width, "head", uses=1, head=head), Matrix(logits, 1, "head")
 
 
-def _projection(model: ModelConfig, objective: DistillConfig) -> tuple[Matrix, ...]:
+def _projection(model: ModelConfig, objective: ObjectiveConfig) -> tuple[Matrix, ...]:
     """See models/distilled.py: hidden states of all tokens in the teacher's width."""
     width = objective.projected_width
     if width is None:

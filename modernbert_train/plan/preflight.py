@@ -20,7 +20,7 @@ from modernbert_train.checkpoints.trained_phases import refuse_average, refuse_c
 from modernbert_train.config.check import check
 from modernbert_train.config.load import WrongKeys, load_run
 from modernbert_train.config.packages import missing_packages
-from modernbert_train.config.schema import DistillConfig, RunConfig
+from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.check import check_data
 from modernbert_train.data.labelled import describe_labelled
 from modernbert_train.data.remote import is_remote
@@ -155,8 +155,8 @@ def _of_its_folder(config: RunConfig, fresh: bool) -> Iterator[Look]:
         for _, name in _first_weights(config):
             yield lambda name=name: check_named(name, config.runs_folder)  # type: ignore[misc]
         yield lambda: _check_vocabulary(config)
-    if isinstance(objective := config.objective, DistillConfig):
-        yield lambda: check_named(objective.teacher, config.runs_folder)
+    if (teacher := config.objective.named_teacher) is not None:
+        yield lambda: check_named(teacher, config.runs_folder)
     yield run.check_writable
     if not fresh:
         yield run.compare

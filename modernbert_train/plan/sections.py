@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from modernbert_train.config.schema import DistillConfig
 from modernbert_train.core.text import percent, plural, tokens_text
 from modernbert_train.plan.advice import Setting, configured_memory, fits, remedy, settings
 from modernbert_train.plan.census import census
@@ -224,11 +223,11 @@ def _flops(plan: Plan) -> Section:
 
 def _teacher(plan: Plan) -> Iterator[Section]:
     objective = plan.config.objective
-    if not isinstance(objective, DistillConfig):
+    if objective.named_teacher is None:
         return
     model = teacher_of(objective)
     if model is None:
-        text = f"{objective.teacher} is in no folder here: neither its FLOPs nor its memory are counted."
+        text = f"{objective.named_teacher} is in no folder here: neither its FLOPs nor its memory are counted."
         yield Section("Teacher", notes=[text])
         return
     c = 2 if plan.bf16 else 4

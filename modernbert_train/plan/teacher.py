@@ -1,10 +1,11 @@
-"""What a teacher costs: its forward pass, in FLOPs and memory, by its configuration alone."""
+"""The cost of a teacher: its forward pass, in FLOPs and memory, by its configuration alone."""
 
 from __future__ import annotations
 
 import functools
 import math
 from pathlib import Path
+from typing import cast
 
 from modernbert_train.config.schema import DistillConfig, MaskedLmConfig, ModelConfig, ObjectiveConfig
 from modernbert_train.errors import RunError
@@ -16,7 +17,7 @@ from modernbert_train.weights.named_model import model_of
 
 def teacher_of(objective: ObjectiveConfig) -> ModelConfig | None:
     """The teacher's architecture; None without one, or where it is not here or is a file of Composer."""
-    return _read(objective.teacher) if isinstance(objective, DistillConfig) else None
+    return None if objective.named_teacher is None else _read(objective.named_teacher)
 
 
 @functools.cache
@@ -55,8 +56,9 @@ def teacher_bytes(objective: ObjectiveConfig, *, bf16: bool, tokens: int, chunk:
         chunk: positions whose logits exist at a time.
     """
     model = teacher_of(objective)
-    if model is None or not isinstance(objective, DistillConfig):
+    if model is None:
         return 0
+    objective = cast(DistillConfig, objective)  # the one that has a teacher
     precise = {"auto": not bf16, "fp32": True, "bf16": False}[objective.teacher_precision]
     c, counted = (4 if precise else 2), count_parameters(model, MaskedLmConfig())
     weights = 4 * (counted.total - counted.hidden) + c * counted.hidden + (0 if precise else c * counted.embedding)

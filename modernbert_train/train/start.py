@@ -23,7 +23,7 @@ from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.checkpoints.trained_phases import check_same_past, refuse_average
 from modernbert_train.checkpoints.verified import tell_choice
 from modernbert_train.config.plugins import versions
-from modernbert_train.config.schema import DistillConfig, RunConfig, StartConfig
+from modernbert_train.config.schema import RunConfig, StartConfig
 from modernbert_train.core.read_json import number
 from modernbert_train.data.dataset_card import TOKEN_COUNTS
 from modernbert_train.data.fingerprint import differences, known_since
@@ -176,10 +176,9 @@ def check_same_data(start: Start, config: RunConfig, here: Mapping[str, str]) ->
     found = differences(there, here)
     for each in found:
         if each.is_teacher and start.branch is None:
-            assert isinstance(config.objective, DistillConfig)
             raise DataError(
-                f"{folder}: trained by another teacher than objective.teacher={config.objective.teacher} holds now: "
-                f"{each}. Name the one it had, or choose another name=."
+                f"{folder}: trained by another teacher than objective.teacher={config.objective.named_teacher} holds "
+                f"now: {each}. Name the one it had, or choose another name=."
             )
         if each.is_trained_on and not each.is_teacher:
             remedy = "choose another name=." if start.branch is None else "set start.data=restart."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -108,7 +109,7 @@ def find_teacher(config: RunConfig) -> FoundTeacher | None:
 
 
 def _objective_of(config: RunConfig) -> DistillConfig | None:
-    return config.objective if isinstance(config.objective, DistillConfig) else None
+    return None if config.objective.named_teacher is None else cast(DistillConfig, config.objective)
 
 
 def _used(weights: Mapping[str, Tensor], objective: DistillConfig) -> dict[str, Tensor]:

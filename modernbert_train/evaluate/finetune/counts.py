@@ -1,4 +1,4 @@
-"""What became of the texts of a split, counted; and how a person is told."""
+"""Counts of the texts of a split, by what became of them, and in words."""
 
 from __future__ import annotations
 
