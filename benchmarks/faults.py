@@ -653,6 +653,14 @@ FAULTS = (
         ("tests/models/test_llama.py",),
     ),
     Fault(
+        "neobert-pairs",
+        "modernbert_train/models/neobert.py",
+        "qk_T2NH.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)",
+        "qk_T2NH.unflatten(-1, (2, -1)).flatten(-2)",
+        "a NeoBERT: positions turn the two halves of a head and not its neighbouring numbers",
+        ("tests/models/test_neobert.py",),
+    ),
+    Fault(
         "untied-in-silence",
         "modernbert_train/weights/source.py",
         "if name != DECODER or name in targets:",

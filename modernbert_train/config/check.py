@@ -172,7 +172,7 @@ def generators(config: RunConfig, num_ranks: int) -> Iterator[str]:
     if not model.tied:
         yield (
             f"objective.name={objective.name} with model.tied=false: a generator predicts with the embedding. Set "
-            "model.tied=true."
+            "model.tied=true, or take another model."
         )
     depth, width, sharing = objective.depth, objective.width, objective.sharing
     if model.hidden_size % model.num_heads or min(depth, width, getattr(model, "global_attn_every_n_layers", 1)) <= 0:

@@ -78,6 +78,11 @@ class ModelConfig:
         return self.name
 
     @property
+    def own_code(self) -> bool:
+        """Whether transformers has no class of it, and fetches one where a user allows that."""
+        return False
+
+    @property
     def grows(self) -> bool:
         """Whether a larger one begins with the weights of a smaller one, by tiling."""
         return False

@@ -34,6 +34,7 @@ from modernbert_train.config.launch import LaunchConfig
 from modernbert_train.config.llama import LlamaConfig as LlamaConfig
 from modernbert_train.config.model import ModelConfig as ModelConfig  # importers of the schema take all of it here
 from modernbert_train.config.model import ModernBertConfig as ModernBertConfig
+from modernbert_train.config.neobert import NeoBertConfig as NeoBertConfig
 from modernbert_train.config.objective import CausalLmConfig as CausalLmConfig
 from modernbert_train.config.objective import MaskedLmConfig as MaskedLmConfig
 from modernbert_train.config.objective import ObjectiveConfig as ObjectiveConfig
@@ -528,6 +529,7 @@ VARIANTS: dict[str, dict[str, type]] = {
         "deberta": DebertaConfig,
         "llama": LlamaConfig,
         "gemma": GemmaConfig,
+        "neobert": NeoBertConfig,
     },
     "objective": {
         "mlm": MaskedLmConfig,

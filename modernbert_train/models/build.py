@@ -22,6 +22,7 @@ from modernbert_train.config.schema import (
     LlamaConfig,
     ModelConfig,
     ModernBertConfig,
+    NeoBertConfig,
     ObjectiveConfig,
     XLNetConfig,
 )
@@ -36,6 +37,7 @@ from modernbert_train.models.gemma import Gemma
 from modernbert_train.models.llama import Llama
 from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.models.modernbert import ModernBert
+from modernbert_train.models.neobert import NeoBert
 from modernbert_train.models.pairs import WithOrder
 from modernbert_train.models.questions import Answerer, Chooser
 from modernbert_train.models.replaced import ForReplacedAndMasked, ForReplacedTokens
@@ -52,6 +54,7 @@ ENCODERS: Rows[Callable[[Any, ComputeConfig], Encoder]] = Rows(
         DebertaConfig: Deberta,
         LlamaConfig: Llama,
         GemmaConfig: Gemma,
+        NeoBertConfig: NeoBert,
     },
 )
 

@@ -20,8 +20,8 @@ from modernbert_train.batch import Packed
 from modernbert_train.config.schema import ComputeConfig, GemmaConfig
 from modernbert_train.models.attention import Kernel, choose_kernel
 from modernbert_train.models.attention.visible import Visible
-from modernbert_train.models.layers import compute_dtype, rotary_of, rotary_tables
-from modernbert_train.models.llama import Attention, Embeddings, Llama, SwiGLU, inverse_frequencies
+from modernbert_train.models.layers import compute_dtype, rotary_tables
+from modernbert_train.models.llama import Attention, Embeddings, Llama, SwiGLU
 
 
 class RMSNorm(nn.Module):
@@ -77,8 +77,11 @@ class Gemma(Llama):
     def __init__(self, config: GemmaConfig, compute: ComputeConfig) -> None:
         super().__init__(config, compute)
         self.embeddings = ScaledEmbeddings(config)
-        self.layers = nn.ModuleList(Layer(config, not config.is_global(index)) for index in range(config.num_layers))
         self.final_norm = RMSNorm(config.hidden_size, config.norm_eps)
+
+    def layer(self, index: int) -> nn.Module:
+        """See `Llama`."""
+        return Layer(self.config, not self.config.is_global(index))
 
     def forward(self, packed: Packed) -> Tensor:
         """See `Encoder`."""
@@ -94,7 +97,7 @@ class Gemma(Llama):
                 attention[True] = (wide, wide.prepare(packed, visible))
         positions_T = packed.position_ids_T
         rotary = {
-            True: rotary_of(positions_T, inverse_frequencies(config, device), dtype),
+            True: self.rotary(positions_T, dtype),
             False: rotary_tables(positions_T, config.local_rope_theta, config.head_size, dtype),
         }
         recompute = compute.activation_checkpointing and torch.is_grad_enabled()

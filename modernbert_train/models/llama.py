@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from modernbert_train.batch import Packed
-from modernbert_train.config.schema import ComputeConfig, LlamaConfig
+from modernbert_train.config.schema import ComputeConfig, LlamaConfig, ModelConfig
 from modernbert_train.models.attention import Kernel, choose_kernel
 from modernbert_train.models.attention.visible import Visible
 from modernbert_train.models.casts import Linear
@@ -70,7 +70,7 @@ class RMSNorm(nn.Module):
 class Embeddings(nn.Module):
     """A token's vector; positions enter in the attention."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
 
@@ -110,7 +110,7 @@ class SwiGLU(nn.Module):
 
     stacked: ClassVar = {"Wi": 2}
 
-    def __init__(self, config: LlamaConfig, activation: Callable[[Tensor], Tensor] = F.silu) -> None:
+    def __init__(self, config: ModelConfig, activation: Callable[[Tensor], Tensor] = F.silu) -> None:
         super().__init__()
         self.activation = activation
         self.Wi = Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
@@ -124,10 +124,10 @@ class SwiGLU(nn.Module):
 class Layer(nn.Module):
     """Pre-norm: x + attn(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: ModelConfig, attn: nn.Module) -> None:
         super().__init__()
         self.attn_norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.attn = Attention(config)
+        self.attn = attn
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = SwiGLU(config)
 
@@ -139,13 +139,21 @@ class Layer(nn.Module):
 class Llama(Encoder):
     """Embeddings, layers and the final norm."""
 
-    def __init__(self, config: LlamaConfig, compute: ComputeConfig) -> None:
+    def __init__(self, config: ModelConfig, compute: ComputeConfig) -> None:
         super().__init__()
         self.config = config
         self.compute = compute
         self.embeddings = Embeddings(config)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(self.layer(index) for index in range(config.num_layers))
         self.final_norm: nn.Module = RMSNorm(config.hidden_size, config.norm_eps)
+
+    def layer(self, index: int) -> nn.Module:
+        """The layer of this number, from 0."""
+        return Layer(self.config, Attention(self.config))
+
+    def rotary(self, position_ids_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """What `rotate` takes, of all layers or of global ones."""
+        return rotary_of(position_ids_T, inverse_frequencies(self.config, position_ids_T.device), dtype)
 
     def embedding(self) -> nn.Parameter:
         """See `Encoder`."""
@@ -156,7 +164,7 @@ class Llama(Encoder):
         width = self.embedding().shape[1]
         return nn.Identity() if width == self.config.hidden_size else Linear(self.config.hidden_size, width)
 
-    def set_phase(self, model: LlamaConfig) -> None:
+    def set_phase(self, model: ModelConfig) -> None:
         """See `Encoder`: a phase may have other rotary positions."""
         self.config = model
 
@@ -168,7 +176,7 @@ class Llama(Encoder):
         key = "compute.global_attention" if self.compute.global_attention else "compute.attention"
         kernel = choose_kernel(name, device, dtype, key, order)
         layout = kernel.prepare(packed, Visible(order=order))
-        rotary = rotary_of(packed.position_ids_T, inverse_frequencies(self.config, device), dtype)
+        rotary = self.rotary(packed.position_ids_T, dtype)
         recompute = self.compute.activation_checkpointing and torch.is_grad_enabled()
         for layer in self.layers:
             inputs = (hidden_TD, rotary, kernel, layout)

@@ -27,6 +27,7 @@ from modernbert_train.config.schema import (
     MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
+    NeoBertConfig,
     ObjectiveConfig,
     ReplacedTokensConfig,
     XLNetConfig,
@@ -298,6 +299,22 @@ def _gemma(model: GemmaConfig) -> Counted:
     return (*matrices, Matrix(model.hidden_size, 1, "layer", 2 * model.num_layers)), windows
 
 
+def _neobert(model: NeoBertConfig) -> Counted:
+    """Llama's, but for Wqkv, which is one matrix, head by head, and the decoder's bias."""
+    width, hidden, layers = model.hidden_size, model.intermediate_size, model.num_layers
+    return (
+        table_of(model),
+        Matrix(3 * width, width, "layer", layers, uses=1),  # Wqkv
+        Matrix(width, width, "layer", layers, uses=1),  # attn.Wo
+        Matrix(hidden, width, "layer", 2 * layers, uses=1, parts=2),  # Wi: gates and values
+        Matrix(width, hidden, "layer", layers, uses=1),  # mlp.Wo
+        Matrix(width, 1, "layer", 2 * layers),
+        Matrix(model.vocab_size, width, "embedding", uses=1, head="tokens"),  # the decoder
+        Matrix(model.vocab_size, 1, "head", head="tokens"),
+        Matrix(width, 1, "head"),  # the last norm
+    ), (None,) * layers
+
+
 def _attention(width: int, count: int, passes: int = 1) -> tuple[Matrix, ...]:
     """Wqkv and attn.Wo of so many layers."""
     return (
@@ -370,6 +387,7 @@ ENCODER_COUNTS: Rows[Callable[[Any], Counted]] = Rows(
         DebertaConfig: _deberta,
         LlamaConfig: _llama,
         GemmaConfig: _gemma,
+        NeoBertConfig: _neobert,
     },
 )
 

@@ -82,7 +82,8 @@ def _open(folder: Path) -> tuple[Any, Any, bool, bool]:
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise DataError(
             f"{folder / CONFIG_JSON}: model_type={str(kind)[:80]}, which transformers does not know. Name the folder "
-            "of an exported model; it says model_type=modernbert."
+            "of an exported model; it says model_type=modernbert. A neobert is opened by code of its own, which this "
+            "program does not run."
         )
     for key, most in _LARGEST.items():
         if isinstance(raw.get(key), int) and raw[key] > most:  # transformers would build it before it reads the weights

@@ -101,6 +101,7 @@ def model_card(
             "None was stated when the model was exported; ask its makers before you use it. They can name one with "
             "`--licence` when they export, or here and as `license:` in the header."
         )
+    allowed = ", trust_remote_code=True" if model.own_code else ""
     text = "\n\n".join(f"## {heading}\n\n{body}" if heading else body for heading, body in sections.items())
     lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in header.items())  # JSON is YAML
     return f"""---
@@ -118,7 +119,7 @@ from transformers import {auto}, AutoTokenizer
 
 path = "."  # this folder, or its id on the hub
 tokenizer = AutoTokenizer.from_pretrained(path)
-model = {auto}.from_pretrained(path)
+model = {auto}.from_pretrained(path{allowed})
 ```
 
 ## Licence

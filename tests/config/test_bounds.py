@@ -205,7 +205,9 @@ def test_a_count_beyond_any_use_is_refused_at_once(tmp_path: Path, key: str, wor
     assert str(error.value).startswith(f"{key}={count}: must be {words}")
 
 
-@pytest.mark.parametrize("name", ["modernbert", "bert", "distilbert", "albert", "xlnet", "deberta", "llama", "gemma"])
+@pytest.mark.parametrize(
+    "name", ["modernbert", "bert", "distilbert", "albert", "xlnet", "deberta", "llama", "gemma", "neobert"]
+)
 def test_a_model_beyond_any_use_is_refused_where_no_rule_is_asked(tmp_path: Path, name: str) -> None:
     """As of a checkpoint: verify, eval, export and plan make its shapes out of its config.yaml alone."""
     file = tmp_path / "config.yaml"

@@ -21,6 +21,7 @@ from modernbert_train.config.schema import (
     MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
+    NeoBertConfig,
     ObjectiveConfig,
     PermutationLmConfig,
     XLNetConfig,
@@ -64,6 +65,10 @@ LLAMA = LlamaConfig(
     rope_theta=1000.0,
 )  # fmt: skip
 
+NEOBERT = NeoBertConfig(
+    vocab_size=160, hidden_size=48, num_layers=3, num_heads=4, intermediate_size=56, init_cutoff=0.4
+)
+
 ENCODERS: dict[str, ModelConfig] = {
     "modernbert": MODERNBERT,
     "bert": BERT,
@@ -84,6 +89,7 @@ ENCODERS: dict[str, ModelConfig] = {
     "deberta v1": DEBERTA_V1,
     "deberta, narrow": DEBERTA_NARROW,
     "llama": LLAMA,
+    "neobert": NEOBERT,
 }
 
 

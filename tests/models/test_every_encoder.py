@@ -141,6 +141,7 @@ def test_bf16_autocast_stays_close_to_fp32(name: str, sequences: Make, pack: Mak
         ("xlnet", 4, False),
         ("deberta", 4, False),
         ("llama", 2, False),
+        ("neobert", 2, False),
     ],
 )
 def test_layers_compile_once_whatever_the_documents(

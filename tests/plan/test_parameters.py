@@ -21,6 +21,7 @@ from modernbert_train.config.schema import (
     MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
+    NeoBertConfig,
     ObjectiveConfig,
     ReplacedTokensConfig,
     SentenceOrderConfig,
@@ -69,6 +70,7 @@ MODELS_OF_EACH_KIND = {
     "deberta, first version, narrow embedding": DebertaConfig(version="v1", buckets=512, embedding_size=128),
     "llama": LlamaConfig(key_value_heads=4, qkv_bias=True),
     "gemma": GemmaConfig(),
+    "neobert": NeoBertConfig(),
     "llama, untied": LlamaConfig(tied=False, qk_norm=True, head_width=128),
 }
 

@@ -21,6 +21,7 @@ from modernbert_train.config.schema import (
     LlamaConfig,
     ModelConfig,
     ModernBertConfig,
+    NeoBertConfig,
     XLNetConfig,
 )
 from modernbert_train.core.own_files import require_own_files
@@ -36,6 +37,7 @@ from modernbert_train.weights.formats import (
     modernbert,
     modernbert_decoder,
     modernbert_tokens,
+    neobert,
     xlnet,
 )
 from modernbert_train.weights.formats.alone import WITH_HEAD, Alone
@@ -99,6 +101,7 @@ FORMATS: dict[str, HubFormat] = {
     "deberta-v2": deberta,
     **dict.fromkeys(llama.KINDS, llama),
     gemma.MODEL_TYPE: gemma,
+    neobert.MODEL_TYPE: neobert,
 }
 
 # class in a config.json -> its format, where it is not that of its model_type
@@ -117,6 +120,7 @@ EXPORTS: dict[tuple[type[ModelConfig], Order], HubFormat] = {
     (LlamaConfig, "causal"): llama,
     (GemmaConfig, "all"): gemma,
     (GemmaConfig, "causal"): gemma,
+    (NeoBertConfig, "all"): neobert,  # its code has no decoder
     (XLNetConfig, "all"): xlnet,
     (XLNetConfig, "causal"): xlnet,
 }

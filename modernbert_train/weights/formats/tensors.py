@@ -147,7 +147,7 @@ def from_hf(
             raise mistake(f"{mixed[0]} is not zero in the first row")
         parts_here = [_here(found[name], shape, part_of[ours]) for name in names]
         weights[ours] = (parts_here[0] if len(names) == 1 else torch.cat(parts_here)).float()
-    predicts = "decoder.bias" in weights if config.decoder_bias else optional and config.tied
+    predicts = config.tied and ("decoder.bias" in weights if config.decoder_bias else optional)
     return weights | {DECODER: weights[EMBEDDING]} if predicts else weights
 
 

@@ -24,6 +24,7 @@ from modernbert_train.config.schema import (
     LlamaConfig,
     ModelConfig,
     ModernBertConfig,
+    NeoBertConfig,
     SentenceOrderConfig,
     XLNetConfig,
 )
@@ -138,9 +139,10 @@ MODELS: list[ModelConfig] = [
     DebertaConfig(**SHAPE, buckets=8, max_distance=16),
     LlamaConfig(**SHAPE, tied=False, qk_norm=True),
     DistilBertConfig(**SHAPE, max_positions=40),
+    NeoBertConfig(**SHAPE),
 ]
 NAMES = ["modernbert", "bert", "roberta", "albert", "albert that shares its ffn", "xlnet", "deberta", "llama"]
-NAMES += ["distilbert"]
+NAMES += ["distilbert", "neobert"]
 ORDERS: list[tuple[ModelConfig, Any]] = [
     *((config, order) for config in MODELS for order in ("all", "causal") if (type(config), order) in EXPORTS),
     *((config, "given") for config in MODELS),  # as those that see all

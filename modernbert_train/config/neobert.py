@@ -1,0 +1,58 @@
+"""The architecture of NeoBERT, as a variant of `model`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from modernbert_train.config.knob import knob
+from modernbert_train.config.model import CLASSIFIER_WEIGHT, MOST_LAYERS, MOST_WIDTH, POOLER_WEIGHT, ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeoBertConfig(ModelConfig):
+    """NeoBERT (arXiv 2502.19587), which knows no other RoPE base than 10,000. The defaults are the published model."""
+
+    name: str = "neobert"
+    # rows of the embedding and of the decoder, which is its own; at least the tokenizer's entries
+    vocab_size: int = knob(30_522, above=0, high=MOST_WIDTH)
+    hidden_size: int = knob(768, above=0, high=MOST_WIDTH)
+    num_layers: int = knob(28, above=0, high=MOST_LAYERS)
+    num_heads: int = knob(12, above=0, high=MOST_WIDTH)
+    # width after the gate, a multiple of 8; the published config.json says 3/2 of it
+    intermediate_size: int = knob(2048, above=0, high=MOST_WIDTH)
+    norm_eps: float = knob(1e-5, above=0)
+    # of all matrices: of so wide a normal distribution the middle, which is uniform as in the published code
+    init_std: float = knob(1.0, above=0, training=True)
+    # truncation, in standard deviations; ±0.02 in all, as published
+    init_cutoff: float = knob(0.02, above=0, training=True)
+
+    @property
+    def tied(self) -> bool:
+        return False
+
+    @property
+    def own_code(self) -> bool:
+        return True
+
+    @property
+    def title(self) -> tuple[str, str | None]:
+        return "NeoBERT", "2502.19587"
+
+    @property
+    def details(self) -> str:
+        return "RMSNorm, SwiGLU, RoPE base 10,000, no dropout, no biases but the decoder's;\n  decoder of its own"
+
+    def init_std_of(self, name: str) -> float:
+        """See `ModelConfig`; what stands before classes is normal there."""
+        return 0.02 if name in (CLASSIFIER_WEIGHT, POOLER_WEIGHT) else self.init_std
+
+    def mistakes(self) -> Iterator[str]:
+        """See `ModelConfig`."""
+        if self.intermediate_size % 8:
+            yield (
+                f"model.intermediate_size={self.intermediate_size}: the published code makes it a multiple of 8, so "
+                f"that no export could be read. Set {-(-self.intermediate_size // 8) * 8}."
+            )
+        if self.head_size % 2:
+            yield f"model.num_heads={self.num_heads}: heads are {self.head_size} wide, and RoPE turns pairs. Set fewer."

@@ -1,0 +1,55 @@
+"""NeoBERT on packed buffers (arXiv 2502.19587): Llama's layers, with two differences.
+
+Query, key and value of a head lie below one another in Wqkv, then those of the next; and positions turn neighbouring
+numbers of a head. Both are as in its files, so that weights go both ways bit by bit. The decoder is its own and has a
+bias.
+
+Shape legend: T packed tokens, D model width, N heads, H head width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from modernbert_train.config.schema import NeoBertConfig
+from modernbert_train.models.attention import Kernel
+from modernbert_train.models.casts import Linear
+from modernbert_train.models.layers import rotary_tables, rotate
+from modernbert_train.models.llama import Layer, Llama
+
+THETA = 10_000.0  # base of the rotary positions; config.json cannot say another
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention without biases."""
+
+    def __init__(self, config: NeoBertConfig) -> None:
+        super().__init__()
+        self.split = (config.num_heads, 3, config.head_size)
+        self.Wqkv = Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
+        self.Wo = Linear(config.hidden_size, config.hidden_size, bias=False)
+
+    def forward(self, x_TD: Tensor, rotary: tuple[Tensor, Tensor], kernel: Kernel, layout: Any) -> Tensor:
+        qkv_T3NH = self.Wqkv(x_TD).unflatten(-1, self.split).transpose(1, 2)
+        qk_T2NH, v_T1NH = qkv_T3NH.split((2, 1), dim=1)
+        # a score is the same in any order of a head's numbers: pairs are brought apart, as `rotate` has them
+        qk_T2NH = qk_T2NH.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+        q_TNH, k_TNH = rotate(qk_T2NH, *rotary).unbind(1)
+        return self.Wo(kernel.attend(q_TNH, k_TNH, v_T1NH.squeeze(1), layout, False).flatten(1))
+
+
+class NeoBert(Llama):
+    """Embeddings, layers and the final norm."""
+
+    config: NeoBertConfig
+
+    def layer(self, index: int) -> nn.Module:
+        """See `Llama`."""
+        return Layer(self.config, Attention(self.config))
+
+    def rotary(self, position_ids_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """See `Llama`."""
+        return rotary_tables(position_ids_T, THETA, self.config.head_size, dtype)

@@ -1,0 +1,136 @@
+"""NeoBERT, held against what its paper and released files say, written a second time; and read and written bit by bit.
+
+If this breaks, the released model computes something else here, or an export computes something else in its own code.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.batches import lay_out
+from modernbert_train.batch import Batch
+from modernbert_train.config.schema import NeoBertConfig
+from modernbert_train.errors import DataError
+from modernbert_train.models.build import build_model, shapes_of
+from modernbert_train.models.init import count_parameters, initialize
+from modernbert_train.plan import parameters as planned
+from modernbert_train.weights.formats import neobert
+from modernbert_train.weights.formats.tensors import from_hf, to_hf
+from tests.models.encoders import NEOBERT, VOCABULARY, build, ids, objective_of
+from tests.models.neobert import NeoBERTConfig, NeoBERTLMHead
+
+BOUNDARIES = (0, 45, 70, 76)
+# config.json of chandar-lab/NeoBERT
+RELEASED: dict[str, Any] = {
+    "architectures": ["NeoBERTLMHead"],
+    "auto_map": {
+        "AutoConfig": "model.NeoBERTConfig", "AutoModel": "model.NeoBERT",
+        "AutoModelForMaskedLM": "model.NeoBERTLMHead",
+        "AutoModelForSequenceClassification": "model.NeoBERTForSequenceClassification",
+    },
+    "classifier_init_range": 0.02, "decoder_init_range": 0.02, "dim_head": 64, "embedding_init_range": 0.02,
+    "hidden_size": 768, "intermediate_size": 3072,
+    "kwargs": {
+        "classifier_init_range": 0.02, "pretrained_model_name_or_path": "google-bert/bert-base-uncased",
+        "trust_remote_code": True,
+    },
+    "max_length": 4096, "model_type": "neobert", "norm_eps": 1e-05, "num_attention_heads": 12,
+    "num_hidden_layers": 28, "pad_token_id": 0, "pretrained_model_name_or_path": "google-bert/bert-base-uncased",
+    "torch_dtype": "float32", "transformers_version": "4.48.2", "trust_remote_code": True, "vocab_size": 30522,
+}  # fmt: skip
+
+
+def twin_of(model: Any) -> Any:
+    raw = neobert.describe(model.config, "all", ("model",), 96, VOCABULARY)
+    twin = NeoBERTLMHead(NeoBERTConfig(**raw))
+    twin.load_state_dict(to_hf(neobert, dict(model.state_dict()), model.config), strict=True)
+    return twin.eval()
+
+
+def test_states_logits_and_gradients_are_the_published_ones() -> None:
+    """Sequences in one packed buffer here, one by one there."""
+    model = build(NEOBERT)
+    twin = twin_of(model)
+    ids_T, labels = ids(BOUNDARIES[-1]), ids(25, seed=9)
+    positions = torch.arange(0, 75, 3)
+    packed = lay_out(ids_T, [*BOUNDARIES])
+    hidden_TD = model.encode(packed)
+    states = [twin.states(ids_T[a:b]) for a, b in itertools.pairwise(BOUNDARIES)]
+    torch.testing.assert_close(hidden_TD, torch.cat(states), atol=1e-5, rtol=1e-5)
+    theirs_TV = torch.cat([twin(ids_T[None, a:b]).logits[0] for a, b in itertools.pairwise(BOUNDARIES)])
+    torch.testing.assert_close(model.logits(hidden_TD, torch.arange(76)), theirs_TV, atol=1e-5, rtol=1e-5)
+
+    model(Batch(packed, {"positions_M": positions, "labels_M": labels}, {"mlm": 25})).losses["mlm"].backward()
+    torch.nn.functional.cross_entropy(theirs_TV[positions], labels, reduction="sum").backward()
+    ours = {name: parameter.grad for name, parameter in model.named_parameters()}
+    for name, gradient in to_hf(neobert, ours, model.config).items():  # type: ignore[arg-type]
+        expected: Tensor = twin.get_parameter(name).grad
+        assert expected.abs().max() > 1e-3, name
+        torch.testing.assert_close(gradient, expected, atol=1e-5 * float(expected.abs().max()), rtol=1e-4)
+
+
+def test_the_released_model_is_read_and_written_bit_by_bit() -> None:
+    """Its configuration, the shapes of its files, and weights under its names."""
+    found = neobert.read(RELEASED, "config.json")
+    assert (found.model, found.max_tokens, found.order) == (NeoBertConfig(), 4096, "all")
+    # 28 x (2304 x 768 + 768^2 + 4096 x 768 + 768 x 2048 + 2 x 768) + 2 x 30522 x 768 + 30522 + 768
+    assert planned.count_parameters(found.model).total == 245_136_954
+    said = neobert.describe(found.model, "all", ("model",), 4096, VOCABULARY)
+    assert {key: said[key] for key in said.keys() & RELEASED.keys() - {"auto_map", "pad_token_id"}} == {
+        key: RELEASED[key] for key in said.keys() & RELEASED.keys() - {"auto_map", "pad_token_id"}
+    }
+    assert said["auto_map"]["AutoModel"] == "chandar-lab/NeoBERT--model.NeoBERT"
+    shapes = shapes_of(found.model, objective_of(found.model))
+    names = {name: shape for ours, shape in shapes.items() for name in neobert.theirs(ours, found.model)}
+    assert len(names) == 172
+    layer = "model.transformer_encoder.0"
+    assert names[f"{layer}.qkv.weight"] == (2304, 768) and names[f"{layer}.ffn.w12.weight"] == (4096, 768)
+    assert names["decoder.bias"] == (30522,) and names[f"{layer}.ffn.w3.weight"] == (768, 2048)
+
+    stored = {name: tensor.clone() for name, tensor in twin_of(build(NEOBERT)).state_dict().items()}
+    weights = from_hf(neobert, stored, NEOBERT, "file")
+    assert not torch.equal(weights["decoder.weight"], weights["model.embeddings.tok_embeddings.weight"])
+    back = to_hf(neobert, weights, NEOBERT)
+    assert back.keys() == stored.keys() and all(torch.equal(back[name], stored[name]) for name in stored)
+
+
+def test_fresh_weights_are_uniform_as_published() -> None:
+    """Within 0.02 of zero and as often at the edge as in the middle; the decoder's bias is zero."""
+    config = NeoBertConfig(num_layers=1)
+    model = build_model(config, objective_of(config))
+    initialize(model, config, seed=1)
+    assert count_parameters(model) == planned.count_parameters(config).total
+    table = model.get_parameter("model.embeddings.tok_embeddings.weight").flatten()
+    counts = torch.histc(table, bins=10, min=-0.02, max=0.02)
+    assert counts.sum() == len(table)
+    torch.testing.assert_close(counts / len(table), torch.full((10,), 0.1), atol=1e-3, rtol=0)
+    assert not model.get_parameter("decoder.bias").any()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "bert"}, "model_type='bert', architectures=.*; only model_type=neobert"),
+        ({"architectures": ["NeoBERTForSequenceClassification"]}, "with NeoBERTLMHead or NeoBERT can be read"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings=True; this encoder only knows False"),
+        ({"num_attention_heads": 5}, "hidden_size=768 is not a multiple of num_attention_heads=5"),
+        ({"num_attention_heads": 256}, r"model\.num_heads=256: heads are 3 wide, and RoPE turns pairs"),
+    ],
+)
+def test_what_this_encoder_cannot_compute_is_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        neobert.read(json.loads(json.dumps(RELEASED)) | change, "config.json")
+
+
+def test_a_width_that_its_code_would_round_is_refused() -> None:
+    """An export of it would not load."""
+    (line,) = replace(NEOBERT, intermediate_size=60).mistakes()
+    assert line.startswith("model.intermediate_size=60: the published code makes it a multiple of 8")
+    assert not [*NEOBERT.mistakes()]
