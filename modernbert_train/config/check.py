@@ -16,6 +16,7 @@ from modernbert_train.config.callbacks import GPU_ONLY
 from modernbert_train.config.evals import METRICS_OF
 from modernbert_train.config.knob import facts_of, knobs, refuse_too_many
 from modernbert_train.config.launch import launch_mistakes
+from modernbert_train.config.model import Bias
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
     BatchWarmupConfig,
@@ -45,8 +46,8 @@ KERNEL_ORDERS: dict[str, tuple[Order, ...]] = {
 
 TILE_HEADS = (16, 32, 64, 128)  # widths of heads of the kernel tiles
 
-# those that add something to scores, for a model that asks for it
-BIAS_KERNELS = ("sdpa",)
+# what a model adds to scores -> kernels that serve it
+BIAS_KERNELS: dict[Bias, tuple[str, ...]] = {"sequences": ("sdpa",), "pairs": ("flex", "sdpa")}
 
 Rule = Callable[[RunConfig, int], Iterator[str]]
 
@@ -349,10 +350,17 @@ def kernels_and_orders(config: RunConfig, num_ranks: int) -> Iterator[str]:
     for key, kernel in {"attention": compute.attention, "global_attention": compute.global_attention}.items():
         if kernel is None or kernel == "auto":
             continue
-        if config.model.score_bias and kernel not in BIAS_KERNELS:
+        bias = config.model.score_bias
+        if bias and kernel not in BIAS_KERNELS[bias]:
             yield (
                 f"compute.{key}={kernel} with model.name={config.model.name}: it adds to the scores of attention, and "
-                f"that kernel takes nothing to add. Set compute.{key}=auto, or {' or '.join(BIAS_KERNELS)}."
+                f"that kernel takes nothing to add. Set compute.{key}=auto, or {' or '.join(BIAS_KERNELS[bias])}."
+            )
+            continue
+        if bias and kernel == "flex" and compute.deterministic:
+            yield (
+                f"compute.{key}=flex with model.name={config.model.name} and compute.deterministic=true: that kernel "
+                f"sums gradients of distances in no fixed order. Set compute.{key}=auto, which takes sdpa."
             )
             continue
         if kernel == "tiles" and config.model.head_size not in TILE_HEADS:

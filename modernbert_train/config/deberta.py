@@ -79,8 +79,8 @@ class DebertaConfig(ModelConfig):
         return 2 * self.buckets
 
     @property
-    def score_bias(self) -> bool:
-        return True
+    def score_bias(self) -> Literal["pairs"]:
+        return "pairs"
 
     @property
     def token_head_vectors(self) -> int:

@@ -19,6 +19,10 @@ MOST_WIDTH = 1 << 24
 CLASSIFIER_WEIGHT, POOLER_WEIGHT = "classifier.weight", "pooler.dense.weight"  # drawn by a fine-tuning
 
 
+# for a whole sequence alone, or for each pair of tokens too, out of tables that grow with the tokens
+Bias = Literal["sequences", "pairs"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Keys that every encoder has."""
@@ -127,9 +131,9 @@ class ModelConfig:
         return (name,)
 
     @property
-    def score_bias(self) -> bool:
-        """Whether something is added to the scores of attention, which few kernels serve."""
-        return False
+    def score_bias(self) -> Bias | None:
+        """How what is added to the scores of attention, which few kernels serve, can be had; None: nothing is added."""
+        return None
 
     @property
     def token_head_vectors(self) -> int:

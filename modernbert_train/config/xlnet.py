@@ -56,8 +56,8 @@ class XLNetConfig(ModelConfig):
         return 2
 
     @property
-    def score_bias(self) -> bool:
-        return True
+    def score_bias(self) -> Literal["sequences"]:
+        return "sequences"
 
     @property
     def key_products(self) -> int:

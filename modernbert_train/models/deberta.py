@@ -6,10 +6,11 @@ says which, and what lies beyond the table has its last row, so that sequences m
 version 2 the rows pass through the very matrix that makes queries and keys, and through a norm before; in version 1
 through two matrices of their own, and keys have no bias.
 
-What distances add is a bias that `sdpa` takes sequence by sequence. While a sequence of n tokens is computed there are
-N n (n + 2 P) numbers besides, P being the rows that its distances have; N n^2 are kept for the backward pass. No T x T
-scores exist. Rows beyond half the buckets serve several keys, whose gradients are added: on GPUs in no fixed order,
-unless a run asks for determinism.
+What distances add is a bias. `sdpa` takes it sequence by sequence: while one of n tokens is computed there are
+N n (n + 2 P) numbers besides, P being the rows that its distances have; N n^2 are kept for the backward pass. `flex`
+looks it up pair by pair in two tables of N T P numbers, which are kept: more than that while n < 2 P, less beyond. No
+T x T scores exist. Rows beyond half the buckets serve several keys, whose gradients are added: on GPUs in no fixed
+order; for a run that asks for determinism `sdpa` has one.
 
 Query, key and value are one matrix, Wqkv: below one another in version 2; head by head in version 1, as its files have
 them. weights/formats/deberta.py translates to transformers' names and back. Not built: dropout of attention
@@ -23,6 +24,7 @@ H head width, C tokens of a convolution; of one sequence Q queries and K keys, w
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -73,12 +75,23 @@ class Places:
     Attributes:
         position_ids_T: positions.
         rows_P: of `distance_rows`, on the host.
+        reachable: rows of the table that any distance of the microbatch can have.
+        row_of_P: of each distance, its row among those, on the device.
         found: first token of a sequence -> what `of` made of it.
     """
 
     position_ids_T: Tensor
     rows_P: Tensor
+    reachable: slice
+    row_of_P: Tensor
     found: dict[int, tuple[slice, Tensor]] = field(default_factory=dict)
+
+    @classmethod
+    def within(cls, position_ids_T: Tensor, rows_P: Tensor) -> Places:
+        """Of a microbatch; nothing is read from the device."""
+        first, last = int(rows_P[0]), int(rows_P[-1])
+        row_of_P = (rows_P - first).to(position_ids_T.device, non_blocking=True)
+        return cls(position_ids_T, rows_P, slice(first, last + 1), row_of_P)
 
     def of(self, start: int, end: int) -> tuple[slice, Tensor]:
         """Of a sequence: the rows of the table that its distances can have; and of each pair, which of them it has."""
@@ -95,7 +108,7 @@ class Places:
 
 @dataclass(frozen=True)
 class DisentangledScores:
-    """A `ScoreBias`: what distances add to the scores of a layer.
+    """A `PairBias`: what distances add to the scores of a layer.
 
     Attributes:
         places: of the tokens.
@@ -117,6 +130,20 @@ class DisentangledScores:
         to_distance_NQK = to_distance_NQP.gather(2, row_QK.expand(heads, -1, -1))
         from_distance_NKQ = from_distance_NKP.gather(2, row_QK.t().expand(heads, -1, -1))
         return (to_distance_NQK + from_distance_NKQ.transpose(1, 2)) * self.queries_TNH.shape[-1] ** -0.5
+
+    def of_pairs(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """See `PairBias`."""
+        rows, scale = self.places.reachable, self.queries_TNH.shape[-1] ** -0.5
+        to_distance_NTP = _products(self.queries_TNH, self.distance_keys_PNH[rows] * scale)  # scaled where it is small
+        from_distance_NTP = _products(self.keys_TNH, self.distance_queries_PNH[rows] * scale)
+        place_T, row_of_P = self.places.position_ids_T, self.places.row_of_P
+        middle = len(row_of_P) // 2
+
+        def added(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            row = row_of_P[place_T[query] - place_T[key] + middle]
+            return to_distance_NTP[head, query, row] + from_distance_NTP[head, key, row]
+
+        return added
 
 
 def _products(x_QNH: Tensor, of_PNH: Tensor) -> Tensor:
@@ -309,9 +336,9 @@ class Deberta(Encoder):
         device, dtype, order = hidden_TD.device, compute_dtype(hidden_TD), packed.order
         name = self.compute.global_attention or self.compute.attention  # all layers are global
         key = "compute.global_attention" if self.compute.global_attention else "compute.attention"
-        kernel = choose_kernel(name, device, dtype, key, order, bias=True)
+        kernel = choose_kernel(name, device, dtype, key, order, self.config.score_bias)
         layout = kernel.prepare(packed, Visible(order=order))
-        places = Places(packed.position_ids_T, distance_rows(self.config, packed.max_seqlen))
+        places = Places.within(packed.position_ids_T, distance_rows(self.config, packed.max_seqlen))
         table_PD = self.distance_norm(self.distances.weight)
         recompute = self.compute.activation_checkpointing and torch.is_grad_enabled()
         embedded_TD = hidden_TD

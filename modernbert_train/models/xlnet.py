@@ -227,7 +227,7 @@ class XLNet(Encoder):
         device, dtype, order = hidden_TD.device, compute_dtype(hidden_TD), packed.order
         name = self.compute.global_attention or self.compute.attention  # all layers are global
         key = "compute.global_attention" if self.compute.global_attention else "compute.attention"
-        kernel = choose_kernel(name, device, dtype, key, order, bias=True)
+        kernel = choose_kernel(name, device, dtype, key, order, self.config.score_bias)
         layout = kernel.prepare(packed, Visible(order=order))
         places = Places(packed.position_ids_T, packed.segment_ids_T, packed.max_seqlen)
         table_PD = self.dropout(distance_table(packed.max_seqlen, hidden_TD.shape[1], device).to(hidden_TD.dtype))

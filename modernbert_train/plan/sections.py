@@ -170,10 +170,12 @@ def _queries(plan: Plan) -> Iterator[str]:
 
 def _bias(plan: Plan) -> Iterator[str]:
     """What no fast kernel computes."""
-    if plan.config.model.score_bias:
+    bias = plan.config.model.score_bias
+    if bias:
+        flex = ", and flex, pair by pair" if bias == "pairs" else " alone"
         yield (
-            f"Scores of {plan.config.model.name} have a bias, which compute.attention=sdpa alone serves, one sequence "
-            "at a time: slower than the attention that is predicted here."
+            f"Scores of {plan.config.model.name} have a bias, which compute.attention=sdpa serves, one sequence at a "
+            f"time{flex}: slower than the attention that is predicted here."
         )
 
 

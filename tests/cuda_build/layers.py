@@ -22,6 +22,7 @@ from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
     ComputeConfig,
+    DebertaConfig,
     MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
@@ -66,6 +67,7 @@ CASES = {
     "modernbert-flash3": Case(MODERNBERT, LONG, attention="flash3"),
     "modernbert-tiles": Case(MODERNBERT, LONG, attention="tiles"),
     "modernbert-flex": Case(MODERNBERT, LONG, attention="flex"),
+    "deberta-flex": Case(DebertaConfig(num_layers=2, max_positions=2048), attention="flex"),
     "modernbert-rtd": Case(MODERNBERT, LONG, ReplacedTokensConfig()),
     "xlnet": Case(XLNetConfig(num_layers=2), attention="sdpa"),  # no other kernel takes its bias
 }

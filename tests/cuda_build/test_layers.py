@@ -20,6 +20,7 @@ GRAPHS = {
     "albert": 4,
     "modernbert-flex": 4,
     "modernbert-tiles": 4,
+    "deberta-flex": 2,
     "modernbert-rtd": 7,
 }
 BROKEN = {"xlnet": 4}  # what stands before attention and after it, in training; the loss

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from benchmarks.batches import lay_out
 from modernbert_train.batch import Order, Packed
+from modernbert_train.config.schema import DebertaConfig
 from modernbert_train.models.attention import KERNELS, flash, sdpa
 from modernbert_train.models.attention.visible import Visible
 from tests.gpu.parts import DEVICE, GPU_TEST
+from tests.models.encoders import build
 from tests.models.test_attention import given
 
 pytestmark = GPU_TEST
@@ -69,3 +73,26 @@ def test_a_token_sees_64_to_each_side_and_no_more(name: str) -> None:
     out = kernel.attend(q, k, v, kernel.prepare(packed([300], 0), Visible.around(64)), window=True)
     (grad,) = torch.autograd.grad(out[150].float().sum(), v)
     assert grad.abs().sum((1, 2)).nonzero().flatten().tolist() == list(range(150 - 64, 150 + 65))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_flex_looks_up_what_sdpa_adds(dtype: torch.dtype) -> None:
+    """A DeBERTa's distances: the tables that the kernel reads get the gradients of the bias written out."""
+    config = DebertaConfig(
+        vocab_size=160, hidden_size=128, num_layers=1, num_heads=2, intermediate_size=128, max_positions=1024,
+        init_std=0.1, dropout=0.0,
+    )  # fmt: skip
+    line = packed([1, 64, 65, 128, 129, 300, 700], 3)
+    line = replace(line, input_ids_T=torch.arange(len(line.input_ids_T), device=DEVICE) % 160)
+    found = []
+    for name in ("flex", "sdpa"):
+        model = build(config, attention=name).to(DEVICE)
+        with torch.autocast("cuda", dtype, enabled=name == "flex" and dtype != torch.float32):
+            hidden_TD = model.encode(line)
+        hidden_TD.float().square().sum().backward()
+        found.append((hidden_TD, {each: parameter.grad for each, parameter in model.model.named_parameters()}))
+    (ours, grads), (expected, expected_grads) = found
+    torch.testing.assert_close(ours.float(), expected, atol=10 * TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+    for each in ("distances.weight", "layers.0.attn.Wqkv.weight"):
+        error = grads[each] - expected_grads[each]
+        assert error.norm() < 2 * TOLERANCES[dtype] * expected_grads[each].norm(), each

@@ -525,8 +525,21 @@ def test_kernels_say_what_they_cannot_show_a_token(monkeypatch: pytest.MonkeyPat
     assert kernel.support(gpu, torch.bfloat16) is None
     reason = kernel.support(gpu, torch.bfloat16, "given")
     assert reason is None if name == "flex" else "order of the tokens' own" in str(reason)
-    assert "adds nothing to the scores" in str(kernel.support(gpu, torch.bfloat16, "all", True))
+    assert "adds nothing to the scores" in str(kernel.support(gpu, torch.bfloat16, "all", "sequences"))
+    of_pairs = kernel.support(gpu, torch.bfloat16, "all", "pairs")
+    assert of_pairs is None if name == "flex" else "adds nothing to the scores" in str(of_pairs)
     assert ("given" in KERNEL_ORDERS[name]) is (reason is None), "check says the same without a GPU"
+
+
+def test_flex_has_no_fixed_order_of_what_is_added_to_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients of tables are added atomically: a run that asks for bits that repeat gets `sdpa`."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(flex, "missing_on_gpu", list)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    gpu = torch.device("cuda")
+    assert flex.support(gpu, torch.bfloat16) is None
+    assert "in no fixed order" in str(flex.support(gpu, torch.bfloat16, "all", "pairs"))
 
 
 def test_flex_says_where_it_cannot_serve(monkeypatch: pytest.MonkeyPatch) -> None:

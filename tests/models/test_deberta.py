@@ -5,18 +5,24 @@ Weights are large enough that every term of a score matters.
 
 from __future__ import annotations
 
+import shutil
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.attention.flex_attention as flex_attention_module
 import transformers
 from torch import nn
+from torch._dynamo.utils import counters
 
 from benchmarks.batches import lay_out
-from modernbert_train.batch import Batch
+from modernbert_train.batch import Batch, Order
 from modernbert_train.config.schema import DebertaConfig
+from modernbert_train.models import deberta as deberta_model
+from modernbert_train.models.attention import flex, sdpa
 from modernbert_train.models.deberta import distance_rows
 from modernbert_train.weights.formats import deberta
 from modernbert_train.weights.formats.deberta import describe
@@ -69,6 +75,56 @@ def test_gradients_are_those_of_transformers(config: DebertaConfig) -> None:
         torch.testing.assert_close(gradient, expected, atol=2e-4, rtol=1e-3, msg=name)
 
 
+@pytest.mark.runs
+@pytest.mark.parametrize("order", ["all", "given"])
+@pytest.mark.parametrize("config", [DEBERTA, DEBERTA_V1], ids=["v2", "v1"])
+def test_flex_looks_up_what_sdpa_adds(config: DebertaConfig, order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and gradients, the table's among them, through torch's own dense form of the operator; documents within
+    and across the kernel's blocks of 128, and in an order whose query tokens stand elsewhere than their positions."""
+    monkeypatch.setattr(flex_attention_module, "_validate_device", lambda *args: None)
+    monkeypatch.setattr(flex, "_compiled", lambda: flex_attention_module.flex_attention)
+    line = lay_out(ids(200), [0, 45, 70, 76, 172, 200])
+    if order == "given":
+        ranks_T = torch.randint(-1, 6, (200,), generator=torch.Generator().manual_seed(1))
+        limits_T = torch.randint(0, 8, (200,), generator=torch.Generator().manual_seed(2))
+        line = replace(line, order=order, ranks_T=ranks_T, limits_T=limits_T)
+        line = replace(line, position_ids_T=line.position_ids_T // 2)
+    found = []
+    for kernel in (flex, sdpa):
+        monkeypatch.setattr(deberta_model, "choose_kernel", lambda *_, kernel=kernel: kernel)
+        model = build(config)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it is slow
+            hidden_TD = model.encode(line)
+            hidden_TD.square().sum().backward()
+        found.append((hidden_TD, {name: parameter.grad for name, parameter in model.model.named_parameters()}))
+    (ours, grads), (plain, expected) = found
+    torch.testing.assert_close(ours, plain, atol=1e-5, rtol=1e-5)
+    assert expected["distances.weight"].abs().max() > 1e-2
+    for name, gradient in expected.items():
+        scale = float(gradient.abs().max())
+        torch.testing.assert_close(grads[name], gradient, atol=2e-5 * max(scale, 1.0), rtol=1e-4, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
+@torch.no_grad()  # all that the CPU offers
+def test_flex_compiles_once_for_all_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiled kernel reads the tables itself; a compilation for each microbatch would end training."""
+    flex._compiled.cache_clear()
+    torch._dynamo.reset()
+    counters.clear()
+    config = replace(DEBERTA, hidden_size=64)
+    model = build(config)
+    for boundaries in ([0, 45, 70, 76, 172, 200], [0, 10, 20, 30, 110, 200], [0, 1, 2, 95, 190, 200]):
+        line = replace(lay_out(ids(200), boundaries), max_seqlen=96)
+        monkeypatch.setattr(deberta_model, "choose_kernel", lambda *_: flex)
+        ours = model.encode(line)
+        monkeypatch.setattr(deberta_model, "choose_kernel", lambda *_: sdpa)
+        torch.testing.assert_close(ours, model.encode(line), **CLOSE)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
 def test_rows_of_distances_are_the_published_ones() -> None:
     """256 buckets up to 512: by hand at the edges, and by transformers' own function for all, farther ones too."""
     rows = distance_rows(DebertaConfig(), 1000)
@@ -87,8 +143,7 @@ def test_rows_of_distances_are_the_published_ones() -> None:
 @torch.no_grad()
 def test_a_longer_context_leaves_shorter_texts_as_they_were(sequences: Make, pack: Make) -> None:
     """A phase of longer rows raises max_positions: the weights fit, texts of before have the same states to the
-    bit, and longer ones are what transformers computes of them. With max_distance raised too, near distances keep
-    their rows and far ones are told apart again."""
+    bit, and longer ones are what transformers computes of them, of the published 256 buckets up to 512 too."""
     short = replace(DEBERTA, max_positions=20)
     model = build(short)
     before, longer = pack([sequences([20])], row_tokens=20), pack([sequences([90])], row_tokens=90)
@@ -103,6 +158,20 @@ def test_a_longer_context_leaves_shorter_texts_as_they_were(sequences: Make, pac
     ids_T = longer.packed.input_ids_T[None, :90]
     torch.testing.assert_close(model.encode(longer.packed)[:90], twin_of(model).deberta(ids_T)[0][0], **CLOSE)
 
+    published = replace(DEBERTA, max_positions=1024, buckets=256, max_distance=512)  # but for the positions
+    model, ids_T = build(published), ids(900)
+    hidden_TD = model.encode(lay_out(ids_T, [0, 900]))
+    torch.testing.assert_close(hidden_TD, twin_of(model).deberta(ids_T[None])[0][0], **CLOSE)
+    rows = distance_rows(published, 1024)
+    assert not rows[:512].any() and rows[512] == 1, "512 and farther are one"
+
+
+@torch.no_grad()
+def test_farther_distances_are_told_apart_again(sequences: Make, pack: Make) -> None:
+    """With max_distance raised too, by the same weights: near distances keep their rows."""
+    extended = replace(DEBERTA, max_positions=90)
+    longer = pack([sequences([90])], row_tokens=90)
+    model, ids_T = build(extended), longer.packed.input_ids_T[None, :90]
     stretched = replace(extended, max_distance=90)
     model.set_phase(stretched)
     torch.testing.assert_close(model.encode(longer.packed)[:90], twin_of(model).deberta(ids_T)[0][0], **CLOSE)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from modernbert_train.batch import Order, Packed
+from modernbert_train.config.model import Bias
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.attention import flash, flex, sdpa, tiles, varlen
 from modernbert_train.models.attention.visible import ScoreBias, Visible
@@ -30,7 +31,9 @@ class Kernel(Protocol):
     name: str
     traits: str  # what it can do, for people: windows, backward pass, determinism
 
-    def support(self, device: torch.device, dtype: torch.dtype, order: Order = "all", bias: bool = False) -> str | None:
+    def support(
+        self, device: torch.device, dtype: torch.dtype, order: Order = "all", bias: Bias | None = None
+    ) -> str | None:
         """None if the kernel serves this device, dtype of q, k and v, order and perhaps bias; else why it does not."""
 
     def prepare(self, packed: Packed, visible: Visible) -> Any:
@@ -63,7 +66,7 @@ def choose_kernel(
     dtype: torch.dtype,
     key: str = "compute.attention",
     order: Order = "all",
-    bias: bool = False,
+    bias: Bias | None = None,
 ) -> Kernel:
     """Find the kernel that a run gets.
 
@@ -73,7 +76,7 @@ def choose_kernel(
         dtype: of q, k and v, which under autocast is not that of the weights.
         key: where the name was set, for the messages.
         order: what tokens see.
-        bias: whether the model adds to the scores.
+        bias: what the model adds to the scores, see `ModelConfig.score_bias`.
 
     Raises:
         ConfigError: the named kernel is unknown or cannot serve here.

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import attention as torch_attention
 
 from modernbert_train.batch import Order, Packed
+from modernbert_train.config.model import Bias
 from modernbert_train.models.attention import varlen
 from modernbert_train.models.attention.varlen import gpu_support, without_mask
 from modernbert_train.models.attention.visible import ScoreBias, Visible
@@ -68,7 +69,7 @@ class Layout(varlen.Layout):
     of_keys_S: Tensor
 
 
-def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias: bool = False) -> str | None:
+def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias: Bias | None = None) -> str | None:
     """See `Kernel.support`."""
     if (reason := without_mask(order, bias)) is not None:
         return reason

@@ -5,7 +5,10 @@ computed. It is built from the boundaries of the sequences, block by block: no T
 device, and shapes depend on T alone, so that the kernel is compiled once for each kind of layer. Without the compiler
 FlexAttention writes out all T x T scores, and on a CPU it has no backward pass; both are refused.
 
-Shape legend: T packed tokens, S sequences (padded), N heads, H head width, B blocks of the buffer.
+What a model adds to the scores is looked up pair by pair within the kernel, in tables of N T P numbers, where `sdpa`
+has N n^2 for each sequence of n tokens. Its backward pass adds to the tables' gradients, in fp32 and in any order.
+
+Shape legend: T packed tokens, S sequences (padded), N heads, H head width, B blocks of the buffer, P rows of a table.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,13 +24,14 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from modernbert_train.batch import QUERY_RANK, Order, Packed
+from modernbert_train.config.model import Bias
 from modernbert_train.config.packages import missing_on_gpu
 from modernbert_train.models.attention.varlen import gpu_support
-from modernbert_train.models.attention.visible import ScoreBias, Visible
+from modernbert_train.models.attention.visible import PairBias, ScoreBias, Visible
 from modernbert_train.models.compiler import set_up_compiler
 
 name = "flex"
-traits = "window; any order; backward, deterministic; compiled by Triton"
+traits = "window; any order; bias of pairs; backward, deterministic without a bias; compiled by Triton"
 
 BLOCK = 128
 
@@ -40,10 +44,14 @@ class Layout:
     local: BlockMask | None
 
 
-def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias: bool = False) -> str | None:
-    """See `Kernel.support`. A bias would be looked up in a table whose gradient is summed in no fixed order."""
-    if bias:
-        return "it adds nothing to the scores here, as the model needs"
+def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias: Bias | None = None) -> str | None:
+    """See `Kernel.support`. A bias is looked up in tables, whose gradients are summed in no fixed order."""
+    if bias == "sequences":
+        return "it adds nothing to the scores that is made of whole sequences, as the model needs"
+    if bias and torch.are_deterministic_algorithms_enabled():
+        return (
+            "it sums gradients of what is added to the scores in no fixed order, and compute.deterministic asks for one"
+        )
     if device.type == "cpu":
         return "FlexAttention has no backward pass on CPUs"
     if lacks := missing_on_gpu():
@@ -126,11 +134,20 @@ def attend(
     q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: bool, bias: ScoreBias | None = None
 ) -> Tensor:
     """See `Kernel.attend`; a token that sees nothing gets zeros from FlexAttention itself."""
-    assert bias is None, "asked for without support()"
     q, k, v = (x_TNH.transpose(0, 1).unsqueeze(0) for x_TNH in (q_TNH, k_TNH, v_TNH))
     mask = layout.local if window else layout.everywhere
-    out: Tensor = _compiled()(q, k, v, block_mask=mask)
+    out: Tensor = _compiled()(q, k, v, score_mod=None if bias is None else _sum(bias), block_mask=mask)
     return out.squeeze(0).transpose(0, 1)
+
+
+def _sum(bias: ScoreBias) -> Callable[..., Tensor]:
+    """A score with what is added to it."""
+    added = cast(PairBias, bias).of_pairs()
+
+    def score(scaled: Tensor, _b: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return scaled + added(head, q, k)
+
+    return score
 
 
 def _block_mask(some_BB: Tensor, every_BB: Tensor, visible: Callable[..., Tensor], num_tokens: int) -> BlockMask:

@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from modernbert_train.batch import Order, Packed
+from modernbert_train.config.model import Bias
 from modernbert_train.models.attention.visible import ScoreBias, Visible
 
 _LONG = 768  # tokens of a sequence from which a CPU attends in bf16
@@ -63,7 +64,7 @@ class Layout:
     masks: dict[bool, list[Masked]] | None = None
 
 
-def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias: bool = False) -> str | None:
+def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias: Bias | None = None) -> str | None:
     """See `Kernel.support`: it serves everywhere."""
     return None
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from modernbert_train.batch import Order, Packed
+from modernbert_train.config.model import Bias
 from modernbert_train.config.packages import missing_on_gpu
 from modernbert_train.models.attention import varlen
 from modernbert_train.models.attention.visible import ScoreBias, Visible
@@ -38,7 +39,7 @@ class Layout:
     wide: varlen.Layout
 
 
-def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias: bool = False) -> str | None:
+def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias: Bias | None = None) -> str | None:
     """See `Kernel.support`."""
     if (reason := varlen.support(device, dtype, order, bias)) is not None:
         return reason

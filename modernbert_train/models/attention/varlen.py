@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import attention as torch_attention
 
 from modernbert_train.batch import Order, Packed
+from modernbert_train.config.model import Bias
 from modernbert_train.models.attention.visible import ScoreBias, Visible
 
 try:
@@ -53,12 +54,12 @@ class Layout:
         return self.reach_L0.shape[0] - 1
 
 
-def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias: bool = False) -> str | None:
+def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias: Bias | None = None) -> str | None:
     """See `Kernel.support`."""
     return without_mask(order, bias) or MISSING or gpu_support(device, dtype)
 
 
-def without_mask(order: Order, bias: bool) -> str | None:
+def without_mask(order: Order, bias: Bias | None) -> str | None:
     """What kernels do not serve that take boundaries and a window, and nothing else."""
     if order == "given":
         return "it takes no order of the tokens' own, as the objective has one"

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
 from modernbert_train.batch import Order
 
-# of the sequence from one index of the buffer to another: bias_NQK, added to the scores after they are scaled
-ScoreBias = Callable[[int, int], Tensor]
 QUERY_BLOCK = 64
+
+
+class ScoreBias(Protocol):
+    """What is added to the scores of a layer after they are scaled."""
+
+    def __call__(self, start: int, end: int) -> Tensor:
+        """bias_NQK of the sequence from one index of the buffer to another."""
+
+
+class PairBias(ScoreBias, Protocol):
+    """The same where it is asked for each pair, see `Bias` of config/model.py."""
+
+    def of_pairs(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """Of a head, and of the indices of a query and a key in the buffer: one number, looked up."""
 
 
 @dataclass(frozen=True)
