@@ -354,6 +354,15 @@ def test_a_llama_that_cannot_be_is_refused(load: Load, keys: str, message: str) 
     assert line.startswith(message)
 
 
+def test_distances_in_no_fixed_order_are_refused_where_bits_must_repeat(load: Load) -> None:
+    """Of flex, which sums gradients of distances atomically: a resumed run would differ in silence."""
+    deberta, flex = "model={name: deberta}", "compute={device: auto, attention: flex"
+    check(load(deberta, flex + "}", "phases.one.row_tokens=512", "phases.one.microbatch_tokens=2048"))
+    words = messages(load(deberta, flex + ", deterministic: true}"))
+    assert [line for line in words if line.startswith("compute.attention=flex with model.name=deberta")]
+    assert [line for line in messages(load("model={name: xlnet}", flex + "}")) if "takes nothing to add" in line]
+
+
 def test_heads_that_tiles_cannot_cut_are_refused(load: Load) -> None:
     """A kernel of Triton takes powers of two; else the run would end in its first step, in Triton's words."""
     check(load("compute={device: auto, attention: tiles}"))

@@ -21,7 +21,8 @@ from modernbert_train.errors import DataError
 from modernbert_train.models.build import build_model, shapes_of
 from modernbert_train.models.init import count_parameters, initialize
 from modernbert_train.plan import parameters as planned
-from modernbert_train.weights.formats import neobert
+from modernbert_train.weights.formats import format_of, neobert
+from modernbert_train.weights.formats.alone import Alone
 from modernbert_train.weights.formats.tensors import from_hf, to_hf
 from tests.models.encoders import NEOBERT, VOCABULARY, build, ids, objective_of
 from tests.models.neobert import NeoBERTConfig, NeoBERTLMHead
@@ -99,6 +100,13 @@ def test_the_released_model_is_read_and_written_bit_by_bit() -> None:
     assert not torch.equal(weights["decoder.weight"], weights["model.embeddings.tok_embeddings.weight"])
     back = to_hf(neobert, weights, NEOBERT)
     assert back.keys() == stored.keys() and all(torch.equal(back[name], stored[name]) for name in stored)
+
+
+def test_an_encoder_for_vectors_is_the_bare_class_of_its_code() -> None:
+    """As AutoModel opens it; and it is read again."""
+    raw = Alone(neobert).describe(NEOBERT, "all", ("model",), 96, VOCABULARY)
+    assert raw["architectures"] == ["NeoBERT"] and raw["auto_map"]["AutoModel"].endswith(".NeoBERT")
+    assert replace(format_of(raw, "file").read(raw, "file").model, init_cutoff=NEOBERT.init_cutoff) == NEOBERT
 
 
 def test_fresh_weights_are_uniform_as_published() -> None:

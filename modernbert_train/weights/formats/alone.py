@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 WITH_HEAD, POOLING = "with_head", "pooling_of_vectors"  # keys of ours in config.json
 _ENDS = ("ForMaskedLM", "ForCausalLM", "ForPreTraining", "LMHeadModel")
-_OTHERS = {"Gemma3ForCausalLM": "Gemma3TextModel"}
+_OTHERS = {"Gemma3ForCausalLM": "Gemma3TextModel", "NeoBERTLMHead": "NeoBERT"}
 
 
 class Alone:
