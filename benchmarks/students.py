@@ -79,7 +79,11 @@ def prepare(tasks: Path, out: Path) -> None:
         rows = [row.texts for row in read_rows(tasks / f"other_tasks/banking77_{name}.csv", ("text", "category"))]
         chosen = rows[:: len(rows) // most][:most]
         write_whole(out / f"{name}.jsonl", "".join(json.dumps(dict(text=t, label=c)) + "\n" for t, c in chosen))
-    task = {"kind": "single-label", "train": str(out / "train.jsonl"), "validation": {"test": str(out / "test.jsonl")}}
+    task: dict[str, Any] = {
+        "kind": "single-label",
+        "train": str(out / "train.jsonl"),
+        "validation": {"test": str(out / "test.jsonl")},
+    }
     task |= {"lr": 1e-3, "epochs": 4, "batch_texts": 16, "max_tokens": 64, "pooling": "mean"}
     write_whole(out / "banking77.yaml", json.dumps(task))
     scifact = {"beir": str((tasks / "retrieval/scifact_subset").absolute())}
@@ -92,7 +96,7 @@ def prepare(tasks: Path, out: Path) -> None:
 
 def train(name: str, arm: dict[str, Any], seed: int, out: Path) -> float:
     """A run; its CPU seconds."""
-    data = {"streams": {key: {"path": str(out / each["path"])} for key, each in STREAMS.items()}}
+    data: dict[str, Any] = {"streams": {key: {"path": str(out / each["path"])} for key, each in STREAMS.items()}}
     data |= {"tokenizer": str(out / "text/tokenizer"), "validation": str(out / "text/validation"), "num_workers": 0}
     run = {"model": MODEL, "optim": {"name": "stable_adamw", "lr": 3e-3}, **arm, "name": name, "seed": seed}
     run |= {"data": data | arm.get("data", {}), "runs_folder": str(out / "runs"), "eval": {"max_tokens": 20_000}}

@@ -15,7 +15,7 @@ from modernbert_train.config.objective import MaskedLmConfig
 class DistillConfig(MaskedLmConfig):
     """Masked-language modelling beside a teacher, another encoder that reads the same masked text (DistilBERT, arXiv
     1910.01108). The model is trained towards the teacher's predictions, last hidden states, vectors of texts, or some
-    of them. Phases of other objectives that predict tokens may stand before and after.
+    of them. Phases may have other objectives that predict tokens.
 
     The weights are those of DistilBERT's published code. Held-out text is measured by masked tokens alone.
     """
