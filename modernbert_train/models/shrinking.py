@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -120,7 +120,7 @@ def _kept(old: ModelConfig, new: ModelConfig) -> dict[str, dict[int, Tensor]]:
     alone is changed. Several matrices in one are end to end.
     """
     found: dict[str, dict[int, Tensor]] = {}
-    width = {"hidden_size": new.hidden_size, "num_heads": new.num_heads}
+    width: dict[str, Any] = {"hidden_size": new.hidden_size, "num_heads": new.num_heads}
     before = shapes_of(old, MaskedLmConfig())
     for changes, unit in ((width, old.hidden_size // old.num_heads), ({"intermediate_size": new.intermediate_size}, 1)):
         key, size = next(iter(changes.items()))
@@ -146,4 +146,4 @@ def _kept(old: ModelConfig, new: ModelConfig) -> dict[str, dict[int, Tensor]]:
 def evenly(many: int, few: int, unit: int = 1) -> Tensor:
     """int64: which of `many` are kept, evenly from the first to the last; `unit` of them stay together."""
     units = torch.tensor([spread(place, few // unit, many // unit) for place in range(few // unit)])
-    return cast(Tensor, (units[:, None] * unit + torch.arange(unit)).flatten())
+    return (units[:, None] * unit + torch.arange(unit)).flatten()
