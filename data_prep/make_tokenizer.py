@@ -53,7 +53,7 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int, spare_entries: int = 
         tokenizer.train_from_iterator(texts, trainer)
     spare = [f"{_SPARE}{i}]" for i in range(spare_entries)]
     tokenizer.add_special_tokens([AddedToken(token, **_flags(token)) for token in spare])
-    _set_template(tokenizer)
+    set_template(tokenizer)
     return tokenizer
 
 
@@ -120,7 +120,7 @@ def adapt_tokenizer(path: str | Path, extend: bool = False, spare_entries: int =
             f"tokenizer.path={path}: tokens cannot be added, because its ids have holes. Give another tokenizer, or "
             "set tokenizer.path=null to train one."
         )
-    _set_template(tokenizer)
+    set_template(tokenizer)
     return tokenizer
 
 
@@ -200,7 +200,8 @@ def _new_entries(ids: dict[str, int], spare_entries: int) -> dict[str, int]:
     return {token: first + i for i, token in enumerate(new)}
 
 
-def _set_template(tokenizer: Tokenizer) -> None:
+def set_template(tokenizer: Tokenizer) -> None:
+    """Let it put [CLS] before a text and [SEP] after it."""
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{CLS} $A {SEP}",
         pair=f"{CLS} $A {SEP} $B:1 {SEP}:1",

@@ -2,6 +2,7 @@
 
 python data_prep/tokenizer.py train OUT FILE_OR_FOLDER... --entries 50368 --spare 83
 python data_prep/tokenizer.py adapt OUT TOKENIZER --extend
+python data_prep/tokenizer.py trim OUT TOKENIZER FILE_OR_FOLDER... --entries 16384
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from data_prep.make_tokenizer import adapt_tokenizer, num_entries, require_size,
 from data_prep.program import finish
 from data_prep.read.items import Document
 from data_prep.read.sources import read_source
+from data_prep.trim_tokenizer import trim_tokenizer
 from data_prep.write.workspace import workspace
 from modernbert_train.cli.parser import Parser
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, TokenizerConfig, prepare_problems
@@ -36,13 +38,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def make_parser() -> Parser:
     """The arguments of the command."""
-    parser = Parser(prog="modernbert-train tokenizer", description="Train a tokenizer, or adapt an existing one.")
+    parser = Parser(
+        prog="modernbert-train tokenizer",
+        description="Train a tokenizer, adapt an existing one, or trim its vocabulary.",
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train", help="a byte-level BPE trained on text, as the paper's")
     train.add_argument("out", help="folder to be made")
-    train.add_argument("text", nargs="+", help="files, folders or patterns")
-    train.add_argument("--kind", default="text", choices=("text", "jsonl", "parquet", "csv"), help="of the files")
-    train.add_argument("--text-field", help="key or column that holds the text")
+    _with_texts(train)
     train.add_argument("--entries", type=int, default=50_368, help="all included, a multiple of 64 (50368)")
     train.add_argument("--spare", type=int, default=83, help="of them [unused0], ... that no text gives (83)")
     adapt = commands.add_parser("adapt", help="an existing tokenizer.json, with what masked-language modelling needs")
@@ -52,32 +55,50 @@ def make_parser() -> Parser:
         "--extend", action="store_true", help="add special tokens that it lacks, fill to a multiple of 64"
     )
     adapt.add_argument("--spare", type=int, default=0, help="with --extend: add at least so many [unused0], ...")
+    trim = commands.add_parser("trim", help="the tokens of an existing tokenizer that a text uses most")
+    trim.add_argument("out", help="folder to be made")
+    trim.add_argument("tokenizer", help="folder of a tokenizer that `train` or `adapt` made, or of a run's data")
+    _with_texts(trim)
+    trim.add_argument("--entries", type=int, required=True, help="all included; multiples of 64 are faster")
     return parser
+
+
+def _with_texts(command: argparse.ArgumentParser) -> None:
+    command.add_argument("text", nargs="+", help="files, folders or patterns")
+    command.add_argument("--kind", default="text", choices=("text", "jsonl", "parquet", "csv"), help="of the files")
+    command.add_argument("--text-field", help="key or column that holds the text")
 
 
 def _make_folder(parsed: argparse.Namespace) -> str:
     out = Path(parsed.out)
     if out.exists():
         raise ConfigError(f"{out}: exists already. Give another folder, or remove it.")
-    settings: dict[str, Any] = {"spare_entries": parsed.spare}
+    settings: dict[str, Any] = {}
     sources = {"none": SourceConfig(kind="python_stdlib")}
-    if parsed.command == "train":
+    if parsed.command != "adapt":
         kind = {"kind": parsed.kind, "text_field": parsed.text_field}
         sources = {f"text{i}": SourceConfig(**kind, path=path) for i, path in enumerate(parsed.text)}
-        settings["vocab_size"] = parsed.entries
+    if parsed.command == "train":
+        settings = {"spare_entries": parsed.spare, "vocab_size": parsed.entries}
+    elif parsed.command == "adapt":
+        settings = {"spare_entries": parsed.spare, "path": parsed.tokenizer, "extend": parsed.extend}
     else:
-        settings |= {"path": parsed.tokenizer, "extend": parsed.extend}
+        settings = {"path": parsed.tokenizer}
     config = PrepareConfig(out=parsed.out, sources=sources, tokenizer=TokenizerConfig(**settings))
     if problems := prepare_problems(config):
         raise ConfigError("\n".join(problems))
+    said = ""
     if parsed.command == "train":
         tokenizer = train_tokenizer(_texts(config), parsed.entries, parsed.spare)
         require_size(tokenizer, parsed.entries)
+    elif parsed.command == "trim":
+        tokenizer, stays = trim_tokenizer(adapt_tokenizer(parsed.tokenizer), _texts(config), parsed.entries)
+        said = f", which are {stays:.1%} of the tokens of the text as it was"
     else:
         tokenizer = adapt_tokenizer(parsed.tokenizer, parsed.extend, parsed.spare)
     with workspace(out) as folder:
         save_tokenizer(tokenizer, folder)
-    return f"{out}: {num_entries(tokenizer)} entries"
+    return f"{out}: {num_entries(tokenizer)} entries{said}"
 
 
 def _texts(config: PrepareConfig) -> Iterator[str]:

@@ -6,6 +6,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
+from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.cli.arguments import MODEL, named_checkpoint, read_run, with_licence, with_run
 from modernbert_train.cli.parser import Call, positive
 from modernbert_train.config.check import check
@@ -30,6 +31,11 @@ def _evaluate(options: argparse.Namespace) -> None:
     named = named_checkpoint(options.run)
     config = read_run(options.run)
     _check(config)
+    if named is None and config.weights.shrink_from is not None and not RunFolder(config).has_checkpoints():
+        from modernbert_train.evaluate.shrunk import describe_shrinking
+
+        print(describe_shrinking(config))
+        return
     from modernbert_train.evaluate.evaluate import evaluate_run
 
     evaluate_run(config, checkpoint=named)

@@ -52,7 +52,7 @@ VERBS = (
          "prepare yamls/data/quickstart.yaml"),
     Verb("prepare-pairs", PREPARE, "pairs of texts to tokenised shards, for objective.name=contrastive",
          "data_prep.pairs", "prepare-pairs data/pairs pairs.jsonl --tokenizer data/quickstart/tokenizer"),
-    Verb("tokenizer", PREPARE, "train a tokenizer, or adapt one", "data_prep.tokenizer",
+    Verb("tokenizer", PREPARE, "train a tokenizer, adapt one, or trim its vocabulary", "data_prep.tokenizer",
          "tokenizer train data/tokenizer my/texts --entries 32768"),
     Verb("adopt", PREPARE, "make shards of ids that others wrote trainable as they are", "data_prep.adopt",
          "adopt their/train --tokenizer data/tokenizer --out data/theirs"),

@@ -127,10 +127,16 @@ def objectives_of_phases(config: RunConfig, num_ranks: int) -> Iterator[str]:
     own = config.objective
     for name, now in config.in_phase.items():
         other = now.objective
-        if other.special_tokens != own.special_tokens or other.heads not in (own.heads, own.idle_heads):
+        lesser = own.heads if own.named_teacher is None else ("tokens",)
+        if other.special_tokens != own.special_tokens or other.heads not in (own.heads, own.idle_heads, lesser):
             remedy = "Make it a run of its own with weights.init_from."
             if hasattr(own, "mlm_head") and other.heads == ("tokens",):
                 remedy = "Set objective.mlm_head=true, or make it a run of its own with weights.init_from."
+            elif other.named_teacher is not None and own.heads == ("tokens",):
+                remedy = (
+                    f"Set objective={{name: {other.name}, ...}} for the run, whose model is built for it, and "
+                    f"objective={{name: {own.name}}} in the phases of that."
+                )
             elif hasattr(other, "mlm_head") and own.heads == ("tokens",):
                 remedy = (
                     f"Set objective={{name: {other.name}, mlm_head: true}}, which the model is built for, and "
@@ -214,8 +220,8 @@ def teachers(config: RunConfig, num_ranks: int) -> Iterator[str]:
     objective = config.objective
     if isinstance(objective, DistillConfig) and objective.terms.keys() == {"mlm"}:
         yield (
-            f"objective.teacher={objective.teacher} with kl_weight, cosine_weight and mse_weight of 0: nothing would "
-            "be learnt from it. Set one above 0, or objective.name=mlm."
+            f"objective.teacher={objective.teacher} with kl_weight, cosine_weight, mse_weight and pooled_weight of 0: "
+            "nothing would be learnt from it. Set one above 0, or objective.name=mlm."
         )
 
 
@@ -262,12 +268,12 @@ def one_origin(config: RunConfig, num_ranks: int) -> Iterator[str]:
         (key, name), (second, other), *_ = weights.named.items()
         yield (
             f"weights.{key}={name} and weights.{second}={other}: both would give the first weights. Keep init_from for "
-            "a model of this size, grow_from for a smaller one, shrink_from for one with more layers."
+            "a model of this size, grow_from for a smaller one, shrink_from for a larger one."
         )
-    if weights.vocabulary != "same" and weights.init_from is None:
+    if weights.vocabulary != "same" and weights.init_from is None and weights.shrink_from is None:
         yield (
-            f"weights.vocabulary={weights.vocabulary}: only weights of weights.init_from get another vocabulary. Name "
-            "them there, or remove it."
+            f"weights.vocabulary={weights.vocabulary}: only weights of weights.init_from and weights.shrink_from get "
+            "another vocabulary. Name them there, or remove it."
         )
     if config.start is not None and weights.named:
         key, other = next(iter(weights.named.items()))

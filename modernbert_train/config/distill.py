@@ -14,7 +14,8 @@ from modernbert_train.config.objective import MaskedLmConfig
 @dataclass(frozen=True, kw_only=True)
 class DistillConfig(MaskedLmConfig):
     """Masked-language modelling beside a teacher, another encoder that reads the same masked text (DistilBERT, arXiv
-    1910.01108). The model is trained towards the teacher's predictions, its last hidden states, or both.
+    1910.01108). The model is trained towards the teacher's predictions, last hidden states, vectors of texts, or some
+    of them. Phases may have other objectives that predict tokens.
 
     The weights are those of DistilBERT's published code. Held-out text is measured by masked tokens alone.
     """
@@ -32,6 +33,8 @@ class DistillConfig(MaskedLmConfig):
     temperature: float = knob(2.0, above=0)  # divides the logits of both
     cosine_weight: float = knob(1.0, low=0)  # of 1 - cosine of both last hidden states, over all tokens
     mse_weight: float = knob(0.0, low=0)  # of their mean squared difference
+    # of 1 - cosine of both vectors of a text: the means of its hidden states, as embedding models have them
+    pooled_weight: float = knob(0.0, low=0)
     # the teacher's hidden_size, if it is another than the model's: a matrix takes hidden states there
     teacher_width: int | None = knob(None, above=0, high=MOST_WIDTH)
     teacher_precision: Literal["auto", "fp32", "bf16"] = "auto"  # that the teacher computes in; auto: as the run
@@ -56,12 +59,13 @@ class DistillConfig(MaskedLmConfig):
     @property
     def terms(self) -> Mapping[str, float]:
         beside = {"kl": self.kl_weight, "cosine": self.cosine_weight, "mse": self.mse_weight}
+        beside |= {"pooled": self.pooled_weight}
         return {"mlm": self.mlm_weight} | {term: weight for term, weight in beside.items() if weight}
 
     @property
     def compares_states(self) -> bool:
         """Whether hidden states are trained towards the teacher's."""
-        return bool(self.cosine_weight or self.mse_weight)
+        return bool(self.cosine_weight or self.mse_weight or self.pooled_weight)
 
     @property
     def projected_width(self) -> int | None:
@@ -73,7 +77,7 @@ class DistillConfig(MaskedLmConfig):
         return ("tokens", *list(self.terms)[1:])
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
-        """See `ObjectiveConfig`: hidden states of all tokens are compared, special ones too."""
+        """See `ObjectiveConfig`: hidden states of all tokens are compared or averaged, special ones too."""
         tokens = super().uses_of_heads(sequence_tokens)["tokens"]
         return {head: tokens if head in ("tokens", "kl") else 1.0 for head in self.heads}
 

@@ -132,12 +132,15 @@ class WeightsConfig:
     """First weights from elsewhere, for a run that starts from scratch; see docs/weights.md."""
 
     init_from: str | None = None  # same architecture: run, checkpoint, Hugging Face folder or id, .pt of Composer
-    # of init_from, where data.tokenizer is not its own: same refuses; extend: takes one with all old tokens at their
-    # ids, and more; replace: any. A new token begins as the mean of its old pieces; see docs/continue.md
+    # of init_from or shrink_from, where data.tokenizer is not its own: same refuses; extend: takes one with all old
+    # tokens at their ids, and more; replace: any. A new token begins as the mean of its old pieces; see
+    # docs/continue.md
     vocabulary: Literal["same", "extend", "replace"] = "same"
     grow_from: str | None = None  # the same of a smaller model, enlarged by center tiling
     grow_mode: Literal["fitted", "paper"] = "fitted"  # paper: the mapping as published; see models/tiling.py
-    shrink_from: str | None = None  # the same of a model with more layers, of which some are taken; a bert's too
+    # the same of a larger model, of whose layers, heads, channels and hidden units some are taken; see
+    # models/shrinking.py
+    shrink_from: str | None = None
 
     @property
     def named(self) -> dict[str, str]:

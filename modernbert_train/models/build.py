@@ -31,7 +31,7 @@ from modernbert_train.models.bert import Bert
 from modernbert_train.models.classifier import TextClassifier, WordClassifier
 from modernbert_train.models.contrastive import ForVectors, ForVectorsAndMasked
 from modernbert_train.models.deberta import Deberta
-from modernbert_train.models.distilled import Distilled
+from modernbert_train.models.distilled import BESIDE, Distilled
 from modernbert_train.models.encoder import Encoder, OnEncoder
 from modernbert_train.models.gemma import Gemma
 from modernbert_train.models.llama import Llama
@@ -62,7 +62,7 @@ ENCODERS: Rows[Callable[[Any, ComputeConfig], Encoder]] = Rows(
 HEADS: dict[tuple[str, ...], type[OnEncoder]] = {
     ("tokens",): ForMaskedLM,
     ("tokens", "pair"): WithOrder,
-    **{("tokens", *some): Distilled for n in (1, 2, 3) for some in combinations(("kl", "cosine", "mse"), n)},
+    **{("tokens", *some): Distilled for n in range(1, 1 + len(BESIDE)) for some in combinations(BESIDE, n)},
     ("generator", "replaced"): ForReplacedTokens,
     ("generator", "replaced", "tokens"): ForReplacedAndMasked,
     ("vectors",): ForVectors,

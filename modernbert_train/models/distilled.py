@@ -4,8 +4,8 @@ The teacher is an encoder with fixed weights that reads the same masked text. It
 is trained, sharded or saved. Every rank holds a whole one. The divergence of predictions is computed as the loss is, in
 chunks, with the gradient in the forward pass (`ChunkedLoss`), so that logits of all predictions exist for neither.
 
-Shape legend: T packed tokens, M predicted positions (padded), C positions of a chunk, D model width, E width of the
-teacher, V vocabulary.
+Shape legend: T packed tokens, S sequences (padded), M predicted positions (padded), C positions of a chunk, D model
+width, E width of the teacher, V vocabulary.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from modernbert_train.models.layers import compute_dtype
 from modernbert_train.models.masked_lm import LABELS, POSITIONS, ForMaskedLM
 
 TOKENS = "tokens_T"  # of the targets, as objectives/distill.py makes them: 1 where a token is no pad
+BESIDE = ("kl", "cosine", "mse", "pooled")  # terms that ask the teacher
 PROJECTION = "projection"  # module of the matrix from the model's hidden states to the teacher's
 
 
@@ -99,12 +100,14 @@ def divergence_and_gradient(
 
 
 class Distilled(ForMaskedLM):
-    """Encoder, head and decoder; with `listen`, a teacher beside them.
+    """Encoder, head and decoder; with `listen`, a teacher beside them, which a batch of another objective does not ask.
 
     Args:
         encoder: of any architecture.
         objective: the terms, and the width of the teacher.
     """
+
+    idles = True  # the projection, in phases of other objectives
 
     def __init__(self, encoder: Encoder, objective: DistillConfig) -> None:
         super().__init__(encoder, z_loss=objective.z_loss)
@@ -134,9 +137,9 @@ class Distilled(ForMaskedLM):
         self._divergence_and_gradient = torch.compile(divergence_and_gradient, dynamic=False, **options)
 
     def forward(self, batch: Batch, figures: bool = False) -> Sums:
-        """See `ForMaskedLM`; beside `mlm` what the batch counts of `kl`, `cosine` and `mse`."""
+        """See `ForMaskedLM`; beside `mlm` what the batch counts of `BESIDE`."""
         hidden_TD = self.encode(batch.packed)
-        if batch.counts.keys() <= {"mlm"}:
+        if not batch.counts.keys() & {*BESIDE}:
             return self.token_sums(hidden_TD, batch, figures)
         assert self._teachers, "a batch to be trained on before `listen`"
         (teacher,) = self._teachers
@@ -147,7 +150,7 @@ class Distilled(ForMaskedLM):
         if "kl" in batch.counts:
             losses["kl"] = self._divergence(hidden_MD, batch, teacher, teacher_TE)
         if self.objective.compares_states:
-            losses |= self._compared(hidden_TD, teacher_TE, batch.targets[TOKENS].bool())
+            losses |= self._compared(hidden_TD, teacher_TE, batch)
         return Sums({term: losses[term] for term in batch.counts}, tokens.figures)
 
     def _divergence(self, hidden_MD: Tensor, batch: Batch, teacher: Teacher, teacher_TE: Tensor) -> Tensor:
@@ -171,12 +174,25 @@ class Distilled(ForMaskedLM):
         real_C = place_C != IGNORED_LABEL
         return *self._divergence_and_gradient(logits_CV, teacher_CV, real_C, self.objective.temperature), None
 
-    def _compared(self, hidden_TD: Tensor, teacher_TE: Tensor, real_T: Tensor) -> dict[str, Tensor]:
-        """`cosine` and `mse`, in fp32, over the tokens that are no pads."""
+    def _compared(self, hidden_TD: Tensor, teacher_TE: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """`cosine` and `mse`, in fp32, over the tokens that are no pads, and `pooled` over their sequences."""
+        real_T = batch.targets[TOKENS].bool()
         ours_TE = (self.projection(hidden_TD) if self.objective.projected_width is not None else hidden_TD).float()
         theirs_TE, found = teacher_TE.float(), {}
         if self.objective.cosine_weight:
             found["cosine"] = 1 - F.cosine_similarity(ours_TE, theirs_TE, dim=-1)
         if self.objective.mse_weight:
             found["mse"] = (ours_TE - theirs_TE).square().mean(dim=-1)
-        return {term: each_T.masked_fill(~real_T, 0.0).sum() for term, each_T in found.items()}
+        sums = {term: each_T.masked_fill(~real_T, 0.0).sum() for term, each_T in found.items()}
+        if self.objective.pooled_weight:
+            # sums have the direction of means; those of pads, and of no tokens, are 0 and count nothing
+            lengths_S = batch.packed.cu_seqlens_S.diff().long()
+            ours_SE, theirs_SE = (
+                torch.segment_reduce(
+                    each_TE * real_T.unsqueeze(1), "sum", lengths=lengths_S, axis=0, unsafe=True, initial=0
+                )
+                for each_TE in (ours_TE, theirs_TE)
+            )
+            apart_S = 1 - F.cosine_similarity(ours_SE, theirs_SE, dim=-1)
+            sums["pooled"] = apart_S.masked_fill(theirs_SE.abs().sum(dim=-1) == 0, 0.0).sum()
+        return sums

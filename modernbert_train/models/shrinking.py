@@ -1,21 +1,28 @@
-"""A smaller model out of a larger one: some of its layers, evenly from first to last, and all that is not in layers.
+"""A smaller model out of a larger one: of its layers, heads, channels and hidden units some, evenly from first to last.
 
-Of 12 layers the 6 are 0, 2, 4, 7, 9 and 11, those of DistilBERT's published code. ModernBERT's global layers come from
-global ones. Tensors are copied bit for bit, with one exception: a DistilBERT out of a BERT has no token types, so the
-vector of the first type, which BERT adds to every token, is added to the positions.
+Of 12 layers the 6 are 0, 2, 4, 7, 9 and 11, those of DistilBERT's published code; ModernBERT's global layers come from
+global ones. Channels and hidden units are chosen as weight selection does (Xu et al. 2024, arXiv 2311.18823: uniform),
+but heads stay whole, and the channels that are kept have the numbers of theirs. Tensors are copied, never rescaled,
+with one exception: a DistilBERT out of a BERT has no token types, so the vector of the first type, which BERT adds to
+every token, is added to the positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from modernbert_train.config.knob import architecture_keys
-from modernbert_train.config.schema import BertConfig, DistilBertConfig, ModelConfig, ModernBertConfig
+from modernbert_train.config.schema import BertConfig, DistilBertConfig, MaskedLmConfig, ModelConfig, ModernBertConfig
 from modernbert_train.errors import ConfigError
-from modernbert_train.models.tiling import layer_sources, spread
+from modernbert_train.models.build import shapes_of
+from modernbert_train.models.tiling import DECODER, EMBEDDING, layer_sources, spread
 
+SHRINKING = ("num_layers", "hidden_size", "num_heads", "intermediate_size")
 _TYPES = "model.embeddings.segment_embeddings.weight"
 _POSITIONS = "model.embeddings.position_embeddings.weight"
 _LAYERS = "model.layers."
@@ -34,30 +41,33 @@ def kept_layers(old: ModelConfig, new: ModelConfig) -> list[int]:
 
 
 def check_shrinking(old: ModelConfig, new: ModelConfig, key: str) -> None:
-    """Whether one is the other with fewer layers; `key` is what named the larger.
+    """Whether one is the other with fewer layers, or narrower; `key` is what named the larger.
 
     Raises:
         ConfigError: it is not; names what differs, with both values.
     """
     if type(old) is not type(new) and not without_types(old, new):
         raise ConfigError(
-            f"{key}: model.name={new.name} here, {old.name} there; layers are taken from a model of the same kind, or "
+            f"{key}: model.name={new.name} here, {old.name} there; weights are taken from a model of the same kind, or "
             "for a distilbert from a bert. Name such a model, or begin from scratch and set objective.name=distill."
         )
     wrong = [
-        f"model.{name}={getattr(new, name)} here, {getattr(old, name)} there"
+        _both(name, old, new)
         for name in architecture_keys(new)
-        if name not in ("name", "num_layers") and getattr(new, name) != getattr(old, name)
+        if name not in ("name", *SHRINKING) and getattr(new, name) != getattr(old, name)
     ]
+    wrong += [f"{_both(name, old, new)}: set no more" for name in SHRINKING if getattr(new, name) > getattr(old, name)]
+    if not wrong and all(getattr(new, name) == getattr(old, name) for name in SHRINKING):
+        wrong.append(f"{_both('num_layers', old, new)}, and as wide: set fewer")
     if without_types(old, new) and old.position_offset:
         wrong.append(f"model.name=distilbert, whose positions count from 0; there from {old.position_offset}")
-    if old.num_layers <= new.num_layers:
-        wrong.append(f"model.num_layers={new.num_layers} here, {old.num_layers} there: set fewer")
     if old.unit_passes != (1,) * old.num_layers:
         wrong.append("its layers share weights, so that fewer of them are no smaller model")
+    if not wrong:
+        wrong += _wrong_width(old, new)
     if wrong:
         raise ConfigError(
-            f"{key}: a smaller model has fewer layers, and all else is the same:\n  "
+            f"{key}: a smaller model has fewer layers or is narrower, and all else is the same:\n  "
             + "\n  ".join(wrong)
             + "\nSet what it has, or name another model."
         )
@@ -70,13 +80,70 @@ def shrink_each(weights: Mapping[str, Tensor], old: ModelConfig, new: ModelConfi
         weights: of the larger model, by name.
         old, new: see `check_shrinking`.
     """
-    sources = kept_layers(old, new)
+    sources, kept = kept_layers(old, new), _kept(old, new)
     for name, tensor in weights.items():
+        if without_types(old, new) and name == _POSITIONS:
+            tensor = tensor + weights[_TYPES][0]
+        for dim, index in kept.get(name, {}).items():
+            tensor = tensor.index_select(dim, index)
         if name.startswith(_LAYERS):
             number, _, rest = name.removeprefix(_LAYERS).partition(".")
             for layer in (layer for layer, source in enumerate(sources) if source == int(number)):
                 yield f"{_LAYERS}{layer}.{rest}", tensor
-        elif not without_types(old, new):
+        elif not (without_types(old, new) and name == _TYPES):
             yield name, tensor
-        elif name != _TYPES:
-            yield name, tensor + weights[_TYPES][0] if name == _POSITIONS else tensor
+
+
+def _both(name: str, old: ModelConfig, new: ModelConfig) -> str:
+    return f"model.{name}={getattr(new, name)} here, {getattr(old, name)} there"
+
+
+def _wrong_width(old: ModelConfig, new: ModelConfig) -> Iterator[str]:
+    if new.hidden_size == old.hidden_size and new.num_heads == old.num_heads:
+        return
+    each = old.hidden_size // old.num_heads
+    if old.attention_width != old.hidden_size or getattr(old, "key_value_heads", None) is not None:
+        yield f"model.name={old.name} with keys of fewer heads, or heads of another width: only its layers are taken"
+    elif new.hidden_size != new.num_heads * each:
+        yield (
+            f"model.hidden_size={new.hidden_size} with model.num_heads={new.num_heads}: heads are kept whole, and are "
+            f"{each} wide there; set model.num_heads={max(1, new.hidden_size // each)}"
+        )
+    elif old.embedding_width != old.hidden_size:
+        yield f"embeddings of {old.embedding_width} there: only layers are taken of a model that is wider than those"
+
+
+def _kept(old: ModelConfig, new: ModelConfig) -> dict[str, dict[int, Tensor]]:
+    """Of each parameter of the larger model, by its dimensions that get smaller, the rows that are kept.
+
+    Which dimensions run over channels, and which over hidden units, is seen by what the shapes become where one of them
+    alone is changed. Several matrices in one are end to end.
+    """
+    found: dict[str, dict[int, Tensor]] = {}
+    width: dict[str, Any] = {"hidden_size": new.hidden_size, "num_heads": new.num_heads}
+    before = shapes_of(old, MaskedLmConfig())
+    for changes, unit in ((width, old.hidden_size // old.num_heads), ({"intermediate_size": new.intermediate_size}, 1)):
+        key, size = next(iter(changes.items()))
+        there = getattr(old, key)
+        if size == there:
+            continue
+        index = evenly(there, size, unit)
+        for name, shape in shapes_of(replace(old, **changes), MaskedLmConfig()).items():
+            for dim, (many, few) in enumerate(zip(before[name], shape, strict=True)):
+                if many == few:
+                    continue
+                parts = many // there
+                if parts * there == many:
+                    found.setdefault(name, {})[dim] = torch.cat([index + part * there for part in range(parts)])
+                else:
+                    assert many == old.num_heads, f"{name}: {many} is no multiple of {key}"
+                    found.setdefault(name, {})[dim] = evenly(many, few)
+    if EMBEDDING in found:
+        found.setdefault(DECODER, found[EMBEDDING])  # where it is tied, and there
+    return found
+
+
+def evenly(many: int, few: int, unit: int = 1) -> Tensor:
+    """int64: which of `many` are kept, evenly from the first to the last; `unit` of them stay together."""
+    units = torch.tensor([spread(place, few // unit, many // unit) for place in range(few // unit)])
+    return (units[:, None] * unit + torch.arange(unit)).flatten()

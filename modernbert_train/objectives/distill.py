@@ -26,10 +26,11 @@ class Distill:
         self._tokens = MaskedLM(config, vocabulary)
 
     def make(self, text: PackedText, settings: DistillConfig) -> Inputs:
-        """See `Objective.make`; predictions are compared where one is made, hidden states at every token."""
+        """See `Objective.make`; predictions are compared where one is made, hidden states at every token, vectors of
+        every sequence."""
         masked = self._tokens.make(text, settings)
         marks_T = marks_of(text)
         counts = {"mlm": masked.counts["mlm"], "kl": masked.counts["mlm"]}
-        counts |= dict.fromkeys(("cosine", "mse"), int(marks_T.sum()))
+        counts |= dict.fromkeys(("cosine", "mse"), int(marks_T.sum())) | {"pooled": len(text.starts_Q)}
         targets = {**masked.targets, TOKENS: marks_T}
         return replace(masked, targets=targets, counts={term: counts[term] for term in settings.terms})

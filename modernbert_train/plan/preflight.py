@@ -196,7 +196,7 @@ def _of_weights(key: str, name: str) -> str:
 
 def _check_vocabulary(config: RunConfig) -> None:
     """Compare the tokenizers, where that of the weights is at hand and nothing is wrong with the weights' name."""
-    name = config.weights.init_from
+    name = config.weights.init_from or config.weights.shrink_from
     try:
         if name is not None:
             check_named(name, config.runs_folder)

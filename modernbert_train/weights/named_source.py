@@ -79,21 +79,21 @@ def token_difference(there: Mapping[str, int], here: Mapping[str, int], among: C
 
 
 def check_vocabulary(config: RunConfig, tokenizer: Path) -> None:
-    """Compare the tokenizer of weights.init_from with the run's, as weights.vocabulary asks.
+    """Compare the tokenizer of the first weights with the run's, as weights.vocabulary asks.
 
     Raises:
         ConfigError: one that should be the same has another id somewhere, or one that should be extended lacks a token.
         DataError: a tokenizer is missing or damaged.
     """
-    name, asked = config.weights.init_from, config.weights.vocabulary
+    (key, name), asked = next(iter(config.weights.named.items())), config.weights.vocabulary
     here, there = token_ids(config.data.tokenizer), token_ids(tokenizer)
     if asked == "same" and (difference := token_difference(there, here, here.keys() | there.keys())) is not None:
-        raise ConfigError(another_tokenizer(f"weights.init_from={name}", config, difference))
+        raise ConfigError(another_tokenizer(f"weights.{key}={name}", config, difference))
     needed = [token for token in there if not token.startswith(SPARE)]  # spare ones are there to be replaced
     if asked == "extend" and (difference := token_difference(there, here, needed)) is not None:
         raise ConfigError(
             f"weights.vocabulary=extend: data.tokenizer={config.data.tokenizer} does not have all tokens of "
-            f"weights.init_from={name} at their ids; {difference}. Add tokens to the tokenizer of the weights, or set "
+            f"weights.{key}={name} at their ids; {difference}. Add tokens to the tokenizer of the weights, or set "
             "weights.vocabulary=replace."
         )
 
@@ -101,7 +101,7 @@ def check_vocabulary(config: RunConfig, tokenizer: Path) -> None:
 def another_tokenizer(key: str, config: RunConfig, difference: str) -> str:
     """The message for weights of another tokenizer; `key` is what named them."""
     remedy = "Prepare the data with the tokenizer of the weights, or train from scratch"
-    if key.startswith("weights.init_from"):
+    if key.startswith(("weights.init_from", "weights.shrink_from")):
         remedy = "Prepare the data with the tokenizer of the weights, or set weights.vocabulary=extend or replace"
     return (
         f"{key}: trained with another tokenizer than data.tokenizer={config.data.tokenizer}; {difference}. Every token "

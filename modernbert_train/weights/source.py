@@ -38,7 +38,7 @@ from modernbert_train.models.classifier import CLASSIFIER, POOLER
 from modernbert_train.models.init import initialize
 from modernbert_train.models.replaced import DELTA, GENERATOR, discriminator_of
 from modernbert_train.models.sharding import like
-from modernbert_train.models.shrinking import check_shrinking, kept_layers, shrink_each, without_types
+from modernbert_train.models.shrinking import SHRINKING, check_shrinking, kept_layers, shrink_each, without_types
 from modernbert_train.models.tiling import GROWING, check_growth, grow_each
 from modernbert_train.vocabulary import read_vocabulary, token_ids, tokenizer_sha256
 from modernbert_train.weights.composer_file import ComposerFile, open_composer
@@ -210,6 +210,7 @@ class Origin:
             )
         if weights.shrink_from is not None:
             text += f": layers {', '.join(map(str, kept_layers(old, model)))} of {old.num_layers}"
+            text += _fewer(old, model)
             text += ", its first token type added to the positions" if without_types(old, model) else ""
         if self.rows is not None:
             text += f"; weights.vocabulary={weights.vocabulary}: {self.rows}"
@@ -241,7 +242,7 @@ class Origin:
             models = growable(self.source.model, config.model, "weights.grow_from")
             tensors = grow_each(stored, *models, weights.grow_mode)
         elif weights.shrink_from is not None:
-            tensors = shrink_each(stored, self.source.model, config.model)
+            tensors = shrink_each(stored, self.source.model, _with_rows_of(self.source, config.model))
         initialize(model, config.model, config.seed, only=self.drawn)
         targets = {name: each for name, each in model.named_parameters() if module_of(name) not in self.drawn}
         generator = {name: each for name, each in model.named_parameters() if module_of(name) == GENERATOR}
@@ -267,6 +268,15 @@ def fill_first(model: nn.Module, config: RunConfig, origin: Origin | None) -> No
         initialize(model, config.model, config.seed)
 
 
+def _with_rows_of(source: Source, model: ModelConfig) -> ModelConfig:
+    return replace(model, vocab_size=source.model.vocab_size)
+
+
+def _fewer(old: ModelConfig, new: ModelConfig) -> str:
+    found = ((key.removeprefix("num_"), getattr(new, key), getattr(old, key)) for key in SHRINKING[1:])
+    return "".join(f", {key} {few:,} of {many:,}" for key, few, many in found if few < many)
+
+
 def _other_bases(old: ModelConfig, first: ModelConfig) -> Iterator[str]:
     for name, there in old.phased_details.items():
         here = first.phased_details.get(name, there)
@@ -288,7 +298,7 @@ def find_origin(config: RunConfig) -> Origin | None:
     check_named(name, config.runs_folder)
     source, model = open_source(name), config.model
     if weights.vocabulary != "same":
-        model = replace(model, vocab_size=source.model.vocab_size)
+        model = _with_rows_of(source, model)
     source = read_as(source, model)
     if key == "grow_from":
         check_growth(*growable(source.model, model, f"weights.grow_from={name}"), weights.grow_mode)
@@ -307,7 +317,7 @@ def find_origin(config: RunConfig) -> Origin | None:
     if key != "init_from":
         needs_predictions(there, f"weights.{key}={name}")
         there, here = there - {*MASKED_LM}, here - {*MASKED_LM}  # no other head is grown, or kept
-        return Origin(source, config, drawn=tuple(sorted(here)), left_out=tuple(sorted(there)))
+        return Origin(source, config, drawn=tuple(sorted(here)), left_out=tuple(sorted(there)), rows=rows)
     other = here & there & {CLASSIFIER} if _classes(source.objective) != _classes(config.objective) else set()
     return Origin(
         source,
@@ -394,7 +404,7 @@ def check_same_architecture(source: Source, model: ModelConfig, key: str) -> Non
     """
     if wrong := other_architecture(model, source.model):
         remedy = (
-            "Set the values it has, or use weights.grow_from for a smaller model, weights.shrink_from for a deeper one."
+            "Set the values it has, or use weights.grow_from for a smaller model, weights.shrink_from for a larger one."
         )
         if [name for name, *_ in wrong] == ["model.vocab_size"]:
             remedy = "Set the number it has; for another tokenizer, set weights.vocabulary=extend or replace."

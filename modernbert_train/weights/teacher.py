@@ -88,7 +88,7 @@ def find_teacher(config: RunConfig) -> FoundTeacher | None:
     if objective.compares_states and width != model.hidden_size:
         raise ConfigError(
             f"{key}: its hidden states are {model.hidden_size} wide, and those that are compared with them {width}. "
-            f"Set objective.teacher_width={model.hidden_size}, or cosine_weight and mse_weight to 0."
+            f"Set objective.teacher_width={model.hidden_size}, or cosine_weight, mse_weight and pooled_weight to 0."
         )
     longest, most = max(phase.row_tokens for phase in config.phases.values()), getattr(model, "max_positions", None)
     if most is not None and most < longest:

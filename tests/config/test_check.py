@@ -128,7 +128,7 @@ BROKEN = {
     "phases.one.schedule={warmup_tokens: 1, decay_tokens: 900, plateau: inverse_sqrt, final_lr_ratio: 0.2}": (
         "phases.one.schedule.final_lr_ratio=0.2: the rate has fallen to 0.1 of"
     ),
-    "weights.vocabulary=extend": "weights.vocabulary=extend: only weights of weights.init_from get another vocabulary.",
+    "weights.vocabulary=extend": "weights.vocabulary=extend: only weights of weights.init_from and weights.shrink_from",
     "weights={init_from: a, grow_from: b}": "weights.init_from=a and weights.grow_from=b: both would give the first",
     "phases.one=null": "phases: empty, so there is nothing to train.",
     "data.train=null": "data.train: missing, and so is data.streams.",

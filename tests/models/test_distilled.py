@@ -47,26 +47,27 @@ def batch_of(sequences: Make, pack: Make, terms: list[str]) -> tuple[Batch, list
     batch = pack([apart[:2], apart[2:]], row_tokens=45, spare=3)
     marks_T = torch.zeros(90, dtype=torch.int64)
     marks_T[:39], marks_T[45:85] = 1, 1
-    counts = {term: batch.counts["mlm"] if term in ("mlm", "kl") else 79 for term in terms}
+    known = dict.fromkeys(("mlm", "kl"), batch.counts["mlm"]) | {"cosine": 79, "mse": 79, "pooled": 3}
+    counts = {term: known[term] for term in terms}
     return replace(batch, targets={**batch.targets, TOKENS: marks_T}, counts=counts), apart
 
 
 @pytest.mark.parametrize("name", TEACHERS)
 def test_the_loss_is_the_published_one(sequences: Make, pack: Make, name: str) -> None:
-    """DistilBERT's: KL of softened predictions times T^2, masked tokens, cosine of hidden states; and a mean square.
+    """DistilBERT's: KL of softened predictions times T^2, masked tokens, cosine of hidden states; and two others.
 
     From whole logits of each sequence alone by torch's own losses, values and gradients of all weights.
     """
     width = TEACHERS[name].hidden_size
     objective = DistillConfig(
-        teacher="x", mse_weight=0.7, temperature=3.0, teacher_width=None if width == 32 else width
+        teacher="x", mse_weight=0.7, pooled_weight=0.6, temperature=3.0, teacher_width=None if width == 32 else width
     )
     model = made(STUDENT, objective, logit_chunk=8).train()
     whole = made(TEACHERS[name], MaskedLmConfig()).train()  # it has dropout, which a teacher must not draw
     plain = made(STUDENT, objective).train()
     assert isinstance(model, Distilled) and isinstance(whole, ForMaskedLM)
     model.listen(Teacher(whole, bf16=False))
-    batch, apart = batch_of(sequences, pack, ["mlm", "kl", "cosine", "mse"])
+    batch, apart = batch_of(sequences, pack, ["mlm", "kl", "cosine", "mse", "pooled"])
     sums = model(batch)
     loss = sum(objective.terms[term] * sums.losses[term] / batch.counts[term] for term in objective.terms)
     loss.backward()
@@ -81,12 +82,14 @@ def test_the_loss_is_the_published_one(sequences: Make, pack: Make, name: str) -
         labels_N.append(ids[::3])
         ours_ND.append(plain.projection(hidden) if width != 32 else hidden)
         theirs_ND.append(teacher)
+    pooled = (ours_ND, [each.detach() for each in theirs_ND])
     ours, theirs, a, b = (torch.cat(each) for each in (ours_NV, theirs_NV, ours_ND, theirs_ND))
     expected = {
         "mlm": F.cross_entropy(ours, torch.cat(labels_N)),
         "kl": 9 * nn.KLDivLoss(reduction="batchmean")((ours / 3).log_softmax(-1), (theirs.detach() / 3).softmax(-1)),
         "cosine": nn.CosineEmbeddingLoss()(a, b.detach(), torch.ones(len(a))),
         "mse": F.mse_loss(a, b.detach()),
+        "pooled": 1 - F.cosine_similarity(*(torch.stack([s.mean(0) for s in each]) for each in pooled)).mean(),
     }
     for term, value in expected.items():
         torch.testing.assert_close(sums.losses[term] / batch.counts[term], value, atol=1e-5, rtol=1e-5)

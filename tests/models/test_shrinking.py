@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,17 +12,23 @@ import torch
 from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
+    DebertaConfig,
     DistilBertConfig,
+    GemmaConfig,
     LlamaConfig,
     MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
+    XLNetConfig,
 )
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
 from modernbert_train.models.shrinking import check_shrinking, kept_layers, shrink_each
+from modernbert_train.models.tiling import grow
 
+Make = Callable[..., Any]
+WIDE = {"vocab_size": 64, "hidden_size": 16, "num_heads": 4, "intermediate_size": 6}
 SHAPE = {"vocab_size": 64, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48}
 
 
@@ -66,12 +74,71 @@ def test_what_is_taken_is_the_same_to_the_bit(old: ModelConfig, new: ModelConfig
         assert torch.equal(tensor, expected), name
 
 
+def test_a_model_that_was_grown_shrinks_to_itself(pack: Make, sequences: Make) -> None:
+    """Center tiling repeats heads, channels and hidden units; of the repeated the smaller model is made again.
+
+    They may stand in another order, so what it says is compared and not its tensors.
+    """
+    small = ModernBertConfig(vocab_size=64, hidden_size=32, num_heads=2, num_layers=4, intermediate_size=48)
+    large = replace(small, hidden_size=64, num_heads=4, intermediate_size=96)
+    models = [build_model(each, MaskedLmConfig()).eval() for each in (small, large, small)]
+    initialize(models[0], small, seed=1)
+    models[1].load_state_dict(grow(models[0].state_dict(), small, large))
+    models[2].load_state_dict(dict(shrink_each(models[1].state_dict(), large, small)))
+    packed = pack([sequences([20, 9], vocab_size=64)], row_tokens=29).packed
+    said, again = (model.logits(model.encode(packed), torch.arange(29)) for model in models[::2])
+    torch.testing.assert_close(again, said)
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        BertConfig(**WIDE, num_layers=2),
+        DebertaConfig(**WIDE, num_layers=2, convolution=3),
+        XLNetConfig(**WIDE, num_layers=2),
+        LlamaConfig(**WIDE, num_layers=2, tied=False),
+    ],
+    ids=lambda config: config.name,
+)
+def test_what_is_kept_of_a_matrix_is_said(old: ModelConfig) -> None:
+    """Of four heads of four channels the first and the last, of six hidden units 0, 2, 3 and 5: by hand."""
+    new = replace(old, hidden_size=8, num_heads=2, intermediate_size=4)
+    check_shrinking(old, new, "here")
+    channels, hidden = [0, 1, 2, 3, 12, 13, 14, 15], [0, 2, 3, 5]
+    large, small = (build_model(each, MaskedLmConfig()) for each in (old, new))
+    weights = {name: torch.randn(tensor.shape) for name, tensor in large.state_dict().items()}
+    found = dict(shrink_each(weights, old, new))
+    assert {name: tensor.shape for name, tensor in found.items()} == {
+        name: tensor.shape for name, tensor in small.state_dict().items()
+    }
+    table = "model.embeddings.tok_embeddings.weight"
+    assert torch.equal(found[table], weights[table][:, channels])
+    for layer in ("model.layers.0.", "model.layers.1."):
+        gated = weights[layer + "mlp.Wi.weight"].unflatten(0, (-1, 6))[:, hidden][:, :, channels]
+        assert torch.equal(found[layer + "mlp.Wi.weight"], gated.flatten(0, 1))
+        assert torch.equal(found[layer + "mlp.Wo.weight"], weights[layer + "mlp.Wo.weight"][channels][:, hidden])
+        fused, parts = ("attn.Wkv.weight", 2) if old.name == "llama" else ("attn.Wqkv.weight", 3)
+        of_heads = weights[layer + fused].unflatten(0, (parts, 4, 4))[:, [0, 3]]
+        assert torch.equal(found[layer + fused], of_heads.flatten(0, 2)[:, channels])
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (BertConfig(), BertConfig(hidden_size=384, num_layers=6), "model.hidden_size=384 here, 768 there"),
+        (
+            BertConfig(),
+            BertConfig(hidden_size=384),
+            "hidden_size=384 with model.num_heads=12: .* set model.num_heads=6",
+        ),
+        (BertConfig(), BertConfig(vocab_size=100, num_layers=6), "model.vocab_size=100 here, 30522 there"),
+        (
+            BertConfig(),
+            BertConfig(hidden_size=1024, num_heads=16),
+            "model.hidden_size=1024 here, 768 there: set no more",
+        ),
+        (GemmaConfig(), GemmaConfig(hidden_size=320), "only its layers are taken"),
         (DistilBertConfig(), BertConfig(num_layers=3), "model.name=bert here, distilbert there"),
-        (BertConfig(), BertConfig(), "model.num_layers=12 here, 12 there: set fewer"),
+        (BertConfig(), BertConfig(), "model.num_layers=12 here, 12 there, and as wide: set fewer"),
         (BertConfig(position_offset=2), DistilBertConfig(), "whose positions count from 0; there from 2"),
         (AlbertConfig(), AlbertConfig(num_layers=6), "its layers share weights"),
     ],

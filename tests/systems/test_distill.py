@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from modernbert_train.__main__ import main
 from tests.conftest import TinyRun
+from tests.data.make_shards import make_documents, make_shards, make_texts
 from tests.systems.test_exactness import assert_equal_runs, launch, records, weights
 from tests.train.faulty import Killed, at_fault
 
@@ -99,6 +100,31 @@ def test_two_ranks_are_as_one(tiny_run: TinyRun, tmp_path: Path, strategy: str) 
 
 @pytest.mark.runs
 @pytest.mark.timeout(600)
+def test_masked_tokens_first_and_a_teacher_after_them(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """In one run: the first phase is masked-language modelling to the bit, also with a matrix for a wider teacher."""
+    assert main(["train", *tiny_run(*WIDER)]) == 0
+    assert main(["train", *tiny_run("name=plain", "phases.long=null", "model.num_layers=1")]) == 0
+    asked = (
+        f"objective={{name: distill, teacher: {tmp_path / 'runs/teacher'}, teacher_width: 64, mask_rate: 0.3, "
+        "pooled_weight: 1.0}",
+        "phases.short.objective={name: mlm}",
+        "model.num_layers=1",
+    )
+    assert main(["train", *tiny_run(*asked, "name=one")]) == 0
+    launch(tiny_run(*asked, "name=two"), 2)
+    one, two, plain = (records(tmp_path / "runs" / name) for name in ("one", "two", "plain"))
+    first = [step for step in one if step["phase"] == "short"]
+    assert [step["loss"] for step in first] == [step["loss"] for step in plain]
+    assert not any("loss/kl" in step for step in first) and len(first) > 5
+    terms = {"mlm", "kl", "cosine", "pooled"}
+    assert {key.removeprefix("loss/") for key in one[-1] if key.startswith("loss/")} == terms
+    assert one[-1]["loss/pooled"] < one[len(first)]["loss/pooled"], "it comes near its teacher"
+    for a, b in zip(one, two, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=2e-4)
+
+
+@pytest.mark.runs
+@pytest.mark.timeout(600)
 def test_a_teacher_that_does_not_fit_is_refused_before_the_first_batch(
     tiny_run: TinyRun, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,3 +152,50 @@ def test_a_teacher_that_does_not_fit_is_refused_before_the_first_batch(
     assert main(["train", *words]) == 78
     assert f"objective.teacher={export}: trained with another tokenizer" in capsys.readouterr().err
     assert not (tmp_path / "runs/tiny/checkpoints").exists() or not any((tmp_path / "runs/tiny/checkpoints").iterdir())
+
+
+@pytest.mark.runs
+@pytest.mark.timeout(600)
+def test_the_price_of_each_choice_is_told_before_any_training(
+    tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`eval` of a student that has not begun: the larger model's own loss, that with each choice alone, that of all.
+
+    The last is the run's first loss, and words are fewer with a trimmed tokenizer, whose rows are those of the teacher.
+    """
+    assert main(["train", *tiny_run(*WIDER, "phases.short.tokens=4000")]) == 0
+    large = held_out(tmp_path / "runs/teacher")[-1]
+    few = tmp_path / "few"
+    (tmp_path / "texts.txt").write_text("\n".join(make_texts(20)), encoding="utf-8")
+    trim = ["tokenizer", "trim", str(few / "tokenizer"), str(tiny_data / "tokenizer"), str(tmp_path / "texts.txt")]
+    assert main([*trim, "--entries", "384"]) == 0
+    for name, seed in (("train", 21), ("validation", 22)):
+        make_shards(few / name, make_documents(few / "tokenizer", [90, 150, 300, 400], seed), few / "tokenizer")
+    narrow = (
+        f"weights.shrink_from={tmp_path / 'runs/teacher'}",
+        "model={num_layers: 1, hidden_size: 32, num_heads: 2, intermediate_size: 32}",
+        "phases.long=null",
+        "phases.short.tokens=1200",
+        "optim.lr=1e-12",  # so that the last loss is the first
+    )
+    words = (*narrow, "weights.vocabulary=replace", "model.vocab_size=384", "name=fewer")
+    words += tuple(f"data.{key}={few / key}" for key in ("train", "validation", "tokenizer"))
+    for name, asked, first in (("same", (*narrow, "name=same"), "as it is"), ("fewer", words, "vocab_size 384 of 512")):
+        capsys.readouterr()
+        assert main(["eval", *tiny_run(*asked)]) == 0
+        lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+        said = {line.split("  ")[0]: line.split() for line in lines}
+        names = (first, "num_layers 1 of 4", "hidden_size 32 of 64, num_heads 2 of 4", "intermediate_size 32 of 48")
+        assert {*names, "all of them"} <= said.keys()
+        losses = {name: float(said[name][-3]) for name in (*names, "all of them")}
+        assert name == "fewer" or losses[first] == pytest.approx(large, abs=5e-4)
+        assert main(["train", *tiny_run(*asked)]) == 0
+        begins = capsys.readouterr().out
+        assert "layers 0 of 4, hidden_size 32 of 64, heads 2 of 4, intermediate_size 32 of 48" in begins
+        assert ("of 384 rows 384 are kept" in begins) is (name == "fewer")
+        assert held_out(tmp_path / "runs" / name)[0] == pytest.approx(losses["all of them"], abs=5e-4)
+
+
+def held_out(folder: Path) -> list[float]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if line["kind"] == "validation"]

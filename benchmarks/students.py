@@ -1,0 +1,152 @@
+"""A small model trained in three ways, three seeds each, judged by `evaluate` on retrieval and classification.
+
+    python -m benchmarks.students --tasks FOLDER --out runs/students     # again to go on
+
+masked: masked tokens alone. contrastive: masked tokens, then pairs (the first sentence of an abstract and the rest of
+it). distilled: masked tokens, predictions and hidden states of a larger model of ours. All three read as many tokens of
+the same abstracts and begin with the weights of their seed. Retrieval is SciFact's (FOLDER/retrieval/scifact_subset),
+whose abstracts are what was read, without further training; classification is Banking77
+(FOLDER/other_tasks/banking77_*.csv), 800 texts, 300 to be judged by. Prints means and standard errors over the seeds,
+and CPU seconds of the training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import resource
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from modernbert_train.core.files import write_whole
+from modernbert_train.core.text import markdown_table
+from modernbert_train.data.tables import read_rows
+
+SEEDS, TOKENS, VOCABULARY = (1, 2, 3), 240_000, 4096
+MODEL: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 128, "num_layers": 2, "num_heads": 2, "intermediate_size": 192,
+    "global_attn_every_n_layers": 1, "init_std": 0.05,
+}  # fmt: skip
+LARGER = {"hidden_size": 192, "num_layers": 4, "num_heads": 3, "intermediate_size": 288}
+ROWS = {"row_tokens": 128, "batch_rows": 8, "microbatch_tokens": 1024}
+STREAMS = {"text": {"path": "text/train"}, "pairs": {"path": "pairs/train"}}
+
+
+def phase(tokens: int, stream: str = "text", **others: Any) -> dict[str, Any]:
+    """A warm-up of a twentieth, then a linear decay; one stream alone."""
+    schedule = {"warmup_tokens": tokens // 20, "decay_tokens": tokens - tokens // 20}
+    streams = {name: {"proportion": float(name == stream)} for name in STREAMS}
+    return {"tokens": tokens, **ROWS, "streams": streams, "schedule": schedule, **others}
+
+
+def runs(out: Path) -> dict[str, dict[str, Any]]:
+    """What differs between the runs, by arm; the teacher first, with one seed."""
+    pairs = phase(TOKENS // 2, "pairs", batch_rows=16)
+    teacher = {"name": "distill", "teacher": str(out / "runs/teacher"), "teacher_width": LARGER["hidden_size"]}
+    return {
+        "teacher": {"model": MODEL | LARGER, "phases": {"masked": phase(600_000)}},
+        "masked": {"phases": {"masked": phase(TOKENS)}},
+        "contrastive": {
+            "objective": {"name": "contrastive", "mlm_head": True},
+            "phases": {"masked": phase(TOKENS // 2, objective={"name": "mlm"}), "contrastive": pairs},
+            "data": {"validation": str(out / "pairs/validation")},
+        },
+        "distilled": {"objective": teacher | {"mask_rate": 0.3}, "phases": {"distilled": phase(TOKENS)}},
+    }
+
+
+def prepare(tasks: Path, out: Path) -> None:
+    """Text, pairs, labelled texts and the suite."""
+    if (out / "suite.yaml").exists():
+        return
+    abstracts = [json.loads(line)["text"] for line in (tasks / "retrieval/scifact_subset/corpus.jsonl").open()]
+    halves = [text.partition(". ") for text in abstracts]
+    lines = [json.dumps({"query": first, "positive": rest}) for first, _, rest in halves if len(rest) > 200]
+    write_whole(out / "pairs.jsonl", "\n".join(lines) + "\n")
+    source = {"kind": "jsonl", "path": str(tasks / "retrieval/scifact_subset/corpus.jsonl")}
+    spec = {"out": str(out / "text"), "sources": {"scifact": source}, "validation_share": 0.03}
+    write_whole(out / "text.yaml", json.dumps(spec | {"tokenizer": {"vocab_size": VOCABULARY}}))
+    command("prepare", str(out / "text.yaml"))
+    tokenizer = str(out / "text/tokenizer")
+    command("prepare-pairs", str(out / "pairs"), str(out / "pairs.jsonl"), "--tokenizer", tokenizer,
+            "--max-tokens", "62", "--validation-share", "0.03")  # fmt: skip
+    for name, most in (("train", 800), ("test", 300)):
+        rows = [row.texts for row in read_rows(tasks / f"other_tasks/banking77_{name}.csv", ("text", "category"))]
+        chosen = rows[:: len(rows) // most][:most]
+        write_whole(out / f"{name}.jsonl", "".join(json.dumps(dict(text=t, label=c)) + "\n" for t, c in chosen))
+    task: dict[str, Any] = {
+        "kind": "single-label",
+        "train": str(out / "train.jsonl"),
+        "validation": {"test": str(out / "test.jsonl")},
+    }
+    task |= {"lr": 1e-3, "epochs": 4, "batch_texts": 16, "max_tokens": 64, "pooling": "mean"}
+    write_whole(out / "banking77.yaml", json.dumps(task))
+    scifact = {"beir": str((tasks / "retrieval/scifact_subset").absolute())}
+    suite = {
+        "scifact": scifact | {"keys": {"device": "cpu", "max_tokens": 128}},
+        "banking77": {"finetune": "banking77.yaml", "keys": {"compute.threads": 1}},
+    }
+    write_whole(out / "suite.yaml", json.dumps({"tasks": suite, "seeds": [1]}))
+
+
+def train(name: str, arm: dict[str, Any], seed: int, out: Path) -> float:
+    """A run; its CPU seconds."""
+    data: dict[str, Any] = {"streams": {key: {"path": str(out / each["path"])} for key, each in STREAMS.items()}}
+    data |= {"tokenizer": str(out / "text/tokenizer"), "validation": str(out / "text/validation"), "num_workers": 0}
+    run = {"model": MODEL, "optim": {"name": "stable_adamw", "lr": 3e-3}, **arm, "name": name, "seed": seed}
+    run |= {"data": data | arm.get("data", {}), "runs_folder": str(out / "runs"), "eval": {"max_tokens": 20_000}}
+    run |= {"compute": {"device": "cpu", "threads": 1, "precision": "fp32"}}
+    write_whole(out / f"{name}.yaml", json.dumps(run))
+    return command("train", str(out / f"{name}.yaml"))
+
+
+def command(*words: str) -> float:
+    """One of the command line; its CPU seconds."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "modernbert_train", *words], check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Train what is missing, judge it, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", type=Path, required=True, help="folder of labelled texts")
+    parser.add_argument("--out", type=Path, default=Path("runs/students"), help="where everything stays")
+    options = parser.parse_args(words)
+    out: Path = options.out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    prepare(options.tasks, out)
+    record = out / "seconds.json"
+    seconds: dict[str, float] = json.loads(record.read_text()) if record.exists() else {}
+    for arm, keys in runs(out).items():
+        for seed in SEEDS[:1] if arm == "teacher" else SEEDS:
+            name = arm if arm == "teacher" else f"{arm}-{seed}"
+            if name not in seconds:
+                seconds[name] = train(name, keys, seed, out)
+                write_whole(record, json.dumps(seconds))
+    models = [str(out / "runs" / name) for name in seconds]
+    judging = command("evaluate", *models, "--suite", str(out / "suite.yaml"), "--out", str(out / "judged"))
+    found = json.loads((out / "judged/table.json").read_text(encoding="utf-8"))
+    rows = []
+    for arm in runs(out):
+        own = [row for row in found["rows"] if Path(row["source"]).name.partition("-")[0] == arm]
+        cells = [[100 * next(iter(row["cells"][at]["seeds"].values())) for row in own] for at in range(2)]
+        spent = statistics.fmean(each for name, each in seconds.items() if name.partition("-")[0] == arm)
+        rows.append([arm, *map(_mean, cells), f"{spent:.0f}"])
+    print(markdown_table(["", *(column["task"] for column in found["columns"]), "CPU s of training"], rows))
+    print(f"judging: {judging:.0f} CPU s")
+
+
+def _mean(values: Sequence[float]) -> str:
+    error = f" ± {statistics.stdev(values) / math.sqrt(len(values)):.2f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.2f}{error}"
+
+
+if __name__ == "__main__":
+    main()

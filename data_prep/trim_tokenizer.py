@@ -1,0 +1,119 @@
+"""A smaller vocabulary out of a larger one: the tokens that a text uses most, and all that are needed to spell them.
+
+Special and other added tokens stay, but for [unused0] and so on; so do bytes, and the characters that occur in the
+text. Of the rest the most frequent stay, equally frequent ones by their old id, each together with the tokens that BPE
+merges it from. What is dropped is spelled by smaller tokens. The ids of those that stay move up, in their old order;
+rows of a model follow with weights.vocabulary=replace.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from tokenizers import Tokenizer, pre_tokenizers
+
+from data_prep.make_tokenizer import encode_documents, set_template
+from modernbert_train.core.tokenizer_threads import tokenizer_threads
+from modernbert_train.errors import ConfigError
+from modernbert_train.vocabulary import SPARE
+
+_AT_ONCE = 256  # texts that are tokenised together
+_INSIDE = "##"
+
+
+def trim_tokenizer(tokenizer: Tokenizer, texts: Iterable[str], entries: int) -> tuple[Tokenizer, float]:
+    """Leave so many entries of a tokenizer.
+
+    Args:
+        tokenizer: of BPE, Unigram, WordPiece or whole words.
+        texts: read once.
+        entries: all included.
+
+    Returns:
+        The smaller tokenizer, and the share of the text's tokens that stay.
+
+    Raises:
+        ConfigError: it has no more entries, or what must stay are more.
+    """
+    content: dict[str, Any] = json.loads(tokenizer.to_str())
+    ids: dict[str, int] = tokenizer.get_vocab()
+    if entries >= len(ids):
+        raise ConfigError(f"--entries={entries}: the tokenizer has {len(ids):,}. Give fewer.")
+    by_id = {number: token for token, number in ids.items()}
+    counts: Counter[str] = Counter()
+    texts = iter(texts)
+    with tokenizer_threads(True):
+        while some := list(islice(texts, _AT_ONCE)):
+            counts.update(by_id[number] for each in encode_documents(tokenizer, some) for number in each)
+    kept = {*_needed(content, ids, counts)}
+    if len(kept) > entries:
+        raise ConfigError(
+            f"--entries={entries}: special tokens, bytes and the characters of the text are {len(kept):,}. Give more."
+        )
+    spare = {token for token in ids if token.startswith(SPARE)}
+    parts = _parts(content["model"])
+    for token in sorted(ids.keys() - kept - spare, key=lambda token: (-counts[token], ids[token])):
+        family = {*_family(token, parts)} - kept
+        if len(kept) + len(family) <= entries:
+            kept |= family
+    stays = sum(counts[token] for token in kept) / max(1, counts.total())
+    return _with_tokens(content, sorted(kept, key=ids.__getitem__)), stays
+
+
+def _needed(content: dict[str, Any], ids: dict[str, int], counts: Counter[str]) -> Iterator[str]:
+    """Tokens that stay whatever their counts."""
+    added = {token["content"] for token in content["added_tokens"]}
+    characters = {character for token in counts for character in token.removeprefix(_INSIDE)}
+    if '"ByteLevel"' in json.dumps([content.get("pre_tokenizer"), content.get("decoder")]):
+        characters |= {*pre_tokenizers.ByteLevel.alphabet()}
+    unknown = {content["model"].get("unk_token"), content["model"].get("unk_id")}
+    for token, number in ids.items():
+        is_byte = len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+        needed = is_byte or token.removeprefix(_INSIDE) in characters or token in added or {token, number} & unknown
+        if needed and not token.startswith(SPARE):
+            yield token
+
+
+def _parts(model: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Of each token that BPE merges the two that it is made of, by the merge that comes first."""
+    found: dict[str, tuple[str, str]] = {}
+    for first, second, both in _merges(model):
+        found.setdefault(both, (first, second))
+    return found
+
+
+def _merges(model: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Two tokens and what they become."""
+    for merge in model.get("merges", ()):
+        first, second = merge.split(" ") if isinstance(merge, str) else merge
+        yield first, second, first + second.removeprefix(model.get("continuing_subword_prefix") or "")
+
+
+def _family(token: str, parts: dict[str, tuple[str, str]]) -> Iterator[str]:
+    yield token
+    for part in parts.get(token, ()):
+        yield from _family(part, parts)
+
+
+def _with_tokens(content: dict[str, Any], kept: list[str]) -> Tokenizer:
+    new = {token: number for number, token in enumerate(kept)}
+    model, old = content["model"], content["model"]["vocab"]
+    if model["type"] == "Unigram":
+        unknown = None if model.get("unk_id") is None else old[model["unk_id"]][0]
+        model["vocab"] = [entry for entry in old if entry[0] in new]
+        model["unk_id"] = next((i for i, entry in enumerate(model["vocab"]) if entry[0] == unknown), None)
+    else:
+        model["vocab"] = {token: new[token] for token in old if token in new}
+    if "merges" in model:
+        model["merges"] = [[a, b] for a, b, both in _merges(model) if {a, b, both} <= new.keys()]
+    content["added_tokens"] = [
+        token | {"id": new[token["content"]]} for token in content["added_tokens"] if token["content"] in new
+    ]
+    content["post_processor"] = None
+    tokenizer = Tokenizer.from_str(json.dumps(content))
+    set_template(tokenizer)
+    return tokenizer
