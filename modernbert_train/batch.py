@@ -180,11 +180,13 @@ class Sums(NamedTuple):
         figures: other sums, such as hits; only where they are asked for. The name of each begins with its loss term
             and a slash.
         vectors: of an objective that compares texts of all microbatches, as long as it has not: what it compares.
+        scale: of such an objective, [1], what it multiplies cosines by; None where that is not learnt.
     """
 
     losses: Mapping[str, Tensor]
     figures: Mapping[str, Tensor]
     vectors: Tensor | None = None
+    scale: Tensor | None = None
 
 
 def weighted(sums: Mapping[str, Tensor], terms: Mapping[str, float], counts: Mapping[str, float | Tensor]) -> Tensor:

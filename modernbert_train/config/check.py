@@ -155,6 +155,26 @@ def objectives_of_phases(config: RunConfig, num_ranks: int) -> Iterator[str]:
             )
 
 
+def learnt_temperatures(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    """A temperature that is learnt begins within its bounds, once in a run."""
+    own = config.objective
+    for name, now in config.in_phase.items():
+        if not isinstance(now.objective, ContrastiveConfig) or not now.objective.learn_temperature:
+            continue
+        if not 0.01 <= now.objective.temperature <= 1:
+            yield (
+                f"phases.{name}: objective.temperature={now.objective.temperature:g} with "
+                "objective.learn_temperature=true: it stays within 0.01 and 1. Begin there, or set "
+                "objective.learn_temperature=false."
+            )
+        if isinstance(own, ContrastiveConfig) and now.objective.temperature != own.temperature:
+            yield (
+                f"phases.{name}: objective.temperature={now.objective.temperature:g}, and "
+                f"objective.learn_temperature=true begins at {own.temperature:g}: a phase cannot set what is learnt. "
+                "Remove it from the phase, or set objective.learn_temperature=false."
+            )
+
+
 def vector_widths(config: RunConfig, num_ranks: int) -> Iterator[str]:
     """Further widths of a vector are parts of it."""
     most = config.model.hidden_size
@@ -592,6 +612,7 @@ RULES: tuple[Rule, ...] = (
     segments_for_pairs,
     classes,
     vector_widths,
+    learnt_temperatures,
     generators,
     teachers,
     roberta,

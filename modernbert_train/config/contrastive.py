@@ -22,6 +22,11 @@ class ContrastiveConfig(ObjectiveConfig):
     pooling: Literal["cls", "mean"] = "mean"
     # what cosines are divided by; 0.05 is sentence-transformers' scale of 20
     temperature: float = knob(0.05, above=0, phased=True)
+    # temperature is only where it begins, and is trained as the logarithm of its inverse, without weight decay; it
+    # stays within 0.01 and 1 (CLIP, arXiv 2103.00020)
+    learn_temperature: bool = False
+    # all pairs of a global batch are of one stream; streams take turns, so that each keeps to its share within a batch
+    one_source: bool = knob(False, phased=True)
     # each positive looks for its query too, and the two losses are averaged
     symmetric: bool = knob(False, phased=True)
     # a negative whose cosine exceeds that of the positive by more than this is taken for a positive that nobody judged,
@@ -46,8 +51,10 @@ class ContrastiveConfig(ObjectiveConfig):
 
     @property
     def details(self) -> str:
-        parts = [f"{self.pooling} pooling, temperature {self.temperature:g}"]
+        learnt = " to begin with, learnt" if self.learn_temperature else ""
+        parts = [f"{self.pooling} pooling, temperature {self.temperature:g}{learnt}"]
         parts += ["both directions"] if self.symmetric else []
+        parts += ["each batch of one stream"] if self.one_source else []
         parts += [] if self.margin is None else [f"negatives beyond a margin of {self.margin:g} left out"]
         parts += [f"widths {', '.join(map(str, self.matryoshka))} too"] if self.matryoshka else []
         return f"contrastive among the texts of the global batch; {'; '.join(parts)}"

@@ -16,6 +16,7 @@ from modernbert_train.config.knob import knob
 # of the names of figures, which are free otherwise
 BASELINE = "baseline/"  # before the name of a figure: what is reached without looking at the text
 BITS_PER_BYTE = "bits_per_byte"  # loss of a byte of held-out text, for runs with other tokenizers
+TEMPERATURE = "contrastive/temperature"  # of held-out pairs, where it is learnt
 COUNT = "num_"  # begins the name of what only counts, which no curve is drawn of
 
 

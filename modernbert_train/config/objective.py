@@ -71,6 +71,11 @@ class ObjectiveConfig:
         return False
 
     @property
+    def one_source(self) -> bool:
+        """Whether each global batch is of one stream."""
+        return False
+
+    @property
     def named_teacher(self) -> str | None:
         """The model whose outputs are trained towards, as it is named; None: there is none."""
         return None

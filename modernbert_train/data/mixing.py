@@ -115,6 +115,12 @@ class FairQueue:
         Returns:
             The stream's number; the earlier one where two are equal.
         """
+        chosen = self.next(sizes)
+        self.count(chosen, sizes[chosen])
+        return chosen
+
+    def next(self, sizes: Sequence[int]) -> int:
+        """The stream that `give` would choose; nothing is counted."""
         lags, total = self.lag, self._sum
         chosen, end, scale = -1, 0, 1
         for index, weight in self._active:
@@ -123,8 +129,10 @@ class FairQueue:
                 finish = total * sizes[index] - lag  # over weight: how far ahead its reading would end
                 if chosen < 0 or finish * scale < end * weight:
                     chosen, end, scale = index, finish, weight
-        size = sizes[chosen]
-        for index, weight in self._active:
-            lags[index] += weight * size
-        lags[chosen] -= total * size
         return chosen
+
+    def count(self, chosen: int, size: int) -> None:
+        """Count what a stream has given out."""
+        for index, weight in self._active:
+            self.lag[index] += weight * size
+        self.lag[chosen] -= self._sum * size

@@ -70,6 +70,8 @@ def check_numbers(state: PlannerState, config: RunConfig) -> None:
     for number, (age, _) in enumerate(packer["waiting"]):
         _require(age <= oldest, f"packer.waiting[{number}]", age)
     longest = 1 if data.mix_by == "documents" and own else max(rows) if own else LONGEST_ROW
+    if any(now.objective.one_source for now in config.in_phase.values()):  # whole batches are given out
+        longest = max(phase.row_tokens * phase.batch_rows for phase in config.phases.values())
     most = sum(state["weights"]) * longest  # see mixing.py
     _require(all(abs(lag) <= most for lag in state["lag"]), "lag", state["lag"])
 

@@ -2,7 +2,8 @@
 
 This is what makes a run exact. The planner sees no ranks, no workers and no tokens: it walks the shuffled chunks of
 each stream, takes the next from the stream whose turn it is, packs their lengths into rows, and cuts the sequence of
-rows into global batches by the clock. Every rank runs the same planner (a billion tokens a second and more) and
+rows into global batches by the clock. Where a batch is of one source, each stream has rows of its own, and the stream
+whose turn it is gives all of a batch. Every rank runs the same planner (a billion tokens a second and more) and
 reads only its own rows of each batch, so the sequence of batches is the same for any number of ranks and workers, and
 the tokens of a batch are known everywhere without asking.
 
@@ -22,7 +23,7 @@ from modernbert_train.clock import Position, position_at
 from modernbert_train.config.schema import ObjectiveConfig, PhaseConfig, RunConfig
 from modernbert_train.data.batch_warmup import batch_rows_at
 from modernbert_train.data.mixing import FairQueue, phase_weights
-from modernbert_train.data.packing import GreedyPacker, Ints, Row
+from modernbert_train.data.packing import Chunk, ChunkState, GreedyPacker, Ints, PackerState, Row
 from modernbert_train.data.place import PlannerState, check_place
 from modernbert_train.data.shuffle import ChunkCursor, ShuffledChunks
 
@@ -109,7 +110,8 @@ class BatchPlanner:
         self._phase: str | None = None  # of the last batch
         self._now: _Now | None = None  # what stays the same within the phase; None: to be looked up
         self._queue = FairQueue(self._weights[0])
-        self._packer = self._new_packer(position_at(config, 0).phase.row_tokens)
+        # of all streams together; or of each, where a batch is of one
+        self._packers = [self._new_packer(position_at(config, 0).phase.row_tokens)]
 
     def __iter__(self) -> Iterator[BatchPlan]:
         return self
@@ -122,8 +124,10 @@ class BatchPlanner:
         if now is None or before >= now.end:
             now = self._now = self._enter(position_at(self._config, before))
         wanted = batch_rows_at(now.phase, before - now.first)
-        self._fill(now, wanted)
-        rows, counts = self._packer.take_rows(wanted, self._first_documents)
+        source = self._fill(now, wanted)
+        rows, counts = self._packers[source].take_rows(wanted, self._first_documents)
+        if len(self._packers) > 1:
+            self._queue.count(source, int(counts[source, int(self._by_documents)]))
         streams = tuple(
             StreamCount(name, cursor.epoch, tokens, documents)
             for name, cursor, (tokens, documents) in zip(self._names, self._cursors, counts.tolist(), strict=True)
@@ -141,7 +145,7 @@ class BatchPlanner:
             microbatch_rows=now.microbatch_rows,
             objective=now.objective.at((before - now.first) / now.phase.tokens),
             streams=streams,
-            unused=sum(chunk.length for chunk in self._packer.waiting()) if last else 0,
+            unused=sum(chunk.length for chunk in self._waiting()) if last else 0,
         )
 
     def state_dict(self) -> PlannerState:
@@ -152,7 +156,7 @@ class BatchPlanner:
             "streams": {name: cursor.state_dict() for name, cursor in zip(self._names, self._cursors, strict=True)},
             "weights": list(self._queue.weights),
             "lag": list(self._queue.lag),
-            "packer": self._packer.state_dict(),
+            "packer": self._joined(),
         }
 
     def load_state_dict(self, state: PlannerState) -> None:
@@ -168,34 +172,66 @@ class BatchPlanner:
             cursor.load_state_dict(state["streams"][name])
         self._queue = FairQueue(state["weights"])
         self._queue.lag = list(state["lag"])
-        self._packer = self._new_packer(state["packer"]["row_tokens"])
-        self._packer.load_state_dict(state["packer"])
+        objective = self._config.objective if self._phase is None else self._config.in_phase[self._phase].objective
+        self._packers = self._new_packers(state["packer"]["row_tokens"], objective)
+        for packer, part in zip(self._packers, self._parted(state["packer"]), strict=True):
+            packer.load_state_dict(part)
 
     def _new_packer(self, row_tokens: int) -> GreedyPacker:
         data = self._config.data
         return GreedyPacker(row_tokens, data.packing_window, data.max_wait_rows, self._special)
 
+    def _new_packers(self, row_tokens: int, objective: ObjectiveConfig) -> list[GreedyPacker]:
+        return [self._new_packer(row_tokens) for _ in (self._names if objective.one_source else ("all",))]
+
+    def _packer_of(self, document: int) -> int:
+        """Number of the packer that has a document, by its number."""
+        several = len(self._packers) > 1
+        return int(np.searchsorted(self._first_documents, document, side="right")) - 1 if several else 0
+
+    def _waiting(self) -> list[Chunk]:
+        return [chunk for packer in self._packers for chunk in packer.waiting()]
+
+    def _joined(self) -> PackerState:
+        """All packers as one, which `_parted` undoes: a chunk's document says which it is of."""
+        states = [packer.state_dict() for packer in self._packers]
+        return {
+            "row_tokens": states[0]["row_tokens"],
+            "ready": [row for state in states for row in state["ready"]],
+            "waiting": [each for state in states for each in state["waiting"]],
+        }
+
+    def _parted(self, joined: PackerState) -> list[PackerState]:
+        ready: list[list[list[ChunkState]]] = [[] for _ in self._packers]
+        waiting: list[list[tuple[int, ChunkState]]] = [[] for _ in self._packers]
+        for row in joined["ready"]:
+            ready[self._packer_of(row[0][1])].append(row)
+        for age, chunk in joined["waiting"]:
+            waiting[self._packer_of(chunk[1])].append((age, chunk))
+        tokens = joined["row_tokens"]
+        return [{"row_tokens": tokens, "ready": r, "waiting": w} for r, w in zip(ready, waiting, strict=True)]
+
     def _enter(self, position: Position) -> _Now:
         """Follow the phase that the next batch starts in: its passes, shares and row length."""
-        phase = position.phase
+        phase, objective = position.phase, self._config.in_phase[position.name].objective
         if position.name != self._phase:
             if phase.restart_data and self._phase is not None:
                 for cursor in self._cursors:
                     cursor.begin_epoch()
             if self._phase is not None and self._parts(self._phase, self.tokens):
-                self._packer = self._new_packer(phase.row_tokens)
+                self._packers = self._new_packers(phase.row_tokens, objective)
             self._phase, self._drawn = position.name, None
         if self._weights[position.index] != self._queue.weights:
             self._queue = FairQueue(self._weights[position.index])
         most = phase.row_tokens - self._special
         for cursor in self._cursors:
             cursor.allow(most)
-        if phase.row_tokens != self._packer.row_tokens:
-            waiting = self._packer.waiting()
-            self._packer = self._new_packer(phase.row_tokens)
+        packers = self._new_packers(phase.row_tokens, objective)
+        if phase.row_tokens != self._packers[0].row_tokens or len(packers) != len(self._packers):
+            waiting, self._packers = self._waiting(), packers
             for chunk in waiting:
                 for part in chunk.cut(most):
-                    self._packer.place(part)
+                    packers[self._packer_of(chunk.document)].place(part)
         weights = self._queue.weights
         return _Now(
             name=position.name,
@@ -204,7 +240,7 @@ class BatchPlanner:
             end=self.tokens - position.tokens + phase.tokens,
             row_tokens=phase.row_tokens,
             microbatch_rows=phase.microbatch_rows,
-            objective=self._config.in_phase[position.name].objective,
+            objective=objective,
             used=[index for index, weight in enumerate(weights) if weight],
             most_drawn=sum(weights) * most,
         )
@@ -215,15 +251,19 @@ class BatchPlanner:
         following = self._config.in_phase[position_at(self._config, tokens).name].objective
         return self._config.in_phase[name].objective.compares != following.compares
 
-    def _fill(self, now: _Now, wanted: int) -> None:
-        """Draw chunks until so many rows are ready."""
+    def _fill(self, now: _Now, wanted: int) -> int:
+        """Draw chunks until a packer has so many rows ready; returns its number."""
+        if len(self._packers) > 1:
+            source = self._queue.next([wanted * now.row_tokens] * len(self._cursors))
+            self._fill_from(self._cursors[source], self._packers[source], wanted)
+            return source
         if len(now.used) == 1:
-            self._fill_from(self._cursors[now.used[0]], wanted)
+            self._fill_from(self._cursors[now.used[0]], self._packers[0], wanted)
         else:
             self._fill_in_turn(now, wanted)
+        return 0
 
-    def _fill_from(self, cursor: ChunkCursor, wanted: int) -> None:
-        packer = self._packer
+    def _fill_from(self, cursor: ChunkCursor, packer: GreedyPacker, wanted: int) -> None:
         while packer.num_ready < wanted:
             chunks_C3 = cursor.whole_chunks()
             if len(chunks_C3):
@@ -233,7 +273,7 @@ class BatchPlanner:
                 packer.place(cursor.take())
 
     def _fill_in_turn(self, now: _Now, wanted: int) -> None:
-        packer, queue, used = self._packer, self._queue, now.used
+        packer, queue, used = self._packers[0], self._queue, now.used
         cursors = [self._cursors[index] for index in used]
         exact = now.most_drawn + max(max(queue.lag), -min(queue.lag)) < _MOST  # rows may have been longer before
         while packer.num_ready < wanted:

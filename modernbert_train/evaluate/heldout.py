@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from modernbert_train.batch import IGNORED_LABEL, Sums
-from modernbert_train.config.evals import BITS_PER_BYTE
+from modernbert_train.config.evals import BITS_PER_BYTE, TEMPERATURE
 from modernbert_train.config.schema import ContrastiveConfig, ObjectiveConfig, PhaseConfig, RunConfig
 from modernbert_train.data.facts import DataFacts, FolderFacts
 from modernbert_train.data.microbatches import MicrobatchMaker
@@ -157,6 +157,7 @@ class Validation:
         counts = dict.fromkeys(plan.objective.terms, 0)
         texts: list[Texts] = []
         vectors: list[Tensor] = []
+        scale: Tensor | None = None
         was_training, first = model.training, True
         model.eval()
         for batch in self._maker.microbatches(rows[this_rank() :: ranks], plan):
@@ -173,6 +174,7 @@ class Validation:
             if found.vectors is not None:
                 texts.append(Texts.of(batch))
                 vectors.append(found.vectors[: len(texts[-1])])
+                scale = found.scale
                 continue
             labels_M = moved.targets[LABELS]
             labels_P = labels_M[labels_M != IGNORED_LABEL]
@@ -183,7 +185,7 @@ class Validation:
             for name, figure in found.figures.items():
                 sums[name] += figure
         if plan.objective.compares:
-            for name, each in _compared(vectors, texts, cast(ContrastiveConfig, plan.objective)).items():
+            for name, each in _compared(vectors, texts, cast(ContrastiveConfig, plan.objective), scale).items():
                 sums[name] += each
         model.train(was_training)
         if isinstance(model, FSDPModule):
@@ -211,11 +213,14 @@ class Validation:
         )
 
 
-def _compared(vectors: list[Tensor], texts: list[Texts], settings: ContrastiveConfig) -> dict[str, Tensor]:
-    """Sums over this rank's queries, each of which looks among all held-out texts; and what guessing would give."""
+def _compared(
+    vectors: list[Tensor], texts: list[Texts], settings: ContrastiveConfig, scale: Tensor | None
+) -> dict[str, Tensor]:
+    """Sums over this rank's queries, each of which looks among all held-out texts; what guessing would give; and the
+    temperature that was learnt."""
     all_ND, known, own = rows_of_all(torch.cat(vectors), Texts.joined(texts))
     everyone = Texts.joined(known)
-    found = compare(all_ND, everyone, own, settings, backward=False)
+    found = compare(all_ND, everyone, own, settings, backward=False, scale=scale)
     candidates, queries = len(everyone) - everyone.num_queries, len(found.losses_Q)
     loss = found.losses_Q.double().sum()
     return {
@@ -223,6 +228,7 @@ def _compared(vectors: list[Tensor], texts: list[Texts], settings: ContrastiveCo
         "contrastive/hits": found.hits.double(),
         "unigram/loss": torch.full_like(loss, queries * math.log(max(1, candidates))),
         "unigram/hits": torch.full_like(loss, queries / max(1, candidates)),
+        **({} if scale is None else {TEMPERATURE: queries / scale[0].double()}),
     }
 
 

@@ -10,13 +10,14 @@ global batch, Q its queries, C its positives and negatives, R queries at a time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from modernbert_train.batch import Batch, Sums
 from modernbert_train.config.schema import ContrastiveConfig, ModelConfig
@@ -25,32 +26,65 @@ from modernbert_train.models.masked_lm import ForMaskedLM
 
 # of the targets, as objectives/contrastive.py makes them
 FIRSTS, ROLES, LOW, HIGH = "firsts_P", "roles_P", "low_P", "high_P"
-GRADIENT, LOSS = "gradient_PD", "loss"  # and what `compare` has found for the microbatch
+# and what `compare` has found for the microbatch
+GRADIENT, LOSS, SCALE_GRADIENT = "gradient_PD", "loss", "scale_gradient"
 QUERY, POSITIVE = 0, 1
 _COSINES = 1 << 25  # at a time
+_MOST_SCALE = 100.0  # CLIP's, arXiv 2103.00020
+
+
+class LogScale(nn.Module):
+    """What cosines are multiplied by, 1 to 100, as a parameter: its logarithm, less that of where it begins.
+
+    So it begins at 0, as a bias does, and is not decayed.
+
+    Args:
+        temperature: where it begins, 0.01 to 1.
+    """
+
+    def __init__(self, temperature: float) -> None:
+        super().__init__()
+        self._begin = -math.log(temperature)
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self) -> Tensor:
+        """The scale, [1]."""
+        return (self.bias + self._begin).clamp(0, math.log(_MOST_SCALE)).exp()
+
+    @torch.no_grad()
+    def bound(self) -> None:
+        """Bring the parameter back to its bounds, where an update has left them."""
+        self.bias.clamp_(-self._begin, math.log(_MOST_SCALE) - self._begin)
 
 
 class ForVectors(OnEncoder):
-    """An encoder whose states become one vector a text; it has no weights beside the encoder's.
+    """An encoder whose states become one vector a text; beside the encoder's weights it may have the scale of cosines.
 
     Args:
         encoder: of any architecture.
-        pooling: see `ContrastiveConfig`.
+        objective: pooling and temperature.
     """
 
-    def __init__(self, encoder: Encoder, pooling: str) -> None:
+    def __init__(self, encoder: Encoder, objective: ContrastiveConfig) -> None:
         super().__init__(encoder)
-        self.pooling = pooling
+        self.pooling = objective.pooling
+        self.log_scale = LogScale(objective.temperature) if objective.learn_temperature else None
 
     @classmethod
     def build(cls, encoder: Encoder, objective: Any, another: Callable[[ModelConfig], Encoder]) -> Self:
         """See `OnEncoder`."""
-        return cls(encoder, objective.pooling)
+        return cls(encoder, objective)
 
     @classmethod
     def alone(cls, encoder: Encoder) -> OnEncoder:
         """See `OnEncoder`."""
         return OnEncoder(encoder)
+
+    def set_phase(self, model: Any) -> None:
+        """See `OnEncoder`."""
+        super().set_phase(model)
+        if self.log_scale is not None:
+            self.log_scale.bound()
 
     def vectors(self, batch: Batch) -> Tensor:
         """vectors_PD in fp32, of any length; the mean without atomic additions, so that it is the same every time."""
@@ -66,8 +100,10 @@ class ForVectors(OnEncoder):
         """See `OnEncoder`: the vectors; or, where their gradient is among the targets, the loss that has it."""
         vectors_PD = self.vectors(batch)
         if GRADIENT not in batch.targets:
-            return Sums({}, {}, vectors_PD)
+            return Sums({}, {}, vectors_PD, None if self.log_scale is None else self.log_scale())
         tangent = (vectors_PD * batch.targets[GRADIENT]).sum()
+        if self.log_scale is not None:
+            tangent = tangent + (self.log_scale.bias * batch.targets[SCALE_GRADIENT]).sum()
         return Sums({"contrastive": tangent - tangent.detach() + batch.targets[LOSS]}, {})
 
 
@@ -78,22 +114,16 @@ class ForVectorsAndMasked(ForVectors):
 
     Args:
         encoder: of any architecture.
-        pooling: see `ContrastiveConfig`.
-        z_loss: see `masked_lm_loss_sum`.
+        objective: see `ForVectors`; and the weight of `masked_lm_loss_sum`'s z_loss.
     """
 
     idles = True
 
-    def __init__(self, encoder: Encoder, pooling: str, *, z_loss: float = 0.0) -> None:
-        super().__init__(encoder, pooling)
-        masked = ForMaskedLM(encoder, z_loss=z_loss)
+    def __init__(self, encoder: Encoder, objective: ContrastiveConfig) -> None:
+        super().__init__(encoder, objective)
+        masked = ForMaskedLM(encoder, z_loss=objective.z_loss)
         self.head, self.decoder = masked.head, masked.decoder
         self._masked = (masked,)  # not a module of this one, which has all that it has
-
-    @classmethod
-    def build(cls, encoder: Encoder, objective: Any, another: Callable[[ModelConfig], Encoder]) -> Self:
-        """See `OnEncoder`."""
-        return cls(encoder, objective.pooling, z_loss=objective.z_loss)
 
     def set_phase(self, model: Any) -> None:
         """See `OnEncoder`."""
@@ -152,14 +182,24 @@ class Compared:
         losses_Q: fp32, in nats, of each.
         hits: how many of them are nearest to their positive.
         gradient_ND: of the sum of these losses, by the vectors of all ranks; None where it was not asked for.
+        scale_gradient_Q: of each loss by the logarithm of the scale; None where it was not asked for.
     """
 
     losses_Q: Tensor
     hits: Tensor
     gradient_ND: Tensor | None
+    scale_gradient_Q: Tensor | None
 
 
-def compare(vectors_ND: Tensor, texts: Texts, own: slice, settings: ContrastiveConfig, *, backward: bool) -> Compared:
+def compare(
+    vectors_ND: Tensor,
+    texts: Texts,
+    own: slice,
+    settings: ContrastiveConfig,
+    *,
+    backward: bool,
+    scale: Tensor | None = None,
+) -> Compared:
     """Let the queries of one rank look for their positives among the texts of all.
 
     A text is not counted as wrong where it is that of the positive or of the query, where it is the positive of an
@@ -170,18 +210,21 @@ def compare(vectors_ND: Tensor, texts: Texts, own: slice, settings: ContrastiveC
         texts: what they are of.
         own: which of them are this rank's.
         settings: the objective as it is now.
-        backward: compute the gradient.
+        backward: compute the gradients.
+        scale: [1], what cosines are multiplied by; None: the inverse of the temperature.
     """
     find = _Search(texts, own, settings, vectors_ND.device)
     widths = (vectors_ND.shape[1], *settings.matryoshka)
     losses_Q, gradient_ND = torch.zeros(len(find), device=vectors_ND.device), torch.zeros_like(vectors_ND)
     hits = losses_Q.sum()
+    log_scale_Q = torch.full_like(losses_Q, -math.log(settings.temperature)) if scale is None else scale.log()
+    log_scale_Q = log_scale_Q.detach().expand(len(find)).clone().requires_grad_(backward)
     for width in widths:
         with torch.enable_grad():
             cut_NW = vectors_ND[:, :width].detach().requires_grad_(backward)
             unit_NW = F.normalize(cut_NW, dim=1)
             leaf_NW = unit_NW.detach().requires_grad_(backward)
-            for part, losses_R, hits_R in find.parts(leaf_NW):
+            for part, losses_R, hits_R in find.parts(leaf_NW, log_scale_Q):
                 losses_R = losses_R / len(widths)
                 if backward:
                     losses_R.sum().backward()
@@ -191,7 +234,7 @@ def compare(vectors_ND: Tensor, texts: Texts, own: slice, settings: ContrastiveC
                 unit_NW.backward(leaf_NW.grad)
                 assert cut_NW.grad is not None
                 gradient_ND[:, :width] += cut_NW.grad
-    return Compared(losses_Q, hits, gradient_ND if backward else None)
+    return Compared(losses_Q, hits, gradient_ND if backward else None, log_scale_Q.grad)
 
 
 class _Search:
@@ -222,19 +265,20 @@ class _Search:
     def __len__(self) -> int:
         return len(self._mine)
 
-    def parts(self, unit_NW: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    def parts(self, unit_NW: Tensor, log_scale_Q: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Of some queries at a time: which of this rank's they are, their losses, and whether each is a hit."""
         rows = max(1, _COSINES // max(1, len(self._candidates_C)))
         for first in range(0, len(self), rows):
             part = slice(first, min(first + rows, len(self)))
             now = slice(self._mine.start + part.start, self._mine.start + part.stop)
-            yield part, *self._part(unit_NW, now)
+            yield part, *self._part(unit_NW, now, log_scale_Q[part].exp().unsqueeze(1))
 
-    def _part(self, unit_NW: Tensor, now: slice) -> tuple[Tensor, Tensor]:
+    def _part(self, unit_NW: Tensor, now: slice, scale_R1: Tensor) -> tuple[Tensor, Tensor]:
         query_R, positive_R = self._of_query_Q[now, None], self._of_positive_Q[now, None]
         same_RC = (self._hashes_C == positive_R) | (self._hashes_C == query_R) | (self._asked_C == query_R)
         asking_RW, right_R = unit_NW.index_select(0, self._queries_Q[now]), self._right_Q[now]
-        logits_RC = self._logits(asking_RW @ unit_NW.index_select(0, self._candidates_C).T, right_R, same_RC)
+        cosines_RC = asking_RW @ unit_NW.index_select(0, self._candidates_C).T
+        logits_RC = self._logits(cosines_RC, scale_R1, right_R, same_RC)
         hits_R = logits_RC.detach().argmax(dim=1) == right_R
         losses_R = F.cross_entropy(logits_RC, right_R, reduction="none")
         if self._settings.symmetric:
@@ -242,15 +286,16 @@ class _Search:
             same_RQ |= self._of_query_Q == positive_R
             itself_R = torch.arange(now.start, now.stop, device=unit_NW.device)
             asking_RW = unit_NW.index_select(0, self._positives_Q[now])
-            logits_RQ = self._logits(asking_RW @ unit_NW.index_select(0, self._queries_Q).T, itself_R, same_RQ)
+            cosines_RQ = asking_RW @ unit_NW.index_select(0, self._queries_Q).T
+            logits_RQ = self._logits(cosines_RQ, scale_R1, itself_R, same_RQ)
             losses_R = (losses_R + F.cross_entropy(logits_RQ, itself_R, reduction="none")) / 2
         return losses_R, hits_R
 
-    def _logits(self, cosines_RC: Tensor, right_R: Tensor, same_RC: Tensor) -> Tensor:
-        """The cosines by the temperature, without what may be right too."""
+    def _logits(self, cosines_RC: Tensor, scale_R1: Tensor, right_R: Tensor, same_RC: Tensor) -> Tensor:
+        """The cosines times the scale, without what may be right too."""
         left_out_RC, right_R1 = same_RC, right_R.unsqueeze(1)
         if self._settings.margin is not None:
             found_RC = cosines_RC.detach()
             left_out_RC = left_out_RC | (found_RC > found_RC.gather(1, right_R1) + self._settings.margin)
         left_out_RC = left_out_RC.scatter(1, right_R1, False)
-        return (cosines_RC / self._settings.temperature).masked_fill(left_out_RC, float("-inf"))
+        return (cosines_RC * scale_R1).masked_fill(left_out_RC, float("-inf"))

@@ -116,6 +116,7 @@ def census(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Cens
     beside = tuple(matrix for head in objective.heads if head in HEAD_COUNTS for matrix in HEAD_COUNTS[head](model))
     beside += _classifier(model, cast(LabelledConfig, objective)) if objective.is_labelled else ()
     beside += _projection(model, objective)
+    beside += (Matrix(1, 1, "head", head="vectors"),) if getattr(objective, "learn_temperature", False) else ()
     own = Census((*matrices, *beside), windows, (2 * model.key_products * model.attention_width,) * len(windows))
     generator = objective.generator_of(model)
     if generator is None:

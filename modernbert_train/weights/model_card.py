@@ -15,7 +15,7 @@ from typing import Any, Literal
 from modernbert_train.checkpoints.provenance import Start, in_words
 from modernbert_train.checkpoints.results import Result, table_rows
 from modernbert_train.checkpoints.saved_state import Averaged
-from modernbert_train.config.evals import BITS_PER_BYTE
+from modernbert_train.config.evals import BITS_PER_BYTE, TEMPERATURE
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
     ModelConfig,
@@ -348,7 +348,7 @@ def _evaluation(
         "| | loss (nats) | accuracy |\n| --- | --- | --- |\n"
         f"| {objective.subject} | {last['loss']:.3f} | {last['accuracy']:.1%} |\n"
         f"| {baseline} | {last['unigram_loss']:.3f} | {last['unigram_accuracy']:.1%} |\n\n"
-        f"{_bits(last)}{_detection(last)}"
+        f"{_bits(last)}{_detection(last)}{_temperature(last)}"
     ).rstrip() + (_afterwards(results) or "\n\nNothing else was measured: no downstream task, no bias, no safety.")
 
 
@@ -393,6 +393,14 @@ def _bits(last: Mapping[str, Any]) -> str:
     """The loss as it compares with models of other tokenizers, in a sentence; nothing where bytes were not counted."""
     bits = number(last.get(BITS_PER_BYTE))
     return "" if bits is None else f"Over the bytes of the text that is {bits:.3f} bits a byte.\n\n"
+
+
+def _temperature(last: Mapping[str, Any]) -> str:
+    """The one that was learnt, in a sentence; nothing where none was."""
+    found = number(last.get(TEMPERATURE))
+    return (
+        "" if found is None else f"Cosines are divided by a temperature that was learnt, {found:.4f} at that time.\n\n"
+    )
 
 
 def _detection(last: Mapping[str, Any]) -> str:

@@ -50,6 +50,7 @@ BROKEN = {
     "name=''": "name='': a run's name",
     "objective={name: distill, teacher: t, kl_weight: 0, cosine_weight: 0, mse_weight: 0}": "objective.teacher=t with ",
     "objective={name: contrastive, matryoshka: [8, 8]}": "phases.one: objective.matryoshka=[8, 8] names a width twice.",
+    "objective={name: contrastive, temperature: 2, learn_temperature: true}": "phases.one: objective.temperature=2 ",
     "model.hidden_size=0": "model.hidden_size=0: must be above 0 and at most ",
     "model.num_layers=-2": "model.num_layers=-2: must be above 0 and at most ",
     "model.num_heads=0": "model.num_heads=0: must be above 0 and at most ",

@@ -13,11 +13,15 @@ import pytest
 import torch
 
 from modernbert_train.__main__ import read_run
-from modernbert_train.config.schema import ContrastiveConfig
-from modernbert_train.models.contrastive import Compared, Texts, compare
+from modernbert_train.config.schema import ContrastiveConfig, ModernBertConfig
+from modernbert_train.models.build import build_model
+from modernbert_train.models.contrastive import Compared, ForVectors, Texts, compare
+from modernbert_train.models.init import initialize
+from modernbert_train.optim.groups import weights_of
 from modernbert_train.plan.make import make_plan
-from tests.contrastive.conftest import ContrastiveRun
+from tests.contrastive.conftest import MODEL, ContrastiveRun
 
+SIZE = {key: value for key, value in MODEL.items() if key != "name"}
 PLAIN = ContrastiveConfig(temperature=1.0)
 # queries a and b of the plane, their positives, a negative of a
 VECTORS_ND = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0], [1.0, 1.0], [0.0, -1.0]])
@@ -90,6 +94,21 @@ def test_the_gradient_is_that_of_the_losses_in_any_number_of_parts(
             texts = Texts(ROLES_N, torch.arange(5))
             sums.append(float(compare(moved.float(), texts, slice(0, 5), settings, backward=False).losses_Q.sum()))
         assert float(whole.gradient_ND[place]) == pytest.approx((sums[0] - sums[1]) / (2 * step), abs=2e-3)
+
+
+def test_a_learnt_temperature_stays_within_its_bounds_and_is_not_decayed() -> None:
+    """As CLIP's scale, 1 to 100; after an update beyond them the parameter is brought back before the next step."""
+    settings = ContrastiveConfig(temperature=0.07, learn_temperature=True)
+    model = build_model(ModernBertConfig(**SIZE), settings)
+    initialize(model, model.config, 1)
+    assert isinstance(model, ForVectors) and model.log_scale is not None
+    assert model.log_scale().item() == pytest.approx(1 / 0.07)
+    assert {weight.name: weight.kind for weight in weights_of(model)}["log_scale.bias"] == "vector"
+    for far, scale in ((9.0, 100.0), (-9.0, 1.0)):
+        torch.nn.init.constant_(model.log_scale.bias, far)
+        assert model.log_scale().item() == pytest.approx(scale)
+        model.set_phase(model.config)
+        assert abs(model.log_scale.bias.item()) < 3 and model.log_scale().item() == pytest.approx(scale)
 
 
 @pytest.mark.runs

@@ -7,7 +7,9 @@ how much memory there was.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -130,10 +132,24 @@ def test_loss_and_gradients_equal_sentence_transformers(
 @pytest.mark.runs
 def test_a_step_is_the_same_however_it_is_cut(contrastive_run: ContrastiveRun) -> None:
     """Without dropout, which is keyed by the microbatch."""
-    config, settings = read_run(contrastive_run()), ContrastiveConfig(symmetric=True, margin=0.1)
+    config = read_run(contrastive_run())
+    settings = ContrastiveConfig(symmetric=True, margin=0.1, learn_temperature=True)
     loss, whole = ours(config, settings, 64)
     for rows in (1, 3):
         other, grads = ours(config, settings, rows)
         assert other == pytest.approx(loss, abs=1e-6)
         for name, grad in grads.items():
             torch.testing.assert_close(grad, whole[name], atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.runs
+def test_the_gradient_of_the_temperature_is_that_of_the_whole_loss(
+    contrastive_run: ContrastiveRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the difference of two losses at temperatures a little apart, out of microbatches and parts of queries."""
+    config, settings = read_run(contrastive_run()), ContrastiveConfig(temperature=0.1, learn_temperature=True)
+    monkeypatch.setattr("modernbert_train.models.contrastive._COSINES", 500)
+    _, grads = ours(config, settings, 1)
+    step = 0.01
+    one, other = (ours(config, replace(settings, temperature=0.1 * math.exp(-sign * step)), 64)[0] for sign in (1, -1))
+    assert float(grads["log_scale.bias"]) == pytest.approx((one - other) / (2 * step), rel=1e-3)

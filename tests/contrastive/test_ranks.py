@@ -16,7 +16,10 @@ from tests.distributed.gloo import run_ranks
 from tests.distributed.test_invariance import assert_same_weights, train_each
 from tests.distributed.test_train_ranks import assert_same_run, records
 
-LONGER = ("phases.main.tokens=26000", "objective.symmetric=true", "objective.margin=0.2", "objective.matryoshka=[16]")
+LONGER = (
+    "phases.main.tokens=26000", "objective.symmetric=true", "objective.margin=0.2", "objective.matryoshka=[16]",
+    "objective.learn_temperature=true",
+)  # fmt: skip
 DROPOUT = "model.attention_out_dropout=0.1"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,9 @@ def test_it_learns_which_text_answers_and_resumes_to_the_bit(
 ) -> None:
     """With dropout, whose two passes must be the same; the held-out figures are those of texts it has not seen."""
     words = contrastive_run(
-        "model.attention_out_dropout=0.1", "checkpoint.interval_steps=3", "objective.symmetric=true"
-    )
+        "model.attention_out_dropout=0.1", "checkpoint.interval_steps=3", "objective.symmetric=true",
+        "objective.learn_temperature=true",
+    )  # fmt: skip
     assert main(["train", *words]) == 0
     run = tmp_path / "runs/pairs"
     steps, held_out = metrics(run, "step"), metrics(run, "validation")
@@ -49,6 +51,8 @@ def test_it_learns_which_text_answers_and_resumes_to_the_bit(
     assert held_out[-1]["accuracy"] > 0.3
 
     whole = weights(run)
+    learnt = 0.05 * math.exp(-float(whole["log_scale.bias"]))
+    assert learnt != 0.05 and held_out[-1]["contrastive/temperature"] == pytest.approx(learnt, rel=1e-6)
     shutil.rmtree(max((run / "checkpoints").iterdir()))
     assert main(["train", *words]) == 0
     again = weights(run)
@@ -56,6 +60,8 @@ def test_it_learns_which_text_answers_and_resumes_to_the_bit(
     capsys.readouterr()
     assert main(["eval", str(run)]) == 0
     assert "28 predictions" in capsys.readouterr().out
+    assert main(["export", str(run)]) == 0
+    assert f"a temperature that was learnt, {learnt:.4f} at" in (run / "hf/README.md").read_text()
 
 
 @pytest.mark.runs

@@ -10,6 +10,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -27,6 +28,7 @@ from modernbert_train.__main__ import main, read_run
 from modernbert_train.batch import Batch
 from modernbert_train.config.schema import (
     BatchWarmupConfig,
+    ContrastiveConfig,
     DataConfig,
     PhaseConfig,
     PhaseStreamConfig,
@@ -431,3 +433,27 @@ def test_check_tells_the_shares_and_the_passes(
     at = next(number for number, line in enumerate(lines) if line[:3] == ["stream", "tokens", "documents"])
     assert lines[at + 1] == ["books", "1,600", "2", "20.00%", "90.00%", "about", "1.62"]
     assert describe_streams(config, read_facts(config)).splitlines()[-1] == "Shares are of tokens."
+
+
+@pytest.mark.runs
+@settings(max_examples=30, deadline=None)
+@given(Mixtures, st.data())
+def test_a_batch_of_one_source_keeps_to_the_shares_and_resumes(mixture: Mixture, data: st.DataObject) -> None:
+    """No stream is more than two batches from its share, and a stop anywhere changes no batch."""
+    asked = draw_shares(data, mixture)
+    config = replace(run(mixture, [asked], (64, 128)), objective=ContrastiveConfig(one_source=True))
+    whole = list(planner(config, mixture))
+    given_out, most = Counter(dict.fromkeys(asked, 0)), 128 * 8
+    for batch in whole:
+        used = {each.name: each.tokens for each in batch.streams if each.tokens}
+        assert len(used) == 1
+        given_out.update(used)
+        for name, weight in asked.items():
+            assert abs(given_out[name] - weight * given_out.total() / sum(asked.values())) <= 2 * most
+    stop = data.draw(st.integers(0, len(whole)))
+    first, second = planner(config, mixture), planner(config, mixture)
+    begun = [next(first) for _ in range(stop)]
+    state = json.loads(json.dumps(first.state_dict()))
+    second.load_state_dict(state)
+    assert second.state_dict() == first.state_dict()
+    assert begun + list(second) == whole

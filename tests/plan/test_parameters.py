@@ -15,6 +15,7 @@ from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
     CausalLmConfig,
+    ContrastiveConfig,
     DebertaConfig,
     GemmaConfig,
     LlamaConfig,
@@ -85,6 +86,7 @@ OBJECTIVES = {
     "rtd-gdes": ReplacedTokensConfig(sharing="gdes"),
     "rtd-mlm": ReplacedTokensConfig(mlm_head=True),
     "rtd-gdes-mlm": ReplacedTokensConfig(sharing="gdes", mlm_head=True),
+    "contrastive": ContrastiveConfig(learn_temperature=True),
 }
 
 
