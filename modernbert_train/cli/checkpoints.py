@@ -10,7 +10,6 @@ from modernbert_train.checkpoints.tools.places import (
     Place,
     find_place,
     second_home,
-    set_from,
     step_from,
     verify_copies,
 )
@@ -36,8 +35,7 @@ def checkpoints(parser: argparse.ArgumentParser) -> Call:
         )
     }
     found["verify"].add_argument("step", nargs="?", type=_step, metavar="STEP", help=_STEP)
-    words = f"{_STEP}; or superseded/SET/step-00000500, of one that was set aside, as `list` shows it"
-    found["restore"].add_argument("step", type=_restored, metavar="STEP", help=words)
+    found["restore"].add_argument("step", type=_step, metavar="STEP", help=_STEP)
     for name in ("list", "verify"):
         found[name].add_argument("--json", action="store_true", help="as JSON, with exact numbers")
     words = "leave the second home (checkpoint.copy_to) out"
@@ -59,10 +57,6 @@ def _step(text: str) -> int:
         return step_from(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text}: {_STEP} is expected") from None
-
-
-def _restored(text: str) -> tuple[int, str | None]:
-    return _step(text), set_from(text)
 
 
 def _call(options: argparse.Namespace) -> None:
@@ -117,8 +111,7 @@ def _restore(options: argparse.Namespace) -> None:
             "Give the same command again when it answers; or leave it out with --local, and start the run with "
             "checkpoint.copy_to=null."
         )
-    step, of_set = options.step
-    restore(place, step, store, print, of_set)
+    restore(place, options.step, store, print)
 
 
 _ACTIONS = {"list": _list, "verify": _verify, "restore": _restore}
