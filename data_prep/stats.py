@@ -72,7 +72,7 @@ def dataset_stats(folder: Path) -> dict[str, Any]:
     splits = [folder] if (folder / CARD).exists() else sorted(path.parent for path in folder.glob(f"*/{CARD}"))
     if not splits:
         raise DataError(f"{folder}: no dataset of `prepare`, nor a split of one. Correct the path.")
-    remedy, sources = "Prepare the data again with --overwrite.", {}
+    remedy = "Prepare the data again with --overwrite."
     with os_errors_as(DataError, f"{report}: cannot be read", remedy, ValueError, KeyError, TypeError):
         sources = read_json(report)["sources"] if report.exists() else {}
     return {"splits": {split.name: _split_stats(split) for split in splits}, "sources": sources}

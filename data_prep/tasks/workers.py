@@ -63,7 +63,7 @@ class Workers:
         """
         pickled, done = pickle.dumps(job), of_all - len(ranks)
         seconds = 1.0 if sys.stderr.isatty() else _LINE_SECONDS
-        bar = partial(tqdm, desc=what, initial=done, total=of_all, mininterval=seconds, file=sys.stderr)
+        bar = partial(tqdm, desc=what, initial=done, total=of_all, mininterval=seconds, delay=seconds, file=sys.stderr)
         if min(self._number, len(ranks)) < 2:
             for rank in bar(ranks):
                 _run_task(pickled, rank)

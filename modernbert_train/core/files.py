@@ -33,9 +33,10 @@ def os_errors_as(kind: type[RunError], what: str, remedy: str = "", *others: typ
     Raises:
         RunError: of this kind.
     """
+    kinds: tuple[type[Exception], ...] = (OSError, *others)
     try:
         yield
-    except (OSError, *others) as error:
+    except kinds as error:
         reason = getattr(error, "strerror", None) or error
         name = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "  # it says little itself
         text = f"{what} ({name}{reason})"
