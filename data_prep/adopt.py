@@ -2,7 +2,7 @@
 
 Ids in MDS shards of any layout stay where they are: one pass computes lengths and counts, verifies hashes or computes
 them, recognises special tokens, and a card is written beside the shards, or into --out where they cannot be written to.
-Parquet and Arrow files of ids are converted to shards of ours. After a kill the same command resumes.
+After a kill the same command resumes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def make_parser() -> Parser:
     """The arguments of the command."""
     parser = Parser(prog="modernbert-train adopt", description="Make shards that others wrote trainable as they are.")
-    parser.add_argument("source", metavar="FOLDER_OR_URL", help="MDS shards, or Parquet or Arrow files, of token ids")
+    parser.add_argument("source", metavar="FOLDER_OR_URL", help="MDS shards of token ids")
     parser.add_argument("--tokenizer", required=True, metavar="DIR", help="folder of the tokenizer that made the ids")
     parser.add_argument("--out", metavar="FOLDER", help="where the card goes; default: beside the shards")
     parser.add_argument("--column", help="that holds the ids; default: input_ids, or tokens")
@@ -54,7 +54,7 @@ def adopt(
     processes import it.
 
     Args:
-        source: folder or URL of MDS shards; or a folder or a file of Parquet or Arrow.
+        source: folder or URL of MDS shards.
         tokenizer: folder of the tokenizer that made the ids.
         out: folder of the card; None: the source's own.
         column: that holds the ids.
@@ -71,19 +71,11 @@ def adopt(
         DataError: shards are missing, damaged, or of another tokenizer.
         StorageError: a disk or a store fails.
     """
-    from data_prep.adoption.beside import adopt_shards
-    from data_prep.adoption.layout import table_files
-    from data_prep.adoption.parts import Request
+    from data_prep.adoption.beside import Request, adopt_shards
     from data_prep.adoption.tokenizer_fit import require_usable
 
     require_usable(tokenizer)
-    request = Request(source, tokenizer, out, column, dtype, workers, overwrite, anyway)
-    files = table_files(source)
-    if files:
-        from data_prep.adoption.convert import convert
-
-        return convert(request, files)
-    return adopt_shards(request)
+    return adopt_shards(Request(source, tokenizer, out, column, dtype, workers, overwrite, anyway))
 
 
 if __name__ == "__main__":

@@ -18,12 +18,13 @@ if not __package__:  # run as a script: sys.path begins with this folder, the pa
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data_prep.program import finish
 from modernbert_train.cli.parser import Parser
+from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.read_json import as_type, read_json
 from modernbert_train.core.text import table
+from modernbert_train.data.arrays import load_lengths
 from modernbert_train.data.dataset_card import CARD, LENGTHS, PREPARE_REPORT, read_card
 from modernbert_train.data.field_counts import FieldCounts
 from modernbert_train.data.statistics import length_bins, source_counts
@@ -71,22 +72,17 @@ def dataset_stats(folder: Path) -> dict[str, Any]:
     splits = [folder] if (folder / CARD).exists() else sorted(path.parent for path in folder.glob(f"*/{CARD}"))
     if not splits:
         raise DataError(f"{folder}: no dataset of `prepare`, nor a split of one. Correct the path.")
-    try:
+    remedy = "Prepare the data again with --overwrite."
+    with os_errors_as(DataError, f"{report}: cannot be read", remedy, ValueError, KeyError, TypeError):
         sources = read_json(report)["sources"] if report.exists() else {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{report}: cannot be read ({error}). Prepare the data again with --overwrite.") from None
     return {"splits": {split.name: _split_stats(split) for split in splits}, "sources": sources}
 
 
 def _split_stats(folder: Path) -> dict[str, Any]:
     card = read_card(folder)
-    try:
-        lengths: NDArray[np.uint32] = np.load(folder / LENGTHS, mmap_mode="r", allow_pickle=False)
-        if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or not len(lengths):
-            raise ValueError(f"{lengths.dtype} of shape {lengths.shape}")
-    except (OSError, ValueError, EOFError) as error:
-        reason = str(error).splitlines()[0][:200]
-        raise DataError(f"{folder / LENGTHS}: holds no lengths ({reason}). Restore it from a copy.") from None
+    lengths = load_lengths(folder / LENGTHS, "Restore it from a copy.")
+    if not len(lengths):
+        raise DataError(f"{folder / LENGTHS}: holds no lengths. Restore it from a copy.")
     return {
         "documents": card.documents,
         "tokens": card.tokens,

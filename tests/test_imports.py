@@ -40,9 +40,9 @@ LOOSE: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 OUTSIDE: dict[str, tuple[str, ...]] = {
     "data_prep": (
-        "cli.parser", "config", "core", "data.dataset_card", "data.download", "data.field_counts", "data.mds",
-        "data.remote", "data.shard_file", "data.shard_index", "data.shard_writer", "data.statistics", "data.tables",
-        "distributed.orphans", "vocabulary",
+        "cli.parser", "config", "core", "data.arrays", "data.dataset_card", "data.download", "data.field_counts",
+        "data.mds", "data.remote", "data.shard_file", "data.shard_index", "data.shard_writer", "data.statistics",
+        "data.tables", "distributed.orphans", "vocabulary",
     ),
     "launch": (
         "__main__", "checkpoints.results", "cli.arguments", "cli.parser", "config", "core", "data.check",
@@ -164,7 +164,6 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.plan.doctor": ("torch",),
     "data_prep": ("datatrove", "numpy", "tokenizers", "tqdm"),
     "data_prep.adoption": ("numpy", "tokenizers"),
-    "data_prep.adoption.convert": ("numpy", "pyarrow"),
     "data_prep.tasks.executors": ("datatrove",),
     "data_prep.pairs": ("numpy", "pyarrow", "tokenizers"),
     "data_prep.read.lines": ("zstandard",),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,10 @@ import numpy as np
 
 from data_prep.adoption.findings import Findings, describe
 from data_prep.adoption.layout import Layout, find_layout, the_only
-from data_prep.adoption.parts import Request
 from data_prep.adoption.result import REPORT, claimed_for, digest_of, is_finished, write_report
 from data_prep.adoption.result import describe as describe_folder
 from data_prep.adoption.survey import Survey, write_parts
-from data_prep.adoption.tokenizer_fit import DOCUMENTS, EachShard, end_tokens, spread
+from data_prep.adoption.tokenizer_fit import DOCUMENTS, EachShard, end_tokens, require_fit, spread, take_sample
 from data_prep.report import Fingerprint
 from data_prep.write.merging import join_lengths
 from modernbert_train.core.files import sync
@@ -62,6 +62,20 @@ def _require_free(folder: Path, own: bool) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Request:
+    """The arguments of data_prep/adopt.py's `adopt`."""
+
+    source: str
+    tokenizer: str
+    out: str | None
+    column: str | None
+    dtype: str | None
+    workers: int | None
+    overwrite: bool
+    anyway: bool
+
+
 def adopt_shards(request: Request) -> str:
     """Adopt MDS shards; result and errors as of data_prep/adopt.py's `adopt`."""
     if request.out is None and is_remote(request.source):
@@ -87,11 +101,14 @@ def adopt_shards(request: Request) -> str:
     _require_free(folder, own=request.out is None or folder.resolve() == Path(layout.root))
     with claimed_for(asked, work):
         fit = EachShard(request.tokenizer, names, request.anyway)
-        survey = Survey(work, layout.column, vocabulary.num_entries, fit, layout.root, request.dtype)
+        survey = Survey(work, layout.root, layout.column, request.dtype, vocabulary.num_entries, fit)
         chosen = [layout.entries[i] for i in spread(len(layout.entries), DOCUMENTS)]
-        firsts = ((survey.name(each), survey.first(each)) for each in chosen)
+        firsts = [(survey.name(each), ids) for each in chosen if (ids := survey.first(each)) is not None]
+        sample = take_sample(firsts, request.tokenizer, names)
+        require_fit(sample, request.source, request.tokenizer, request.anyway)
         parts = write_parts(work, layout.entries)
-        found, facts = survey.run(request, firsts, parts, layout.num_bytes)
+        found = survey.run(parts, layout.num_bytes, request.workers)
+        facts = {"tokenizer": request.tokenizer, **sample.to_json(), "findings": found.to_json()}
         _write_beside(survey, parts, found, layout, folder, vocabulary.sha256, asked, facts)
     return describe_folder(folder)
 

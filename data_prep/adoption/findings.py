@@ -1,7 +1,7 @@
 """Findings of a pass over documents, counted so that the counts of parts add up, and said in words.
 
-Text in fixed blocks and text of several documents in one are recognised by their lengths and by the special tokens in
-their middle: neither can be undone, and whoever trains on them should know.
+Text of several documents in one is recognised by the special tokens in its middle: it cannot be undone, and whoever
+trains on it should know.
 """
 
 from __future__ import annotations
@@ -18,11 +18,6 @@ from modernbert_train.core.text import plural
 from modernbert_train.data.shard_file import ends_of
 from modernbert_train.errors import DataError
 
-_LENGTHS_KEPT = 8  # most frequent lengths of a part; one that all documents have is among them
-_ALL_ALIKE = 0.95  # share of documents of one length from which they are blocks
-_CUT = 0.05  # share of documents as long as the longest from which longer ones were cut
-_FEW = 20  # documents below which lengths say nothing
-
 
 @dataclass
 class Findings:
@@ -34,8 +29,6 @@ class Findings:
         hashed: shards whose hash was computed, because the index had none.
         verified: shards whose hash was found right.
         dtypes: type of the ids, by the folder of the shard.
-        lengths: length as stored -> documents; of each part its most frequent ones.
-        longest: longest length as stored -> documents.
         first, last: special token that a document begins or ends with -> documents.
         removed: special token -> times it is taken off the ends.
         joined: documents with a special token in their middle.
@@ -47,8 +40,6 @@ class Findings:
     hashed: int = 0
     verified: int = 0
     dtypes: dict[str, str] = field(default_factory=dict)
-    lengths: Counter[int] = field(default_factory=Counter)
-    longest: Counter[int] = field(default_factory=Counter)
     first: Counter[int] = field(default_factory=Counter)
     last: Counter[int] = field(default_factory=Counter)
     removed: Counter[int] = field(default_factory=Counter)
@@ -57,23 +48,13 @@ class Findings:
     def add(self, other: Findings) -> None:
         for name in ("documents", "tokens", "empty", "hashed", "verified", "joined"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("lengths", "first", "last", "removed"):
+        for name in ("first", "last", "removed"):
             getattr(self, name).update(getattr(other, name))
         for folder, dtype in other.dtypes.items():
             self.add_dtype(folder, dtype)
-        self._keep_longest(self.longest + other.longest)
 
     def add_dtype(self, folder: str, dtype: Any) -> None:
         self.dtypes[folder] = np.result_type(dtype, self.dtypes.get(folder, dtype)).name
-
-    def shorten(self) -> None:
-        """Forget all lengths but the longest and the most frequent."""
-        self._keep_longest(self.lengths)
-        self.lengths = Counter(dict(self.lengths.most_common(_LENGTHS_KEPT)))
-
-    def _keep_longest(self, lengths: Counter[int]) -> None:
-        longest = max(lengths, default=0)
-        self.longest = Counter({longest: lengths[longest]} if longest else {})
 
     def to_json(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self)}
@@ -81,7 +62,7 @@ class Findings:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Findings:
         found = cls(**content)
-        for name in ("lengths", "longest", "first", "last", "removed"):
+        for name in ("first", "last", "removed"):
             setattr(found, name, Counter({int(key): count for key, count in content[name].items()}))
         return found
 
@@ -136,7 +117,6 @@ class Counting:
             for counter, id in ((found.first, int(ids[0])), (found.last, int(ids[-1]))):
                 if id in self._special:
                     counter[id] += 1
-            found.lengths[len(ids)] += 1
         start, end = ends_of(ids, self._special)
         left = ids[start:end]
         self._ends += [each for each in (ids[:start], ids[end:]) if len(each)]
@@ -149,15 +129,11 @@ class Counting:
             self._tokens += len(left)
         self._tokens += len(ids) - len(left)
         if self._tokens >= self._AT_ONCE:
-            self._count()
+            self.finish()
         return left
 
     def finish(self) -> None:
         """Count the rest."""
-        self._count()
-        self.findings.shorten()
-
-    def _count(self) -> None:
         if self._ends:
             removed, times = np.unique(np.concatenate(self._ends), return_counts=True)
             self.findings.removed.update(dict(zip(removed.tolist(), times.tolist(), strict=True)))
@@ -191,27 +167,9 @@ def describe(found: Findings, counts: NDArray[np.int64], names: Mapping[int, str
         yield f"taken off in all: {', '.join(f'{number:,} {names[id]}' for id, number in found.removed.most_common())}"
     else:
         yield "no special tokens at the ends of documents: the loader adds them"
-    yield from _cuts(found, counts, names)
-
-
-def _cuts(found: Findings, counts: NDArray[np.int64], names: Mapping[int, str]) -> Iterator[str]:
-    inside = {id: int(counts[id]) for id in names if counts[id]}
-    (length, most), *_ = found.lengths.most_common(1) or [(0, 0)]
-    blocks = found.documents >= _FEW and most >= _ALL_ALIKE * found.documents
-    if blocks:
-        yield f"fixed blocks: {most / found.documents:.1%} of the documents are {length:,} tokens long as stored"
-    elif found.documents >= _FEW:
-        for longest, number in found.longest.items():
-            if number >= _CUT * found.documents:
-                yield (
-                    f"cut: {number / found.documents:.1%} of the documents are {longest:,} tokens long as stored, and "
-                    "none is longer; longer ones were cut into several, or their rest was thrown away"
-                )
     if found.joined:
-        shown = ", ".join(f"{names[id]} ({id}) {number:,} times" for id, number in inside.items())
+        shown = ", ".join(f"{names[id]} ({id}) {int(counts[id]):,} times" for id in names if counts[id])
         yield (
             f"concatenated: {found.joined / found.documents:.1%} of the documents have special tokens in their middle "
             f"({shown}), as where several documents were joined; they stay there, and a text sees its neighbour"
         )
-    elif blocks:
-        yield "no special tokens between texts: where documents were joined into a block cannot be seen"

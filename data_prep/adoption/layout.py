@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from data_prep.write.workspace import require_space
+from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.own_files import require_own_file, require_own_files
 from modernbert_train.core.read_json import is_count, read_json
 from modernbert_train.core.text import plural
 from modernbert_train.data.dataset_card import INDEX
 from modernbert_train.data.download import Downloader
 from modernbert_train.data.remote import is_remote
-from modernbert_train.data.shard_file import BYTES, id_column
+from modernbert_train.data.shard_file import BYTES, IdColumn
 from modernbert_train.data.shard_index import MOST_BYTES, is_inside, stored
 from modernbert_train.errors import ConfigError, DataError
 
 _ID_COLUMNS = ("input_ids", "tokens")  # Ettin, mmBERT and AnswerDotAI; llm-foundry
 _TEXT_COLUMN = "text"
-TABLES = (".parquet", ".arrow")
 SHARD_ENDS = (".mds", ".mds.zstd", ".mds.gz", ".mds.br", ".mds.bz2", ".mds.snappy")
 _HELD_OUT = frozenset(("validation", "valid", "val", "val_small", "val_xsmall", "eval", "test", "dev"))
 _RAW_DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
@@ -64,19 +65,6 @@ class Layout:
         return sum(stored(entry)["bytes"] for entry in self.entries)
 
 
-def table_files(root: str) -> list[Path]:
-    """The Parquet and Arrow files of a folder without MDS shards, or the one that is named; sorted."""
-    path = Path(root)
-    if is_remote(root):
-        return []
-    if path.is_file():
-        return [path] if path.suffix in TABLES else []
-    if not path.is_dir() or next(_indexes(path), None) is not None:
-        return []
-    found = (file for end in TABLES for file in path.rglob(f"*{end}") if file.is_file())
-    return sorted(file for file in found if not file.name.startswith("cache-"))  # which `datasets` leaves of maps
-
-
 def find_layout(root: str, column: str | None, dtype: str | None) -> Layout:
     """Read the indexes of a dataset.
 
@@ -106,7 +94,7 @@ def find_layout(root: str, column: str | None, dtype: str | None) -> Layout:
         notes += _unnamed(folder, entries)
     if not entries:
         raise DataError(f"{root}: its index lists no shards. Its writer wrote nothing; write it again.")
-    name = column or id_column_of(root, _columns(entries[0]), "mds", root)
+    name = column or _id_column(root, _columns(entries[0]))
     encoding = _same_encoding(root, entries, name)
     if encoding == BYTES and dtype is None:
         raise ConfigError(
@@ -115,10 +103,9 @@ def find_layout(root: str, column: str | None, dtype: str | None) -> Layout:
         )
     if encoding != BYTES and dtype is not None:
         raise ConfigError(f"--dtype={dtype}: column {name} is {encoding} and says its type itself. Leave it out.")
-    try:
-        id_column(entries[0], name, dtype)
-    except ValueError as error:
-        raise DataError(f"{root}/{INDEX}: {error}. Name another column with --column.") from None
+    remedy = "Name another column with --column."
+    with os_errors_as(DataError, f"{root}/{INDEX}: cannot be opened", remedy, ValueError, TypeError):
+        IdColumn(entries[0], name, dtype)
     return Layout(root, entries, name, encoding, indexes, notes)
 
 
@@ -147,24 +134,19 @@ def _require_complete(folder: Path, indexes: Sequence[Path]) -> None:
             )
     if not indexes:
         raise DataError(
-            f"{folder}: no {INDEX} here or in a folder below, nor a Parquet or Arrow file. Give a folder of MDS shards "
-            "or of a Hugging Face dataset."
+            f"{folder}: no {INDEX} here or in a folder below. Give a folder of MDS shards; Streaming's MDSWriter makes "
+            "them of ids in other files."
         )
-    require_one_split(str(folder), (home.relative_to(folder).parts[0] for home in homes if home != folder))
-
-
-def require_one_split(source: str, names: Iterable[str]) -> None:
-    """Refuse train and held-out text in one, by the names of folders or files. Raises ConfigError."""
-    splits = sorted(set(names))
+    splits = sorted({home.relative_to(folder).parts[0] for home in homes if home != folder})
     if len(splits) > 1 and not _HELD_OUT.isdisjoint(splits):
         raise ConfigError(
-            f"{source}: holds {', '.join(splits)}, which must not be trained on together. Adopt one after the other: "
-            "name its folder, or its file."
+            f"{folder}: holds {', '.join(splits)}, which must not be trained on together. Adopt one after the other."
         )
 
 
 def _read_entries(path: Path, name: str) -> list[Entry]:
-    try:
+    wrong = (ValueError, KeyError, TypeError, AttributeError)
+    with os_errors_as(DataError, f"{name}: not a readable MDS index", "Copy it again.", *wrong):
         entries = list(read_json(path, MOST_BYTES)["shards"])
         for entry in entries:
             if entry["format"] != "mds":
@@ -183,8 +165,6 @@ def _read_entries(path: Path, name: str) -> list[Entry]:
                     raise ValueError(f"{info['basename']} has no size")
             if not is_count(entry["samples"]) or not infos or entry["raw_data"] is None:
                 raise ValueError("a shard has no number of documents, or no file")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{name}: not a readable MDS index ({type(error).__name__}: {error}). Copy it again.") from None
     return entries
 
 
@@ -258,13 +238,11 @@ def _as_stored(url: str, entries: list[Entry], notes: list[str]) -> list[Entry]:
     if not entries or entries[0]["zip_data"] is None:
         return entries
     name, size = entries[0]["zip_data"]["basename"], entries[0]["zip_data"]["bytes"]
-    with TemporaryDirectory() as scratch:
-        try:
-            Downloader(url, TIMEOUT_SECONDS).fetch(name, Path(scratch), size)
-        except DataError:
-            notes.append(f"the index names archives such as {name}, which are not there; the plain files are read")
-            return [_plain(entry) for entry in entries]
-    return entries
+    with TemporaryDirectory() as scratch, suppress(DataError):
+        Downloader(url, TIMEOUT_SECONDS).fetch(name, Path(scratch), size)
+        return entries
+    notes.append(f"the index names archives such as {name}, which are not there; the plain files are read")
+    return [_plain(entry) for entry in entries]
 
 
 def _unnamed(root: Path, entries: Sequence[Entry]) -> Iterator[str]:
@@ -284,28 +262,19 @@ def _unnamed(root: Path, entries: Sequence[Entry]) -> Iterator[str]:
         )
 
 
-def id_column_of(place: str, columns: Mapping[str, object], kind: str, root: str) -> str:
-    """The column that holds ids.
-
-    Args:
-        place: where they are, for messages.
-        columns: their names, and what they are.
-        kind, root: of a source of `prepare`, for a dataset of text.
-
-    Raises:
-        ConfigError: none is called as ids are; says what to do.
-    """
+def _id_column(root: str, columns: Mapping[str, str]) -> str:
+    """The column that holds ids, of columns and their encodings. Raises ConfigError where none is called as ids are."""
     for name in _ID_COLUMNS:
         if name in columns:
             return name
     if _TEXT_COLUMN in columns:
         raise ConfigError(
-            f"{place}: holds text (column {_TEXT_COLUMN}) and no ids. Tokenise it: python -m modernbert_train prepare "
-            f"out=data/mine sources.mine.kind={kind} {shlex.quote(f'sources.mine.path={root}')} "
+            f"{root}: holds text (column {_TEXT_COLUMN}) and no ids. Tokenise it: python -m modernbert_train prepare "
+            f"out=data/mine sources.mine.kind=mds {shlex.quote(f'sources.mine.path={root}')} "
             f"sources.mine.text_field={_TEXT_COLUMN} tokenizer.path=TOKENIZER"
         )
     shown = ", ".join(f"{name} ({what})" for name, what in columns.items())
-    raise ConfigError(f"{place}: no column {' or '.join(_ID_COLUMNS)} among {shown}. Name it with --column.")
+    raise ConfigError(f"{root}: no column {' or '.join(_ID_COLUMNS)} among {shown}. Name it with --column.")
 
 
 def _columns(entry: Entry) -> dict[str, str]:

@@ -19,19 +19,10 @@ from modernbert_train.errors import ConfigError
 REPORT = "adopt_report.json"
 
 
-def digest(parts: Sequence[object]) -> str:
-    """A short hash of what can be JSON."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-
-
 def digest_of(entries: Sequence[object]) -> str:
-    """`digest` of a list with the JSON of these, one after the other: together they may be a hundred megabytes."""
-    found = hashlib.sha256(b'["[')
-    for number, entry in enumerate(entries):
-        text = ", " * (number > 0) + json.dumps(entry, sort_keys=True)
-        found.update(json.dumps(text)[1:-1].encode())  # as text within JSON
-    found.update(b']"]')
-    return found.hexdigest()[:16]
+    """A short hash of what can be JSON."""
+    text = json.dumps([json.dumps(entries, sort_keys=True)])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def is_finished(folder: Path, asked: Fingerprint, overwrite: bool) -> bool:
@@ -67,7 +58,7 @@ def claimed_for(asked: Fingerprint, work: Path) -> Iterator[None]:
         StorageError: see `claimed`.
     """
     with claimed(work, "--out"):
-        mark = work / f"asked-{digest([asked])}"
+        mark = work / f"asked-{digest_of([asked])}"
         if not mark.exists():
             for path in work.iterdir():
                 if path.is_file() and not path.name.startswith(LOCK):

@@ -1,4 +1,8 @@
-"""A pass over the shards of others: lengths, counts, hashes, and what is found. A process holds one shard at a time."""
+"""A pass over the shards of others: lengths, counts, hashes, and what is found. A process holds one shard at a time.
+
+The pass is cut into parts that any process may do. What a part leaves is complete when its JSON file is there, and does
+not depend on who made it, so that after a kill the parts that are missing are all that is done again.
+"""
 
 from __future__ import annotations
 
@@ -13,37 +17,73 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.adoption.findings import Counting
+from data_prep.adoption.findings import Counting, Findings
 from data_prep.adoption.layout import TIMEOUT_SECONDS, Entry
-from data_prep.adoption.parts import Pass
-from data_prep.adoption.tokenizer_fit import DOCUMENTS, spread
+from data_prep.adoption.tokenizer_fit import DOCUMENTS, EachShard, spread
+from data_prep.tasks.workers import Workers
 from modernbert_train.core.files import write_whole
 from modernbert_train.data.download import Downloader
 from modernbert_train.data.remote import is_remote
-from modernbert_train.data.shard_file import as_line, fault_of, hash_of, id_column, unpack
+from modernbert_train.data.shard_file import IdColumn, as_line, fault_of, hash_of, unpack
 from modernbert_train.data.shard_index import stored
-from modernbert_train.errors import DataError
+from modernbert_train.errors import DataError, RunError
 
 PART_BYTES = 1 << 28  # of shards as stored; a part that was interrupted is done again
+_WORKER_BYTES = 1 << 27  # a process takes seconds to import what it needs
 _HASH = "xxh64"
 _BEGINNING = 2048  # tokens
 _OTHER_IDS = "Name the column that holds integer ids with --column, and their type with --dtype if they are raw bytes"
 
 
 @dataclass(frozen=True)
-class Survey(Pass):
-    """A pass over shards, cut by `write_parts`.
+class Survey:
+    """A pass over shards, cut by `write_parts`; pickled and sent to whoever does a part.
 
     Attributes:
+        work: folder in which the parts leave what they make.
         root: folder or URL of the shards.
-        dtype: see `IdColumn`.
+        column, dtype: see `IdColumn`.
+        vocab_size: one more than the largest id allowed.
+        fit: of the tokenizer to documents of each shard.
     """
 
+    work: Path
     root: str
+    column: str
     dtype: str | None
+    vocab_size: int
+    fit: EachShard
 
-    def do(self, rank: int, counting: Counting) -> dict[str, Any]:
-        """Count the documents of some shards; leaves their lengths, counts, and entries with hashes."""
+    def run(self, parts: int, size: int, workers: int | None) -> Findings:
+        """Do the parts that are not done; returns what was found in all of them.
+
+        Args:
+            parts: how many.
+            size: of all, in bytes.
+            workers: processes; None: one for each core.
+
+        Raises:
+            DataError: see `run_task`; or there are no tokens.
+            RunError: a process died.
+        """
+        ranks = [rank for rank in range(parts) if not self.file(rank, "json").exists()]
+        number = workers or min(len(os.sched_getaffinity(0)), 1 + size // _WORKER_BYTES)
+        with Workers(number, "give fewer --workers") as pool:
+            pool.run(self, ranks, "parts", parts)
+        found = Findings()
+        for rank in range(parts):
+            found.add(Findings.from_json(self.left(rank)["findings"]))
+        if not found.tokens:
+            raise DataError(f"{self.root}: holds no tokens.")
+        return found
+
+    def run_task(self, rank: int) -> None:
+        """Do a part: count its documents; leaves their lengths, counts, and entries with hashes.
+
+        Raises:
+            DataError: a file is missing, damaged, or holds something else than ids of this vocabulary.
+        """
+        counting = Counting(self.fit.special.keys(), self.vocab_size)
         entries = json.loads(self.file(rank, "shards").read_text(encoding="utf-8"))
         for entry in entries:
             self._take(entry, counting)
@@ -52,7 +92,16 @@ class Survey(Pass):
         with partial.open("wb") as file:
             np.savez(file, lengths=np.array(counting.lengths, np.uint32), counts=counting.counts)
         os.replace(partial, self.file(rank, "npz"))
-        return {"entries": entries}
+        left = {"findings": counting.findings.to_json(), "entries": entries}
+        write_whole(self.file(rank, "json"), json.dumps(left))
+
+    def file(self, rank: int, end: str) -> Path:
+        return self.work / f"{rank:05d}.{end}"
+
+    def left(self, rank: int) -> dict[str, Any]:
+        """What stands in the JSON file of a part."""
+        content: dict[str, Any] = json.loads(self.file(rank, "json").read_text(encoding="utf-8"))
+        return content
 
     def array(self, rank: int, name: str) -> NDArray[Any]:
         """What a part left: `lengths`, uint32 [documents], or `counts`, int64 [entries of the vocabulary]."""
@@ -88,21 +137,19 @@ class Survey(Pass):
             found.add_dtype(os.path.dirname(stored(entry)["basename"]), dtype)
 
     def _documents(self, entry: Entry, data: bytes) -> Iterator[NDArray[Any]]:
-        try:
-            shard = unpack(entry, data)
-            ids_of = id_column(entry, self.column, self.dtype)
-        except ValueError as error:
-            raise self._broken(entry, str(error), _OTHER_IDS) from None
-        for number in range(len(shard.offsets) - 1):
-            try:
+        what = ""
+        try:  # the bytes may be anything, and numpy raises as many kinds
+            shard, ids_of = unpack(entry, data), IdColumn(entry, self.column, self.dtype)
+            for number in range(len(shard.offsets) - 1):
+                what = f"document {number} "
                 ids = as_line(ids_of(shard.sample(number)))
-            except Exception as error:  # the bytes may be anything, and numpy raises as many kinds
-                found = f"document {number} cannot be decoded ({error})"
-                raise self._broken(entry, found, _OTHER_IDS) from None
-            if ids.ndim != 1 or ids.dtype.kind not in "iu":
-                found = f"document {number} is {ids.dtype} of shape {ids.shape}, and no line of token ids"
-                raise self._broken(entry, found, _OTHER_IDS)
-            yield ids
+                if ids.ndim != 1 or ids.dtype.kind not in "iu":
+                    raise ValueError(f"{ids.dtype} of shape {ids.shape}, and no line of token ids")
+                yield ids
+        except RunError:  # of whoever takes them
+            raise
+        except Exception as error:
+            raise self._broken(entry, f"{what}cannot be opened as index.json says ({error})", _OTHER_IDS) from None
 
     def _bytes(self, entry: Entry) -> bytes:
         """A shard's file, found to be what the index says."""

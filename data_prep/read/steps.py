@@ -20,14 +20,11 @@ from data_prep.clean.documents import Kept, SourceTally, Tally, examine, splits_
 from data_prep.clean.filters import make_screen
 from data_prep.read.items import Document, LeftOut
 from data_prep.read.sources import read_span
-from data_prep.tasks.progress import TaskProgress
 from data_prep.tasks.work import Work
 from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.errors import DataError
 
 _LEFT_OUT = 255  # code of an item that is not written; others are positions in `splits_of`
-_COMPRESSED_FILES = (".gz", ".zst", ".bz2", ".xz", ".zstd", ".parquet")
-_COMPRESSED = 3  # characters of text in a byte of such a file, for the progress only
 SOURCE, SPLIT, RANK, FIELDS = "source", "split", "rank", "fields"  # keys of a pipeline document's metadata
 
 
@@ -59,21 +56,13 @@ class _Reader(Step):
 
     def _items(self, rank: int, tally: Tally | None = None) -> Iterator[tuple[str, Document | LeftOut]]:
         """Everything that stands in the spans of a task, with the name of its source; counts bytes in a tally."""
-        progress, read = TaskProgress(self._work.folder, self._stage, rank), 0
         for span in self._work.spans(rank):
-            characters_per_byte = _COMPRESSED if (span.path or "").endswith(_COMPRESSED_FILES) else 1
             counts = SourceTally() if tally is None else tally.source(span.source)
             counts.input_bytes["all"] += span.size
-            characters = 0
             for item in read_span(span, self._config.sources[span.source], self._config.max_characters):
                 yield span.source, item
-                if isinstance(item, Document):
-                    characters += len(item.text)
-                    progress.read(read + min(characters // characters_per_byte, span.size))
-                elif item.rest:
+                if isinstance(item, LeftOut) and item.rest:
                     counts.input_bytes["lost"] += span.size
-            read += span.size
-        progress.write(read)
 
 
 class Survey(_Reader):

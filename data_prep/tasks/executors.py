@@ -11,7 +11,8 @@ import fcntl
 import inspect
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from datatrove.executor.base import PipelineExecutor
 from datatrove.executor.local import LocalPipelineExecutor
 from datatrove.utils.logging import logger
 
-from data_prep.tasks.progress import Stage, progress, shown
 from data_prep.tasks.work import Work, read_work
 from data_prep.tasks.workers import Workers
 from modernbert_train.config.tools.prepare import ExecutorConfig
@@ -29,6 +29,21 @@ logger.disable("datatrove")
 _QUIET = 1  # any local rank but 0 keeps all but errors out of the terminal
 _WAIT_SECONDS = 2.0
 _PROCESS_BYTES = 1 << 24  # a process takes 4 s to import what it needs, as long as it takes to tokenise so much
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Tasks of one kind, which follow those of the stage before.
+
+    Attributes:
+        name: of the stage.
+        tasks: it is done in.
+        steps: of datatrove's pipeline, the same for every task.
+    """
+
+    name: str
+    tasks: int
+    steps: Sequence[Any] = ()
 
 
 class LocalTasks(LocalPipelineExecutor):
@@ -43,7 +58,7 @@ class LocalTasks(LocalPipelineExecutor):
     def __init__(self, stage: Stage, work: Work, part: tuple[int, int]) -> None:
         tasks = stage.tasks
         first, end = tasks * (part[0] - 1) // part[1], tasks * part[0] // part[1]
-        self._lock_file = work.stage(stage.name) / "lock"
+        self._name, self._lock_file = stage.name, work.stage(stage.name) / "lock"
         super().__init__(
             list(stage.steps),
             tasks=tasks,
@@ -55,7 +70,7 @@ class LocalTasks(LocalPipelineExecutor):
     def run_with(self, workers: Workers) -> None:
         """Run the tasks that are not completed."""
         mine = range(self.local_rank_offset, self.local_rank_offset + self.local_tasks)
-        workers.run(self, self.get_incomplete_ranks(mine))
+        workers.run(self, self.get_incomplete_ranks(mine), self._name, len(mine))
 
     def run_task(self, rank: int) -> None:
         """Run one task, unless it is completed."""
@@ -85,7 +100,7 @@ def run_local(stages: list[Stage], work: Work, number: int, part: tuple[int, int
         part: (i, n) of n machines that share the folder; each stage waits for the other machines.
         is_done: whether the dataset is complete, asked when the work is gone.
     """
-    with shown(lambda: progress(work, stages)), Workers(number) as workers:
+    with Workers(number) as workers:
         for stage in stages:
             executor = LocalTasks(stage, work, part)
             executor.run_with(workers)

@@ -26,8 +26,7 @@ from data_prep.clean.losses import require_little_lost
 from data_prep.make_tokenizer import adapt_tokenizer, require_size, save_tokenizer, train_tokenizer
 from data_prep.read.steps import SPLIT, Replay, Step, Survey, read_tallies
 from data_prep.report import Fingerprint
-from data_prep.tasks.executors import num_workers
-from data_prep.tasks.progress import Stage
+from data_prep.tasks.executors import Stage, num_workers
 from data_prep.tasks.work import Work
 from data_prep.write.merging import Merge
 from data_prep.write.steps import WriteShards
@@ -40,7 +39,7 @@ _DISK_BYTES = 1 << 24  # and beside the shards: tokenizer, lengths, counts
 
 
 def make_stages(work: Work, config: PrepareConfig, asked: Fingerprint) -> list[Stage]:
-    """The stages of a spec; the costs in nanoseconds a byte are from one core of a virtual machine.
+    """The stages of a spec.
 
     Args:
         work: where the tasks leave what the next stage needs.
@@ -50,31 +49,29 @@ def make_stages(work: Work, config: PrepareConfig, asked: Fingerprint) -> list[S
     folder, tasks, near = work.folder, work.tasks, config.near_duplicates
     stages = []
 
-    def add(name: str, number: int, cost: float, steps: list[Any], *written: str) -> None:
-        stages.append(Stage(name, number, cost, (*steps, Settle(folder, written))))
+    def add(name: str, number: int, steps: list[Any], *written: str) -> None:
+        stages.append(Stage(name, number, (*steps, Settle(folder, written))))
 
     sign = [] if config.duplicates == "keep" else [duplicates.exact_signatures(work)]
-    cost = 7.0 if not config.filters else 160.0
     survey = ("survey/{rank:05d}.*", "exact/signatures/*/{rank:05d}.*")
-    add("survey", tasks, cost, [Survey(work, config, "survey"), *sign], *survey)
+    add("survey", tasks, [Survey(work, config, "survey"), *sign], *survey)
     if config.duplicates != "keep":
         finders = duplicates.num_finders(work)
-        add("find", finders, 1.0, [duplicates.exact_finder(work)], "exact/duplicates/{rank:05d}/*")
+        add("find", finders, [duplicates.exact_finder(work)], "exact/duplicates/{rank:05d}/*")
     if config.duplicates == "near":
         steps = [Replay(work, config, "signatures"), *duplicates.without_duplicates(work, config, [], near=False)]
         steps.append(duplicates.near_signatures(work, near))
-        add("signatures", tasks, 250.0, steps, "near/signatures/*/{rank:05d}.*")
-        add("pairs", near.buckets, 7.0, [duplicates.near_finder(work, near)], "near/pairs/{rank:05d}_*")
-        add("clusters", 1, 1.0, [duplicates.near_clusters(work, near)], "near/clusters/*")
-    cost = 200.0 * config.tokenizer.training_share if config.tokenizer.path is None else 0.1
-    add("tokenizer", 1, cost, [MakeTokenizer(work, config, "tokenizer")], "tokenizer/*")
+        add("signatures", tasks, steps, "near/signatures/*/{rank:05d}.*")
+        add("pairs", near.buckets, [duplicates.near_finder(work, near)], "near/pairs/{rank:05d}_*")
+        add("clusters", 1, [duplicates.near_clusters(work, near)], "near/clusters/*")
+    add("tokenizer", 1, [MakeTokenizer(work, config, "tokenizer")], "tokenizer/*")
     excluded: list[duplicates.Excluded] = []
     steps = [Replay(work, config, "tokenise"), *duplicates.without_duplicates(work, config, excluded)]
     executor = config.executor
     alone = executor.name == "local" and executor.workers is None and num_workers(work, executor) == 1
     steps.append(WriteShards(work, config, "tokenise", excluded, threads=alone))
-    add("tokenise", tasks, 400.0, steps, "tokenise/{rank:05d}.json", "tokenise/{rank:05d}/*/*")
-    add("merge", 1, 0.1, [Merge(work, config, "merge", asked)])
+    add("tokenise", tasks, steps, "tokenise/{rank:05d}.json", "tokenise/{rank:05d}/*/*")
+    add("merge", 1, [Merge(work, config, "merge", asked)])
     return stages
 
 

@@ -9,10 +9,12 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from typing import Any
 
 from tqdm import tqdm
@@ -20,6 +22,7 @@ from tqdm import tqdm
 from modernbert_train.distributed.orphans import die_with
 from modernbert_train.errors import RunError
 
+_LINE_SECONDS = 10.0  # between two lines in a file
 _SPAWN = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
 
 
@@ -46,25 +49,29 @@ class Workers:
                 process.kill()
         self._pool.shutdown(cancel_futures=True)
 
-    def run(self, job: Any, ranks: Sequence[int]) -> None:
-        """Run tasks, as many at a time as there are processes.
+    def run(self, job: Any, ranks: Sequence[int], what: str, of_all: int) -> None:
+        """Run tasks, as many at a time as there are processes, and say on stderr how many are done.
 
         Args:
             job: has the method `run_task(rank)`, and is pickled: each task has its own.
             ranks: numbers of the tasks.
+            what: they do, in a word.
+            of_all: tasks there are, with those that were done before.
 
         Raises:
             RunError: what a task raised, or that its process died. Other tasks are then still running; leave the block.
         """
-        pickled = pickle.dumps(job)
+        pickled, done = pickle.dumps(job), of_all - len(ranks)
+        seconds = 1.0 if sys.stderr.isatty() else _LINE_SECONDS
+        bar = partial(tqdm, desc=what, initial=done, total=of_all, mininterval=seconds, delay=seconds, file=sys.stderr)
         if min(self._number, len(ranks)) < 2:
-            for rank in ranks:
+            for rank in bar(ranks):
                 _run_task(pickled, rank)
             return
         futures = [self._pool.submit(_run_task, pickled, rank) for rank in ranks]
         processes = self._processes()
         try:
-            for future in as_completed(futures):
+            for future in bar(as_completed(futures)):
                 future.result()
         except BrokenProcessPool:
             for process in processes:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from torch import Tensor
 from modernbert_train.checkpoints.manifest import (
     CONFIG_YAML,
     OPTIMIZER,
+    SCHEMA,
     STATE,
     WEIGHTS,
     FileHash,
@@ -107,22 +108,16 @@ class Checkpoint:
 
     def _stored(self, files: Slices, *, floating: bool) -> StoredTensors:
         """Raises StorageError if a file was damaged since the checkpoint was opened."""
-        try:
+        with self._reading():
             return StoredTensors(self.folder, files, floating=floating)
-        except (OSError, ValueError) as error:
-            raise self._damaged(error) from None
 
     def _whole(self, stored: StoredTensors) -> dict[str, Tensor]:
-        try:
+        with self._reading():
             return dict(stored)
-        except (OSError, ValueError) as error:
-            raise self._damaged(error) from None
 
-    def _damaged(self, error: Exception) -> StorageError:
-        return StorageError(
-            f"{self.folder}: damaged since it was opened; {error}. The same command finds the newest checkpoint that "
-            "is whole."
-        )
+    def _reading(self) -> AbstractContextManager[None]:
+        what, remedy = "damaged since it was opened", "The same command finds the newest checkpoint that is whole."
+        return os_errors_as(StorageError, f"{self.folder}: {what}", remedy, ValueError)
 
 
 @dataclass(frozen=True)
@@ -255,7 +250,8 @@ def finish(
     files |= {name: FileHash.of(staging / name) for name in (STATE, CONFIG_YAML)}
     weights = {name: slices for part in parts for name, slices in part.weights.items()}
     optimizer = {name: slices for part in parts for name, slices in part.optimizer.items()}
-    manifest = Manifest(int(final.name.removeprefix("step-")), phase_end, milestone, files, weights, optimizer)
+    step = int(final.name.removeprefix("step-"))
+    manifest = Manifest(step, phase_end, milestone, files, weights, optimizer, SCHEMA)
     manifest.write(staging)
     publish(staging, final)  # what is there was damaged, and passed over by resuming; prune removes it
     return sum(found.bytes for found in files.values())

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
@@ -25,14 +25,12 @@ from typing import Any
 
 from modernbert_train.checkpoints.manifest import MANIFEST, MOST_BYTES, FileHash, Manifest, kept_steps, read_manifest
 from modernbert_train.checkpoints.store import RECORD, Store
-from modernbert_train.core.read_json import as_type, parse_json
 from modernbert_train.distributed.orphans import die_with
 from modernbert_train.errors import RunError, StorageError
 
 RECORDS = (
-    "config.yaml", "data.json", "metrics.jsonl", "samples.jsonl", "starts.jsonl", "faults.jsonl", "evaluations.jsonl",
+    "data.json", "metrics.jsonl", "samples.jsonl", "starts.jsonl", "faults.jsonl", "evaluations.jsonl",
 )  # fmt: skip
-_HASHES_KEPT = 3  # of a record's file: that of now, and those before it, in case the copy of it breaks off
 STOOD_STILL = 76  # exit code: the store took nothing for too long, and cannot be interrupted
 _STEP = re.compile(r"step-(\d{8,})")
 _LOOK_SECONDS = 1.0
@@ -116,10 +114,8 @@ class Copier:
         """Manifests of the store; one that is not the local one's of that step is another's, and replaced."""
         found = {}
         for step, name in self._store.steps().items():
-            try:
+            with suppress(RunError):  # it is damaged, so it goes, or is written again
                 found[step] = manifest_of(self._store, name)
-            except RunError:  # it is damaged, so it goes, or is written again
-                continue
         return found
 
     def copy(self, step: int, manifest: Manifest) -> bool:
@@ -171,19 +167,14 @@ class Copier:
         return True
 
     def copy_records(self) -> None:
-        """Copy the run's small files, as they are now, after their hashes: what breaks off leaves a file of before."""
+        """Copy the run's small files, as they are now."""
         contents = {name: path.read_bytes() for name in RECORDS if (path := self._folder / name).exists()}
-        before = record_hashes(self._store) or {}
-        hashes = {name: FileHash.of_bytes(content) for name, content in contents.items()}
-        known = {name: [each, *(old for old in before.get(name, []) if old != each)] for name, each in hashes.items()}
-        text = json.dumps({name: [asdict(each) for each in kept[:_HASHES_KEPT]] for name, kept in known.items()})
-        self._store.write(f"{RECORD}/{MANIFEST}", BytesIO(text.encode()))
         for name, content in contents.items():
             self._store.write(f"{RECORD}/{name}", BytesIO(content))
-            if (found := self._store.digest(f"{RECORD}/{name}")) != hashes[name]:
+            if (found := self._store.digest(f"{RECORD}/{name}")) != (written := FileHash.of_bytes(content)):
                 raise StorageError(
                     f"{self._store.url}/{RECORD}/{name}: the store gives back other bytes than it was given: {found}, "
-                    f"{hashes[name]} were written. It is copied again."
+                    f"{written} were written. It is copied again."
                 )
 
     def _prune(self) -> list[int]:
@@ -209,11 +200,9 @@ def local_manifests(checkpoints: Path) -> dict[int, Manifest]:
     found = {}
     for path in checkpoints.glob("step-*"):
         if _STEP.fullmatch(path.name):
-            try:
+            with suppress(StorageError):
                 manifest = read_manifest(path)
-            except StorageError:
-                continue
-            found[manifest.step] = manifest
+                found[manifest.step] = manifest
     return found
 
 
@@ -239,24 +228,6 @@ def manifest_of(store: Store, name: str, folder: Path | None = None) -> Manifest
         except StorageError as error:
             raise StorageError(f"{store.url}/{name}: {error}") from None
     return manifest
-
-
-def record_hashes(store: Store) -> dict[str, list[FileHash]] | None:
-    """What each file of a run's record in a store may be: as it was copied last, or as it was before that.
-
-    None where they are not to be had: nothing is there, it was written by an earlier version, or is damaged.
-
-    Raises:
-        RunError: the store cannot be asked.
-    """
-    if not store.has(f"{RECORD}/{MANIFEST}"):
-        return None
-    try:
-        content = parse_json(store.read(f"{RECORD}/{MANIFEST}", MOST_BYTES))
-        found: dict[str, list[FileHash]] = as_type(dict[str, list[FileHash]], content, MANIFEST)
-        return found
-    except ValueError:
-        return None
 
 
 class _Movement:

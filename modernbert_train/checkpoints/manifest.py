@@ -20,6 +20,7 @@ from typing import Any
 
 import xxhash
 
+from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.read_json import Count, as_type, open_file, parse_json
 from modernbert_train.errors import StorageError
 
@@ -88,7 +89,7 @@ class Manifest:
     files: dict[str, FileHash]
     weights: Slices
     optimizer: Slices
-    schema: Count = SCHEMA
+    schema: Count
 
     def write(self, folder: Path) -> None:
         """Raises OSError if the disk refuses it."""
@@ -107,10 +108,10 @@ def read_manifest(folder: Path) -> Manifest:
         StorageError: it is missing, damaged, of another schema, or another checkpoint's.
     """
     path = folder / MANIFEST
-    try:
-        with open_file(path) as file:
-            content = parse_json(file.read(MOST_BYTES))
-        manifest = _verified(content, path)
+    with os_errors_as(StorageError, f"{path}: missing or unreadable"), open_file(path) as file:
+        text = file.read(MOST_BYTES)
+    with os_errors_as(StorageError, f"{path}: damaged", "", ValueError):
+        manifest = _verified(parse_json(text), path)
         if not (manifest.weights and manifest.optimizer):
             raise ValueError("it lists no file of weights, or none of the optimizer")
         for name in (*manifest.weights, *manifest.optimizer, STATE, CONFIG_YAML):
@@ -119,10 +120,6 @@ def read_manifest(folder: Path) -> Manifest:
         for name in manifest.files:
             if not _FILE.fullmatch(name):
                 raise ValueError(f"it lists {name[:60]!r}, which is no file of a checkpoint")
-    except OSError as error:
-        raise StorageError(f"{path}: missing or unreadable ({error.strerror})") from None
-    except ValueError as error:
-        raise StorageError(f"{path}: damaged; {error}") from None
     named = _STEP.fullmatch(folder.name)
     if named is not None and int(named[1]) != manifest.step:
         raise StorageError(f"{folder}: its {MANIFEST} is that of step {manifest.step}; it was copied or renamed")

@@ -14,6 +14,7 @@ import platform
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,8 @@ def here() -> dict[str, Any]:
     found = commit()
     libraries = {}
     for name in _LIBRARIES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             libraries[name] = library_version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return {
         "version": __version__,
         "commit": None if found is None else found[0],
@@ -117,10 +116,9 @@ def program(entry: Mapping[str, Any]) -> str:
 
 def read_starts(run_folder: Path) -> list[Start]:
     """The starts of a run in their order; lines that tell of none are left out, and a file that cannot be read too."""
-    try:
+    entries: list[dict[str, Any]] = []
+    with suppress(OSError):
         entries, _ = read_lines(run_folder / STARTS)
-    except OSError:
-        return []
     found: list[dict[str, Any]] = []
     for entry in entries:
         if entry.get("kind") == "start":

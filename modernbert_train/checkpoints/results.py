@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,11 +95,10 @@ def keep_result(
 
 def read_results(run_folder: Path) -> list[Result]:
     """What is kept, in the order in which it was measured; what cannot be read is left out."""
-    try:
+    with suppress(OSError):
         entries, _ = read_lines(run_folder / EVALUATIONS)
-    except OSError:
-        return []
-    return [result for entry in entries if (result := _result(entry)) is not None]
+        return [result for entry in entries if (result := _result(entry)) is not None]
+    return []
 
 
 def _result(entry: Mapping[str, Any]) -> Result | None:

@@ -7,7 +7,7 @@ runs/NAME/evaluations.jsonl what `eval` and `finetune` measured of its checkpoin
 runs/NAME/samples.jsonl    what the model filled in at each validation; lines of steps that were trained again are void
 runs/NAME/halved.json      microbatches that did not fit and were halved; see halved.py
 runs/NAME/faults.jsonl     one line for each batch that stability.py skipped, or ended the run at; never rewound
-runs/NAME/checkpoints/     see checkpoint.py; what is in superseded/ there was set aside, see set_aside.py
+runs/NAME/checkpoints/     see checkpoint.py; what is in superseded/ there was set aside, see tools/restore.py
 runs/NAME/watch.jsonl      what `finetune --watch`, another process, measured of the checkpoints; watch/ is its folder
 runs/NAME/copies.jsonl     what was copied to checkpoint.copy_to, or why not; see copies/
 runs/NAME/data.json        what its data are: lengths, fields, sources; for its page, see data/statistics.py
@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from modernbert_train.checkpoints.provenance import STARTS, read_starts
-from modernbert_train.checkpoints.set_aside import complete
 from modernbert_train.config.auto import filled, recorded
 from modernbert_train.config.knob import may
 from modernbert_train.config.load import differences, load_run, to_yaml
@@ -84,8 +83,6 @@ class RunFolder:
                 self.close()
                 self._take_lock()
             on_error.callback(self.close)
-            if complete(self.checkpoints):
-                print(f"{self.path}: completed a `checkpoints restore` that was interrupted", flush=True)
             changed = self.compare()
             on_error.pop_all()
         return changed

@@ -1,7 +1,7 @@
 """state.json of a checkpoint: all that is not a tensor, typed, and found to be what a run can have written.
 
 It is read once, when the checkpoint is opened. Hashes tell whether the disk has changed it; what is asked here is
-whether it makes sense: a place that no run was at is not gone on from, whoever wrote it.
+whether it is that of this step.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from typing import TypedDict
 
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.read_json import Count, as_type, read_json
-from modernbert_train.data.place import PlannerState, check_numbers
-
-_MOST_SECONDS = 1e10  # three hundred years
+from modernbert_train.data.place import PlannerState
 
 
 class Clock(TypedDict):
@@ -124,44 +122,14 @@ def read_state(path: Path, config: RunConfig, step: int) -> SavedState:
         OSError: the file cannot be read.
         ValueError: it is not what a run with this configuration has written; names the field.
     """
-    found = read_json(path)
-    state: SavedState = as_type(SavedState, {"averaged_by": "mean", **found} if isinstance(found, dict) else found)
+    state: SavedState = as_type(SavedState, read_json(path))
     _require(state.step == step, "step", f"{step}, as the manifest says", state.step)
     _require(state.phase in config.phases, "phase", f"one of {', '.join(config.phases)}", state.phase)
     _require("tokenizer" in state.data, "data.tokenizer", "its hash", "nothing")
-    last_batch = max(phase.batch_rows * phase.row_tokens for phase in config.phases.values())
-    most = config.total_tokens + last_batch
-    _require(state.step <= state.tokens <= most, "tokens", f"from step={state.step} to {most}", state.tokens)
-    _require((state.training is None) == bool(state.average), "training", "this or an average", state.training)
     if state.training is not None:
-        _check_training(state, state.training, config)
+        place = state.training.loader
+        _require(place["tokens"] == state.tokens, "training.loader.tokens", str(state.tokens), place["tokens"])
     return state
-
-
-def _check_training(state: SavedState, training: TrainingState, config: RunConfig) -> None:
-    _require(0 <= training.seconds <= _MOST_SECONDS, "training.seconds", "a duration", training.seconds)
-    equal: dict[str, tuple[object, object]] = {
-        "timestamp.batch": (training.timestamp["batch"], state.step),
-        "timestamp.token": (training.timestamp["token"], state.tokens),
-        "loader.tokens": (training.loader["tokens"], state.tokens),
-        "loader.phase": (training.loader["phase"], state.phase),
-        "loader.streams": (sorted(training.loader["streams"]), sorted(config.data.all_streams)),
-    }
-    for name, (found, expected) in equal.items():
-        _require(found == expected, f"training.{name}", str(expected), found)
-    try:
-        check_numbers(training.loader, config)
-    except ValueError as error:
-        raise ValueError(f"training.loader.{error}") from None
-    guard = training.stability
-    _require(
-        guard["unlabelled_steps"] <= state.step,
-        "training.stability.unlabelled_steps",
-        f"at most {state.step}",
-        guard["unlabelled_steps"],
-    )
-    known = guard["phase"] is None or guard["phase"] in config.phases
-    _require(known, "training.stability.phase", "a phase of the run", guard["phase"])
 
 
 def _require(holds: bool, name: str, expected: str, found: object) -> None:

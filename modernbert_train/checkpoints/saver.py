@@ -32,7 +32,7 @@ from modernbert_train.checkpoints.checkpoint import (
     refusals_told,
     write_part,
 )
-from modernbert_train.checkpoints.set_aside import METRICS
+from modernbert_train.checkpoints.verified import METRICS
 from modernbert_train.core.files import sync
 from modernbert_train.core.read_json import as_type
 from modernbert_train.distributed.group import gather_from_all, num_ranks, on_rank_zero, this_rank
@@ -207,11 +207,9 @@ class Saver:
         try:
             written = self._write(snapshot) if self._rank == 0 else self._write_share(snapshot)
             self._saved = Saved(snapshot.step, written, time.monotonic() - began)
-        except RunError as error:
-            self._error = error
         except BaseException as error:  # whatever ends this thread (a panic of Rust's is no Exception) is told
-            final = folder_of(self._checkpoints, snapshot.step)
-            self._error = RunError(f"{final}: writing it failed with {type(error).__name__}: {error}")
+            what = f"{folder_of(self._checkpoints, snapshot.step)}: writing it failed with {type(error).__name__}"
+            self._error = error if isinstance(error, RunError) else RunError(f"{what}: {error}")
         if self._error is not None:
             self._failed()
 

@@ -24,23 +24,19 @@ from modernbert_train.checkpoints.copier import (
     Order,
     local_manifests,
     manifest_of,
-    record_hashes,
     start_of,
     step_name,
 )
-from modernbert_train.checkpoints.manifest import MANIFEST, FileHash
+from modernbert_train.checkpoints.manifest import CONFIG_YAML
 from modernbert_train.checkpoints.store import RECORD, Store
+from modernbert_train.checkpoints.verified import METRICS
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.files import append_line, free_bytes, publish, write_whole
 from modernbert_train.errors import ConfigError, DataError, RunError, StoppedEarly, StorageError
 
-COPIES, FAULTS = "copies.jsonl", "faults.jsonl"
+COPIES = "copies.jsonl"
 _PAUSE, _LONGEST_PAUSE = 2.0, 60.0  # between two starts of a copier that died
 _BACK = ".partial-back-"
-_SKIPPED = (
-    "It lists the updates that the run has skipped, and without it the run would not continue as it did. Restore it "
-    f"from a copy; or remove it and {MANIFEST} beside it, to let the run judge those updates again."
-)
 
 
 class SecondHome:
@@ -201,7 +197,7 @@ def bring_back(config: RunConfig, say: Callable[[str], None]) -> None:
         if newest is not None and step <= newest:
             return
         if _fetched(store, there[step], checkpoints, say):
-            _fetch_records(store, Path(config.folder), say)
+            _fetch_records(store, Path(config.folder), checkpoints / there[step], say)
             say(
                 f"{there[step]} brought back from {store.url}: "
                 + ("nothing is here" if newest is None else "it is newer")
@@ -290,33 +286,14 @@ def _fetched(store: Store, name: str, checkpoints: Path, say: Callable[[str], No
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _fetch_records(store: Store, folder: Path, say: Callable[[str], None]) -> None:
-    """The run's small files, where there are none here; what is damaged of them, and can be done without, is not.
-
-    Raises:
-        StorageError: the list of skipped updates is damaged, by which the run would continue otherwise than it did.
-    """
-    missing = [name for name in RECORDS if not (folder / name).exists()]
-    there = [name for name in missing if store.has(f"{RECORD}/{name}")]
-    if "metrics.jsonl" in missing and not there:
-        say(f"warning: {store.url}/{RECORD}: not there, so metrics.jsonl begins here, and reports with it")
-    known = record_hashes(store)
-    if there and known is None:
-        say(f"warning: {store.url}/{RECORD}/{MANIFEST}: missing or damaged, so the run's record there is not verified")
-    for name in missing:
-        if name not in there and known is not None and name in known:
-            where = f"{store.url}/{RECORD}/{name}"
-            if name == FAULTS and len(known[name]) > 1:  # with one, its first copy may have broken off
-                raise StorageError(f"{where}: missing. {_SKIPPED}")
-            say(f"warning: {where}: missing, so it begins here")
-    for name in there:
-        content = store.read(f"{RECORD}/{name}", 1 << 32)
-        where = f"{store.url}/{RECORD}/{name}"
-        if known is not None and FileHash.of_bytes(content) not in known.get(name, []):
-            if name == FAULTS:
-                raise StorageError(f"{where}: damaged. {_SKIPPED}")
-            if not name.endswith(".jsonl"):
-                say(f"warning: {where}: damaged, and left out; the checkpoint has what training needs")
-                continue
-            say(f"warning: {where}: damaged; what can be read of its lines is taken")
-        write_whole(folder / name, content.decode("utf-8", "replace"))
+def _fetch_records(store: Store, folder: Path, checkpoint: Path, say: Callable[[str], None]) -> None:
+    """The run's small files, where there are none here; its configuration is that of the checkpoint."""
+    if not (folder / CONFIG_YAML).exists():
+        shutil.copyfile(checkpoint / CONFIG_YAML, folder / CONFIG_YAML)
+    for name in RECORDS:
+        if (folder / name).exists():
+            continue
+        if store.has(f"{RECORD}/{name}"):
+            write_whole(folder / name, store.read(f"{RECORD}/{name}", 1 << 32).decode("utf-8", "replace"))
+        elif name == METRICS:
+            say(f"warning: {store.url}/{RECORD}/{name}: not there, so it begins here, and reports with it")

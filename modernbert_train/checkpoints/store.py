@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -80,22 +80,13 @@ class Store:
 
     def steps(self) -> dict[int, str]:
         """Steps of the whole checkpoints there, each with the name of its folder; in no order."""
-        with self._errors(""):
-            try:
-                found = self._fs.ls(self._root, detail=False)
-            except FileNotFoundError:
-                return {}
-            names = {str(path).rstrip("/").rpartition("/")[2] for path in found}
-        steps = {int(match[1]): name for name in names if (match := _STEP.fullmatch(name))}
-        return {step: name for step, name in steps.items() if self.has(f"{name}/{MANIFEST}")}
+        return {int(name.removeprefix("step-")): name for name in self.folders() if self.has(f"{name}/{MANIFEST}")}
 
     def folders(self) -> set[str]:
         """Names of the folders of checkpoints, whole or not."""
-        with self._errors(""):
-            try:
-                found = self._fs.ls(self._root, detail=False)
-            except FileNotFoundError:
-                return set()
+        found: list[object] = []
+        with self._errors(""), suppress(FileNotFoundError):
+            found = self._fs.ls(self._root, detail=False)
         names = {str(path).rstrip("/").rpartition("/")[2] for path in found}
         return {name for name in names if _STEP.fullmatch(name)}
 
@@ -118,11 +109,7 @@ class Store:
 
     def digest(self, name: str) -> FileHash:
         """Size and hash of a file as the store gives it back; all of it is read."""
-        digest, size = xxhash.xxh3_128(), 0
-        for chunk in self._chunks(name):
-            digest.update(chunk)
-            size += len(chunk)
-        return FileHash(size, digest.hexdigest())
+        return self._read_into(name, None)
 
     def fetch(self, name: str, target: Path) -> FileHash:
         """Read a file into a local one; returns the size and hash of what came.
@@ -130,12 +117,16 @@ class Store:
         Raises:
             OSError: the local disk refuses it.
         """
-        digest, size = xxhash.xxh3_128(), 0
         with target.open("wb") as file:
-            for chunk in self._chunks(name):
-                file.write(chunk)
-                digest.update(chunk)
-                size += len(chunk)
+            return self._read_into(name, file)
+
+    def _read_into(self, name: str, target: IO[bytes] | None) -> FileHash:
+        digest, size = xxhash.xxh3_128(), 0
+        for chunk in self._chunks(name):
+            if target is not None:
+                target.write(chunk)
+            digest.update(chunk)
+            size += len(chunk)
         return FileHash(size, digest.hexdigest())
 
     def read(self, name: str, most: int) -> bytes:

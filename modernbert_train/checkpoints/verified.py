@@ -17,12 +17,15 @@ from modernbert_train.checkpoints.saved_state import SavedState, read_state
 from modernbert_train.config.load import load_run
 from modernbert_train.config.read import INCLUDE
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import content_of
-from modernbert_train.errors import ConfigError, DataError, PluginError, StorageError
+from modernbert_train.errors import ConfigError, PluginError, StorageError
 
 T = TypeVar("T")
 NAME = re.compile(r"step-(\d{8,})")
+METRICS = "metrics.jsonl"  # of the run
+SUPERSEDED = "superseded"  # holds what `checkpoints restore` has set aside, a folder for each time
 PARTIAL = ".partial"  # in the name of a folder that is being written, brought back or removed
 _HASHING_THREADS = 4
 _configs: dict[FileHash, RunConfig] = {}  # by the hash of their text
@@ -65,10 +68,7 @@ def require_files(folder: Path) -> Manifest:
     Raises:
         StorageError: names what is wrong with it.
     """
-    try:
-        require_own_files(folder)  # a pipe would be waited for, and a device read without end
-    except DataError as error:
-        raise StorageError(str(error)) from None
+    require_own_files(folder, StorageError)  # a pipe would be waited for, and a device read without end
     return read_manifest(folder)
 
 
@@ -81,10 +81,8 @@ def check_hashes(folder: Path, manifest: Manifest, names: Iterable[str] | None =
 
     def check(name: str) -> None:
         expected = manifest.files[name]
-        try:
+        with os_errors_as(StorageError, f"{folder / name}: cannot be read"):
             found = FileHash.of(folder / name)
-        except OSError as error:
-            raise StorageError(f"{folder / name}: cannot be read ({error.strerror})") from None
         if found != expected:
             raise StorageError(f"{folder / name}: damaged; found {found}, the manifest says {expected}")
 

@@ -1,4 +1,4 @@
-"""The verb about a run's checkpoints: list, verify, show, restore, prune."""
+"""The verb about a run's checkpoints: list, verify, restore."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from modernbert_train.checkpoints.tools.places import (
     Place,
     find_place,
     second_home,
-    set_from,
     step_from,
     verify_copies,
 )
@@ -32,24 +31,17 @@ def checkpoints(parser: argparse.ArgumentParser) -> Call:
         for name, summary in (
             ("list", "every checkpoint: step, tokens, time, size, what keeps it, and its state"),
             ("verify", "read every byte of all checkpoints, or of one; exit code 74 if one is damaged"),
-            ("show", "one checkpoint in full, and what training would resume with; default: the newest valid one"),
             ("restore", "go back to an older checkpoint; newer ones are set aside, and the next start resumes from it"),
-            ("prune", "what the run's own rules do not keep; removed with --yes alone"),
         )
     }
-    for name in ("verify", "show"):
-        found[name].add_argument("step", nargs="?", type=_step, metavar="STEP", help=_STEP)
-    words = f"{_STEP}; or superseded/SET/step-00000500, of one that was set aside, as `list` shows it"
-    found["restore"].add_argument("step", type=_restored, metavar="STEP", help=words)
+    found["verify"].add_argument("step", nargs="?", type=_step, metavar="STEP", help=_STEP)
+    found["restore"].add_argument("step", type=_step, metavar="STEP", help=_STEP)
     for name in ("list", "verify"):
         found[name].add_argument("--json", action="store_true", help="as JSON, with exact numbers")
     words = "leave the second home (checkpoint.copy_to) out"
     for name in ("list", "restore"):
         found[name].add_argument("--local", action="store_true", help=words)
     found["verify"].add_argument("--copies", action="store_true", help="read those in the second home too")
-    found["prune"].add_argument("--yes", action="store_true", help="remove it; else it is only listed")
-    found["prune"].add_argument("--damaged", action="store_true", help="those that are damaged too")
-    found["prune"].add_argument("--superseded", action="store_true", help="what `restore` has set aside too")
     return _call
 
 
@@ -65,10 +57,6 @@ def _step(text: str) -> int:
         return step_from(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text}: {_STEP} is expected") from None
-
-
-def _restored(text: str) -> tuple[int, str | None]:
-    return _step(text), set_from(text)
 
 
 def _call(options: argparse.Namespace) -> None:
@@ -111,14 +99,6 @@ def _verify(options: argparse.Namespace) -> None:
         )
 
 
-def _show(options: argparse.Namespace) -> None:
-    from modernbert_train.checkpoints.tools.details import describe, find
-    from modernbert_train.checkpoints.verified import verify_files
-
-    place = find_place(options.folder)
-    print(describe(find(place, _one_step(place, options.step), verify_files), place))
-
-
 def _restore(options: argparse.Namespace) -> None:
     from modernbert_train.checkpoints.tools.restore import restore
 
@@ -131,28 +111,10 @@ def _restore(options: argparse.Namespace) -> None:
             "Give the same command again when it answers; or leave it out with --local, and start the run with "
             "checkpoint.copy_to=null."
         )
-    step, of_set = options.step
-    restore(place, step, store, print, of_set)
+    restore(place, options.step, store, print)
 
 
-def _prune(options: argparse.Namespace) -> None:
-    from modernbert_train.checkpoints.checkpoint import verify
-    from modernbert_train.checkpoints.tools.prune import prune
-
-    place = find_place(options.folder)
-    if place.step is not None:
-        raise ConfigError(f"checkpoints prune {options.folder}: one checkpoint. Name its run.")
-    keep = place.config().checkpoint.keep
-    prune(place, keep, verify, print, damaged=options.damaged, superseded=options.superseded, really=options.yes)
-
-
-_ACTIONS = {
-    "list": _list,
-    "verify": _verify,
-    "show": _show,
-    "restore": _restore,
-    "prune": _prune,
-}
+_ACTIONS = {"list": _list, "verify": _verify, "restore": _restore}
 
 
 def _one_step(place: Place, step: int | None) -> int | None:

@@ -14,7 +14,9 @@ Call = Callable[[argparse.Namespace], None]
 # actions and options of earlier versions, with their verb -> what replaces them
 REMOVED = {
     "checkpoints copy": "cp -r copies a run, and checkpoint.copy_to sends each checkpoint to a store.",
-    "checkpoints compare": "`checkpoints show` of both says where they differ; load_model opens their weights.",
+    "checkpoints compare": "diff -r of both folders says which files differ; load_model opens their weights.",
+    "checkpoints show": "`checkpoints list` has step, tokens, phase and size; state.json of its folder has the rest.",
+    "checkpoints prune": "training removes what checkpoint.keep does not keep; rm -r removes any other folder.",
     "plan --html": "the text has all of it; plan RUN.yaml > plan.txt keeps it.",
     "sweep --wandb-sweep": "W&B's own documentation says how to write its sweep file; launch/run.py is its program.",
 }

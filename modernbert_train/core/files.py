@@ -21,21 +21,26 @@ from modernbert_train.errors import RunError
 
 
 @contextmanager
-def os_errors_as(kind: type[RunError], what: str, remedy: str) -> Iterator[None]:
+def os_errors_as(kind: type[RunError], what: str, remedy: str = "", *others: type[Exception]) -> Iterator[None]:
     """Turn an OSError of the block into an error for the user: `WHAT (reason). REMEDY`.
 
     Args:
         kind: StorageError for files that we write, DataError for the user's.
         what: the file or folder, and what cannot be done with it.
         remedy: what the user can do.
+        others: kinds of errors that are told as one of the disk is.
 
     Raises:
         RunError: of this kind.
     """
+    kinds: tuple[type[Exception], ...] = (OSError, *others)
     try:
         yield
-    except OSError as error:
-        raise kind(f"{what} ({error.strerror or error}). {remedy}") from error
+    except kinds as error:
+        reason = getattr(error, "strerror", None) or error
+        name = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "  # it says little itself
+        text = f"{what} ({name}{reason})"
+        raise kind(f"{text}. {remedy}" if remedy else text) from error
 
 
 def lock(file: IO[str] | IO[bytes] | int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]  # the folder modernbert_train
@@ -39,10 +40,7 @@ def commit() -> tuple[str, bool] | None:
 
 
 def _git(*words: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(CHECKOUT), *words], capture_output=True, text=True, timeout=10, check=False
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    with suppress(OSError, subprocess.SubprocessError):
+        command = ["git", "-C", str(CHECKOUT), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    return None

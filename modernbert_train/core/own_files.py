@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
-from modernbert_train.errors import DataError
+from modernbert_train.errors import DataError, RunError
 
 
-def require_own_files(folder: Path) -> None:
+def require_own_files(folder: Path, kind: type[RunError] = DataError) -> None:
     """Refuse a folder with a link to a file elsewhere, or with what is no file at all; below it nothing is looked at.
 
     The hub's cache, where the files of snapshots/REVISION are links into blobs/ beside it, counts as one folder. A
     folder that is not there is left to whoever reads it.
 
     Raises:
-        DataError: names the link and where it goes.
+        RunError: of this kind; names the link and where it goes.
     """
     try:  # what the folder itself says to be a file is none of this: of 200,000 shards none is looked at
         others = [entry for entry in os.scandir(folder) if not entry.is_file(follow_symlinks=False)]
@@ -32,12 +33,12 @@ def require_own_files(folder: Path) -> None:
     for path, is_link in entries:
         target = path.resolve()
         if is_link and not any(target.is_relative_to(each) for each in homes):
-            raise DataError(
+            raise kind(
                 f"{path}: a link to {target}, outside its folder, which is not followed. Put the file itself there; or "
                 "move the whole folder, and name it or link to it as a whole."
             )
         if _is_endless(target):
-            raise DataError(f"{path}: a pipe or a device and not a file. Remove it, or restore the folder from a copy.")
+            raise kind(f"{path}: a pipe or a device and not a file. Remove it, or restore the folder from a copy.")
 
 
 def require_own_file(path: Path, folder: Path) -> None:
@@ -59,8 +60,7 @@ def _homes(folder: Path) -> list[Path]:
 
 def _is_endless(path: Path) -> bool:
     """Whether reading might never end; a file that is not there is told by whoever needs it."""
-    try:
+    with suppress(OSError):
         mode = path.stat().st_mode
-    except OSError:
-        return False
-    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+        return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+    return False

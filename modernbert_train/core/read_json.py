@@ -7,24 +7,21 @@ file has a limit. `as_type` then makes sure of what is in it, so that nothing be
 
 from __future__ import annotations
 
-import codecs
 import errno
 import json
 import math
-import mmap
 import os
-import re
 import stat
 import typing
 from collections.abc import Iterator
-from dataclasses import is_dataclass
+from contextlib import suppress
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import IO, Annotated, Any, TypeGuard
 
 MOST_BYTES = 1 << 28  # of a file, unless its reader says otherwise
 _MOST_LINE_BYTES = 1 << 24
-Content = bytes | mmap.mmap
 Count = Annotated[int, "count"]  # a whole number that counts something; see `is_count`
 
 
@@ -54,126 +51,6 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{text[:20]} is not a finite number")
     return number
-
-
-_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
-_BLANK = re.compile(r"[ \t\n\r]*")
-_COMMA = re.compile(r"[ \t\n\r]*,[ \t\n\r]*")
-_WINDOW = 1 << 20  # bytes of a large file that are text at a time
-
-
-def array_in(content: Content, key: str) -> Iterator[tuple[int, int, Any]]:
-    """The elements of an array under a key of a JSON object, one at a time, so that they are never there together.
-
-    Args:
-        content: bytes of the object, a mapped file for instance; all of them are looked at, a window at a time. Text in
-            the values has a character for each byte, whatever it is written in.
-        key: of the object itself.
-
-    Yields:
-        Where an element begins and ends, and its value.
-
-    Raises:
-        ValueError: it is no JSON object, has no such array or two, or is nested too deeply.
-    """
-    window = _Window(content)
-
-    def at_one_of(expected: str, at: int) -> int:
-        at = window.after_blanks(at)
-        if (found := window.byte(at)) not in tuple(expected):
-            raise ValueError(f"not JSON: {found!r} at byte {at:,}, where one of {expected} belongs")
-        return at
-
-    found = False
-    try:
-        at = at_one_of("{", 0)
-        while window.byte(at) != "}":
-            name, at = window.value(at_one_of('"', at + 1))
-            at = window.after_blanks(at_one_of(":", at) + 1)
-            if name != key:
-                _, at = window.value(at)
-            else:
-                if found:
-                    raise ValueError(f"{key!r} is there twice")
-                found, at = True, at_one_of("[", at)
-                empty = window.after_blanks(at + 1)
-                at = empty if window.byte(empty) == "]" else at
-                while window.byte(at) != "]":
-                    begin: int | None = window.after_blanks(at + 1)
-                    while begin is not None:
-                        value, end = window.value(begin)
-                        yield begin, end, value
-                        begin = window.after_comma(end)
-                    at = at_one_of(",]", end)
-                at += 1
-            at = at_one_of(",}", at)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if window.after_blanks(at + 1) != len(content):
-        raise ValueError("not JSON: there is more after its end")
-    if not found:
-        raise ValueError(f"no {key!r} in it")
-
-
-class _Window:
-    """JSON in bytes of which a part is text at a time."""
-
-    def __init__(self, content: Content) -> None:
-        self._content = content
-        self._look(0, _WINDOW)
-
-    def _look(self, first: int, size: int) -> None:
-        self._first = first
-        self._text = str(self._content[first : first + size], "latin-1")
-        self._end = first + len(self._text)
-        self._is_last = self._end >= len(self._content)
-
-    def _hold(self, at: int) -> None:
-        if at < self._first or (at >= self._end and not self._is_last):
-            self._look(at, _WINDOW)
-
-    def byte(self, at: int) -> str:
-        """The one at a place, as text; empty at the end."""
-        self._hold(at)
-        return self._text[at - self._first : at - self._first + 1]
-
-    def after_blanks(self, at: int) -> int:
-        """Where the next byte is that is no blank."""
-        while True:
-            self._hold(at)
-            match = _BLANK.match(self._text, at - self._first)
-            assert match is not None  # no blank at all matches
-            at = self._first + match.end()
-            if at < self._end or self._is_last:
-                return at
-
-    def after_comma(self, at: int) -> int | None:
-        """Where the next value begins, if there is a comma and both are in the window: mostly so, and fast."""
-        match = _COMMA.match(self._text, at - self._first)
-        return None if match is None or match.end() == len(self._text) else self._first + match.end()
-
-    def value(self, at: int) -> tuple[Any, int]:
-        """The value that begins at a place, and where it ends. Raises ValueError and RecursionError."""
-        size = _WINDOW
-        self._hold(at)
-        while True:
-            try:
-                value, end = _DECODER.raw_decode(self._text, at - self._first)
-                if self._first + end < self._end or self._is_last:
-                    return value, self._first + end
-            except json.JSONDecodeError as error:
-                if self._is_last:
-                    raise ValueError(f"{error.msg} at byte {self._first + error.pos:,}") from None
-            self._look(at, size)  # the window may have ended within it
-            size *= 2
-
-
-def require_utf8(content: Content) -> None:
-    """Raises ValueError (UnicodeDecodeError) where bytes are not UTF-8; looks at a part of them at a time."""
-    decode = codecs.getincrementaldecoder("utf-8")().decode
-    for first in range(0, len(content), _WINDOW):
-        decode(content[first : first + _WINDOW])
-    decode(b"", final=True)
 
 
 def read_json(path: Path, most_bytes: int = MOST_BYTES) -> Any:
@@ -232,25 +109,22 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
     """
     found: list[dict[str, Any]] = []
     wrong: list[int] = []
-    try:
+    with suppress(FileNotFoundError):
         for number, line in enumerate(lines_of(path), start=1):
             entry = parse_object(line)
             if entry is not None:
                 found.append(entry)
             elif line.strip():
                 wrong.append(number)
-    except FileNotFoundError:
-        return [], []
     return found, wrong
 
 
 def parse_object(line: str | bytes) -> dict[str, Any] | None:
     """The JSON object in a line of a record, which may hold NaN; None if there is none."""
-    try:
+    with suppress(ValueError):
         entry = parse_json(line, finite=False)
-    except ValueError:
-        return None
-    return entry if isinstance(entry, dict) else None
+        return entry if isinstance(entry, dict) else None
+    return None
 
 
 def number(value: object) -> float | None:
@@ -265,7 +139,7 @@ def as_type(kind: Any, value: Any, at: str = "") -> Any:
 
     Args:
         kind: int, `Count`, float, str, bool, a union with None, list[X], tuple[X, Y], dict[str, X], a TypedDict or a
-            dataclass; of the last two every field must be there, and no other.
+            dataclass; of the last two every field without a default must be there, and no other.
         value: out of JSON.
         at: where it stands, for messages.
 
@@ -307,12 +181,18 @@ _NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or 
 def _fields(kind: Any, value: Any, at: str) -> Any:
     _require(isinstance(value, dict), at, "an object", value)
     hints = typing.get_type_hints(kind, include_extras=True)
-    for name in hints.keys() - value.keys():
+    for name in hints.keys() - value.keys() - _optional(kind):
         raise ValueError(f"{_below(at, name)}: missing")
     for name in value.keys() - hints.keys():
         raise ValueError(f"{_below(at, str(name)[:40])}: unknown")
-    found = {name: as_type(hint, value[name], _below(at, name)) for name, hint in hints.items()}
+    found = {name: as_type(hints[name], each, _below(at, name)) for name, each in value.items()}
     return kind(**found)
+
+
+def _optional(kind: Any) -> set[str]:
+    """Fields of a dataclass that have a default."""
+    default = (MISSING, MISSING)
+    return {f.name for f in fields(kind) if (f.default, f.default_factory) != default} if is_dataclass(kind) else set()
 
 
 def _below(at: str, name: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -75,11 +75,10 @@ def learn(read: Callable[[Path], T], others: Iterable[tuple[str, tuple[int, ...]
 
 def _identity(path: Path) -> _Identity | None:
     """None where there is no file, or none that can be looked at: that is for `read` to tell."""
-    try:
+    with suppress(OSError):
         stat = path.stat()
-    except OSError:
-        return None
-    return _Identity(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+        return _Identity(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    return None
 
 
 def _is_settled(identity: _Identity) -> bool:

@@ -6,6 +6,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,15 @@ def read_tensors(path: Path, *, floating: bool = True) -> dict[str, Tensor]:
         ValueError: it is not what it should be.
     """
     read_shapes(path, floating=floating)
-    try:
+    with _reading():
         return safetensors.torch.load_file(path)
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Within it, whatever the library raises is a ValueError."""
+    try:
+        yield
     except _WRONG as error:
         raise ValueError(f"not a readable safetensors file ({error})") from None
 
@@ -79,15 +87,12 @@ def read_shapes(path: Path, *, floating: bool = True) -> dict[str, tuple[int, ..
     with path.open("rb"):
         pass  # an OSError with its reason, where the library has one without
     found = {}
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 (the library's own method)
-                part = file.get_slice(name)
-                if (kind := part.get_dtype()) not in (_FLOATING if floating else _STORED):
-                    raise ValueError(f"{name} is of type {kind}")
-                found[name] = tuple(part.get_shape())
-    except _WRONG as error:
-        raise ValueError(f"not a readable safetensors file ({error})") from None
+    with _reading(), safetensors.safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 (the library's own method)
+            part = file.get_slice(name)
+            if (kind := part.get_dtype()) not in (_FLOATING if floating else _STORED):
+                raise ValueError(f"{name} is of type {kind}")
+            found[name] = tuple(part.get_shape())
     return found
 
 
@@ -220,10 +225,8 @@ class StoredTensors(Mapping[str, Tensor]):
         pieces = self._pieces[name]
         if len(pieces) > 1:
             return self.rows(name, 0, self.shapes[name][0])
-        try:
+        with _reading():
             tensor: Tensor = self._file(pieces[0][2]).get_tensor(name)
-        except _WRONG as error:
-            raise ValueError(f"not a readable safetensors file ({error})") from None
         return tensor
 
     def rows(self, name: str, first: int, count: int) -> Tensor:
@@ -232,7 +235,7 @@ class StoredTensors(Mapping[str, Tensor]):
         Raises:
             ValueError: the file was damaged since it was opened.
         """
-        try:
+        with _reading():
             found: list[Tensor] = [
                 self._file(path).get_slice(name)[max(first, start) - start : min(first + count, start + rows) - start]
                 for start, rows, path in self._pieces[name]
@@ -240,8 +243,6 @@ class StoredTensors(Mapping[str, Tensor]):
             ]
             if not found:
                 found.append(self._file(self._pieces[name][0][2]).get_slice(name)[0:0])
-        except _WRONG as error:
-            raise ValueError(f"not a readable safetensors file ({error})") from None
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def _file(self, path: Path) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 
 # those of ASCII and Latin-1 but tab and newline, and those that turn the direction of text
@@ -71,12 +72,9 @@ def duration(seconds: float) -> str:
 
 def date(unix_seconds: float) -> str:
     """UTC; empty if unknown."""
-    if not math.isfinite(unix_seconds):
-        return ""
-    try:
+    with suppress(ValueError, OverflowError, OSError):  # NaN, or of a year that no calendar has
         return datetime.fromtimestamp(unix_seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    except (ValueError, OverflowError, OSError):  # of a year that no calendar has
-        return ""
+    return ""
 
 
 def plural(count: int, noun: str) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from modernbert_train.core.read_json import MOST_BYTES
 from modernbert_train.core.text import shorten
-from modernbert_train.data.tables import shown_value
+from modernbert_train.data.tables import shown_value, text_lines
 
 _TAG = re.compile(r"O|[BIES]-\S+")
 _NO_TEXT = "-DOCSTART-"  # begins a line between documents
@@ -44,17 +44,10 @@ def read_sentences(path: Path, *, tagged: bool = True, spans: bool = True) -> It
         OSError: it cannot be read.
         ValueError: a line has no tag, or one that is none of these; names the line.
     """
-    if path.stat().st_size >= MOST_BYTES:
-        raise ValueError(f"larger than {MOST_BYTES:,} bytes. Give a part of it.")
     words: list[str] = []
     tags: list[str] = []
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise ValueError("is not UTF-8. Convert it.") from None
-    lines = text.split("\n")
-    for number, line in enumerate([*lines, ""], start=1):
-        line = line.strip("\r")
+    for number, line in enumerate(chain(text_lines(path), [""]), start=1):
+        line = line.rstrip("\r\n")
         if not line.strip() or line.startswith(_NO_TEXT):
             if words:
                 yield Sentence(number - len(words), tuple(words), tuple(tags), loose_tags(tags) if spans else 0)

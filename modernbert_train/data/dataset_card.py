@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.own_files import require_own_files
-from modernbert_train.core.read_json import as_type, content_of, is_count, parse_json
+from modernbert_train.core.read_json import Count, as_type, content_of, parse_json
 from modernbert_train.core.read_once import read_once
 from modernbert_train.data.field_counts import FieldCounts
 from modernbert_train.errors import DataError
@@ -29,8 +30,6 @@ PREPARE_REPORT = "prepare_report.json"  # beside the folders that data_prep/prep
 SCHEMA = 1
 _MOST_BYTES = 1 << 20
 _READ_BYTES = 1 << 18  # at a time: what fits into the cache of a core
-_KINDS: dict[str, type] = {"int": int, "str": str, "str | None": str, "list[int] | None": list}
-_KINDS |= {"dict[str, FieldCounts] | None": dict, "int | None": int}
 _REMEDY = "Run `prepare` again, or copy the whole folder again."
 
 
@@ -67,24 +66,24 @@ class DatasetCard:
 
     column: str
     dtype: str
-    documents: int
-    tokens: int
-    vocab_size: int
+    documents: Count
+    tokens: Count
+    vocab_size: Count
     tokenizer_sha256: str
     index_sha256: str
     lengths_sha256: str
     special_tokens: str
     created_by: str
-    schema: int = SCHEMA
+    schema: Count = SCHEMA
     labels_sha256: str | None = None
     index: str | None = None
     shards: str | None = None
-    stripped: list[int] | None = None
+    stripped: list[Count] | None = None
     fields: dict[str, FieldCounts] | None = None
     lengths_xxh3: str | None = None
-    text_bytes: int | None = None
-    sides: int | None = None
-    longest: int | None = None
+    text_bytes: Count | None = None
+    sides: Count | None = None
+    longest: Count | None = None
 
     @property
     def is_adopted(self) -> bool:
@@ -117,12 +116,10 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def file_xxh3(path: Path) -> str | None:
-    """XXH3 of 128 bits of a file's bytes, in hexadecimal; None where there is no xxhash."""
-    try:
-        from xxhash import xxh3_128  # a login node need not have it
-    except ImportError:
-        return None
+def file_xxh3(path: Path) -> str:
+    """XXH3 of 128 bits of a file's bytes, in hexadecimal."""
+    from xxhash import xxh3_128
+
     digest, part = xxh3_128(), memoryview(bytearray(_READ_BYTES))
     with path.open("rb", buffering=0) as file:
         while read := file.readinto(part):
@@ -167,17 +164,13 @@ def read_card(folder: str | Path) -> DatasetCard:
     """
     path = Path(folder) / CARD
     require_own_files(path.parent)
-    try:
-        content = content_of(path, _MOST_BYTES)
-    except FileNotFoundError:
+    if not path.exists():
         raise DataError(
             f"{folder}: no {CARD}, so this is not a folder of shards written by `prepare`. "
             "Prepare the data, or give its train or validation folder."
-        ) from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}). {_REMEDY}") from None
-    except ValueError as error:
-        raise DataError(f"{path}: {error}, and so no dataset card. {_REMEDY}") from None
+        )
+    with os_errors_as(DataError, f"{path}: cannot be read", _REMEDY, ValueError):
+        content = content_of(path, _MOST_BYTES)
     card = parse_card(content, str(path))
     for name, expected in card.hashes().items():
         _require_hashes(path.with_name(name), expected)
@@ -194,50 +187,21 @@ def parse_card(content: bytes, where: str) -> DatasetCard:
     Raises:
         DataError: it is not a card.
     """
-    try:
-        card = parse_json(content)
-    except ValueError as error:
-        raise DataError(f"{where}: cannot be read as JSON ({error}). {_REMEDY}") from None
-    _require_fields(where, card)
-    return DatasetCard(**card | {"fields": _fields_of(where, card)})
-
-
-def _fields_of(where: str, content: dict[str, Any]) -> dict[str, FieldCounts] | None:
-    try:
-        found: dict[str, FieldCounts] | None = as_type(dict[str, FieldCounts] | None, content.get("fields"), "fields")
-    except ValueError as error:
-        raise DataError(f"{where}: {error}. {_REMEDY}") from None
-    return found
-
-
-def _require_fields(where: str, content: object) -> None:
-    if not isinstance(content, dict) or "schema" not in content:
-        raise DataError(f"{where}: holds no dataset card. {_REMEDY}")
-    if content["schema"] != SCHEMA:
-        raise DataError(
-            f"{where}: schema {content['schema']!r}, this version reads {SCHEMA}. "
-            "Prepare the data with this version, or train with the version that wrote it."
-        )
-    kinds = {field.name: _KINDS[str(field.type)] for field in fields(DatasetCard)}
-    optional = {field.name for field in fields(DatasetCard) if field.default is None}
-    needed = {name: kind for name, kind in kinds.items() if name in content or name not in optional}
-    wrong = [name for name, kind in needed.items() if type(content.get(name)) is not kind]
-    wrong += [
-        name for name, kind in needed.items() if kind is int and name not in wrong and not is_count(content[name])
-    ]
-    wrong += [name for name in content if name not in kinds]
-    if not all(is_count(id) for id in content.get("stripped") or () if isinstance(content["stripped"], list)):
-        wrong.append("stripped")
-    if content.get("index", ADOPTED_INDEX) != ADOPTED_INDEX:
-        wrong.append("index")
-    if wrong:
-        raise DataError(f"{where}: missing, unknown or of the wrong type: {', '.join(wrong)}. {_REMEDY}")
+    with os_errors_as(DataError, f"{where}: holds no dataset card", _REMEDY, ValueError):
+        found = parse_json(content)
+        if isinstance(found, dict) and found.get("schema", SCHEMA) != SCHEMA:
+            raise DataError(
+                f"{where}: schema {found['schema']!r}, this version reads {SCHEMA}. "
+                "Prepare the data with this version, or train with the version that wrote it."
+            )
+        card: DatasetCard = as_type(DatasetCard, found)
+        if card.index not in (None, ADOPTED_INDEX):
+            raise ValueError(f"index: expected {ADOPTED_INDEX}, found {card.index[:40]!r}")
+    return card
 
 
 def _require_hashes(path: Path, expected: Hashes) -> None:
-    try:
+    with os_errors_as(DataError, f"{path}: {CARD} names it, and it cannot be read", _REMEDY):
         other = other_sha256(path, expected)
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}, but {CARD} names it. {_REMEDY}") from None
     if other is not None:
         raise DataError(f"{path}: sha256 {other[:12]}..., but {CARD} says {expected.sha256[:12]}.... {_REMEDY}")

@@ -12,6 +12,7 @@ import os
 import queue
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -167,8 +168,6 @@ def _arrived(target: Path) -> int:
     """Bytes of a file and of what a downloader writes beside it before the file is whole."""
     total = 0
     for path in target.parent.glob(f"{target.name}*"):
-        try:
+        with suppress(OSError):
             total += path.stat().st_size
-        except OSError:
-            continue
     return total

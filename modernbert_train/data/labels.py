@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from modernbert_train.core.files import os_errors_as
+from modernbert_train.data.arrays import load_array
 from modernbert_train.data.dataset_card import LABELS, DatasetCard
 from modernbert_train.data.packing import Chunk
 from modernbert_train.errors import DataError
@@ -72,7 +74,6 @@ def read_labels(folder: Path, card: DatasetCard, lengths: NDArray[Any]) -> Docum
     if card.labels_sha256 is None:
         return None
     path = folder / LABELS
-    try:
-        return DocumentLabels(np.load(path, mmap_mode="r", allow_pickle=False), lengths)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path}: cannot be read ({error}). Restore it from a copy, or write it again.") from None
+    remedy = "Restore it from a copy, or write it again."
+    with os_errors_as(DataError, f"{path}: cannot be read", remedy, ValueError):
+        return DocumentLabels(load_array(path, remedy), lengths)

@@ -9,14 +9,18 @@ is opened, and each fault has a name.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.own_files import require_own_file
-from modernbert_train.data.dataset_card import INDEX, DatasetCard
+from modernbert_train.data.arrays import load_lengths
+from modernbert_train.data.dataset_card import INDEX, LENGTHS, DatasetCard
 from modernbert_train.data.labels import read_labels
 from modernbert_train.data.remote import REMEDY as REMOTE_REMEDY
 from modernbert_train.data.remote import RemoteFolder
@@ -25,7 +29,6 @@ from modernbert_train.data.shard_file import (
     ShardData,
     as_line,
     fault_of,
-    id_column,
     unpack,
     without_ends,
 )
@@ -100,10 +103,8 @@ class TokenShards:
         number = self._shard_of(document)
         shard = self._open_shard(number)
         at = document - int(self._first[number])
-        try:
+        with self._breaking(number, f"document {at} "):
             tokens = shard.ids_of(shard.documents.sample(at))
-        except Exception as error:  # the bytes may be anything, and numpy raises as many kinds
-            raise self._broken(number, f"document {at} cannot be decoded ({error})") from error
         if self._adopted:
             tokens = as_line(tokens)
             tokens = without_ends(tokens, self._special) if tokens.ndim == 1 else tokens
@@ -135,15 +136,8 @@ class TokenShards:
                 )
 
     def _read_lengths(self) -> NDArray[Any]:
-        path = self.folder / "lengths.npy"
-        try:
-            lengths = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise DataError(
-                f"{path}: cannot be read ({error}); packing needs each document's length. {REMEDY}"
-            ) from None
-        if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
-            raise DataError(f"{path}: holds {lengths.dtype} of shape {lengths.shape}, and no line of lengths. {REMEDY}")
+        path = self.folder / LENGTHS
+        lengths = load_lengths(path, REMEDY)
         if len(lengths) != self._first[-1]:
             raise DataError(f"{path}: has {len(lengths)} lengths, index.json has {self._first[-1]} documents. {REMEDY}")
         return lengths
@@ -156,16 +150,22 @@ class TokenShards:
     def _broken(self, shard: int, found: str) -> DataError:
         return DataError(f"{self._name(shard)}: {found}. {REMEDY if self.remote is None else REMOTE_REMEDY}")
 
+    @contextmanager
+    def _breaking(self, shard: int, what: str = "") -> Iterator[None]:
+        """Whatever is raised within is a DataError: the bytes may be anything, and numpy raises as many kinds."""
+        try:
+            yield
+        except Exception as error:
+            raise self._broken(shard, f"{what}cannot be opened as index.json says ({error})") from error
+
     def _open_shard(self, shard: int) -> _OpenShard:
         if shard in self._open:
             self._open.move_to_end(shard)
             return self._open[shard]
         data = self._read_file(shard)
-        try:
+        with self._breaking(shard):
             documents = unpack(self._shards[shard], data)
-            ids_of = id_column(self._shards[shard], self._column, self._dtype)
-        except ValueError as error:
-            raise self._broken(shard, str(error)) from None
+            ids_of = IdColumn(self._shards[shard], self._column, self._dtype)
         opened = _OpenShard(documents, ids_of, np.zeros(len(documents.offsets) - 1, np.bool_))
         self._open[shard] = opened
         if len(self._open) > self._max_open:
@@ -177,12 +177,10 @@ class TokenShards:
         basename = stored(self._shards[shard])["basename"]
         if self.remote is not None:
             return self.remote.read(basename, int(self.shard_bytes[shard]), lambda data: self._fault(shard, data))
-        try:
-            if self._adopted:
-                require_own_file(self._home / basename, self._home)
+        if self._adopted:
+            require_own_file(self._home / basename, self._home)
+        with os_errors_as(DataError, f"{self._name(shard)}: cannot be read", REMEDY):
             data = (self._home / basename).read_bytes()
-        except OSError as error:
-            raise self._broken(shard, f"cannot be read ({error.strerror})") from None
         fault = self._fault(shard, data)
         if fault is not None:
             raise self._broken(shard, fault)

@@ -165,8 +165,7 @@ class BatchPlanner:
         Raises:
             ValueError: there is no such place in the data; names the field.
         """
-        restarts = sum(phase.restart_data for phase in self._config.phases.values())
-        check_place(state, self._chunks, self._special, restarts if self._config.start is None else None)
+        check_place(state, self._chunks)
         self.tokens, self._phase, self._now, self._drawn = state["tokens"], state["phase"], None, None
         for name, cursor in zip(self._names, self._cursors, strict=True):
             cursor.load_state_dict(state["streams"][name])

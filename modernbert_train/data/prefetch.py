@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterator
 from random import Random
 
 import numpy as np
@@ -67,16 +66,6 @@ class PrefetchedChunks(ShuffledChunks):
             thread.join()
 
     def _fetch_each(self, wanted: deque[int], mine: int) -> None:
-        for shard in _drain(wanted):
-            if mine != self._latest:
-                return  # a later block asks for what it needs itself
-            with contextlib.suppress(RunError):
-                self._shards.fetch_ahead(shard)
-
-
-def _drain(wanted: deque[int]) -> Iterator[int]:
-    while True:
-        try:
-            yield wanted.popleft()
-        except IndexError:
-            return
+        while wanted and mine == self._latest:  # a later block asks for what it needs itself
+            with contextlib.suppress(RunError, IndexError):  # another thread took the last
+                self._shards.fetch_ahead(wanted.popleft())

@@ -23,7 +23,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -230,22 +230,19 @@ class RemoteFolder:
 
 def _sound(path: Path, fault: Fault) -> bytes | None:
     """The bytes of a file in the cache if it is there and whole, marked as just read."""
-    try:
+    with suppress(OSError):
         data = path.read_bytes()
-    except OSError:
-        return None
-    if fault(data) is not None:
-        return None
-    touch(path)
-    return data
+        if fault(data) is None:
+            touch(path)
+            return data
+    return None
 
 
 def _is_there(path: Path, hashes: Hashes) -> bool:
     """Whether a file in the cache is the expected one; asked as read_card will ask, so that it is hashed once."""
-    try:
+    with suppress(OSError):
         return other_sha256(path, hashes) is None
-    except OSError:
-        return False
+    return False
 
 
 def _nothing(data: bytes) -> None:

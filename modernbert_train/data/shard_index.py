@@ -1,22 +1,21 @@
-"""index.json of a folder of MDS shards: checked once as a whole, and read again entry by entry.
+"""index.json of a folder of MDS shards: checked once as a whole, and kept entry by entry.
 
 A corpus of two trillion tokens has a quarter of a million shards. Their entries as objects are three quarters of a
-gigabyte in every process; here each stays what it is, a place in the file, which all processes of a machine share, and
-one of them reads it for all (see distributed/read_per_node.py). Without torch: a plan reads it too.
+gigabyte, as text a quarter of that; one process of a machine reads it for all (see distributed/read_per_node.py).
+Without torch: a plan reads it too.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
-from array import array
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from modernbert_train.core.read_json import array_in, is_count, open_file, parse_json, require_utf8
+from modernbert_train.core.files import os_errors_as
+from modernbert_train.core.read_json import is_count, read_json
 from modernbert_train.core.read_once import read_once
 from modernbert_train.errors import DataError
 
@@ -65,39 +64,25 @@ class ShardIndex(Sequence[dict[str, Any]]):
         self.columns: set[tuple[str, ...]] = set()
         self._kinds: set[tuple[str, tuple[str, ...], tuple[str, ...]]] = set()
         self.below: str | None = None
-        try:
-            self._content = _mapped(path)
-            require_utf8(self._content)
-            numbers = array("q")
-            for each in array_in(self._content, "shards"):
-                numbers.extend(self._row(*each))
-        except FileNotFoundError:
-            raise DataError(f"{path}: no such file, so there are no shards in this folder. {REMEDY}") from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"{path}: not a readable MDS index ({type(error).__name__}: {error}). {REMEDY}") from None
-        found = np.array(numbers, np.int64).reshape(-1, 4)
-        if not len(found):
+        if not path.exists():
+            raise DataError(f"{path}: no such file, so there are no shards in this folder. {REMEDY}")
+        wrong = (ValueError, KeyError, TypeError, AttributeError)
+        with os_errors_as(DataError, f"{path}: not a readable MDS index", REMEDY, *wrong):
+            shards = list(read_json(path, MOST_BYTES)["shards"])
+            found = np.array([self._row(shard) for shard in shards], np.int64).reshape(-1, 2)
+        if not shards:
             raise DataError(f"{path}: lists no shards. {REMEDY}")
-        self._places = found[:, :2].astype(np.uint32)  # MOST_BYTES fit into it
-        self.documents, self.bytes = found[:, 2].copy(), found[:, 3].copy()
+        self._entries = [json.dumps(shard).encode() for shard in shards]
+        self.documents, self.bytes = found[:, 0].copy(), found[:, 1].copy()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._entries)
 
     def __getitem__(self, shard: Any) -> Any:
-        begin, end = self._places[shard].tolist()
-        return parse_json(self._content[begin:end])
+        return json.loads(self._entries[shard])
 
-    def __getstate__(self) -> dict[str, Any]:
-        """For another process of this machine, which has the file as well."""
-        return {name: value for name, value in self.__dict__.items() if name != "_content"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._content = _mapped(self._path)
-
-    def _row(self, begin: int, end: int, shard: dict[str, Any]) -> tuple[int, int, int, int]:
-        """Where an entry stands, and its two numbers, once nothing is wrong with it."""
+    def _row(self, shard: dict[str, Any]) -> tuple[int, int]:
+        """The two numbers of an entry, once nothing is wrong with it."""
         for info in (shard["raw_data"], shard["zip_data"]):
             if info is not None and not is_inside(info["basename"], nested=False):
                 if not is_inside(info["basename"], nested=True):
@@ -109,7 +94,7 @@ class ShardIndex(Sequence[dict[str, Any]]):
         file = stored(shard)
         if not (is_count(shard["samples"]) and is_count(file["bytes"]) and dict(file["hashes"])):
             raise DataError(f"{self._path}: {file['basename']} has no size or no hash to be checked by. {REMEDY}")
-        return begin, end, shard["samples"], file["bytes"]
+        return shard["samples"], file["bytes"]
 
     def _add_kind(self, format: str, names: tuple[str, ...], encodings: tuple[str, ...]) -> None:
         if format != "mds":
@@ -118,15 +103,6 @@ class ShardIndex(Sequence[dict[str, Any]]):
             raise DataError(f"{self._path}: a column is pickled, and unpickling runs code. {REMEDY}")
         self._kinds.add((format, names, encodings))
         self.columns.add(names)
-
-
-def _mapped(path: Path) -> mmap.mmap:
-    """Raises OSError, or ValueError where it is empty or too large."""
-    with open_file(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if not 0 < size <= MOST_BYTES:
-            raise ValueError("empty" if size == 0 else f"larger than {MOST_BYTES:,} bytes")
-        return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
 
 
 def is_inside(name: object, *, nested: bool) -> bool:

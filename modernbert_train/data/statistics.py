@@ -6,6 +6,7 @@ shard is read here; the lengths of a large dataset were counted when it was prep
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -14,9 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.core.read_json import Count, as_type, read_json
+from modernbert_train.data.arrays import load_lengths
 from modernbert_train.data.dataset_card import LENGTHS, PREPARE_REPORT, DatasetCard
 from modernbert_train.data.facts import DataFacts, FolderFacts
 from modernbert_train.data.field_counts import FieldCounts
+from modernbert_train.errors import DataError
 
 DATA = "data.json"  # in a run's folder
 _EDGES = [1, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]  # tokens; the last bin is open
@@ -107,22 +110,18 @@ def _folder_statistics(folder: FolderFacts) -> FolderStatistics:
     card = folder.card
     lengths, sources = _prepared(folder.local, card)
     if lengths is None and card.documents <= _COUNTED_HERE:
-        try:
-            lengths = length_bins(np.load(folder.local / LENGTHS, mmap_mode="r", allow_pickle=False))
-        except (OSError, ValueError, EOFError, TypeError):
-            lengths = None  # whoever trains on them will say what is wrong
+        with suppress(DataError):  # whoever trains on them will say what is wrong
+            lengths = length_bins(load_lengths(folder.local / LENGTHS, ""))
     fields = {name: counts.most(_VALUES) for name, counts in (card.fields or {}).items()}
     return FolderStatistics(card.documents, card.tokens, lengths, fields, sources)
 
 
 def _prepared(folder: Path, card: DatasetCard) -> tuple[list[Bin] | None, dict[str, SourceCounts]]:
     """What `prepare` has recorded of these very shards."""
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         report = read_json(folder.parent / PREPARE_REPORT)
         written = report["written"][folder.name]
-        if (written["documents"], written["tokens"]) != (card.documents, card.tokens):
-            return None, {}
-        lengths = as_type(list[Bin] | None, report.get("lengths", {}).get(folder.name))
-        return lengths, {name: source_counts(source) for name, source in report["sources"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None, {}
+        if (written["documents"], written["tokens"]) == (card.documents, card.tokens):
+            lengths = as_type(list[Bin] | None, report.get("lengths", {}).get(folder.name))
+            return lengths, {name: source_counts(source) for name, source in report["sources"].items()}
+    return None, {}

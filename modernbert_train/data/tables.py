@@ -56,7 +56,7 @@ def read_rows(
 
 def _jsonl(path: Path, text_columns: Sequence[str], others: Sequence[str], keys: str) -> Iterator[Row]:
     columns = (*text_columns, *others)
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(text_lines(path), start=1):
         if not line.strip():
             continue
         try:
@@ -93,7 +93,7 @@ def _parquet(path: Path, text_columns: Sequence[str], others: Sequence[str], key
 
 
 def _table(path: Path, text_columns: Sequence[str], others: Sequence[str], keys: str) -> Iterator[Row]:
-    lines, columns = _lines(path), (*text_columns, *others)
+    lines, columns = text_lines(path), (*text_columns, *others)
     if path.suffix == ".tsv":
         rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
     else:
@@ -113,7 +113,8 @@ def _table(path: Path, text_columns: Sequence[str], others: Sequence[str], keys:
         yield Row(rows.line_num, values[: len(text_columns)], values[len(text_columns) :])
 
 
-def _lines(path: Path) -> Iterator[str]:
+def text_lines(path: Path) -> Iterator[str]:
+    """The lines of a file of text. Raises OSError; and ValueError for what is not UTF-8, or very large."""
     size = 0
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.arrays import load_array
 from modernbert_train.data.dataset_card import TOKEN_COUNTS
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.mixing import token_shares
@@ -32,10 +33,7 @@ class TokenCounts:
 
     def read(self, vocab_size: int) -> NDArray[np.float64]:
         """The counts; raises DataError if the file is missing, damaged, or another folder's."""
-        try:
-            counts = np.load(self.path, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"{self.path}: cannot be read ({error}). Prepare the data again.") from None
+        counts = load_array(self.path, "Prepare the data again.")
         sound = isinstance(counts, np.ndarray) and counts.ndim == 1 and counts.dtype.kind in "iu"
         if not sound or len(counts) > vocab_size or (counts.min(initial=0) < 0) or int(counts.sum()) != self.tokens:
             found = f"{int(counts.sum()):,} tokens over {len(counts):,} ids" if sound else "no line of whole numbers"

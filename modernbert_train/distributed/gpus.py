@@ -10,6 +10,7 @@ import glob
 import os
 import re
 import subprocess
+from contextlib import suppress
 
 from modernbert_train.errors import ConfigError
 
@@ -46,11 +47,10 @@ def use_expandable_segments() -> None:
 
 
 def _has_nvml() -> bool:
-    try:
+    with suppress(OSError):
         ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def driver_version() -> str:
@@ -60,11 +60,9 @@ def driver_version() -> str:
 
 def output_of(*command: str) -> str:
     """What a program prints; empty if it is absent, fails or takes long."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+    return ""
 
 
 def uses_gpu(asked: str, key: str) -> bool:

@@ -14,6 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -304,17 +305,15 @@ def _host(beat: Beat | None) -> str:
 
 def table_of_processes() -> str | None:
     """What two processes have in common if one can ask the system for the other by its number; None if none can."""
-    try:
+    with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return None
+    return None
 
 
 def is_running(pid: int) -> bool:
     """Whether there is such a process; one that has ended and waits for its parent to notice does not run."""
-    try:
+    with suppress(OSError):
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+        return stat.rpartition(")")[2].split()[0] not in "ZX"
+    return False

@@ -13,6 +13,7 @@ import resource
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,11 +37,10 @@ class Transport:
 
 def can_load(library: str) -> bool:
     """Whether the dynamic linker finds a library, as NCCL asks it."""
-    try:
+    with suppress(OSError):
         ctypes.CDLL(library)
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def locks_memory() -> bool:
@@ -144,7 +144,6 @@ def _interfaces(environment: Mapping[str, str], root: Path) -> str:
 
 
 def _line(path: Path) -> str:
-    try:
+    with suppress(OSError):
         return path.read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
+    return ""

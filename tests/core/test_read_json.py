@@ -5,29 +5,22 @@ If this breaks, a torn file ends a run with a traceback where it should have gon
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
-from unittest import mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from modernbert_train.core import read_json as reading
 from modernbert_train.core.read_json import (
     Count,
-    array_in,
     as_type,
     content_of,
     lines_of,
     parse_json,
     read_json,
     read_lines,
-    require_utf8,
 )
 
 BAD = {
@@ -139,61 +132,3 @@ def test_a_value_of_another_shape_is_named_with_its_place(change: dict[str, Any]
 
 def test_what_json_can_hold_is_read_as_it_stands() -> None:
     assert parse_json('{"a": [1, 2.5, -3e4, true, null, "x"]}') == {"a": [1, 2.5, -3e4, True, None, "x"]}
-
-
-NESTED = {"version": 2, "shards": [{"a": [1, {"b": "],"}]}, 3.5, "ä", [], None], "after": {"shards": [1]}}
-
-
-@pytest.mark.parametrize("window", [1, 2, 7, 1 << 20])
-@pytest.mark.parametrize("dump", [dict(), dict(indent=1), dict(separators=(",", ":")), dict(ensure_ascii=False)])
-def test_elements_of_an_array_come_one_by_one_and_say_where_they_stand(
-    dump: dict[str, Any], window: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is found at those places of the file is what was read, wherever a window of a large file ends."""
-    monkeypatch.setattr(reading, "_WINDOW", window)
-    content = json.dumps(NESTED, **dump).encode()
-    found = list(array_in(content, "shards"))
-    assert [json.loads(content[begin:end]) for begin, end, _ in found] == NESTED["shards"]
-    if dump.get("ensure_ascii", True):  # else a character of the value is a byte
-        assert [value for _, _, value in found] == NESTED["shards"]
-    assert list(array_in(json.dumps({"shards": []}, **dump).encode(), "shards")) == []
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "{}", "[]", '{"shards": 3}', '{"shards": [1}', '{"shards": [1,]}', '{"shards": [1] 2}', '{"shards": [1]',
-          '{"shards": [1]} x', '{"shards": [1], "shards": [2]}', '{"shards": [NaN]}', '{"shards": [1e999]}',
-          '{"a": [1]}', '{"shards" [1]}', '{shards: [1]}', '{"shards": ["\n"]}', '{"shards": [1],}',
-          '{"shards": [1 2]}'),
-        '{"shards": [' + "[" * 200_000,
-        '{"a": ' + '{"a": ' * 200_000,
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("window", [3, 1 << 20])
-def test_what_is_no_such_array_is_a_value_error(text: str, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_WINDOW", window)
-    with pytest.raises(ValueError, match="."):
-        list(array_in(text.encode(), "shards"))
-
-
-def test_what_is_not_utf8_is_found_across_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_WINDOW", 3)
-    require_utf8("aäß".encode())
-    for wrong in (b"abc\xff", "abä".encode()[:-1]):
-        with pytest.raises(ValueError, match="utf-8"):
-            require_utf8(wrong)
-
-
-@given(st.text(alphabet='{}[]",:1 ashrd\n', max_size=60), st.sampled_from([1, 2, 5, 1 << 20]))
-def test_it_reads_what_python_reads_and_nothing_else(text: str, window: int) -> None:
-    try:
-        expected = json.loads(text)["shards"]
-    except (ValueError, KeyError, TypeError):
-        expected = None
-    try:
-        with mock.patch.object(reading, "_WINDOW", window):
-            found = [value for _, _, value in array_in(text.encode(), "shards")]
-    except ValueError:
-        return  # it may refuse more: a key that is there twice
-    assert found == expected

@@ -237,7 +237,7 @@ def test_small_files_that_do_not_belong_to_the_card(store: Store, data: DataConf
         assert found.startswith(f"{name}: {message}") and "fetched twice" in found
         store.put(key, content)
     store.put(f"{tmp_path.name}/dataset.json", b"{}")
-    assert refusal(data).startswith("dataset.json: holds no dataset card.")
+    assert refusal(data).startswith("dataset.json: holds no dataset card (")
 
 
 def test_a_folder_that_was_replaced_in_the_store_is_fetched_anew(

@@ -56,11 +56,11 @@ def test_missing_folder_and_card(folder: Path) -> None:
     ("change", "message"),
     [
         ({"schema": 2}, "schema 2, this version reads 1"),
-        ({"tokens": "12"}, "wrong type: tokens"),
-        ({"tokens": None}, "wrong type: tokens"),
-        ({"documents": True}, "wrong type: documents"),
-        ({"surprise": 1}, "unknown.*surprise"),
-        ({"fields": []}, "wrong type: fields"),
+        ({"tokens": "12"}, "tokens: expected"),
+        ({"tokens": None}, "tokens: expected"),
+        ({"documents": True}, "documents: expected"),
+        ({"surprise": 1}, "surprise: unknown"),
+        ({"fields": []}, "fields: expected"),
         ({"fields": {"licence": {"values": {"MIT": 3}, "missing": {}, "other": {}}}}, "fields.licence.values.MIT"),
     ],
 )
@@ -87,7 +87,7 @@ def test_files_of_another_dataset_are_found(folder: Path, name: str) -> None:
     with pytest.raises(DataError, match=rf"{name}: sha256 .* dataset\.json says"):
         read_card(folder)
     (folder / name).unlink()
-    with pytest.raises(DataError, match=rf"{name}: No such file"):
+    with pytest.raises(DataError, match=rf"{name}: dataset.json names it"):
         read_card(folder)
 
 
@@ -103,20 +103,13 @@ def test_one_flipped_bit_of_the_lengths_is_told_with_and_without_the_fast_hash(f
             read_card(folder)
 
 
-def test_where_the_fast_hash_fits_no_other_is_computed_and_where_it_does_not_sha256_decides(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_the_fast_hash_fits_no_other_is_computed_and_where_it_does_not_sha256_decides(folder: Path) -> None:
     """Computed six seconds at each start; and a card must not be refused for what only the fast hash says."""
     lengths, plain = folder / "lengths.npy", parse_card((folder / "dataset.json").read_bytes(), "here")
     fast = file_xxh3(lengths)
     assert other_sha256(lengths, Hashes("0" * 64, fast)) is None
     assert other_sha256(lengths, Hashes(plain.lengths_sha256, "0" * 32)) is None
     assert other_sha256(lengths, Hashes("0" * 64, "0" * 32)) == plain.lengths_sha256
-    monkeypatch.setitem(sys.modules, "xxhash", None)  # a login node without it
-    assert file_xxh3(lengths) is None
-    (folder / "copy.npy").write_bytes(b"lengths")
-    assert other_sha256(folder / "copy.npy", Hashes(plain.lengths_sha256, fast)) is None
-    assert other_sha256(folder / "copy.npy", Hashes("0" * 64, fast)) == plain.lengths_sha256
 
 
 @pytest.mark.runs

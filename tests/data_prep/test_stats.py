@@ -69,4 +69,4 @@ def test_lengths_that_are_none_are_named(command: Command, tmp_path: Path, capsy
     card["lengths_sha256"] = hashlib.sha256(content).hexdigest()
     (folder / "dataset.json").write_text(json.dumps(card))
     assert main([str(folder)]) == 65
-    assert "lengths.npy: holds no lengths" in capsys.readouterr().err
+    assert "lengths.npy: cannot be read" in capsys.readouterr().err

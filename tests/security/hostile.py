@@ -436,8 +436,6 @@ VERBS: dict[str, list[list[str]]] = {
         ["train", "run.yaml", "name=other", f"start.checkpoint={RUN}"],
         ["checkpoints", "list", RUN],
         ["checkpoints", "verify", RUN],
-        ["checkpoints", "show", RUN],
-        ["checkpoints", "prune", RUN, "--yes", "--damaged"],
     ],
     "page": [
         ["report", RUN],

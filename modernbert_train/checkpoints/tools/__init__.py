@@ -2,7 +2,5 @@
 
 places.py    the run, and the checkpoint, that a command line names; its second home
 listing.py   every checkpoint in a line, with what keeps it and in which state it is; without torch
-details.py   one in full, and what training would resume with; without torch
 restore.py   back to an older one, and forth again
-prune.py     what the run's own rules do not keep
 """

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from modernbert_train.checkpoints.copier import manifest_of
 from modernbert_train.checkpoints.manifest import CONFIG_YAML, MANIFEST, STATE, Manifest
-from modernbert_train.checkpoints.set_aside import folders_of
 from modernbert_train.checkpoints.store import Store
 from modernbert_train.checkpoints.tools.places import Place
 from modernbert_train.checkpoints.verified import (
     NAME,
+    SUPERSEDED,
     check_hashes,
     partial_folders,
     read_texts,
@@ -29,6 +30,7 @@ from modernbert_train.checkpoints.verified import (
 )
 from modernbert_train.clock import is_pythia
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.text import date, plural, table
 from modernbert_train.errors import RunError, StorageError
 
@@ -79,10 +81,8 @@ def look(folder: Path) -> Manifest:
     """
     manifest = require_files(folder)
     for name, expected in manifest.files.items():
-        try:
+        with os_errors_as(StorageError, f"{folder / name}: cannot be read"):
             found = (folder / name).stat().st_size
-        except OSError as error:
-            raise StorageError(f"{folder / name}: cannot be read ({error.strerror})") from None
         if found != expected.bytes:
             raise StorageError(f"{folder / name}: damaged; {found:,} bytes, the manifest says {expected.bytes:,}")
     check_hashes(folder, manifest, (STATE, CONFIG_YAML))
@@ -148,11 +148,11 @@ def list_checkpoints(
             assert match is not None
             what, size = _of_partial(path.name), bytes_in(path)
             found.append(Listed(path.name, int(match[1]), INCOMPLETE, what, bytes=size, time=_time(path)))
-        for folder, inside in folders_of(place.checkpoints):
-            for path in inside:
+        for folder in sorted((place.checkpoints / SUPERSEDED).glob("*")):
+            for path in step_folders(folder):
                 listed = _listed(path, (), None, None)
                 state = listed.state if listed.state == DAMAGED else SET_ASIDE
-                name = str(path.relative_to(folder.parents[1]))
+                name = str(path.relative_to(place.checkpoints))
                 found.append(Listed(**asdict(listed) | {"name": name, "state": state, "kept": ()}))
     return sorted(found, key=lambda each: (each.state == SET_ASIDE or "/" in each.name, each.step, each.name))
 
@@ -162,10 +162,9 @@ def _all_manifests(place: Place) -> dict[int, Manifest]:
 
 
 def _manifest(folder: Path) -> Manifest | None:
-    try:
+    with suppress(StorageError):
         return require_files(folder)
-    except StorageError:
-        return None
+    return None
 
 
 def _copied(
@@ -177,10 +176,9 @@ def _copied(
     step = step_of(folder)
     if step not in there or step not in manifests:
         return False
-    try:
+    with suppress(RunError):
         return manifest_of(store, there[step]) == manifests[step]
-    except RunError:
-        return False
+    return False
 
 
 def _listed(
@@ -224,19 +222,16 @@ def bytes_in(folder: Path) -> int:
     total = 0
     if folder.is_symlink():
         return 0
-    try:
+    with suppress(OSError):
         for path in folder.iterdir():
             total += path.lstat().st_size
-    except OSError:
-        pass
     return total
 
 
 def _time(path: Path) -> float | None:
-    try:
+    with suppress(OSError):
         return path.stat().st_mtime
-    except OSError:
-        return None
+    return None
 
 
 def one_line(text: str) -> str:

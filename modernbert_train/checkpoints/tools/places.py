@@ -9,7 +9,6 @@ from pathlib import Path
 from modernbert_train.checkpoints.copier import manifest_of
 from modernbert_train.checkpoints.manifest import CONFIG_YAML
 from modernbert_train.checkpoints.second_home import store_of
-from modernbert_train.checkpoints.set_aside import SUPERSEDED
 from modernbert_train.checkpoints.store import Store
 from modernbert_train.checkpoints.verified import NAME, step_folders, step_of
 from modernbert_train.config.load import load_run
@@ -92,12 +91,6 @@ def step_from(text: str) -> int:
     if not name.isascii() or not name.isdecimal() or len(name) > 18:
         raise ValueError(text)
     return int(name)
-
-
-def set_from(text: str) -> str | None:
-    """The set that a path of a checkpoint that was set aside is in; None of any other word."""
-    parts = text.rstrip("/").split("/")
-    return parts[-2] if len(parts) > 2 and parts[-3] == SUPERSEDED else None
 
 
 def second_home(config: RunConfig) -> tuple[Store | None, dict[int, str], str | None]:

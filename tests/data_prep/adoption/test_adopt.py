@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from data_prep.adopt import adopt, main
 from data_prep.adoption import survey
-from data_prep.adoption.result import digest, digest_of
 from modernbert_train.config.schema import DataConfig
 from modernbert_train.data.dataset_card import read_card, write_card
 from modernbert_train.data.facts import read_folder
@@ -107,7 +106,6 @@ def test_what_was_found_is_told(theirs: Callable[[str], Path], tokenizer: str) -
     assert "100.0% of the documents begin with [CLS] (2): taken off, the loader adds its own" in said
     assert "100.0% of the documents end with [PAD] (0)" in said and "12 [SEP]" in said
     assert "(ndarray, int64)" in said and "0 computed" in said
-    assert "no special tokens between texts" not in said  # twelve documents are too few to say anything
 
 
 def test_ettin_says_uint32_and_has_hashes_afterwards(theirs: Callable[[str], Path], tokenizer: str) -> None:
@@ -126,19 +124,7 @@ def test_blocks_of_joined_documents_are_recognised(tmp_path: Path, tokenizer: st
     blocks = stream[: len(stream) // 64 * 64].reshape(-1, 64).astype(np.int32)
     write_mds(tmp_path / "a", {"tokens": "ndarray:int32:64"}, [{"tokens": block} for block in blocks])
     said = adopt(str(tmp_path / "a"), tokenizer)
-    assert "fixed blocks: 100.0% of the documents are 64 tokens long as stored" in said
     assert "concatenated: " in said and "of the documents have special tokens in their middle ([SEP] (3) " in said
-    plain = np.concatenate(make_documents(Path(tokenizer), [64] * 30, seed=4)).reshape(-1, 64).astype(np.int32)
-    write_mds(tmp_path / "b", {"tokens": "ndarray:int32:64"}, [{"tokens": block} for block in plain])
-    assert "where documents were joined into a block cannot be seen" in adopt(str(tmp_path / "b"), tokenizer)
-
-
-def test_documents_cut_at_a_length_are_recognised(tmp_path: Path, tokenizer: str) -> None:
-    documents = make_documents(Path(tokenizer), [*range(20, 60), *[64] * 10], seed=4)
-    write_mds(tmp_path / "a", {"tokens": "ndarray:uint16"}, [{"tokens": each.astype(np.uint16)} for each in documents])
-    assert "cut: 20.0% of the documents are 64 tokens long as stored, and none is longer" in adopt(
-        str(tmp_path / "a"), tokenizer
-    )
 
 
 def test_documents_of_special_tokens_alone_are_counted_and_empty(
@@ -425,7 +411,7 @@ def test_a_card_that_lies_is_refused(theirs: Callable[[str], Path], tokenizer: s
     adopt(str(folder), tokenizer)
     content = json.loads((folder / "dataset.json").read_text())
     (folder / "dataset.json").write_text(json.dumps(content | change))
-    with pytest.raises(DataError, match=f"missing, unknown or of the wrong type: {next(iter(change))}"):
+    with pytest.raises(DataError, match=f"holds no dataset card .{next(iter(change))}"):
         read_card(folder)
 
 
@@ -437,65 +423,6 @@ def test_a_wrong_rule_is_noticed_by_the_lengths(theirs: Callable[[str], Path], t
         read_all(folder, tokenizer)
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow", "dataset", "fixed"])
-def test_tables_of_ids_become_the_shards_of_the_same_documents(
-    tmp_path: Path, documents: Documents, vocabulary: Vocabulary, tokenizer: str, kind: str
-) -> None:
-    """To the byte, and in their order; empty ones are left out, as prepare.py leaves them."""
-    import pyarrow
-    import pyarrow.parquet
-
-    from data_prep.adoption.convert import _SHARD_BYTES
-
-    folder, some = tmp_path / "theirs", [documents[0], *documents]
-    if kind == "fixed":
-        some = [each[:40] for each in some if len(each) >= 40]
-    rows = [around(each, vocabulary).tolist() for each in some] + ([] if kind == "fixed" else [[], None])
-    type_ = pyarrow.list_(pyarrow.int32(), 42) if kind == "fixed" else pyarrow.large_list(pyarrow.int64())
-    folder.mkdir()
-    for number, part in enumerate((rows[:3], rows[3:])):
-        table = pyarrow.table({"input_ids": pyarrow.array(part, type_), "id": [str(i) for i in range(len(part))]})
-        if kind == "dataset":
-            import datasets
-
-            datasets.Dataset(table).save_to_disk(folder / f"{number}")
-        elif kind == "arrow":
-            with pyarrow.ipc.new_file(folder / f"{number}.arrow", table.schema) as writer:
-                writer.write_table(table)
-        else:
-            pyarrow.parquet.write_table(table, folder / f"{number}.parquet", row_group_size=2)
-    with pytest.raises(ConfigError, match="Name their folder with --out"):
-        adopt(str(folder), tokenizer)
-    adopt(str(folder), tokenizer, out=str(tmp_path / "out"))
-    assert read_all(tmp_path / "out", tokenizer) == [each.tolist() for each in some]
-    assert not (tmp_path / "out.work").exists()
-    make_shards(tmp_path / "ours", some[:3], Path(tokenizer), shard_bytes=_SHARD_BYTES)
-    first = sorted((tmp_path / "out").glob("shard.*"))[0]
-    assert first.read_bytes() == sorted((tmp_path / "ours").glob("shard.*"))[0].read_bytes()
-    assert "already converted" in adopt(str(folder), tokenizer, out=str(tmp_path / "out"))
-
-
-def test_tables_that_hold_no_ids(tmp_path: Path, tokenizer: str) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    def refusal(**columns: Any) -> str:
-        pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
-        with pytest.raises((ConfigError, DataError)) as error:
-            adopt(str(tmp_path / "a.parquet"), tokenizer, out=str(tmp_path / "out"))
-        assert not (tmp_path / "out").exists()
-        return str(error.value)
-
-    assert "sources.mine.kind=parquet" in refusal(text=["one"])
-    assert "no column input_ids or tokens among a (int64)" in refusal(a=[1])
-    assert "no list of integers" in refusal(input_ids=["one"])
-    assert "an id is null" in refusal(input_ids=[[1, None]])
-    assert "holds token id -1" in refusal(tokens=[[5, -1]])
-    (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(DataError, match="cannot be read"):
-        adopt(str(tmp_path / "a.parquet"), tokenizer, out=str(tmp_path / "out"))
-
-
 def test_the_command_ends_with_the_usual_codes(
     theirs: Callable[[str], Path], tokenizer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -504,9 +431,3 @@ def test_the_command_ends_with_the_usual_codes(
     assert main([str(folder), "--tokenizer", tokenizer, "--dtype", "int64", "--workers", "1"]) == 0
     assert f"train on it with data.train={folder} data.tokenizer={tokenizer}" in capsys.readouterr().out
     assert main([str(folder / "gone"), "--tokenizer", tokenizer]) == 65
-
-
-@pytest.mark.parametrize("entries", [[], [{"b": 'ä"\\', "a": None}], [{"a": 1}, {"c": {"z": [2], "b": "\n"}}]])
-def test_the_index_has_the_digest_that_it_had_when_it_was_made_of_one_text(entries: list[Any]) -> None:
-    """Else what was adopted before would count as adopted otherwise."""
-    assert digest_of(entries) == digest([json.dumps(entries, sort_keys=True)])

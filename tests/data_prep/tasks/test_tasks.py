@@ -20,8 +20,6 @@ from tqdm import tqdm
 
 import data_prep
 from data_prep.prepare import main
-from data_prep.tasks.progress import Stage, TaskProgress, progress
-from data_prep.tasks.work import Work
 from data_prep.tasks.workers import Workers
 from modernbert_train.errors import DataError, RunError
 from tests import warm
@@ -172,9 +170,9 @@ def test_number_of_tasks_changes_no_document(words: Words, tmp_path: Path) -> No
 def test_a_worker_that_dies_ends_the_run_by_name() -> None:
     """The kernel kills what takes too much memory; a pool that waits for it waits for ever."""
     with Workers(2) as workers, pytest.raises(RunError, match=r"a process was killed by SIGKILL.*resumes"):
-        workers.run(KilledAtTwo(), list(range(20)))
+        workers.run(KilledAtTwo(), list(range(20)), "tasks", 20)
     with Workers(2) as workers, pytest.raises(DataError, match="bad line 3"):
-        workers.run(BadData(), [3, 3])
+        workers.run(BadData(), [3, 3], "tasks", 2)
 
 
 @pytest.mark.runs
@@ -182,23 +180,9 @@ def test_workers_do_every_task_once(tmp_path: Path) -> None:
     """And serve several stages."""
     with Workers(2) as workers:
         for stage in ("a", "b"):
-            workers.run(Squares(tmp_path / stage), list(range(25)))
+            workers.run(Squares(tmp_path / stage), list(range(25)), stage, 25)
             done = sorted(int(line) for line in (tmp_path / stage).read_text().split())
             assert done == [i * i for i in range(25)]
-
-
-def test_progress_adds_up_over_stages_and_restarts(tmp_path: Path) -> None:
-    """The time left is an estimate, but it must neither stand still nor begin anew after a restart."""
-    work = Work(tmp_path, [100, 300])
-    costs = [Stage("survey", 2, 1.0), Stage("tokenise", 2, 3.0)]
-    assert progress(work, costs) == (0.0, "survey 0/2 tasks")
-    TaskProgress(tmp_path, "survey", 1).write(150)
-    assert progress(work, costs) == (pytest.approx(150 / 400 / 4), "survey 0/2 tasks")
-    for rank in (0, 1):
-        mark = work.stage("survey") / "completions" / f"{rank:05d}"
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.touch()
-    assert progress(work, costs) == (0.25, "tokenise 0/2 tasks")
 
 
 SBATCH = """#!/bin/sh

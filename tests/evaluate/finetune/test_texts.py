@@ -374,7 +374,7 @@ def test_damaged_or_missing_labels_are_found_before_training(tmp_path: Path, tok
     with pytest.raises(DataError, match=r"labels.npy: sha256 .*, but dataset.json says"):
         read_card(folder)
     (folder / "labels.npy").unlink()
-    with pytest.raises(DataError, match=r"labels.npy: No such file"):
+    with pytest.raises(DataError, match=r"labels.npy: dataset.json names it"):
         read_card(folder)
 
 
