@@ -1,8 +1,7 @@
-"""Many fine-tunings by one command: every task with every model and seed, each a process of its own; and their table.
+"""Many runs by one command, each a process of its own.
 
-Nothing is remembered but what the runs themselves leave. A run with a result is done, if it was asked for the same; one
-that was cut goes on from its checkpoint; one that failed is tried again by the same command. So this process can be
-killed at any moment.
+Nothing is remembered but what the runs themselves leave. A run with a result is done; one that was cut goes on from its
+checkpoint; one that failed is tried again by the same command. So this process can be killed at any moment.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,23 +24,10 @@ from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.distributed.gpus import count_gpus
 from modernbert_train.distributed.many import Job, environments, last_words, run_all
 from modernbert_train.errors import ConfigError, DataError, RunError, StoppedEarly, StorageError
-from modernbert_train.evaluate.finetune.result import RESULT
-from modernbert_train.evaluate.finetune.table import as_markdown, make_table, read_result, write_table
-from modernbert_train.evaluate.finetune.task import (
-    SEED,
-    asked,
-    label_of,
-    labels_of,
-    named_model,
-    newest_checkpoint,
-    read_task,
-    run_name,
-)
-from modernbert_train.report.many import write_table_page
-from modernbert_train.weights.named_source import check_named
+from modernbert_train.evaluate.finetune.result import RESULT, read_result
+from modernbert_train.evaluate.finetune.task import named_model, newest_checkpoint
 
 LOGS = "logs"
-_OWN = ("name", "runs_folder", "seed")  # that each run has its own of
 
 
 @dataclass(frozen=True)
@@ -80,113 +65,29 @@ class Outcome:
     stopped: bool = False
 
 
-def finetune_many(
-    tasks: Sequence[str],
-    models: Sequence[str],
-    seeds: Sequence[int] | None,
-    out: Path,
-    jobs: int | None,
-    overrides: Sequence[str],
-) -> None:
-    """Fine-tune every model on every task with every seed, and write their table.
-
-    Args:
-        tasks, models, overrides: see `finetune`.
-        seeds: None: the first that is usual.
-        out: a folder for each run lies there, and the table.
-        jobs: runs at a time; None: as many as there are GPUs, or one.
-
-    Raises:
-        ConfigError: it cannot be, or what is there was made by other settings.
-        DataError, StorageError: there is no such model.
-        StoppedEarly: a signal came, and the runs have saved.
-        RunError: some of them failed; all others are done.
-    """
-    cells = plan_cells(tasks, models, seeds or [SEED])
-    for model in models:
-        check_named(named_model(model).source)
-    with held(out):
-        refuse_other_settings(cells, out, overrides)
-        done = [cell for cell in cells if "asked" in (read_result(out / cell.name / RESULT) or {})]
-        if done:
-            print(f"{out}: {plural(len(done), 'run')} of {len(cells)} done before")
-
-        def draw() -> None:
-            write_table(out, make_table(out, models, tasks))
-            write_table_page(out)
-
-        outcome = run_cells([cell for cell in cells if cell not in done], out, jobs, overrides, draw)
-        draw()
-    print(as_markdown(make_table(out, models, tasks)))
-    print(f"table: {out}/table.md, {out}/table.json; page: {out}/report.html")
-    tell(outcome, out)
-
-
-def plan_cells(tasks: Sequence[str], models: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
-    """Every task with every model and seed; one seed after the other, so that the table is soon full.
-
-    Raises:
-        ConfigError: two of them would have the same folder.
-    """
-    for what, words in (("task", tasks), ("--model", models), ("--seeds", seeds)):
-        if twice := [word for word, count in Counter(words).items() if count > 1]:
-            raise ConfigError(f"{what} {twice[0]}: named twice. Name it once.")
-    labels = labels_of(models)
-    cells = []
-    for seed in seeds:
-        for task in tasks:
-            for model in models:
-                name = run_name(task, model, seed)
-                if labels[model] != label_of(model):
-                    name = run_name(task, labels[model], seed)
-                cells.append(Cell(task, model, seed, name))
-    names = Counter(cell.name for cell in cells)
-    if twice := [cell for cell in cells if names[cell.name] > 1]:
-        first, second = twice[0], next(each for each in twice[1:] if each.name == twice[0].name)
-        raise ConfigError(
-            f"{first.task} of {first.model} and {second.task} of {second.model}: both would be called {first.name}. "
-            "Rename one of the files or folders, or run them with another --out."
-        )
-    return cells
-
-
-def refuse_other_settings(cells: Sequence[Cell], out: Path, overrides: Sequence[str]) -> None:
-    """Refuse a command that asks for other settings than those of results that are there; a task that is none, too.
+def refuse_changed(cells: Sequence[Cell], out: Path) -> None:
+    """Refuse results whose texts or first weights are others by now; settings are in the name of a run.
 
     Raises:
         ConfigError: names each run and what differs.
     """
-    for each in overrides:
-        if (key := each.partition("=")[0]) in _OWN:
-            raise ConfigError(f"{each}: each of several runs has its own {key}. Use --out and --seeds.")
     wrong = []
     for cell in cells:
-        if cell.verb != Cell.verb:
-            continue  # retrieval compares itself
-        task, rest = read_task(cell.task, [*overrides, *cell.overrides])
         result = read_result(out / cell.name / RESULT)
-        if result is not None and (other := _differences(result, asked(task, cell.model, rest), out / cell.name)):
+        if cell.verb == Cell.verb and result is not None and (other := _differences(result, cell, out / cell.name)):
             wrong.append(f"{out / cell.name}: {'; '.join(other)}")
     if wrong:
         raise ConfigError(
-            "results that were made by other settings:\n  "
+            "results of other texts or weights:\n  "
             + "\n  ".join(wrong)
-            + "\nRestore the settings, name another folder, or remove these."
+            + "\nRestore them, name another folder, or remove these."
         )
 
 
-def _differences(result: dict[str, Any], wanted: dict[str, Any], folder: Path) -> list[str]:
-    """What a result was made by, and what is asked for now, where they differ."""
-    if not isinstance(made := result.get("asked"), dict):
-        return []  # of an earlier version: the run is started, and compares itself
-    before, now = (_flat(each) for each in (made, wanted))
-    found = [
-        f"{key}: {before.get(key)} there, {now.get(key)} now"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-    ]
-    newest = newest_checkpoint(named_model(wanted["model"]).source)
+def _differences(result: dict[str, Any], cell: Cell, folder: Path) -> list[str]:
+    newest = newest_checkpoint(named_model(cell.model).source)
     first = str(result.get("weights", ""))
+    found = []
     if newest is not None and first != "scratch" and f"={newest};" not in f"{first};":
         found.append(f"its first weights are {first.split(';')[0]}, and {newest} is there now")
     return found + list(_changed_files(folder / "task" / "task.json"))
@@ -203,35 +104,22 @@ def _changed_files(about: Path) -> Iterator[str]:
         return  # what is not there any more cannot be compared
 
 
-def _flat(tree: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """Values by their keys, without the sections of `asked`."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        own = "" if not path and key in ("task", "keys") else f"{path}{key}"
-        found |= _flat(value, f"{own}." if own else "") if isinstance(value, dict) else {own: value}
-    return found
-
-
 def run_cells(
     cells: Sequence[Cell],
     out: Path,
     jobs: int | None,
-    overrides: Sequence[str],
-    finished: Callable[[], None] = lambda: None,
-    meanwhile: Callable[[], None] = lambda: None,
+    finished: Callable[[], None],
 ) -> Outcome:
     """Run fine-tunings, each a process of its own.
 
     Args:
         cells: those to run.
         out: folder of their folders.
-        jobs: at a time; see `finetune_many`.
-        overrides: of all.
+        jobs: at a time; None: as many as there are GPUs, or one.
         finished: called after each that has a result.
-        meanwhile: called every second, for what is quick.
     """
     outcome, by_name, begun, total = Outcome(), {cell.name: cell for cell in cells}, time.monotonic(), len(cells)
-    on_cpu = any(each == "compute.device=cpu" for each in overrides)
+    on_cpu = any("compute.device=cpu" in cell.overrides for cell in cells)
     gpus = 0 if on_cpu else count_gpus()
     places = min(jobs or gpus or 1, max(1, total))
     # so that a process finds this very package, wherever it starts
@@ -260,18 +148,15 @@ def run_cells(
         return (cell.texts or cell.task, cell.model) in {(other.texts or other.task, other.model) for other in broken}
 
     jobs_of = (
-        Job(cell.name, _command(cell, out, overrides), out / LOGS / f"{cell.name}.log")
-        for cell in cells
-        if not without_data(cell)
+        Job(cell.name, _command(cell, out), out / LOGS / f"{cell.name}.log") for cell in cells if not without_data(cell)
     )
-    stopped = run_all(jobs_of, own, ended, lambda job: meanwhile())
-    outcome.stopped |= stopped
+    outcome.stopped |= run_all(jobs_of, own, ended)
     return outcome
 
 
-def _command(cell: Cell, out: Path, overrides: Sequence[str]) -> list[str]:
+def _command(cell: Cell, out: Path) -> list[str]:
     own = [f"runs_folder={out}", f"name={cell.name}"] + ([] if cell.seed is None else [f"seed={cell.seed}"])
-    words = [*cell.verb, cell.task, "--model", cell.model, *overrides, *cell.overrides, *own]
+    words = [*cell.verb, cell.task, "--model", cell.model, *cell.overrides, *own]
     return [sys.executable, "-m", "modernbert_train", *words]
 
 
@@ -292,7 +177,8 @@ def tell(outcome: Outcome, out: Path) -> None:
     """Say what failed, with the place of its log, and raise what the program ends with: of a stop 75, whatever else.
 
     Raises:
-        StoppedEarly, RunError: see `finetune_many`.
+        StoppedEarly: a signal came, and the runs have saved.
+        RunError: some of them failed; all others are done.
     """
     lines = [
         f"  {cell.name}: exit code {code}; {out / LOGS / cell.name}.log\n    {said}"
