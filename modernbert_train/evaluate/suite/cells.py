@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,13 +95,11 @@ def _differences(result: dict[str, Any], cell: Cell, folder: Path) -> list[str]:
 
 def _changed_files(about: Path) -> Iterator[str]:
     """Texts of a result that are others by now."""
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError):  # what is not there any more cannot be compared
         files = read_json(about)["asked"]["files"]
         for name, file in files.items():
             if file_sha256(Path(file["file"])) != file["sha256"]:
                 yield f"{name}: {file['file']} has changed since"
-    except (OSError, ValueError, KeyError, TypeError):
-        return  # what is not there any more cannot be compared
 
 
 def run_cells(
