@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -236,11 +237,10 @@ class Following:
 
 def state_of(path: Path) -> tuple[int, int, int] | None:
     """What changes when a file does; None where there is none."""
-    try:
+    with suppress(OSError):
         there = path.stat()
-    except OSError:
-        return None
-    return there.st_ino, there.st_size, there.st_mtime_ns
+        return there.st_ino, there.st_size, there.st_mtime_ns
+    return None
 
 
 def read_history(path: Path) -> History:

@@ -10,6 +10,7 @@ from modernbert_train.config.model import MOST_LAYERS, MOST_WIDTH
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
 from modernbert_train.config.schema import ModelConfig, ObjectiveConfig
+from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.version import __version__
 from modernbert_train.errors import DataError
@@ -49,10 +50,8 @@ def read_object(path: Path) -> dict[str, Any]:
     Raises:
         DataError: the file is missing, cut short or holds something else.
     """
-    try:
+    with os_errors_as(DataError, f"{path}: cannot be read", "Restore it from a copy.", ValueError):
         content = read_json(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({error}). Restore it from a copy.") from None
     if not isinstance(content, dict):
         raise DataError(f"{path}: not a JSON object. Restore it from a copy.")
     return content
