@@ -156,3 +156,9 @@ def _verified(content: Any, path: Path) -> Manifest:
 def _hash(content: dict[str, Any]) -> str:
     """Of the content in the one way in which JSON writes it without a choice."""
     return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+
+
+def newest_step(run: Path) -> Path | None:
+    """The newest checkpoint of a run by its name alone, whole or not; None where there is none."""
+    found = [path for path in (run / "checkpoints").glob("step-*") if path.name.removeprefix("step-").isdecimal()]
+    return max(found, key=lambda path: int(path.name.removeprefix("step-")), default=None)

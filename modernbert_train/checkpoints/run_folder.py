@@ -8,7 +8,6 @@ runs/NAME/samples.jsonl    what the model filled in at each validation; lines of
 runs/NAME/halved.json      microbatches that did not fit and were halved; see halved.py
 runs/NAME/faults.jsonl     one line for each batch that stability.py skipped, or ended the run at; never rewound
 runs/NAME/checkpoints/     see checkpoint.py; what is in superseded/ there was set aside, see tools/restore.py
-runs/NAME/watch.jsonl      what `finetune --watch`, another process, measured of the checkpoints; watch/ is its folder
 runs/NAME/copies.jsonl     what was copied to checkpoint.copy_to, or why not; see copies/
 runs/NAME/data.json        what its data are: lengths, fields, sources; for its page, see data/statistics.py
 runs/NAME/report.html      drawn from metrics.jsonl

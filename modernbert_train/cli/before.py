@@ -150,7 +150,6 @@ def _check(options: argparse.Namespace) -> None:
     from modernbert_train.data.check import describe_streams, few_predictions, unread_rows, without_words
     from modernbert_train.data.facts import read_facts
     from modernbert_train.plan.gpus import GPUS
-    from modernbert_train.plan.picture import picture_text
 
     preflight(config, options.ranks, shards=True, gpu=GPUS[options.gpu] if options.gpu else None)
     facts = read_facts(config)
@@ -169,7 +168,6 @@ def _check(options: argparse.Namespace) -> None:
         from modernbert_train.data.labelled import describe_labelled
 
         print(*describe_labelled(config), sep="\n")
-    print(f"\n{picture_text(config)}")
     if lines := not_looked_at(config):
         print("\nnot looked at:", *lines, sep="\n  ")
 
@@ -260,4 +258,4 @@ def _plan(options: argparse.Namespace) -> None:
         dict(options.price),
     )
     found = [answer(*wanted), *sections(*wanted)]
-    print(as_text(config, found))
+    print(as_text(found))

@@ -1,4 +1,4 @@
-"""The verbs `finetune`, of one run, many or a run that trains, and `evaluate`, of a whole suite of tasks."""
+"""The verbs `finetune`, of one run or many, and `evaluate`, of a whole suite of tasks."""
 
 from __future__ import annotations
 
@@ -19,19 +19,14 @@ def finetune(parser: argparse.ArgumentParser) -> Call:
         "of the run, such as compute.device="
     )
     parser.add_argument("run", nargs="*", metavar="TASK [KEY=VALUE]", help=words)
-    of_what = parser.add_mutually_exclusive_group(required=True)
     words = f"{MODEL}; of these also frozen:MODEL and untrained:MODEL"
-    of_what.add_argument("--model", nargs="+", metavar="MODEL", help=words)
-    words = "every new checkpoint of a run while it trains; its report has the curve"
-    of_what.add_argument("--watch", type=Path, metavar="RUN", help=words)
+    parser.add_argument("--model", nargs="+", required=True, metavar="MODEL", help=words)
     words = "one run each, in place of seed=; the paper's are 1618 42 6033 3145"
     parser.add_argument("--seeds", nargs="+", type=positive, metavar="N", help=words)
     words = "folder of many runs, every task with every model and seed, and of their table"
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=words)
     words = "runs at a time, of many; default: one for each GPU, or one"
     parser.add_argument("--jobs", type=positive, metavar="N", help=words)
-    words = "seconds without a sign of training after which watching ends, default 600"
-    parser.add_argument("--patience", type=positive, default=600, metavar="S", help=words)
     return _finetune
 
 
@@ -48,7 +43,7 @@ def words_of(options: argparse.Namespace) -> tuple[list[str], list[str], list[st
     Raises:
         ConfigError: a task or a model is missing.
     """
-    after = options.model or []
+    after = options.model
     overrides = [word for word in options.run if "=" in word]
     overrides += [word for word in after if "=" in word and not Path(word).exists()]
     after = [word for word in after if word not in overrides]
@@ -60,30 +55,24 @@ def words_of(options: argparse.Namespace) -> tuple[list[str], list[str], list[st
             f"finetune {' '.join([*options.run, *after])}: names no task. Name one of {known}, or a YAML file of your "
             "own, before --model or after it."
         )
-    if options.watch is None and not models:
+    if not models:
         raise ConfigError("--model: names none. Name a run, a checkpoint or a Hugging Face folder.")
     return tasks, models, overrides
 
 
 def _finetune(options: argparse.Namespace) -> None:
     tasks, models, overrides = words_of(options)
-    if options.watch is None and options.out is None and (len(tasks) > 1 or len(models) > 1 or options.jobs):
+    if options.out is None and (len(tasks) > 1 or len(models) > 1 or options.jobs):
         raise ConfigError(
             f"finetune of {', '.join(tasks)} with {', '.join(models)}: several runs at a time need a folder for their "
             "table. Add --out runs/judged; or name one task and one --model, without --jobs."
         )
-    if options.watch is not None or options.out is not None:
+    if options.out is not None:
         if os.environ.get("WORLD_SIZE", "1") != "1":
-            raise ConfigError("--out and --watch start processes of their own. Start one command, without torchrun.")
-        from modernbert_train.evaluate.finetune.many import finetune_many
-        from modernbert_train.evaluate.finetune.watch import watch
+            raise ConfigError("--out starts processes of its own. Start one command, without torchrun.")
+        from modernbert_train.evaluate.suite.run import finetune_many
 
-        if options.watch is None:
-            finetune_many(tasks, models, options.seeds, options.out, options.jobs, overrides)
-        elif options.out is not None:
-            raise ConfigError(f"--out={options.out}: what is watched is kept in {options.watch}/watch. Leave it out.")
-        else:
-            watch(options.watch, tasks, options.seeds, options.jobs, options.patience, overrides)
+        finetune_many(tasks, models, options.seeds, options.out, options.jobs, overrides)
         return
     from modernbert_train.report.progress import stage
 

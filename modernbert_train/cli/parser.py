@@ -17,6 +17,7 @@ REMOVED = {
     "checkpoints compare": "diff -r of both folders says which files differ; load_model opens their weights.",
     "checkpoints show": "`checkpoints list` has step, tokens, phase and size; state.json of its folder has the rest.",
     "checkpoints prune": "training removes what checkpoint.keep does not keep; rm -r removes any other folder.",
+    "finetune --watch": "evals of the run measure it while it trains; name a checkpoint of it as --model.",
     "plan --html": "the text has all of it; plan RUN.yaml > plan.txt keeps it.",
     "sweep --wandb-sweep": "W&B's own documentation says how to write its sweep file; launch/run.py is its program.",
 }
@@ -39,6 +40,9 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does, with the action that is implied."""
         words = list(sys.argv[1:] if args is None else args)
+        for word in words:
+            if word.startswith("--"):
+                self._refuse_removed(word.partition("=")[0])
         if self.implied is not None and words[:1] not in ([], ["-h"], ["--help"]):
             actions = next(each.choices for each in self._actions if isinstance(each, argparse._SubParsersAction))
             self._refuse_removed(words[0])
@@ -52,9 +56,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> None:  # type: ignore[override]
         """Print the usage and what is wrong, and end the process."""
-        if message.startswith("unrecognized arguments: "):
-            for word in message.split()[2:]:
-                self._refuse_removed(word.partition("=")[0])
         self.print_usage(sys.stderr)
         self.exit(EXIT_CODE, f"error: {message}\n")
 

@@ -57,7 +57,9 @@ def _fill(options: argparse.Namespace) -> None:
 def embed(parser: argparse.ArgumentParser) -> Call:
     """Arguments and call of `embed`."""
     parser.add_argument("model", metavar="MODEL", help=MODEL)
-    parser.add_argument("texts", type=Path, metavar="TEXTS", help=".txt with a text a line, .jsonl or .parquet")
+    parser.add_argument(
+        "texts", type=Path, metavar="TEXTS", help=".txt with a text a line, .jsonl, .tsv, .csv or .parquet"
+    )
     words = ".npy, an array; or .parquet, a column `embedding`; a row for each text"
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help=words)
     parser.add_argument("--column", default="text", help="of .jsonl and .parquet; default: text")

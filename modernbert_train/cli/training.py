@@ -102,12 +102,8 @@ def _report(options: argparse.Namespace) -> None:
             )
         )
         return
-    from modernbert_train.report.many import is_table, write_table_page
     from modernbert_train.report.page import write_report
 
-    if len(folders) == len(options.run) and is_table(folders[0]):
-        print(printable(str(write_table_page(folders[0], options.out))))
-        return
     config = read_run(options.run)
     print(printable(str(write_report(Path(config.folder), options.out, newest_valid))))
 

@@ -25,7 +25,6 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from modernbert_train.config.callbacks import ARGUMENTS, REFUSED
-from modernbert_train.config.interpolations import interpolation_mistake
 from modernbert_train.config.knob import facts_of, phased_keys, refuse_too_many
 from modernbert_train.config.plugins import import_plugins
 from modernbert_train.config.read import Origins, merge, read_override, read_yaml, shown
@@ -160,14 +159,10 @@ def _build(schema: type, tree: dict[str, Any], origins: Origins, errors: list[st
     config = _structured(schema)
     _fill(config, schema, tree, (), origins, errors)
     if not errors:
-        reason = interpolation_mistake(typing.cast(dict[str, Any], OmegaConf.to_container(config)))
         try:
-            if reason is None:
-                OmegaConf.resolve(config)
+            OmegaConf.resolve(config)
         except OmegaConfBaseException as error:
-            reason = " ".join(str(error).split())
-        if reason is not None:
-            errors.append(f"an interpolation cannot be resolved: {reason}")
+            errors.append(f"an interpolation cannot be resolved: {' '.join(str(error).split())}")
     if not errors:
         errors.extend(
             f"{key}: missing. It has no default; set it in the YAML or as {key}=..."

@@ -15,16 +15,7 @@ from typing import Any
 
 import yaml
 
-from modernbert_train.config.bounded_yaml import (
-    MAX_BYTES,
-    MAX_DEPTH,
-    MAX_KEY,
-    Beyond,
-    Loader,
-    TooLarge,
-    compose,
-    read_bounded,
-)
+from modernbert_train.config.bounded_yaml import MAX_DEPTH, MAX_KEY, Loader, compose, read_bounded
 
 Origins = dict[tuple[str, ...], str]
 INCLUDE = "include"
@@ -60,14 +51,8 @@ def read_yaml(
         else:
             errors.append(f"{file}: no such run, nor a YAML file. {runs_beside(file)}")
         return {}
-    except TooLarge:
-        errors.append(f"{file}: larger than {MAX_BYTES:,} bytes. Give the YAML file of a configuration.")
-        return {}
     except (OSError, UnicodeDecodeError) as error:
         errors.append(f"{file}: cannot be read ({error}). Check that it is a readable UTF-8 text file.")
-        return {}
-    except Beyond as error:
-        errors.append(f"{file}:{error.line}: {error}")
         return {}
     except yaml.YAMLError as error:
         spaces = " Use spaces in place of tabs." if r"'\t'" in str(error) else ""
@@ -132,9 +117,6 @@ def read_override(override: str, origins: Origins, errors: list[str]) -> dict[st
         # a pattern of files, and no alias: an override has nothing that it could be one of
         text = text if not text.startswith("*") else json.dumps(text)
         node = compose(text) or yaml.ScalarNode("tag:yaml.org,2002:null", "")
-    except Beyond as error:
-        errors.append(f"{shown(override)}: {error}")
-        return {}
     except yaml.YAMLError as error:
         errors.append(f"{shown(override)}: the value is not valid YAML. {' '.join(str(error).split())}")
         return {}

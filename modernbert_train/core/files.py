@@ -43,6 +43,33 @@ def os_errors_as(kind: type[RunError], what: str, remedy: str = "", *others: typ
         raise kind(f"{text}. {remedy}" if remedy else text) from error
 
 
+@contextmanager
+def values_as(kind: type[RunError], where: str) -> Iterator[None]:
+    """Say where a ValueError of the block, as readers of foreign files raise it, comes from: `WHERE: REASON`.
+
+    Raises:
+        RunError: of this kind.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise kind(f"{where}: {error}") from None
+
+
+@contextmanager
+def anything_as(kind: type[RunError], what: str, remedy: str) -> Iterator[None]:
+    """Turn whatever a library raises of a stranger's file, or of a network: `WHAT (first line of the reason). REMEDY`.
+
+    Raises:
+        RunError: of this kind.
+    """
+    try:
+        yield
+    except Exception as error:  # hubs, caches and damaged files can fail in any way
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        raise kind(f"{what} ({reason}). {remedy}") from None
+
+
 def lock(file: IO[str] | IO[bytes] | int) -> None:
     """Take the lock of an open file or folder, waiting for whoever has it.
 
@@ -144,6 +171,24 @@ def publish(staging: Path, out: Path) -> Path | None:
         raise
     sync(out.parent)
     return replaced
+
+
+@contextmanager
+def whole_folder(out: Path) -> Iterator[Path]:
+    """An empty folder that gets the name of `out` at the end of the block, in place of what is there, or is removed.
+
+    Raises:
+        OSError: the disk refuses it.
+    """
+    staging = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        staging.mkdir(parents=True)
+        yield staging
+        if (replaced := publish(staging, out)) is not None:
+            shutil.rmtree(replaced, ignore_errors=True)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def sync(path: Path) -> None:

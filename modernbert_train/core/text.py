@@ -107,3 +107,10 @@ def table(rows: Iterable[Sequence[str]], *, indent: int = 0, numbers: bool = Fal
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """The same in Markdown."""
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+def number_in(value: object) -> float:
+    """The number that a text, or a value out of JSON, says; NaN of what says none."""
+    with suppress(TypeError, ValueError, OverflowError):
+        return math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+    return math.nan

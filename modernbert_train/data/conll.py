@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from modernbert_train.core.text import shorten
-from modernbert_train.data.tables import shown_value, text_lines
+from modernbert_train.data.tables import lines_of, shown_value
 
 _TAG = re.compile(r"O|[BIES]-\S+")
 _NO_TEXT = "-DOCSTART-"  # begins a line between documents
@@ -46,7 +46,7 @@ def read_sentences(path: Path, *, tagged: bool = True, spans: bool = True) -> It
     """
     words: list[str] = []
     tags: list[str] = []
-    for number, line in enumerate(chain(text_lines(path), [""]), start=1):
+    for number, line in enumerate(chain(lines_of(path), [""]), start=1):
         line = line.rstrip("\r\n")
         if not line.strip() or line.startswith(_NO_TEXT):
             if words:

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from modernbert_train.core.read_json import MOST_BYTES, parse_json
+from modernbert_train.core.read_json import parse_json
 from modernbert_train.core.text import plural, shorten
 
 _AT_ONCE = 1024  # rows
+_LONGEST = 1 << 26  # characters of a line
 _SHOWN = 10  # columns and classes named in a message
 ENDS = (".jsonl", ".tsv", ".csv", ".parquet")
 
@@ -54,9 +55,18 @@ def read_rows(
         raise ValueError(str(error)) from None
 
 
-def _jsonl(path: Path, text_columns: Sequence[str], others: Sequence[str], keys: str) -> Iterator[Row]:
-    columns = (*text_columns, *others)
-    for number, line in enumerate(text_lines(path), start=1):
+def objects(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a .jsonl, one a line, with the number of the line; empty lines do not count.
+
+    Args:
+        path: of the file.
+        columns: what an object has, for messages.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: a line is no object; names it.
+    """
+    for number, line in enumerate(lines_of(path), start=1):
         if not line.strip():
             continue
         try:
@@ -65,6 +75,12 @@ def _jsonl(path: Path, text_columns: Sequence[str], others: Sequence[str], keys:
             raise ValueError(f"line {number} is not JSON ({error}). Correct it, or remove it.") from None
         if not isinstance(entry, dict):
             raise ValueError(f"line {number} is no object. Write one a line, such as {{{_shown(columns)}}}.")
+        yield number, entry
+
+
+def _jsonl(path: Path, text_columns: Sequence[str], others: Sequence[str], keys: str) -> Iterator[Row]:
+    columns = (*text_columns, *others)
+    for number, entry in objects(path, columns):
         _require_columns(columns, list(entry), f"line {number}", keys)
         yield _row(number, entry, text_columns, others)
 
@@ -93,7 +109,7 @@ def _parquet(path: Path, text_columns: Sequence[str], others: Sequence[str], key
 
 
 def _table(path: Path, text_columns: Sequence[str], others: Sequence[str], keys: str) -> Iterator[Row]:
-    lines, columns = text_lines(path), (*text_columns, *others)
+    lines, columns = lines_of(path), (*text_columns, *others)
     if path.suffix == ".tsv":
         rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
     else:
@@ -113,15 +129,13 @@ def _table(path: Path, text_columns: Sequence[str], others: Sequence[str], keys:
         yield Row(rows.line_num, values[: len(text_columns)], values[len(text_columns) :])
 
 
-def text_lines(path: Path) -> Iterator[str]:
-    """The lines of a file of text. Raises OSError; and ValueError for what is not UTF-8, or very large."""
-    size = 0
+def lines_of(path: Path) -> Iterator[str]:
+    """The lines of a text, with their ends. Raises OSError, and ValueError of what is not UTF-8 or has no lines."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
-            for line in iter(lambda: file.readline(MOST_BYTES), ""):
-                size += len(line)
-                if size >= MOST_BYTES:
-                    raise ValueError(f"larger than {MOST_BYTES:,} characters. Give a part of it.")
+            for number, line in enumerate(iter(lambda: file.readline(_LONGEST), ""), start=1):
+                if len(line) == _LONGEST:
+                    raise ValueError(f"line {number} has {_LONGEST:,} characters or more. Divide it.")
                 yield line
         except UnicodeDecodeError:
             raise ValueError("is not UTF-8. Convert it.") from None

@@ -6,10 +6,9 @@ name when it is whole.
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -17,14 +16,14 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.core.files import os_errors_as, sync
-from modernbert_train.core.read_json import parse_json
+from modernbert_train.core.files import os_errors_as, sync, values_as
 from modernbert_train.core.text import plural
+from modernbert_train.data.tables import ENDS, Row, lines_of, read_rows
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.evaluate.loaded import load_model
 
 _MOST_TEXTS, _MOST_CHARACTERS = 8192, 1 << 20  # in memory at a time, about
-_LONGEST_LINE = 1 << 24  # in characters
+_ENDS = (".txt", *ENDS)
 _LINE_SECONDS = 10.0  # between lines on the screen
 Write = Callable[[NDArray[Any]], object]
 
@@ -58,8 +57,8 @@ def embed_file(
         DataError: a text is empty or none; names its line. Or there is no such model.
         StorageError: the disk refuses the vectors; nothing is left of them.
     """
-    if texts.suffix not in _READERS:
-        raise ConfigError(f"{texts}: its end names no format of texts. Give a file that ends in {_ends(_READERS)}.")
+    if texts.suffix not in _ENDS:
+        raise ConfigError(f"{texts}: its end names no format of texts. Give a file that ends in {_ends(_ENDS)}.")
     if out.suffix not in _WRITERS:
         raise ConfigError(f"--out={out}: its end names no format of vectors. Let it end in {_ends(_WRITERS)}.")
     if out.exists():
@@ -123,68 +122,18 @@ def _texts_of(path: Path, column: str) -> Iterator[str]:
     """Every text of a file.
 
     Raises:
-        DataError: one is empty or no text, or the file is damaged; names the line.
+        DataError: it cannot be read, or has what is no text, or nothing where a text belongs; names the line.
     """
-    word = "row" if path.suffix == ".parquet" else "line"
-    try:
-        with os_errors_as(DataError, f"{path}: cannot be read", "Name a file of texts."):
-            for number, text in _READERS[path.suffix](path, column):
-                if not isinstance(text, str):
-                    kind = type(text).__name__
-                    raise ValueError(f"{word} {number}: {column} is no text, but {kind}. Correct it, or remove it.")
-                if not text.strip():
-                    raise ValueError(f"{word} {number}: is empty. Correct it, or remove it: a text is a vector.")
-                yield text
-    except UnicodeDecodeError:
-        raise DataError(f"{path}: is not UTF-8. Convert it.") from None
-    except ValueError as error:
-        raise DataError(f"{path}: {error}") from None
+    with os_errors_as(DataError, f"{path}: cannot be read", "Name a file of texts."), values_as(DataError, str(path)):
+        if path.suffix == ".txt":
+            rows = (Row(number, (line.rstrip("\r\n"),), ()) for number, line in enumerate(lines_of(path), start=1))
+        else:
+            rows = read_rows(path, [column], keys="--column")
+        for row in rows:
+            if not row.texts[0].strip():
+                raise ValueError(f"line {row.line}: is empty. Correct it, or remove it: a text is a vector.")
+            yield row.texts[0]
 
-
-def _lines(path: Path, _column: str) -> Iterator[tuple[int, str]]:
-    with path.open(encoding="utf-8-sig", newline="\n") as file:
-        for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), ""), start=1):
-            if len(line) == _LONGEST_LINE:
-                raise ValueError(f"line {number}: has {_LONGEST_LINE:,} characters or more. Divide it.")
-            yield number, line.rstrip("\r\n")
-
-
-def _objects(path: Path, column: str) -> Iterator[tuple[int, Any]]:
-    for number, line in _lines(path, column):
-        if not line.strip():
-            continue
-        try:
-            entry = parse_json(line)
-        except ValueError as error:
-            raise ValueError(f"line {number}: is not JSON ({error}). Correct it, or remove it.") from None
-        if not isinstance(entry, dict) or column not in entry:
-            example = json.dumps({column: "..."})
-            raise ValueError(f"line {number}: no object with {column}. Write one a line, {example}, or set --column.")
-        yield number, entry[column]
-
-
-def _rows(path: Path, column: str) -> Iterator[tuple[int, Any]]:
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        with parquet.ParquetFile(path) as file:
-            if column not in (names := file.schema_arrow.names):
-                raise ValueError(f"no column {column}; there are {', '.join(names)}. Set --column to one of them.")
-            number = 0
-            for batch in file.iter_batches(1024, columns=[column]):
-                for value in batch.column(0).to_pylist():
-                    number += 1
-                    yield number, value
-    except pyarrow.ArrowException as error:
-        raise ValueError(f"no whole Parquet file ({str(error).splitlines()[0]}). Restore it.") from None
-
-
-_READERS: dict[str, Callable[[Path, str], Iterator[tuple[int, Any]]]] = {
-    ".txt": _lines,
-    ".jsonl": _objects,
-    ".parquet": _rows,
-}
 
 # --- vectors ---------------------------------------------------------------------------------------------------------
 
@@ -215,5 +164,5 @@ def _parquet(file: IO[bytes], total: int, width: int, dtype: str) -> Iterator[Wr
 _WRITERS: dict[str, Callable[[IO[bytes], int, int, str], Any]] = {".npy": _npy, ".parquet": _parquet}
 
 
-def _ends(table: dict[str, Any]) -> str:
+def _ends(table: Iterable[str]) -> str:
     return " or ".join(table)

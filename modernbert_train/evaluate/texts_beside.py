@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.read_json import parse_json
 from modernbert_train.errors import DataError
 
@@ -27,9 +28,6 @@ def read_texts(shards: Path) -> list[dict[str, Any]]:
         DataError: it cannot be read.
     """
     file = file_of_texts(shards)
-    try:
+    remedy = f"Remove {file.parent}, and the same command makes it again."
+    with os_errors_as(DataError, f"{file}: cannot be read", remedy, ValueError):
         return [parse_json(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{file}: cannot be read ({error}). Remove {file.parent}, and the same command makes it again."
-        ) from None

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.config.schema import ObjectiveConfig, PhaseConfig, RunConfig
+from modernbert_train.core.files import os_errors_as
 from modernbert_train.data.check import check_data
 from modernbert_train.data.dataset_card import LENGTHS, DatasetCard
 from modernbert_train.data.facts import DataFacts
@@ -128,10 +129,10 @@ def read_documents(config: RunConfig, median: int | None, facts: DataFacts | Non
 
 
 def _read(folder: Path, card: DatasetCard) -> StreamLengths:
-    try:
+    with os_errors_as(
+        DataError, f"{folder}: {LENGTHS} cannot be read", "Prepare the data again.", ValueError, EOFError
+    ):
         lengths = np.load(folder / LENGTHS, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{folder}: {LENGTHS} cannot be read ({error}). Prepare the data again.") from None
     shard_documents = read_index(folder / card.index_file, card.column, nested=card.is_adopted).documents
     return StreamLengths(_sample(lengths), len(lengths), shard_documents)
 

@@ -1,4 +1,4 @@
-"""GPUs and what is assumed of them: datasheet rates, link speeds, prices; and what others published of theirs.
+"""GPUs and what is assumed of them: datasheet rates, link speeds, prices.
 
 Peaks are the datasheets' dense bf16 rates with fp32 accumulation; memory is what nvidia-smi or rocm-smi shows. Links
 are one way. An MI250X is two GPUs to torch and to Slurm, each half of it; of its links one counts, of its network half.
@@ -8,8 +8,6 @@ Prices are round numbers for on-demand rental, assumed in 2026-11: override them
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from modernbert_train.config.schema import ComputeConfig, ModelConfig, ObjectiveConfig
 
 PRICE_DATE = "2026-11"
 MIB = 1 << 20
@@ -56,47 +54,3 @@ GPUS: dict[str, Gpu] = {
     "mi250x": Gpu("half an MI250X", 191.5e12, 65_520 * MIB, 1.6e12, 50e9, 12.5e9, 0.65, rocm=True),
 }
 HOPPER = ("h200", "h100", "h100-pcie")
-
-
-@dataclass(frozen=True)
-class Publication:
-    """Tokens a second of one GPU that the authors of another program published, averaged over a phase."""
-
-    gpu: str
-    hidden_size: int
-    num_layers: int
-    intermediate_size: int
-    vocab_size: int
-    row_tokens: int
-    tokens_per_second: float
-    source: str
-    name: str = "modernbert"  # of the architecture
-
-
-_MODERNBERT = "ModernBERT's own program on 8 H100 (arXiv 2412.13663, AnswerDotAI/ModernBERT issue 236)"
-
-PUBLISHED = (
-    Publication("h100", 768, 22, 1152, 50368, 1024, 305_000, _MODERNBERT),
-    Publication("h100", 768, 22, 1152, 50368, 8192, 218_000, _MODERNBERT),
-    Publication("h100", 1024, 28, 2624, 50368, 1024, 140_000, _MODERNBERT),
-    Publication("h100", 1024, 28, 2624, 50368, 8192, 108_000, _MODERNBERT),
-)
-
-
-def find_published(
-    gpu: str, model: ModelConfig, objective: ObjectiveConfig, compute: ComputeConfig, row_tokens: int
-) -> Publication | None:
-    """Return what others published of this GPU, this shape of the encoder and this length of rows, or None.
-
-    All is of ModernBERT, masked-language modelling and compiled layers; anything else has none.
-    """
-    if objective.name != "mlm" or not compute.compile or compute.activation_checkpointing:
-        return None
-    names = ("name", "hidden_size", "num_layers", "intermediate_size", "vocab_size")
-    fits = (
-        found
-        for found in PUBLISHED
-        if (found.gpu, found.row_tokens) == (gpu, row_tokens)
-        and all(getattr(found, name) == getattr(model, name) for name in names)
-    )
-    return next(fits, None)

@@ -9,12 +9,13 @@ has seen a step of the phase: then nothing that was trained with the larger one 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
-from modernbert_train.checkpoints.manifest import STATE
+from modernbert_train.checkpoints.manifest import STATE, newest_step
 from modernbert_train.config.auto import microbatch_key, open_settings, value_of, with_settings
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.core.files import write_whole
+from modernbert_train.core.files import os_errors_as, write_whole
 from modernbert_train.core.read_json import is_count, read_json
 from modernbert_train.errors import ConfigError, Halved, StorageError
 
@@ -29,27 +30,20 @@ def with_halved(config: RunConfig, given: RunConfig) -> RunConfig:
         config: the run, with nothing open.
         given: as its user gives it.
     """
-    try:
+    noted = {}
+    with suppress(OSError, ValueError):
         noted = read_json(Path(config.folder) / HALVED)
-    except (OSError, ValueError):
-        return config
-    if not isinstance(noted, dict):
-        return config
     keys = [key for key in open_settings(given) if key in noted and is_count(noted[key])]
     return with_settings(config, {key: min(noted[key], value_of(config, key)) for key in keys if noted[key] > 0})
 
 
 def phase_of_newest(folder: Path) -> str | None:
     """The phase of the last step that a checkpoint has seen; None where there is none."""
-    steps = [path for path in (folder / "checkpoints").glob("step-*") if path.name[5:].isdecimal()]
-    newest = max(steps, key=lambda path: int(path.name[5:]), default=None)
-    if newest is None or int(newest.name[5:]) == 0:
-        return None
-    try:
-        state = read_json(newest / STATE)
-    except (OSError, ValueError):  # damaged, and whoever resumes will say so
-        return None
-    return str(state.get("phase")) if isinstance(state, dict) else None
+    newest = newest_step(folder)
+    if newest is not None and newest.name != "step-00000000":
+        with suppress(OSError, ValueError, KeyError, TypeError):  # damaged, and whoever resumes will say so
+            return str(read_json(newest / STATE)["phase"])
+    return None
 
 
 def is_full(error: BaseException) -> bool:
@@ -75,11 +69,8 @@ def halve(given: RunConfig, config: RunConfig, phase: str) -> Halved | ConfigErr
         )
     half = now.microbatch_rows // 2 * now.row_tokens
     file = Path(config.folder) / HALVED
-    try:
+    remedy = f"Set {key}={half}, which does not fit as it was."
+    with os_errors_as(StorageError, f"{file}: cannot be written", remedy, ValueError):
         noted = read_json(file) if file.exists() else {}
-        write_whole(file, json.dumps({**(noted if isinstance(noted, dict) else {}), key: half}) + "\n")
-    except (OSError, ValueError) as error:
-        raise StorageError(
-            f"{file}: cannot be written ({error}). Set {key}={half}, which does not fit as it was."
-        ) from error
+        write_whole(file, json.dumps({**noted, key: half}) + "\n")
     return Halved(f"{key}={now.tokens_at_once} does not fit the memory of this GPU: all ranks start again with {half}")

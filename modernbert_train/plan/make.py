@@ -18,7 +18,7 @@ from modernbert_train.plan.census import Census, census
 from modernbert_train.plan.documents import Documents, RowText, read_documents, rows_of
 from modernbert_train.plan.expected_loss import Expected, expect, is_ruled
 from modernbert_train.plan.flops import Flops, flops_per_token
-from modernbert_train.plan.gpus import GPUS, Publication, find_published
+from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.parameters import Parameters, count_parameters
 from modernbert_train.plan.room import on_gpu, predicts
 from modernbert_train.plan.speed import StepTime, Work, step_time
@@ -145,10 +145,6 @@ class Plan:
             phase.text.sequence_tokens,
             phase.fill,
         )
-
-    def published(self, gpu: str, phase: PlannedPhase) -> Publication | None:
-        """What others published of such a phase on a GPU, or None."""
-        return find_published(gpu, self.config.model, phase.objective, self.config.compute, phase.config.row_tokens)
 
     def step(self, gpu: str, phase: PlannedPhase, rows: int) -> StepTime:
         """Time of a step of the run as it is configured.

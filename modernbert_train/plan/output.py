@@ -5,17 +5,15 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.text import table
-from modernbert_train.plan.picture import picture_text
 from modernbert_train.plan.sections import Section
 
 WIDTH = 118
 
 
-def as_text(config: RunConfig, sections: Sequence[Section]) -> str:
-    """The answer, the other sections and the picture, in lines of at most 118 characters where tables allow."""
-    return "\n\n".join([*(_section_text(section) for section in sections), f"Over tokens\n{picture_text(config)}"])
+def as_text(sections: Sequence[Section]) -> str:
+    """The answer and the other sections, in lines of at most 118 characters where tables allow."""
+    return "\n\n".join(_section_text(section) for section in sections)
 
 
 def _section_text(section: Section) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from modernbert_train.checkpoints.manifest import CONFIG_YAML, STATE, read_manifest
+from modernbert_train.checkpoints.manifest import CONFIG_YAML, STATE, newest_step, read_manifest
 from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.checkpoints.saved_state import read_state
 from modernbert_train.checkpoints.store import problem_of
@@ -197,12 +197,12 @@ def _of_weights(key: str, name: str) -> str:
 def _check_vocabulary(config: RunConfig) -> None:
     """Compare the tokenizers, where that of the weights is at hand and nothing is wrong with the weights' name."""
     name = config.weights.init_from or config.weights.shrink_from
-    try:
+    tokenizer = None
+    with suppress(RunError):
         if name is not None:
             check_named(name, config.runs_folder)
-    except RunError:
-        return
-    if name is not None and (tokenizer := tokenizer_named(name)) is not None:
+            tokenizer = tokenizer_named(name)
+    if tokenizer is not None:
         check_vocabulary(config, tokenizer)
 
 
@@ -211,18 +211,15 @@ def _check_trained(run: RunFolder) -> None:
 
     One that is damaged says nothing here: training will look for the newest that is whole, and say so.
     """
-    names = [path for path in run.checkpoints.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
-    if not names:
+    newest, state = newest_step(run.path), None
+    if newest is None:
         return
-    newest = max(names, key=lambda path: int(path.name.removeprefix("step-")))
-    try:
+    with suppress(OSError, ValueError, RunError):
         manifest = read_manifest(newest)
         whole = all((newest / name).stat().st_size == file.bytes for name, file in manifest.files.items())
         then = load_run([newest / CONFIG_YAML])
         state = read_state(newest / STATE, then, manifest.step)
-    except (OSError, ValueError, RunError):
-        return
-    if not whole:
+    if state is None or not whole:
         return
     if state.training is None:
         refuse_average(run.path)

@@ -367,19 +367,9 @@ def _gpus(plan: Plan, shown: Sequence[str], prices: dict[str, float]) -> Section
         )
     if amd := [GPUS[name].label for name in shown if GPUS[name].rocm]:
         notes.append(f"Shares are those of NVIDIA's GPUs; of {', '.join(amd)} nothing is known but the datasheet.")
-    notes += _publications(plan, shown)
     if not plan.bf16:
         notes.append("compute.precision=fp32: predictions are for bf16; fp32 is several times slower.")
     return Section("Time and cost", rows, notes)
-
-
-def _publications(plan: Plan, shown: Sequence[str]) -> Iterator[str]:
-    for name in shown:
-        found = {each for phase in plan.phases if (each := plan.published(name, phase)) is not None}
-        for source in sorted({each.source for each in found}):
-            rates = sorted((each.row_tokens, each.tokens_per_second) for each in found if each.source == source)
-            words = ", ".join(f"{rate:,.0f} tokens/s in rows of {row_tokens:,}" for row_tokens, rate in rates)
-            yield f"Published for this shape on one {GPUS[name].label}: {words}, of {source}."
 
 
 def _scaling(plan: Plan, gpu: str) -> Section:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
@@ -22,10 +23,9 @@ def teacher_of(objective: ObjectiveConfig) -> ModelConfig | None:
 
 @functools.cache
 def _read(name: str) -> ModelConfig | None:
-    try:
+    with suppress(OSError, ValueError, RunError):  # whoever reads it all will say what is wrong
         return model_of(Path(name))
-    except (OSError, ValueError, RunError):  # whoever reads it all will say what is wrong
-        return None
+    return None
 
 
 def teacher_flops(objective: ObjectiveConfig, spans: Spans | None, uses: dict[str, float]) -> float:

@@ -14,13 +14,14 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple
 
 import torch
 
-from modernbert_train.checkpoints.manifest import CONFIG_YAML
+from modernbert_train.checkpoints.manifest import CONFIG_YAML, newest_step
 from modernbert_train.config.auto import (
     MICROBATCH,
     OPEN,
@@ -36,7 +37,7 @@ from modernbert_train.config.check import check
 from modernbert_train.config.knob import architecture_keys
 from modernbert_train.config.load import load_run
 from modernbert_train.config.packages import missing_packages
-from modernbert_train.config.schema import ComputeConfig, PhaseConfig, RunConfig
+from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.read_json import as_type, read_json
 from modernbert_train.core.read_once import read_once
 from modernbert_train.distributed.compute import Compute
@@ -143,24 +144,18 @@ def device_name(device: torch.device) -> str:
     """What kind of device it is; of a CPU also how many cores this process may use."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    try:
+    found = None
+    with suppress(OSError):
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
-        found = None
     return f"{found[1] if found else 'CPU'}, {len(os.sched_getaffinity(0))} cores"
 
 
 def begun_with(config: RunConfig) -> RunConfig | None:
     """What a run was trained with last; None where it has no checkpoint to resume from."""
-    folder = Path(config.folder)
-    names = [path for path in (folder / "checkpoints").glob("step-*") if path.name[5:].isdecimal()]
-    newest = max(names, key=lambda path: int(path.name[5:]), default=None)
-    for file in (folder / CONFIG_YAML, *([] if newest is None else [newest / CONFIG_YAML])):
-        if newest is not None and file.is_file():
-            try:
-                return load_run([file])
-            except ConfigError:  # of another version, or damaged; whoever resumes will say so
-                continue
+    newest = newest_step(Path(config.folder))
+    for folder in () if newest is None else (Path(config.folder), newest):
+        with suppress(ConfigError):  # of another version, or damaged; whoever resumes will say so
+            return load_run([folder / CONFIG_YAML])
     return None
 
 
@@ -247,7 +242,7 @@ def read_findings(folder: Path) -> tuple[dict[Path, Tuned], list[str]]:
     for file in sorted(folder.glob(f"*/{SETTINGS}")):
         try:
             found[file] = read_once(file, read_tuned)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             damaged.append(f"{file} is damaged ({str(error).splitlines()[0][:120]}); tune again")
     return found, damaged
 
@@ -256,43 +251,13 @@ def read_tuned(file: Path) -> Tuned:
     """Read a finding.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is none, or holds a setting that no run has.
+        OSError, ValueError, KeyError, TypeError: it is none, or of another version.
     """
     raw = read_json(file)
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise ValueError("not a file of this version of tune")
-    names = [field.name for field in fields(Tuned)]
-    if sorted(raw) != sorted(names) or not isinstance(raw["settings"], dict):
-        raise ValueError(f"its keys are not {', '.join(names)}")
-    for key, value in raw["settings"].items():
-        _require_setting(key, value)
-    before, after = as_type(tuple[float, float], raw["tokens_per_second"], "tokens_per_second")
-    if not (before > 0 and after > 0):
-        raise ValueError("tokens_per_second must be above 0")
-    fit = as_type(Fit, raw["fit"], "fit")
-    if "name" not in fit.model:
-        raise ValueError("fit.model has no name")
-    return Tuned(fit, raw["settings"], (before, after), as_type(str, raw["date"], "date"))
-
-
-def _require_setting(key: str, value: Any) -> None:
-    """Raises ValueError where a run's key cannot have the value."""
-    if key == MICROBATCH:
-        kind, whole = get_type_hints(PhaseConfig)[MICROBATCH], True
-    elif key in OPEN and key.startswith("compute."):
-        kind, whole = get_type_hints(ComputeConfig)[key.removeprefix("compute.")], False
-    elif key in OPEN:
-        kind, whole = (bool if key == "optim.fused" else int), False
-    else:
-        raise ValueError(f"settings.{key}: no such setting")
-    choices = [each for part in (kind, *get_args(kind)) for each in get_args(part) if isinstance(each, str)]
-    if choices:
-        fits = value in choices or (value is None and OPEN[key].value is None)
-    else:
-        fits = type(value) in (kind, *get_args(kind)) and not (whole and value is None)
-    if not fits or (type(value) is int and value < (0 if key == "data.num_workers" else 1)):
-        raise ValueError(f"settings.{key}={value!r}: no run can have that")
+    before, after = raw["tokens_per_second"]
+    return Tuned(as_type(Fit, raw["fit"], "fit"), dict(raw["settings"]), (before, after), raw["date"])
 
 
 def _why_not(findings: list[Tuned], damaged: list[str], here: Fit, left: Mapping[str, Any]) -> str:

@@ -11,12 +11,13 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from modernbert_train.core.files import os_errors_as
-from modernbert_train.core.read_json import lines_of, number, open_file, parse_object, read_lines
+from modernbert_train.core.read_json import number, open_file, parse_object, read_lines
 from modernbert_train.core.text import shorten
 from modernbert_train.errors import DataError
 from modernbert_train.report.effective import cost_of
@@ -172,7 +173,7 @@ class Tail:
 
 class Following:
     """The history of a run that may still grow: metrics.jsonl, and beside it faults.jsonl, which alone knows of the
-    faults that ended the run, and watch.jsonl, which has what `finetune --watch` measured of its checkpoints.
+    faults that ended the run.
 
     Args:
         path: of metrics.jsonl.
@@ -183,8 +184,7 @@ class Following:
         self._tail = Tail(path)
         self._own = History()
         self._stops: list[Fault] = []
-        self._watched: list[EvaluationRecord] = []
-        self._beside: tuple[Any, ...] = ()
+        self._beside: tuple[int, ...] | None = None
 
     def refresh(self, seconds: float = math.inf) -> tuple[bool, bool]:
         """Read what has come.
@@ -221,35 +221,26 @@ class Following:
     @property
     def history(self) -> History:
         """As far as it is read."""
-        evaluations = self._own.evaluations
-        if self._watched:  # by another process, in order of tokens among the run's own
-            evaluations = sorted([*evaluations, *self._watched], key=lambda each: each.tokens)
-        return replace(self._own, faults=self._own.faults + self._stops, evaluations=evaluations)
+        return replace(self._own, faults=self._own.faults + self._stops)
 
     def _read_beside(self) -> bool:
-        stops, watched = self._path.with_name("faults.jsonl"), self._path.with_name("watch.jsonl")
-        beside = tuple(state_of(each) for each in (stops, watched))
+        stops = self._path.with_name("faults.jsonl")
+        beside = state_of(stops)
         if beside == self._beside:
             return False
         self._beside = beside
         with os_errors_as(DataError, f"{stops}: cannot be read", "Fix the disk or the permission."):
             entries = read_lines(stops)[0] if stops.is_file() else []
         self._stops = [_fault(entry) for entry in entries if entry.get("action") == "stop"]
-        found = History()
-        if watched.is_file():
-            for line in filter(bytes.strip, lines_of(watched)):
-                _add_line(found, line.decode("utf-8", "replace"))
-        self._watched = found.evaluations
         return True
 
 
 def state_of(path: Path) -> tuple[int, int, int] | None:
     """What changes when a file does; None where there is none."""
-    try:
+    with suppress(OSError):
         there = path.stat()
-    except OSError:
-        return None
-    return there.st_ino, there.st_size, there.st_mtime_ns
+        return there.st_ino, there.st_size, there.st_mtime_ns
+    return None
 
 
 def read_history(path: Path) -> History:

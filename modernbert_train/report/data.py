@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,10 @@ _LETTERS = 80  # of a name
 
 def read_data(run_folder: Path) -> RunStatistics | None:
     """The record; None of a run that has none, or a damaged one."""
-    try:
+    with suppress(OSError, ValueError, TypeError, KeyError):
         found: RunStatistics = as_type(RunStatistics, read_json(run_folder / DATA))
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    return found
+        return found
+    return None
 
 
 def pictures(data: RunStatistics | None) -> list[dict[str, Any]]:

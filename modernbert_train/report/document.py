@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,16 +19,16 @@ from modernbert_train.checkpoints.provenance import STARTS, Start, read_starts
 from modernbert_train.checkpoints.results import read_results
 from modernbert_train.config.evals import BASELINE, BITS_PER_BYTE
 from modernbert_train.config.read import read_yaml
-from modernbert_train.core.files import lock_now
 from modernbert_train.core.read_json import read_lines
 from modernbert_train.core.text import date, shorten
 from modernbert_train.data.statistics import DATA
-from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.errors import DataError
 from modernbert_train.report.curves import Following, History, state_of
 from modernbert_train.report.data import pictures, read_data, source_table
 from modernbert_train.report.effective import Spent
 from modernbert_train.report.evaluations import MOST, by_figure, evaluation_table
 from modernbert_train.report.events import event_table, what_happened, what_was_done
+from modernbert_train.report.listing import in_use
 from modernbert_train.report.samples import read_samples
 from modernbert_train.report.steps import NAN, ROUGH, as_json, means, thin
 from modernbert_train.report.summary import Newest, figures, phase_table, spent_in, tiles, warnings
@@ -133,7 +134,7 @@ class WatchedRun:
                 state_of(self.folder / name)
                 for name in ("config.yaml", DATA, STARTS, "evaluations.jsonl", "samples.jsonl")
             ),
-            _in_use(self.folder / ".lock") if self.live else None,
+            in_use(self.folder) if self.live else None,
         )
         if changed or beside != self._beside or not self._about:
             self._beside = beside
@@ -176,10 +177,9 @@ class WatchedRun:
 
     def _describe(self, history: History) -> dict[str, Any]:
         config = self.folder / "config.yaml"
-        try:
+        text = ""
+        with suppress(OSError):
             text = config.read_text("utf-8", "replace")[:_CONFIG]
-        except OSError:
-            text = ""
         starts, data = read_starts(self.folder), read_data(self.folder)
         tables = [
             phase_table(history),
@@ -213,10 +213,9 @@ class WatchedRun:
         }
 
     def _spent(self, history: History) -> Spent:
-        try:
+        lines: list[dict[str, Any]] = []
+        with suppress(OSError):
             lines, _ = read_lines(self.folder / STARTS)
-        except OSError:
-            lines = []
         return spent_in(history, lines)
 
     def _settings(self, config: Path) -> dict[str, str]:
@@ -225,7 +224,7 @@ class WatchedRun:
         return self._config[1]
 
     def _state(self, starts: Sequence[Start]) -> str:
-        if _in_use(self.folder / ".lock"):
+        if in_use(self.folder):
             return "training"
         return (starts[-1].outcome or "interrupted") if starts else ""
 
@@ -293,20 +292,8 @@ def _settings(file: Path) -> dict[str, str]:
                 text = value if isinstance(value, str) else json.dumps(value, default=str)
                 found[shorten(f"{path}{key}", _NAME)] = shorten(text, _LETTERS)
 
-    try:
-        walk(read_yaml(file, {}, []), "")
-    except ConfigError:
-        return {}
+    walk(read_yaml(file, {}, []), "")
     return found
-
-
-def _in_use(path: Path) -> bool:
-    """Whether a process holds the lock of a run."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            return not lock_now(file, shared=True)
-    except OSError:
-        return False
 
 
 def _plain(value: float) -> float | None:

@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,7 @@ def read_run_state(folder: Path, now: float) -> RunState:
 
 
 def _state(folder: Path, *, done: bool, begun: bool) -> tuple[str, str | None]:
-    if _in_use(folder / ".lock"):
+    if in_use(folder):
         return "training", None
     starts = read_starts(folder)
     if starts and starts[-1].outcome == "failed":
@@ -133,12 +134,11 @@ def _state(folder: Path, *, done: bool, begun: bool) -> tuple[str, str | None]:
     return ("stopped" if starts and starts[-1].outcome == "stopped" else "interrupted"), None
 
 
-def _in_use(path: Path) -> bool:
-    try:
-        with path.open(encoding="utf-8") as file:
-            return not lock_now(file, shared=True)
-    except OSError:
-        return False  # not there, or on a file system without locks
+def in_use(run: Path) -> bool:
+    """Whether a process holds the lock of a run."""
+    with suppress(OSError), (run / ".lock").open(encoding="utf-8") as file:  # it may not be there, or have no locks
+        return not lock_now(file, shared=True)
+    return False
 
 
 def last_entries(path: Path, *, held_out: bool) -> list[dict[str, Any]]:
@@ -148,21 +148,19 @@ def last_entries(path: Path, *, held_out: bool) -> list[dict[str, Any]]:
         OSError: the file is there and cannot be read.
     """
     size = _FIRST_BYTES
-    while True:
-        try:
-            with open_file(path) as file:
-                end = file.seek(0, os.SEEK_END)
-                first = max(0, end - size)
-                file.seek(first)
-                lines = file.read(end - first).split(b"\n")
-        except FileNotFoundError:
-            return []
+    while path.exists():
+        with open_file(path) as file:
+            end = file.seek(0, os.SEEK_END)
+            first = max(0, end - size)
+            file.seek(first)
+            lines = file.read(end - first).split(b"\n")
         entries = [entry for line in lines[first > 0 :] if (entry := parse_object(line)) is not None]
         kinds = [entry.get("kind") for entry in entries]
         enough = len(losses_of(entries)) >= LOSS_STEPS and ("validation" in kinds or not held_out)
         if enough or first == 0 or size >= _MOST_BYTES:
             return entries
         size *= 8
+    return []
 
 
 def _mean(entries: Sequence[dict[str, Any]], key: str) -> float | None:

@@ -19,7 +19,6 @@ from modernbert_train.report.document import read_runs
 from modernbert_train.report.summary import Newest
 
 NO_REQUESTS = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-_NO_SCRIPTS = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 ONLY_OURS = f"{NO_REQUESTS}; connect-src 'self'"
 
 
@@ -75,22 +74,6 @@ def render(document: Mapping[str, Any]) -> str:
 <script type="application/json" id="data">{data}</script>
 <script>{script}</script>
 </body></html>
-"""
-
-
-def plain_page(title: str, content: str) -> str:
-    """Build a page without a script.
-
-    Args:
-        title: of the browser's tab; not HTML.
-        content: HTML.
-    """
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{_NO_SCRIPTS}"><link rel="icon" href="data:,">
-<title>{escape(title)}</title>
-<style>{resource("page.css")}</style></head>
-<body><main>{content}</main></body></html>
 """
 
 

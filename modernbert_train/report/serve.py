@@ -13,11 +13,13 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.text import shorten
 from modernbert_train.errors import ConfigError
 from modernbert_train.report.document import Known, WatchedRun, document, points_of
@@ -92,10 +94,9 @@ class Watch:
 def _runs_in(folder: Path) -> list[Path]:
     if _is_run(folder):
         return [folder]
-    try:
+    with suppress(OSError):
         return [each for each in sorted(folder.iterdir()) if _is_run(each)]
-    except OSError:
-        return []
+    return []
 
 
 def _is_run(folder: Path) -> bool:
@@ -129,11 +130,9 @@ class Server(ThreadingHTTPServer):
         name = name.strip("[]").lower()
         if name in ("localhost", self.host.lower(), socket.gethostname().lower()):
             return True
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return True
+        with suppress(ValueError):
+            return bool(ipaddress.ip_address(name))
+        return False
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -210,18 +209,13 @@ def open_server(folders: Sequence[Path], host: str = LOOPBACK, port: int | None 
         if not folder.is_dir():
             raise ConfigError(f"report --serve {folder}: no such folder. Name runs, or a folder that holds runs.")
     watch = Watch(folders)
-    try:
-        if port is None:
-            try:
-                return Server(watch, host, PORT)
-            except OSError:
-                return Server(watch, host, 0)
-        return Server(watch, host, port)
-    except OSError as error:
-        raise ConfigError(
-            f"report --serve --host {host} --port {port or PORT}: cannot listen there ({error.strerror or error}). "
-            "Name another port, or --port 0 for any that is free."
-        ) from None
+    where = f"report --serve --host {host} --port {port or PORT}: cannot listen there"
+    with os_errors_as(ConfigError, where, "Name another port, or --port 0 for any that is free."):
+        if port is not None:
+            return Server(watch, host, port)
+        with suppress(OSError):
+            return Server(watch, host, PORT)
+        return Server(watch, host, 0)
 
 
 def serve(folders: Sequence[Path], host: str = LOOPBACK, port: int | None = None) -> None:

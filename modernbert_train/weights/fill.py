@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from modernbert_train.config.read import runs_beside
+from modernbert_train.core.files import anything_as
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.errors import DataError
 from modernbert_train.weights.formats import xlnet
@@ -97,15 +98,12 @@ def _open(folder: Path) -> tuple[Any, Any, bool, bool]:
     settings = {"trust_remote_code": False, "local_files_only": True}
     verbosity = get_verbosity()
     set_verbosity_error()  # heads that are not used here are no news; weights that are missing are told below
+    remedy = "Restore the folder from a copy, or export it again."
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **settings)
-        opened: Any = opener.from_pretrained(folder, output_loading_info=True, **settings)
-        model, loaded = opened
-    except Exception as error:  # what a stranger's folder holds can fail in any way
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-        raise DataError(
-            f"{folder}: transformers cannot open it ({reason}). Restore the folder from a copy, or export it again."
-        ) from None
+        with anything_as(DataError, f"{folder}: transformers cannot open it", remedy):
+            tokenizer = AutoTokenizer.from_pretrained(folder, **settings)
+            opened: Any = opener.from_pretrained(folder, output_loading_info=True, **settings)
+            model, loaded = opened
     finally:
         set_verbosity(verbosity)
     if loaded["missing_keys"]:

@@ -7,7 +7,6 @@ all.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import ModelConfig
-from modernbert_train.core.files import publish
+from modernbert_train.core.files import os_errors_as, whole_folder
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.tensor_files import read_tensors, write_tensors
 from modernbert_train.errors import ConfigError, DataError, StorageError
@@ -94,9 +93,8 @@ def export(
     if out.exists() and not _is_export(out):
         raise ConfigError(f"{out} exists and is not an export of this program. Remove it or name another folder.")
 
-    staging = out.parent / f".{out.name}.{os.getpid()}.partial"
-    try:
-        staging.mkdir(parents=True)
+    unwritten = os_errors_as(StorageError, f"{out}: cannot be written", "Free the disk or name another.")
+    with unwritten, whole_folder(out) as staging:
         write_tensors(staging / WEIGHTS, weights, metadata={"format": "pt"})
         _write_json(staging / CONFIG_JSON, described)
         _write_json(staging / TOKENIZER_CONFIG, tokenizer_config)
@@ -107,15 +105,6 @@ def export(
         for name in (TOKENIZER, SPECIAL_TOKENS):
             if (tokenizer_folder / name).exists():  # transformers 5 keeps the special tokens in tokenizer_config.json
                 shutil.copyfile(tokenizer_folder / name, staging / name)
-        replaced = publish(staging, out)
-        if replaced is not None:
-            shutil.rmtree(replaced, ignore_errors=True)
-    except OSError as error:
-        raise StorageError(
-            f"{out}: the export could not be written ({error}). Free the disk or name another."
-        ) from None
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def load_weights(folder: Path, model: ModelConfig | None = None) -> dict[str, Tensor]:
@@ -138,12 +127,9 @@ def load_weights(folder: Path, model: ModelConfig | None = None) -> dict[str, Te
     shapes = None if said.objective is None else shapes_of(config, said.objective)
     stored: dict[str, Tensor] = {}
     for name in _weight_files(folder):
-        try:
+        remedy = "Restore it from a copy or export it again."
+        with os_errors_as(DataError, f"{folder / name}: cannot be read", remedy, ValueError):
             stored |= read_tensors(folder / name)
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f"{folder / name}: cannot be read ({error}). Restore it from a copy or export it again."
-            ) from None
     file = folder / (WEIGHTS if (folder / WEIGHTS).exists() else INDEX)
     return from_hf(hub, stored, config, str(file), shapes=shapes)
 

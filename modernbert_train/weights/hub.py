@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from modernbert_train.core.files import anything_as
 from modernbert_train.errors import DataError
 from modernbert_train.weights.formats.config_json import CONFIG_JSON
 
@@ -43,15 +44,9 @@ def local_model(name: str) -> Path:
     if Path(name).is_dir():
         return Path(name)
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
 
     from modernbert_train.weights.hf_folder import EXPORTED_FILES, INDEX
 
-    try:
+    remedy = "Name a folder, or fetch the model where there is a network."
+    with anything_as(DataError, f"{name}: no such folder here, and the hub does not give it", remedy):
         return Path(snapshot_download(name, allow_patterns=[*sorted(EXPORTED_FILES), INDEX, "model-*.safetensors"]))
-    except (OSError, ValueError, HfHubHTTPError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise DataError(
-            f"{name}: no such folder here, and the hub does not give it ({reason}). Name a folder, or fetch the model "
-            "where there is a network."
-        ) from None

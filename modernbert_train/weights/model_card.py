@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -221,11 +222,9 @@ def _is_hub_id(name: str) -> bool:
 
 def _read_shards(folder: str) -> tuple[DatasetCard | None, dict[str, Any]]:
     """The shards' card, None if they are not at hand; and what data_prep/prepare.py recorded of these very shards."""
-    try:
+    card = None
+    with suppress(DataError, OSError, ValueError, KeyError, TypeError, AttributeError):  # need not be at hand, or whole
         card = read_card(folder)
-    except DataError:  # an export need not be made where the shards are
-        return None, {}
-    try:
         report = read_json(Path(folder).parent / PREPARE_REPORT)
         written = report["written"][Path(folder).name]
         if (written["documents"], written["tokens"]) != (card.documents, card.tokens):
@@ -236,8 +235,7 @@ def _read_shards(folder: str) -> tuple[DatasetCard | None, dict[str, Any]]:
             as_type(str, source["kind"], "kind")
             as_type(str | None, source.get("path"), "path")
         return card, report
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return card, {}
+    return card, {}
 
 
 def _sources(report: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -7,10 +7,11 @@ and nothing but its loss would tell.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from modernbert_train.checkpoints.manifest import CONFIG_YAML, MANIFEST, STATE, read_manifest
+from modernbert_train.checkpoints.manifest import CONFIG_YAML, MANIFEST, STATE, newest_step, read_manifest
 from modernbert_train.checkpoints.saved_state import read_state
 from modernbert_train.config.load import load_given, load_run
 from modernbert_train.config.schema import ModelConfig, RunConfig
@@ -36,10 +37,9 @@ def read_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> R
     left = [key for key in TAKEN if hasattr(config.model, key) and f"model.{key}" not in given]
     if name is None or not left:
         return config
-    try:
+    model = None
+    with suppress(OSError, ValueError, RunError):  # whoever reads it all will say what is wrong
         model = _begun_with(config) or model_of(Path(name))
-    except (OSError, ValueError, RunError):  # whoever reads it all will say what is wrong
-        return config
     if not all(hasattr(model, key) for key in left):
         return config
     return replace(config, model=replace(config.model, **{key: getattr(model, key) for key in left}))
@@ -61,6 +61,6 @@ def model_of(folder: Path) -> ModelConfig | None:
         state = read_state(folder / STATE, then, read_manifest(folder).step)
         return then.in_phase[state.phase].model
     if (folder / CONFIG_YAML).is_file():
-        names = [path for path in (folder / "checkpoints").glob("step-*") if path.name[5:].isdecimal()]
-        return model_of(max(names, key=lambda path: int(path.name[5:]))) if names else None
+        newest = newest_step(folder)
+        return None if newest is None else model_of(newest)
     return read_folder(folder).model if (folder / CONFIG_JSON).is_file() else None

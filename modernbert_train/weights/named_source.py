@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from modernbert_train.checkpoints.manifest import CONFIG_YAML, MANIFEST, STATE, read_manifest
+from modernbert_train.checkpoints.manifest import CONFIG_YAML, MANIFEST, STATE, newest_step, read_manifest
 from modernbert_train.checkpoints.saved_state import read_state
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
@@ -55,18 +56,17 @@ def check_named(name: str | Path, runs_folder: str | None = None) -> None:
 def tokenizer_named(name: str | Path) -> Path | None:
     """Folder of the tokenizer of what `check_named` has passed; None where weights would have to be read."""
     folder = Path(name)
-    try:
+    with suppress(OSError, ValueError, KeyError, RunError):  # whoever reads it all will say what is wrong
         if (folder / MANIFEST).is_file():
             then = load_run([folder / CONFIG_YAML])
             trained_with = read_state(folder / STATE, then, read_manifest(folder).step).data["tokenizer"]
             folder = Path(then.data.tokenizer)
             return folder if tokenizer_sha256(folder) == trained_with else None
         if (folder / CONFIG_YAML).is_file():
-            names = [path for path in (folder / "checkpoints").glob("step-*") if path.name[5:].isdecimal()]
-            return tokenizer_named(max(names, key=lambda path: int(path.name[5:]))) if names else None
-    except (OSError, ValueError, KeyError, RunError):  # whoever reads it all will say what is wrong
-        return None
-    return folder if (folder / "tokenizer.json").is_file() else None
+            newest = newest_step(folder)
+            return None if newest is None else tokenizer_named(newest)
+        return folder if (folder / "tokenizer.json").is_file() else None
+    return None
 
 
 def token_difference(there: Mapping[str, int], here: Mapping[str, int], among: Collection[str]) -> str | None:

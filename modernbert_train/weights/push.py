@@ -11,7 +11,7 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -175,12 +175,11 @@ class Hub:
 
     def weights_of(self, revision: str) -> str | None:
         """The hash of the weights that a revision has; None where it is not there, or not ours."""
-        with _told(self.repo_id), tempfile.TemporaryDirectory() as folder:
-            try:
-                file = self._api.hf_hub_download(self.repo_id, MARK, revision=revision, local_dir=folder)
-                return str(read_json(Path(str(file))).get("weights_xxh3_128"))
-            except (EntryNotFoundError, RevisionNotFoundError, ValueError, AttributeError):
-                return None
+        missing = suppress(EntryNotFoundError, RevisionNotFoundError, ValueError, AttributeError)
+        with _told(self.repo_id), tempfile.TemporaryDirectory() as folder, missing:
+            file = self._api.hf_hub_download(self.repo_id, MARK, revision=revision, local_dir=folder)
+            return str(read_json(Path(str(file))).get("weights_xxh3_128"))
+        return None
 
     def upload(self, folder: Path, revision: str, message: str) -> None:
         """Make a revision what is in a folder; a branch that is not there is made."""
@@ -207,9 +206,7 @@ def _told(repo_id: str) -> Iterator[None]:
                 "that may write: `hf auth login`."
             ) from None
         raise StorageError(f"push {repo_id}: the hub failed ({code}: {said}). {again}") from None
-    except EntryNotFoundError as error:  # one without an answer of the hub: it was not reached
-        raise StorageError(f"push {repo_id}: the hub cannot be reached ({_first_line(error)}). {again}") from None
-    except (httpx.HTTPError, OSError) as error:
+    except (EntryNotFoundError, httpx.HTTPError, OSError) as error:  # the first without an answer of the hub
         raise StorageError(f"push {repo_id}: the hub cannot be reached ({_first_line(error)}). {again}") from None
 
 

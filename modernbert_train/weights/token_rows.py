@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -208,10 +209,9 @@ def _cutter(old: _Spelling, known: Mapping[bytes, int]) -> Callable[[bytes, bool
 
 def _roles(folder: Path) -> dict[str, int]:
     """Ids of special tokens that have other names in a tokenizer, by the names that they have here."""
-    try:
+    said = None
+    with suppress(OSError, ValueError):
         said = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
     ids, found = token_ids(folder), {}
     for ours, roles in _ROLES.items():
         for role in roles:

@@ -161,7 +161,7 @@ def test_values_of_another_kind_are_refused(refused: Callable[..., list[str]], t
             "name: 2024-13-45",
             "name (extra.yaml:1): not a plain value (month must be in 1..12). Quote it if it is text.",
         ),
-        ("model: &loop\n  inner: *loop", "extra.yaml:2: an alias contains itself."),
+        ("model: &loop\n  inner: *loop", "extra.yaml: not valid YAML. an alias contains itself."),
     ],
 )
 def test_yaml_that_is_no_plain_tree_is_refused(refused: Callable[..., list[str]], text: str, message: str) -> None:

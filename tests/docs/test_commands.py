@@ -42,12 +42,8 @@ ELSEWHERE = {
     ),
     "modernbert-train finetune my/tone.yaml --model runs/quickstart frozen:runs/quickstart --seeds 1618 42 "
     "--out runs/judged --jobs 2": (
-        "tests/evaluate/finetune/test_many.py::test_two_models_two_tasks_two_seeds",
-        ("frozen:", "--seeds", "--jobs", "--out"),
-    ),
-    "modernbert-train finetune my/tone.yaml freeze=true --watch runs/quickstart --seeds 1618 42": (
-        "tests/evaluate/finetune/test_watch.py::test_a_real_run_is_watched_while_it_trains",
-        ("freeze", "--watch", "--seeds"),
+        "tests/evaluate/finetune/test_many.py::test_a_real_run_and_its_frozen_twin",
+        ("frozen:", "--jobs", "--out"),
     ),
     "make venv": ("tests/packaging/test_packaging.py::test_the_targets_that_pages_name_do_what_they_say", ("venv",)),
     "make test-quick": (

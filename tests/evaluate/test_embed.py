@@ -77,9 +77,9 @@ def test_vectors_of_a_file_are_those_of_the_exported_model(
         ("texts.txt", b"one\n  \ntwo", "texts.txt: line 2: is empty. Correct it, or remove it"),
         ("texts.txt", b"", "texts.txt: holds no text"),
         ("texts.txt", b"one\n\xff\xfe", "texts.txt: is not UTF-8"),
-        ("texts.jsonl", b'{"text": "a"}\n\n{"text": }\n', "texts.jsonl: line 3: is not JSON"),
-        ("texts.jsonl", b'{"text": "a"}\n{"text": 7}\n', "texts.jsonl: line 2: text is no text, but int"),
-        ("texts.jsonl", b'{"body": "a"}\n', 'line 1: no object with text. Write one a line, {"text": "..."}, or set'),
+        ("texts.jsonl", b'{"text": "a"}\n\n{"text": }\n', "texts.jsonl: line 3 is not JSON"),
+        ("texts.jsonl", b'{"text": "a"}\n{"text": 7}\n', "texts.jsonl: line 2: text is 7, and not a text"),
+        ("texts.jsonl", b'{"body": "a"}\n', "line 1 has no text; it has body. Set --column to"),
         ("texts.parquet", b"no", "texts.parquet: no whole Parquet file"),
     ],
 )
@@ -104,7 +104,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_texts_are_read(
         assert main(["embed", "no/model", str(tmp_path / "no.txt"), "--out", str(tmp_path / out)]) == code
         assert f"--out={tmp_path / out}: " in (said := capsys.readouterr().err) and message in said
     assert main(["embed", "no/model", str(tmp_path / "no.pdf"), "--out", str(tmp_path / "vectors.npy")]) == 78
-    assert "Give a file that ends in .txt or .jsonl or .parquet" in capsys.readouterr().err
+    assert "Give a file that ends in .txt or .jsonl or .tsv or .csv or .parquet" in capsys.readouterr().err
 
 
 @pytest.mark.runs

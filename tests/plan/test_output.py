@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from modernbert_train.__main__ import main, read_run
+from modernbert_train.__main__ import main
 from modernbert_train.config.load import load_run
 from modernbert_train.data.loader import share_of_rank
-from modernbert_train.optim.schedules import lr_at
-from modernbert_train.plan.picture import BLOCKS, COLUMNS, picture_text
 from tests.conftest import TinyRun
 
 BERT_RUN = """\
@@ -49,7 +47,7 @@ def test_every_run_that_is_shipped_can_be_planned(path: Path, capsys: pytest.Cap
     streams = list(load_run([path]).data.streams)
     keys = [f"data.streams.{name}.path" for name in streams] or ["data.train"]
     out = told(capsys, str(path), *(f"{key}=absent/train" for key in keys))
-    assert "absent/train is not here" in out and "Over tokens" in out
+    assert "absent/train is not here" in out
     assert not re.search(r"\b(nan|inf)\b", out)
 
 
@@ -151,8 +149,6 @@ def test_time_cost_and_speed_are_ranges_and_nothing_is_called_measured(
     if recipe == "modernbert-base":
         assert re.search(r"stable ddp 98,304 130,048 6 59.6 1.5 to 2.4 s ", out)
         assert re.search(r" 8 4,608 ddp 98,304 .* 1.9\d M to 3.2\d M ", out)
-        assert "Published for this shape on one H100 SXM: 305,000 tokens/s in rows of 1,024, 218,000" in out
-        assert "of ModernBERT's own program" in out
 
 
 @pytest.mark.parametrize("objective", ["mlm", "causal", "sop", "permutation", "rtd"])
@@ -174,7 +170,7 @@ def test_another_encoder_is_planned_without_memory(
     assert titles[:4] == ["Model", "Training", "GFLOP per token", "Memory of one H100 SXM"]
     assert not any(title.startswith("Largest microbatch") for title in titles)
     (costs,) = [each for each in out.split("\n\n") if each.startswith("Time and cost")]
-    assert "fits" not in costs and "Published for this shape" not in costs and "For bert nothing was" in costs
+    assert "fits" not in costs and "For bert nothing was" in costs
     (scaling,) = [each for each in out.split("\n\n") if each.startswith("Scaling of phase")]
     assert re.search(r"  64 +2,048 +hsdp +4,096 ", scaling) and "Microbatches are at most those" in scaling
     assert not re.search(r"\b(nan|inf|None)\b", out)
@@ -229,22 +225,6 @@ def test_what_does_not_fit_is_said_with_a_remedy(capsys: pytest.CaptureFixture[s
     assert found is not None
     more = [f"phases.stable.microbatch_tokens={found[1]}", *eager]
     assert "does not fit" not in told(capsys, run, *more, "--ranks", "8", "--gpu", "rtx4090")
-
-
-def test_the_picture_in_the_terminal_is_the_schedule(tiny_run: TinyRun) -> None:
-    """Each column is the value where it begins; phases stand where they begin."""
-    config = read_run(tiny_run("objective.mask_rate=0.2", "phases.long.objective.mask_rate=0.1"))
-    lines = picture_text(config).splitlines()
-    assert lines[0] == "learning rate: up to 5e-3"
-    rows = [line[2:].ljust(COLUMNS) for line in lines[1:4]]
-    for column in range(COLUMNS):
-        height = sum(BLOCKS.index(row[column]) for row in rows)
-        value = lr_at(config, round(column * 5999 / (COLUMNS - 1)))
-        assert height == max(1, round(24 * value / 5e-3))
-    assert "batch size, rows: 4 to 8" in lines and "context length, tokens: 64 to 128" in lines
-    assert "predicted tokens: 10 % to 20 %" in lines
-    assert lines[-3].index("┬", 3) == lines[-2].index("long") == 2 + 4000 * COLUMNS // 6000
-    assert all(len(line) <= COLUMNS + 2 for line in lines)
 
 
 @pytest.mark.runs

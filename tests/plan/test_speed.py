@@ -11,8 +11,6 @@ import pytest
 
 from modernbert_train.__main__ import read_run
 from modernbert_train.config.schema import (
-    BertConfig,
-    CausalLmConfig,
     ComputeConfig,
     MaskedLmConfig,
     ModernBertConfig,
@@ -21,8 +19,7 @@ from modernbert_train.config.schema import (
 from modernbert_train.plan.advice import fits, phase_memory, settings
 from modernbert_train.plan.census import census
 from modernbert_train.plan.cost import bill_of
-from modernbert_train.plan.gpus import GPUS, Publication, find_published
-from modernbert_train.plan.gpus import PUBLISHED as SPEEDS
+from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.make import Plan, make_plan
 from modernbert_train.plan.memory import usable_bytes
 from modernbert_train.plan.speed import (
@@ -125,18 +122,24 @@ def test_flash_attention_3_is_what_flash_means_on_hopper() -> None:
         assert of_global["attention, local"] == plain["attention, local"]
 
 
-@pytest.mark.parametrize("found", SPEEDS, ids=lambda m: f"{m.gpu}-{m.hidden_size}-{m.row_tokens}")
-def test_each_published_phase_of_modernbert_is_met(found: Publication) -> None:
-    """The fit knows whole runs alone; their phases at 1,024 and 8,192 tokens prove what attention takes."""
-    model = ModernBertConfig(
-        hidden_size=found.hidden_size,
-        num_layers=found.num_layers,
-        num_heads=found.hidden_size // 64,
-        intermediate_size=found.intermediate_size,
-    )
-    theirs = work(found.row_tokens, model, attention="varlen", global_attention="flash")
-    rate = 98_304 / microbatch_seconds(found.gpu, theirs, 98_304, PUBLISHED)
-    assert rate == pytest.approx(found.tokens_per_second, rel=0.07)
+@pytest.mark.parametrize(
+    ("width", "layers", "hidden", "row_tokens", "published"),
+    [
+        (768, 22, 1152, 1024, 305_000),
+        (768, 22, 1152, 8192, 218_000),
+        (1024, 28, 2624, 1024, 140_000),
+        (1024, 28, 2624, 8192, 108_000),
+    ],
+)
+def test_each_published_phase_of_modernbert_is_met(
+    width: int, layers: int, hidden: int, row_tokens: int, published: float
+) -> None:
+    """ModernBERT's own program on 8 H100, tokens a second of one (arXiv 2412.13663, AnswerDotAI/ModernBERT issue 236).
+    The fit knows whole runs alone; their phases at 1,024 and 8,192 tokens prove what attention takes."""
+    model = ModernBertConfig(hidden_size=width, num_layers=layers, num_heads=width // 64, intermediate_size=hidden)
+    theirs = work(row_tokens, model, attention="varlen", global_attention="flash")
+    rate = 98_304 / microbatch_seconds("h100", theirs, 98_304, PUBLISHED)
+    assert rate == pytest.approx(published, rel=0.07)
 
 
 @pytest.mark.runs
@@ -242,22 +245,3 @@ def test_the_configured_ranks_of_a_shard_are_respected() -> None:
     (phase,) = plan.phases
     of_four, of_all = (phase_memory(plan, phase, "h100", s, 16, 1).weights for s in ("hsdp", "fsdp2"))
     assert of_four == 4 * of_all
-
-
-def test_a_publication_is_for_one_shape_only() -> None:
-    """Half the layers must not be shown beside the speed of all."""
-    shape, compiled, eager = ModernBertConfig(), ComputeConfig(compile=True), ComputeConfig()
-    mlm = MaskedLmConfig()
-    assert find_published("h100", shape, mlm, compiled, 1024) is not None
-    assert find_published("h100", replace(shape, num_layers=10), mlm, compiled, 1024) is None
-    assert find_published("h100", shape, mlm, eager, 1024) is None
-    assert find_published("h200", shape, mlm, compiled, 1024) is None
-    assert find_published("h100", shape, mlm, compiled, 512) is None
-
-
-def test_a_publication_is_for_one_architecture_and_objective_only() -> None:
-    """Of the same sizes, but with every token predicted from those before it, or with other layers."""
-    sizes = {"vocab_size": 50368, "num_layers": 22, "intermediate_size": 1152}
-    compiled = ComputeConfig(compile=True)
-    assert find_published("h100", ModernBertConfig(), CausalLmConfig(), compiled, 1024) is None
-    assert find_published("h100", BertConfig(**sizes), MaskedLmConfig(), compiled, 1024) is None

@@ -11,7 +11,7 @@ import pytest
 
 from modernbert_train.errors import DataError
 from modernbert_train.report.curves import Following, History, read_history
-from tests.report.records import evaluation, resume, step, validation
+from tests.report.records import resume, step, validation
 
 
 def history_of(folder: Path, *records: dict[str, Any], tail: str = "") -> History:
@@ -117,12 +117,3 @@ def test_a_record_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
         path.write_text("".join(json.dumps(step(i, loss)) + "\n" for i, loss in enumerate(losses, 1)))
         following.refresh()
         assert [s.loss for s in following.history.steps] == losses
-
-
-def test_what_another_process_measured_joins_the_run_s_own(tmp_path: Path) -> None:
-    history_of(tmp_path, step(1), evaluation(1), step(2), evaluation(2))
-    following = Following(tmp_path / "metrics.jsonl")
-    following.refresh()
-    (tmp_path / "watch.jsonl").write_text(json.dumps(evaluation(1, "finetune")) + "\n")
-    assert following.refresh()[0]
-    assert [e.name for e in following.history.evaluations] == ["sst2", "finetune", "sst2"]

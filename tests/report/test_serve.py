@@ -89,7 +89,7 @@ def test_new_runs_join_and_one_that_has_not_begun_is_no_error(tmp_path: Path) ->
 def test_a_folder_of_anything_never_ends_it(tmp_path: Path) -> None:
     one = run(tmp_path / "runs/a", step(1))
     (one / "metrics.jsonl").write_bytes(bytes(range(256)) * 10 + b"\n" + json.dumps(step(1)).encode() + b"\n")
-    for name in ("config.yaml", "samples.jsonl", "starts.jsonl", "faults.jsonl", "evaluations.jsonl", "watch.jsonl"):
+    for name in ("config.yaml", "samples.jsonl", "starts.jsonl", "faults.jsonl", "evaluations.jsonl"):
         (one / name).write_bytes(b"\xff{[\n" * 3)
     found = ask(Watch([tmp_path / "runs"]), [])[0]
     assert found["columns"]["step"] == [1] and found["warnings"]

@@ -12,6 +12,7 @@ import numpy as np
 
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.config.tools.finetune import TaskConfig
+from modernbert_train.core.files import values_as
 from modernbert_train.data.labelled import class_name
 from modernbert_train.data.tables import shown_value
 from modernbert_train.errors import DataError
@@ -94,10 +95,8 @@ def _texts(example: Example, task: TaskConfig) -> list[str]:
 
 
 def _right(example: Example, task: TaskConfig, names: Sequence[str]) -> Any:
-    try:
+    with values_as(DataError, example.place):
         said = class_name(example.label, task.label_column)
-    except ValueError as error:
-        raise DataError(f"{example.place}: {error}") from None
     place = names.index(said) if said in names else int(said) if said.lstrip("-").isdecimal() else -1
     number = _number(example, task)
     if not 0 <= place < number:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from modernbert_train.core.files import anything_as
 from modernbert_train.data.tables import Row, some
 from modernbert_train.errors import DataError
 
@@ -30,14 +31,9 @@ def read_hub(
     """
     import datasets
 
-    try:
+    remedy = f"Correct data, subset and the split {split!r}, or name a folder with a file for each split: data=FOLDER."
+    with anything_as(DataError, f"data={data}: the hub does not give it", remedy):
         found: Any = datasets.load_dataset(data, subset, split=split)
-    except Exception as error:  # a network, a cache and a stranger's files can fail in any way
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-        raise DataError(
-            f"data={data}: the hub does not give it ({reason}). Correct data, subset and the split {split!r}, or "
-            "name a folder with a file for each split: data=FOLDER."
-        ) from None
     texts, others = columns[0], [*columns[1], *([named] if named else [])]
     if missing := [column for column in (*texts, *others) if column not in found.column_names]:
         raise DataError(

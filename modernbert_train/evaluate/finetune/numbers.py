@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from modernbert_train.batch import IGNORED_LABEL
 from modernbert_train.config.tools.finetune import TaskConfig
+from modernbert_train.core.files import values_as
+from modernbert_train.core.text import number_in
 from modernbert_train.data.labelled import class_name
 from modernbert_train.data.tables import shown_value, some
 from modernbert_train.errors import DataError
@@ -99,10 +101,7 @@ def _ordered(counts: Mapping[str, int], task: TaskConfig) -> tuple[str, ...]:
 
 def _score(example: Example) -> NDArray[np.float32]:
     value = example.label
-    try:
-        score = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        score = math.nan
+    score = number_in(value)
     if not math.isfinite(score):
         raise DataError(f"{example.place}: {shown_value(value)} is no score. Write a finite number, or leave it out.")
     return np.array([[score]], dtype=np.float32)
@@ -116,10 +115,8 @@ def _classes(example: Example, task: TaskConfig, names: Sequence[str]) -> tuple[
     if task.kind == "multi-label" and not isinstance(value, list):
         value = [part.strip() for part in str(value).split(task.label_separator) if part.strip()]
     many = value if task.kind == "multi-label" else [value]
-    try:
+    with values_as(DataError, example.place):
         found = [class_name(each, task.label_column) for each in many]
-    except ValueError as error:
-        raise DataError(f"{example.place}: {error}") from None
     return tuple(dict.fromkeys(by_place(example, each, names) for each in found))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from modernbert_train.config.tools.finetune import TaskConfig
+from modernbert_train.core.files import os_errors_as, values_as
 from modernbert_train.data.tables import Row
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.examples import TRAIN, Example, Split
@@ -69,13 +70,10 @@ def read_splits(task: TaskConfig) -> dict[str, Split]:
 
 def _of_file(key: str, path: Path, task: TaskConfig) -> Split:
     labelled, named = key not in task.predict, task.id_column if key != TRAIN else None
-    try:
+    unread = os_errors_as(DataError, f"{key}={path}: cannot be read", "Name a file of labelled texts.")
+    with unread, values_as(DataError, f"{key}={path}"):
         rows = KINDS[task.kind].rows(path, task, labelled, named)
         return _split(key, str(path), "line", rows, task, ())
-    except OSError as error:
-        raise DataError(f"{key}={path}: cannot be read ({error.strerror}). Name a file of labelled texts.") from None
-    except ValueError as error:
-        raise DataError(f"{key}={path}: {error}") from None
 
 
 def _of_hub(key: str, split: str, task: TaskConfig) -> Split:
@@ -87,10 +85,8 @@ def _of_hub(key: str, split: str, task: TaskConfig) -> Split:
     columns = KINDS[task.kind].columns(task, labelled)
     rows, names = read_hub(str(task.data), subset or None, split, columns, labelled, named)
     source = "/".join(filter(None, (task.data, subset, split)))
-    try:
+    with values_as(DataError, source):
         return _split(key, source, "row", rows, task, names)
-    except ValueError as error:
-        raise DataError(f"{source}: {error}") from None
 
 
 def _split(key: str, source: str, word: str, rows: Iterable[Row], task: TaskConfig, names: tuple[str, ...]) -> Split:

@@ -5,13 +5,26 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from modernbert_train.core.files import write_whole
+from modernbert_train.core.read_json import read_json
 from modernbert_train.core.version import __version__
 
 RESULT, PREDICTIONS = "result.json", "predictions.jsonl"
+
+
+def read_result(file: Path) -> dict[str, Any] | None:
+    """What a run came to; None where it has not, or where the file is none of ours."""
+    found: Any = None
+    with suppress(OSError, ValueError):
+        found = read_json(file)
+    kinds: dict[str, type | tuple[type, ...]] = {"task": str, "source": str, "seed": (int, type(None))}
+    kinds |= {"figures": dict, "settings": dict}
+    whole = isinstance(found, dict) and all(isinstance(found.get(key), kind) for key, kind in kinds.items())
+    return found if whole else None
 
 
 def write_figures(

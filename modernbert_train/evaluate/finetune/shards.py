@@ -10,7 +10,6 @@ mixed.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from modernbert_train.config.tools.finetune import TaskConfig
-from modernbert_train.core.files import lock, os_errors_as, publish
+from modernbert_train.core.files import lock, os_errors_as, whole_folder
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.tokenizer_threads import tokenizer_threads
@@ -113,13 +112,12 @@ def _asked(task: TaskConfig, vocabulary: Vocabulary, max_tokens: int) -> dict[st
 
 
 def _read(folder: Path, asked: Mapping[str, Any]) -> Prepared:
-    try:
+    unread, damage = f"{folder / ABOUT}: cannot be read", (ValueError, KeyError, TypeError)
+    with os_errors_as(DataError, unread, f"Remove {folder}, and it is made again.", *damage):
         about = read_json(folder / ABOUT)
         made, counts = about["asked"], {name: Counts(**each) for name, each in about["counts"].items()}
         labels, unseen = tuple(about["labels"]), {name: tuple(each) for name, each in about["unseen"].items()}
         longest = int(about["longest"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder / ABOUT}: cannot be read ({error}). Remove {folder}, and it is made again.") from None
     if other := [key for key in asked if made.get(key) != asked[key]]:
         changed = "; ".join(f"{key}: {made.get(key)} there, {asked[key]} now" for key in other)
         raise ConfigError(
@@ -134,9 +132,7 @@ def _read(folder: Path, asked: Mapping[str, Any]) -> Prepared:
 def _write(task: TaskConfig, asked: Mapping[str, Any], tokenizer: Path, max_tokens: int, folder: Path) -> None:
     splits = read_splits(task)
     labels = KINDS[task.kind].numbers(task, splits)
-    staging = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    shutil.rmtree(staging, ignore_errors=True)
-    try:
+    with whole_folder(folder) as staging:
         (staging / TOKENIZER).mkdir(parents=True)
         for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
             if (tokenizer / name).is_file():
@@ -155,9 +151,6 @@ def _write(task: TaskConfig, asked: Mapping[str, Any], tokenizer: Path, max_toke
             "longest": longest,
         }
         (staging / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-        publish(staging, folder)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _count_repeats(splits: Mapping[str, Split], labels: Labels, task: TaskConfig, counts: Mapping[str, Counts]) -> None:

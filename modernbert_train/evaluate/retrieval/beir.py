@@ -6,20 +6,21 @@ it again, a part at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from modernbert_train.core.files import os_errors_as, values_as
 from modernbert_train.core.own_files import require_own_files
-from modernbert_train.core.read_json import parse_json
-from modernbert_train.core.text import plural, shorten
+from modernbert_train.core.text import number_in, plural, shorten
+from modernbert_train.data.tables import lines_of, objects
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.retrieval.beir_sets import MD5
 
 CORPUS, QUERIES, QRELS = "corpus.jsonl", "queries.jsonl", "qrels"
+T = TypeVar("T")
 _HEAD = ("query-id", "corpus-id", "score")
-_LONGEST_LINE = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -145,32 +146,14 @@ def _read_queries(file: Path) -> dict[str, str]:
 
 
 def _objects(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a file of one to a line, with the number of the line; empty lines do not count."""
-    for number, line in _lines(file):
-        if not line.strip():
-            continue
-        try:
-            entry = parse_json(line)
-        except ValueError as error:
-            raise DataError(f"{file}: line {number} is not JSON ({error}). Correct it, or remove it.") from None
-        if not isinstance(entry, dict):
-            raise DataError(f'{file}: line {number} is no object. Write one a line, as {{"_id": "1", "text": "..."}}.')
-        yield number, entry
+    return checked(file, objects(file, ("_id", "text")))
 
 
-def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    number = 0
-    try:
-        with file.open(encoding="utf-8-sig", newline="\n") as opened:
-            for line in iter(lambda: opened.readline(_LONGEST_LINE), ""):
-                number += 1
-                if len(line) == _LONGEST_LINE:
-                    raise DataError(f"{file}: line {number} has {len(line):,} characters or more. Cut the text.")
-                yield number, line
-    except UnicodeDecodeError:
-        raise DataError(f"{file}: is not UTF-8, near line {number + 1}. Convert it.") from None
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror}). Restore it, or correct the path.") from None
+def checked(file: Path, found: Iterable[T]) -> Iterator[T]:
+    """What is read of a file, with errors that name it."""
+    remedy = "Restore it, or correct the path."
+    with os_errors_as(DataError, f"{file}: cannot be read", remedy), values_as(DataError, str(file)):
+        yield from found
 
 
 def _id(entry: dict[str, Any], lines: dict[str, int], file: Path, number: int) -> str:
@@ -196,7 +179,7 @@ def _text(entry: dict[str, Any], file: Path, number: int) -> str:
 def _read_qrels(file: Path) -> list[tuple[int, str, str, int]]:
     """Line, query, document and score of each judgement."""
     found = []
-    for number, line in _lines(file):
+    for number, line in checked(file, enumerate(lines_of(file), start=1)):
         words = line.rstrip("\r\n").split("\t")
         if number == 1:
             if tuple(words) != _HEAD:
@@ -211,10 +194,7 @@ def _read_qrels(file: Path) -> list[tuple[int, str, str, int]]:
             raise DataError(
                 f"{file}: line {number} has {plural(len(words), 'value')}. Write {', '.join(_HEAD)}, with tabs between."
             )
-        try:
-            score = float(words[2])
-        except ValueError:
-            score = 0.5
+        score = number_in(words[2])
         if not score.is_integer() or abs(score) >= 1 << 31:  # NaN and infinity are none either
             raise DataError(
                 f"{file}: line {number}: the score {shorten(words[2], 40)!r} is no whole number. Write 1 for relevant."

@@ -123,12 +123,11 @@ def _there(folder: Path, about: Mapping[str, Any]) -> dict[str, Any]:
         if others := sorted(path.name for path in folder.iterdir() if path.name not in (VECTORS, ENDS, LOCK)):
             raise ConfigError(f"index={folder}: holds {', '.join(others[:5])}, and no index. Name another folder.")
         return {"documents": 0, "tokens": 0, "width": 0, "whole": False}
-    try:
+    damage = (ValueError, TypeError, KeyError, AttributeError)
+    with os_errors_as(StorageError, f"{folder / ABOUT}: is damaged", _REMOVE, *damage):
         found = read_json(folder / ABOUT)
         differing = [key for key in about if found["about"].get(key) != about[key]]
         counts = {key: int(found[key]) for key in ("documents", "tokens", "width", "whole")}
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise StorageError(f"{folder / ABOUT}: is damaged. {_REMOVE}") from None
     if differing:
         raise ConfigError(
             f"index={folder}: has vectors of another corpus, model or length ({', '.join(differing)}). Name another "

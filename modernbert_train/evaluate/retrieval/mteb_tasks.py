@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modernbert_train.config.tools.retrieval import EvaluateConfig
+from modernbert_train.core.files import anything_as
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.evaluate.loaded import BATCH_TOKENS, LoadedEncoder, load_source
 from modernbert_train.evaluate.retrieval.runs import choose_device, encoder_source
@@ -133,15 +134,10 @@ def measure_task(task: Any, model: Any, config: EvaluateConfig, out: Path) -> tu
     import mteb
 
     about = task.metadata
-    try:
+    remedy = "Run where there is a network once, or leave the task out."
+    with anything_as(DataError, f"mteb:{about.name}: its data, {about.dataset['path']}, cannot be had", remedy):
         for each in getattr(about, "tasks", [task]):  # of several in one, as CQADupstackRetrieval
             each.load_data()
-    except Exception as error:  # the hub, a cache and code of each task's own can fail in any way
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-        raise DataError(
-            f"mteb:{about.name}: its data, {about.dataset['path']}, cannot be had ({reason}). Run where there is "
-            "a network once, or leave the task out."
-        ) from None
     batch: Any = {"batch_size": config.encode_batch, "show_progress_bar": False}
     found = mteb.evaluate(model, task, encode_kwargs=batch, cache=None, co2_tracker=False, show_progress_bar=False)
     (result,) = found.task_results

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from modernbert_train.config.tools.retrieval import RetrievalConfig
+from modernbert_train.core.files import os_errors_as, values_as
 from modernbert_train.data.tables import ENDS, read_rows
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.retrieval.beir import read_beir
@@ -65,13 +66,10 @@ def _rows(path: Path, named: str, config: RetrievalConfig) -> Iterator[tuple[str
     if not path.is_file():
         raise DataError(f"{named}: no such file. Correct the path.")
     columns = [config.query_column, config.positive_column, *config.negative_columns]
-    try:
+    unread = os_errors_as(DataError, f"{named}: cannot be read", "Name a file of pairs.")
+    with unread, values_as(DataError, named):
         for row in read_rows(path, columns, keys="query_column, positive_column and negative_columns"):
             yield row.texts
-    except OSError as error:
-        raise DataError(f"{named}: cannot be read ({error.strerror}). Name a file of pairs.") from None
-    except ValueError as error:
-        raise DataError(f"{named}: {error}") from None
 
 
 def _of_folder(folder: Path, named: str, config: RetrievalConfig) -> Iterator[tuple[str, ...]]:

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from modernbert_train.config.schema import ClassifyConfig
 from modernbert_train.config.tools.retrieval import MeasureConfig
+from modernbert_train.core.files import anything_as, os_errors_as
 from modernbert_train.core.read_json import read_json
-from modernbert_train.core.text import shorten
+from modernbert_train.core.text import number_in, shorten
+from modernbert_train.data.tables import lines_of
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.evaluate.retrieval.beir import Beir
+from modernbert_train.evaluate.retrieval.beir import Beir, checked
 from modernbert_train.evaluate.retrieval.runs import choose_device, encoder_source, quiet
 from modernbert_train.evaluate.retrieval.sentence_model import check_sentence_model, is_sentence_model
 
@@ -66,28 +68,19 @@ def by_score(scores: Mapping[str, float]) -> list[str]:
 
 
 def _trec(file: Path) -> Iterator[tuple[str, str, str, float]]:
-    try:
-        with file.open(encoding="utf-8-sig") as lines:
-            for number, line in enumerate(lines, start=1):
-                words = line.split()
-                if words and len(words) != _TREC:
-                    raise DataError(
-                        f"{file}: line {number} has {len(words)} columns. Write {_TREC}, as trec_eval: query Q0 "
-                        "document rank score run."
-                    )
-                if words:
-                    yield f"{file}: line {number}", words[0], words[2], _score(words[4], f"{file}: line {number}")
-    except UnicodeDecodeError:
-        raise DataError(f"{file}: is not UTF-8. Convert it.") from None
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror}). Restore it, or correct the path.") from None
+    for number, line in checked(file, enumerate(lines_of(file), start=1)):
+        words, where = line.split(), f"{file}: line {number}"
+        if words and len(words) != _TREC:
+            raise DataError(
+                f"{where} has {len(words)} columns. Write {_TREC}, as trec_eval: query Q0 document rank score run."
+            )
+        if words:
+            yield where, words[0], words[2], _score(words[4], where)
 
 
 def _json(file: Path) -> Iterator[tuple[str, str, str, float]]:
-    try:
+    with os_errors_as(DataError, f"{file}: cannot be read", "Restore it, or correct the path.", ValueError):
         content = read_json(file)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file}: cannot be read ({error}). Restore it, or correct the path.") from None
     if not isinstance(content, dict) or not all(isinstance(scores, dict) for scores in content.values()):
         raise DataError(f'{file}: is no run. Write {{"query": {{"document": 1.5}}}}.')
     for query, scores in content.items():
@@ -96,10 +89,7 @@ def _json(file: Path) -> Iterator[tuple[str, str, str, float]]:
 
 
 def _score(text: Any, where: str) -> float:
-    try:
-        score = float(text)
-    except (TypeError, ValueError):
-        score = math.nan
+    score = number_in(text)
     if not math.isfinite(score):
         raise DataError(f"{where}: the score {shorten(str(text), 40)!r} is no number. Correct it.")
     return score
@@ -131,11 +121,8 @@ def open_reranker(name: str, config: MeasureConfig) -> CrossEncoder:
 
     def load(folder: str) -> CrossEncoder:
         own: dict[str, Any] = {"device": choose_device(config.device), "local_files_only": True}
-        try:
+        with anything_as(DataError, f"{name}: sentence-transformers cannot open it", "Name another model."):
             return CrossEncoder(folder, model_kwargs={"dtype": "float32"}, trust_remote_code=False, **own)
-        except Exception as error:  # the library and what is below it can fail in any way
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-            raise DataError(f"{name}: sentence-transformers cannot open it ({reason}). Name another model.") from None
 
     if is_sentence_model(name):
         check_sentence_model(name, config)

@@ -233,12 +233,9 @@ def _same_run(folder: Path, model: str, config: RetrievalConfig, pairs: Pairs) -
             )
         write_whole(file, json.dumps(now, indent=2) + "\n")
         return
-    try:
+    remedy = "Remove the folder, or name another run with name=."
+    with os_errors_as(StorageError, f"{file}: is damaged", remedy, ValueError):
         before = read_json(file)
-    except ValueError as error:
-        raise StorageError(
-            f"{file}: is damaged ({error}). Remove the folder, or name another run with name=."
-        ) from None
     differing = [key for key in now if not isinstance(before, dict) or before.get(key) != now[key]]
     if differing:
         listed = "\n  ".join(f"{key}={now[key]!r} here, {before.get(key)!r} there" for key in differing)

@@ -6,14 +6,13 @@ written here says both, and prompts, lengths of queries and documents, and wheth
 
 from __future__ import annotations
 
-import os
-import shutil
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modernbert_train.config.tools.retrieval import EvaluateConfig, RetrievalConfig
-from modernbert_train.core.files import publish
+from modernbert_train.core.files import anything_as, os_errors_as, whole_folder
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.version import __version__
@@ -65,12 +64,11 @@ def check_sentence_model(name: str, config: EvaluateConfig) -> None:
     """
     folder = Path(name)
     require_own_files(folder)
-    try:
+    remedy, damage = "Restore it from a copy, or write the folder again.", (ValueError, TypeError, KeyError)
+    with os_errors_as(DataError, f"{folder / MODULES}: is damaged", remedy, *damage):
         modules = read_json(folder / MODULES)
         types = [str(each["type"]) for each in modules]
         paths = [folder / str(each["path"]) for each in modules]
-    except (OSError, ValueError, TypeError, KeyError):
-        raise DataError(f"{folder / MODULES}: is damaged. Restore it from a copy, or write the folder again.") from None
     for kind, path in zip(types, paths, strict=True):
         if not kind.startswith(_LIBRARY):
             raise DataError(
@@ -133,12 +131,10 @@ def _build(folder: Path, config: EvaluateConfig) -> Model:
     from torch.nn import Identity
 
     own = {"local_files_only": True, "trust_remote_code": False}
-    try:
+    with _opening(folder):
         encoder = Transformer(
             str(folder), model_kwargs=own | {"dtype": "float32"}, processor_kwargs={**own}, config_kwargs={**own}
         )
-    except Exception as error:  # the library and what is below it can fail in any way
-        raise _unopened(folder, error) from None
     prompts = {"query": config.query_prompt or "", "document": config.document_prompt or ""}
     device = choose_device(config.device)
     width = encoder.get_embedding_dimension()
@@ -161,15 +157,13 @@ def _load(name: str, config: EvaluateConfig) -> Model:
     kind = MultiVectorEncoder if isinstance(about, dict) and about.get("model_type") == _MULTI else SentenceTransformer
     device = choose_device(config.device)
     settings: dict[str, Any] = {"device": device, "local_files_only": True, "trust_remote_code": False}
-    try:
+    with _opening(name):
         return kind(name, model_kwargs={"dtype": "float32"}, **settings)
-    except Exception as error:  # as in _build
-        raise _unopened(Path(name), error) from None
 
 
-def _unopened(folder: Path, error: Exception) -> DataError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-    return DataError(f"{folder}: sentence-transformers cannot open it ({reason}). Export it again, or name another.")
+def _opening(folder: object) -> AbstractContextManager[None]:
+    remedy = "Export it again, or name another."
+    return anything_as(DataError, f"{folder}: sentence-transformers cannot open it", remedy)
 
 
 def describe(model: Model) -> Described:
@@ -196,20 +190,10 @@ def save(model: Model, out: Path, source: str, trained_on: str) -> None:
     Raises:
         StorageError: the disk refuses it.
     """
-    staging = out.parent / f".{out.name}.{os.getpid()}.partial"
-    try:
-        staging.mkdir(parents=True)
+    unwritten = os_errors_as(StorageError, f"{out}: cannot be written", "Free the disk, or set runs_folder.")
+    with unwritten, whole_folder(out) as staging:
         model.save_pretrained(str(staging), create_model_card=False)
         (staging / "README.md").write_text(_card(model, source, trained_on), encoding="utf-8")
-        replaced = publish(staging, out)
-        if replaced is not None:
-            shutil.rmtree(replaced, ignore_errors=True)
-    except OSError as error:
-        raise StorageError(
-            f"{out}: the model could not be written ({error}). Free the disk, or set runs_folder."
-        ) from None
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _card(model: Model, source: str, trained_on: str) -> str:

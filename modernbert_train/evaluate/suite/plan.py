@@ -20,14 +20,14 @@ from modernbert_train.config.tools.retrieval import RANKING, MeasureConfig, Retr
 from modernbert_train.config.tools.suite import SuiteConfig, SuiteTaskConfig, each_alone, suite_problems
 from modernbert_train.core.installed import YAMLS
 from modernbert_train.errors import ConfigError
-from modernbert_train.evaluate.finetune.many import Cell
-from modernbert_train.evaluate.finetune.result import RESULT
-from modernbert_train.evaluate.finetune.table import read_result
+from modernbert_train.evaluate.finetune.result import RESULT, read_result
 from modernbert_train.evaluate.finetune.task import asked, labels_of, read_task, run_name
 from modernbert_train.evaluate.retrieval.runs import MODEL, read_settings
+from modernbert_train.evaluate.suite.cells import Cell
 
 NDCG, MAIN_SCORE = RANKING[0], "main_score"
 _OF_MODEL = ("model.", "objective.", "phases.", "evals.", "plugins")  # whose keys are known when the run is
+_OWN = ("name", "runs_folder", "seed")  # that each run has its own of
 _SUITES = YAMLS / "suites"
 
 
@@ -98,7 +98,8 @@ class Plan:
         self._home, self._overrides = home, tuple(overrides)
         if len({*self.seeds}) < len(self.seeds):
             raise ConfigError(f"--seeds {' '.join(map(str, self.seeds))}: one is named twice. Name each once.")
-        problems = []
+        own = [each for each in overrides if each.partition("=")[0] in _OWN]
+        problems = [f"{each}: each of several runs has its own. Use --out and --seeds." for each in own]
         for name in suite.tasks:
             try:
                 problems += [f"tasks.{name}.{problem}" for problem in self._problems(name)]

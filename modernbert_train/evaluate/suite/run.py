@@ -1,8 +1,4 @@
-"""Run a suite: what is missing of its runs, each a process of its own, and the table after each.
-
-Nothing is remembered but what the runs leave, as with many fine-tunings: this process can be killed at any moment, and
-the same command goes on.
-"""
+"""Run a suite, of a file or of a command line: what is missing of its runs, and the table after each."""
 
 from __future__ import annotations
 
@@ -10,15 +6,15 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from modernbert_train.config.tools.suite import SuiteConfig, SuiteTaskConfig
 from modernbert_train.core.text import plural
 from modernbert_train.errors import ConfigError
-from modernbert_train.evaluate.finetune.many import Cell, Outcome, held, refuse_other_settings, run_cells, tell
-from modernbert_train.evaluate.finetune.task import named_model
+from modernbert_train.evaluate.finetune.task import SEED, named_model
+from modernbert_train.evaluate.suite.cells import Cell, Outcome, held, refuse_changed, run_cells, tell
 from modernbert_train.evaluate.suite.efficiency import measure_all
 from modernbert_train.evaluate.suite.plan import Plan, choices_of, read_suite
 from modernbert_train.evaluate.suite.submission import FOLDER, submit
-from modernbert_train.evaluate.suite.table import as_markdown, make_table, write_suite
-from modernbert_train.report.many import PICTURE
+from modernbert_train.evaluate.suite.table import PICTURE, as_markdown, make_table, write_suite
 from modernbert_train.weights.formats import read_folder
 from modernbert_train.weights.formats.config_json import CONFIG_JSON
 from modernbert_train.weights.named_source import check_named
@@ -55,9 +51,33 @@ def evaluate_suite(
     for model in plan.models:
         _check_encoder(named_model(model).source)
     print(f"{name}: {describe(plan)}", flush=True)
-    if dry_run:
-        return
-    failed: dict[str, str] = {}
+    if not dry_run:
+        _run(plan, out, jobs)
+
+
+def finetune_many(
+    tasks: Sequence[str],
+    models: Sequence[str],
+    seeds: Sequence[int] | None,
+    out: Path,
+    jobs: int | None,
+    overrides: Sequence[str],
+) -> None:
+    """Fine-tune every model on every task with every seed: a suite without a file. Arguments and errors are as above.
+
+    Raises:
+        ConfigError: two tasks have one name.
+    """
+    suite = SuiteConfig(tasks={Path(task).stem: SuiteTaskConfig(finetune=task) for task in tasks}, seeds=[SEED])
+    if len(suite.tasks) < len(tasks):
+        raise ConfigError(f"{' '.join(tasks)}: two of them have one name. Name each once, or rename a file.")
+    for model in models:
+        check_named(named_model(model).source)
+    _run(Plan(suite, Path(), list(dict.fromkeys(models)), seeds, out, overrides), out, jobs)
+
+
+def _run(plan: Plan, out: Path, jobs: int | None) -> None:
+    suite, failed = plan.suite, dict[str, str]()
     with held(out):
         stopped = False
         lost: list[tuple[Cell, int, str]] = []
@@ -68,9 +88,9 @@ def evaluate_suite(
         for names in plan.levels:
             for choosing in (True, False):
                 cells = list(plan.cells(names, choosing=choosing))
-                refuse_other_settings(cells, out, ())
+                refuse_changed(cells, out)
                 missing = [] if stopped else [cell for cell in cells if plan.result(cell) is None]
-                outcome = run_cells(missing, out, jobs, (), draw)
+                outcome = run_cells(missing, out, jobs, draw)
                 lost += outcome.failed
                 failed |= {cell.name: f"failed with exit code {code}: {said}" for cell, code, said in outcome.failed}
                 stopped |= outcome.stopped
@@ -81,7 +101,7 @@ def evaluate_suite(
             failed |= submit(plan, out)
         draw()
     print(as_markdown(make_table(plan, failed)))
-    print(f"table: {out}/table.md, {out}/table.json; picture: {out}/{PICTURE}; page: {out}/report.html")
+    print(f"table: {out}/table.md, {out}/table.json; picture: {out}/{PICTURE}")
     if (out / FOLDER).is_dir():
         print(f"to send to a test server: {out}/{FOLDER}")
     tell(Outcome(failed=lost, stopped=stopped), out)

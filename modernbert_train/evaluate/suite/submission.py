@@ -24,8 +24,8 @@ from modernbert_train.core.files import os_errors_as, write_whole
 from modernbert_train.core.read_json import parse_json, read_json
 from modernbert_train.distributed.many import Job, last_words, run_all
 from modernbert_train.errors import RunError, StorageError
-from modernbert_train.evaluate.finetune.many import LOGS, Cell
 from modernbert_train.evaluate.finetune.task import read_task
+from modernbert_train.evaluate.suite.cells import LOGS, Cell
 from modernbert_train.evaluate.suite.plan import Plan
 
 FOLDER, PREDICTIONS = "submission", "submission.jsonl"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 from modernbert_train.core.files import os_errors_as, write_whole
 from modernbert_train.core.text import markdown_table, plural
 from modernbert_train.errors import StorageError
-from modernbert_train.evaluate.finetune.table import MARKDOWN, Table, spread
 from modernbert_train.evaluate.suite import efficiency
 from modernbert_train.evaluate.suite.efficiency import not_measured, table_of
 from modernbert_train.evaluate.suite.plan import Plan, choices_of
 from modernbert_train.report.dots import draw_dots
-from modernbert_train.report.many import PICTURE, TABLE, write_table_page
+
+TABLE, MARKDOWN, PICTURE = "table.json", "table.md", "table.svg"
+Table = dict[str, Any]
 
 
 def make_table(plan: Plan, failed: Mapping[str, str]) -> Table:
@@ -75,6 +77,15 @@ def _cell(plan: Plan, name: str, model: str, failed: Mapping[str, str]) -> dict[
     return {**found, "chosen": None if chosen is None else str(chosen), "runs": runs, "failed": sorted({*problems})}
 
 
+def spread(values: Mapping[str, float]) -> dict[str, Any] | None:
+    """Mean and standard deviation over seeds, and the values; None where there is none."""
+    if not values:
+        return None
+    deviation = statistics.stdev(values.values()) if len(values) > 1 else None
+    mean = statistics.fmean(values.values())
+    return {"mean": mean, "standard_deviation": deviation, "n": len(values), "seeds": dict(values)}
+
+
 def _mean(values: Sequence[float | None]) -> dict[str, Any] | None:
     """Of figures of several tasks; nothing where one is missing."""
     known = [value for value in values if value is not None]
@@ -102,7 +113,7 @@ def _notes(plan: Plan, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def write_suite(out: Path, table: Table) -> None:
-    """Write table.json, table.md, table.svg and report.html.
+    """Write table.json, table.md and table.svg.
 
     Raises:
         StorageError: the disk refuses it.
@@ -111,7 +122,6 @@ def write_suite(out: Path, table: Table) -> None:
         write_whole(out / TABLE, json.dumps(table, indent=2) + "\n")
         write_whole(out / MARKDOWN, as_markdown(table) + "\n")
         write_whole(out / PICTURE, draw_dots(table["columns"], table["rows"]))
-    write_table_page(out)
 
 
 def as_markdown(table: Table) -> str:

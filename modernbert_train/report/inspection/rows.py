@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from modernbert_train.batch import IGNORED_LABEL, QUERY_RANK, Batch, Packed
+from modernbert_train.core.files import anything_as
 from modernbert_train.data.mixture import TokenStreams
 from modernbert_train.data.packing import Chunk
 from modernbert_train.data.planner import BatchPlan
@@ -100,10 +101,8 @@ class RowWriter:
 
     def __init__(self, tokenizer_folder: str, vocabulary: Vocabulary, streams: TokenStreams, paint: Painter) -> None:
         path = Path(tokenizer_folder) / "tokenizer.json"
-        try:
+        with anything_as(DataError, f"{path}: cannot be loaded", "Restore it from a copy."):
             self._tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare exceptions
-            raise DataError(f"{path}: cannot be loaded ({error}). Restore it from a copy.") from None
         self._vocabulary = vocabulary
         self._special = {vocabulary.cls_id, vocabulary.sep_id, vocabulary.pad_id, vocabulary.mask_id}
         self._streams = streams

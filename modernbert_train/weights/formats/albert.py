@@ -9,16 +9,26 @@ matrix here and three there. Nothing else is changed, so that both ways keep eve
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Any
 
 from modernbert_train.config.albert import AlbertConfig
 from modernbert_train.config.model import MOST_LAYERS
 from modernbert_train.config.objective import Order
-from modernbert_train.config.read import shown
-from modernbert_train.core.version import __version__
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats.config_json import Described, number_under
+from modernbert_train.weights.formats.config_json import (
+    ACTIVATIONS,
+    PAIR_HEAD,
+    Described,
+    activation_name,
+    head_of,
+    number_under,
+    one_of,
+    require_class,
+    require_fixed,
+    require_whole_heads,
+    share_under,
+)
 
 MODEL_TYPE = "albert"
 ARCHITECTURES = ("AlbertForMaskedLM", "AlbertForPreTraining")  # the second is written where there is a head for pairs
@@ -40,14 +50,6 @@ KEYS: dict[str, tuple[str, int | float]] = {
     "init_std": ("initializer_range", 0.02),
 }
 
-# config.json's names for the two functions -> ours; the first of each is the one that is written
-ACTIVATIONS: dict[str, Literal["gelu", "gelu_tanh"]] = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-}
-
-PAIR_HEAD = "pair_head"  # module of `PairHead` beside the masked-LM model
 
 # module of a unit here -> theirs in a layer
 _ATTENTION: dict[str, tuple[str, ...]] = {
@@ -102,16 +104,13 @@ def describe(
     """See `HubFormat`. The longest sequence is as many as there are position vectors."""
     stored = config.stored
     return {
-        "architectures": [ARCHITECTURES[PAIR_HEAD in modules]],
-        "model_type": MODEL_TYPE,
-        "exported_by": f"modernbert_train {__version__}",
-        "dtype": "float32",
+        **head_of(ARCHITECTURES[PAIR_HEAD in modules], MODEL_TYPE),
         **{theirs: getattr(config, ours) for ours, (theirs, _) in KEYS.items()},
         **FIXED,
         "num_hidden_layers": stored.num_layers // stored.group_layers,
         "num_hidden_groups": stored.groups,
         "inner_group_num": stored.group_layers,
-        "hidden_act": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation),
+        "hidden_act": activation_name(config.activation),
         "hidden_dropout_prob": config.dropout,
         "attention_probs_dropout_prob": 0.0,
         "pad_token_id": vocabulary.pad_id,
@@ -124,27 +123,9 @@ def read(raw: dict[str, Any], where: str) -> Described:
     """See `HubFormat`. Dropout of attention probabilities is not taken over: it concerns training alone, and there is
     none here.
     """
-    kind, named = raw.get("model_type"), raw.get("architectures")
-    found = named if isinstance(named, list) else []
-    if kind != MODEL_TYPE or not any(name in found for name in ARCHITECTURES):
-        choices = " or ".join(f"architectures=['{name}']" for name in ARCHITECTURES)
-        raise DataError(
-            f"{where}: model_type={shown(kind)}, architectures={shown(named)}; only model_type={MODEL_TYPE} with "
-            f"{choices} can be read. Name such a model."
-        )
-    for key, value in FIXED.items():
-        if raw.get(key) not in (None, value):
-            raise DataError(f"{where}: {key}={shown(raw[key])}; this encoder only knows {value}. Name another model.")
-    if raw.get("pruned_heads"):
-        raise DataError(
-            f"{where}: pruned_heads={shown(raw['pruned_heads'])}; this encoder has all. Name another model."
-        )
-    activation = raw.get("hidden_act", "gelu_new")
-    if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise DataError(
-            f"{where}: hidden_act={shown(activation)}; this encoder only knows {', '.join(ACTIVATIONS)}. Name another "
-            "model."
-        )
+    require_class(raw, where, MODEL_TYPE, *ARCHITECTURES)
+    require_fixed(raw, FIXED, where)
+    activation = one_of(raw, "hidden_act", "gelu_new", ACTIVATIONS, where)
     numbers = {ours: number_under(raw, theirs, default, where) for ours, (theirs, default) in KEYS.items()}
     layers, groups, inner = (
         int(number_under(raw, key, default, where, most=MOST_LAYERS))
@@ -168,11 +149,7 @@ def read(raw: dict[str, Any], where: str) -> Described:
         groups=1 if own else groups,
         group_layers=inner,
         activation=ACTIVATIONS[activation],
-        dropout=float(number_under(raw, "hidden_dropout_prob", 0.0, where, least=0.0, most=0.999)),
+        dropout=share_under(raw, "hidden_dropout_prob", 0.0, where),
     )
-    if config.hidden_size % config.num_heads:
-        raise DataError(
-            f"{where}: hidden_size={config.hidden_size} is not a multiple of num_attention_heads={config.num_heads}. "
-            "Restore the file from a copy."
-        )
+    require_whole_heads(config, where)
     return Described(config, config.max_positions, "all")

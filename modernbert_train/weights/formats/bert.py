@@ -8,15 +8,25 @@ is stored as the embedding alone. The head for pairs has a place in BERT; RoBERT
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Any
 
 from modernbert_train.config.bert import BertConfig
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
-from modernbert_train.core.version import __version__
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats.config_json import Described, number_under
+from modernbert_train.weights.formats.config_json import (
+    ACTIVATIONS,
+    PAIR_HEAD,
+    Described,
+    activation_name,
+    head_of,
+    number_under,
+    numbers_under,
+    require_fixed,
+    require_whole_heads,
+    share_under,
+)
 
 # model_type -> the classes of what sees both sides; the second is written where there is a head for pairs
 ARCHITECTURES = {"bert": ("BertForMaskedLM", "BertForPreTraining"), "roberta": ("RobertaForMaskedLM",)}
@@ -45,14 +55,6 @@ KEYS = {
     "init_std": "initializer_range",
 }
 
-# config.json's names for the two functions -> ours; the first of each is the one that is written
-ACTIVATIONS: dict[str, Literal["gelu", "gelu_tanh"]] = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-}
-
-PAIR_HEAD = "pair_head"  # module of `PairHead` beside the masked-LM model
 
 # module of a layer here -> theirs
 _LAYER = {
@@ -143,14 +145,11 @@ def describe(
         special |= {"bos_token_id": vocabulary.cls_id, "eos_token_id": vocabulary.sep_id}
     named = DECODERS[kind] if order == "causal" else ARCHITECTURES[kind][PAIR_HEAD in modules]
     return {
-        "architectures": [named],
-        "model_type": kind,
-        "exported_by": f"modernbert_train {__version__}",
-        "dtype": "float32",
+        **head_of(named, kind),
         **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
         **FIXED,
         "is_decoder": order == "causal",
-        "hidden_act": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation),
+        "hidden_act": activation_name(config.activation),
         "max_position_embeddings": config.max_positions + config.position_offset,
         "hidden_dropout_prob": config.dropout,
         "attention_probs_dropout_prob": 0.0,
@@ -194,13 +193,7 @@ def architecture(raw: dict[str, Any], where: str, kind: str) -> BertConfig:
     Raises:
         DataError: it describes another, or none; names what differs.
     """
-    for key, value in FIXED.items():
-        if raw.get(key) not in (None, value):
-            raise DataError(f"{where}: {key}={shown(raw[key])}; this encoder only knows {value}. Name another model.")
-    if raw.get("pruned_heads"):
-        raise DataError(
-            f"{where}: pruned_heads={shown(raw['pruned_heads'])}; this encoder has all. Name another model."
-        )
+    require_fixed(raw, FIXED, where)
     activation = raw.get("hidden_act", "gelu")
     usable = list(ACTIVATIONS) if kind == "bert" else ["gelu"]  # a RoBERTa's head has this one whatever is said
     if activation not in usable:
@@ -213,18 +206,13 @@ def architecture(raw: dict[str, Any], where: str, kind: str) -> BertConfig:
         raw = {"vocab_size": 50265, "pad_token_id": 1, **raw}  # transformers' defaults, where they are not BERT's
         offset = int(number_under(raw, "pad_token_id", 1, where, least=0)) + 1
     defaults = BertConfig()
-    numbers = {ours: number_under(raw, theirs, getattr(defaults, ours), where) for ours, theirs in KEYS.items()}
     rows = int(number_under(raw, "max_position_embeddings", defaults.max_positions, where, least=offset + 1))
     config = BertConfig(
-        **numbers,  # type: ignore[arg-type]  # whole where the default is
+        **numbers_under(raw, KEYS, defaults, where),
         max_positions=rows - offset,
         position_offset=offset,
         activation=ACTIVATIONS[activation],
-        dropout=float(number_under(raw, "hidden_dropout_prob", defaults.dropout, where, least=0.0, most=0.999)),
+        dropout=share_under(raw, "hidden_dropout_prob", defaults.dropout, where),
     )
-    if config.hidden_size % config.num_heads:
-        raise DataError(
-            f"{where}: hidden_size={config.hidden_size} is not a multiple of num_attention_heads={config.num_heads}. "
-            "Restore the file from a copy."
-        )
+    require_whole_heads(config, where)
     return config

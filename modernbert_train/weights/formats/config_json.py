@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from modernbert_train.config.model import MOST_LAYERS, MOST_WIDTH
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
 from modernbert_train.config.schema import ModelConfig, ObjectiveConfig
+from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.read_json import read_json
+from modernbert_train.core.version import __version__
 from modernbert_train.errors import DataError
 
 CONFIG_JSON = "config.json"
 PREDICTS_FROM, BEFORE = "predicts_from", "before"  # a key of ours, and its value where the token before predicts
+PAIR_HEAD = "pair_head"  # module of `PairHead` beside the masked-LM model
+# config.json's names for the two functions -> ours; the first of each is the one that is written
+ACTIVATIONS: dict[str, Literal["gelu", "gelu_tanh"]] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
 
 
 class Described(NamedTuple):
@@ -40,10 +50,8 @@ def read_object(path: Path) -> dict[str, Any]:
     Raises:
         DataError: the file is missing, cut short or holds something else.
     """
-    try:
+    with os_errors_as(DataError, f"{path}: cannot be read", "Restore it from a copy.", ValueError):
         content = read_json(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({error}). Restore it from a copy.") from None
     if not isinstance(content, dict):
         raise DataError(f"{path}: not a JSON object. Restore it from a copy.")
     return content
@@ -75,3 +83,85 @@ def number_under(
             f"{where}: {key}={shown(value)}, not a {whole} {bound} and up to {most:,}. Restore the file from a copy."
         )
     return value
+
+
+def numbers_under(raw: dict[str, Any], keys: Mapping[str, str], defaults: Any, where: str) -> dict[str, Any]:
+    """The numbers of `keys`, ours -> theirs, with a configuration or its class for what is not there."""
+    return {ours: number_under(raw, theirs, getattr(defaults, ours), where) for ours, theirs in keys.items()}
+
+
+def share_under(raw: dict[str, Any], key: str, default: float, where: str) -> float:
+    """A dropout."""
+    return float(number_under(raw, key, default, where, least=0.0, most=0.999))
+
+
+def one_of(raw: dict[str, Any], key: str, default: str, known: Collection[str], where: str) -> str:
+    """The word under a key.
+
+    Raises:
+        DataError: it is none of those that are known.
+    """
+    value = default if raw.get(key) is None else raw[key]
+    if not isinstance(value, str) or value not in known:
+        raise DataError(
+            f"{where}: {key}={shown(value)}; this encoder only knows {', '.join(known)}. Name another model."
+        )
+    return value
+
+
+def require_class(raw: dict[str, Any], where: str, model_type: str, *classes: str) -> None:
+    """Refuse a config.json of another type, or that names none of these classes of transformers.
+
+    Raises:
+        DataError: names what can be read.
+    """
+    kind, named = raw.get("model_type"), raw.get("architectures")
+    if kind != model_type or not isinstance(named, list) or not any(each in named for each in classes):
+        choices = " or ".join(f"architectures=['{each}']" for each in classes)
+        raise DataError(
+            f"{where}: model_type={shown(kind)}, architectures={shown(named)}; only model_type={model_type}, {choices} "
+            "can be read. Name such a model."
+        )
+
+
+def require_fixed(raw: dict[str, Any], fixed: Mapping[str, Any], where: str) -> None:
+    """Refuse what a configuration can say and the encoder does not do otherwise.
+
+    Raises:
+        DataError: names the key.
+    """
+    for key, value in fixed.items():
+        if raw.get(key) not in (None, value):
+            raise DataError(f"{where}: {key}={shown(raw[key])}; this encoder only knows {value}. Name another model.")
+    if raw.get("pruned_heads"):
+        raise DataError(f"{where}: pruned_heads={shown(raw['pruned_heads'])}; this encoder has all. Name another.")
+
+
+def require_whole_heads(
+    config: ModelConfig, where: str, width: str = "hidden_size", heads: str = "num_attention_heads"
+) -> None:
+    """Refuse a width that heads do not divide; `width` and `heads` are their keys.
+
+    Raises:
+        DataError: names both.
+    """
+    if config.hidden_size % config.num_heads:
+        raise DataError(
+            f"{where}: {width}={config.hidden_size} is not a multiple of {heads}={config.num_heads}. Restore the file "
+            "from a copy."
+        )
+
+
+def head_of(architecture: str, model_type: str) -> dict[str, Any]:
+    """The first keys of every config.json."""
+    return {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "exported_by": f"modernbert_train {__version__}",
+        "dtype": "float32",
+    }
+
+
+def activation_name(activation: str) -> str:
+    """Theirs, of ours."""
+    return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == activation)

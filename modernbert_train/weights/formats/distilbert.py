@@ -7,12 +7,19 @@ from typing import Any
 
 from modernbert_train.config.bert import DistilBertConfig
 from modernbert_train.config.objective import Order
-from modernbert_train.config.read import shown
-from modernbert_train.core.version import __version__
-from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats.bert import ACTIVATIONS
-from modernbert_train.weights.formats.config_json import Described, number_under
+from modernbert_train.weights.formats.config_json import (
+    ACTIVATIONS,
+    Described,
+    activation_name,
+    head_of,
+    numbers_under,
+    one_of,
+    require_class,
+    require_fixed,
+    require_whole_heads,
+    share_under,
+)
 
 ARCHITECTURE = "DistilBertForMaskedLM"
 
@@ -73,13 +80,10 @@ def describe(
 ) -> dict[str, Any]:
     """See `HubFormat`. The longest sequence is as many as there are position vectors."""
     return {
-        "architectures": [ARCHITECTURE],
-        "model_type": "distilbert",
-        "exported_by": f"modernbert_train {__version__}",
-        "dtype": "float32",
+        **head_of(ARCHITECTURE, "distilbert"),
         **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
         **FIXED,
-        "activation": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation),
+        "activation": activation_name(config.activation),
         "dropout": config.dropout,
         "attention_dropout": 0.0,
         "pad_token_id": vocabulary.pad_id,
@@ -90,35 +94,13 @@ def read(raw: dict[str, Any], where: str) -> Described:
     """See `HubFormat`. Dropout of attention probabilities is not taken over: it concerns training alone, and there is
     none here.
     """
-    named = raw.get("architectures")
-    if raw.get("model_type") != "distilbert" or not isinstance(named, list) or ARCHITECTURE not in named:
-        raise DataError(
-            f"{where}: model_type={shown(raw.get('model_type'))}, architectures={shown(named)}; only "
-            f"model_type=distilbert, architectures=['{ARCHITECTURE}'] can be read. Name such a model."
-        )
-    for key, value in FIXED.items():
-        if raw.get(key) not in (None, value):
-            raise DataError(f"{where}: {key}={shown(raw[key])}; this encoder only knows {value}. Name another model.")
-    if raw.get("pruned_heads"):
-        raise DataError(
-            f"{where}: pruned_heads={shown(raw['pruned_heads'])}; this encoder has all. Name another model."
-        )
-    activation = raw.get("activation", "gelu")
-    if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise DataError(
-            f"{where}: activation={shown(activation)}; this encoder only knows {', '.join(ACTIVATIONS)}. Name another "
-            "model."
-        )
+    require_class(raw, where, "distilbert", ARCHITECTURE)
+    require_fixed(raw, FIXED, where)
     defaults = DistilBertConfig()
-    numbers = {ours: number_under(raw, theirs, getattr(defaults, ours), where) for ours, theirs in KEYS.items()}
     config = DistilBertConfig(
-        **numbers,  # type: ignore[arg-type]  # whole where the default is
-        activation=ACTIVATIONS[activation],
-        dropout=float(number_under(raw, "dropout", defaults.dropout, where, least=0.0, most=0.999)),
+        **numbers_under(raw, KEYS, defaults, where),
+        activation=ACTIVATIONS[one_of(raw, "activation", "gelu", ACTIVATIONS, where)],
+        dropout=share_under(raw, "dropout", defaults.dropout, where),
     )
-    if config.hidden_size % config.num_heads:
-        raise DataError(
-            f"{where}: dim={config.hidden_size} is not a multiple of n_heads={config.num_heads}. Restore the file from "
-            "a copy."
-        )
+    require_whole_heads(config, where, "dim", "n_heads")
     return Described(config, config.max_positions, "all")

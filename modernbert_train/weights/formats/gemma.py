@@ -9,11 +9,10 @@ from typing import Any
 from modernbert_train.config.gemma import GemmaConfig
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
-from modernbert_train.core.version import __version__
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats import llama
-from modernbert_train.weights.formats.config_json import Described, number_under
+from modernbert_train.weights.formats.config_json import Described, head_of, number_under, require_fixed
 
 MODEL_TYPE, ARCHITECTURE = "gemma3_text", "Gemma3ForCausalLM"
 
@@ -67,10 +66,7 @@ def describe(
     """See `HubFormat`."""
     plain = llama.rope_of(config)
     return {
-        "architectures": [ARCHITECTURE],
-        "model_type": MODEL_TYPE,
-        "exported_by": f"modernbert_train {__version__}",
-        "dtype": "float32",
+        **head_of(ARCHITECTURE, MODEL_TYPE),
         **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
         **FIXED,
         "num_key_value_heads": config.kv_heads,
@@ -101,9 +97,7 @@ def read(raw: dict[str, Any], where: str) -> Described:
             f"{where}: model_type={shown(raw.get('model_type'))}; only model_type={MODEL_TYPE} can be read. Name such "
             "a model."
         )
-    for key, value in FIXED.items():
-        if raw.get(key) not in (None, value):
-            raise DataError(f"{where}: {key}={shown(raw[key])}; this encoder only knows {value}. Name another model.")
+    require_fixed(raw, FIXED, where)
     raw = {**_DEFAULTS, **{key: value for key, value in raw.items() if value is not None}}
     defaults: dict[str, Any] = {field.name: field.default for field in fields(GemmaConfig)}
     numbers: dict[str, Any] = {ours: number_under(raw, theirs, defaults[ours], where) for ours, theirs in KEYS.items()}

@@ -12,10 +12,9 @@ from typing import Any, Literal, cast
 from modernbert_train.config.llama import LlamaConfig
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
-from modernbert_train.core.version import __version__
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats.config_json import Described, number_under
+from modernbert_train.weights.formats.config_json import Described, head_of, number_under, numbers_under, require_fixed
 
 # model_type -> the class that predicts tokens, and what of LlamaConfig is on in it
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -104,10 +103,7 @@ def describe(
     kind = _kind_of(config, order)
     positions = rope_of(config)
     return {
-        "architectures": [KINDS[kind][0]],
-        "model_type": kind,
-        "exported_by": f"modernbert_train {__version__}",
-        "dtype": "float32",
+        **head_of(KINDS[kind][0], kind),
         **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
         **FIXED,
         **({} if kind == "eurobert" else {"is_causal": order == "causal"}),
@@ -133,9 +129,7 @@ def read(raw: dict[str, Any], where: str) -> Described:
         raise DataError(
             f"{where}: model_type={shown(kind)}; only model_type={', '.join(KINDS)} can be read. Name such a model."
         )
-    for key, value in FIXED.items():
-        if raw.get(key) not in (None, value):
-            raise DataError(f"{where}: {key}={shown(raw[key])}; this encoder only knows {value}. Name another model.")
+    require_fixed(raw, FIXED, where)
     types = raw.get("layer_types")
     if types is not None and types != ["full_attention"] * len(types if isinstance(types, list) else ""):
         raise DataError(
@@ -145,9 +139,9 @@ def read(raw: dict[str, Any], where: str) -> Described:
     for key in ("tie_word_embeddings", "is_causal"):
         if not isinstance(raw.get(key, False), bool):
             raise DataError(f"{where}: {key}={shown(raw[key])}, not true or false. Restore the file from a copy.")
-    numbers = {ours: number_under(raw, theirs, getattr(LlamaConfig, ours), where) for ours, theirs in KEYS.items()}
+    numbers = numbers_under(raw, KEYS, LlamaConfig, where)
     config = LlamaConfig(
-        **numbers,  # type: ignore[arg-type]  # whole where the default is
+        **numbers,
         **KINDS[kind][1],
         **rope(raw, where),
         key_value_heads=_heads(raw, "num_key_value_heads", int(numbers["num_heads"]), where),

@@ -15,18 +15,21 @@ from typing import Any
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
 from modernbert_train.config.schema import ModernBertConfig
-from modernbert_train.core.version import __version__
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats.config_json import Described
+from modernbert_train.weights.formats.config_json import (
+    Described,
+    head_of,
+    number_under,
+    require_class,
+    require_fixed,
+    require_whole_heads,
+)
 
 MODEL_TYPE, ARCHITECTURE = "modernbert", "ModernBertForMaskedLM"
 
 EMBEDDING, DECODER = "model.embeddings.tok_embeddings.weight", "decoder.weight"
 
-# Beyond every model there is; a number out of a damaged file would take all memory before anything is compared with it.
-_MAX_LAYERS = 1_000
-_MAX_WIDTH = 1 << 24
 
 # What ModernBERT's configuration can say and this encoder does not do otherwise.
 FIXED = {
@@ -91,10 +94,7 @@ def describe(
             raise ConfigError(f"model.{key}={theta}: not exported, the model would give NaN. Set a positive RoPE base.")
     thetas = {"full_attention": config.global_rope_theta, "sliding_attention": config.local_rope_theta}
     return {
-        "architectures": [ARCHITECTURE],
-        "model_type": MODEL_TYPE,
-        "exported_by": f"modernbert_train {__version__}",
-        "dtype": "float32",
+        **head_of(ARCHITECTURE, MODEL_TYPE),
         **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
         **FIXED,
         "layer_norm_eps": config.norm_eps,  # as candle calls it, and servers built on it; the release has both
@@ -135,31 +135,14 @@ def architecture(
     Raises:
         DataError: it describes another architecture, or none; names what differs.
     """
-    found = raw.get("architectures")
-    if raw.get("model_type") != model_type or not isinstance(found, list) or named not in found:
-        raise DataError(
-            f"{where}: model_type={shown(raw.get('model_type'))}, architectures={shown(found)}; only "
-            f"model_type={model_type}, architectures=['{named}'] can be read. Name such a model."
-        )
-    for key, value in FIXED.items():
-        if raw.get(key, value) != value:
-            raise DataError(f"{where}: {key}={shown(raw[key])}; this encoder only knows {value}. Name another model.")
-    given = {ours: raw[theirs] for ours, theirs in KEYS.items() if raw.get(theirs) is not None}
-    for ours, value in given.items():
-        kinds = (int,) if isinstance(getattr(ModernBertConfig, ours), int) else (int, float)
-        limit = _MAX_LAYERS if ours == "num_layers" else _MAX_WIDTH
-        if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value <= limit:
-            raise DataError(
-                f"{where}: {KEYS[ours]}={shown(value)}, not a number above 0 and up to {limit:,}. Restore the file "
-                "from a copy."
-            )
+    require_class(raw, where, model_type, named)
+    require_fixed(raw, FIXED, where)
+    given: dict[str, Any] = {
+        ours: number_under(raw, theirs, getattr(ModernBertConfig, ours), where) for ours, theirs in KEYS.items()
+    }
     global_theta, local_theta = _rope_thetas(raw, where)
     config = ModernBertConfig(**given, global_rope_theta=global_theta, local_rope_theta=local_theta)
-    if config.hidden_size % config.num_heads:
-        raise DataError(
-            f"{where}: hidden_size={config.hidden_size} is not a multiple of num_attention_heads={config.num_heads}. "
-            "Restore the file from a copy."
-        )
+    require_whole_heads(config, where)
     every_n = _global_attn_every_n_layers(raw, config.num_layers, where)
     return replace(config, global_attn_every_n_layers=every_n)
 

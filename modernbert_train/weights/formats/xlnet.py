@@ -10,16 +10,27 @@ a key of ours tells apart. The head for pairs has no place.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Any
 
 from modernbert_train.config.model import MOST_LAYERS
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
 from modernbert_train.config.xlnet import XLNetConfig
-from modernbert_train.core.version import __version__
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats.config_json import PREDICTS_FROM, Described, number_under
+from modernbert_train.weights.formats.config_json import (
+    ACTIVATIONS,
+    PREDICTS_FROM,
+    Described,
+    activation_name,
+    head_of,
+    number_under,
+    one_of,
+    require_class,
+    require_fixed,
+    require_whole_heads,
+    share_under,
+)
 from modernbert_train.weights.formats.shape import Shape
 
 MODEL_TYPE, ARCHITECTURE = "xlnet", "XLNetLMHeadModel"
@@ -49,12 +60,6 @@ KEYS = {
 # transformers' defaults, where they are not ours; those of XLNet-large
 _DEFAULTS = {"d_model": 1024, "n_layer": 24, "n_head": 16, "d_inner": 4096}
 
-# config.json's names for the two functions -> ours; the first of each is the one that is written
-ACTIVATIONS: dict[str, Literal["gelu", "gelu_tanh"]] = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-}
 ORDERS: dict[str, Order] = {"bi": "all", "uni": "causal"}  # attn_type -> what a token sees
 
 _TRANSPOSED = ("attn.Wqkv", "attn.Wr")
@@ -113,16 +118,13 @@ def describe(
 ) -> dict[str, Any]:
     """See `HubFormat`. There is no longest sequence; `max_tokens` is a key of ours."""
     return {
-        "architectures": [ARCHITECTURE],
-        "model_type": MODEL_TYPE,
-        "exported_by": f"modernbert_train {__version__}",
+        **head_of(ARCHITECTURE, MODEL_TYPE),
         PREDICTS_FROM: QUERY_TOKENS if order == "given" else OWN_PLACE,
         "max_tokens": max_tokens,
-        "dtype": "float32",
         **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
         "d_head": config.head_size,
         "attn_type": "uni" if order == "causal" else "bi",
-        "ff_activation": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation),
+        "ff_activation": activation_name(config.activation),
         "dropout": config.dropout,
         **FIXED,
         **NO_MEMORY,
@@ -134,18 +136,11 @@ def describe(
 
 def read(raw: dict[str, Any], where: str) -> Described:
     """See `HubFormat`. Memory of earlier text is not taken over; nor is dropout of attention probabilities."""
-    named = raw.get("architectures")
-    if raw.get("model_type") != MODEL_TYPE or not isinstance(named, list) or ARCHITECTURE not in named:
-        raise DataError(
-            f"{where}: model_type={shown(raw.get('model_type'))}, architectures={shown(named)}; only "
-            f"model_type={MODEL_TYPE}, architectures=['{ARCHITECTURE}'] can be read. Name such a model."
-        )
-    for key, value in FIXED.items():
-        if raw.get(key) not in (None, value):
-            raise DataError(f"{where}: {key}={shown(raw[key])}; this encoder only knows {value}. Name another model.")
-    attention = _one_of(raw, "attn_type", "bi", ORDERS, where)
-    activation = _one_of(raw, "ff_activation", "gelu", ACTIVATIONS, where)
-    predicts = _one_of(raw, PREDICTS_FROM, QUERY_TOKENS, (QUERY_TOKENS, OWN_PLACE), where)
+    require_class(raw, where, MODEL_TYPE, ARCHITECTURE)
+    require_fixed(raw, FIXED, where)
+    attention = one_of(raw, "attn_type", "bi", ORDERS, where)
+    activation = one_of(raw, "ff_activation", "gelu", ACTIVATIONS, where)
+    predicts = one_of(raw, PREDICTS_FROM, QUERY_TOKENS, (QUERY_TOKENS, OWN_PLACE), where)
     raw = {**_DEFAULTS, **{key: value for key, value in raw.items() if value is not None}}
     numbers = {
         ours: number_under(raw, theirs, getattr(XLNetConfig, ours), where, **_most(theirs))
@@ -154,13 +149,11 @@ def read(raw: dict[str, Any], where: str) -> Described:
     config = XLNetConfig(
         **numbers,  # type: ignore[arg-type]  # whole where the default is
         activation=ACTIVATIONS[activation],
-        dropout=float(number_under(raw, "dropout", XLNetConfig.dropout, where, least=0.0, most=0.999)),
+        dropout=share_under(raw, "dropout", XLNetConfig.dropout, where),
     )
-    if config.hidden_size % config.num_heads or config.hidden_size % 2:
-        raise DataError(
-            f"{where}: d_model={config.hidden_size} is not a multiple of n_head={config.num_heads}, or odd. Restore "
-            "the file from a copy."
-        )
+    require_whole_heads(config, where, "d_model", "n_head")
+    if problem := next(config.mistakes(), None):
+        raise DataError(f"{where}: {problem} Here it is d_model.")
     if raw.get("d_head", config.head_size) != config.head_size:
         raise DataError(
             f"{where}: d_head={shown(raw['d_head'])}; with d_model={config.hidden_size} and n_head={config.num_heads} "
@@ -168,13 +161,6 @@ def read(raw: dict[str, Any], where: str) -> Described:
         )
     order = "given" if (attention, predicts) == ("bi", QUERY_TOKENS) else ORDERS[attention]
     return Described(config, int(number_under(raw, "max_tokens", 512, where)), order)
-
-
-def _one_of(raw: dict[str, Any], key: str, default: str, known: Collection[str], where: str) -> str:
-    value = default if raw.get(key) is None else raw[key]
-    if not isinstance(value, str) or value not in known:
-        raise DataError(f"{where}: {key}={shown(value)}; of these {', '.join(known)} are known. Name another model.")
-    return value
 
 
 def _most(key: str) -> dict[str, float]:

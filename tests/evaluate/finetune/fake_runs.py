@@ -14,20 +14,20 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from modernbert_train.evaluate.finetune import many
 from modernbert_train.evaluate.finetune.task import asked, named_model, read_task
+from modernbert_train.evaluate.suite import cells
 
 BEHAVE = "behave.json"  # in the folder of all: names of runs that "fail" or "wait" for a signal
 
 
 def install() -> None:
     """Have runs be such ones, in this process."""
-    many._command = _command  # type: ignore[assignment]
+    cells._command = _command
 
 
-def _command(cell: many.Cell, out: Path, overrides: list[str]) -> list[str]:
+def _command(cell: cells.Cell, out: Path) -> list[str]:
     own = [f"runs_folder={out}", f"name={cell.name}", f"seed={cell.seed}"]
-    words = [cell.task, cell.model, *overrides, *cell.overrides, *own]
+    words = [cell.task, cell.model, *cell.overrides, *own]
     return [sys.executable, "-m", "tests.evaluate.finetune.fake_runs", "run", *words]
 
 

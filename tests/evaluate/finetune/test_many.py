@@ -11,17 +11,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from modernbert_train.__main__ import main
 from modernbert_train.distributed.many import environments
 from modernbert_train.errors import ConfigError
-from modernbert_train.evaluate.finetune.many import LOGS, finetune_many, plan_cells
-from modernbert_train.evaluate.finetune.table import as_markdown, make_table, write_table
 from modernbert_train.evaluate.finetune.task import as_trained, label_of, labels_of, named_model, read_task
-from modernbert_train.report.many import write_table_page
+from modernbert_train.evaluate.suite.cells import LOGS
+from modernbert_train.evaluate.suite.run import finetune_many
+from modernbert_train.evaluate.suite.table import spread
 from tests.evaluate.finetune import fake_runs
 from tests.evaluate.finetune.conftest import WriteTask
 
@@ -52,19 +51,13 @@ def test_a_folder_that_is_called_like_a_baseline_is_a_folder(tmp_path: Path, mon
     assert named_model("untrained:frozen:x") == ("frozen:x", ("untrained",))
 
 
-def test_two_models_of_one_name_have_rows_of_their_own(write_task: WriteTask) -> None:
+def test_two_models_of_one_name_have_rows_of_their_own(tmp_path: Path) -> None:
     """Two checkpoints of a run are what a user compares; one folder for both would be refused, or worse, shared."""
     models = [f"runs/a/checkpoints/step-0000000{n}" for n in (1, 2)] + ["runs/b"]
     assert labels_of(models)["runs/b"] == "b"
-    cells = plan_cells(["rte", "cola"], models, SEEDS)
-    assert len({cell.name for cell in cells}) == 12
-    assert "rte-b-1618" in {cell.name for cell in cells}
-    assert "rte-runs-a-checkpoints-step-00000002-42" in {cell.name for cell in cells}
-    for tasks, named, seeds in ((["rte", "rte"], ["a"], [1]), (["rte"], ["a", "a"], [1]), (["rte"], ["a"], [1, 1])):
-        with pytest.raises(ConfigError, match="named twice"):
-            plan_cells(tasks, named, seeds)
-    with pytest.raises(ConfigError, match=r"both would be called rte-a-1\. Rename"):
-        plan_cells(["rte", "own/rte.yaml"], ["a"], [1])
+    assert len({*labels_of(models).values()}) == 3
+    with pytest.raises(ConfigError, match="two of them have one name"):
+        finetune_many(["rte", "own/rte.yaml"], ["a"], [1], tmp_path, 1, [])
 
 
 def test_a_frozen_encoder_has_rates_of_its_own() -> None:
@@ -86,67 +79,11 @@ def test_gpus_and_cores_are_shared_out() -> None:
     assert environments(1, {"OMP_NUM_THREADS": "5"}, 0, 8) == [{"OMP_NUM_THREADS": "5"}]
 
 
-def result(folder: Path, task: str, source: str, seed: int, figures: dict[str, Any], **settings: Any) -> None:
-    own = folder / f"{task}-{source}-{seed}"
-    own.mkdir(parents=True)
-    validation = dict.fromkeys(figures, "x")
-    content = {"task": task, "source": source, "seed": seed, "figures": figures, "asked": {"task": settings}}
-    settings = {"kind": "single-label", "validation": validation, "metrics": ["accuracy", "f1"]}
-    (own / "result.json").write_text(json.dumps(content | {"settings": settings}))
-
-
-@pytest.fixture
-def results(tmp_path: Path) -> Path:
-    """Two models on two tasks, one of them of two splits; of the second model a figure and a run are missing."""
-    folder = tmp_path / "judged"
-    for seed, value in ((1, 0.5), (2, 0.7)):
-        result(folder, "one", "good", seed, {"dev": {"accuracy": value, "f1": 0.1}})
-        splits = {"a": {"accuracy": 0.2, "f1": 0.1}, "b": {"accuracy": 0.4 + value, "f1": 0.1}}
-        result(folder, "two", "good", seed, splits)
-        result(folder, "one", "bad", seed, {"dev": {"accuracy": None if seed == 1 else 0.25, "f1": 0.1}})
-    return folder
-
-
-def test_the_table_has_mean_spread_and_number_by_hand(results: Path) -> None:
-    table = make_table(results, ["good"])
-    write_table(results, table)
-    text = (results / "table.md").read_text()
-    assert text.splitlines()[0] == "| model | one accuracy | two accuracy, a | two accuracy, b | average |"
-    # of 0.5 and 0.7: 0.6 ± 0.1414; averages of seeds (0.5 + (0.2 + 0.9) / 2) / 2 and (0.7 + (0.2 + 1.1) / 2) / 2
-    assert text.splitlines()[2] == (
-        "| good | 0.6000 ± 0.1414 (2) | 0.2000 ± 0.0000 (2) | 1.0000 ± 0.1414 (2) | 0.6000 ± 0.1061 (2) |"
-    )
-    assert text.splitlines()[3] == "| bad | 0.2500 (1) | - | - | - |"
-    assert json.loads((results / "table.json").read_text()) == table
-    assert {column["metric"] for column in table["columns"]} == {"accuracy", "f1"}
-    assert table["rows"][0]["cells"][0]["seeds"] == {"1": 0.5, "2": 0.7}
-    assert statistics.stdev((0.525, 0.675)) == pytest.approx(table["rows"][0]["average"]["standard_deviation"])
-
-
-def test_the_table_says_where_runs_were_made_differently(results: Path) -> None:
-    result(results, "one", "third", 1, {"dev": {"accuracy": 0.5, "f1": 0.5}}, lr=1e-3)
-    assert "Note: one: the runs differ in lr; their result.json say how." in as_markdown(make_table(results))
-
-
-def test_what_is_no_result_is_left_out(results: Path) -> None:
-    before = make_table(results)
-    for name, content in (("torn", '{"task": "one"'), ("other", "[]"), ("half", '{"task": "one", "source": "good"}')):
-        (results / name).mkdir()
-        (results / name / "result.json").write_text(content)
-    assert make_table(results) == before
-
-
-def test_the_page_has_the_table(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_table(results, make_table(results))
-    assert main(["report", str(results)]) == 0
-    page = (results / "report.html").read_text()
-    assert str(results / "report.html") in capsys.readouterr().out
-    for text in ("<th>Average</th>", "one: accuracy", "two: f1, b", "1 bad", "2 good", "<b>0.6000 ± 0.1414 (2)</b>"):
-        assert text in page, text
-    same = write_table_page(results).read_text()
-    assert same == page
-    (results / "table.json").write_text("{}")
-    assert main(["report", str(results)]) == 65
+def test_mean_and_spread_by_hand() -> None:
+    found = spread({"1": 0.5, "2": 0.7})
+    assert found is not None and found["n"] == 2
+    assert (found["mean"], found["standard_deviation"]) == pytest.approx((0.6, 0.14142), abs=1e-5)
+    assert spread({}) is None
 
 
 # --- with processes in place of runs ----------------------------------------------------------------------------------
@@ -183,7 +120,13 @@ def behave(out: Path, **names: list[str]) -> None:
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modernbert_train.evaluate.finetune.many._command", fake_runs._command)
+    monkeypatch.setattr("modernbert_train.evaluate.suite.cells._command", fake_runs._command)
+
+
+def run_of(out: Path, task: str, model: str, seed: int) -> Path:
+    """The folder of a run: its settings are a part of the name."""
+    (found,) = out.glob(f"{task}-{model}-????????-{seed}")
+    return found
 
 
 @pytest.mark.runs
@@ -192,39 +135,35 @@ def test_a_failed_run_stops_no_other_and_is_tried_again(
 ) -> None:
     """Its log is named, the exit code is its own, and the next command starts it alone."""
     out = tmp_path / "out"
-    behave(out, fail=["tone-a-42"])
+    assert main([*grid, "--jobs", "2"]) == 0
+    lost = run_of(out, "tone", "a", 42)
+    (lost / "result.json").unlink()
+    behave(out, fail=[lost.name])
     assert main([*grid, "--jobs", "2"]) == 65
     said = capsys.readouterr()
-    assert f"tone-a-42: exit code 65; {out / LOGS / 'tone-a-42.log'}" in said.err
+    assert f"{lost.name}: exit code 65; {out / LOGS / lost.name}.log" in said.err
     assert "error: the texts are of nobody" in said.err
-    assert len(starts(out)) == 8 and not (out / "tone-a-42" / "result.json").exists()
     table = json.loads((out / "table.json").read_text())
     assert [cell["n"] for cell in table["rows"][0]["cells"]] == [1, 2]
-    assert table["rows"][0]["average"] is None and table["rows"][1]["average"]["n"] == 2
 
     behave(out)
     assert main([*grid, "--jobs", "2"]) == 0
     said = capsys.readouterr()
-    assert "7 runs of 8 done before" in said.out
-    assert starts(out) == dict.fromkeys(starts(out), 1) | {"tone-a-42": 2}
-    own = [fake_runs.figure_of(f"tone-a-{seed}") for seed in SEEDS]
+    assert starts(out) == dict.fromkeys(starts(out), 1) | {lost.name: 3}
+    own = [fake_runs.figure_of(run_of(out, "tone", "a", seed).name) for seed in SEEDS]
     table = json.loads((out / "table.json").read_text())
     assert table["rows"][0]["cells"][0]["mean"] == pytest.approx(statistics.fmean(own))
     assert [row["model"] for row in table["rows"]] == ["a", "frozen-b"]
-    assert f"| a | {statistics.fmean(own):.4f} ± {statistics.stdev(own):.4f} (2) |" in said.out
-    assert (out / "report.html").is_file()
+    assert f"| a | {100 * statistics.fmean(own):.2f} ± {100 * statistics.stdev(own):.2f} (2) |" in said.out
 
-    # other settings are refused, with both values; nothing is started
-    words = [*grid[:3], "lr=1e-3", *grid[3:]]
-    assert main(words) == 78
-    assert f"{out / 'tone-a-1618'}: lr: 0.003 there, 0.001 now" in capsys.readouterr().err
+    # other settings are other runs; what changes only how fast it goes is none, and another model one more row
     assert main([*grid[:3], "name=x", *grid[3:]]) == 78
-    assert "each of several runs has its own name" in capsys.readouterr().err
-    # what changes only how fast it goes, or who looks on, is no other setting; another model is one more row
+    assert "each of several runs has its own" in capsys.readouterr().err
+    assert main([*grid[:3], "lr=1e-3", *grid[3:]]) == 0
     make_model(tmp_path / "c")
     more = [*grid[:3], "logging.progress_bar=false", *grid[3:6], str(tmp_path / "c"), *grid[6:]]
     assert main(more) == 0
-    assert sum(starts(out).values()) == 9 + 4
+    assert sum(starts(out).values()) == 10 + 8 + 4
 
 
 def spawn(words: list[str]) -> subprocess.Popen[bytes]:
@@ -259,9 +198,11 @@ def test_a_killed_command_leaves_nobody_behind_and_goes_on(
 ) -> None:
     """Asked to stop, all save and it ends with 75; killed, the kernel ends them; then only what is missing is run."""
     out = tmp_path / "out"
-    behave(out, wait=["second-a-42", "second-frozen-b-42"])
+    assert spawn([*grid[: grid.index("--seeds")], "--seeds", "1618", "--jobs", "2"]).wait(120) == 0
+    names = [run_of(out, "second", model, 1618).name[:-4] + "42" for model in ("a", "frozen-b")]
+    behave(out, wait=names)
     process = spawn([*grid, "--jobs", "2"])
-    waiting = [out / name / "starts" for name in ("second-a-42", "second-frozen-b-42")]
+    waiting = [out / name / "starts" for name in names]
     try:
         wait_until(lambda: all(file.exists() and file.read_text() for file in waiting))
         again = main([*grid, "--jobs", "2"])  # a second command in the same folder
@@ -272,9 +213,7 @@ def test_a_killed_command_leaves_nobody_behind_and_goes_on(
         process.kill()
     wait_until(lambda: not any(map(is_alive, pids(out))))
     assert code == (75 if number != signal.SIGKILL else -signal.SIGKILL)
-    assert [(out / name / "saved").exists() for name in ("second-a-42", "second-frozen-b-42")] == (
-        [number != signal.SIGKILL] * 2
-    )
+    assert [(out / name / "saved").exists() for name in names] == ([number != signal.SIGKILL] * 2)
     assert len(list(out.glob("*/result.json"))) == 6
     behave(out)
     assert spawn([*grid, "--jobs", "2"]).wait(120) == 0
@@ -291,7 +230,8 @@ def test_a_result_of_weights_or_texts_that_have_changed_is_refused(
     make_model(run)
     task, out = str(write_task()), tmp_path / "out"
     finetune_many([task], [str(run)], [1], out, 1, [])
-    file = out / "tone-mine-1" / "result.json"
+    run_folder = run_of(out, "tone", "mine", 1)
+    file = run_folder / "result.json"
     weights = f"weights.init_from={run}/checkpoints/step-00000004; no classifier"
     made = json.loads(file.read_text()) | {"weights": weights}
     file.write_text(json.dumps(made))
@@ -301,8 +241,8 @@ def test_a_result_of_weights_or_texts_that_have_changed_is_refused(
         finetune_many([task], [str(run)], [1], out, 1, [])
     (run / "checkpoints" / "step-00000012").rmdir()
     about = {"asked": {"files": {"train": {"file": str(tmp_path / "train.tsv"), "sha256": "0"}}}}
-    (out / "tone-mine-1" / "task").mkdir()
-    (out / "tone-mine-1" / "task" / "task.json").write_text(json.dumps(about))
+    (run_folder / "task").mkdir()
+    (run_folder / "task" / "task.json").write_text(json.dumps(about))
     with pytest.raises(ConfigError, match=r"train: \S+train.tsv has changed since"):
         finetune_many([task], [str(run)], [1], out, 1, [])
 
@@ -324,14 +264,15 @@ def test_several_runs_need_a_folder_and_no_launcher(
     with pytest.raises(SystemExit) as ended:
         main(["finetune", "rte", "--model", "x", "--watch", "y"])
     assert ended.value.code == 64
+    assert "--watch was removed: evals of the run" in capsys.readouterr().err
 
 
 @pytest.mark.runs
 @pytest.mark.timeout(600)
-def test_a_real_run_and_its_frozen_twin_and_a_watch_of_it(
+def test_a_real_run_and_its_frozen_twin(
     write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the fakes leave open: that real processes find the package, the model, the linked checkpoint, and end."""
+    """What the fakes leave open: that real processes find the package and the model, and end."""
     from tests.evaluate.finetune.test_finetune import FAST
 
     task, out = str(write_task(epochs=1, frozen={"epochs": 1})), tmp_path / "out"
@@ -340,36 +281,8 @@ def test_a_real_run_and_its_frozen_twin_and_a_watch_of_it(
         capsys.readouterr()
     )
     assert [row["model"] for row in json.loads((out / "table.json").read_text())["rows"]] == ["bert", "frozen-bert"]
-    run = out / "tone-bert-1618"
-    assert "tone-bert-1618: dev accuracy" in (out / LOGS / f"{run.name}.log").read_text()
-    assert main(["finetune", task, *FAST, "freeze=true", "--watch", str(run), "--patience", "30"]) == 0
-    (point,) = [json.loads(line) for line in (run / "watch.jsonl").read_text().splitlines()]
-    assert point["name"] == "finetune tone frozen" and 0 <= point["figures"]["accuracy"] <= 1
-    assert "finetune tone frozen" in (run / "report.html").read_text()
+    run = run_of(out, "tone", "bert", 1618)
+    assert f"{run.name}: dev accuracy" in (out / LOGS / f"{run.name}.log").read_text()
+    finished = (run / "result.json").stat().st_mtime_ns
     assert main(["finetune", task, *FAST, "--model", *named, "--out", str(out), "--jobs", "2"]) == 0
-    assert "2 runs of 2 done before" in capsys.readouterr().out
-
-
-@pytest.mark.runs
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_two_models_two_tasks_two_seeds(write_task: WriteTask, models: dict[str, Path], tmp_path: Path) -> None:
-    """Each cell is today's command: the same folder, the same figures, the same bits."""
-    from tests.evaluate.finetune.test_finetune import FAST, weights
-
-    first = write_task(epochs=1)
-    second = first.with_name("second.yaml")
-    second.write_text(json.dumps(json.loads(first.read_text()) | {"metrics": ["macro_f1"]}))
-    named = [str(models["bert"]), f"frozen:{models['modernbert']}"]
-    out = tmp_path / "out"
-    words = [str(first), str(second), *FAST, "--model", *named, "--seeds", "1618", "42", "--jobs", "2"]
-    assert main(["finetune", *words, "--out", str(out)]) == 0
-    table = json.loads((out / "table.json").read_text())
-    assert [cell["n"] for row in table["rows"] for cell in row["cells"]] == [2] * 4
-    alone = ["finetune", str(second), "--model", str(models["bert"]), *FAST, "seed=42", f"runs_folder={tmp_path}/alone"]
-    assert main(alone) == 0
-    ours, theirs = (weights(folder / "second-bert-42") for folder in (out, tmp_path / "alone"))
-    assert all((ours[name] == theirs[name]).all() for name in theirs)
-    results = [json.loads((folder / "second-bert-42/result.json").read_text()) for folder in (out, tmp_path / "alone")]
-    assert results[0] == results[1]
-    assert table["rows"][0]["cells"][1]["seeds"]["42"] == results[0]["figures"]["dev"]["macro_f1"]
+    assert (run / "result.json").stat().st_mtime_ns == finished

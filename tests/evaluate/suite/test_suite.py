@@ -46,7 +46,7 @@ def write_suite(write_task: WriteTask, tmp_path: Path) -> WriteSuite:
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
     """Two models, and runs that take no time."""
-    monkeypatch.setattr("modernbert_train.evaluate.finetune.many._command", fake_runs._command)
+    monkeypatch.setattr("modernbert_train.evaluate.suite.cells._command", fake_runs._command)
     monkeypatch.setattr("modernbert_train.evaluate.suite.run.check_named", lambda source: None)
     made = [tmp_path / "one", tmp_path / "two"]
     for each in made:
@@ -87,7 +87,6 @@ def test_a_rate_is_chosen_with_some_seeds_and_counts_with_all(
         and "a paper. Not run here." in text
         and "the best of 3 with 1 of 2 seeds." in text
     )
-    assert (tmp_path / "out/table.svg").read_text() in (tmp_path / "out/report.html").read_text()
     picture = ElementTree.parse(tmp_path / "out/table.svg").iter("{http://www.w3.org/2000/svg}circle")
     assert [dot.get("fill") == "#ffffff" for dot in picture] == [False, False, True] * 2  # the names, then the figures
 

@@ -288,7 +288,7 @@ def test_tensors_that_do_not_fit_are_named(
         (XLNET, {"bi_data": True}, "bi_data=True"),
         (XLNET, {"clamp_len": 400}, "clamp_len=400"),
         (XLNET, {"same_length": True}, "same_length=True"),
-        (XLNET, {"attn_type": "both"}, "attn_type='both'; of these bi, uni are known"),
+        (XLNET, {"attn_type": "both"}, "attn_type='both'; this encoder only knows bi, uni"),
         (XLNET, {"ff_activation": "relu"}, "ff_activation='relu'"),
         (XLNET, {"n_layer": 10**9}, "n_layer=1000000000, not a whole number above 0 and up to 1,000"),
         (XLNET, {"d_model": 33}, "d_model=33 is not a multiple of n_head=4"),
