@@ -133,7 +133,7 @@ class Theirs(Contender):
         (phase,) = config.phases.values()
         self._model = transformers_model(at(config, 0).modernbert, phase.row_tokens, vocabulary, sparse=sparse)
         self._model.load_state_dict(model.state_dict())
-        self._model.to(device).train()  # type: ignore[arg-type]
+        self._model.to(device).train()
         self._optimizer = AdamW(self._model.parameters(), 1e-4, fused=True, **ADAM)  # type: ignore[arg-type]
 
     def first_loss(self, batch: StepBatch) -> float:

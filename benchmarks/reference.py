@@ -30,13 +30,13 @@ def transformers_model(
             max_position_embeddings=row_tokens,
             local_attention=model.local_attention,
             norm_eps=model.norm_eps,
-            rope_parameters={kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()},  # type: ignore[misc]
+            rope_parameters={kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()},
             pad_token_id=vocabulary.pad_id,
             cls_token_id=vocabulary.cls_id,
             sep_token_id=vocabulary.sep_id,
             bos_token_id=vocabulary.cls_id,
             eos_token_id=vocabulary.sep_id,
             sparse_prediction=sparse,
-            attn_implementation="sdpa",  # type: ignore[call-arg]
+            attn_implementation="sdpa",
         )
     )

@@ -189,7 +189,7 @@ def test_a_run_records_its_evaluations_and_goes_on_as_if_never_stopped(
     assert "held-out text" not in printed and "ends: accuracy" in printed
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 @pytest.mark.timeout(290)
 def test_sharded_weights_are_measured_as_whole_ones(tiny_run: TinyRun, tmp_path: Path) -> None:
     """FSDP2 gathers what an evaluation needs, and training goes on as on one rank."""

@@ -18,8 +18,9 @@ from tokenizers import Tokenizer
 
 from examples.train_gliner import Sentence, Visits, add_leading_space, main, read_conll
 from tests.examples.conftest import PICKLES, conll, files_in, offline
+from tests.needs import needs
 
-pytest.importorskip("gliner", reason="pip install 'modernbert-train[gliner]'")
+needs("gliner", "pip install 'modernbert-train[gliner]'")
 SMALL = ["--hidden-size", "16", "--max-width", "3", "--max-len", "32", "--device", "cpu", "--batch-size", "8"]
 FAST = ["--lr", "3e-3", "--others-lr", "3e-3"]
 

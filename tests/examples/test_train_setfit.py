@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 
 from examples.train_setfit import Example, draw, load, main
 from tests.examples.conftest import PICKLES, files_in, offline, table
+from tests.needs import needs
 
-pytest.importorskip("setfit", reason="pip install 'modernbert-train[setfit]'")
+needs("setfit", "pip install 'modernbert-train[setfit]'")
 
 
 @pytest.fixture(scope="module")

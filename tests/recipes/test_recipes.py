@@ -118,7 +118,7 @@ def words(data: Path, runs: Path, file: str, *overrides: str) -> list[str]:
     ]
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_tiny_recipe_runs_whole_and_phase_by_phase_and_grows(
     tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

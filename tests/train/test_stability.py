@@ -134,7 +134,7 @@ def test_stop_ends_the_run_before_the_update_and_skipping_goes_on_from_there(
     assert [each["action"] for each in lines(tmp_path / "runs/tiny", "fault", "faults.jsonl")] == ["stop", "skip"]
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_a_killed_run_skips_again_what_it_skipped_although_the_fault_does_not_come_again(
     tiny_run: TinyRun, tmp_path: Path
 ) -> None:

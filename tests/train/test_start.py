@@ -66,7 +66,7 @@ def test_a_run_starts_from_an_export_where_its_own_run_ended(
 ) -> None:
     """Continued pretraining: the first loss is the last run's held-out loss, not a random start's, and goes on down."""
     for name, origin in (("scratch", []), ("again", [f"weights.init_from={teacher / 'hf'}"])):
-        assert main(["train", *tiny_run(*LEARN, f"name={name}", *origin)]) == 0
+        assert main(["train", *tiny_run(*LEARN, "phases.short.tokens=12_000", f"name={name}", *origin)]) == 0
     held_out = records(teacher, "validation")[-1]["loss"]
     scratch, again = (records(tmp_path / "runs" / name) for name in ("scratch", "again"))
     assert scratch[0]["loss"] > held_out + 2

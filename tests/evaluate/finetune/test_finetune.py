@@ -170,7 +170,7 @@ def test_two_seeds_in_one_command_one_of_them_killed_in_its_middle(
     [
         pytest.param("single-label", "auto", marks=pytest.mark.slow),
         ("tokens", "bf16"),
-        ("question-answering", "auto"),
+        pytest.param("question-answering", "auto", marks=pytest.mark.slow),
         pytest.param("multiple-choice", "auto", marks=pytest.mark.slow),
     ],
 )

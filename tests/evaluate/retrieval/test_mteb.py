@@ -15,8 +15,9 @@ import pytest
 from modernbert_train.__main__ import main
 from modernbert_train.config.tools.retrieval import EvaluateConfig
 from tests.evaluate.retrieval.conftest import TWINS, WORDS, words_about
+from tests.needs import needs
 
-mteb = pytest.importorskip("mteb", reason="the extra retrieval is not installed")
+needs("mteb", "the extra retrieval is not installed")
 pytestmark = pytest.mark.runs
 TEXTS = [words_about(seed, 5) for seed in range(40)]
 
@@ -107,6 +108,8 @@ def test_a_task_of_each_kind_has_the_figures_of_padded_batches(
     tasks: dict[str, type], encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whoever compares with a leaderboard needs mteb's figure, and another task's missing data must not cost it."""
+    import mteb
+
     from modernbert_train.evaluate.retrieval.mteb_tasks import open_for_mteb
     from modernbert_train.evaluate.retrieval.sentence_model import open_sentence_model
 

@@ -15,8 +15,9 @@ from modernbert_train.evaluate.retrieval.ranking import figures
 from modernbert_train.evaluate.retrieval.rerank import read_candidates
 from tests.evaluate.finetune.test_finetune import FAST
 from tests.evaluate.retrieval.conftest import BERT, WriteBeir, make_encoder, write_lines
+from tests.needs import needs
 
-pytest.importorskip("sentence_transformers", reason="the extra retrieval is not installed")
+needs("sentence_transformers", "the extra retrieval is not installed")
 
 
 def result_of(folder: Path) -> dict[str, Any]:

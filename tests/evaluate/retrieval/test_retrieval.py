@@ -22,8 +22,9 @@ from modernbert_train.evaluate.retrieval.runs import exported_encoder
 from tests.conftest import TinyRun
 from tests.evaluate.retrieval.conftest import BERT, LONGEST, MODERNBERT, WriteBeir, make_encoder
 from tests.evaluate.retrieval.mteb_task import mteb_figures
+from tests.needs import needs
 
-pytest.importorskip("sentence_transformers", reason="the extra retrieval is not installed")
+needs("sentence_transformers", "the extra retrieval is not installed")
 DATA = Path(os.environ.get("MODERNBERT_LABELLED", Path(__file__).parents[4] / "shared/data"))
 SCIFACT = DATA / "retrieval/scifact_subset"
 needs_scifact = pytest.mark.skipif(not SCIFACT.is_dir(), reason="no SciFact here: MODERNBERT_LABELLED=FOLDER")
