@@ -125,10 +125,9 @@ def _texts_of(path: Path, column: str) -> Iterator[str]:
         DataError: it cannot be read, or has what is no text, or nothing where a text belongs; names the line.
     """
     with os_errors_as(DataError, f"{path}: cannot be read", "Name a file of texts."), values_as(DataError, str(path)):
+        rows: Iterator[Row] = read_rows(path, [column], keys="--column")
         if path.suffix == ".txt":
             rows = (Row(number, (line.rstrip("\r\n"),), ()) for number, line in enumerate(lines_of(path), start=1))
-        else:
-            rows = read_rows(path, [column], keys="--column")
         for row in rows:
             if not row.texts[0].strip():
                 raise ValueError(f"line {row.line}: is empty. Correct it, or remove it: a text is a vector.")

@@ -43,7 +43,7 @@ from modernbert_train.models.tiling import GROWING, check_growth, grow_each
 from modernbert_train.vocabulary import read_vocabulary, token_ids, tokenizer_sha256
 from modernbert_train.weights.composer_file import ComposerFile, open_composer
 from modernbert_train.weights.formats import read_folder
-from modernbert_train.weights.formats.bert import PAIR_HEAD
+from modernbert_train.weights.formats.config_json import PAIR_HEAD
 from modernbert_train.weights.formats.tensors import DECODER, EMBEDDING, MASKED_LM, module_of
 from modernbert_train.weights.hf_folder import TOKENIZER, load_weights
 from modernbert_train.weights.hub import local_model
