@@ -18,7 +18,7 @@ from modernbert_train.data.place import PlannerState, check_numbers
 _MOST_SECONDS = 1e10  # three hundred years
 
 
-class Clock(TypedDict):
+class SavedTime(TypedDict):
     """Composer's Timestamp, without the times of day."""
 
     iteration: Count
@@ -70,7 +70,7 @@ class TrainingState:
     """
 
     seconds: float
-    timestamp: Clock
+    timestamp: SavedTime
     loader: PlannerState
     stability: GuardState
 
@@ -150,7 +150,8 @@ def _check_training(state: SavedState, training: TrainingState, config: RunConfi
     for name, (found, expected) in equal.items():
         _require(found == expected, f"training.{name}", str(expected), found)
     try:
-        check_numbers(training.loader, config)
+        special = config.objective.special_tokens
+        check_numbers(training.loader, config.data, config.phases.values(), special, own=config.start is None)
     except ValueError as error:
         raise ValueError(f"training.loader.{error}") from None
     guard = training.stability

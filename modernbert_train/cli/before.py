@@ -153,7 +153,7 @@ def _check(options: argparse.Namespace) -> None:
     from modernbert_train.plan.picture import picture_text
 
     preflight(config, options.ranks, shards=True, gpu=GPUS[options.gpu] if options.gpu else None)
-    facts = read_facts(config)
+    facts = read_facts(config.data)
     print(describe(config))
     if (warning := few_predictions(config, facts)) is not None:
         print(f"warning: {warning}")
@@ -168,7 +168,7 @@ def _check(options: argparse.Namespace) -> None:
     if config.evals:
         from modernbert_train.data.labelled import describe_labelled
 
-        print(*describe_labelled(config), sep="\n")
+        print(*describe_labelled(config.evals), sep="\n")
     print(f"\n{picture_text(config)}")
     if lines := not_looked_at(config):
         print("\nnot looked at:", *lines, sep="\n  ")
@@ -188,7 +188,7 @@ def _vocabulary_lines(config: RunConfig, facts: DataFacts) -> list[str]:
 
     origin = find_origin(config)
     assert origin is not None
-    return [origin.describe(), *describe_effects(effects(config, facts, origin))]
+    return [origin.describe(), *describe_effects(effects(config.data, facts, origin))]
 
 
 def inspect(parser: argparse.ArgumentParser) -> Call:

@@ -6,10 +6,10 @@ text that is skipped without a word.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypedDict
 
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.schema import DataConfig, PhaseConfig
 from modernbert_train.core.read_json import Count
 from modernbert_train.data.packing import ChunkState, PackerState
 from modernbert_train.data.shuffle import CursorState, ShuffledChunks
@@ -37,7 +37,9 @@ class PlannerState(TypedDict):
     packer: PackerState
 
 
-def check_numbers(state: PlannerState, config: RunConfig) -> None:
+def check_numbers(
+    state: PlannerState, data: DataConfig, phases: Collection[PhaseConfig], special_tokens: int, *, own: bool
+) -> None:
     """Make sure that planning could have made the numbers of a place; the data are not asked.
 
     Row lengths and ages of a run that began at a checkpoint of another may be that one's, so of these only the size is
@@ -45,14 +47,14 @@ def check_numbers(state: PlannerState, config: RunConfig) -> None:
 
     Args:
         state: of the types that it declares.
-        config: that was saved with it.
+        data, phases: that were saved with it.
+        special_tokens: that each chunk gets.
+        own: the run did not begin at another's checkpoint.
 
     Raises:
         ValueError: it could not; names the field and its value.
     """
-    special, data = config.objective.special_tokens, config.data
-    rows = {phase.row_tokens for phase in config.phases.values()}
-    own = config.start is None
+    special, rows = special_tokens, {phase.row_tokens for phase in phases}
 
     def is_row(tokens: int) -> bool:
         return tokens in rows if own else special < tokens <= LONGEST_ROW

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from modernbert_train.clock import Position, position_at
-from modernbert_train.config.schema import ObjectiveConfig, PhaseConfig, RunConfig
+from modernbert_train.clock import Clock, Position
+from modernbert_train.config.schema import DataConfig, ObjectiveConfig, PhaseConfig
 from modernbert_train.data.batch_warmup import batch_rows_at
 from modernbert_train.data.mixing import FairQueue, phase_weights
 from modernbert_train.data.packing import GreedyPacker, Ints, Row
@@ -81,16 +81,20 @@ class BatchPlanner:
     """The sequence of global batches of a run, up to the one that reaches its last token.
 
     Args:
-        config: the run.
+        data: the run's section.
+        clock: its phases.
         streams: the shuffled chunks of each stream, by name, in the order in which their documents are numbered.
+        is_branch: whether the run may go on from another one's place in the data.
 
     Attributes:
         tokens: global tokens before the next batch.
     """
 
-    def __init__(self, config: RunConfig, streams: Mapping[str, ShuffledChunks]) -> None:
-        self._config = config
-        self._special = config.objective.special_tokens  # the same in all phases
+    def __init__(
+        self, data: DataConfig, clock: Clock, streams: Mapping[str, ShuffledChunks], *, is_branch: bool = False
+    ) -> None:
+        self._data, self._clock, self._is_branch = data, clock, is_branch
+        self._special = clock.phases[0].objective.special_tokens  # the same in all phases
         self._names = list(streams)
         self._chunks = streams
         self._cursors: list[ChunkCursor] = []
@@ -101,15 +105,15 @@ class BatchPlanner:
             documents += chunks.num_documents
         self._first_documents = np.array(firsts, dtype=np.int64)  # of each stream
         self._drawn: _Drawn | None = None  # out of the cursors, which do not count them before they are given out
-        self._by_documents = config.data.mix_by == "documents"
+        self._by_documents = data.mix_by == "documents"
         own = {n: p.num_documents if self._by_documents else p.num_tokens for n, p in streams.items()}
-        self._weights = [list(phase_weights(config, phase, own).values()) for phase in config.phases.values()]
-        self._total = config.total_tokens
+        self._weights = [list(phase_weights(data, each.phase, own).values()) for each in clock.phases]
+        self._total = clock.total_tokens
         self.tokens = 0
         self._phase: str | None = None  # of the last batch
         self._now: _Now | None = None  # what stays the same within the phase; None: to be looked up
         self._queue = FairQueue(self._weights[0])
-        self._packer = self._new_packer(position_at(config, 0).phase.row_tokens)
+        self._packer = self._new_packer(clock.phases[0].phase.row_tokens)
 
     def __iter__(self) -> Iterator[BatchPlan]:
         return self
@@ -120,7 +124,7 @@ class BatchPlanner:
             raise StopIteration
         now = self._now
         if now is None or before >= now.end:
-            now = self._now = self._enter(position_at(self._config, before))
+            now = self._now = self._enter(self._clock.at(before))
         wanted = batch_rows_at(now.phase, before - now.first)
         self._fill(now, wanted)
         rows, counts = self._packer.take_rows(wanted, self._first_documents)
@@ -161,8 +165,8 @@ class BatchPlanner:
         Raises:
             ValueError: there is no such place in the data; names the field.
         """
-        restarts = sum(phase.restart_data for phase in self._config.phases.values())
-        check_place(state, self._chunks, self._special, restarts if self._config.start is None else None)
+        restarts = sum(each.phase.restart_data for each in self._clock.phases)
+        check_place(state, self._chunks, self._special, None if self._is_branch else restarts)
         self.tokens, self._phase, self._now, self._drawn = state["tokens"], state["phase"], None, None
         for name, cursor in zip(self._names, self._cursors, strict=True):
             cursor.load_state_dict(state["streams"][name])
@@ -172,8 +176,7 @@ class BatchPlanner:
         self._packer.load_state_dict(state["packer"])
 
     def _new_packer(self, row_tokens: int) -> GreedyPacker:
-        data = self._config.data
-        return GreedyPacker(row_tokens, data.packing_window, data.max_wait_rows, self._special)
+        return GreedyPacker(row_tokens, self._data.packing_window, self._data.max_wait_rows, self._special)
 
     def _enter(self, position: Position) -> _Now:
         """Follow the phase that the next batch starts in: its passes, shares and row length."""
@@ -204,7 +207,7 @@ class BatchPlanner:
             end=self.tokens - position.tokens + phase.tokens,
             row_tokens=phase.row_tokens,
             microbatch_rows=phase.microbatch_rows,
-            objective=self._config.in_phase[position.name].objective,
+            objective=position.objective,
             used=[index for index, weight in enumerate(weights) if weight],
             most_drawn=sum(weights) * most,
         )
@@ -212,8 +215,7 @@ class BatchPlanner:
     def _parts(self, name: str, tokens: int) -> bool:
         """Whether the phase there compares pairs of texts and the one before reads text, or the other way round: what
         waits for a row cannot be used there."""
-        following = self._config.in_phase[position_at(self._config, tokens).name].objective
-        return self._config.in_phase[name].objective.compares != following.compares
+        return self._clock.phase(name).objective.compares != self._clock.at(tokens).objective.compares
 
     def _fill(self, now: _Now, wanted: int) -> None:
         """Draw chunks until so many rows are ready."""

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from modernbert_train.clock import at, position_at
+from modernbert_train.clock import Clock
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.text import percent, rate, tokens_text, whole
 from modernbert_train.data.batch_warmup import batch_rows_at
@@ -31,16 +31,17 @@ class Quantity:
 
 def quantities(config: RunConfig) -> tuple[Quantity, ...]:
     """What the picture shows."""
+    clock = Clock.of(config)
 
     def rows(tokens: int) -> int:
-        position = position_at(config, tokens)
+        position = clock.at(tokens)
         return batch_rows_at(position.phase, position.tokens)
 
     return (
-        Quantity("learning rate", lambda tokens: lr_at(config, tokens), rate),
+        Quantity("learning rate", lambda tokens: lr_at(clock, tokens), rate),
         Quantity("batch size, rows", rows, whole),
-        Quantity("context length, tokens", lambda tokens: position_at(config, tokens).phase.row_tokens, whole),
-        Quantity("predicted tokens", lambda tokens: at(config, tokens).objective.predicted_share, percent(1)),
+        Quantity("context length, tokens", lambda tokens: clock.at(tokens).phase.row_tokens, whole),
+        Quantity("predicted tokens", lambda tokens: clock.at(tokens).objective.predicted_share, percent(1)),
     )
 
 

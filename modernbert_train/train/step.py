@@ -17,8 +17,8 @@ from composer import Trainer
 from composer.core import Event, State
 
 from modernbert_train.batch import Batch
-from modernbert_train.clock import at
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.clock import Clock
+from modernbert_train.config.schema import DistributedConfig
 from modernbert_train.data.loader import PackedLoader, StepBatch
 from modernbert_train.data.planner import BatchPlan
 from modernbert_train.distributed.compute import Compute
@@ -57,7 +57,9 @@ class Loop:
         stopped: a signal ended the run, after a checkpoint.
     """
 
-    config: RunConfig
+    clock: Clock
+    seed: int
+    distributed: DistributedConfig
     compute: Compute
     trainer: Trainer
     loader: PackedLoader
@@ -82,8 +84,7 @@ class Loop:
     def run(self) -> None:
         """Train until the last token, or until a signal has asked for a stop."""
         # With a cold cache the layers are compiled for minutes in the first step, while other ranks wait.
-        limits = self.config.distributed
-        allow(limits.first_step_timeout_seconds, limits.timeout_seconds)
+        allow(self.distributed.first_step_timeout_seconds, self.distributed.timeout_seconds)
         self.fire(Event.FIT_START)
         self.measurements.before_steps(self.state)
         self.checkpoints.before_steps(self.state)
@@ -99,7 +100,7 @@ class Loop:
             if self._steps == 1:  # layers are compiled: what is there now stays, and no collection need look at it
                 gc.collect()
                 gc.freeze()
-            if self.stopped or self.state.timestamp.token.value >= self.config.total_tokens:
+            if self.stopped or self.state.timestamp.token.value >= self.clock.total_tokens:
                 break
         self.fire(Event.FIT_END)
 
@@ -132,7 +133,7 @@ class Loop:
         # gradients of the means over the global batch
         self.fire(Event.BEFORE_TRAIN_BATCH)
         optimizer.zero_grad(set_to_none=True)
-        parts = gradients(state.model, batch, self.compute, self.config.seed, number - 1, self.microbatch_passed)
+        parts = gradients(state.model, batch, self.compute, self.seed, number - 1, self.microbatch_passed)
         state.batch = batch
 
         # the device still computes: the host finishes the step before, and plans the next but one
@@ -145,7 +146,7 @@ class Loop:
 
         # the update, unless the guard holds it back: without gradients an optimizer leaves everything as it is
         verdict = self.guard.judge(batch, parts, numbers, number)
-        max_norm: float | None = getattr(self.config.optim, "max_grad_norm", None)
+        max_norm: float | None = getattr(self.clock.phase(plan.phase).optim, "max_grad_norm", None)
         if verdict.fault is not None:
             self.trainer.logger.log_metrics({"train/skipped_updates": len(self.guard.memory["skipped_updates"])})
         if verdict.skipped:
@@ -165,7 +166,7 @@ class Loop:
             self.guard.roll_back(verdict.target, optimizer, plan.phase)
 
         # what is due by the clock; a stop saves first, and leaves measurements to the next start
-        if not numbers.asked.stop or after >= self.config.total_tokens:
+        if not numbers.asked.stop or after >= self.clock.total_tokens:
             self.measurements.after_step(inner_model(state.model), number, before, after)
         self.fire(Event.BATCH_END)
         self.stopped = self.checkpoints.after_step(
@@ -187,13 +188,13 @@ class Loop:
                 f"the data is at {plan.tokens_before} tokens and the clock at {tokens}. They must never "
                 "part; please report this with the run's config.yaml."
             )
-        optimizer = self.state.optimizers[0]
+        optimizer, now = self.state.optimizers[0], self.clock.at(tokens)
         if plan.phase != self.phase:
-            if self.phase is not None and self.config.phases[plan.phase].reset_moments:
+            if self.phase is not None and now.phase.reset_moments:
                 optimizer.state.clear()
             self.phase = plan.phase
-        apply_clock(optimizer, self.config, tokens)
-        inner_model(self.state.model).set_phase(at(self.config, tokens).model)
+        apply_clock(optimizer, self.clock, tokens)
+        inner_model(self.state.model).set_phase(now.model)
 
     def advance(self, plan: BatchPlan) -> None:
         """Count the batch on the clock; a skipped one too, whose text is not trained on."""
@@ -203,7 +204,7 @@ class Loop:
         self._ended = now
         self._steps += 1
         if self._steps == 2:  # the ranks have met again since they compiled
-            allow(0.0, self.config.distributed.timeout_seconds)
+            allow(0.0, self.distributed.timeout_seconds)
 
     def fire(self, event: Event) -> None:
         """Let callbacks and loggers hear an event; and the other ranks where this one is, if they wait for it."""

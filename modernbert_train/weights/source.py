@@ -259,12 +259,12 @@ class Origin:
         assert not targets, f"left without weights: {sorted(targets)}"
 
 
-def fill_first(model: nn.Module, config: RunConfig, origin: Origin | None) -> None:
+def fill_first(model: nn.Module, config: ModelConfig, seed: int, origin: Origin | None) -> None:
     """Put the weights of step 0 into a model: those from elsewhere, or those drawn by the run's seed."""
     if origin is not None:
         origin.fill(model)
     else:
-        initialize(model, config.model, config.seed)
+        initialize(model, config, seed)
 
 
 def _other_bases(old: ModelConfig, first: ModelConfig) -> Iterator[str]:
@@ -298,7 +298,7 @@ def find_origin(config: RunConfig) -> Origin | None:
         check_same_architecture(source, model, f"weights.init_from={source.folder}")
     rows = None
     if weights.vocabulary == "same":
-        check_same_tokenizer(source, config, f"weights.{key}={name}")
+        check_same_tokenizer(source, config.data.tokenizer, f"weights.{key}={name}")
     else:
         rows = _rows(source, config)
     # read once for nothing but the names, so that damage is told before anything is made
@@ -341,7 +341,7 @@ def _rows(source: Source, config: RunConfig) -> TokenRows:
                 f"{folder / TOKENIZER}: not the tokenizer that {source.folder} was trained with; its sha256 is "
                 f"{tokenizer_sha256(folder)[:12]}, theirs {str(source.tokenizer_sha256)[:12]}. Restore it from a copy."
             )
-        check_vocabulary(config, folder)
+        check_vocabulary(config.weights, folder, config.data.tokenizer)
         return token_rows(folder, Path(config.data.tokenizer), source.model.vocab_size, config.model.vocab_size)
 
 
@@ -415,21 +415,21 @@ def other_architecture(model: ModelConfig, other: ModelConfig) -> list[tuple[str
     return [(key, here, there) for key, here, there in pairs if here != there]
 
 
-def check_same_tokenizer(source: Source, config: RunConfig, key: str) -> None:
-    """Compare the tokenizer of weights with the run's; `key` is what named them.
+def check_same_tokenizer(source: Source, tokenizer: str, key: str) -> None:
+    """Compare the tokenizer of weights with data.tokenizer; `key` is what named them.
 
     Raises:
         ConfigError: at least one id means something else.
     """
-    ours = read_vocabulary(config.data.tokenizer).sha256
+    ours = read_vocabulary(tokenizer).sha256
     if source.tokenizer_sha256 in (None, ours):
         return
     difference = f"its sha256 is {str(source.tokenizer_sha256)[:12]}, ours {ours[:12]}"
     if source.checkpoint is None:  # the same tokenizer may be written in several ways; what counts are the ids
         with source.tokenizer_folder() as folder:
-            here, there = token_ids(config.data.tokenizer), token_ids(folder)
+            here, there = token_ids(tokenizer), token_ids(folder)
         found = token_difference(there, here, here.keys() | there.keys())
         if found is None:
             return
         difference = found
-    raise ConfigError(another_tokenizer(key, config, difference))
+    raise ConfigError(another_tokenizer(key, tokenizer, difference))

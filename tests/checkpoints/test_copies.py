@@ -178,7 +178,7 @@ def test_a_lost_folder_comes_back_with_its_record(home: Home, capsys: pytest.Cap
     (home.folder / "metrics.jsonl").write_text('{"kind": "step", "step": 3}\n')
     home.copy_all()
     shutil.rmtree(home.folder)
-    bring_back(home.config, print)
+    bring_back(home.config.checkpoint, Path(home.config.folder), print)
     found, passed_over = newest_valid(home.checkpoints)
     assert found is not None and found.step == 3 and passed_over == []
     assert (home.folder / "metrics.jsonl").read_text() == '{"kind": "step", "step": 3}\n'
@@ -189,12 +189,12 @@ def test_the_newer_of_both_homes_wins(home: Home) -> None:
     write(home.checkpoints, 2)
     home.copy_all()
     write(home.checkpoints, 3)
-    bring_back(home.config, print)
+    bring_back(home.config.checkpoint, Path(home.config.folder), print)
     assert not (home.checkpoints / "step-00000002.partial").exists()
     assert max(path.name for path in home.checkpoints.iterdir()) == "step-00000003"
     home.copy_all()
     shutil.rmtree(home.checkpoints / "step-00000003")
-    bring_back(home.config, print)
+    bring_back(home.config.checkpoint, Path(home.config.folder), print)
     assert (home.checkpoints / "step-00000003" / MANIFEST).exists()
 
 
@@ -205,7 +205,7 @@ def test_a_damaged_copy_is_passed_over_for_the_one_before(home: Home, capsys: py
     weights = next((home.there / "step-00000003").glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-1])
     shutil.rmtree(home.folder)
-    bring_back(home.config, print)
+    bring_back(home.config.checkpoint, Path(home.config.folder), print)
     found, _ = newest_valid(home.checkpoints)
     assert found is not None and found.step == 2
     assert "passed over a damaged copy" in capsys.readouterr().out
@@ -213,7 +213,7 @@ def test_a_damaged_copy_is_passed_over_for_the_one_before(home: Home, capsys: py
     for path in home.there.glob("step-*/*.safetensors"):
         path.write_bytes(b"")
     with pytest.raises(StorageError, match="no checkpoint there is whole"):
-        bring_back(home.config, print)
+        bring_back(home.config.checkpoint, Path(home.config.folder), print)
     assert not list(home.checkpoints.iterdir())
 
 
@@ -227,7 +227,7 @@ def test_a_copy_that_lacks_a_file_is_passed_over_for_the_one_before(
         home.copy_all()
     next((home.there / "step-00000003").glob(kind)).unlink()
     shutil.rmtree(home.folder)
-    bring_back(home.config, print)
+    bring_back(home.config.checkpoint, Path(home.config.folder), print)
     found, _ = newest_valid(home.checkpoints)
     assert found is not None and found.step == 2
     assert "passed over a damaged copy" in capsys.readouterr().out
@@ -267,7 +267,7 @@ def test_a_damaged_file_of_the_record_does_not_end_every_later_start(
     """One flipped bit in a copy of config.yaml, and a run with whole checkpoints starts nowhere."""
     kept_record(home)
     flip(home.there / RECORD / name)
-    bring_back(home.config, print)
+    bring_back(home.config.checkpoint, Path(home.config.folder), print)
     assert (home.folder / "samples.jsonl").read_text() == '{"step": 3}\n'
     assert said in capsys.readouterr().out
     if name != MANIFEST:
@@ -279,7 +279,7 @@ def test_skipped_updates_that_are_damaged_in_the_second_home_are_not_forgotten(h
     kept_record(home)
     flip(home.there / RECORD / "faults.jsonl")
     with pytest.raises(StorageError, match=r"record/faults.jsonl: damaged. It lists the updates"):
-        bring_back(home.config, print)
+        bring_back(home.config.checkpoint, Path(home.config.folder), print)
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "config.yaml", "faults.jsonl"])
@@ -288,23 +288,23 @@ def test_one_file_of_the_record_that_is_gone_is_mentioned(
 ) -> None:
     kept_record(home)
     (home.there / RECORD / name).unlink()
-    bring_back(home.config, print)
+    bring_back(home.config.checkpoint, Path(home.config.folder), print)
     assert f"record/{name}: missing, so it begins here" in capsys.readouterr().out
     assert not (home.folder / name).exists() and (home.folder / "samples.jsonl").exists()
 
 
 def test_skipped_updates_that_are_gone_from_the_second_home_are_not_forgotten(home: Home) -> None:
     kept_record(home)
-    bring_back(home.config, print)
+    bring_back(home.config.checkpoint, Path(home.config.folder), print)
     (home.folder / "faults.jsonl").write_text('{"step": 2}\n{"step": 3}\n')
     write(home.checkpoints, 4)
     home.copy_all()
     shutil.rmtree(home.folder)
     (home.there / RECORD / "faults.jsonl").unlink()
     with pytest.raises(StorageError, match=r"record/faults.jsonl: missing. It lists the updates"):
-        bring_back(home.config, print)
+        bring_back(home.config.checkpoint, Path(home.config.folder), print)
     (home.there / RECORD / MANIFEST).unlink()
-    bring_back(home.config, print)
+    bring_back(home.config.checkpoint, Path(home.config.folder), print)
     assert newest_valid(home.checkpoints)[0].step == 4  # type: ignore[union-attr]
 
 
@@ -313,7 +313,7 @@ def test_a_record_that_is_gone_from_the_second_home_is_mentioned(
 ) -> None:
     kept_record(home)
     shutil.rmtree(home.there / RECORD)
-    bring_back(home.config, print)
+    bring_back(home.config.checkpoint, Path(home.config.folder), print)
     assert "/record: not there, so metrics.jsonl begins here" in capsys.readouterr().out
 
 
@@ -337,7 +337,7 @@ def test_a_record_whose_copy_broke_off_is_no_damaged_one(
     with pytest.raises(StorageError, match="killed"):
         home.copier.copy_one()
     shutil.rmtree(home.folder)
-    bring_back(home.config, print)
+    bring_back(home.config.checkpoint, Path(home.config.folder), print)
     assert (home.folder / "metrics.jsonl").read_text() == '{"step": 3}\n'
     assert "damaged" not in capsys.readouterr().out
 
@@ -363,18 +363,18 @@ def test_a_store_that_cannot_be_asked_starts_nothing_from_zero(
 
     monkeypatch.setattr(Store, "steps", fail)
     with pytest.raises(StorageError, match="nothing is started from zero"):
-        bring_back(home.config, print)
+        bring_back(home.config.checkpoint, Path(home.config.folder), print)
     write(home.checkpoints, 1)
-    bring_back(home.config, print)
+    bring_back(home.config.checkpoint, Path(home.config.folder), print)
     assert "cannot be asked, so what is here is taken" in capsys.readouterr().out
 
 
 def test_fresh_is_refused_while_the_next_start_would_resume_from_there(home: Home) -> None:
-    refuse_fresh(home.config)
+    refuse_fresh(home.config.checkpoint, home.config.name)
     write(home.checkpoints, 7)
     home.copy_all()
     with pytest.raises(ConfigError, match="up to step 7"):
-        refuse_fresh(home.config)
+        refuse_fresh(home.config.checkpoint, home.config.name)
 
 
 @pytest.mark.parametrize("name", ["../../outside", "/outside", "a/b", "..", MANIFEST])
@@ -386,7 +386,7 @@ def test_a_manifest_cannot_name_a_file_elsewhere(home: Home, tmp_path: Path, nam
     replace(manifest, files=files).write(home.there / "step-00000003")
     shutil.rmtree(home.folder)
     with pytest.raises(StorageError, match="no checkpoint there is whole"):
-        bring_back(home.config, print)
+        bring_back(home.config.checkpoint, Path(home.config.folder), print)
     assert not (tmp_path / "outside").exists()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.__main__ import main, read_run
+from modernbert_train.clock import Clock
 from modernbert_train.config.load import load_run
 from modernbert_train.data.loader import share_of_rank
 from modernbert_train.optim.schedules import lr_at
@@ -239,7 +240,7 @@ def test_the_picture_in_the_terminal_is_the_schedule(tiny_run: TinyRun) -> None:
     rows = [line[2:].ljust(COLUMNS) for line in lines[1:4]]
     for column in range(COLUMNS):
         height = sum(BLOCKS.index(row[column]) for row in rows)
-        value = lr_at(config, round(column * 5999 / (COLUMNS - 1)))
+        value = lr_at(Clock.of(config), round(column * 5999 / (COLUMNS - 1)))
         assert height == max(1, round(24 * value / 5e-3))
     assert "batch size, rows: 4 to 8" in lines and "context length, tokens: 64 to 128" in lines
     assert "predicted tokens: 10 % to 20 %" in lines

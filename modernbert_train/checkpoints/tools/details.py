@@ -16,7 +16,7 @@ from modernbert_train.checkpoints.tools.listing import kept_for, one_line
 from modernbert_train.checkpoints.tools.places import Place
 from modernbert_train.checkpoints.trained_phases import past_changes
 from modernbert_train.checkpoints.verified import Opened, Verified, newest_of, step_folders, tell_choice
-from modernbert_train.clock import at, position_at
+from modernbert_train.clock import Clock
 from modernbert_train.config.load import differences
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.text import date, duration, plural, rate, table
@@ -178,7 +178,7 @@ def _resumed(found: Verified, now: RunConfig | None, problem: str | None) -> Ite
     config = found.config if now is None else now
     changes = [] if now is None else differences(found.config, now)
     if now is not None and state.phase in now.phases:
-        refused = past_changes(found.config, now, state.phase, state.tokens)
+        refused = past_changes(found.config.phases, now.phases, state.phase, state.tokens)
     else:
         refused = [] if now is None else [f"phase {state.phase}: not in the run any more"]
     if refused:
@@ -186,12 +186,13 @@ def _resumed(found: Verified, now: RunConfig | None, problem: str | None) -> Ite
     elif state.tokens >= config.total_tokens:
         yield "resumes with", "nothing left to train: this is the end of the run"
     else:
-        position, there = position_at(config, state.tokens), at(config, state.tokens)
+        clock = Clock.of(config)
+        there = clock.at(state.tokens)
         yield (
             "resumes with",
-            f"step {state.step + 1:,} in phase {position.name}: rows of {position.phase.row_tokens:,} tokens, up to "
-            f"{position.phase.batch_rows:,} a batch; objective {there.objective.name}; learning rate "
-            f"{rate(lr_at(config, state.tokens))}",
+            f"step {state.step + 1:,} in phase {there.name}: rows of {there.phase.row_tokens:,} tokens, up to "
+            f"{there.phase.batch_rows:,} a batch; objective {there.objective.name}; learning rate "
+            f"{rate(lr_at(clock, state.tokens))}",
         )
     if problem is not None:
         yield "since then", f"the run's config.yaml cannot be read: {problem}"
