@@ -24,7 +24,6 @@ from modernbert_train.checkpoints.verified import tell_choice
 from modernbert_train.config.knob import architecture_keys
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
-    ChooseConfig,
     ComputeConfig,
     ModelConfig,
     ModernBertConfig,
@@ -38,7 +37,7 @@ from modernbert_train.models.classifier import CLASSIFIER, POOLER
 from modernbert_train.models.init import initialize
 from modernbert_train.models.replaced import DELTA, GENERATOR, discriminator_of
 from modernbert_train.models.sharding import like
-from modernbert_train.models.shrinking import check_shrinking, kept_layers, shrink_each, without_types
+from modernbert_train.models.shrinking import check_shrinking, kept_layers, shrink_each
 from modernbert_train.models.tiling import GROWING, check_growth, grow_each
 from modernbert_train.vocabulary import read_vocabulary, token_ids, tokenizer_sha256
 from modernbert_train.weights.composer_file import ComposerFile, open_composer
@@ -210,7 +209,7 @@ class Origin:
             )
         if weights.shrink_from is not None:
             text += f": layers {', '.join(map(str, kept_layers(old, model)))} of {old.num_layers}"
-            text += ", its first token type added to the positions" if without_types(old, model) else ""
+            text += ", its first token type added to the positions" if model.drops_types_of(old) else ""
         if self.rows is not None:
             text += f"; weights.vocabulary={weights.vocabulary}: {self.rows}"
         elif self.source.tokenizer_sha256 is None:
@@ -308,7 +307,8 @@ def find_origin(config: RunConfig) -> Origin | None:
         needs_predictions(there, f"weights.{key}={name}")
         there, here = there - {*MASKED_LM}, here - {*MASKED_LM}  # no other head is grown, or kept
         return Origin(source, config, drawn=tuple(sorted(here)), left_out=tuple(sorted(there)))
-    other = here & there & {CLASSIFIER} if _classes(source.objective) != _classes(config.objective) else set()
+    same = source.objective is not None and source.objective.told_classes == config.objective.told_classes
+    other = set() if same else here & there & {CLASSIFIER}
     return Origin(
         source,
         config,
@@ -343,12 +343,6 @@ def _rows(source: Source, config: RunConfig) -> TokenRows:
             )
         check_vocabulary(config.weights, folder, config.data.tokenizer)
         return token_rows(folder, Path(config.data.tokenizer), source.model.vocab_size, config.model.vocab_size)
-
-
-def _classes(objective: ObjectiveConfig | None) -> tuple[object, ...]:
-    """What the logits of a classifier mean; a score of each choice is no matter of how many there are."""
-    labels = None if isinstance(objective, ChooseConfig) else getattr(objective, "labels", None)
-    return (type(objective), getattr(objective, "kind", None), labels)
 
 
 def needs_predictions(modules: Collection[str], key: str) -> None:

@@ -43,7 +43,7 @@ def test_the_clock_sets_the_angles_of_local_layers(tiny_run: TinyRun) -> None:
             timestamp=SimpleNamespace(token=SimpleNamespace(value=tokens)),
             optimizers=[torch.optim.SGD(parameters)],
         )
-        loop: Any = SimpleNamespace(config=config, state=state, phase=None)
+        loop: Any = SimpleNamespace(clock=Clock.of(config), state=state, phase=None)
         plan: Any = SimpleNamespace(tokens_before=tokens, phase=Clock.of(config).at(tokens).name)
         Loop.set_clock(loop, plan)
         angles = first_angles(model)
