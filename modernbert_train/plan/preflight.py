@@ -7,6 +7,7 @@ are not read: whether a checkpoint is whole, or weights fit, is told when they a
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -72,6 +73,22 @@ def preflight(
     for kind in (ConfigError, DataError, StorageError, RunError):
         if any(isinstance(mistake, kind) for mistake in mistakes):
             raise kind("\n".join(map(str, mistakes)))
+
+
+def look_first(config: RunConfig, *, fresh: bool = False) -> None:
+    """What a start asks before anything costs. One of several ranks applies the rules alone: it must tell the others of
+    a mistake, for which they meet first, and then all is asked with their true number (train/session.py).
+
+    Args:
+        config, fresh: see `preflight`.
+
+    Raises:
+        RunError: see `preflight`.
+    """
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        preflight(config, fresh=fresh)
+    else:
+        check(config)
 
 
 @contextmanager
