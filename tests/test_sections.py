@@ -139,7 +139,7 @@ def followed(start: Place) -> dict[str, set[str]]:
             todo += [(again, method)] if again is not None and again != place else []
             continue
         if isinstance(node, ast.ClassDef) and place.name not in holders():
-            node = next((m for m in node.body if isinstance(m, ast.FunctionDef) and m.name == method), None)  # type: ignore[assignment]
+            node = next((m for m in node.body if isinstance(m, ast.FunctionDef) and m.name == method), None)
         else:
             method = ""
         if node is None or (place, method) in seen:
