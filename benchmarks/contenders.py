@@ -19,7 +19,6 @@ from torch.optim import AdamW
 from benchmarks.batches import labels_of_line
 from benchmarks.reference import transformers_model
 from modernbert_train.batch import IGNORED_LABEL
-from modernbert_train.clock import at
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.data.packing import SPECIAL_TOKENS
@@ -29,7 +28,7 @@ from modernbert_train.optim.stable_adamw import StableAdamW
 from modernbert_train.report.throughput import training_flops
 from modernbert_train.train.session import train
 from modernbert_train.train.tune.loop import BareLoop, batches_of
-from modernbert_train.train.tune.timing import Clock, wait
+from modernbert_train.train.tune.timing import Stopwatch, wait
 from modernbert_train.vocabulary import read_vocabulary
 
 ADAM = {"betas": (0.9, 0.98), "eps": 1e-6}
@@ -77,8 +76,8 @@ class Ours(Contender):
     def __init__(self, model: ForMaskedLM, config: RunConfig, device: torch.device) -> None:
         super().__init__(device.type == "cuda")
         self._config, self._device = config, device
-        model.set_phase(at(config, 0).modernbert)
-        self._loop = BareLoop(model, config, Compute(device, resolve_precision(config, device)))
+        model.set_phase(next(iter(config.in_phase.values())).modernbert)
+        self._loop = BareLoop(model, config, Compute(device, resolve_precision(config.compute, device)))
         self._batches = batches_of(_endless(config))
 
     def next_batch(self) -> StepBatch:
@@ -97,7 +96,7 @@ class Ours(Contender):
         wait(self._device)
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats()
-        clock, seen, began = Clock(self._device), [], _now()
+        clock, seen, began = Stopwatch(self._device), [], _now()
         for _ in range(steps):
             asked = time.perf_counter()
             seen.append(self.next_batch())
@@ -131,7 +130,9 @@ class Theirs(Contender):
         vocabulary = read_vocabulary(config.data.tokenizer)
         self._pad = vocabulary.pad_id
         (phase,) = config.phases.values()
-        self._model = transformers_model(at(config, 0).modernbert, phase.row_tokens, vocabulary, sparse=sparse)
+        self._model = transformers_model(
+            next(iter(config.in_phase.values())).modernbert, phase.row_tokens, vocabulary, sparse=sparse
+        )
         self._model.load_state_dict(model.state_dict())
         self._model.to(device).train()
         self._optimizer = AdamW(self._model.parameters(), 1e-4, fused=True, **ADAM)  # type: ignore[arg-type]
@@ -146,21 +147,21 @@ class Theirs(Contender):
     def turn(self, batches: Sequence[StepBatch]) -> None:
         """A step for each batch; padding it, which a collator's workers would do, is not timed."""
         padded = [self._padded(batch) for batch in batches]
-        self._step(padded[0], Clock(self._device))
+        self._step(padded[0], Stopwatch(self._device))
         wait(self._device)
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats()
-        clock, began = Clock(self._device), _now()
+        clock, began = Stopwatch(self._device), _now()
         for parts in padded:
             self._step(parts, clock)
         wait(self._device)
         _record(self, batches, self._config, began, clock)
 
     def _loss(self, ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
-        with Compute(self._device, resolve_precision(self._config, self._device)).autocast():
+        with Compute(self._device, resolve_precision(self._config.compute, self._device)).autocast():
             return self._model(input_ids=ids, attention_mask=mask, labels=labels).loss
 
-    def _step(self, parts: list[tuple[Tensor, Tensor, Tensor, int]], clock: Clock) -> None:
+    def _step(self, parts: list[tuple[Tensor, Tensor, Tensor, int]], clock: Stopwatch) -> None:
         predicted = sum(count for *_, count in parts)
         clock.start()
         for *tensors, count in parts:
@@ -238,7 +239,7 @@ def _now() -> tuple[float, float]:
 
 
 def _record(
-    who: Contender, batches: Sequence[StepBatch], config: RunConfig, began: tuple[float, float], clock: Clock
+    who: Contender, batches: Sequence[StepBatch], config: RunConfig, began: tuple[float, float], clock: Stopwatch
 ) -> None:
     """Add a round of steps over these batches, which ends now."""
     seconds, cpu_seconds = (end - start for start, end in zip(began, _now(), strict=True))

@@ -18,6 +18,7 @@ import numpy as np
 
 from benchmarks.measure import Case, Group, Stage, Work
 from benchmarks.packing import planner_of
+from modernbert_train.clock import Clock
 from modernbert_train.config.schema import DataConfig, OptimConfig, PhaseConfig, RunConfig
 from modernbert_train.data.loader import PackedLoader
 from modernbert_train.data.mds import TokenShards
@@ -73,8 +74,9 @@ def load(folder: Path, row_tokens: int) -> int:
         VOCAB_SIZE, cls_id=2, sep_id=3, pad_id=0, mask_id=4, ordinary=np.arange(5, VOCAB_SIZE), sha256=""
     )
     chunks = ShuffledChunks(shards.shard_documents, shards.lengths, 16, seed=17)
+    config = run_config(row_tokens)
     loader = PackedLoader(
-        BatchPlanner(run_config(row_tokens), {"train": chunks}),
+        BatchPlanner(config.data, Clock.of(config), {"train": chunks}),
         MicrobatchMaker(
             TokenStreams([Stream("train", 17, shards)]), partial(build_objective, vocabulary=vocabulary), vocabulary
         ),

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from modernbert_train.clock import Clock
 from modernbert_train.config.schema import DataConfig, OptimConfig, PhaseConfig, RunConfig, StreamConfig
 from modernbert_train.data.packing import SPECIAL_TOKENS, WINDOW, Chunk, GreedyPacker
 from modernbert_train.data.planner import BatchPlanner
@@ -104,7 +105,8 @@ def languages(number: int) -> None:
         data = DataConfig(streams={name: StreamConfig(path="") for name in orders}, tokenizer="", alpha=alpha)
         optim = OptimConfig(name="none", lr=1.0)
         before, started = memory_bytes(), time.process_time()
-        planner = BatchPlanner(RunConfig(name="benchmark", data=data, optim=optim, phases={"only": phase}), orders)
+        run = RunConfig(name="benchmark", data=data, optim=optim, phases={"only": phase})
+        planner = BatchPlanner(data, Clock.of(run), orders)
         next(planner)
         first = time.process_time() - started
         tokens, started = 0, time.process_time()
@@ -148,7 +150,7 @@ def planner_of(lengths: NDArray[np.integer], row_tokens: int, streams: int) -> B
         phases={"only": phase},
     )
     order = {name: ShuffledChunks([len(lengths)], lengths, 1, seed) for seed, name in enumerate(names)}
-    return BatchPlanner(config, order)
+    return BatchPlanner(config.data, Clock.of(config), order)
 
 
 if __name__ == "__main__":

@@ -161,7 +161,7 @@ def run(case: Case, device: torch.device, data: Path, workers: int, with_trainer
     """
     with tempfile.TemporaryDirectory() as folder:
         config = run_config(case, Path(folder), data, device, workers)
-        use_threads(config, device)
+        use_threads(config.compute, device)
         model = build_model(config, sharded=False)
         assert isinstance(model, ForMaskedLM)
         if case.compile_mode is not None:
@@ -175,7 +175,7 @@ def run(case: Case, device: torch.device, data: Path, workers: int, with_trainer
                 theirs[name] = Theirs(model, config, device, case.reference_documents, sparse)
         first = ours.next_batch()
         losses = [ours.first_loss(first), *(contender.first_loss(first) for contender in theirs.values())]
-        limit = 5e-3 if resolve_precision(config, device) == "amp_bf16" else 1e-4
+        limit = 5e-3 if resolve_precision(config.compute, device) == "amp_bf16" else 1e-4
         if any(abs(loss - losses[0]) > limit * losses[0] for loss in losses):
             raise RuntimeError(f"first losses {losses}: they differ, so the contenders do not compute the same.")
         for number in range(case.rounds):

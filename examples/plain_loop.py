@@ -34,7 +34,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from modernbert_train.batch import weighted
-from modernbert_train.clock import at, ends_phase, position_at, validates
+from modernbert_train.clock import Clock
 from modernbert_train.config.check import check
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
@@ -44,7 +44,7 @@ from modernbert_train.data.check import check_data
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.data.path import open_path
 from modernbert_train.distributed.compute import Compute
-from modernbert_train.evaluate.heldout import open_validation
+from modernbert_train.evaluate.heldout import HeldOutTexts
 from modernbert_train.models.build import build_model
 from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.models.init import initialize
@@ -60,25 +60,27 @@ def main(words: list[str]) -> None:
     """Train the run of a command line, YAML files and overrides, to its end; killed, it continues where it saved."""
     files, overrides = [word for word in words if "=" not in word], [word for word in words if "=" in word]
     config = load_run(files, overrides)
-    compute = Compute.of(config)  # before anything else: it makes this rank's GPU the current one
+    compute = Compute.of(config.compute)  # before anything else: it makes this rank's GPU the current one
     with joined(compute.device):
         rank, ranks = rank_and_ranks()
         check(config, ranks)
-        facts = check_data(config)
-        loader = open_path(config, facts, partial(build_objective, vocabulary=facts.vocabulary)).loader(rank, ranks)
-        validation = open_validation(config, facts) if config.data.validation is not None else None
+        facts, clock = check_data(config), Clock.of(config)
+        objective_of = partial(build_objective, vocabulary=facts.vocabulary)
+        loader = open_path(config.data, config.seed, clock, facts, objective_of).loader(rank, ranks)
+        texts = HeldOutTexts(config.data, config.eval, config.phases, config.model.vocab_size, facts)
+        validation = texts.validation() if config.data.validation is not None else None
         model, trained = placed_model(config, compute.device, ranks)
-        optimizer = build_optimizer(config, model)
+        optimizer = build_optimizer(config.optim, model)
         step, phase = restore(config, model, optimizer, loader)
         print(f"{config.name}: {ranks} ranks, {compute.device.type}, from step {step}", flush=rank == 0)
 
         for batch in loader:
             plan = batch.plan
             if plan.phase != phase:
-                if phase is not None and config.phases[plan.phase].reset_moments:
+                if phase is not None and clock.phase(plan.phase).phase.reset_moments:
                     optimizer.state.clear()
                 phase = plan.phase
-            set_clock(config, plan.tokens_before, model, optimizer)
+            set_clock(clock, plan.tokens_before, model, optimizer)
             losses, counts = gradients(config, compute, batch, model, trained, step)
             loss, squared_norm = numbers_of_all_ranks(plan.objective.terms, losses, counts, model)
             if not (math.isfinite(loss) and math.isfinite(squared_norm)):
@@ -90,19 +92,18 @@ def main(words: list[str]) -> None:
             step, before, after = step + 1, plan.tokens_before, plan.tokens_before + plan.tokens
             line = {"step": step, "phase": phase, "tokens": after, "lr": optimizer.param_groups[0]["lr"]}
             record(config, {"kind": "step", **line, "loss": loss, "grad_norm": math.sqrt(squared_norm)})
-            if validation is not None and validates(config, validation.tokens, before, after):
-                now = position_at(config, before).phase
-                found = validation.evaluate(model, now, compute, at(config, before).objective)
+            if validation is not None and clock.validates(config.eval, validation.tokens, before, after):
+                found = validation.evaluate(model, clock.at(before), compute)
                 record(config, {"kind": "validation", **line, **found.as_dict()})
             every = config.checkpoint.interval_steps
-            if ends_phase(config, before, after) or (every and step % every == 0):
+            if clock.ends_phase(before, after) or (every and step % every == 0):
                 save(config, model, optimizer, step, {**loader.state_dict(), "phase": phase})
 
 
-def set_clock(config: RunConfig, tokens: int, model: OnEncoder, optimizer: torch.optim.Optimizer) -> None:
+def set_clock(clock: Clock, tokens: int, model: OnEncoder, optimizer: torch.optim.Optimizer) -> None:
     """All that is a function of the clock: learning rates, weight decay, RoPE bases."""
-    apply_clock(optimizer, config, tokens)
-    model.set_phase(at(config, tokens).model)
+    apply_clock(optimizer, clock, tokens)
+    model.set_phase(clock.at(tokens).model)
 
 
 def gradients(

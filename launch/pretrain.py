@@ -28,6 +28,7 @@ from data_prep.sample import TextSample, look_at_text, shown, size_text  # noqa:
 from launch.budget import LEAST_HELD_OUT, MOST_HELD_OUT, Chosen, Device, choose, device_of, held_out_share  # noqa: E402
 from launch.stages import TYPED, run_stages, text_to_model  # noqa: E402
 from modernbert_train.cli.parser import Parser, positive, token_count  # noqa: E402
+from modernbert_train.clock import Clock  # noqa: E402
 from modernbert_train.config.check import check  # noqa: E402
 from modernbert_train.config.load import load_run, load_typed  # noqa: E402
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, TokenizerConfig  # noqa: E402
@@ -360,7 +361,8 @@ def _plan_rows(place: Place, device: Device) -> Iterator[tuple[str, str]]:
     if hours and (speed := record.get("speed")) and config.total_tokens < 0.7 * 3600 * hours * speed:
         most = duration(config.total_tokens / speed)
         yield "", f"the text is enough for {most} of the {hours:g} hours; more of it would make a better model"
-    if text and is_ruled(config) and (unigram := record.get("unigram_loss")):
+    ruled = is_ruled(Clock.of(config), from_scratch=config.from_scratch)
+    if text and ruled and (unigram := record.get("unigram_loss")):
         expected = expect(
             found.active,
             config.total_tokens,

@@ -117,6 +117,9 @@ def train_run(config: RunConfig, *, fresh: bool = False, callbacks: Sequence[Cal
     Raises:
         RunError: anything that the user has to fix; StoppedEarly when a signal ended the run after a checkpoint.
     """
+    from modernbert_train.plan.preflight import look_first
+
+    look_first(config, fresh=fresh)
     from modernbert_train.train.session import train
 
     train(config, fresh=fresh, callbacks=callbacks)

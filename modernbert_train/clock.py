@@ -6,9 +6,16 @@ begins up to one batch late and its own count starts with that overshoot; nothin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from modernbert_train.config.schema import EvalConfig, PhaseConfig, RunConfig
+from modernbert_train.config.schema import (
+    EvalConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimConfig,
+    PhaseConfig,
+    RunConfig,
+)
 
 VALIDATIONS = 15  # in a phase, if they cost no more than one part in so many of it:
 _COST_PARTS = 20
@@ -17,48 +24,79 @@ _FORWARD_PARTS = 3  # a forward pass is a third of a training step
 
 @dataclass(frozen=True)
 class Position:
-    """Where a batch stands.
+    """Where a batch stands, and what holds there.
 
     Attributes:
         index: number of the phase, from 0.
         name: the phase's key in the YAML.
-        phase: its configuration.
         tokens: tokens seen since the phase's nominal start, at least 0.
+        phase: its configuration.
+        model, objective, optim: the run's sections, with what the phase overrides.
     """
 
     index: int
     name: str
-    phase: PhaseConfig
     tokens: int
+    phase: PhaseConfig
+    model: ModelConfig
+    objective: ObjectiveConfig
+    optim: OptimConfig
 
 
-def position_at(config: RunConfig, tokens: int) -> Position:
-    """Find the phase that holds a token count.
+@dataclass(frozen=True)
+class Clock:
+    """The phases of a run, end to end.
 
-    Args:
-        config: the run; its phases lie end to end.
-        tokens: global tokens seen before the batch in question.
-
-    Returns:
-        The position; at or past the end of the run, the end of the last phase.
+    Attributes:
+        phases: each at its beginning, in order; at least one.
     """
-    start = 0
-    items = list(config.phases.items())
-    for index, (name, phase) in enumerate(items):
-        if tokens < start + phase.tokens or index == len(items) - 1:
-            return Position(index, name, phase, min(tokens - start, phase.tokens))
-        start += phase.tokens
-    raise ValueError("a run needs at least one phase")
 
+    phases: tuple[Position, ...]
 
-def at(config: RunConfig, tokens: int) -> RunConfig:
-    """The run as it is now: with what the phase that holds a token count overrides, in the run's own keys."""
-    return config.in_phase[position_at(config, tokens).name]
+    @classmethod
+    def of(cls, config: RunConfig) -> Clock:
+        return cls(
+            tuple(
+                Position(index, name, 0, config.phases[name], now.model, now.objective, now.optim)
+                for index, (name, now) in enumerate(config.in_phase.items())
+            )
+        )
 
+    @property
+    def total_tokens(self) -> int:
+        return sum(each.phase.tokens for each in self.phases)
 
-def ends_phase(config: RunConfig, before: int, after: int) -> bool:
-    """Whether a step from one token count to another ended a phase or the run."""
-    return after >= config.total_tokens or position_at(config, before).index != position_at(config, after).index
+    def at(self, tokens: int) -> Position:
+        """Where a batch stands before which so many global tokens were seen; past the end, the last phase's end."""
+        start, last = 0, self.phases[-1]
+        for each in self.phases:
+            if tokens < start + each.phase.tokens or each is last:
+                return replace(each, tokens=min(tokens - start, each.phase.tokens))
+            start += each.phase.tokens
+        raise ValueError("a run needs at least one phase")
+
+    def phase(self, name: str) -> Position:
+        """The beginning of a phase."""
+        return next(each for each in self.phases if each.name == name)
+
+    def ends_phase(self, before: int, after: int) -> bool:
+        """Whether a step from one token count to another ended a phase or the run."""
+        return after >= self.total_tokens or self.at(before).index != self.at(after).index
+
+    def is_due(self, interval: int | None, before: int, after: int) -> bool:
+        """Whether what is done every so many tokens, and at the end of each phase, is due after a step."""
+        return crosses(interval, before, after) or self.ends_phase(before, after)
+
+    def validates(self, settings: EvalConfig, held_out_tokens: int | None, before: int, after: int) -> bool:
+        """Whether the held-out text is measured after a step from one token count to another.
+
+        A function of the clock alone: the same for any number of ranks, and wherever the run was stopped and went on.
+        """
+        if settings.interval_tokens is not None:
+            return self.is_due(settings.interval_tokens, before, after)
+        now = self.at(before)
+        parts, tokens = validations_in(now.phase, settings, held_out_tokens), now.phase.tokens
+        return parts * now.tokens // tokens != parts * (now.tokens + after - before) // tokens
 
 
 def crosses(interval: int | None, before: int, after: int) -> bool:
@@ -69,11 +107,6 @@ def crosses(interval: int | None, before: int, after: int) -> bool:
 def is_pythia(step: int) -> bool:
     """Whether the Pythia suite has a checkpoint of a step: 0, 1, 2, 4, ..., 512, and every 1000 (arXiv 2304.01373)."""
     return step % 1000 == 0 or (step <= 512 and step & (step - 1) == 0)
-
-
-def is_due(config: RunConfig, interval: int | None, before: int, after: int) -> bool:
-    """Whether what is done every so many tokens, and at the end of each phase, is due after a step."""
-    return crosses(interval, before, after) or ends_phase(config, before, after)
 
 
 def validations_in(phase: PhaseConfig, settings: EvalConfig, held_out_tokens: int | None) -> int:
@@ -89,15 +122,3 @@ def validations_in(phase: PhaseConfig, settings: EvalConfig, held_out_tokens: in
     if not held_out_tokens:
         return VALIDATIONS
     return max(1, min(VALIDATIONS, _FORWARD_PARTS * phase.tokens // (_COST_PARTS * held_out_tokens)))
-
-
-def validates(config: RunConfig, held_out_tokens: int | None, before: int, after: int) -> bool:
-    """Whether the held-out text is measured after a step from one token count to another.
-
-    A function of the clock alone: the same for any number of ranks, and wherever the run was stopped and went on.
-    """
-    if config.eval.interval_tokens is not None:
-        return is_due(config, config.eval.interval_tokens, before, after)
-    position = position_at(config, before)
-    parts, tokens = validations_in(position.phase, config.eval, held_out_tokens), position.phase.tokens
-    return parts * position.tokens // tokens != parts * (position.tokens + after - before) // tokens

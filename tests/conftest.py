@@ -101,7 +101,7 @@ def quick_tests_start_nothing(request: pytest.FixtureRequest, monkeypatch: pytes
     def refuse(*_: Any, **__: Any) -> None:
         pytest.fail("starts a process or trains a run: mark it @pytest.mark.runs", pytrace=False)
 
-    monkeypatch.setattr("modernbert_train.train.session._train", refuse)  # first: its import starts programs itself
+    monkeypatch.setattr("modernbert_train.train.session._build", refuse)  # first: its import starts programs itself
     monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
     monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", refuse)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from modernbert_train.__main__ import read_run
-from modernbert_train.clock import VALIDATIONS, validates, validations_in
+from modernbert_train.clock import VALIDATIONS, Clock, validations_in
 from modernbert_train.config.schema import RunConfig
 from tests.conftest import TinyRun
 
@@ -17,7 +17,7 @@ LONG = ("phases.short.tokens=400_000", "phases.long.tokens=200_000")
 def walked(config: RunConfig, held_out: int, step: int, start: int = 0) -> list[int]:
     """Tokens at which a run of equal steps is validated."""
     ends = range(start + step, config.total_tokens + step, step)
-    return [end for end in ends if validates(config, held_out, end - step, end)]
+    return [end for end in ends if Clock.of(config).validates(config.eval, held_out, end - step, end)]
 
 
 def test_each_phase_is_validated_evenly_without_a_word_in_the_configuration(tiny_run: TinyRun) -> None:

@@ -16,7 +16,7 @@ from modernbert_train.core.read_json import Count, as_type, read_json
 from modernbert_train.data.place import PlannerState
 
 
-class Clock(TypedDict):
+class SavedTime(TypedDict):
     """Composer's Timestamp, without the times of day."""
 
     iteration: Count
@@ -68,7 +68,7 @@ class TrainingState:
     """
 
     seconds: float
-    timestamp: Clock
+    timestamp: SavedTime
     loader: PlannerState
     stability: GuardState
 

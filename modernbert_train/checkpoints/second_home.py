@@ -30,7 +30,7 @@ from modernbert_train.checkpoints.copier import (
 from modernbert_train.checkpoints.manifest import CONFIG_YAML
 from modernbert_train.checkpoints.store import RECORD, Store
 from modernbert_train.checkpoints.verified import METRICS
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.schema import CheckpointConfig
 from modernbert_train.core.files import append_line, free_bytes, publish, write_whole
 from modernbert_train.errors import ConfigError, DataError, RunError, StoppedEarly, StorageError
 
@@ -43,12 +43,13 @@ class SecondHome:
     """Keeps a copier at work for as long as the block runs, and waits for what is due when the block ends in order.
 
     Args:
-        config: the run; without checkpoint.copy_to nothing happens.
+        settings: the run's section checkpoint; without copy_to nothing happens.
+        folder: of the run, whose last part is its name there too.
         say: prints a line.
     """
 
-    def __init__(self, config: RunConfig, say: Callable[[str], None]) -> None:
-        self._config = config
+    def __init__(self, settings: CheckpointConfig, folder: Path, say: Callable[[str], None]) -> None:
+        self._settings, self._folder = settings, folder
         self._say = say
         self._process: subprocess.Popen[str] | None = None
         self._thread: threading.Thread | None = None
@@ -62,7 +63,7 @@ class SecondHome:
 
     def start(self) -> None:
         """Begin; called on rank 0, once the run's folder is its own."""
-        if self._config.checkpoint.copy_to is None or self._thread is not None:
+        if self._settings.copy_to is None or self._thread is not None:
             return
         self._thread = threading.Thread(target=self._keep_at_work, name="copies", daemon=True)
         self._thread.start()
@@ -90,11 +91,11 @@ class SecondHome:
                     self._process.stdin.close()
         self._thread.join(1.0)
         if self._thread.is_alive():
-            self._say(f"waiting for the copies in {self._config.checkpoint.copy_to}")
+            self._say(f"waiting for the copies in {self._settings.copy_to}")
             self._thread.join()
         if self._failed is not None:
             self._say(
-                f"warning: not all checkpoints are copied to {self._config.checkpoint.copy_to}: {self._failed} They "
+                f"warning: not all checkpoints are copied to {self._settings.copy_to}: {self._failed} They "
                 "are all here; the same command copies what is missing."
             )
 
@@ -118,14 +119,14 @@ class SecondHome:
 
     def _follow(self) -> int:
         """Start a copier and read what it says to its end; returns its exit code."""
-        checkpoint = self._config.checkpoint
-        assert checkpoint.copy_to is not None
+        settings = self._settings
+        assert settings.copy_to is not None
         order = Order(
-            folder=self._config.folder,
-            url=checkpoint.copy_to,
-            run=self._config.name,
-            keep=checkpoint.copy_keep or checkpoint.keep,
-            timeout_seconds=checkpoint.copy_timeout_seconds,
+            folder=str(self._folder),
+            url=settings.copy_to,
+            run=self._folder.name,
+            keep=settings.copy_keep or settings.keep,
+            timeout_seconds=settings.copy_timeout_seconds,
             parent=os.getpid(),
         )
         with self._guard:
@@ -151,7 +152,7 @@ class SecondHome:
 
     def _heard(self, event: dict[str, Any]) -> None:
         with suppress(OSError):  # a full disk is told by the run
-            append_line(Path(self._config.folder) / COPIES, json.dumps(event))
+            append_line(self._folder / COPIES, json.dumps(event))
         if event["kind"] == "failed":
             self._failed = str(event["error"])
             if self._failed != self._told_of:
@@ -162,16 +163,17 @@ class SecondHome:
                 self._say("checkpoints are copied again")
             self._failed = self._told_of = None
             self._say(
-                f"{step_name(event['step'])} is in {self._config.checkpoint.copy_to}, verified "
+                f"{step_name(event['step'])} is in {self._settings.copy_to}, verified "
                 f"({event['bytes'] / 1e6:,.1f} MB, {event['seconds']:.1f} s)"
             )
 
 
-def bring_back(config: RunConfig, say: Callable[[str], None]) -> None:
+def bring_back(settings: CheckpointConfig, folder: Path, say: Callable[[str], None]) -> None:
     """Fetch the newest whole checkpoint of a run's second home, where it is newer than all that are here.
 
     Args:
-        config: the run.
+        settings: the run's section checkpoint.
+        folder: of the run.
         say: prints a line.
 
     Raises:
@@ -179,10 +181,10 @@ def bring_back(config: RunConfig, say: Callable[[str], None]) -> None:
             disk refuses what comes.
         ConfigError: the store refuses the credentials, and nothing is here.
     """
-    checkpoints = Path(config.folder) / "checkpoints"
+    checkpoints = folder / "checkpoints"
     newest = max(local_manifests(checkpoints), default=None)
     try:
-        if (store := store_of(config)) is None:
+        if (store := store_of(settings, folder.name)) is None:
             return
         there = store.steps()
     except RunError as error:
@@ -197,7 +199,7 @@ def bring_back(config: RunConfig, say: Callable[[str], None]) -> None:
         if newest is not None and step <= newest:
             return
         if _fetched(store, there[step], checkpoints, say):
-            _fetch_records(store, Path(config.folder), checkpoints / there[step], say)
+            _fetch_records(store, folder, checkpoints / there[step], say)
             say(
                 f"{there[step]} brought back from {store.url}: "
                 + ("nothing is here" if newest is None else "it is newer")
@@ -210,13 +212,13 @@ def bring_back(config: RunConfig, say: Callable[[str], None]) -> None:
         )
 
 
-def refuse_fresh(config: RunConfig) -> None:
+def refuse_fresh(settings: CheckpointConfig, name: str) -> None:
     """Refuse to begin anew what the second home would bring back at the next start.
 
     Raises:
         ConfigError: it holds checkpoints of the run.
     """
-    if (store := store_of(config)) is not None and (there := store.steps()):
+    if (store := store_of(settings, name)) is not None and (there := store.steps()):
         raise ConfigError(
             f"--fresh: {store.url} holds checkpoints of this run up to step {max(there):,}, from which the next start "
             "would resume. Move that folder away, or give this run another name=."
@@ -242,15 +244,15 @@ def fetch(store: Store, step: int, checkpoints: Path, say: Callable[[str], None]
     return name is not None and _fetched(store, name, checkpoints, say)
 
 
-def store_of(config: RunConfig) -> Store | None:
-    """The second home of a run; None if it has none.
+def store_of(settings: CheckpointConfig, name: str) -> Store | None:
+    """The second home of a run of that name; None if it has none.
 
     Raises:
         RunError: it cannot be reached.
     """
-    if config.checkpoint.copy_to is None:
+    if settings.copy_to is None:
         return None
-    return Store(config.checkpoint.copy_to, config.name, config.checkpoint.copy_timeout_seconds)
+    return Store(settings.copy_to, name, settings.copy_timeout_seconds)
 
 
 def _fetched(store: Store, name: str, checkpoints: Path, say: Callable[[str], None]) -> bool:

@@ -8,13 +8,14 @@ run_folder.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modernbert_train.config.knob import facts_of
 from modernbert_train.config.load import differences
-from modernbert_train.config.schema import PhaseConfig, RunConfig
+from modernbert_train.config.schema import PhaseConfig
 from modernbert_train.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,17 +26,17 @@ if TYPE_CHECKING:
 _ITS_END = ("tokens", "schedule.decay_tokens", "schedule.decay", "schedule.final_lr_ratio")
 
 
-def check_same_past(found: Checkpoint, config: RunConfig) -> None:
+def check_same_past(found: Checkpoint, phases: Mapping[str, PhaseConfig]) -> None:
     """Compare the plan that a run was trained by with the one by which it is to go on.
 
     Args:
         found: the run's checkpoint.
-        config: the run now.
+        phases: of the run now.
 
     Raises:
         ConfigError: a phase that was trained differs; names each difference.
     """
-    refuse_changes(found.folder, found.config, config, found.state.phase, found.state.tokens)
+    refuse_changes(found.folder, found.config.phases, phases, found.state.phase, found.state.tokens)
 
 
 def refuse_average(run: Path) -> None:
@@ -50,7 +51,9 @@ def refuse_average(run: Path) -> None:
     )
 
 
-def refuse_changes(checkpoint: Path, then: RunConfig, now: RunConfig, phase: str, tokens: int) -> None:
+def refuse_changes(
+    checkpoint: Path, then: Mapping[str, PhaseConfig], now: Mapping[str, PhaseConfig], phase: str, tokens: int
+) -> None:
     """Compare two plans up to a checkpoint, which names itself in the message.
 
     Args:
@@ -71,11 +74,11 @@ def refuse_changes(checkpoint: Path, then: RunConfig, now: RunConfig, phase: str
         )
 
 
-def past_changes(then: RunConfig, now: RunConfig, last: str, tokens: int) -> list[str]:
+def past_changes(then: Mapping[str, PhaseConfig], now: Mapping[str, PhaseConfig], last: str, tokens: int) -> list[str]:
     """What differs between two plans in the part that was trained.
 
     Args:
-        then, now: the runs; `then` has a phase of the name `last`.
+        then, now: phases of the runs; `then` has one of the name `last`.
         last: phase of the last step.
         tokens: global tokens seen; past the phase's end if the last batch crossed it.
 
@@ -83,7 +86,7 @@ def past_changes(then: RunConfig, now: RunConfig, last: str, tokens: int) -> lis
         A line for each difference, old value and new. The phase of the last step may still be lengthened, cut short, or
         decayed otherwise, if neither its decay had begun by then nor begins before.
     """
-    old, new = list(then.phases), list(now.phases)
+    old, new = list(then), list(now)
     trained = old[: old.index(last) + 1]
     renamed = [
         f"phase {number}: {name} -> {new[number - 1] if number <= len(new) else 'none'}"
@@ -92,18 +95,16 @@ def past_changes(then: RunConfig, now: RunConfig, last: str, tokens: int) -> lis
     ]
     if renamed:
         return renamed
-    seen = tokens - sum(then.phases[name].tokens for name in trained[:-1])
-    end_is_open = all(_decay_lies_ahead(plan.phases[last], seen) for plan in (then, now)) and (
-        now.phases[last].tokens >= min(seen, then.phases[last].tokens)
+    seen = tokens - sum(then[name].tokens for name in trained[:-1])
+    end_is_open = all(_decay_lies_ahead(plan[last], seen) for plan in (then, now)) and (
+        now[last].tokens >= min(seen, then[last].tokens)
     )
     free = [field.name for field in fields(PhaseConfig) if facts_of(field).restart]
-    changeable = {f"phases.{name}.{key}" for name in trained for key in free}
-    if end_is_open:
-        changeable |= {f"phases.{last}.{key}" for key in _ITS_END}
     return [
-        f"{key}: {before} -> {after}"
-        for key, before, after in differences(then, now)
-        if key not in changeable and any(key.startswith(f"phases.{name}.") for name in trained)
+        f"phases.{name}.{key}: {before} -> {after}"
+        for name in trained
+        for key, before, after in differences(then[name], now[name])
+        if key not in free and not (end_is_open and name == last and key in _ITS_END)
     ]
 
 

@@ -152,7 +152,7 @@ def _check(options: argparse.Namespace) -> None:
     from modernbert_train.plan.gpus import GPUS
 
     preflight(config, options.ranks, shards=True, gpu=GPUS[options.gpu] if options.gpu else None)
-    facts = read_facts(config)
+    facts = read_facts(config.data)
     print(describe(config))
     if (warning := few_predictions(config, facts)) is not None:
         print(f"warning: {warning}")
@@ -167,7 +167,7 @@ def _check(options: argparse.Namespace) -> None:
     if config.evals:
         from modernbert_train.data.labelled import describe_labelled
 
-        print(*describe_labelled(config), sep="\n")
+        print(*describe_labelled(config.evals), sep="\n")
     if lines := not_looked_at(config):
         print("\nnot looked at:", *lines, sep="\n  ")
 
@@ -186,7 +186,7 @@ def _vocabulary_lines(config: RunConfig, facts: DataFacts) -> list[str]:
 
     origin = find_origin(config)
     assert origin is not None
-    return [origin.describe(), *describe_effects(effects(config, facts, origin))]
+    return [origin.describe(), *describe_effects(effects(config.data, facts, origin))]
 
 
 def inspect(parser: argparse.ArgumentParser) -> Call:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 from modernbert_train.cli.arguments import many_imports, read_run, with_run
 from modernbert_train.cli.parser import Call, positive
-from modernbert_train.config.check import check
 from modernbert_train.core.text import plural, printable
 from modernbert_train.errors import ConfigError, StoppedEarly, StorageError
 
@@ -22,17 +20,14 @@ def train(parser: argparse.ArgumentParser) -> Call:
 
 
 def _train(options: argparse.Namespace) -> None:
-    from modernbert_train.plan.preflight import preflight, with_later_mistakes
+    from modernbert_train.plan.preflight import look_first, with_later_mistakes
 
     with with_later_mistakes():
         config = read_run(options.run)
     from modernbert_train.report.progress import stage
 
     stage("checking the configuration, the data and the run's folder")
-    if os.environ.get("WORLD_SIZE", "1") == "1":
-        preflight(config, fresh=options.fresh)
-    else:  # of several ranks, one that finds a mistake must tell the others, which needs torch
-        check(config)
+    look_first(config, fresh=options.fresh)
     stage("loading torch and Composer")
     with many_imports():
         from modernbert_train.train.session import train

@@ -103,6 +103,14 @@ class DistilBertConfig(BertShape):
         """See `ModelConfig`."""
         return "relu"
 
+    def shrinks_from(self, other: ModelConfig) -> bool:
+        """See `ModelConfig`: of a BERT too, which is the same but for its token types."""
+        return isinstance(other, BertConfig | DistilBertConfig)
+
+    def drops_types_of(self, other: ModelConfig) -> bool:
+        """See `ModelConfig`."""
+        return isinstance(other, BertConfig)
+
     def mistakes(self) -> Iterator[str]:
         """See `ModelConfig`."""
         if self.norm_eps != 1e-12:

@@ -488,6 +488,12 @@ def _divisible(here: str, phase: PhaseConfig, warmup: BatchWarmupConfig | None, 
         )
 
 
+def streams(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    yield from one_source(config.data)
+    yield from stream_shares(config.data)
+    yield from phase_shares(config.data, config.phases)
+
+
 def validation_rows(config: RunConfig, num_ranks: int) -> Iterator[str]:
     for key in ("times_per_phase", "interval_tokens"):
         if getattr(config.eval, key) is not None and config.data.validation is None:
@@ -622,9 +628,7 @@ RULES: tuple[Rule, ...] = (
     phase_microbatch,
     phase_schedule,
     phase_batch,
-    one_source,
-    stream_shares,
-    phase_shares,
+    streams,
     validation_rows,
     evaluations,
     worker_patience,

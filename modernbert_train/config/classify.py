@@ -47,6 +47,10 @@ class LabelledConfig(ObjectiveConfig):
         raise NotImplementedError
 
     @property
+    def told_classes(self) -> tuple[str, ...]:
+        return (self.task_kind, *self.labels)
+
+    @property
     def tells(self) -> Literal["texts", "words", "tokens"]:
         """Of what: of each text, of its labelled words, or of each token of a document, special ones too."""
         return "texts"
@@ -100,6 +104,10 @@ class ClassifyConfig(LabelledConfig):
     @property
     def pools(self) -> bool:
         return True
+
+    @property
+    def scores_texts(self) -> bool:
+        return self.kind != "multi-label"
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """See `ObjectiveConfig`."""

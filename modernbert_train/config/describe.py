@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from modernbert_train.config.schema import PhaseConfig, RunConfig
+from modernbert_train.config.schema import ModelConfig, PhaseConfig, RunConfig
 from modernbert_train.core.text import table
 
 
@@ -12,15 +12,15 @@ def describe(config: RunConfig) -> str:
     """The run's phases, batch sizes, learning rates and expected steps, one phase a line; and what is advised."""
     head = ("phase", "tokens", "row", "batch rows", "steps", "peak lr", "decay", "its own")
     rows = [head, *(_row(config, name, phase) for name, phase in config.phases.items())]
-    advised = [f"advice: {text}" for text in advice(config)]
+    advised = [f"advice: {text}" for text in advice(config.model)]
     return "\n".join(
         [f"{config.name}: good. {config.total_tokens:,} tokens into {config.folder}", table(rows), *advised]
     )
 
 
-def advice(config: RunConfig) -> list[str]:
+def advice(model: ModelConfig) -> list[str]:
     """What will run as it is, and might be better otherwise."""
-    size = config.model.vocab_size
+    size = model.vocab_size
     if size % 64 == 0:
         return []
     return [

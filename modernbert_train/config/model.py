@@ -91,10 +91,22 @@ class ModelConfig:
         """Whether a larger one begins with the weights of a smaller one, by tiling."""
         return False
 
+    def is_global(self, layer: int) -> bool:
+        """Whether a token of a layer sees all of its sequence, and not a window alone."""
+        return True
+
     @property
     def position_offset(self) -> int:
         """Rows of the position table before the first token's."""
         return 0
+
+    def shrinks_from(self, other: ModelConfig) -> bool:
+        """Whether some layers of a model of this kind are a smaller one of its own kind."""
+        return type(other) is type(self)
+
+    def drops_types_of(self, other: ModelConfig) -> bool:
+        """Whether the other model adds token types to its tokens, of which this one knows nothing."""
+        return False
 
     @property
     def embedding_width(self) -> int:

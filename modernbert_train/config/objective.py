@@ -60,6 +60,16 @@ class ObjectiveConfig:
         return False
 
     @property
+    def told_classes(self) -> tuple[str, ...]:
+        """What the logits of its classifier mean: the kind of task, and the classes in order; empty: it has none."""
+        return ()
+
+    @property
+    def scores_texts(self) -> bool:
+        """Whether it tells one class, or a score, of a text or a pair of texts, so that pairs can be ranked by it."""
+        return False
+
+    @property
     def fills_rows(self) -> bool:
         """Whether a document is one sequence, so that one may be as long as a row."""
         return True

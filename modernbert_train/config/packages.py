@@ -7,32 +7,39 @@ import os
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from modernbert_train.config.callbacks import PACKAGES
-from modernbert_train.config.schema import ComputeConfig, OptimConfig, RunConfig, StableAdamWConfig
+from modernbert_train.config.schema import ComputeConfig, OptimConfig, StableAdamWConfig
 
 _FLASH = ("flash_attn", "flash_attn_interface")
 
 
-def missing_packages(config: RunConfig, *, on_gpu: bool = False) -> Iterator[str]:
+def missing_packages(
+    compute: ComputeConfig,
+    optim: OptimConfig,
+    callbacks: Iterable[str],
+    loggers: Iterable[str],
+    *,
+    on_gpu: bool = False,
+) -> Iterator[str]:
     """Everything that is asked for by name and is not there, for all sections.
 
     Args:
-        config: the run.
+        compute, optim, callbacks, loggers: of the run.
         on_gpu: whether it computes on a GPU where compute.device=auto.
     """
-    for section in ("callbacks", "loggers"):
-        yield from missing_for(config, section)
-    yield from missing_kernels(config)
-    yield from missing_compiler(config.compute, on_gpu=on_gpu)
-    yield from missing_fused(config.optim)
+    yield from missing_for("callbacks", callbacks)
+    yield from missing_for("loggers", loggers)
+    yield from missing_kernels(compute)
+    yield from missing_compiler(compute, on_gpu=on_gpu)
+    yield from missing_fused(optim)
 
 
-def missing_for(config: RunConfig, section: str) -> Iterator[str]:
+def missing_for(section: str, names: Iterable[str]) -> Iterator[str]:
     """Packages of the callbacks or the loggers."""
-    for name in getattr(config, section):
+    for name in names:
         package = PACKAGES.get(name)
         if package is not None and not _is_there(package):
             yield (
@@ -41,9 +48,8 @@ def missing_for(config: RunConfig, section: str) -> Iterator[str]:
             )
 
 
-def missing_kernels(config: RunConfig) -> Iterator[str]:
+def missing_kernels(compute: ComputeConfig) -> Iterator[str]:
     """Packages of attention kernels; whether one that is there fits the GPU is asked when the model is built."""
-    compute = config.compute
     kernels = {"compute.attention": compute.attention, "compute.global_attention": compute.global_attention}
     for key, kernel in kernels.items():
         if kernel == "flash" and not any(map(_is_there, _FLASH)):

@@ -87,6 +87,10 @@ class ChooseConfig(LabelledConfig):
         return "multiple-choice"
 
     @property
+    def told_classes(self) -> tuple[str, ...]:
+        return (self.task_kind,)  # a score of each choice is no matter of how many there are
+
+    @property
     def num_logits(self) -> int:
         return 1
 

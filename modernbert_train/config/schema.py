@@ -488,6 +488,16 @@ class RunConfig:
         return sum(phase.tokens for phase in self.phases.values())
 
     @property
+    def is_measured(self) -> bool:
+        """Whether there is something beside the training text to measure it on."""
+        return self.data.validation is not None or bool(self.evals)
+
+    @property
+    def from_scratch(self) -> bool:
+        """Whether nothing that was trained is its beginning."""
+        return self.start is None and not self.weights.named
+
+    @property
     def modernbert(self) -> ModernBertConfig:
         """The model, for what knows no other encoder; raises ConfigError if it is another."""
         if not isinstance(self.model, ModernBertConfig):

@@ -7,13 +7,13 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.schema import DataConfig, PhaseConfig
 
 _CLOSE = 1e-6  # shares that add up to 1 within this do; the rest is rounding of the one who wrote them
 
 
-def one_source(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    train, streams = config.data.train, config.data.streams
+def one_source(data: DataConfig) -> Iterator[str]:
+    train, streams = data.train, data.streams
     if train is not None and streams:
         yield (
             f"data.train={train} and data.streams ({', '.join(streams)}): both name the training text. Keep data.train "
@@ -26,10 +26,10 @@ def one_source(config: RunConfig, num_ranks: int) -> Iterator[str]:
         )
 
 
-def stream_shares(config: RunConfig, num_ranks: int) -> Iterator[str]:
+def stream_shares(data: DataConfig) -> Iterator[str]:
     proportions: dict[str, float] = {}
     weights: list[float] = []
-    for name, stream in config.data.streams.items():
+    for name, stream in data.streams.items():
         here = f"data.streams.{name}"
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
             yield f"{here}: a stream's name is used in keys and records. Use letters, digits, '_' and '-'."
@@ -40,21 +40,21 @@ def stream_shares(config: RunConfig, num_ranks: int) -> Iterator[str]:
                 f"{here}: " + " and ".join(f"{key}={value}" for key, value in given.items()) + " are different ways to "
                 "say how much of it. Keep one."
             )
-        if stream.tokens is not None and config.data.mix_by == "documents":
+        if stream.tokens is not None and data.mix_by == "documents":
             yield f"{here}.tokens={stream.tokens} with data.mix_by=documents: shares of documents. Use proportion."
         if stream.proportion is not None:
             proportions[name] = stream.proportion
         else:
             weights.append(next(iter(given.values()), 1.0))
-    if config.data.alpha is not None and (said := next(iter(proportions), None)) is not None:
+    if data.alpha is not None and (said := next(iter(proportions), None)) is not None:
         yield (
-            f"data.alpha={config.data.alpha:g} and data.streams.{said}.proportion={proportions[said]:g}: both say how "
+            f"data.alpha={data.alpha:g} and data.streams.{said}.proportion={proportions[said]:g}: both say how "
             "much of it. Keep one."
         )
-    elif config.data.alpha is not None and any(weight != 1 for weight in weights):
-        yield f"data.alpha={config.data.alpha:g} with repeat or tokens of a stream: both say how much of it. Keep one."
+    elif data.alpha is not None and any(weight != 1 for weight in weights):
+        yield f"data.alpha={data.alpha:g} with repeat or tokens of a stream: both say how much of it. Keep one."
     if proportions and weights:
-        without = [name for name in config.data.streams if name not in proportions]
+        without = [name for name in data.streams if name not in proportions]
         yield (
             f"data.streams.{without[0]} has no proportion and data.streams.{next(iter(proportions))} has one: all "
             "streams have it, or none has. Give it to each, or use repeat or tokens."
@@ -65,9 +65,9 @@ def stream_shares(config: RunConfig, num_ranks: int) -> Iterator[str]:
         yield "data.streams: every stream weighs 0, so there is nothing to train on. Raise one."
 
 
-def phase_shares(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    known = list(config.data.streams)
-    for phase_name, phase in config.phases.items():
+def phase_shares(data: DataConfig, phases: Mapping[str, PhaseConfig]) -> Iterator[str]:
+    known = list(data.streams)
+    for phase_name, phase in phases.items():
         here = f"phases.{phase_name}.streams"
         if phase.streams and not known:
             yield f"{here} is set and data.streams is not: there are no shares to change. Name the streams there."
@@ -79,7 +79,7 @@ def phase_shares(config: RunConfig, num_ranks: int) -> Iterator[str]:
                 yield f"{here}.{name}: no stream of data.streams. {hint}"
         proportions = {n: each.proportion for n, each in phase.streams.items() if each.proportion is not None}
         bare = [name for name in phase.streams if name not in proportions]
-        alpha = config.data.alpha if phase.alpha is None else phase.alpha
+        alpha = data.alpha if phase.alpha is None else phase.alpha
         if phase.alpha is not None and proportions:
             yield (
                 f"phases.{phase_name}.alpha={phase.alpha:g} and {here}.{next(iter(proportions))}.proportion: both say "

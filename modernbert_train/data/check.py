@@ -55,7 +55,7 @@ def check_data(config: RunConfig) -> DataFacts:
     labelled, compares = config.objective.is_labelled, compares_first(config)
     pairless = streams_without_pairs(config) if compares else ()
     mistakes = []
-    for key, path in [*named_folders(config), *further_folders(config)]:
+    for key, path in [*named_folders(config.data), *further_folders(config.evals)]:
         try:
             folder = read_folder(key, path, config.data)
             require_tokenizer(folder, config.data.tokenizer, vocabulary)
@@ -70,7 +70,7 @@ def check_data(config: RunConfig) -> DataFacts:
             mistakes.append(str(error))
     if mistakes:
         raise DataError("\n".join(mistakes))
-    return read_facts(config)
+    return read_facts(config.data)
 
 
 def compares_first(config: RunConfig) -> str | None:
@@ -82,7 +82,7 @@ def streams_without_pairs(config: RunConfig) -> tuple[str, ...]:
     """Keys of the streams that no phase which compares texts reads."""
     own = dict.fromkeys(config.data.all_streams, 1)
     read = [
-        phase_weights(config, phase, own)
+        phase_weights(config.data, phase, own)
         for name, phase in config.phases.items()
         if config.in_phase[name].objective.compares
     ]
@@ -151,8 +151,8 @@ def describe_streams(config: RunConfig, facts: DataFacts) -> str:
     tokens = {name: folder.card.tokens for name, folder in facts.streams.items()}
     documents = {name: folder.card.documents for name, folder in facts.streams.items()}
     own = documents if config.data.mix_by == "documents" else tokens
-    weights = {name: phase_weights(config, phase, own) for name, phase in config.phases.items()}
-    whole = token_shares(config, tokens, documents)
+    weights = {name: phase_weights(config.data, phase, own) for name, phase in config.phases.items()}
+    whole = token_shares(config.data, config.phases.values(), tokens, documents)
     head = ("stream", "tokens", "documents", *(f"share of {name}" for name in weights), "passes")
     rows = [head]
     for name in tokens:

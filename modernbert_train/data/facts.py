@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modernbert_train.config.evals import of_kind
-from modernbert_train.config.schema import DataConfig, OtherTextConfig, RunConfig
+from modernbert_train.config.schema import DataConfig, EvaluatorConfig, OtherTextConfig
 from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.read_once import read_once
 from modernbert_train.data.dataset_card import TOKEN_COUNTS, DatasetCard, file_sha256, read_card
@@ -67,17 +67,17 @@ class DataFacts:
     validation: FolderFacts | None
 
 
-def read_facts(config: RunConfig) -> DataFacts:
+def read_facts(data: DataConfig) -> DataFacts:
     """The facts as they are, whether or not they fit each other.
 
     Raises:
         DataError: the tokenizer or a folder of shards is missing or damaged.
         ConfigError, StorageError: a remote folder cannot be read.
     """
-    vocabulary = read_vocabulary(config.data.tokenizer)
-    found = [read_folder(key, path, config.data) for key, path in named_folders(config)]
-    streams = dict(zip(config.data.all_streams, found, strict=False))  # the held-out text comes after them
-    validation = found[-1] if config.data.validation is not None else None
+    vocabulary = read_vocabulary(data.tokenizer)
+    found = [read_folder(key, path, data) for key, path in named_folders(data)]
+    streams = dict(zip(data.all_streams, found, strict=False))  # the held-out text comes after them
+    validation = found[-1] if data.validation is not None else None
     return DataFacts(vocabulary, streams, validation)
 
 
@@ -93,21 +93,19 @@ def read_folder(key: str, path: str, data: DataConfig) -> FolderFacts:
     return FolderFacts(key, path, local, card)
 
 
-def further_folders(config: RunConfig) -> list[tuple[str, str]]:
+def further_folders(evals: Mapping[str, EvaluatorConfig]) -> list[tuple[str, str]]:
     """Key and path of the folders of other held-out text, which are measured and nothing else."""
-    return [
-        (f"evals.{name}.shards", settings.shards) for name, settings in of_kind(config.evals, OtherTextConfig).items()
-    ]
+    return [(f"evals.{name}.shards", settings.shards) for name, settings in of_kind(evals, OtherTextConfig).items()]
 
 
-def named_folders(config: RunConfig) -> list[tuple[str, str]]:
+def named_folders(data: DataConfig) -> list[tuple[str, str]]:
     """Key and path of every folder of shards that a run names: those of its streams, in their order, and the held-out
     text."""
-    many = config.data.train is None
+    many = data.train is None
     folders = [
         (f"data.streams.{name}.path" if many else "data.train", stream.path)
-        for name, stream in config.data.all_streams.items()
+        for name, stream in data.all_streams.items()
     ]
-    if config.data.validation is not None:
-        folders.append(("data.validation", config.data.validation))
+    if data.validation is not None:
+        folders.append(("data.validation", data.validation))
     return folders

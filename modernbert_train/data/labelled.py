@@ -6,6 +6,7 @@ Read without torch, so that `check` refuses what `train` would; keyed, so that e
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.config.evals import of_kind
-from modernbert_train.config.schema import ProbeConfig, RunConfig
+from modernbert_train.config.schema import EvaluatorConfig, ProbeConfig
 from modernbert_train.core.keyed_random import derive, permutation
 from modernbert_train.core.text import plural
 from modernbert_train.data.tables import read_rows, shown_value, some
@@ -107,11 +108,11 @@ def read_labelled(key: str, settings: ProbeConfig) -> Labelled:
     return Labelled(tuple(example.texts for example in examples), classes, labels_N, parts_N, empty)
 
 
-def describe_labelled(config: RunConfig) -> list[str]:
+def describe_labelled(evals: Mapping[str, EvaluatorConfig]) -> list[str]:
     """A line for each probe of a run. Raises as `read_labelled`."""
     return [
         f"evals.{name}: {read_labelled(f'evals.{name}', settings)}"
-        for name, settings in of_kind(config.evals, ProbeConfig).items()
+        for name, settings in of_kind(evals, ProbeConfig).items()
     ]
 
 

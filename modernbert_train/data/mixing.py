@@ -12,30 +12,30 @@ The rule "whoever lacks most is next" is simpler, and lets a stream fall behind 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from decimal import Context, Decimal, localcontext
 from fractions import Fraction
 from math import gcd, lcm
 
-from modernbert_train.config.schema import PhaseConfig, RunConfig
+from modernbert_train.config.schema import DataConfig, PhaseConfig
 
 _PARTS = 1_000_000_000  # in which shares by alpha are counted
 
 
-def phase_weights(config: RunConfig, phase: PhaseConfig, own: Mapping[str, int]) -> dict[str, int]:
+def phase_weights(data: DataConfig, phase: PhaseConfig, own: Mapping[str, int]) -> dict[str, int]:
     """The weights of the streams in a phase: whole numbers without a common divisor; 0 for a stream not used in it.
 
     Args:
-        config: the run; its rules hold (config/check.py).
+        data: of a run whose rules hold (config/check.py).
         phase: one of its phases.
         own: tokens of each stream, or its documents if data.mix_by says so.
 
     Returns:
         Stream name -> weight, in the order of `own`. A stream's share is its weight over their sum.
     """
-    asked = config.data.all_streams
-    if phase.alpha is not None or (config.data.alpha is not None and not _has_proportions(phase)):
-        alpha = config.data.alpha if phase.alpha is None else phase.alpha
+    asked = data.all_streams
+    if phase.alpha is not None or (data.alpha is not None and not _has_proportions(phase)):
+        alpha = data.alpha if phase.alpha is None else phase.alpha
         return _by_size({name: size if name in (phase.streams or own) else 0 for name, size in own.items()}, alpha)
     weights: dict[str, Fraction] = {}
     for name, size in own.items():
@@ -66,20 +66,22 @@ def _by_size(own: Mapping[str, int], alpha: float | None) -> dict[str, int]:
         return {name: max(1, int(power / total * _PARTS)) if power else 0 for name, power in powers.items()}
 
 
-def token_shares(config: RunConfig, tokens: Mapping[str, int], documents: Mapping[str, int]) -> dict[str, float]:
+def token_shares(
+    data: DataConfig, phases: Collection[PhaseConfig], tokens: Mapping[str, int], documents: Mapping[str, int]
+) -> dict[str, float]:
     """Each stream's share of the tokens of the whole run, as asked.
 
     Args:
-        config: the run.
+        data, phases: of the run.
         tokens, documents: of each stream.
     """
-    by_documents = config.data.mix_by == "documents"
+    by_documents, total = data.mix_by == "documents", sum(phase.tokens for phase in phases)
     shares = dict.fromkeys(tokens, 0.0)
-    for phase in config.phases.values():
-        weights = phase_weights(config, phase, documents if by_documents else tokens)
+    for phase in phases:
+        weights = phase_weights(data, phase, documents if by_documents else tokens)
         amounts = {n: w * tokens[n] / documents[n] if by_documents else float(w) for n, w in weights.items()}
         for name, amount in amounts.items():
-            shares[name] += amount / sum(amounts.values()) * phase.tokens / config.total_tokens
+            shares[name] += amount / sum(amounts.values()) * phase.tokens / total
     return shares
 
 

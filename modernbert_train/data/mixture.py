@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.schema import DataConfig
 from modernbert_train.core.keyed_random import Keys, derive, derive_each
 from modernbert_train.data.packing import Chunk
 from modernbert_train.errors import DataError, RunError
@@ -42,11 +42,11 @@ class Stream:
     shards: TokenShards
 
 
-def stream_seed(config: RunConfig, name: str) -> int:
+def stream_seed(data: DataConfig, seed: int, name: str) -> int:
     """The seed of one of data.streams; the only stream of data.train has the run's own."""
-    if config.data.train is not None:
-        return config.seed
-    return derive(config.seed, _STREAMS, int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big"))
+    if data.train is not None:
+        return seed
+    return derive(seed, _STREAMS, int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big"))
 
 
 @contextmanager

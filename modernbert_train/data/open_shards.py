@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from modernbert_train.config.schema import DataConfig, RunConfig
+from modernbert_train.config.schema import DataConfig
 from modernbert_train.data.check import require_tokenizer
 from modernbert_train.data.facts import DataFacts, FolderFacts
 from modernbert_train.data.mds import TokenShards
@@ -41,7 +41,7 @@ def open_shards(folder: FolderFacts, data: DataConfig, vocabulary: Vocabulary) -
     )
 
 
-def open_streams(config: RunConfig, facts: DataFacts) -> TokenStreams:
+def open_streams(data: DataConfig, seed: int, facts: DataFacts) -> TokenStreams:
     """The training documents of a run.
 
     Raises:
@@ -50,8 +50,8 @@ def open_streams(config: RunConfig, facts: DataFacts) -> TokenStreams:
     streams = []
     for name, folder in facts.streams.items():
         with named_stream(name):
-            shards = open_shards(folder, config.data, facts.vocabulary)
-            streams.append(Stream(name, stream_seed(config, name), shards))
+            shards = open_shards(folder, data, facts.vocabulary)
+            streams.append(Stream(name, stream_seed(data, seed, name), shards))
     return TokenStreams(streams)
 
 

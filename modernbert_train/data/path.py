@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.config.schema import ObjectiveConfig, RunConfig
+from modernbert_train.clock import Clock
+from modernbert_train.config.schema import DataConfig, ObjectiveConfig
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.mixture import TokenStreams, stream_seed
 from modernbert_train.data.planner import BatchPlanner
@@ -57,24 +58,30 @@ class Planned(NamedTuple):
 
 
 def plan_path(
-    config: RunConfig,
+    data: DataConfig,
+    seed: int,
+    clock: Clock,
     folders: Mapping[str, Lengths],
     shuffle: Callable[[Lengths, int, int], ShuffledChunks] | None = None,
+    *,
+    is_branch: bool = False,
 ) -> Planned:
     """From document lengths to the run's batches.
 
     Args:
-        config: the run.
+        data, seed: of the run.
+        clock: its phases.
         folders: of each stream, by name, in the order in which documents are numbered.
         shuffle: a folder, the number of shards shuffled together, and a seed -> its chunks. None looks at the lengths
             alone, and has nothing fetched.
+        is_branch: whether the run may go on from another one's place in the data.
     """
-    block_shards = config.data.shuffle_block_shards
+    block_shards = data.shuffle_block_shards
     chunks = {
-        name: (shuffle or _shuffle_lengths)(folder, block_shards, stream_seed(config, name))
+        name: (shuffle or _shuffle_lengths)(folder, block_shards, stream_seed(data, seed, name))
         for name, folder in folders.items()
     }
-    return Planned(chunks, BatchPlanner(config, chunks))
+    return Planned(chunks, BatchPlanner(data, clock, chunks, is_branch=is_branch))
 
 
 def _shuffle_lengths(folder: DocumentLengths, block_shards: int, seed: int) -> ShuffledChunks:
@@ -86,13 +93,13 @@ class DataPath:
     """The whole way, open.
 
     Attributes:
-        config: the run.
+        data: the run's section.
         streams: its documents.
         planned: their order, and the batches made of it.
         maker: turns rows of a batch into microbatches.
     """
 
-    config: RunConfig
+    data: DataConfig
     streams: TokenStreams
     planned: Planned
     maker: MicrobatchMaker
@@ -101,7 +108,7 @@ class DataPath:
         """One rank's training batches; it takes the planner over."""
         from modernbert_train.data.loader import PackedLoader
 
-        data = self.config.data
+        data = self.data
         return PackedLoader(
             self.planned.planner,
             self.maker,
@@ -113,13 +120,23 @@ class DataPath:
         )
 
 
-def open_path(config: RunConfig, facts: DataFacts, build_objective: Callable[[ObjectiveConfig], Objective]) -> DataPath:
+def open_path(
+    data: DataConfig,
+    seed: int,
+    clock: Clock,
+    facts: DataFacts,
+    build_objective: Callable[[ObjectiveConfig], Objective],
+    *,
+    is_branch: bool = False,
+) -> DataPath:
     """Open the training text of a run.
 
     Args:
-        config: the run.
+        data, seed: of the run.
+        clock: its phases.
         facts: of its data.
         build_objective: what is made of the text, by its section of the configuration.
+        is_branch: whether the run may go on from another one's place in the data.
 
     Raises:
         DataError: a folder cannot be read, or was made with another tokenizer.
@@ -129,7 +146,8 @@ def open_path(config: RunConfig, facts: DataFacts, build_objective: Callable[[Ob
     from modernbert_train.data.microbatches import MicrobatchMaker
     from modernbert_train.data.open_shards import cache_holds_next_block, open_streams, shuffle_chunks
 
-    streams = open_streams(config, facts)
-    next_block = cache_holds_next_block(streams.shards.values(), config.data)
-    planned = plan_path(config, streams.shards, partial(shuffle_chunks, next_block=next_block))
-    return DataPath(config, streams, planned, MicrobatchMaker(streams, build_objective, facts.vocabulary))
+    streams = open_streams(data, seed, facts)
+    next_block = cache_holds_next_block(streams.shards.values(), data)
+    shuffle = partial(shuffle_chunks, next_block=next_block)
+    planned = plan_path(data, seed, clock, streams.shards, shuffle, is_branch=is_branch)
+    return DataPath(data, streams, planned, MicrobatchMaker(streams, build_objective, facts.vocabulary))

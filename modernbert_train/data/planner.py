@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from modernbert_train.clock import Position, position_at
-from modernbert_train.config.schema import ObjectiveConfig, PhaseConfig, RunConfig
+from modernbert_train.clock import Clock, Position
+from modernbert_train.config.schema import DataConfig, ObjectiveConfig, PhaseConfig
 from modernbert_train.data.batch_warmup import batch_rows_at
 from modernbert_train.data.mixing import FairQueue, phase_weights
 from modernbert_train.data.packing import Chunk, ChunkState, GreedyPacker, Ints, PackerState, Row
@@ -82,16 +82,20 @@ class BatchPlanner:
     """The sequence of global batches of a run, up to the one that reaches its last token.
 
     Args:
-        config: the run.
+        data: the run's section.
+        clock: its phases.
         streams: the shuffled chunks of each stream, by name, in the order in which their documents are numbered.
+        is_branch: whether the run may go on from another one's place in the data.
 
     Attributes:
         tokens: global tokens before the next batch.
     """
 
-    def __init__(self, config: RunConfig, streams: Mapping[str, ShuffledChunks]) -> None:
-        self._config = config
-        self._special = config.objective.special_tokens  # the same in all phases
+    def __init__(
+        self, data: DataConfig, clock: Clock, streams: Mapping[str, ShuffledChunks], *, is_branch: bool = False
+    ) -> None:
+        self._data, self._clock, self._is_branch = data, clock, is_branch
+        self._special = clock.phases[0].objective.special_tokens  # the same in all phases
         self._names = list(streams)
         self._chunks = streams
         self._cursors: list[ChunkCursor] = []
@@ -102,16 +106,16 @@ class BatchPlanner:
             documents += chunks.num_documents
         self._first_documents = np.array(firsts, dtype=np.int64)  # of each stream
         self._drawn: _Drawn | None = None  # out of the cursors, which do not count them before they are given out
-        self._by_documents = config.data.mix_by == "documents"
+        self._by_documents = data.mix_by == "documents"
         own = {n: p.num_documents if self._by_documents else p.num_tokens for n, p in streams.items()}
-        self._weights = [list(phase_weights(config, phase, own).values()) for phase in config.phases.values()]
-        self._total = config.total_tokens
+        self._weights = [list(phase_weights(data, each.phase, own).values()) for each in clock.phases]
+        self._total = clock.total_tokens
         self.tokens = 0
         self._phase: str | None = None  # of the last batch
         self._now: _Now | None = None  # what stays the same within the phase; None: to be looked up
         self._queue = FairQueue(self._weights[0])
         # of all streams together; or of each, where a batch is of one
-        self._packers = [self._new_packer(position_at(config, 0).phase.row_tokens)]
+        self._packers = [self._new_packer(clock.phases[0].phase.row_tokens)]
 
     def __iter__(self) -> Iterator[BatchPlan]:
         return self
@@ -122,7 +126,7 @@ class BatchPlanner:
             raise StopIteration
         now = self._now
         if now is None or before >= now.end:
-            now = self._now = self._enter(position_at(self._config, before))
+            now = self._now = self._enter(self._clock.at(before))
         wanted = batch_rows_at(now.phase, before - now.first)
         source = self._fill(now, wanted)
         rows, counts = self._packers[source].take_rows(wanted, self._first_documents)
@@ -171,14 +175,13 @@ class BatchPlanner:
             cursor.load_state_dict(state["streams"][name])
         self._queue = FairQueue(state["weights"])
         self._queue.lag = list(state["lag"])
-        objective = self._config.objective if self._phase is None else self._config.in_phase[self._phase].objective
+        objective = (self._clock.phases[0] if self._phase is None else self._clock.phase(self._phase)).objective
         self._packers = self._new_packers(state["packer"]["row_tokens"], objective)
         for packer, part in zip(self._packers, self._parted(state["packer"]), strict=True):
             packer.load_state_dict(part)
 
     def _new_packer(self, row_tokens: int) -> GreedyPacker:
-        data = self._config.data
-        return GreedyPacker(row_tokens, data.packing_window, data.max_wait_rows, self._special)
+        return GreedyPacker(row_tokens, self._data.packing_window, self._data.max_wait_rows, self._special)
 
     def _new_packers(self, row_tokens: int, objective: ObjectiveConfig) -> list[GreedyPacker]:
         return [self._new_packer(row_tokens) for _ in (self._names if objective.one_source else ("all",))]
@@ -212,7 +215,7 @@ class BatchPlanner:
 
     def _enter(self, position: Position) -> _Now:
         """Follow the phase that the next batch starts in: its passes, shares and row length."""
-        phase, objective = position.phase, self._config.in_phase[position.name].objective
+        phase, objective = position.phase, position.objective
         if position.name != self._phase:
             if phase.restart_data and self._phase is not None:
                 for cursor in self._cursors:
@@ -247,8 +250,7 @@ class BatchPlanner:
     def _parts(self, name: str, tokens: int) -> bool:
         """Whether the phase there compares pairs of texts and the one before reads text, or the other way round: what
         waits for a row cannot be used there."""
-        following = self._config.in_phase[position_at(self._config, tokens).name].objective
-        return self._config.in_phase[name].objective.compares != following.compares
+        return self._clock.phase(name).objective.compares != self._clock.at(tokens).objective.compares
 
     def _fill(self, now: _Now, wanted: int) -> int:
         """Draw chunks until a packer has so many rows ready; returns its number."""

@@ -5,7 +5,9 @@ Asked by `check` alone: a start does not look at a quarter of a million files on
 
 from __future__ import annotations
 
-from modernbert_train.config.schema import RunConfig
+from collections.abc import Mapping
+
+from modernbert_train.config.schema import DataConfig, EvaluatorConfig
 from modernbert_train.data.facts import FolderFacts, further_folders, named_folders, read_folder
 from modernbert_train.data.remote import is_remote
 from modernbert_train.data.shard_index import REMEDY, read_index, stored
@@ -14,19 +16,19 @@ from modernbert_train.errors import DataError
 _SHOWN = 3  # files that a message names
 
 
-def all_folders(config: RunConfig) -> list[FolderFacts]:
+def all_folders(data: DataConfig, evals: Mapping[str, EvaluatorConfig]) -> list[FolderFacts]:
     """Every folder of shards that a run names. Raises as `read_facts`."""
-    return [read_folder(*named, config.data) for named in [*named_folders(config), *further_folders(config)]]
+    return [read_folder(*named, data) for named in [*named_folders(data), *further_folders(evals)]]
 
 
-def check_shard_sizes(config: RunConfig) -> None:
+def check_shard_sizes(data: DataConfig, evals: Mapping[str, EvaluatorConfig]) -> None:
     """Look at every file of the local shards.
 
     Raises:
         DataError: files are missing or have another size; one line for each folder. Or as `read_facts`.
     """
     mistakes = []
-    for folder in all_folders(config):
+    for folder in all_folders(data, evals):
         if not is_remote(folder.shards) and (found := _wrong(folder)):
             shown = ", ".join(found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
             mistakes.append(

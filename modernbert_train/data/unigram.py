@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.schema import DataConfig, PhaseConfig
 from modernbert_train.data.arrays import load_array
 from modernbert_train.data.dataset_card import TOKEN_COUNTS
 from modernbert_train.data.facts import DataFacts
@@ -79,21 +79,31 @@ class Unigram:
         return float(-(counts @ self.log_probability_V[: len(counts)]) / counts.sum())
 
 
-def unigram_of(config: RunConfig, facts: DataFacts) -> Unigram:
-    """The baseline of the training text; streams count by their shares of the whole run, whatever the phase."""
+def unigram_of(data: DataConfig, phases: Collection[PhaseConfig], vocab_size: int, facts: DataFacts) -> Unigram:
+    """The baseline of the training text; streams count by their shares of the whole run, whatever the phase.
+
+    Args:
+        data, phases: of the run.
+        vocab_size: rows of the embedding.
+        facts: of its data.
+    """
     tokens = {name: folder.card.tokens for name, folder in facts.streams.items()}
-    shares = token_shares(config, tokens, {name: folder.card.documents for name, folder in facts.streams.items()})
+    documents = {name: folder.card.documents for name, folder in facts.streams.items()}
+    shares = token_shares(data, phases, tokens, documents)
     total = sum(tokens.values())
     counts = [
         TokenCounts(folder.local / TOKEN_COUNTS, tokens[name], shares[name] * total / tokens[name])
         for name, folder in facts.streams.items()
     ]
-    return Unigram.from_counts(counts, config.model.vocab_size)
+    return Unigram.from_counts(counts, vocab_size)
 
 
-def held_out_unigram_loss(config: RunConfig, facts: DataFacts) -> float | None:
+def held_out_unigram_loss(
+    data: DataConfig, phases: Collection[PhaseConfig], vocab_size: int, facts: DataFacts
+) -> float | None:
     """Of the whole held-out text, without reading it; None where there is none, or its tokens were not counted."""
     folder = facts.validation
     if folder is None or not (folder.local / TOKEN_COUNTS).exists():
         return None
-    return unigram_of(config, facts).loss(TokenCounts(folder.local / TOKEN_COUNTS, folder.card.tokens, 1.0))
+    counts = TokenCounts(folder.local / TOKEN_COUNTS, folder.card.tokens, 1.0)
+    return unigram_of(data, phases, vocab_size, facts).loss(counts)

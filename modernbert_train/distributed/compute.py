@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.schema import ComputeConfig
 from modernbert_train.distributed.bf16 import takes_bf16
 from modernbert_train.distributed.gpus import uses_gpu
 from modernbert_train.errors import ConfigError
@@ -37,20 +37,20 @@ def keep_freed_memory() -> None:
         mallopt(trim_threshold, 2**31 - 1)
 
 
-def use_threads(config: RunConfig, device: torch.device) -> None:
+def use_threads(config: ComputeConfig, device: torch.device) -> None:
     """Have torch compute with as many threads as a run asks for, where it asks and computes on a CPU."""
-    if config.compute.threads is not None and device.type == "cpu":
-        torch.set_num_threads(config.compute.threads)
+    if config.threads is not None and device.type == "cpu":
+        torch.set_num_threads(config.threads)
 
 
-def choose_device(config: RunConfig) -> torch.device:
+def choose_device(config: ComputeConfig) -> torch.device:
     """Return the device asked for, and make it the current one: no rank may touch the GPU of another.
 
     Raises:
         ConfigError: torch sees no GPU though one was asked for or is there; this machine has fewer GPUs than ranks; or
             torch has no kernels for it.
     """
-    if not uses_gpu(config.compute.device, "compute.device"):
+    if not uses_gpu(config.device, "compute.device"):
         return torch.device("cpu")
     device = torch.device("cuda", _gpu_of_rank(int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()))
     torch.cuda.set_device(device)  # before anything else: collectives and kernels run on the current device
@@ -105,7 +105,7 @@ def _gpu_of_rank(local_rank: int, gpus: int) -> int:
     return local_rank if gpus > 1 else 0  # two ranks on one GPU are refused when they join
 
 
-def resolve_precision(config: RunConfig, device: torch.device) -> str:
+def resolve_precision(config: ComputeConfig, device: torch.device) -> str:
     """The precision by Composer's name: bf16 autocast over fp32 weights on GPUs that have bf16, else fp32.
 
     On a CPU only where bf16 is asked for.
@@ -113,12 +113,11 @@ def resolve_precision(config: RunConfig, device: torch.device) -> str:
     Raises:
         ConfigError: bf16 was asked for, of a processor or a GPU without it, or of the residual alone.
     """
-    asked = config.compute
-    if takes_bf16(asked.precision, "compute.precision", on_gpu=device.type == "cuda"):
+    if takes_bf16(config.precision, "compute.precision", on_gpu=device.type == "cuda"):
         return "amp_bf16"
-    if asked.residual_precision == "bf16":
+    if config.residual_precision == "bf16":
         raise ConfigError(
-            f"compute.residual_precision=bf16: products are in fp32 here, by compute.precision={asked.precision}. Set "
+            f"compute.residual_precision=bf16: products are in fp32 here, by compute.precision={config.precision}. Set "
             "compute.precision=bf16, or compute.residual_precision=fp32."
         )
     return "fp32"
@@ -137,10 +136,10 @@ class Compute:
     precision: str
 
     @classmethod
-    def of(cls, config: RunConfig) -> Compute:
+    def of(cls, config: ComputeConfig) -> Compute:
         """What a run asks for, or what fits best; raises ConfigError if it is not to be had here."""
         device = choose_device(config)
-        if config.compute.deterministic and device.type == "cuda":
+        if config.deterministic and device.type == "cuda":
             be_deterministic()
         return cls(device, resolve_precision(config, device))
 

@@ -11,9 +11,8 @@ import platform
 import socket
 from collections.abc import Mapping, Sequence
 
-from modernbert_train.config import plugins
 from modernbert_train.config.knob import may
-from modernbert_train.config.load import flat
+from modernbert_train.config.plugins import versions
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.installed import PACKAGE, library_version
 from modernbert_train.core.text import table
@@ -24,17 +23,18 @@ _PACKAGES = ("torch", "mosaicml", "mosaicml-streaming", "numpy", "tokenizers")
 _ABSENT = "absent"
 
 
-def require_agreement(config: RunConfig, fingerprint: Mapping[str, str]) -> None:
+def require_agreement(keys: Mapping[str, object], plugins: list[str], fingerprint: Mapping[str, str]) -> None:
     """Compare what this rank runs with what the others run.
 
     Args:
-        config: the run, as this rank has read it.
+        keys: of the run and their values, as this rank has read them.
+        plugins: that it names.
         fingerprint: hash of each part of the data, as this rank has read them.
 
     Raises:
         ConfigError: on every rank, with a table of what differs.
     """
-    here = identity(config, fingerprint)
+    here = identity(keys, plugins, fingerprint)
     # a thousand ranks that agree need not read a thousand lists
     if len(set(gather_from_all(hashlib.sha256(repr(sorted(here.items())).encode()).hexdigest()))) > 1:
         found = gather_from_all((socket.gethostname(), here))
@@ -45,14 +45,14 @@ def require_agreement(config: RunConfig, fingerprint: Mapping[str, str]) -> None
         )
 
 
-def identity(config: RunConfig, fingerprint: Mapping[str, str]) -> dict[str, str]:
-    """All that must be equal on every rank, by name."""
-    keys = {key: str(value) for key, value in flat(config).items() if not may("local", RunConfig, key)}
-    versions = {name: library_version(name) for name in _PACKAGES}
-    versions |= {f"plugin {name}": version for name, version in plugins.versions(config.plugins).items()}
+def identity(keys: Mapping[str, object], plugins: list[str], fingerprint: Mapping[str, str]) -> dict[str, str]:
+    """All that must be equal on every rank, by name; see `require_agreement`."""
+    shared = {key: str(value) for key, value in keys.items() if not may("local", RunConfig, key)}
+    found = {name: library_version(name) for name in _PACKAGES}
+    found |= {f"plugin {name}": version for name, version in versions(plugins).items()}
     data = {f"hash of {name}": text[:12] for name, text in fingerprint.items()}
     python = ".".join(platform.python_version_tuple()[:2])
-    return {"code": code_hash()[:12], "python": python, **versions, **data, **keys}
+    return {"code": code_hash()[:12], "python": python, **found, **data, **shared}
 
 
 def code_hash() -> str:

@@ -21,8 +21,9 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 from modernbert_train.batch import Inputs, Packed, PackedText
+from modernbert_train.clock import Position
 from modernbert_train.config.objective import Order
-from modernbert_train.config.schema import ObjectiveConfig, PhaseConfig, RunConfig
+from modernbert_train.config.schema import ObjectiveConfig, PhaseConfig
 from modernbert_train.core.keyed_random import Keys
 from modernbert_train.data.microbatches import MicrobatchMaker, share_of_rank
 from modernbert_train.data.packing import SPECIAL_TOKENS, WINDOW, Chunk, GreedyPacker
@@ -45,8 +46,7 @@ def embed(
     model: OnEncoder,
     texts: Sequence[NDArray[np.int32]],
     vocabulary: Vocabulary,
-    now: RunConfig,
-    phase: PhaseConfig,
+    now: Position,
     compute: Compute,
 ) -> Tensor:
     """Embed texts; every rank calls it, computes its share, and gets all.
@@ -55,12 +55,12 @@ def embed(
         model: in the phase; its training mode is put back afterwards.
         texts: token ids without special tokens.
         vocabulary: of the tokenizer.
-        now, phase, compute: see `Evaluator`.
+        now, compute: see `Evaluator`.
 
     Returns:
         embeddings_ND: fp32, on the CPU.
     """
-    plan = plan_rows([len(ids) for ids in texts], phase, ObjectiveConfig(name="none"))
+    plan = plan_rows([len(ids) for ids in texts], now.phase, ObjectiveConfig(name="none"))
     maker = MicrobatchMaker(_Texts(texts), lambda settings: _Plain(now.objective.plain_order), vocabulary)
     mine = share_of_rank(plan.rows, this_rank(), num_ranks(), plan.microbatch_rows)
     numbers = iter([chunk.document for row in mine for chunk in row])

@@ -6,10 +6,10 @@ That is on the held-out text, and by what stands in `evals`.
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 
 from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_checkpoint
 from modernbert_train.checkpoints.results import keep_result
+from modernbert_train.clock import Clock
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.check import check_data
 from modernbert_train.data.fingerprint import data_fingerprint, differences
@@ -17,16 +17,10 @@ from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.group import joined, this_rank
 from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.evaluators import build_evaluators, figures_text
-from modernbert_train.evaluate.heldout import Evaluation, open_validation
+from modernbert_train.evaluate.heldout import Evaluation, HeldOutTexts
 from modernbert_train.models.build import build_model
 from modernbert_train.weights.gather import load_weights
-from modernbert_train.weights.source import (
-    check_same_architecture,
-    check_same_tokenizer,
-    last_phase,
-    phase_objective,
-    source_of,
-)
+from modernbert_train.weights.source import check_same_architecture, check_same_tokenizer, source_of
 
 HELD_OUT = "heldout"
 
@@ -54,25 +48,24 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
     found = checkpoint or newest_checkpoint(config)
     source = source_of(found)
     check_same_architecture(source, config.model, str(found.folder))
-    check_same_tokenizer(source, config, str(found.folder))
+    check_same_tokenizer(source, config.data.tokenizer, str(found.folder))
     for each in differences(found.state.data, data_fingerprint(facts)):
         if each.is_teacher:
             continue  # no figure asks it
         print(f"warning: other data than the run had when it was saved: {each}", file=sys.stderr)
-    phase = last_phase(found)
-    compute = Compute.of(config)
+    compute, now = Compute.of(config.compute), Clock.of(found.config).phase(found.state.phase)
     model = build_model(source.model, found.config.objective, config.compute)
     load_weights(model, found.weights())
-    now = replace(config, model=source.model, objective=phase_objective(found))
+    texts = HeldOutTexts(config.data, config.eval, config.phases, config.model.vocab_size, facts)
     figures: dict[str, dict[str, float]] = {}
     with joined(compute.device, config.distributed.timeout_seconds):
         model.to(compute.device)
         if facts.validation is not None:
-            result = open_validation(config, facts).evaluate(model, phase, compute, now.objective)
+            result = texts.validation().evaluate(model, now, compute)
             figures[HELD_OUT] = result.as_dict()
             print(describe(result, now.objective.for_validation().predicted_share, found.folder.name))
-        for name, evaluator in build_evaluators(config).items():
-            figures[name] = evaluator(model, now, phase, compute)
+        for name, evaluator in build_evaluators(config.evals, texts).items():
+            figures[name] = evaluator(model, now, compute)
             print(f"{name}: {figures_text(figures[name])}; {evaluator}; {found.folder.name}")
         if this_rank() == 0:
             weights = found.weights_hash

@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from modernbert_train.clock import Position
 from modernbert_train.config.evals import BASELINE, COUNT
 from modernbert_train.config.plugins import Rows
 from modernbert_train.config.schema import (
+    EvaluatorConfig,
     OtherTextConfig,
-    PhaseConfig,
     ProbeConfig,
-    RunConfig,
     ScoresConfig,
 )
 from modernbert_train.distributed.compute import Compute
+from modernbert_train.evaluate.heldout import HeldOutTexts
 from modernbert_train.evaluate.other_text import OtherText
 from modernbert_train.evaluate.probe import Probe
 from modernbert_train.evaluate.scores import Scores
@@ -26,20 +27,19 @@ from modernbert_train.models.encoder import OnEncoder
 
 
 class Evaluator(Protocol):
-    """One measurement: Evaluator(key, settings, run), built on every rank; key is evals.NAME, for messages.
+    """One measurement: Evaluator(key, settings, texts), built on every rank; key is evals.NAME, for messages.
 
     str() of it is a line that says what is measured.
     """
 
-    def __init__(self, key: str, settings: Any, config: RunConfig) -> None: ...
+    def __init__(self, key: str, settings: Any, texts: HeldOutTexts) -> None: ...
 
-    def __call__(self, model: OnEncoder, now: RunConfig, phase: PhaseConfig, compute: Compute) -> dict[str, float]:
+    def __call__(self, model: OnEncoder, now: Position, compute: Compute) -> dict[str, float]:
         """Measure; every rank calls it and gets the same figures.
 
         Args:
             model: as it is trained, perhaps sharded; its weights and its training mode stay as they are.
-            now: the run as it is in the phase.
-            phase: whose rows and microbatches are used.
+            now: the phase, whose rows and microbatches are used, and the run's model and objective in it.
             compute: where the model is, and the precision to compute in.
 
         Returns:
@@ -52,11 +52,9 @@ EVALUATORS: Rows[type[Evaluator]] = Rows(
 )
 
 
-def build_evaluators(config: RunConfig) -> Mapping[str, Evaluator]:
-    """Those of a run, by name."""
-    return {
-        name: EVALUATORS[type(settings)](f"evals.{name}", settings, config) for name, settings in config.evals.items()
-    }
+def build_evaluators(evals: Mapping[str, EvaluatorConfig], texts: HeldOutTexts) -> Mapping[str, Evaluator]:
+    """Those of a run's section, by name."""
+    return {name: EVALUATORS[type(settings)](f"evals.{name}", settings, texts) for name, settings in evals.items()}
 
 
 def figures_text(figures: Mapping[str, float]) -> str:

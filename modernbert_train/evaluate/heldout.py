@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from modernbert_train.batch import IGNORED_LABEL, Sums
+from modernbert_train.clock import Position
 from modernbert_train.config.evals import BITS_PER_BYTE, TEMPERATURE
-from modernbert_train.config.schema import ContrastiveConfig, ObjectiveConfig, PhaseConfig, RunConfig
+from modernbert_train.config.schema import ContrastiveConfig, DataConfig, EvalConfig, PhaseConfig
 from modernbert_train.data.facts import DataFacts, FolderFacts
 from modernbert_train.data.microbatches import MicrobatchMaker
 from modernbert_train.data.mixture import Stream, TokenStreams
@@ -68,7 +69,8 @@ class Validation:
     """The held-out documents in rows.
 
     Args:
-        config: the run.
+        settings: the run's section eval.
+        packing_window: of the run's data.
         maker: reads and masks rows of the validation shards; keyed by MASK_SEED.
         lengths: tokens of each validation document.
         unigram: the baseline.
@@ -82,37 +84,33 @@ class Validation:
 
     def __init__(
         self,
-        config: RunConfig,
+        settings: EvalConfig,
+        packing_window: int,
         maker: MicrobatchMaker,
         lengths: Sequence[int] | NDArray[Any],
         unigram: Unigram,
         key: str = "data.validation",
         bytes_per_token: float | None = None,
     ) -> None:
-        self._config = config
+        self._settings, self._packing_window = settings, packing_window
         self._key = key
         self._bytes_per_token = bytes_per_token
         self._maker = maker
         self._lengths = lengths
         self._unigram = unigram
         self.samples: list[dict[str, Any]] = []
-        total, most = int(np.sum(lengths, dtype=np.int64)), config.eval.max_tokens
+        total, most = int(np.sum(lengths, dtype=np.int64)), settings.max_tokens
         self.tokens = total if most is None else min(total, most)
 
-    def plan(self, phase: PhaseConfig, objective: ObjectiveConfig | None = None) -> BatchPlan:
-        """Documents in their order, up to eval.max_tokens, packed into rows of the phase's length.
-
-        Args:
-            phase: of the run.
-            objective: in that phase; None: the run's.
-        """
-        row_tokens = self._config.eval.row_tokens or phase.row_tokens
-        settings = (objective or self._config.objective).for_validation()
-        packer = GreedyPacker(row_tokens, self._config.data.packing_window, 1 << 62, settings.special_tokens)
+    def plan(self, now: Position) -> BatchPlan:
+        """Documents in their order, up to eval.max_tokens, packed into rows of the phase's length."""
+        most, row_tokens = self._settings.max_tokens, self._settings.row_tokens or now.phase.row_tokens
+        objective = now.objective.for_validation()
+        packer = GreedyPacker(row_tokens, self._packing_window, 1 << 62, objective.special_tokens)
         tokens = 0
         for document, length in enumerate(self._lengths):
-            if self._config.eval.max_tokens is not None:
-                length = min(int(length), self._config.eval.max_tokens - tokens)
+            if most is not None:
+                length = min(int(length), most - tokens)
             if length > 0:
                 packer.add(0, document, int(length))
                 tokens += int(length)
@@ -125,30 +123,22 @@ class Validation:
             rows=rows,
             num_rows=len(rows),
             row_tokens=row_tokens,
-            microbatch_rows=max(1, phase.tokens_at_once // row_tokens),
-            objective=settings,
+            microbatch_rows=max(1, now.phase.tokens_at_once // row_tokens),
+            objective=objective,
         )
 
     @torch.no_grad()
-    def evaluate(
-        self,
-        model: nn.Module,
-        phase: PhaseConfig,
-        compute: Compute,
-        objective: ObjectiveConfig | None = None,
-        samples: Samples | None = None,
-    ) -> Evaluation:
+    def evaluate(self, model: nn.Module, now: Position, compute: Compute, samples: Samples | None = None) -> Evaluation:
         """Measure a model; every rank calls it and gets the same figures.
 
         Args:
             model: called with microbatches; its training mode is put back afterwards.
-            phase: whose row length and microbatch size are used.
+            now: the phase, whose row length and microbatch size are used, and the objective in it.
             compute: where the model is, and the precision to compute in.
-            objective: in that phase; None: the run's.
             samples: takes some of the first row; what it takes is in `samples` afterwards.
         """
         self.samples = []
-        plan, device = self.plan(phase, objective), compute.device
+        plan, device = self.plan(now), compute.device
         first_term = next(iter(plan.objective.terms))
         ranks = num_ranks()
         rows: tuple[Row, ...] = tuple(plan.rows) + ((),) * (-len(plan.rows) % ranks)  # the same number on every rank
@@ -232,18 +222,34 @@ def _compared(
     }
 
 
-def open_validation(config: RunConfig, facts: DataFacts) -> Validation:
-    """The held-out text, with the unigram baseline of the training text."""
-    assert facts.validation is not None
-    return open_folder(config, facts, facts.validation)
+@dataclass(frozen=True)
+class HeldOutTexts:
+    """Opens held-out texts of a run, all with the same rows and the unigram baseline of the training text.
 
+    Attributes:
+        data, eval, phases: of the run.
+        vocab_size: rows of the embedding.
+        facts: of its data.
+    """
 
-def open_folder(config: RunConfig, facts: DataFacts, folder: FolderFacts) -> Validation:
-    """Any folder of held-out shards, with the same baseline."""
-    vocabulary = facts.vocabulary
-    shards = open_shards(folder, config.data, vocabulary)
-    streams = TokenStreams([Stream("validation", MASK_SEED, shards)])
-    maker = MicrobatchMaker(streams, partial(build_objective, vocabulary=vocabulary), vocabulary)
-    card = folder.card
-    bytes_per_token = card.text_bytes / card.tokens if card.text_bytes else None
-    return Validation(config, maker, shards.lengths, unigram_of(config, facts), folder.key, bytes_per_token)
+    data: DataConfig
+    eval: EvalConfig
+    phases: Mapping[str, PhaseConfig]
+    vocab_size: int
+    facts: DataFacts
+
+    def validation(self) -> Validation:
+        """That of data.validation."""
+        assert self.facts.validation is not None
+        return self.open(self.facts.validation)
+
+    def open(self, folder: FolderFacts) -> Validation:
+        """Any folder of held-out shards."""
+        vocabulary, card = self.facts.vocabulary, folder.card
+        shards = open_shards(folder, self.data, vocabulary)
+        streams = TokenStreams([Stream("validation", MASK_SEED, shards)])
+        maker = MicrobatchMaker(streams, partial(build_objective, vocabulary=vocabulary), vocabulary)
+        unigram = unigram_of(self.data, self.phases.values(), self.vocab_size, self.facts)
+        bytes_per_token = card.text_bytes / card.tokens if card.text_bytes else None
+        window = self.data.packing_window
+        return Validation(self.eval, window, maker, shards.lengths, unigram, folder.key, bytes_per_token)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from modernbert_train.config.schema import ComputeConfig, ModelConfig, ObjectiveConfig, RunConfig
+from modernbert_train.config.schema import ComputeConfig, ModelConfig, ObjectiveConfig
 
 if TYPE_CHECKING:
     import numpy as np
@@ -98,7 +98,7 @@ class LoadedEncoder:
         from modernbert_train.evaluate.embeddings import embed_packed
 
         asked = ComputeConfig(precision=precision, device=device)
-        compute = Compute.of(RunConfig(name="embed", model=self.config, objective=self._objective, compute=asked))
+        compute = Compute.of(asked)
         return embed_packed(
             self.module.to(compute.device),
             ids,

@@ -5,12 +5,13 @@ It is measured exactly as data.validation is; see heldout.py.
 
 from __future__ import annotations
 
+from modernbert_train.clock import Position
 from modernbert_train.config.evals import BASELINE, COUNT
-from modernbert_train.config.schema import OtherTextConfig, PhaseConfig, RunConfig
+from modernbert_train.config.schema import OtherTextConfig
 from modernbert_train.core.text import tokens_text
-from modernbert_train.data.facts import read_facts, read_folder
+from modernbert_train.data.facts import read_folder
 from modernbert_train.distributed.compute import Compute
-from modernbert_train.evaluate.heldout import open_folder
+from modernbert_train.evaluate.heldout import HeldOutTexts
 from modernbert_train.models.encoder import OnEncoder
 
 
@@ -20,23 +21,23 @@ class OtherText:
     Args:
         key: evals.NAME.
         settings: what stands there.
-        config: the run.
+        texts: see `HeldOutTexts`.
 
     Raises:
         DataError: the shards cannot be read, or were made with another tokenizer.
     """
 
-    def __init__(self, key: str, settings: OtherTextConfig, config: RunConfig) -> None:
-        folder = read_folder(f"{key}.shards", settings.shards, config.data)
-        self._validation = open_folder(config, read_facts(config), folder)
+    def __init__(self, key: str, settings: OtherTextConfig, texts: HeldOutTexts) -> None:
+        folder = read_folder(f"{key}.shards", settings.shards, texts.data)
+        self._validation = texts.open(folder)
         self._path = settings.shards
 
     def __str__(self) -> str:
         return f"{self._path}, {tokens_text(self._validation.tokens)} tokens"
 
-    def __call__(self, model: OnEncoder, now: RunConfig, phase: PhaseConfig, compute: Compute) -> dict[str, float]:
+    def __call__(self, model: OnEncoder, now: Position, compute: Compute) -> dict[str, float]:
         """`loss` and `accuracy`, each with its unigram baseline, what else the objective counts, `num_predicted`."""
-        found = self._validation.evaluate(model, phase, compute, now.objective)
+        found = self._validation.evaluate(model, now, compute)
         return {
             "loss": found.loss,
             "accuracy": found.accuracy,

@@ -15,13 +15,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from modernbert_train.clock import Position
 from modernbert_train.config.evals import BASELINE
-from modernbert_train.config.schema import PhaseConfig, ProbeConfig, RunConfig
+from modernbert_train.config.schema import ProbeConfig
 from modernbert_train.data.labelled import ONLY_LEARNED, Labelled, read_labelled
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.group import on_rank_zero_slowly
 from modernbert_train.evaluate.classifiers import CLASSIFIERS, Classify, accuracy, macro_f1, majority
 from modernbert_train.evaluate.embeddings import embed, most_tokens
+from modernbert_train.evaluate.heldout import HeldOutTexts
 from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
 
@@ -34,34 +36,34 @@ class Probe:
     Args:
         key: evals.NAME.
         settings: what stands there.
-        config: the run.
+        texts: see `HeldOutTexts`.
 
     Raises:
         DataError: the texts cannot be read or learned from.
     """
 
-    def __init__(self, key: str, settings: ProbeConfig, config: RunConfig) -> None:
+    def __init__(self, key: str, settings: ProbeConfig, texts: HeldOutTexts) -> None:
         self._settings = settings
-        self._vocabulary = read_vocabulary(config.data.tokenizer)
+        self._vocabulary = read_vocabulary(texts.data.tokenizer)
         self._ids: list[Ids]
         self._labels_N: torch.Tensor
         self._about, self._ids, labels_N, parts_N, self._num_classes = on_rank_zero_slowly(
-            lambda: _tokenised(read_labelled(key, settings), config.data.tokenizer, self._vocabulary)
+            lambda: _tokenised(read_labelled(key, settings), texts.data.tokenizer, self._vocabulary)
         )
         self._labels_N, self._parts_N = torch.from_numpy(labels_N), torch.from_numpy(parts_N)
 
     def __str__(self) -> str:
         return str(self._about)
 
-    def __call__(self, model: OnEncoder, now: RunConfig, phase: PhaseConfig, compute: Compute) -> dict[str, float]:
+    def __call__(self, model: OnEncoder, now: Position, compute: Compute) -> dict[str, float]:
         """`accuracy` and `macro_f1` over the texts that are told, with those of naming always the most frequent class.
 
         `num_texts` are told; of all texts `num_cut` were cut to the phase's rows. Embeddings that are not finite give
         figures that are not numbers.
         """
-        embeddings_ND = embed(model, self._ids, self._vocabulary, now, phase, compute)
+        embeddings_ND = embed(model, self._ids, self._vocabulary, now, compute)
         figures = on_rank_zero_slowly(lambda: self._figures(embeddings_ND.double()))
-        return figures | {"num_cut": float(sum(len(ids) > most_tokens(phase) for ids in self._ids))}
+        return figures | {"num_cut": float(sum(len(ids) > most_tokens(now.phase) for ids in self._ids))}
 
     def _figures(self, embeddings_ND: torch.Tensor) -> dict[str, float]:
         is_told_N = self._parts_N != ONLY_LEARNED

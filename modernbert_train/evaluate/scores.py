@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from modernbert_train.batch import IGNORED_LABEL
+from modernbert_train.clock import Position
 from modernbert_train.config.evals import BASELINE, COUNT, SPANS
 from modernbert_train.config.schema import (
     AnswerConfig,
     LabelledConfig,
-    PhaseConfig,
-    RunConfig,
     ScoresConfig,
     TagConfig,
 )
@@ -38,15 +37,15 @@ from modernbert_train.data.open_shards import open_shards
 from modernbert_train.data.packing import SPECIAL_TOKENS
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.group import num_ranks, sum_over_ranks, this_rank
-from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.errors import DataError
 from modernbert_train.evaluate.answers import answer_figures, told_answers
 from modernbert_train.evaluate.embeddings import entered, plan_rows
+from modernbert_train.evaluate.heldout import HeldOutTexts
 from modernbert_train.evaluate.metrics import METRICS, accuracy, entity_figures, macro_f1
 from modernbert_train.evaluate.texts_beside import read_texts
 from modernbert_train.models.classifier import Classifier
 from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.objectives import build_objective
-from modernbert_train.vocabulary import read_vocabulary
 
 Labels = Sequence[NDArray[Any]]  # of each document
 
@@ -57,19 +56,16 @@ class Scores:
     Args:
         key: evals.NAME.
         settings: what stands there.
-        config: the run.
+        texts: see `HeldOutTexts`.
 
     Raises:
-        ConfigError: the run's objective tells no classes.
         DataError: the texts cannot be read, or have no labels.
     """
 
-    def __init__(self, key: str, settings: ScoresConfig, config: RunConfig) -> None:
-        if not config.objective.is_labelled:
-            raise ConfigError(f"{key}: objective.name={config.objective.name} tells no classes. Use a probe.")
-        vocabulary = read_vocabulary(config.data.tokenizer)
-        folder = read_folder(f"{key}.shards", settings.shards, config.data)
-        shards = open_shards(folder, config.data, vocabulary)
+    def __init__(self, key: str, settings: ScoresConfig, texts: HeldOutTexts) -> None:
+        vocabulary = texts.facts.vocabulary
+        folder = read_folder(f"{key}.shards", settings.shards, texts.data)
+        shards = open_shards(folder, texts.data, vocabulary)
         if shards.labels is None:
             raise DataError(f"{key}.shards={settings.shards}: without labels. Name shards that `finetune` has written.")
         self._settings = settings
@@ -81,12 +77,12 @@ class Scores:
     def __str__(self) -> str:
         return plural(len(self._lengths), "labelled text")
 
-    def __call__(self, model: OnEncoder, now: RunConfig, phase: PhaseConfig, compute: Compute) -> dict[str, float]:
+    def __call__(self, model: OnEncoder, now: Position, compute: Compute) -> dict[str, float]:
         """The loss and the metrics of the settings, with the accuracy of always telling the most frequent class.
 
         `num_texts` were told.
         """
-        logits, objective = self.told(model, now, phase, compute), now.objective
+        logits, objective = self.told(model, now, compute), now.objective
         labels = [self._labels[number] for number in range(len(self._lengths))]
         sizes = [self._told_of(number, cast(LabelledConfig, objective)) for number in range(len(labels))]
         (head,) = objective.heads
@@ -95,15 +91,13 @@ class Scores:
         return figures
 
     @torch.no_grad()
-    def told(
-        self, model: OnEncoder, now: RunConfig, phase: PhaseConfig, compute: Compute, *, alone: bool = False
-    ) -> Tensor:
+    def told(self, model: OnEncoder, now: Position, compute: Compute, *, alone: bool = False) -> Tensor:
         """Logits of every text, or of every word or token of every text, [N, L] or [W, L], in fp32 on the CPU.
 
         `alone`: this process computes all of it, whatever other ranks there are.
         """
         objective = cast(LabelledConfig, now.objective)
-        plan = plan_rows(self._lengths, phase, objective)
+        plan = plan_rows(self._lengths, now.phase, objective)
         rank, ranks = (0, 1) if alone else (this_rank(), num_ranks())
         mine = share_of_rank(plan.rows, rank, ranks, plan.microbatch_rows)
         words_N = np.array([self._told_of(number, objective) for number in range(len(self._lengths))], dtype=np.int64)

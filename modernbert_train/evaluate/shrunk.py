@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from modernbert_train.clock import Clock
 from modernbert_train.config.schema import MaskedLmConfig, ModelConfig, RunConfig
 from modernbert_train.core.text import fixed, percent, table
 from modernbert_train.data.check import check_data
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.group import joined
 from modernbert_train.errors import ConfigError
-from modernbert_train.evaluate.heldout import open_validation
+from modernbert_train.evaluate.heldout import HeldOutTexts
 from modernbert_train.models.build import build_model
-from modernbert_train.models.shrinking import without_types
 from modernbert_train.weights.source import find_origin
 
 _CHOICES = (("num_layers",), ("hidden_size", "num_heads"), ("intermediate_size",))
@@ -31,22 +31,23 @@ def describe_shrinking(config: RunConfig) -> str:
     """
     if config.data.validation is None:
         raise ConfigError("data.validation: not set, so there is nothing to measure on. Name held-out shards.")
-    facts, origin, compute = check_data(config), find_origin(config), Compute.of(config)
+    facts, origin, compute = check_data(config), find_origin(config), Compute.of(config.compute)
     assert facts.validation is not None and origin is not None
-    phase, objective = next(iter(config.phases.values())), MaskedLmConfig()
-    if isinstance(config.objective, MaskedLmConfig):
-        objective = config.objective.for_validation()
+    objective = config.objective.for_validation()
+    if objective.heads != MaskedLmConfig().heads:
+        objective = MaskedLmConfig().for_validation()
+    now = replace(Clock.of(config).phases[0], objective=objective)
+    texts = HeldOutTexts(config.data, config.eval, config.phases, config.model.vocab_size, facts)
     rows = [("before any training", "parameters", "loss", "accuracy")]
     with joined(compute.device, config.distributed.timeout_seconds):
-        text = open_validation(config, facts)
+        text = texts.validation()
         for choice, model in _models(origin.source.model, config.model):
-            now = replace(config, model=model, objective=objective)
             built = build_model(model, objective, config.compute)
-            replace(origin, config=now).fill(built)
-            result = text.evaluate(built.to(compute.device), phase, compute, objective)
+            replace(origin, config=replace(config, model=model, objective=objective)).fill(built)
+            result = text.evaluate(built.to(compute.device), now, compute)
             count = sum(parameter.numel() for parameter in built.parameters())
             rows.append((choice, f"{count:,}", fixed(3)(result.loss), percent(1)(result.accuracy)))
-    said = f"held-out text, {objective.eval_mask_rate:.0%} predicted; unigram loss {result.unigram_loss:.3f}"
+    said = f"held-out text, {objective.predicted_share:.0%} predicted; unigram loss {result.unigram_loss:.3f}"
     return f"{said}\n{table(rows, numbers=True)}"
 
 
@@ -60,5 +61,5 @@ def _models(old: ModelConfig, new: ModelConfig) -> Iterator[tuple[str, ModelConf
     for keys in changed:
         said = ", ".join(f"{key} {getattr(new, key):,} of {getattr(old, key):,}" for key in keys)
         yield said, replace(words, **{key: getattr(new, key) for key in keys})
-    if len(changed) > 1 or without_types(old, new):
+    if len(changed) > 1 or new.drops_types_of(old):
         yield "all of them", new

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from modernbert_train.config.knob import architecture_keys
-from modernbert_train.config.schema import BertConfig, DistilBertConfig, MaskedLmConfig, ModelConfig, ModernBertConfig
+from modernbert_train.config.schema import MaskedLmConfig, ModelConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.build import shapes_of
 from modernbert_train.models.tiling import DECODER, EMBEDDING, layer_sources, spread
@@ -28,16 +28,9 @@ _POSITIONS = "model.embeddings.position_embeddings.weight"
 _LAYERS = "model.layers."
 
 
-def without_types(old: ModelConfig, new: ModelConfig) -> bool:
-    """Whether a DistilBERT comes from a BERT, and not from another DistilBERT."""
-    return isinstance(new, DistilBertConfig) and isinstance(old, BertConfig)
-
-
 def kept_layers(old: ModelConfig, new: ModelConfig) -> list[int]:
     """For each layer of the smaller model the one of the larger that it is."""
-    if isinstance(old, ModernBertConfig) and isinstance(new, ModernBertConfig):
-        return layer_sources(old, new, "fitted")
-    return [spread(layer, new.num_layers, old.num_layers) for layer in range(new.num_layers)]
+    return layer_sources(old, new, "fitted")
 
 
 def check_shrinking(old: ModelConfig, new: ModelConfig, key: str) -> None:
@@ -46,7 +39,7 @@ def check_shrinking(old: ModelConfig, new: ModelConfig, key: str) -> None:
     Raises:
         ConfigError: it is not; names what differs, with both values.
     """
-    if type(old) is not type(new) and not without_types(old, new):
+    if not new.shrinks_from(old):
         raise ConfigError(
             f"{key}: model.name={new.name} here, {old.name} there; weights are taken from a model of the same kind, or "
             "for a distilbert from a bert. Name such a model, or begin from scratch and set objective.name=distill."
@@ -59,7 +52,7 @@ def check_shrinking(old: ModelConfig, new: ModelConfig, key: str) -> None:
     wrong += [f"{_both(name, old, new)}: set no more" for name in SHRINKING if getattr(new, name) > getattr(old, name)]
     if not wrong and all(getattr(new, name) == getattr(old, name) for name in SHRINKING):
         wrong.append(f"{_both('num_layers', old, new)}, and as wide: set fewer")
-    if without_types(old, new) and old.position_offset:
+    if new.drops_types_of(old) and old.position_offset:
         wrong.append(f"model.name=distilbert, whose positions count from 0; there from {old.position_offset}")
     if old.unit_passes != (1,) * old.num_layers:
         wrong.append("its layers share weights, so that fewer of them are no smaller model")
@@ -82,7 +75,7 @@ def shrink_each(weights: Mapping[str, Tensor], old: ModelConfig, new: ModelConfi
     """
     sources, kept = kept_layers(old, new), _kept(old, new)
     for name, tensor in weights.items():
-        if without_types(old, new) and name == _POSITIONS:
+        if new.drops_types_of(old) and name == _POSITIONS:
             tensor = tensor + weights[_TYPES][0]
         for dim, index in kept.get(name, {}).items():
             tensor = tensor.index_select(dim, index)
@@ -90,7 +83,7 @@ def shrink_each(weights: Mapping[str, Tensor], old: ModelConfig, new: ModelConfi
             number, _, rest = name.removeprefix(_LAYERS).partition(".")
             for layer in (layer for layer, source in enumerate(sources) if source == int(number)):
                 yield f"{_LAYERS}{layer}.{rest}", tensor
-        elif not (without_types(old, new) and name == _TYPES):
+        elif not (new.drops_types_of(old) and name == _TYPES):
             yield name, tensor
 
 

@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from modernbert_train.config.schema import ModernBertConfig
+from modernbert_train.config.schema import ModelConfig, ModernBertConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 
@@ -125,7 +125,7 @@ def tiled_index(old_size: int, new_size: int, unit: int = 1) -> Tensor:
     return (units[:, None] * unit + torch.arange(unit)).flatten()
 
 
-def layer_sources(old: ModernBertConfig, new: ModernBertConfig, mode: Mode) -> list[int]:
+def layer_sources(old: ModelConfig, new: ModelConfig, mode: Mode) -> list[int]:
     """For each new layer the old one it is taken from, by depth; `fitted` goes by depth among layers of its kind."""
     if mode == "paper":
         return [round(layer * old.num_layers / new.num_layers) for layer in range(new.num_layers)]  # banker's rounding

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
+from modernbert_train.clock import Clock
 from modernbert_train.config.packages import missing_fused
 from modernbert_train.config.plugins import Rows
 from modernbert_train.config.schema import (
@@ -19,7 +20,6 @@ from modernbert_train.config.schema import (
     MuonConfig,
     NorMuonConfig,
     OptimConfig,
-    RunConfig,
     StableAdamWConfig,
 )
 from modernbert_train.errors import ConfigError
@@ -76,8 +76,8 @@ OPTIMIZERS: Rows[Callable[[Any, Sequence[Weight]], Optimizer]] = Rows(
 )
 
 
-def build_optimizer(config: RunConfig, model: nn.Module) -> Optimizer:
-    """Build the optimizer that the config asks for over the trainable parameters, set for the first batch of the run.
+def build_optimizer(config: OptimConfig, model: nn.Module) -> Optimizer:
+    """Build the optimizer that is asked for over the trainable parameters; `apply_clock` sets its rates for each batch.
 
     Norms and biases are not decayed (see optim/groups.py).
 
@@ -85,18 +85,16 @@ def build_optimizer(config: RunConfig, model: nn.Module) -> Optimizer:
         ValueError: a hyperparameter is out of range, or the weights are not fp32.
         ConfigError: the fused form is asked for where Triton is missing.
     """
-    optimizer = OPTIMIZERS[type(config.optim)](config.optim, weights_of(model))
-    apply_clock(optimizer, config, tokens=0)
-    return optimizer
+    return OPTIMIZERS[type(config)](config, weights_of(model))
 
 
-def apply_clock(optimizer: Optimizer, config: RunConfig, tokens: int) -> None:
+def apply_clock(optimizer: Optimizer, clock: Clock, tokens: int) -> None:
     """Set every param group for the batch that starts when `tokens` global tokens were seen.
 
     Sets `lr` and `weight_decay`, each by the group's share of it, and `max_lr`, where the optimizer has it.
     """
     for group in optimizer.param_groups:
-        group["lr"] = lr_at(config, tokens) * group["lr_ratio"]
-        group["weight_decay"] = weight_decay_at(config, tokens) * group["decay_ratio"]
+        group["lr"] = lr_at(clock, tokens) * group["lr_ratio"]
+        group["weight_decay"] = weight_decay_at(clock, tokens) * group["decay_ratio"]
         if "max_lr" in group:
-            group["max_lr"] = max_lr_at(config, tokens) * group["lr_ratio"]
+            group["max_lr"] = max_lr_at(clock, tokens) * group["lr_ratio"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
-from modernbert_train.clock import at, position_at
-from modernbert_train.config.schema import RunConfig, ScheduleConfig
+from modernbert_train.clock import Clock
+from modernbert_train.config.schema import ScheduleConfig
 
 # Where a warmup starts, over the peak rate; the release's value. The first batch fills the moments and leaves the
 # weights in place, as a rate of 0 would, but a logged rate of 0 always means a mistake and lr can be divided by.
@@ -64,18 +64,18 @@ def _plateau(schedule: ScheduleConfig, tokens: int) -> float:
     return 1.0 if schedule.plateau == "constant" else math.sqrt(schedule.warmup_tokens / tokens)
 
 
-def max_lr_at(config: RunConfig, tokens: int) -> float:
+def max_lr_at(clock: Clock, tokens: int) -> float:
     """The peak rate of the phase that holds a token count: optim.lr times the phase's lr_ratio."""
-    return at(config, tokens).optim.lr * position_at(config, tokens).phase.lr_ratio
+    now = clock.at(tokens)
+    return now.optim.lr * now.phase.lr_ratio
 
 
-def lr_at(config: RunConfig, tokens: int) -> float:
+def lr_at(clock: Clock, tokens: int) -> float:
     """The rate of the batch that starts when `tokens` global tokens were seen; at or past the end, the last rate."""
-    position = position_at(config, tokens)
-    phase = position.phase
-    return max_lr_at(config, tokens) * lr_ratio_at(phase.schedule, phase.tokens, position.tokens)
+    now = clock.at(tokens)
+    return max_lr_at(clock, tokens) * lr_ratio_at(now.phase.schedule, now.phase.tokens, now.tokens)
 
 
-def weight_decay_at(config: RunConfig, tokens: int) -> float:
+def weight_decay_at(clock: Clock, tokens: int) -> float:
     """The decay of the weights that decay, in the optimizer's own unit."""
-    return at(config, tokens).optim.weight_decay
+    return clock.at(tokens).optim.weight_decay

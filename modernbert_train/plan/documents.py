@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.config.schema import ObjectiveConfig, PhaseConfig, RunConfig
+from modernbert_train.clock import Position
+from modernbert_train.config.schema import DataConfig
 from modernbert_train.core.files import os_errors_as
-from modernbert_train.data.check import check_data
 from modernbert_train.data.dataset_card import LENGTHS, DatasetCard
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.mixing import phase_weights
@@ -95,18 +95,22 @@ class RowText:
     teacher_spans: Spans | None = None
 
 
-def read_documents(config: RunConfig, median: int | None, facts: DataFacts | None = None) -> Documents:
+def missing_stream(data: DataConfig) -> str | None:
+    """The first folder of training text that is not on this machine; None where all are."""
+    return next((stream.path for stream in data.all_streams.values() if not Path(stream.path).is_dir()), None)
+
+
+def read_documents(data: DataConfig, median: int | None, facts: DataFacts | None) -> Documents:
     """The lengths of the run's documents.
 
     Args:
-        config: the run; its data need not exist.
+        data: of the run; it need not exist.
         median: assumed median length in tokens, in place of the data; the logarithms of the lengths are then normal
             with a standard deviation of 0.8. None reads the data; where there is none, every row is one sequence.
-        facts: of the data, checked; None checks it here, if it is here.
+        facts: of the data, checked; None where it is not here.
 
     Raises:
-        DataError: the data exists and is damaged, or does not belong to the tokenizer.
-        ConfigError: it does not fit the model.
+        DataError: the data is damaged.
     """
     if median is not None:
         normal = NormalDist(math.log(median), SPREAD)
@@ -114,11 +118,8 @@ def read_documents(config: RunConfig, median: int | None, facts: DataFacts | Non
         text = f"assumed, a median of {median:,} tokens and a log-normal spread of {SPREAD}"
         return Documents(text, assumed=np.maximum(1, np.round(drawn)).astype(np.int64))
     if facts is None:
-        paths = (stream.path for stream in config.data.all_streams.values())
-        missing = next((path for path in paths if not Path(path).is_dir()), None)
-        if missing is not None:
-            return Documents(f"assumed, since {missing} is not here: every row one sequence, which costs most")
-        facts = check_data(config)
+        missing = missing_stream(data)
+        return Documents(f"assumed, since {missing} is not here: every row one sequence, which costs most")
     streams = {name: _read(folder.local, folder.card) for name, folder in facts.streams.items()}
     parts = (
         f"{facts.streams[name].path} with {stream.documents:,} documents of median "
@@ -145,30 +146,29 @@ def _sample(lengths: NDArray[Any]) -> NDArray[Any]:
     return np.concatenate([lengths[first : first + _RUN] for first in firsts.tolist()])
 
 
-def rows_of(config: RunConfig, documents: Documents, phase: PhaseConfig, objective: ObjectiveConfig) -> RowText:
+def rows_of(data: DataConfig, now: Position, documents: Documents) -> RowText:
     """Cut documents into sequences as training does, and pack a sample of them.
 
     Args:
-        config: the run.
+        data: of the run.
+        now: the phase, whose row length and shares of streams count.
         documents: what there is.
-        phase: whose row length and shares of streams count.
-        objective: in that phase.
     """
-    model = census(config.model)
+    phase, objective, model = now.phase, now.objective, census(now.model)
     row, special = phase.row_tokens, objective.special_tokens
     if documents.streams:
         own = {
-            name: stream.documents if config.data.mix_by == "documents" else stream.tokens
+            name: stream.documents if data.mix_by == "documents" else stream.tokens
             for name, stream in documents.streams.items()
         }
-        weights = {name: weight for name, weight in phase_weights(config, phase, own).items() if weight}
+        weights = {name: weight for name, weight in phase_weights(data, phase, own).items() if weight}
         cut = {name: _sequences(documents.streams[name].lengths, row, special) for name in weights}
     else:
         weights = {"": 1}
         whole = np.array([row], dtype=np.int64)
         cut = {"": whole if documents.assumed is None else _sequences(documents.assumed, row, special)}
     # tokens of each stream's documents weigh what the phase asks for; by documents, their mean length comes in
-    by_documents = bool(documents.streams) and config.data.mix_by == "documents"
+    by_documents = bool(documents.streams) and data.mix_by == "documents"
     asked = {
         name: weight * (documents.streams[name].tokens / documents.streams[name].documents if by_documents else 1.0)
         for name, weight in weights.items()
@@ -187,7 +187,7 @@ def rows_of(config: RunConfig, documents: Documents, phase: PhaseConfig, objecti
     return RowText(
         _mean(spans, shares),
         mixed(tiles, shares),
-        _fill(config, cut, sequences, row) if documents.streams or documents.assumed is not None else 1.0,
+        _fill(data, cut, sequences, row, special) if documents.streams or documents.assumed is not None else 1.0,
         1 / sum(sequences.values()),
         passes,
         _mean(taught, shares) if taught else None,
@@ -209,7 +209,11 @@ def _sequences(lengths: NDArray[np.integer], row_tokens: int, special: int) -> N
 
 
 def _fill(
-    config: RunConfig, cut: Mapping[str, NDArray[np.int64]], sequences: Mapping[str, float], row_tokens: int
+    data: DataConfig,
+    cut: Mapping[str, NDArray[np.int64]],
+    sequences: Mapping[str, float],
+    row_tokens: int,
+    special: int,
 ) -> float:
     """Pack a sample in random order; chunks still waiting at its end do not count, unless no row is finished."""
     rng = np.random.default_rng(0)
@@ -217,8 +221,7 @@ def _fill(
     drawn = np.concatenate(
         [rng.choice(lengths, math.ceil(_PACKED * sequences[name] / total)) for name, lengths in cut.items()]
     )
-    special = config.objective.special_tokens
-    packer = GreedyPacker(row_tokens, config.data.packing_window, config.data.max_wait_rows, special)
+    packer = GreedyPacker(row_tokens, data.packing_window, data.max_wait_rows, special)
     for index, length in enumerate(rng.permutation(drawn).tolist()):
         if length > special:
             packer.place(Chunk(0, index, 0, length - special))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.clock import Clock
 
 # Runs as small as these tell neither the floor nor ALPHA: any of 0 to 0.2 and of 0.3 to 0.8 fits them as well. ALPHA is
 # Hoffmann's; with this floor and an assumed unigram loss of 7.0 the rule gives 1.34 nats for the RoBERTa-base that was
@@ -138,11 +138,10 @@ def behind(
     )
 
 
-def is_ruled(config: RunConfig) -> bool:
+def is_ruled(clock: Clock, *, from_scratch: bool) -> bool:
     """Whether the runs of the table are of this kind: a ModernBERT from scratch that learns masked tokens."""
-    fresh = config.start is None and not config.weights.named
-    objectives = {now.objective.name for now in config.in_phase.values()}
-    return fresh and config.model.name == "modernbert" and objectives == {"mlm"}
+    kinds = {(now.model.name, now.objective.name) for now in clock.phases}
+    return from_scratch and kinds == {("modernbert", "mlm")}
 
 
 def effective_tokens(tokens: float, unique_tokens: float) -> float:

@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from modernbert_train.checkpoints.manifest import STATE, newest_step
-from modernbert_train.config.auto import microbatch_key, open_settings, value_of, with_settings
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.auto import microbatch_key
+from modernbert_train.config.schema import PhaseConfig
 from modernbert_train.core.files import os_errors_as, write_whole
 from modernbert_train.core.read_json import is_count, read_json
 from modernbert_train.errors import ConfigError, Halved, StorageError
@@ -23,18 +23,12 @@ HALVED = "halved.json"
 _FULL = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")  # in what torch, Triton and NVIDIA's libraries raise
 
 
-def with_halved(config: RunConfig, given: RunConfig) -> RunConfig:
-    """The run with the microbatches that were halved for it, where its user gives none.
-
-    Args:
-        config: the run, with nothing open.
-        given: as its user gives it.
-    """
+def halved(folder: Path) -> dict[str, int]:
+    """The microbatches that were halved for the run of a folder, in tokens, by their keys."""
     noted = {}
     with suppress(OSError, ValueError):
-        noted = read_json(Path(config.folder) / HALVED)
-    keys = [key for key in open_settings(given) if key in noted and is_count(noted[key])]
-    return with_settings(config, {key: min(noted[key], value_of(config, key)) for key in keys if noted[key] > 0})
+        noted = read_json(folder / HALVED)
+    return {key: tokens for key, tokens in noted.items() if is_count(tokens) and tokens > 0}
 
 
 def phase_of_newest(folder: Path) -> str | None:
@@ -51,16 +45,17 @@ def is_full(error: BaseException) -> bool:
     return any(word.lower() in str(error).lower() for word in _FULL)
 
 
-def halve(given: RunConfig, config: RunConfig, phase: str) -> Halved | ConfigError | None:
+def halve(folder: Path, phase: str, given: PhaseConfig, now: PhaseConfig) -> Halved | ConfigError | None:
     """Note half of a phase's microbatch; the error to end with, None where it is not for us to change.
 
     Args:
-        given: the run as its user gives it.
-        config: the same with nothing open.
+        folder: of the run.
         phase: that ran out of memory.
+        given: as its user gives it.
+        now: the same with nothing open.
     """
-    key, now = microbatch_key(phase), config.phases[phase]
-    if key not in open_settings(given) or phase_of_newest(Path(config.folder)) == phase:
+    key = microbatch_key(phase)
+    if given.microbatch_tokens is not None or phase_of_newest(folder) == phase:
         return None
     if now.microbatch_rows == 1:
         return ConfigError(
@@ -68,7 +63,7 @@ def halve(given: RunConfig, config: RunConfig, phase: str) -> Halved | ConfigErr
             f"compute.activation_checkpointing=true, lower phases.{phase}.row_tokens, or take a larger GPU."
         )
     half = now.microbatch_rows // 2 * now.row_tokens
-    file = Path(config.folder) / HALVED
+    file = folder / HALVED
     remedy = f"Set {key}={half}, which does not fit as it was."
     with os_errors_as(StorageError, f"{file}: cannot be written", remedy, ValueError):
         noted = read_json(file) if file.exists() else {}

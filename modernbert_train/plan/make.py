@@ -9,13 +9,21 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.clock import is_pythia
-from modernbert_train.config.schema import ObjectiveConfig, PhaseConfig, RunConfig
+from modernbert_train.clock import Clock, Position, is_pythia
+from modernbert_train.config.schema import (
+    CheckpointConfig,
+    DataConfig,
+    EvalConfig,
+    ObjectiveConfig,
+    PhaseConfig,
+    RunConfig,
+)
+from modernbert_train.data.check import check_data
 from modernbert_train.data.dataset_card import read_card
 from modernbert_train.data.facts import DataFacts, read_facts
 from modernbert_train.data.unigram import held_out_unigram_loss
 from modernbert_train.plan.census import Census, census
-from modernbert_train.plan.documents import Documents, RowText, read_documents, rows_of
+from modernbert_train.plan.documents import Documents, RowText, missing_stream, read_documents, rows_of
 from modernbert_train.plan.expected_loss import Expected, expect, is_ruled
 from modernbert_train.plan.flops import Flops, flops_per_token
 from modernbert_train.plan.gpus import GPUS
@@ -194,17 +202,19 @@ def make_plan(config: RunConfig, ranks: int, median: int | None = None, facts: D
     Raises:
         DataError, ConfigError: the data exists and does not belong to the run.
     """
-    documents = read_documents(config, median, facts)
-    texts = [
-        rows_of(config, documents, phase, config.in_phase[name].objective) for name, phase in config.phases.items()
-    ]
-    ranges, exact = step_ranges(config, documents, [text.fill for text in texts])
+    data, clock = config.data, Clock.of(config)
+    if facts is None and median is None and missing_stream(data) is None:
+        facts = check_data(config)
+    documents = read_documents(data, median, facts)
+    texts = [rows_of(data, now, documents) for now in clock.phases]
+    ranges, exact = step_ranges(data, config.seed, clock, documents, [text.fill for text in texts])
     phases = tuple(
-        _phase(config, name, phase, texts[index], [s for s in ranges if s.phase == index])
-        for index, (name, phase) in enumerate(config.phases.items())
+        _phase(now, texts[now.index], [each for each in ranges if each.phase == now.index]) for now in clock.phases
     )
-    ruled = bool(documents.streams) and is_ruled(config)
-    held_out, held_out_tokens = config.data.validation is not None, _validation_tokens(config, facts)
+    held_out_tokens, unigram_loss = _validation_tokens(data, config.eval, facts), None
+    if documents.streams and is_ruled(clock, from_scratch=config.from_scratch):
+        vocab_size = config.model.vocab_size
+        unigram_loss = held_out_unigram_loss(data, config.phases.values(), vocab_size, facts or read_facts(data))
     return Plan(
         config=config,
         ranks=ranks,
@@ -212,22 +222,22 @@ def make_plan(config: RunConfig, ranks: int, median: int | None = None, facts: D
         documents=documents,
         phases=phases,
         exact=exact,
-        validations=validations(config, ranges, held_out_tokens) if held_out else 0,
-        milestones=_milestones(config, ranges),
+        validations=0 if data.validation is None else validations(config.eval, clock, ranges, held_out_tokens),
+        milestones=_milestones(config.checkpoint, ranges),
         validation_tokens=held_out_tokens,
-        unigram_loss=held_out_unigram_loss(config, facts or read_facts(config)) if ruled else None,
+        unigram_loss=unigram_loss,
     )
 
 
-def _milestones(config: RunConfig, ranges: Sequence[StepRange]) -> int:
-    found = crossings(ranges, config.checkpoint.interval_tokens)
-    if config.checkpoint.milestones == "pythia":
+def _milestones(settings: CheckpointConfig, ranges: Sequence[StepRange]) -> int:
+    found = crossings(ranges, settings.interval_tokens)
+    if settings.milestones == "pythia":
         found += sum(map(is_pythia, range(sum(part.steps for part in ranges) + 1)))
     return found
 
 
-def _validation_tokens(config: RunConfig, facts: DataFacts | None) -> int | None:
-    folder, most = config.data.validation, config.eval.max_tokens
+def _validation_tokens(data: DataConfig, settings: EvalConfig, facts: DataFacts | None) -> int | None:
+    folder, most = data.validation, settings.max_tokens
     if facts is not None and facts.validation is not None:
         card = facts.validation.card
     elif folder is not None and Path(folder).is_dir():  # the held-out text may be here where the other is not
@@ -237,12 +247,10 @@ def _validation_tokens(config: RunConfig, facts: DataFacts | None) -> int | None
     return card.tokens if most is None else min(most, card.tokens)
 
 
-def _phase(
-    config: RunConfig, name: str, phase: PhaseConfig, text: RowText, ranges: Sequence[StepRange]
-) -> PlannedPhase:
-    objective = config.in_phase[name].objective
+def _phase(now: Position, text: RowText, ranges: Sequence[StepRange]) -> PlannedPhase:
+    objective = now.objective
     uses = objective.uses_of_heads(text.sequence_tokens)
     encoded = objective.encoded_tokens(text.sequence_tokens)
-    flops = flops_per_token(census(config.model, objective), text.spans, uses, encoded, objective.forward_passes)
+    flops = flops_per_token(census(now.model, objective), text.spans, uses, encoded, objective.forward_passes)
     flops = replace(flops, teacher=teacher_flops(objective, text.teacher_spans, uses))
-    return PlannedPhase(name, phase, text, flops, objective, tuple(ranges))
+    return PlannedPhase(now.name, now.phase, text, flops, objective, tuple(ranges))

@@ -7,8 +7,9 @@ are not read: whether a checkpoint is whole, or weights fit, is told when they a
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from modernbert_train.checkpoints.trained_phases import refuse_average, refuse_c
 from modernbert_train.config.check import check
 from modernbert_train.config.load import WrongKeys, load_run
 from modernbert_train.config.packages import missing_packages
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.schema import PhaseConfig, RunConfig, WeightsConfig
 from modernbert_train.data.check import check_data
 from modernbert_train.data.labelled import describe_labelled
 from modernbert_train.data.remote import is_remote
@@ -66,12 +67,28 @@ def preflight(
     if folder and not any(isinstance(mistake, ConfigError) for mistake in mistakes):
         mistakes += _mistakes(_of_its_folder(config, fresh))
     if shards and not mistakes:
-        check_shard_sizes(config)
+        check_shard_sizes(config.data, config.evals)
     if len(mistakes) == 1:
         raise mistakes[0]
     for kind in (ConfigError, DataError, StorageError, RunError):
         if any(isinstance(mistake, kind) for mistake in mistakes):
             raise kind("\n".join(map(str, mistakes)))
+
+
+def look_first(config: RunConfig, *, fresh: bool = False) -> None:
+    """What a start asks before anything costs. One of several ranks applies the rules alone: it must tell the others of
+    a mistake, for which they meet first, and then all is asked with their true number (train/session.py).
+
+    Args:
+        config, fresh: see `preflight`.
+
+    Raises:
+        RunError: see `preflight`.
+    """
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        preflight(config, fresh=fresh)
+    else:
+        check(config)
 
 
 @contextmanager
@@ -114,10 +131,11 @@ def _mistakes(looks: Iterator[Look]) -> Iterator[RunError]:
 def _of_itself(config: RunConfig, num_ranks: int) -> Iterator[Look]:
     yield lambda: check(config, num_ranks)
     yield lambda: check_data(config)
-    yield lambda: _check_second_home(config)
+    yield lambda: _check_second_home(config.checkpoint.copy_to)
     if importlib.util.find_spec("torch") is not None:  # else this is not the environment that trains
         on_gpu = config.compute.device == "auto" and count_gpus() > 0
-        yield lambda: _refuse(missing_packages(config, on_gpu=on_gpu))
+        named = (config.callbacks, config.loggers)
+        yield lambda: _refuse(missing_packages(config.compute, config.optim, *named, on_gpu=on_gpu))
 
 
 def named_gpu(config: RunConfig) -> HasMemory | None:
@@ -142,25 +160,25 @@ def refuse_too_large(config: RunConfig, num_ranks: int, gpu: HasMemory) -> None:
     _refuse(too_large(on_gpu(config, gpu, num_ranks), gpu, num_ranks))
 
 
-def _check_second_home(config: RunConfig) -> None:
-    if config.checkpoint.copy_to is not None and (problem := problem_of(config.checkpoint.copy_to)) is not None:
+def _check_second_home(url: str | None) -> None:
+    if url is not None and (problem := problem_of(url)) is not None:
         raise ConfigError(problem)
 
 
 def _of_its_folder(config: RunConfig, fresh: bool) -> Iterator[Look]:
     if config.evals:  # which rank 0 reads for all
-        yield lambda: describe_labelled(config)
+        yield lambda: describe_labelled(config.evals)
     run = RunFolder(config)
     if fresh or not run.has_checkpoints():
         for _, name in _first_weights(config):
             yield lambda name=name: check_named(name, config.runs_folder)  # type: ignore[misc]
-        yield lambda: _check_vocabulary(config)
+        yield lambda: _check_vocabulary(config.weights, config.data.tokenizer, config.runs_folder)
     if (teacher := config.objective.named_teacher) is not None:
         yield lambda: check_named(teacher, config.runs_folder)
     yield run.check_writable
     if not fresh:
         yield run.compare
-        yield lambda: _check_trained(run)
+        yield lambda: _check_trained(run.path, run.checkpoints, config.phases)
 
 
 def _first_weights(config: RunConfig) -> list[tuple[str, str]]:
@@ -172,7 +190,7 @@ def _first_weights(config: RunConfig) -> list[tuple[str, str]]:
 
 def not_looked_at(config: RunConfig) -> list[str]:
     """What `preflight` has left to training, a line each: it would take a network, a GPU, or reading it all."""
-    folders = all_folders(config)
+    folders = all_folders(config.data, config.evals)
     local = [each.key for each in folders if not is_remote(each.shards)]
     lines = [f"{each.key}={each.path}: shards in a store" for each in folders if is_remote(each.shards)]
     if local:
@@ -194,24 +212,24 @@ def _of_weights(key: str, name: str) -> str:
     )
 
 
-def _check_vocabulary(config: RunConfig) -> None:
+def _check_vocabulary(weights: WeightsConfig, tokenizer: str, runs_folder: str) -> None:
     """Compare the tokenizers, where that of the weights is at hand and nothing is wrong with the weights' name."""
-    name = config.weights.init_from or config.weights.shrink_from
-    tokenizer = None
+    name = weights.init_from or weights.shrink_from
+    there = None
     with suppress(RunError):
         if name is not None:
-            check_named(name, config.runs_folder)
-            tokenizer = tokenizer_named(name)
-    if tokenizer is not None:
-        check_vocabulary(config, tokenizer)
+            check_named(name, runs_folder)
+            there = tokenizer_named(name)
+    if there is not None:
+        check_vocabulary(weights, there, tokenizer)
 
 
-def _check_trained(run: RunFolder) -> None:
+def _check_trained(run: Path, checkpoints: Path, phases: Mapping[str, PhaseConfig]) -> None:
     """Compare the plan with what the newest checkpoint was trained by.
 
     One that is damaged says nothing here: training will look for the newest that is whole, and say so.
     """
-    newest, state = newest_step(run.path), None
+    newest, state = newest_step(run), None
     if newest is None:
         return
     with suppress(OSError, ValueError, RunError):
@@ -222,8 +240,8 @@ def _check_trained(run: RunFolder) -> None:
     if state is None or not whole:
         return
     if state.training is None:
-        refuse_average(run.path)
-    refuse_changes(newest, then, run.config, state.phase, state.tokens)
+        refuse_average(run)
+    refuse_changes(newest, then.phases, phases, state.phase, state.tokens)
 
 
 def _refuse(messages: Iterator[str]) -> None:

@@ -11,7 +11,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from modernbert_train.config.auto import OPEN, assigned, filled, microbatch_key, open_settings, with_settings
+from modernbert_train.config.auto import (
+    MICROBATCH,
+    OPEN,
+    assigned,
+    filled,
+    microbatch_key,
+    open_settings,
+    value_of,
+    with_settings,
+)
 from modernbert_train.config.schema import ModernBertConfig, PhaseConfig, RunConfig
 from modernbert_train.plan.memory import HasMemory, Memory, Strategy, memory, sharing_ranks, usable_bytes
 from modernbert_train.plan.parameters import count_parameters
@@ -190,3 +199,30 @@ def _savings(config: RunConfig, ranks: int) -> Iterator[tuple[str, Any]]:
 def _fits(config: RunConfig, name: str, gpu: HasMemory, ranks: int, settings: Mapping[str, Any]) -> bool:
     """Whether a phase fits with other values of some keys."""
     return configured_memory(with_settings(config, settings), name, gpu, ranks).peak <= gpu.memory_bytes
+
+
+def speed_lines(given: RunConfig, taken: RunConfig, card: Card, ranks: int) -> Iterator[str]:
+    """What a run on GPUs does without, and which microbatch it took, each in a sentence.
+
+    Args:
+        given: the run as its user gives it.
+        taken: the same with nothing open.
+        card: its GPUs.
+        ranks: of the run.
+    """
+    left = open_settings(given)
+    off = [key for key in left if key in OPEN and OPEN[key].fast is True and value_of(taken, key) is False]
+    if card.lacks and off:
+        yield (
+            f"{' and '.join(off)} {'are' if len(off) > 1 else 'is'} off: {'; '.join(card.lacks)}. Without both a run "
+            f"takes about {SLOWER} times as long"
+        )
+    names = [name for name in taken.phases if f"phases.{name}.{MICROBATCH}" in left]
+    if names and predicts(taken):
+        peak, name = max((configured_memory(taken, name, card, ranks).peak, name) for name in names)
+        yield (
+            f"microbatches that were left open take {peak / GB:.1f} of {usable_bytes(card) / GB:.1f} usable GB, by "
+            f"`plan`, in phase {name}"
+        )
+    elif names:
+        yield f"memory of {taken.model.name} is not predicted: set phases.{names[0]}.{MICROBATCH} as large as fits"

@@ -1,7 +1,7 @@
 """The steps of a run: every batch as the planner would make it where the data is small, else by the clock.
 
 A run is a list of ranges of equal batches. Batches are counted by the functions that training itself uses
-(position_at, batch_rows_at), so a batch that crosses a boundary belongs to the phase in which it starts.
+(Clock.at, batch_rows_at), so a batch that crosses a boundary belongs to the phase in which it starts.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from modernbert_train.clock import position_at, validations_in
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.clock import Clock, validations_in
+from modernbert_train.config.schema import DataConfig, EvalConfig
 from modernbert_train.data.batch_warmup import batch_rows_at
 from modernbert_train.data.path import plan_path
 from modernbert_train.plan.documents import Documents
@@ -43,11 +43,13 @@ class StepRange:
         return self.start + self.steps * self.step_tokens
 
 
-def step_ranges(config: RunConfig, documents: Documents, fills: Sequence[float]) -> tuple[list[StepRange], bool]:
+def step_ranges(
+    data: DataConfig, seed: int, clock: Clock, documents: Documents, fills: Sequence[float]
+) -> tuple[list[StepRange], bool]:
     """All steps of a run, from its first token.
 
     Args:
-        config: the run.
+        data, seed, clock: of the run.
         documents: its documents.
         fills: for each phase, the share of a row that is not padding.
 
@@ -55,22 +57,19 @@ def step_ranges(config: RunConfig, documents: Documents, fills: Sequence[float])
         The ranges in order, and whether they are the very batches of the run rather than batches of mean size.
     """
     only = documents.streams.get("train")
-    if config.data.train is not None and only is not None and only.is_whole and config.total_tokens <= EXACT_TOKENS:
-        return list(_planned(config, documents)), True
-    return list(_by_clock(config, fills)), False
+    if data.train is not None and only is not None and only.is_whole and clock.total_tokens <= EXACT_TOKENS:
+        numbers = {each.name: each.index for each in clock.phases}
+        plans = plan_path(data, seed, clock, documents.streams).planner
+        ranges = [StepRange(numbers[p.phase], p.tokens_before, 1, p.num_rows, p.tokens) for p in plans]
+        return ranges, True
+    return list(_by_clock(clock, fills)), False
 
 
-def _planned(config: RunConfig, documents: Documents) -> Iterator[StepRange]:
-    numbers = {name: index for index, name in enumerate(config.phases)}
-    for plan in plan_path(config, documents.streams).planner:
-        yield StepRange(numbers[plan.phase], plan.tokens_before, 1, plan.num_rows, plan.tokens)
-
-
-def _by_clock(config: RunConfig, fills: Sequence[float]) -> Iterator[StepRange]:
-    ends = np.cumsum([phase.tokens for phase in config.phases.values()]).tolist()
-    tokens = 0
-    while tokens < config.total_tokens:
-        position = position_at(config, tokens)
+def _by_clock(clock: Clock, fills: Sequence[float]) -> Iterator[StepRange]:
+    ends = np.cumsum([each.phase.tokens for each in clock.phases]).tolist()
+    tokens, total = 0, clock.total_tokens
+    while tokens < total:
+        position = clock.at(tokens)
         phase, warmup = position.phase, position.phase.batch_warmup
         rows = batch_rows_at(phase, position.tokens)
         step_tokens = max(1, round(rows * phase.row_tokens * fills[position.index]))
@@ -93,25 +92,25 @@ def crossings(ranges: Sequence[StepRange], interval_tokens: int | None) -> int:
     )
 
 
-def validations(config: RunConfig, ranges: Sequence[StepRange], held_out_tokens: int | None) -> int:
-    """Steps after which the held-out text is measured; see clock.validates.
+def validations(settings: EvalConfig, clock: Clock, ranges: Sequence[StepRange], held_out_tokens: int | None) -> int:
+    """Steps after which the held-out text is measured; see Clock.validates.
 
     Args:
-        config: the run.
+        settings, clock: the run's.
         ranges: its steps.
         held_out_tokens: that one validation reads; None if that is not known.
     """
-    if config.eval.interval_tokens is not None:
-        return crossings_or_ends(ranges, config.eval.interval_tokens)
+    if settings.interval_tokens is not None:
+        return crossings_or_ends(ranges, settings.interval_tokens)
     found, begin = 0, 0
-    for index, phase in enumerate(config.phases.values()):
-        parts = validations_in(phase, config.eval, held_out_tokens)
-        for part in (each for each in ranges if each.phase == index):
-            if parts * part.step_tokens >= phase.tokens:
+    for now in clock.phases:
+        parts, tokens = validations_in(now.phase, settings, held_out_tokens), now.phase.tokens
+        for part in (each for each in ranges if each.phase == now.index):
+            if parts * part.step_tokens >= tokens:
                 found += part.steps
             else:
-                found += parts * (part.end - begin) // phase.tokens - parts * (part.start - begin) // phase.tokens
-        begin += phase.tokens
+                found += parts * (part.end - begin) // tokens - parts * (part.start - begin) // tokens
+        begin += tokens
     return found
 
 

@@ -43,7 +43,7 @@ from modernbert_train.core.read_once import read_once
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.attention import KERNELS
-from modernbert_train.plan.halved import with_halved
+from modernbert_train.plan.halved import halved
 from modernbert_train.plan.room import Card, on_gpu
 
 FOLDER, SETTINGS = "tuned", "settings.json"
@@ -183,7 +183,10 @@ def take(
     slow = [key for key, setting in OPEN.items() if setting.fast is True and card is not None and card.lacks]
     unable = [*slow, *(["optim.fused"] if card is None else [])]
     taken, text = _take(config, compute, close, unable, fresh=fresh)
-    return Taken(taken if fresh else with_halved(taken, config), text)
+    if not fresh:
+        noted = {key: tokens for key, tokens in halved(Path(config.folder)).items() if key in open_settings(config)}
+        taken = with_settings(taken, {key: min(tokens, value_of(taken, key)) for key, tokens in noted.items()})
+    return Taken(taken, text)
 
 
 def _take(
@@ -279,7 +282,8 @@ def _refusal(config: RunConfig, compute: Compute) -> str | None:
         check(config)
     except ConfigError as error:
         return str(error).splitlines()[0]
-    if missing := list(missing_packages(config, on_gpu=compute.device.type == "cuda")):
+    on_gpu, sections = compute.device.type == "cuda", (config.callbacks, config.loggers)
+    if missing := list(missing_packages(config.compute, config.optim, *sections, on_gpu=on_gpu)):
         return missing[0]
     dtype = torch.bfloat16 if compute.bf16 else torch.float32
     for name in sorted({config.compute.attention, config.compute.global_attention or "auto"} & set(KERNELS)):

@@ -9,27 +9,27 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from modernbert_train.clock import Clock
 from modernbert_train.config.evals import BASELINE, COUNT
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.schema import EvalConfig, ObjectiveConfig, WeightsConfig
 from modernbert_train.core.text import table
 
 _HELD_OUT = ("loss", "accuracy")  # of a line of validation
 
 
-def measures_before(config: RunConfig) -> bool:
+def measures_before(weights: WeightsConfig, objective: ObjectiveConfig) -> bool:
     """Whether a run is measured before its first step: where its weights have been trained, for what it trains."""
-    return config.weights.init_from is not None and not config.objective.is_labelled
+    return weights.init_from is not None and not objective.is_labelled
 
 
-def before_and_after(config: RunConfig, entries: Sequence[dict[str, Any]]) -> str | None:
+def before_and_after(clock: Clock, settings: EvalConfig, entries: Sequence[dict[str, Any]]) -> str | None:
     """The table, or None where nothing was measured twice.
 
     Args:
-        config: the run.
+        clock: of the run.
+        settings: its section eval.
         entries: of its metrics.jsonl.
     """
-    if not measures_before(config):
-        return None
     before: dict[tuple[str, str], float] = {}
     after: dict[tuple[str, str], float] = {}
     for entry in entries:
@@ -49,8 +49,8 @@ def before_and_after(config: RunConfig, entries: Sequence[dict[str, Any]]) -> st
     if not rows:
         return None
     lines = [table([("measured on", "figure", "before", "after", "change"), *rows], numbers=True)]
-    first, last = (list(config.in_phase.values())[at].objective.for_validation() for at in (0, -1))
-    if config.eval.row_tokens is None and len({phase.row_tokens for phase in config.phases.values()}) > 1:
+    first, last = (clock.phases[at].objective.for_validation() for at in (0, -1))
+    if settings.row_tokens is None and len({each.phase.row_tokens for each in clock.phases}) > 1:
         lines.append("Rows were not equally long; set eval.row_tokens to compare like with like.")
     if first != last:
         lines.append("The objective was not the same; the figures do not compare.")

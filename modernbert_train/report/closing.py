@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shlex
 
-from modernbert_train.config.schema import RunConfig
 from modernbert_train.report.training_loss import LOSS_STEPS
 
 
 def closing_text(
-    config: RunConfig,
+    folder: str,
     *,
     tokens: int,
     steps: int,
@@ -17,16 +16,18 @@ def closing_text(
     held_out: str | None,
     compared: str | None = None,
     spent: str | None = None,
+    measured: bool,
 ) -> str:
     """The last lines of a run that reached its end.
 
     Args:
-        config: the run.
+        folder: of the run.
         tokens, steps: trained.
         loss: see training_loss.py.
         held_out: figures as measured last, which is at the end; None where nothing is held out.
         compared: with those before the first step, see before_after.py.
         spent: what its time went into, see effective.py.
+        measured: whether `eval` has something to measure it on.
     """
     figures = [f"done: {tokens:,} tokens in {steps:,} steps"]
     if loss is not None:
@@ -34,11 +35,10 @@ def closing_text(
     if held_out is not None:
         figures.append(held_out)
     more = [text for text in (spent, compared) if text is not None]
-    return "\n".join([", ".join(figures), *more, next_commands(config)])
+    return "\n".join([", ".join(figures), *more, next_commands(folder, measured=measured)])
 
 
-def next_commands(config: RunConfig) -> str:
+def next_commands(folder: str, *, measured: bool) -> str:
     """What can be done with a run that is trained, as one would type it."""
-    folder = shlex.quote(config.folder)
-    verbs = (["eval"] if config.data.validation is not None or config.evals else []) + ["export", "report"]
-    return "\n".join(["next:", *(f"  python -m modernbert_train {verb} {folder}" for verb in verbs)])
+    verbs = (["eval"] if measured else []) + ["export", "report"]
+    return "\n".join(["next:", *(f"  python -m modernbert_train {verb} {shlex.quote(folder)}" for verb in verbs)])

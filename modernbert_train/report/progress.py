@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.schema import LoggingConfig
 from modernbert_train.core.text import duration, percent, rate, short, tokens_text
 
 _SMOOTHING = 0.9  # of the loss shown
@@ -29,17 +29,18 @@ class Progress:
     """Shows steps as they come.
 
     Args:
-        config: the run.
+        config: the run's section logging.
+        total_tokens: of the run.
         visible: whether this process shows anything (rank 0 only).
 
     Attributes:
         loss: of the last steps of the phase, smoothed, for the line that is seen while training; None before the first.
     """
 
-    def __init__(self, config: RunConfig, *, visible: bool) -> None:
-        self._config = config
+    def __init__(self, config: LoggingConfig, total_tokens: int, *, visible: bool) -> None:
+        self._line_seconds, self._total = config.line_seconds, total_tokens
         self._visible = visible
-        self._redraws = visible and config.logging.progress_bar and sys.stdout.isatty()
+        self._redraws = visible and config.progress_bar and sys.stdout.isatty()
         self.loss: float | None = None
         self._phase: str | None = None
         self._recent: deque[dict[str, Any]] = deque(maxlen=_RECENT_STEPS)
@@ -55,7 +56,7 @@ class Progress:
         self.loss = entry["loss"] if self.loss is None else _SMOOTHING * self.loss + (1 - _SMOOTHING) * entry["loss"]
         self._recent.append(entry)
         now = time.monotonic()
-        every = _REDRAW_SECONDS if self._redraws else self._config.logging.line_seconds
+        every = _REDRAW_SECONDS if self._redraws else self._line_seconds
         if self._last_line is not None and now - self._last_line < every:
             return
         self._last_line = now
@@ -86,7 +87,7 @@ class Progress:
         sys.stdout.flush()
 
     def _text(self, entry: dict[str, Any], width: int | None) -> str:
-        total, speed, left = self._config.total_tokens, self._mean("tokens_per_second"), entry["seconds_left"]
+        total, speed, left = self._total, self._mean("tokens_per_second"), entry["seconds_left"]
         done = f"{min(1.0, entry['tokens'] / total):.1%}"
         first = [
             (done, done),

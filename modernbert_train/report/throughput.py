@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from modernbert_train.config.schema import ModelConfig, ObjectiveConfig, RunConfig
+from modernbert_train.config.schema import ModelConfig, ObjectiveConfig
 from modernbert_train.data.planner import BatchPlan, Row, StreamCount
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.plan.census import census
@@ -95,12 +95,13 @@ class Meter:
     """Measures the steps of one rank.
 
     Args:
-        config: the run.
+        model: the encoder.
+        total_tokens: of the run.
         compute: of this rank.
     """
 
-    def __init__(self, config: RunConfig, compute: Compute) -> None:
-        self._config = config
+    def __init__(self, model: ModelConfig, total_tokens: int, compute: Compute) -> None:
+        self._model, self._total = model, total_tokens
         self._device = compute.device
         name = torch.cuda.get_device_name(compute.device) if compute.device.type == "cuda" else "cpu"
         self._peak_flops = peak_flops(name, compute.precision)
@@ -131,7 +132,7 @@ class Meter:
             peak_memory_bytes: see `peak_memory_bytes`.
             seconds_left: to the end of the run; see `_seconds_left`.
         """
-        speed = training_flops(rows, counts, self._config.model, plan.objective) / seconds
+        speed = training_flops(rows, counts, self._model, plan.objective) / seconds
         found = _streams(plan.streams) | {
             "tokens_per_second": plan.tokens / seconds,
             "packing_efficiency": plan.tokens / (plan.num_rows * plan.row_tokens),
@@ -162,7 +163,7 @@ class Meter:
         elapsed = now - self._began
         between = max(0.0, elapsed - self._in_steps) / max(elapsed, _SETTLED_SECONDS)
         seconds_per_token = sum(step[0] for step in recent) / sum(step[1] for step in recent)
-        left = max(0, self._config.total_tokens - plan.tokens_before - plan.tokens)
+        left = max(0, self._total - plan.tokens_before - plan.tokens)
         return left * seconds_per_token / (1 - min(between, 0.9))
 
 

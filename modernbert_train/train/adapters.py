@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from modernbert_train.batch import Batch, Sums
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.schema import DistributedConfig
 from modernbert_train.errors import RunError
 from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.train.composer_internals import Sharding
@@ -64,19 +64,19 @@ def inner_model(model: nn.Module) -> OnEncoder:
     return adapter_of(model).model
 
 
-def is_sharded(config: RunConfig, num_ranks: int) -> bool:
+def is_sharded(config: DistributedConfig, num_ranks: int) -> bool:
     """Whether FSDP2, in one group or several, is asked for and there is something to shard."""
-    return config.distributed.strategy != "ddp" and num_ranks > 1
+    return config.strategy != "ddp" and num_ranks > 1
 
 
-def parallelism(config: RunConfig, num_ranks: int) -> ParallelismConfig | None:
+def parallelism(config: DistributedConfig, num_ranks: int) -> ParallelismConfig | None:
     """FSDP2 where asked for and where there is something to shard; Composer wraps in DDP otherwise.
 
     It must be given as an FSDP2Config object: Composer 0.32.1 ignores the dict key `fsdp2` and trains with DDP.
     """
     if is_sharded(config, num_ranks):
         warnings.filterwarnings("ignore", "FSDP2 Config/APIs are experimental")
-        return ParallelismConfig(fsdp2=Sharding(num_ranks, config.distributed.shard_ranks or num_ranks))
+        return ParallelismConfig(fsdp2=Sharding(num_ranks, config.shard_ranks or num_ranks))
     return None
 
 

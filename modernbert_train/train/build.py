@@ -15,18 +15,23 @@ from composer import Callback
 
 from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.checkpoints.saver import PATIENCE, Saver, ranks_that_see
+from modernbert_train.clock import Clock
+from modernbert_train.config.load import to_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.path import DataPath, open_path
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.group import num_ranks, this_rank
 from modernbert_train.distributed.save_requests import Requests
+from modernbert_train.evaluate.heldout import HeldOutTexts
 from modernbert_train.models import build as models
 from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.objectives import build_objective
 from modernbert_train.optim.build import build_optimizer
+from modernbert_train.report.before_after import measures_before
 from modernbert_train.report.progress import Progress, stage
 from modernbert_train.report.record import Record
+from modernbert_train.report.throughput import Meter
 from modernbert_train.train.adapters import ComposerObjective, assert_sharded, is_sharded, parallelism
 from modernbert_train.train.callbacks import build_loggers
 from modernbert_train.train.checkpointing import Checkpoints
@@ -62,29 +67,29 @@ def build(
         callbacks: Composer's and the user's own.
         last_phase: of the step before the first; None where the clock begins at 0.
     """
-    rank, ranks = this_rank(), num_ranks()
-    sharded = is_sharded(config, ranks)
+    rank, ranks, clock = this_rank(), num_ranks(), Clock.of(config)
+    sharded = is_sharded(config.distributed, ranks)
     stage("reading the lengths of the documents")
     data = build_data(config, facts)
     loader = data.loader(rank, ranks)
     stage("building the model")
     adapter = ComposerObjective(build_model(config, sharded=sharded))
-    progress = Progress(config, visible=rank == 0)
+    progress = Progress(config.logging, clock.total_tokens, visible=rank == 0)
     record = Record(folder if rank == 0 else None, progress)
     trainer = LoopTrainer(
         model=adapter,
-        optimizers=build_optimizer(config, adapter.model),
+        optimizers=build_optimizer(config.optim, adapter.model),
         train_dataloader=loader,
-        max_duration=f"{config.total_tokens}tok",
+        max_duration=f"{clock.total_tokens}tok",
         device_train_microbatch_size=1,  # of no effect: the loader cuts microbatches itself
         device=composer_device(compute.device),
         precision=composer_precision(compute.device, compute.precision),
-        parallelism_config=parallelism(config, ranks),
+        parallelism_config=parallelism(config.distributed, ranks),
         dist_timeout=config.distributed.timeout_seconds,
         seed=config.seed,
         run_name=config.name,
         callbacks=callbacks,
-        loggers=build_loggers(config),
+        loggers=build_loggers(config.loggers, folder.path),
         progress_bar=False,
         python_log_level="error",
     )
@@ -95,19 +100,46 @@ def build(
     if len(writers) < ranks and rank == 0:
         progress.line(f"{len(writers)} of {ranks} ranks see {folder.path}; they write the checkpoints")
     saver = Saver(folder.checkpoints, config.checkpoint.keep, writers, PATIENCE, requests.save_failed)
-    guard = Guard(config, compute, adapter, data.streams, folder, progress, saver.wait)
+    guard = Guard(config.stability, clock, config.seed, compute, adapter, data.streams, folder, progress, saver.wait)
+    meter = Meter(config.model, clock.total_tokens, compute)
+    texts = HeldOutTexts(config.data, config.eval, config.phases, config.model.vocab_size, facts)
     settings = config.profile if rank == 0 else None
     loop = Loop(
-        config=config,
+        clock=clock,
+        seed=config.seed,
+        distributed=config.distributed,
         compute=compute,
         trainer=trainer,
         loader=loader,
         requests=requests,
         guard=guard,
-        recorder=Recorder(config, compute, record, progress, log),
-        measurements=Measurements(config, facts, compute, record, progress, folder.read_metrics, log),
+        recorder=Recorder(meter, clock.total_tokens, config.distributed.timeout_seconds, record, progress, log),
+        measurements=Measurements(
+            texts,
+            config.evals,
+            clock,
+            compute,
+            record,
+            progress,
+            folder.read_metrics,
+            log,
+            from_scratch=config.from_scratch,
+            at_first=measures_before(config.weights, config.objective),
+        ),
         checkpoints=Checkpoints(
-            config, loader, folder, fingerprint, guard.memory, record, progress, requests, saver, writers, log
+            config.checkpoint,
+            clock,
+            to_yaml(config),
+            loader,
+            folder,
+            fingerprint,
+            guard.memory,
+            record,
+            progress,
+            requests,
+            saver,
+            writers,
+            log,
         ),
         silent=SilentFaults(compute.device) if ranks > 1 and not sharded else None,
         profile=None if settings is None else Profile(settings, folder.path / "profile", compute.device, progress),
@@ -133,4 +165,6 @@ def build_model(config: RunConfig, *, sharded: bool) -> OnEncoder:
 
 def build_data(config: RunConfig, facts: DataFacts) -> DataPath:
     """The way from the training text to batches."""
-    return open_path(config, facts, partial(build_objective, vocabulary=facts.vocabulary))
+    objective_of = partial(build_objective, vocabulary=facts.vocabulary)
+    is_branch = config.start is not None
+    return open_path(config.data, config.seed, Clock.of(config), facts, objective_of, is_branch=is_branch)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,11 @@ from composer.utils import dist
 
 from modernbert_train.config.callbacks import GPU_ONLY, REFUSED
 from modernbert_train.config.packages import missing_for
-from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.train.composer_internals import CurrentWandB
 from modernbert_train.train.loggers import Harmless
 
+Asked = Mapping[str, dict[str, Any]]  # a section: arguments by name
 CALLBACKS: dict[str, type[Callback]] = {
     "free_outputs": callbacks.FreeOutputs,
     "lr_monitor": callbacks.LRMonitor,
@@ -50,20 +50,25 @@ LOGGERS: dict[str, type[LoggerDestination]] = {
 }
 
 
-def build_callbacks(config: RunConfig, device: torch.device) -> list[Callback]:
+def build_callbacks(asked: Asked, folder: Path, device: torch.device) -> list[Callback]:
     """The callbacks that the run names; every rank makes its own, since some of them talk to each other.
+
+    Args:
+        asked: the run's section callbacks.
+        folder: of the run.
+        device: of this rank.
 
     Raises:
         ConfigError: one refuses its arguments, or measures GPUs where there is none, or a package is missing.
     """
-    _require_packages(config, "callbacks")
+    _require_packages("callbacks", asked)
     built = []
-    for name, given in config.callbacks.items():
+    for name, given in asked.items():
         if name in GPU_ONLY and device.type == "cpu":
             raise ConfigError(
                 f"callbacks.{name}: it measures GPUs only, and this run trains on a CPU. Set callbacks.{name}=false."
             )
-        arguments = _callback_defaults(config, name) | given
+        arguments = _callback_defaults(folder, name) | given
         try:
             built.append(CALLBACKS[name](**arguments))
         except (TypeError, ValueError, ImportError) as error:
@@ -99,54 +104,53 @@ def own_callbacks(given: Sequence[Callback | type[Callback]]) -> list[Callback]:
     return built
 
 
-def check_loggers(config: RunConfig) -> None:
+def check_loggers(asked: Asked) -> None:
     """Make sure that every logger's package is there.
 
     Raises:
         ConfigError: one is missing. What fails later, as a server that does not answer, costs no run: see `Harmless`.
     """
-    _require_packages(config, "loggers")
+    _require_packages("loggers", asked)
 
 
-def _require_packages(config: RunConfig, section: str) -> None:
-    if missing := list(missing_for(config, section)):
+def _require_packages(section: str, asked: Asked) -> None:
+    if missing := list(missing_for(section, asked)):
         raise ConfigError("\n".join(missing))
 
 
-def build_loggers(config: RunConfig) -> list[LoggerDestination]:
+def build_loggers(asked: Asked, folder: Path) -> list[LoggerDestination]:
     """The loggers that the run names, on rank 0 alone; metrics.jsonl is always written and is not one of them."""
     if dist.get_global_rank() != 0:
         return []
-    return [Harmless(name, _maker(config, name)) for name in config.loggers]
+    return [Harmless(name, _maker(name, given, folder)) for name, given in asked.items()]
 
 
-def _maker(config: RunConfig, name: str) -> Callable[[], LoggerDestination]:
-    return lambda: LOGGERS[name](**_logger_arguments(config, name))
+def _maker(name: str, given: dict[str, Any], folder: Path) -> Callable[[], LoggerDestination]:
+    return lambda: LOGGERS[name](**_logger_arguments(name, given, folder))
 
 
-def _callback_defaults(config: RunConfig, name: str) -> dict[str, Any]:
+def _callback_defaults(folder: Path, name: str) -> dict[str, Any]:
     if name in ("memory_snapshot", "oom_observer"):
-        return {"folder": f"{config.folder}/{name}-{_now()}", "remote_file_name": None}
+        return {"folder": f"{folder}/{name}-{_now()}", "remote_file_name": None}
     return {}
 
 
-def _logger_arguments(config: RunConfig, name: str) -> dict[str, Any]:
-    given = config.loggers[name]
+def _logger_arguments(name: str, given: dict[str, Any], folder: Path) -> dict[str, Any]:
     if name == "wandb":
-        init = {"mode": "offline", "dir": config.folder, "id": _wandb_id(config), "resume": "allow"}
-        names = {"project": "modernbert-train", "name": config.name}
+        init = {"mode": "offline", "dir": str(folder), "id": _wandb_id(folder), "resume": "allow"}
+        names = {"project": "modernbert-train", "name": folder.name}
         return names | given | {"init_kwargs": init | given.get("init_kwargs", {})}
     defaults: dict[str, dict[str, Any]] = {
-        "file": {"filename": f"{config.folder}/log-{_now()}.txt"},
-        "mlflow": {"experiment_name": "modernbert-train", "run_name": config.name, "resume": True},
-        "tensorboard": {"log_dir": f"{config.folder}/tensorboard"},
+        "file": {"filename": f"{folder}/log-{_now()}.txt"},
+        "mlflow": {"experiment_name": "modernbert-train", "run_name": folder.name, "resume": True},
+        "tensorboard": {"log_dir": f"{folder}/tensorboard"},
     }
     return defaults.get(name, {}) | given
 
 
-def _wandb_id(config: RunConfig) -> str:
+def _wandb_id(folder: Path) -> str:
     """The id of this run on W&B, kept in its folder so that a restart goes on with the same curves."""
-    path = Path(config.folder) / "wandb.id"
+    path = folder / "wandb.id"
     if not path.exists():
         path.write_text(secrets.token_hex(8), encoding="utf-8")
     return path.read_text(encoding="utf-8").strip()

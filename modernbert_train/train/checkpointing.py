@@ -15,11 +15,10 @@ from composer.core import State
 
 from modernbert_train.checkpoints.checkpoint import folder_of
 from modernbert_train.checkpoints.run_folder import RunFolder
-from modernbert_train.checkpoints.saved_state import Clock, GuardState, SavedState, TrainingState
+from modernbert_train.checkpoints.saved_state import GuardState, SavedState, SavedTime, TrainingState
 from modernbert_train.checkpoints.saver import Saver, Snapshot
-from modernbert_train.clock import crosses, ends_phase, is_pythia
-from modernbert_train.config.load import to_yaml
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.clock import Clock, crosses, is_pythia
+from modernbert_train.config.schema import CheckpointConfig
 from modernbert_train.core.read_json import as_type
 from modernbert_train.data.loader import PackedLoader
 from modernbert_train.distributed.group import local_rank, num_ranks, on_rank_zero, this_rank
@@ -43,22 +42,28 @@ class Due:
 
 
 def save_due(
-    config: RunConfig, asked: SaveRequest, step: int, before: int, after: int, *, rolled_back: bool
+    settings: CheckpointConfig,
+    clock: Clock,
+    asked: SaveRequest,
+    step: int,
+    before: int,
+    after: int,
+    *,
+    rolled_back: bool,
 ) -> Due | None:
     """Whether a checkpoint is written after a step, and what it is kept for.
 
     Args:
-        config: the run.
+        settings, clock: the run's.
         asked: of this step, by a signal or by time.
         step: number of the step, from 1.
         before, after: global tokens seen before and after it.
         rolled_back: its weights are those of an earlier checkpoint.
     """
-    interval = config.checkpoint.interval_steps
-    milestone = crosses(config.checkpoint.interval_tokens, before, after)
-    milestone = milestone or (config.checkpoint.milestones == "pythia" and is_pythia(step))
-    due = Due(ends_phase(config, before, after), milestone)
-    by_steps = interval is not None and step % interval == 0
+    milestone = crosses(settings.interval_tokens, before, after)
+    milestone = milestone or (settings.milestones == "pythia" and is_pythia(step))
+    due = Due(clock.ends_phase(before, after), milestone)
+    by_steps = settings.interval_steps is not None and step % settings.interval_steps == 0
     return due if asked.stop or asked.overdue or by_steps or rolled_back or due.phase_end or due.milestone else None
 
 
@@ -66,7 +71,9 @@ class Checkpoints:
     """Takes checkpoints, and ends the run after one when a signal asked for it.
 
     Args:
-        config: the run.
+        settings: the run's section checkpoint.
+        clock: of the run.
+        config_yaml: the run as its config.yaml.
         loader: the place in the data.
         folder: the run's folder.
         fingerprint: of the data.
@@ -84,7 +91,9 @@ class Checkpoints:
 
     def __init__(
         self,
-        config: RunConfig,
+        settings: CheckpointConfig,
+        clock: Clock,
+        config_yaml: str,
         loader: PackedLoader,
         folder: RunFolder,
         fingerprint: dict[str, str],
@@ -96,8 +105,8 @@ class Checkpoints:
         writers: list[int],
         log: Callable[[dict[str, Any]], None],
     ) -> None:
-        self._config = config
-        self._config_yaml = to_yaml(config)
+        self._settings, self._clock = settings, clock
+        self._config_yaml = config_yaml
         self._guard_memory = guard_memory
         self._loader = loader
         self._folder = folder
@@ -115,9 +124,9 @@ class Checkpoints:
         """Refuse what cannot be saved, and save the first weights, if that is asked for."""
         self._copier.check(inner_model(state.model))
         first = folder_of(self._folder.checkpoints, 0)
-        wanted = self._config.checkpoint.milestones == "pythia" and state.timestamp.batch.value == 0
+        wanted = self._settings.milestones == "pythia" and state.timestamp.batch.value == 0
         if wanted and not on_rank_zero(first.exists):
-            self.save(state, phase=next(iter(self._config.phases)), phase_end=False, milestone=True)
+            self.save(state, phase=self._clock.phases[0].name, phase_end=False, milestone=True)
             self._saver.wait()  # data workers are forked next, and nothing else should be at work then
 
     def before_update(self) -> None:
@@ -146,7 +155,7 @@ class Checkpoints:
         if asked.failed:
             self._saver.wait()
         self._tell()
-        due = save_due(self._config, asked, step, before, after, rolled_back=rolled_back)
+        due = save_due(self._settings, self._clock, asked, step, before, after, rolled_back=rolled_back)
         if due is not None:
             self._record.flush()
             self.save(state, phase=phase, phase_end=due.phase_end, milestone=due.milestone)
@@ -169,7 +178,7 @@ class Checkpoints:
             data=self._fingerprint,
             training=TrainingState(
                 seconds=state.timestamp.total_wct.total_seconds(),
-                timestamp=as_type(Clock, {key: timestamp[key] for key in Clock.__annotations__}),
+                timestamp=as_type(SavedTime, {key: timestamp[key] for key in SavedTime.__annotations__}),
                 loader={**self._loader.state_dict(), "phase": phase},
                 stability=self._guard_memory,
             ),
@@ -206,12 +215,14 @@ class Checkpoints:
         self._saver.wait()
         self._tell()
 
-    def settle(self) -> None:
+    def settle(self, seconds: float) -> None:
         """Before the run ends with an error: let the checkpoint be completed that is being written.
 
         Of several ranks the others write their shares, and wait meanwhile; not so long that this one counts as hung.
+
+        Args:
+            seconds: distributed.timeout_seconds.
         """
-        seconds = self._config.distributed.timeout_seconds
         self._saver.settle(seconds if num_ranks() == 1 else seconds / 2)
 
     def _tell(self) -> None:

@@ -7,7 +7,6 @@ at its end. result.json beside it says what it came to: one command, one file, w
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -40,7 +39,7 @@ from modernbert_train.evaluate.finetune.task import (
     read_task,
     run_name,
 )
-from modernbert_train.plan.preflight import preflight
+from modernbert_train.plan.preflight import look_first
 from modernbert_train.train.session import train
 from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.export import export_run
@@ -82,8 +81,7 @@ def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
             print(f"warning: {line}")
         if (reason := _cannot_export(config)) is not None:
             print(f"warning: the outcome will not be exported: {reason}")
-    if os.environ.get("WORLD_SIZE", "1") == "1":  # several ranks ask when they have joined
-        preflight(config)
+    look_first(config)
     train(config)
     result = folder / RESULT
     if speaks_for_all():

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from composer.core import State
 
-from modernbert_train.clock import at, is_due, position_at, validates
-from modernbert_train.config.schema import RunConfig
-from modernbert_train.data.facts import DataFacts
+from modernbert_train.clock import Clock
+from modernbert_train.config.schema import EvaluatorConfig
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.group import on_rank_zero, this_rank
 from modernbert_train.distributed.heartbeat import passed
 from modernbert_train.evaluate.evaluators import Evaluator, build_evaluators, figures_text
-from modernbert_train.evaluate.heldout import Evaluation, open_validation
+from modernbert_train.evaluate.heldout import Evaluation, HeldOutTexts
 from modernbert_train.evaluate.samples import Samples
 from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.plan.expected_loss import behind, is_ruled
 from modernbert_train.plan.parameters import count_parameters
-from modernbert_train.report.before_after import measures_before
 from modernbert_train.report.progress import Progress
 from modernbert_train.report.record import Record
 from modernbert_train.train.adapters import inner_model
@@ -39,8 +37,8 @@ class Measurement(ABC):
     kind: str
     name: str | None = None
 
-    def __init__(self, config: RunConfig, compute: Compute, record: Record, progress: Progress) -> None:
-        self.config, self.compute, self.record, self.progress = config, compute, record, progress
+    def __init__(self, clock: Clock, compute: Compute, record: Record, progress: Progress) -> None:
+        self.clock, self.compute, self.record, self.progress = clock, compute, record, progress
 
     @abstractmethod
     def is_due(self, before: int, after: int) -> bool:
@@ -69,24 +67,22 @@ class HeldOut(Measurement):
 
     kind = "validation"
 
-    def __init__(self, facts: DataFacts, *given: Any) -> None:
+    def __init__(self, texts: HeldOutTexts, *given: Any, from_scratch: bool) -> None:
         super().__init__(*given)
-        self._validation = open_validation(self.config, facts)
+        self._settings, self._validation = texts.eval, texts.validation()
         self._samples = None
-        if self.config.eval.samples and this_rank() == 0:
-            ids = token_ids(self.config.data.tokenizer)
-            self._samples = Samples(self.config.eval.samples, ids, facts.vocabulary.pad_id)
+        if texts.eval.samples and this_rank() == 0:
+            ids = token_ids(texts.data.tokenizer)
+            self._samples = Samples(texts.eval.samples, ids, texts.facts.vocabulary.pad_id)
         self.last: Evaluation | None = None
-        self._is_ruled = is_ruled(self.config)
-        self._parameters = count_parameters(self.config.model, self.config.objective).active
-        self._unique_tokens = sum(folder.card.tokens for folder in facts.streams.values())
+        self._is_ruled = is_ruled(self.clock, from_scratch=from_scratch)
+        self._unique_tokens = sum(folder.card.tokens for folder in texts.facts.streams.values())
 
     def is_due(self, before: int, after: int) -> bool:
-        return validates(self.config, self._validation.tokens, before, after)
+        return self.clock.validates(self._settings, self._validation.tokens, before, after)
 
     def take(self, model: OnEncoder, before: int, entry: Entry) -> Entry:
-        phase, objective = position_at(self.config, before).phase, at(self.config, before).objective
-        self.last = self._validation.evaluate(model, phase, self.compute, objective, self._samples)
+        self.last = self._validation.evaluate(model, self.clock.at(before), self.compute, self._samples)
         found = self.last.as_dict()
         self.record.write(entry | found)
         if self._validation.samples:
@@ -100,12 +96,12 @@ class HeldOut(Measurement):
 
     def _warn_once(self, found: Entry, entry: Entry) -> None:
         """Say where a run lies far behind others; it goes on."""
-        warmup = next(iter(self.config.phases.values())).schedule.warmup_tokens
-        if not self._is_ruled or entry["tokens"] < 10 * warmup:
+        first = self.clock.phases[0]
+        if not self._is_ruled or entry["tokens"] < 10 * first.phase.schedule.warmup_tokens:
             return
         said = behind(
             found["loss"],
-            self._parameters,
+            count_parameters(first.model, first.objective).active,
             entry["tokens"],
             entry["step"],
             unigram_loss=found["unigram_loss"],
@@ -122,19 +118,17 @@ class Evaluated(Measurement):
 
     kind = "evaluation"
 
-    def __init__(self, name: str, evaluator: Evaluator, *given: Any) -> None:
+    def __init__(self, name: str, every_tokens: int | None, evaluator: Evaluator, *given: Any) -> None:
         super().__init__(*given)
-        self.name, self._evaluator = name, evaluator
-        self._every_tokens = self.config.evals[name].every_tokens
+        self.name, self._every_tokens, self._evaluator = name, every_tokens, evaluator
         self.progress.line(f"evals.{name}: {evaluator}")
 
     def is_due(self, before: int, after: int) -> bool:
-        return is_due(self.config, self._every_tokens, before, after)
+        return self.clock.is_due(self._every_tokens, before, after)
 
     def take(self, model: OnEncoder, before: int, entry: Entry) -> Entry:
         passed(f"the evaluation {self.name}")
-        now, phase = at(self.config, before), position_at(self.config, before).phase
-        found = self._evaluator(model, now, phase, self.compute)
+        found = self._evaluator(model, self.clock.at(before), self.compute)
         self.record.write(entry | {"name": self.name, "figures": found})
         self.progress.line(f"{self.name} at {entry['tokens']:,} tokens: {figures_text(found)}")
         return {f"evals/{self.name}/{figure}": value for figure, value in found.items()}
@@ -144,28 +138,39 @@ class Measurements:
     """All that a run measures.
 
     Args:
-        config: the run.
-        facts: of its data.
+        texts: opens the run's held-out texts.
+        evals: the run's section.
+        clock: of the run.
         compute: device and precision.
         record, progress: get what is found.
         read_metrics: gives the lines of metrics.jsonl; called on rank 0.
         log: gives numbers to the loggers.
+        from_scratch: whether the run is.
+        at_first: measure before the first step too.
     """
 
     def __init__(
         self,
-        config: RunConfig,
-        facts: DataFacts,
+        texts: HeldOutTexts,
+        evals: Mapping[str, EvaluatorConfig],
+        clock: Clock,
         compute: Compute,
         record: Record,
         progress: Progress,
         read_metrics: Callable[[], list[Entry]],
         log: Callable[[Entry], None],
+        *,
+        from_scratch: bool,
+        at_first: bool,
     ) -> None:
-        given = (config, compute, record, progress)
-        self._config, self._record, self._read_metrics, self._log = config, record, read_metrics, log
-        self._held_out = HeldOut(facts, *given) if config.data.validation is not None else None
-        evaluated = [Evaluated(name, evaluator, *given) for name, evaluator in build_evaluators(config).items()]
+        given = (clock, compute, record, progress)
+        self._clock, self._record, self._read_metrics, self._log = clock, record, read_metrics, log
+        self._at_first = at_first
+        self._held_out = None
+        if texts.facts.validation is not None:
+            self._held_out = HeldOut(texts, *given, from_scratch=from_scratch)
+        built = build_evaluators(evals, texts)
+        evaluated = [Evaluated(name, evals[name].every_tokens, each, *given) for name, each in built.items()]
         self._all: list[Measurement] = [*([] if self._held_out is None else [self._held_out]), *evaluated]
 
     @property
@@ -176,15 +181,15 @@ class Measurements:
     def before_steps(self, state: State) -> None:
         """At a start: measure weights that come trained; and what a stop left out, with the same weights."""
         model, step = inner_model(state.model), state.timestamp.batch.value
-        if step == 0 and measures_before(self._config):
-            model.set_phase(at(self._config, 0).model)
+        if step == 0 and self._at_first:
+            model.set_phase(self._clock.phases[0].model)
             for each in self._all:
                 self._take(each, model, 0, 0, 0)
         after = state.timestamp.token.value
         for each in self._all if step else ():
             before = self._missed(each, step, after)
             if before < after and each.is_due(before, after):
-                model.set_phase(at(self._config, before).model)
+                model.set_phase(self._clock.at(before).model)
                 self._take(each, model, step, before, after)
 
     def after_step(self, model: OnEncoder, step: int, before: int, after: int) -> None:
@@ -201,7 +206,7 @@ class Measurements:
 
     def _take(self, each: Measurement, model: OnEncoder, step: int, before: int, after: int) -> None:
         self._record.flush()
-        phase = position_at(self._config, before).name
+        phase = self._clock.at(before).name
         self._log(each.take(model, before, {"kind": each.kind, "step": step, "phase": phase, "tokens": after}))
 
     def _missed(self, each: Measurement, step: int, now: int) -> int:

@@ -5,46 +5,43 @@ from __future__ import annotations
 import os
 
 import torch
-from composer.core import State
 
-from modernbert_train.clock import position_at
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.clock import Position
+from modernbert_train.config.schema import ComputeConfig, DistributedConfig
 from modernbert_train.distributed.group import num_ranks
 from modernbert_train.errors import OutOfMemory
-from modernbert_train.plan.halved import is_full
 
 _MUCH = 0.05  # of a GPU's memory: worth a sentence
 
 
-def out_of_memory(error: Exception, config: RunConfig, state: State, device: torch.device) -> OutOfMemory | None:
-    """The error to end with; None where it is another.
+def out_of_memory(
+    error: Exception, now: Position, asked: ComputeConfig, shared: DistributedConfig, step: int, device: torch.device
+) -> OutOfMemory:
+    """The error to end with.
 
     Args:
-        error: that a step raised.
-        config: the run.
-        state: as it was then.
+        error: that a step raised, of which `is_full` is true.
+        now: the phase it was in.
+        asked, shared: of the run: its sections compute and distributed.
+        step: its number, from 1.
         device: of this rank.
     """
-    if not isinstance(error, RuntimeError) or not is_full(error):
-        return None
-    plan = getattr(state.batch, "plan", None)  # a microbatch has none, and then its step has not been counted yet
-    phase = position_at(config, state.timestamp.token.value).name if plan is None else plan.phase
-    now, key = config.phases[phase], f"phases.{phase}.microbatch_tokens"
+    phase, key = now.phase, f"phases.{now.name}.microbatch_tokens"
     where = ""
     remedies: list[str] = []
     if device.type == "cuda":
         where = _holdings(device, remedies)
-    if now.microbatch_rows > 1:
-        remedies.append(f"{key}={now.microbatch_rows // 2 * now.row_tokens}")
-    if not config.compute.activation_checkpointing:
+    if phase.microbatch_rows > 1:
+        remedies.append(f"{key}={phase.microbatch_rows // 2 * phase.row_tokens}")
+    if not asked.activation_checkpointing:
         remedies.append("compute.activation_checkpointing=true")
-    if num_ranks() > 1 and config.distributed.strategy == "ddp":
+    if num_ranks() > 1 and shared.strategy == "ddp":
         remedies.append("distributed.strategy=fsdp2")
     said = (str(error).strip().splitlines() or [type(error).__name__])[0]
     said, *_ = said.split(" GPU ")  # torch goes on with what is said here in other words
     return OutOfMemory(
-        f"step {state.timestamp.batch.value + 1} ran out of memory with microbatches of {now.microbatch_rows} rows of "
-        f"{now.row_tokens:,} tokens ({key}={now.tokens_at_once}){where}: {said} Set "
+        f"step {step} ran out of memory with microbatches of {phase.microbatch_rows} rows of "
+        f"{phase.row_tokens:,} tokens ({key}={phase.tokens_at_once}){where}: {said} Set "
         f"{', or '.join(remedies) or 'smaller rows'}; the same command then resumes."
     )
 

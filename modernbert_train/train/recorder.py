@@ -11,9 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import StepBatch
-from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.group import num_ranks
 from modernbert_train.errors import StorageError
 from modernbert_train.report.async_scalar import Reading
@@ -47,8 +45,9 @@ class Recorder:
     computed.
 
     Args:
-        config: the run.
-        compute: device and precision.
+        meter: of this rank.
+        total_tokens: of the run.
+        timeout_seconds: distributed.timeout_seconds.
         record: writes lines in their order.
         progress: shows warnings.
         log: gives numbers to the loggers.
@@ -56,8 +55,9 @@ class Recorder:
 
     def __init__(
         self,
-        config: RunConfig,
-        compute: Compute,
+        meter: Meter,
+        total_tokens: int,
+        timeout_seconds: float,
         record: Record,
         progress: Progress,
         log: Callable[[dict[str, Any]], None],
@@ -65,9 +65,7 @@ class Recorder:
         self._record = record
         self._progress = progress
         self._log = log
-        self._meter = Meter(config, compute)
-        self._timeout = config.distributed.timeout_seconds
-        self._total = config.total_tokens
+        self._meter, self._total, self._timeout = meter, total_tokens, timeout_seconds
         self._steps, self._warned = 0, False
 
     def step(

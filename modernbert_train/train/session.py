@@ -8,27 +8,29 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from composer import Callback
-from composer.core import State
 
 from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.checkpoints.second_home import SecondHome, bring_back, refuse_fresh
-from modernbert_train.clock import position_at
+from modernbert_train.clock import Clock, Position
 from modernbert_train.config.check import check
 from modernbert_train.config.load import flat
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.schema import DataConfig, PhaseConfig, RunConfig
 from modernbert_train.data.check import check_data
 from modernbert_train.data.dataset_card import file_sha256, file_xxh3
 from modernbert_train.data.facts import DataFacts, read_facts
 from modernbert_train.data.fingerprint import TEACHER, data_fingerprint
 from modernbert_train.data.shard_index import ShardIndex, read_index
 from modernbert_train.data.statistics import run_statistics
+from modernbert_train.distributed.bf16 import cpu_gain_line
 from modernbert_train.distributed.compute import Compute, keep_freed_memory, release_freed_memory, use_threads
 from modernbert_train.distributed.fail_together import is_own, show, tell_others
 from modernbert_train.distributed.group import (
@@ -46,10 +48,10 @@ from modernbert_train.distributed.save_requests import Requests
 from modernbert_train.distributed.transport import warn_of_slow_network
 from modernbert_train.errors import ConfigError, DataError, Halved, StoppedEarly, StorageError
 from modernbert_train.models.distilled import Distilled
-from modernbert_train.plan.card import card_of_all, speed_lines
+from modernbert_train.plan.card import card_of_all
 from modernbert_train.plan.halved import halve, is_full
 from modernbert_train.plan.preflight import preflight
-from modernbert_train.plan.room import too_large
+from modernbert_train.plan.room import speed_lines, too_large
 from modernbert_train.plan.tuned import take
 from modernbert_train.report.banner import banner
 from modernbert_train.report.before_after import before_and_after
@@ -72,6 +74,7 @@ from modernbert_train.train.start import (
     origin_text,
     record_start,
 )
+from modernbert_train.train.step import Loop
 from modernbert_train.weights.source import Origin, find_origin
 from modernbert_train.weights.teacher import find_teacher
 from modernbert_train.weights.token_effect import describe_effects, effects
@@ -104,35 +107,31 @@ def train(config: RunConfig, *, fresh: bool = False, callbacks: Sequence[Callbac
 
 def _start(given: RunConfig, callbacks: Sequence[Callback | type[Callback]], *, fresh: bool) -> None:
     composer_internals.install()
-    compute = Compute.of(given)
+    compute, place = Compute.of(given.compute), Path(given.folder)
     requests = Requests(given.checkpoint.interval_seconds)
     with (
         closing(requests),
-        SecondHome(given, _say) as second_home,
+        SecondHome(given.checkpoint, place, _say) as second_home,
         joined(compute.device, given.distributed.timeout_seconds),
     ):
         _agree(given, compute, fresh=fresh)
-        guests = build_callbacks(given, compute.device) + own_callbacks(callbacks)
-        check_loggers(given)
+        guests = build_callbacks(given.callbacks, place, compute.device) + own_callbacks(callbacks)
+        check_loggers(given.loggers)
         # before the folder is made, so that a mistake in it can be fixed under the same name
-        on_rank_zero_slowly(lambda: refuse_fresh(given) if fresh else bring_back(given, _say))
-        config, tuned, speed = _settle(given, compute, fresh=fresh)
-        use_threads(config, compute.device)
-        folder = RunFolder(config)
-        origin, branch = _find_first(config, folder, fresh=fresh)
-        changed = on_rank_zero(lambda: folder.open(fresh=fresh))
-        if this_rank() == 0 and changed:
-            print("changed since the last start:", *changed, sep="\n  ")
-        try:
+        home = given.checkpoint
+        on_rank_zero_slowly(lambda: refuse_fresh(home, given.name) if fresh else bring_back(home, place, _say))
+        settled = _settle(given, compute, fresh=fresh)
+        folder = RunFolder(settled.config)
+        origin, branch = _find_first(settled.config, folder, fresh=fresh)
+        with _opened(folder, fresh=fresh):
             start = branch or on_rank_zero_slowly(lambda: find_start(folder))  # it reads and hashes a checkpoint
             if this_rank() == 0:
                 second_home.start()
-            if start.tokens < config.total_tokens:
-                _train(given, config, folder, compute, origin, start, guests, requests, tuned, speed)
+            if start.tokens < settled.config.total_tokens:
+                loop = _build(settled, folder, compute, start, origin, guests, requests)
+                _fit(loop, given, settled.config, folder, requests)
             else:
-                _say_trained(config, folder, start)
-        finally:
-            folder.close()
+                _say_trained(settled.config, folder, start)
 
 
 def _agree(config: RunConfig, compute: Compute, *, fresh: bool) -> None:
@@ -143,28 +142,37 @@ def _agree(config: RunConfig, compute: Compute, *, fresh: bool) -> None:
     """
     check(config, num_ranks())
     if num_ranks() > 1:
-        read = partial(_read_facts, config)
+        read = partial(_read_facts, config.data)
         facts = read_once_per_node(read, file_sha256, file_xxh3, ShardIndex)
-        require_agreement(config, data_fingerprint(facts))
+        require_agreement(flat(config), config.plugins, data_fingerprint(facts))
         on_rank_zero(lambda: preflight(config, num_ranks(), fresh=fresh))
     if compute.device.type == "cuda" and num_ranks() > ranks_per_node() and local_rank() == 0:
         warn_of_slow_network()  # of each machine, since they may differ
 
 
-def _settle(given: RunConfig, compute: Compute, *, fresh: bool) -> tuple[RunConfig, str, list[str]]:
-    """Fill in what was left open: the same on all ranks, as rank 0 finds it for the smallest of their GPUs.
+class Settled(NamedTuple):
+    """A run with nothing left open: as it trains; where its settings come from; lines on its speed."""
 
-    Returns:
-        The run as it trains; where its settings come from; lines on its speed.
+    config: RunConfig
+    tuned: str
+    speed: list[str]
+
+
+def _settle(given: RunConfig, compute: Compute, *, fresh: bool) -> Settled:
+    """Fill in what was left open: the same on all ranks, as rank 0 finds it for the smallest of their GPUs.
 
     Raises:
         ConfigError: it needs more memory than a GPU has.
     """
     card, ranks = card_of_all(compute), num_ranks()
     config, tuned = on_rank_zero(lambda: take(given, compute, card=card, ranks=ranks, fresh=fresh))
-    if card is not None and (mistakes := [*too_large(config, card, ranks)]):
+    use_threads(config.compute, compute.device)
+    if card is None:
+        won = cpu_gain_line(given.compute.precision)
+        return Settled(config, tuned, [] if won is None else [won])
+    if mistakes := [*too_large(config, card, ranks)]:
         raise ConfigError("\n".join(mistakes))
-    return config, tuned, [*speed_lines(given, config, card, ranks)]
+    return Settled(config, tuned, [*speed_lines(given, config, card, ranks)])
 
 
 def _find_first(config: RunConfig, folder: RunFolder, *, fresh: bool) -> tuple[Origin | None, Start | None]:
@@ -174,35 +182,50 @@ def _find_first(config: RunConfig, folder: RunFolder, *, fresh: bool) -> tuple[O
     return on_rank_zero(lambda: find_origin(config)), on_rank_zero(lambda: find_branch(config))
 
 
+@contextmanager
+def _opened(folder: RunFolder, *, fresh: bool) -> Iterator[None]:
+    """Within it the folder is this run's, on rank 0."""
+    changed = on_rank_zero(lambda: folder.open(fresh=fresh))
+    if this_rank() == 0 and changed:
+        print("changed since the last start:", *changed, sep="\n  ")
+    try:
+        yield
+    finally:
+        folder.close()
+
+
 def _say_trained(config: RunConfig, folder: RunFolder, start: Start) -> None:
     on_rank_zero(folder.save_config)
     if this_rank() == 0:
         print(f"{config.name}: already trained to its end, {start.tokens:,} tokens. Nothing to do.")
-        if (compared := before_and_after(config, folder.read_metrics())) is not None:
+        if (compared := before_and_after(Clock.of(config), config.eval, folder.read_metrics())) is not None:
             print(compared)
-        print(next_commands(config))
+        print(next_commands(config.folder, measured=config.is_measured))
 
 
-def _train(
-    given: RunConfig,
-    config: RunConfig,
+def _build(
+    settled: Settled,
     folder: RunFolder,
     compute: Compute,
-    origin: Origin | None,
     start: Start,
-    callbacks: list[Callback],
+    origin: Origin | None,
+    guests: list[Callback],
     requests: Requests,
-    tuned: str,
-    speed: list[str],
-) -> None:
+) -> Loop:
+    """The loop, with weights, clock and place in the data as they are at the start; banner and record tell of it."""
+    config = settled.config
     facts = check_data(config)
-    teacher = on_rank_zero_slowly(lambda: find_teacher(config))  # it reads and hashes all weights
+    teacher = on_rank_zero_slowly(  # it reads and hashes all weights
+        lambda: find_teacher(
+            config.objective, config.model, config.phases.values(), config.data.tokenizer, config.runs_folder
+        )
+    )
     taught = {} if teacher is None else {TEACHER: teacher.sha256}
     fingerprint = check_same_data(start, config, data_fingerprint(facts) | taught)
     on_rank_zero(folder.save_config)
     on_rank_zero(lambda: folder.save_data(asdict(run_statistics(facts))))
-    loop = build(config, facts, compute, folder, fingerprint, requests, callbacks, last_phase=start.phase)
-    words = on_rank_zero(lambda: {} if start.checkpoint or origin is None else effects(config, facts, origin))
+    loop = build(config, facts, compute, folder, fingerprint, requests, guests, last_phase=start.phase)
+    words = on_rank_zero(lambda: {} if start.checkpoint or origin is None else effects(config.data, facts, origin))
     if this_rank() == 0:
         lines = banner(
             config,
@@ -211,48 +234,60 @@ def _train(
             vocabulary=describe_effects(words),
             facts=facts,
             compute=compute,
-            tuned=tuned,
-            speed=speed,
+            tuned=settled.tuned,
+            speed=settled.speed,
             ranks=num_ranks(),
             ranks_per_node=ranks_per_node(),
         )
         print(lines, flush=True)
-    fill(config, loop, start, origin)
+    fill(loop, start, origin, config.model, config.seed)
     if teacher is not None:
         stage(f"reading the teacher from {teacher.source.folder}")
-        model = inner_model(loop.trainer.state.model)
+        model = inner_model(loop.state.model)
         assert isinstance(model, Distilled)
-        model.listen(teacher.read(config, compute.device, bf16=compute.bf16))
+        model.listen(teacher.read(config.compute, compute.device, bf16=compute.bf16))
     loop.checkpoints.restarted = on_rank_zero(lambda: record_start(folder, start, origin, words, compute.device))
     loop.trainer.logger.log_hyperparameters(flat(config))
+    return loop
+
+
+def _fit(loop: Loop, given: RunConfig, config: RunConfig, folder: RunFolder, requests: Requests) -> None:
+    """Train to the end, and close what is open however that comes.
+
+    Raises:
+        RunError: see `train`.
+    """
+    device = loop.compute.device
     requests.listen()
     stage(
         "compiling the layers, and training the first batch" if config.compute.compile else "training the first batch"
     )
     release_freed_memory()
-    if compute.device.type == "cpu":
+    if device.type == "cpu":
         keep_freed_memory()
     try:
-        with _halving(given, config, loop.trainer.state, compute):
+        with _halving(given.phases, loop, folder):
             loop.trainer.fit()
         loop.checkpoints.finish()
     except Exception as raised:  # told, recorded, and raised again
-        full = out_of_memory(raised, config, loop.trainer.state, compute.device)
-        error = full or raised
+        error = raised
+        if isinstance(raised, RuntimeError) and is_full(raised):
+            step = loop.state.timestamp.batch.value + 1
+            error = out_of_memory(raised, _position(loop), config.compute, config.distributed, step, device)
         if is_own(error):  # else a lost rank may be what the checkpoint waits for
             if num_ranks() > 1:
                 show(error)
-            loop.checkpoints.settle()
+            loop.checkpoints.settle(config.distributed.timeout_seconds)
         tell_others(error)  # before the loggers are closed, which can take its time
         if this_rank() == 0:
             with suppress(StorageError):  # the error that ended the run is the one to be told
                 folder.record_start({"kind": "end", "outcome": "failed", "error": _first_line(error)})
-        if full is not None:
-            raise full from raised
+        if error is not raised:
+            raise error from raised
         raise
     finally:
         if num_ranks() == 1:
-            loop.checkpoints.settle()
+            loop.checkpoints.settle(config.distributed.timeout_seconds)
         requests.trained = True
         loop.close()
         if this_rank() == 0:
@@ -260,48 +295,50 @@ def _train(
         composer_internals.close(loop.trainer)
     outcome = "stopped" if loop.stopped else "finished"
     on_rank_zero(lambda: folder.record_start({"kind": "end", "outcome": outcome}))
-    at = loop.trainer.state.timestamp
+    at = loop.state.timestamp
     if loop.stopped:
         raise StoppedEarly(
-            f"{folder.path}: stopped at {at.token.value:,} of {config.total_tokens:,} tokens, "
+            f"{folder.path}: stopped at {at.token.value:,} of {loop.clock.total_tokens:,} tokens, "
             "checkpoint written. The same command resumes from here."
         )
     if this_rank() == 0:
-        held_out = loop.measurements.held_out
-        metrics = folder.read_metrics()
-        loss = training_loss(losses_of(metrics))
-        compared = before_and_after(config, metrics)
-        tokens, steps = at.token.value, at.batch.value
+        held_out, metrics = loop.measurements.held_out, folder.read_metrics()
         text = closing_text(
-            config,
-            tokens=tokens,
-            steps=steps,
-            loss=loss,
+            config.folder,
+            tokens=at.token.value,
+            steps=at.batch.value,
+            loss=training_loss(losses_of(metrics)),
             held_out=None if held_out is None else str(held_out),
-            compared=compared,
+            compared=before_and_after(loop.clock, config.eval, metrics),
             spent=str(spent(folder.path)),
+            measured=config.is_measured,
         )
         print(text)
 
 
+def _position(loop: Loop) -> Position:
+    """Where the step stands that is being trained."""
+    plan = getattr(loop.state.batch, "plan", None)  # a microbatch has none, and then its step has not been counted yet
+    return loop.clock.at(loop.state.timestamp.token.value) if plan is None else loop.clock.phase(plan.phase)
+
+
 @contextmanager
-def _halving(given: RunConfig, config: RunConfig, state: State, compute: Compute) -> Iterator[None]:
+def _halving(given: Mapping[str, PhaseConfig], loop: Loop, folder: RunFolder) -> Iterator[None]:
     """Within it a run trains; where a GPU runs out of memory at a microbatch that nobody gave, see halved.py."""
     try:
         yield
     except RuntimeError as error:
-        if compute.device.type == "cpu" or not is_full(error):
+        if loop.compute.device.type == "cpu" or not is_full(error):
             raise
-        plan = getattr(state.batch, "plan", None)  # a microbatch has none, and then its step has not been counted yet
-        phase = position_at(config, state.timestamp.token.value).name if plan is None else plan.phase
-        if (instead := halve(given, config, phase)) is None:
+        now = _position(loop)
+        if (instead := halve(folder.path, now.name, given[now.name], now.phase)) is None:
             raise
         raise instead from error
 
 
-def _read_facts(config: RunConfig) -> DataFacts:
+def _read_facts(data: DataConfig) -> DataFacts:
     """The facts of a run's data, and the index of each of its folders, which `build` asks for."""
-    facts = read_facts(config)
+    facts = read_facts(data)
     for folder in facts.streams.values():
         with suppress(DataError):  # whoever opens the shards says which stream it is of
             read_index(folder.local / folder.card.index_file, folder.card.column, nested=folder.card.is_adopted)

@@ -20,7 +20,8 @@ from torch.optim import Optimizer
 from modernbert_train.checkpoints.checkpoint import Checkpoint
 from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.checkpoints.saved_state import GuardState, SkippedUpdate
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.clock import Clock
+from modernbert_train.config.schema import StabilityConfig
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.data.mixture import TokenStreams
 from modernbert_train.distributed.compute import Compute
@@ -47,13 +48,14 @@ class Verdict:
 
 
 class Guard:
-    """Looks at every batch before its update is applied, and acts as `config.stability` says.
+    """Looks at every batch before its update is applied, and acts as the section stability says.
 
     What was decided for a step is written to faults.jsonl before it is acted on, and a run that is killed and comes
     to that step again decides the same, even if the fault itself does not come again.
 
     Args:
-        config: the run.
+        settings: the run's section.
+        clock, seed: of the run.
         compute: device and precision.
         model: as it was given to Composer.
         streams: names the streams of documents.
@@ -68,7 +70,9 @@ class Guard:
 
     def __init__(
         self,
-        config: RunConfig,
+        settings: StabilityConfig,
+        clock: Clock,
+        seed: int,
         compute: Compute,
         model: ComposerObjective,
         streams: TokenStreams,
@@ -76,10 +80,9 @@ class Guard:
         progress: Progress,
         settle: Callable[[], None],
     ) -> None:
-        self._config = config
+        self._settings, self._clock, self._seed = settings, clock, seed
         self._compute, self._model = compute, model
         self._settle = settle
-        self._settings = config.stability
         self._streams = streams
         self._folder = folder
         self._progress = progress
@@ -114,9 +117,9 @@ class Guard:
             if entry["action"] == "roll_back":
                 target = self._find_target(entry, entry["to"]) or self._find_target(entry)
         elif fault := judge(
-            self._config,
+            self._settings,
+            self._clock.at(plan.tokens_before),
             self.memory["losses"][-self._settings.spike_window_batches :],  # it may have been longer before a restart
-            tokens_before=plan.tokens_before,
             predicted=numbers.predicted,
             loss=numbers.loss,
             grad_norm=numbers.grad_norm,
@@ -173,7 +176,7 @@ class Guard:
         losses = microbatch_losses(batch.plan.objective.terms, parts)
         if self._compute.bf16:
             entry["precision"] = "bf16"
-        entry |= diagnose(self._model, batch, self._compute, self._config.seed, step - 1, entry["fault"], losses)
+        entry |= diagnose(self._model, batch, self._compute, self._seed, step - 1, entry["fault"], losses)
         for chunk in (chunk for each in entry["microbatches"] for chunk in each["documents"]):
             chunk["stream"] = self._streams.stream_of(chunk["document"])
         if entry["fault"] == "spike":
@@ -216,12 +219,14 @@ class Guard:
 
     def _find_target(self, entry: dict[str, Any], name: str | None = None) -> Checkpoint | None:
         """The checkpoint to go back to: one by name, else the newest of this phase that is old enough."""
-        config, checkpoints, tokens = self._config, self._folder.checkpoints, entry["tokens_before"]
+        clock, checkpoints, tokens = self._clock, self._folder.checkpoints, entry["tokens_before"]
         self._settle()
         if name is not None:
-            return on_rank_zero(lambda: find_target_again(config, checkpoints, name=name, tokens_before=tokens))
-        fault, step = entry["fault"], entry["step"]
-        return on_rank_zero(lambda: find_target(config, checkpoints, fault=fault, step=step, tokens_before=tokens))
+            return on_rank_zero(lambda: find_target_again(clock, checkpoints, name=name, tokens_before=tokens))
+        settings, fault, step = self._settings, entry["fault"], entry["step"]
+        return on_rank_zero(
+            lambda: find_target(settings, clock, checkpoints, fault=fault, step=step, tokens_before=tokens)
+        )
 
     def roll_back(self, target: Checkpoint, optimizer: Optimizer, phase: str) -> None:
         """Take weights and moments from a checkpoint; the clock and the data stay where they are.
@@ -235,7 +240,7 @@ class Guard:
         assert there.training is not None
         load_weights(model, target.stored_weights())
         optimizer.state.clear()
-        if there.phase == phase or not self._config.phases[phase].reset_moments:  # else it closed the phase before
+        if there.phase == phase or not self._clock.phase(phase).phase.reset_moments:  # else it closed the phase before
             load_optimizer(model, optimizer, target.stored_optimizer())
         remembered = there.training.stability
         self.memory["phase"], self.memory["losses"] = remembered["phase"], remembered["losses"]

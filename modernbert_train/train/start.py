@@ -23,7 +23,7 @@ from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.checkpoints.trained_phases import check_same_past, refuse_average
 from modernbert_train.checkpoints.verified import tell_choice
 from modernbert_train.config.plugins import versions
-from modernbert_train.config.schema import RunConfig, StartConfig
+from modernbert_train.config.schema import ModelConfig, RunConfig, StartConfig
 from modernbert_train.core.read_json import number
 from modernbert_train.data.dataset_card import TOKEN_COUNTS
 from modernbert_train.data.fingerprint import differences, known_since
@@ -106,7 +106,7 @@ def find_start(folder: RunFolder) -> Start:
     if start.checkpoint is not None and start.checkpoint.is_average:
         refuse_average(folder.path)
     if start.checkpoint is not None:
-        check_same_past(start.checkpoint, folder.config)
+        check_same_past(start.checkpoint, folder.config.phases)
     return start
 
 
@@ -128,7 +128,7 @@ def find_branch(config: RunConfig) -> Start | None:
             "program, or use weights.init_from for weights."
         )
     check_same_architecture(source, config.model, name)
-    check_same_tokenizer(source, config, name)
+    check_same_tokenizer(source, config.data.tokenizer, name)
     heads = source.checkpoint.config.objective.heads
     if heads != config.objective.heads:
         raise ConfigError(
@@ -228,7 +228,7 @@ def restore(trainer: Trainer, loader: PackedLoader, start: Start) -> None:
         ) from None
 
 
-def fill(config: RunConfig, loop: Loop, start: Start, origin: Origin | None) -> None:
+def fill(loop: Loop, start: Start, origin: Origin | None, config: ModelConfig, seed: int) -> None:
     """Fill in weights, and all that a checkpoint restores; only now, when a sharded model has its memory in shards."""
     if start.checkpoint is not None:
         stage(f"restoring {start.checkpoint.folder.name}")
@@ -239,7 +239,7 @@ def fill(config: RunConfig, loop: Loop, start: Start, origin: Origin | None) -> 
     else:
         if origin is not None:
             stage(f"reading the first weights from {origin.source.folder}")
-        fill_first(inner_model(loop.trainer.state.model), config, origin)
+        fill_first(inner_model(loop.trainer.state.model), config, seed, origin)
 
 
 def record_start(

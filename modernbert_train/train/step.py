@@ -11,14 +11,12 @@ import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from composer import Trainer
 from composer.core import Event, State
 
-from modernbert_train.batch import Batch
-from modernbert_train.clock import at
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.clock import Clock
+from modernbert_train.config.schema import DistributedConfig
 from modernbert_train.data.loader import PackedLoader, StepBatch
 from modernbert_train.data.planner import BatchPlan
 from modernbert_train.distributed.compute import Compute
@@ -30,6 +28,7 @@ from modernbert_train.optim.build import apply_clock
 from modernbert_train.optim.clipping import clip
 from modernbert_train.train.adapters import inner_model
 from modernbert_train.train.checkpointing import Checkpoints
+from modernbert_train.train.events import Events
 from modernbert_train.train.gradients import gradients
 from modernbert_train.train.measurements import Measurements
 from modernbert_train.train.profiling import Profile
@@ -44,6 +43,8 @@ class Loop:
     """The steps of one start of a run.
 
     Attributes:
+        clock, seed, distributed: of the run.
+        compute: device and precision.
         trainer: Composer's; its state has the model, the optimizer and the clock.
         loader: this rank's batches.
         requests: of this rank, to save and to stop.
@@ -57,7 +58,9 @@ class Loop:
         stopped: a signal ended the run, after a checkpoint.
     """
 
-    config: RunConfig
+    clock: Clock
+    seed: int
+    distributed: DistributedConfig
     compute: Compute
     trainer: Trainer
     loader: PackedLoader
@@ -72,6 +75,7 @@ class Loop:
     stopped: bool = False
 
     def __post_init__(self) -> None:
+        self.events = Events(self.trainer, self.silent)
         self._steps = 0  # of this start
         self._ended = datetime.now()  # the step before
 
@@ -82,39 +86,38 @@ class Loop:
     def run(self) -> None:
         """Train until the last token, or until a signal has asked for a stop."""
         # With a cold cache the layers are compiled for minutes in the first step, while other ranks wait.
-        limits = self.config.distributed
-        allow(limits.first_step_timeout_seconds, limits.timeout_seconds)
-        self.fire(Event.FIT_START)
+        allow(self.distributed.first_step_timeout_seconds, self.distributed.timeout_seconds)
+        self.events.fire(Event.FIT_START)
         self.measurements.before_steps(self.state)
         self.checkpoints.before_steps(self.state)
         if self.profile is not None:
             self.profile.begin()
         self.state.model.train()
         if self.state.timestamp.batch == 0:
-            self.fire(Event.ITERATION_START)
-            self.fire(Event.EPOCH_START)
+            self.events.fire(Event.ITERATION_START)
+            self.events.fire(Event.EPOCH_START)
         self._ended = datetime.now()
         for batch, times in self.batches():
             self.step(batch, times)
             if self._steps == 1:  # layers are compiled: what is there now stays, and no collection need look at it
                 gc.collect()
                 gc.freeze()
-            if self.stopped or self.state.timestamp.token.value >= self.config.total_tokens:
+            if self.stopped or self.state.timestamp.token.value >= self.clock.total_tokens:
                 break
-        self.fire(Event.FIT_END)
+        self.events.fire(Event.FIT_END)
 
     def batches(self) -> Iterator[tuple[StepBatch, Times]]:
         """This rank's batches, each with the times when it was asked for and when it came."""
         batches = iter(self.loader)
         while True:
-            self.fire(Event.BEFORE_DATALOADER)
+            self.events.fire(Event.BEFORE_DATALOADER)
             times = Times()
             batch = next(batches, None)
             if batch is None:
                 return
             passed("a batch that was read")
             self.state.batch = batch
-            self.fire(Event.AFTER_DATALOADER)
+            self.events.fire(Event.AFTER_DATALOADER)
             times.came()
             yield batch, times
 
@@ -126,13 +129,13 @@ class Loop:
         # what is a function of the clock: learning rates, weight decay, RoPE bases
         self.set_clock(plan)
         self.guard.begin(plan.phase)
-        self.log_clock()
-        self.fire(Event.BATCH_START)
+        self.events.log_clock()
+        self.events.fire(Event.BATCH_START)
 
         # gradients of the means over the global batch
-        self.fire(Event.BEFORE_TRAIN_BATCH)
+        self.events.fire(Event.BEFORE_TRAIN_BATCH)
         optimizer.zero_grad(set_to_none=True)
-        parts = gradients(state.model, batch, self.compute, self.config.seed, number - 1, self.microbatch_passed)
+        parts = gradients(state.model, batch, self.compute, self.seed, number - 1, self.events.of_microbatch)
         state.batch = batch
 
         # the device still computes: the host finishes the step before, and plans the next but one
@@ -145,14 +148,14 @@ class Loop:
 
         # the update, unless the guard holds it back: without gradients an optimizer leaves everything as it is
         verdict = self.guard.judge(batch, parts, numbers, number)
-        max_norm: float | None = getattr(self.config.optim, "max_grad_norm", None)
+        max_norm: float | None = getattr(self.clock.phase(plan.phase).optim, "max_grad_norm", None)
         if verdict.fault is not None:
             self.trainer.logger.log_metrics({"train/skipped_updates": len(self.guard.memory["skipped_updates"])})
         if verdict.skipped:
             optimizer.zero_grad(set_to_none=True)
         elif max_norm is not None:
             clip(state.model.parameters(), numbers.grad_norm, max_norm)
-        self.fire(Event.AFTER_TRAIN_BATCH)
+        self.events.fire(Event.AFTER_TRAIN_BATCH)
         self.checkpoints.before_update()
         optimizer.step()
 
@@ -165,13 +168,13 @@ class Loop:
             self.guard.roll_back(verdict.target, optimizer, plan.phase)
 
         # what is due by the clock; a stop saves first, and leaves measurements to the next start
-        if not numbers.asked.stop or after >= self.config.total_tokens:
+        if not numbers.asked.stop or after >= self.clock.total_tokens:
             self.measurements.after_step(inner_model(state.model), number, before, after)
-        self.fire(Event.BATCH_END)
+        self.events.fire(Event.BATCH_END)
         self.stopped = self.checkpoints.after_step(
             state, numbers.asked, before, plan.phase, rolled_back=verdict.target is not None
         )
-        self.fire(Event.BATCH_CHECKPOINT)
+        self.events.fire(Event.BATCH_CHECKPOINT)
         if self.profile is not None:
             self.profile.after_step(number)
 
@@ -187,13 +190,13 @@ class Loop:
                 f"the data is at {plan.tokens_before} tokens and the clock at {tokens}. They must never "
                 "part; please report this with the run's config.yaml."
             )
-        optimizer = self.state.optimizers[0]
+        optimizer, now = self.state.optimizers[0], self.clock.at(tokens)
         if plan.phase != self.phase:
-            if self.phase is not None and self.config.phases[plan.phase].reset_moments:
+            if self.phase is not None and now.phase.reset_moments:
                 optimizer.state.clear()
             self.phase = plan.phase
-        apply_clock(optimizer, self.config, tokens)
-        inner_model(self.state.model).set_phase(at(self.config, tokens).model)
+        apply_clock(optimizer, self.clock, tokens)
+        inner_model(self.state.model).set_phase(now.model)
 
     def advance(self, plan: BatchPlan) -> None:
         """Count the batch on the clock; a skipped one too, whose text is not trained on."""
@@ -203,33 +206,7 @@ class Loop:
         self._ended = now
         self._steps += 1
         if self._steps == 2:  # the ranks have met again since they compiled
-            allow(0.0, self.config.distributed.timeout_seconds)
-
-    def fire(self, event: Event) -> None:
-        """Let callbacks and loggers hear an event; and the other ranks where this one is, if they wait for it."""
-        passed(f"{event.value} of step {self.state.timestamp.batch.value}")
-        self.trainer.engine.run_event(event)
-
-    def microbatch_passed(self, event: str, microbatch: Batch, value: Any, last: bool) -> None:
-        """Fire an event of a microbatch, with what Composer's state has by then."""
-        self.state.batch = microbatch
-        if event == "before_forward" and self.silent is not None:
-            self.silent.forward()
-        elif event == "after_forward":
-            self.state.outputs = value
-        elif event == "after_loss":
-            self.state.loss = value
-            if last and self.silent is not None:
-                self.silent.last_loss()
-        self.fire(Event(event))
-
-    def log_clock(self) -> None:
-        """Tell loggers where the run is, by Composer's names."""
-        now, places = self.state.timestamp, ("batch", "sample", "token")
-        self.trainer.logger.log_metrics(
-            {f"time/{place}{within}": getattr(now, f"{place}{within}").value for place in places
-             for within in ("", "_in_epoch")}
-        )  # fmt: skip
+            allow(0.0, self.distributed.timeout_seconds)
 
     def close(self) -> None:
         """Write what is not written yet; every end of the run calls this."""

@@ -11,22 +11,28 @@ from pathlib import Path
 from typing import Literal
 
 from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_valid
-from modernbert_train.clock import position_at
-from modernbert_train.config.schema import RunConfig, StabilityConfig
+from modernbert_train.clock import Clock, Position
+from modernbert_train.config.schema import StabilityConfig
 from modernbert_train.train.spikes import highest_normal_loss
 
 Fault = Literal["non_finite", "spike"]
 
 
 def judge(
-    config: RunConfig, losses: Sequence[float], *, tokens_before: int, predicted: int, loss: float, grad_norm: float
+    settings: StabilityConfig,
+    now: Position,
+    losses: Sequence[float],
+    *,
+    predicted: int,
+    loss: float,
+    grad_norm: float,
 ) -> Fault | None:
     """What is wrong with a step; None if nothing is.
 
     Args:
-        config: the run.
+        settings: the run's.
+        now: of the step.
         losses: of the batches of this phase before it, at most spike_window_batches; in nats.
-        tokens_before: global tokens seen before the step.
         predicted: labels in the global batch. One without any says nothing, and is not compared.
         loss, grad_norm: of the global batch.
 
@@ -35,8 +41,7 @@ def judge(
     """
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         return "non_finite"
-    settings, position = config.stability, position_at(config, tokens_before)
-    warming_up = position.tokens < position.phase.schedule.warmup_tokens
+    warming_up = now.tokens < now.phase.schedule.warmup_tokens
     if warming_up or predicted == 0 or len(losses) < settings.spike_window_batches:
         return None
     highest = highest_normal_loss(losses, settings.spike_deviations, settings.spike_min_rise)
@@ -62,30 +67,30 @@ def why_stop(settings: StabilityConfig, action: str, *, done: int, damaged_weigh
 
 
 def find_target(
-    config: RunConfig, checkpoints: Path, *, fault: str, step: int, tokens_before: int
+    settings: StabilityConfig, clock: Clock, checkpoints: Path, *, fault: str, step: int, tokens_before: int
 ) -> Checkpoint | None:
     """The checkpoint to roll back to: the newest whole one of the step's phase, from a spike as old as asked for.
 
     Args:
-        config: the run.
+        settings, clock: the run's.
         checkpoints: its folder of them.
         fault, step, tokens_before: what is wrong with which step, and global tokens seen before it.
 
     Raises:
         StorageError: there are some that are old enough, and none is whole.
     """
-    distance = config.stability.spike_roll_back_batches if fault == "spike" else 0
-    return _of_phase(config, checkpoints, step - 1 - distance, tokens_before)
+    distance = settings.spike_roll_back_batches if fault == "spike" else 0
+    return _of_phase(clock, checkpoints, step - 1 - distance, tokens_before)
 
 
-def find_target_again(config: RunConfig, checkpoints: Path, *, name: str, tokens_before: int) -> Checkpoint | None:
+def find_target_again(clock: Clock, checkpoints: Path, *, name: str, tokens_before: int) -> Checkpoint | None:
     """The one that was gone back to before, by its name, as long as it is there."""
-    return _of_phase(config, checkpoints, int(name.split("-")[1]), tokens_before)
+    return _of_phase(clock, checkpoints, int(name.split("-")[1]), tokens_before)
 
 
-def _of_phase(config: RunConfig, checkpoints: Path, last_step: int, tokens_before: int) -> Checkpoint | None:
+def _of_phase(clock: Clock, checkpoints: Path, last_step: int, tokens_before: int) -> Checkpoint | None:
     found, _ = newest_valid(checkpoints, last_step)
     if found is None:
         return None
     tokens = (found.state.tokens, tokens_before)
-    return found if len({position_at(config, each).index for each in tokens}) == 1 else None
+    return found if len({clock.at(each).index for each in tokens}) == 1 else None

@@ -61,7 +61,7 @@ def export_run(
     """
     found = checkpoint or newest_checkpoint(config)
     source = source_of(found)
-    check_same_tokenizer(source, config, str(found.folder))
+    check_same_tokenizer(source, config.data.tokenizer, str(found.folder))
     own = "hf-generator" if generator else "hf"
     folder = out or Path(config.folder) / (own if checkpoint is None else f"{own}-{found.folder.name}")
     streams, metrics = config.data.all_streams, RunFolder(config).read_metrics()
@@ -132,7 +132,7 @@ def export_source(source: Source, out: Path) -> Path:
         DataError, StorageError: see `export`.
     """
     if source.checkpoint is not None:
-        check_same_tokenizer(source, source.checkpoint.config, str(source.folder))
+        check_same_tokenizer(source, source.checkpoint.config.data.tokenizer, str(source.folder))
     part = _model(source)
     with source.tokenizer_folder() as tokenizer:
         export(

@@ -9,7 +9,7 @@ from pathlib import Path
 from modernbert_train.checkpoints.manifest import CONFIG_YAML, MANIFEST, STATE, newest_step, read_manifest
 from modernbert_train.checkpoints.saved_state import read_state
 from modernbert_train.config.load import load_run
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.schema import WeightsConfig
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
 from modernbert_train.vocabulary import SPARE, token_ids, tokenizer_sha256
 from modernbert_train.weights.formats import read_folder
@@ -78,32 +78,37 @@ def token_difference(there: Mapping[str, int], here: Mapping[str, int], among: C
     return f"{len(differing)} tokens differ, as {token!r}: id {there.get(token)} there, {here.get(token)} here"
 
 
-def check_vocabulary(config: RunConfig, tokenizer: Path) -> None:
+def check_vocabulary(weights: WeightsConfig, there: Path, here: str) -> None:
     """Compare the tokenizer of the first weights with the run's, as weights.vocabulary asks.
+
+    Args:
+        weights: the run's section.
+        there: folder of the tokenizer of weights.init_from.
+        here: data.tokenizer.
 
     Raises:
         ConfigError: one that should be the same has another id somewhere, or one that should be extended lacks a token.
         DataError: a tokenizer is missing or damaged.
     """
-    (key, name), asked = next(iter(config.weights.named.items())), config.weights.vocabulary
-    here, there = token_ids(config.data.tokenizer), token_ids(tokenizer)
-    if asked == "same" and (difference := token_difference(there, here, here.keys() | there.keys())) is not None:
-        raise ConfigError(another_tokenizer(f"weights.{key}={name}", config, difference))
-    needed = [token for token in there if not token.startswith(SPARE)]  # spare ones are there to be replaced
-    if asked == "extend" and (difference := token_difference(there, here, needed)) is not None:
+    (key, name), asked = next(iter(weights.named.items())), weights.vocabulary
+    own, old = token_ids(here), token_ids(there)
+    if asked == "same" and (difference := token_difference(old, own, own.keys() | old.keys())) is not None:
+        raise ConfigError(another_tokenizer(f"weights.{key}={name}", here, difference))
+    needed = [token for token in old if not token.startswith(SPARE)]  # spare ones are there to be replaced
+    if asked == "extend" and (difference := token_difference(old, own, needed)) is not None:
         raise ConfigError(
-            f"weights.vocabulary=extend: data.tokenizer={config.data.tokenizer} does not have all tokens of "
+            f"weights.vocabulary=extend: data.tokenizer={here} does not have all tokens of "
             f"weights.{key}={name} at their ids; {difference}. Add tokens to the tokenizer of the weights, or set "
             "weights.vocabulary=replace."
         )
 
 
-def another_tokenizer(key: str, config: RunConfig, difference: str) -> str:
+def another_tokenizer(key: str, tokenizer: str, difference: str) -> str:
     """The message for weights of another tokenizer; `key` is what named them."""
     remedy = "Prepare the data with the tokenizer of the weights, or train from scratch"
     if key.startswith(("weights.init_from", "weights.shrink_from")):
         remedy = "Prepare the data with the tokenizer of the weights, or set weights.vocabulary=extend or replace"
     return (
-        f"{key}: trained with another tokenizer than data.tokenizer={config.data.tokenizer}; {difference}. Every token "
+        f"{key}: trained with another tokenizer than data.tokenizer={tokenizer}; {difference}. Every token "
         f"would mean something else. {remedy}."
     )

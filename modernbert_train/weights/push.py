@@ -127,7 +127,7 @@ def first_checkpoint(newest: Checkpoint, folder: Path) -> Checkpoint:
     if origin is not None and then is not None and then != now:
         raise ConfigError(f"the run began with `{then}`, and its configuration gives `{now}` today")
     model = build_model(config.model, config.objective, config.compute)
-    fill_first(model, config, origin)
+    fill_first(model, config.model, config.seed, origin)
     own = folder / FIRST
     own.mkdir()
     write_tensors(own / WEIGHTS, gather_weights(model, keep=True))

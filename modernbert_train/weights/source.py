@@ -24,7 +24,6 @@ from modernbert_train.checkpoints.verified import tell_choice
 from modernbert_train.config.knob import architecture_keys
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
-    ChooseConfig,
     ComputeConfig,
     ModelConfig,
     ModernBertConfig,
@@ -38,7 +37,7 @@ from modernbert_train.models.classifier import CLASSIFIER, POOLER
 from modernbert_train.models.init import initialize
 from modernbert_train.models.replaced import DELTA, GENERATOR, discriminator_of
 from modernbert_train.models.sharding import like
-from modernbert_train.models.shrinking import SHRINKING, check_shrinking, kept_layers, shrink_each, without_types
+from modernbert_train.models.shrinking import SHRINKING, check_shrinking, kept_layers, shrink_each
 from modernbert_train.models.tiling import GROWING, check_growth, grow_each
 from modernbert_train.vocabulary import read_vocabulary, token_ids, tokenizer_sha256
 from modernbert_train.weights.composer_file import ComposerFile, open_composer
@@ -211,7 +210,7 @@ class Origin:
         if weights.shrink_from is not None:
             text += f": layers {', '.join(map(str, kept_layers(old, model)))} of {old.num_layers}"
             text += _fewer(old, model)
-            text += ", its first token type added to the positions" if without_types(old, model) else ""
+            text += ", its first token type added to the positions" if model.drops_types_of(old) else ""
         if self.rows is not None:
             text += f"; weights.vocabulary={weights.vocabulary}: {self.rows}"
         elif self.source.tokenizer_sha256 is None:
@@ -260,12 +259,12 @@ class Origin:
         assert not targets, f"left without weights: {sorted(targets)}"
 
 
-def fill_first(model: nn.Module, config: RunConfig, origin: Origin | None) -> None:
+def fill_first(model: nn.Module, config: ModelConfig, seed: int, origin: Origin | None) -> None:
     """Put the weights of step 0 into a model: those from elsewhere, or those drawn by the run's seed."""
     if origin is not None:
         origin.fill(model)
     else:
-        initialize(model, config.model, config.seed)
+        initialize(model, config, seed)
 
 
 def _with_rows_of(source: Source, model: ModelConfig) -> ModelConfig:
@@ -308,7 +307,7 @@ def find_origin(config: RunConfig) -> Origin | None:
         check_same_architecture(source, model, f"weights.init_from={source.folder}")
     rows = None
     if weights.vocabulary == "same":
-        check_same_tokenizer(source, config, f"weights.{key}={name}")
+        check_same_tokenizer(source, config.data.tokenizer, f"weights.{key}={name}")
     else:
         rows = _rows(source, config)
     # read once for nothing but the names, so that damage is told before anything is made
@@ -318,7 +317,8 @@ def find_origin(config: RunConfig) -> Origin | None:
         needs_predictions(there, f"weights.{key}={name}")
         there, here = there - {*MASKED_LM}, here - {*MASKED_LM}  # no other head is grown, or kept
         return Origin(source, config, drawn=tuple(sorted(here)), left_out=tuple(sorted(there)), rows=rows)
-    other = here & there & {CLASSIFIER} if _classes(source.objective) != _classes(config.objective) else set()
+    same = source.objective is not None and source.objective.told_classes == config.objective.told_classes
+    other = set() if same else here & there & {CLASSIFIER}
     return Origin(
         source,
         config,
@@ -351,14 +351,8 @@ def _rows(source: Source, config: RunConfig) -> TokenRows:
                 f"{folder / TOKENIZER}: not the tokenizer that {source.folder} was trained with; its sha256 is "
                 f"{tokenizer_sha256(folder)[:12]}, theirs {str(source.tokenizer_sha256)[:12]}. Restore it from a copy."
             )
-        check_vocabulary(config, folder)
+        check_vocabulary(config.weights, folder, config.data.tokenizer)
         return token_rows(folder, Path(config.data.tokenizer), source.model.vocab_size, config.model.vocab_size)
-
-
-def _classes(objective: ObjectiveConfig | None) -> tuple[object, ...]:
-    """What the logits of a classifier mean; a score of each choice is no matter of how many there are."""
-    labels = None if isinstance(objective, ChooseConfig) else getattr(objective, "labels", None)
-    return (type(objective), getattr(objective, "kind", None), labels)
 
 
 def needs_predictions(modules: Collection[str], key: str) -> None:
@@ -425,21 +419,21 @@ def other_architecture(model: ModelConfig, other: ModelConfig) -> list[tuple[str
     return [(key, here, there) for key, here, there in pairs if here != there]
 
 
-def check_same_tokenizer(source: Source, config: RunConfig, key: str) -> None:
-    """Compare the tokenizer of weights with the run's; `key` is what named them.
+def check_same_tokenizer(source: Source, tokenizer: str, key: str) -> None:
+    """Compare the tokenizer of weights with data.tokenizer; `key` is what named them.
 
     Raises:
         ConfigError: at least one id means something else.
     """
-    ours = read_vocabulary(config.data.tokenizer).sha256
+    ours = read_vocabulary(tokenizer).sha256
     if source.tokenizer_sha256 in (None, ours):
         return
     difference = f"its sha256 is {str(source.tokenizer_sha256)[:12]}, ours {ours[:12]}"
     if source.checkpoint is None:  # the same tokenizer may be written in several ways; what counts are the ids
         with source.tokenizer_folder() as folder:
-            here, there = token_ids(config.data.tokenizer), token_ids(folder)
+            here, there = token_ids(tokenizer), token_ids(folder)
         found = token_difference(there, here, here.keys() | there.keys())
         if found is None:
             return
         difference = found
-    raise ConfigError(another_tokenizer(key, config, difference))
+    raise ConfigError(another_tokenizer(key, tokenizer, difference))

@@ -7,7 +7,7 @@ that a run that goes on refuses another one, wherever it lies and however it is 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from modernbert_train.config.distill import DistillConfig
-from modernbert_train.config.schema import MaskedLmConfig, RunConfig
+from modernbert_train.config.schema import ComputeConfig, MaskedLmConfig, ModelConfig, ObjectiveConfig, PhaseConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.build import build_model
 from modernbert_train.models.distilled import Teacher
@@ -27,10 +27,11 @@ from modernbert_train.weights.source import Source, check_same_tokenizer, open_s
 
 @dataclass(frozen=True)
 class FoundTeacher:
-    """Attributes: the weights on disk, and a hash of those that are used."""
+    """Attributes: the weights on disk, a hash of those that are used, and what they are used for."""
 
     source: Source
     sha256: str
+    objective: DistillConfig
 
     def describe(self) -> str:
         """One line for the banner."""
@@ -38,21 +39,20 @@ class FoundTeacher:
         text = f"{self.source.folder}, {model.name} of {model.num_layers} layers of width {model.hidden_size}"
         return f"{text}, hash {self.sha256[:12]}"
 
-    def read(self, config: RunConfig, device: torch.device, *, bf16: bool) -> Teacher:
+    def read(self, asked: ComputeConfig, device: torch.device, *, bf16: bool) -> Teacher:
         """The teacher on a device.
 
         Args:
-            config: the run.
+            asked: the run's section compute.
             device: of this rank.
             bf16: of the run.
 
         Raises:
             DataError: see `Source.weights`.
         """
-        objective = _objective_of(config)
-        assert objective is not None
+        objective = self.objective
         # which kernel serves another architecture is not what was asked for of this one
-        compute = replace(config.compute, attention="auto", global_attention=None, activation_checkpointing=False)
+        compute = replace(asked, attention="auto", global_attention=None, activation_checkpointing=False)
         whole = build_model(self.source.model, MaskedLmConfig(), compute)
         model: OnEncoder = whole if objective.kl_weight else OnEncoder(whole.model)
         weights = _used(self.source.weights(), objective)
@@ -60,37 +60,48 @@ class FoundTeacher:
             for name, parameter in model.named_parameters():
                 parameter.copy_(weights[name])
         model.to(device)
-        if config.compute.compile:
+        if asked.compile:
             model.compile_layers()
         precision = objective.teacher_precision
         return Teacher(model, bf16=bf16 if precision == "auto" else precision == "bf16")
 
 
-def find_teacher(config: RunConfig) -> FoundTeacher | None:
+def find_teacher(
+    objective: ObjectiveConfig,
+    model: ModelConfig,
+    phases: Collection[PhaseConfig],
+    tokenizer: str,
+    runs_folder: str | None = None,
+) -> FoundTeacher | None:
     """What objective.teacher names, compared with the run; None if its objective has none.
+
+    Args:
+        objective, model, phases: of the run.
+        tokenizer: data.tokenizer.
+        runs_folder: see `check_named`.
 
     Raises:
         ConfigError: of another tokenizer, vocabulary or width, without predictions, or for shorter texts.
         DataError, StorageError: see `open_source` and `Source.weights`.
     """
-    objective = _objective_of(config)
-    if objective is None:
+    if objective.named_teacher is None:
         return None
+    objective = cast(DistillConfig, objective)
     key = f"objective.teacher={objective.teacher}"
-    check_named(objective.teacher, config.runs_folder)
+    check_named(objective.teacher, runs_folder)
     source = open_source(objective.teacher)
-    model, width = source.model, objective.teacher_width or config.model.hidden_size
-    check_same_tokenizer(source, config, key)
+    there, width = source.model, objective.teacher_width or model.hidden_size
+    check_same_tokenizer(source, tokenizer, key)
     if source.order == "causal":
         raise ConfigError(
             f"{key}: a decoder, which sees nothing after a masked token. Name a model that sees both sides."
         )
-    if objective.compares_states and width != model.hidden_size:
+    if objective.compares_states and width != there.hidden_size:
         raise ConfigError(
-            f"{key}: its hidden states are {model.hidden_size} wide, and those that are compared with them {width}. "
-            f"Set objective.teacher_width={model.hidden_size}, or cosine_weight, mse_weight and pooled_weight to 0."
+            f"{key}: its hidden states are {there.hidden_size} wide, and those that are compared with them {width}. "
+            f"Set objective.teacher_width={there.hidden_size}, or cosine_weight, mse_weight and pooled_weight to 0."
         )
-    longest, most = max(phase.row_tokens for phase in config.phases.values()), getattr(model, "max_positions", None)
+    longest, most = max(phase.row_tokens for phase in phases), getattr(there, "max_positions", None)
     if most is not None and most < longest:
         raise ConfigError(f"{key}: has {most} positions, and rows are {longest} tokens long. Shorten row_tokens.")
     weights = source.weights()
@@ -100,16 +111,12 @@ def find_teacher(config: RunConfig) -> FoundTeacher | None:
                 f"{key}: has no {', '.join(sorted(missing))}, so it predicts no tokens. Set objective.kl_weight=0, or "
                 "name a model that does."
             )
-        if model.vocab_size != config.model.vocab_size:
+        if there.vocab_size != model.vocab_size:
             raise ConfigError(
-                f"{key}: predicts {model.vocab_size} tokens, and model.vocab_size={config.model.vocab_size}. Set that "
+                f"{key}: predicts {there.vocab_size} tokens, and model.vocab_size={model.vocab_size}. Set that "
                 "to the same number, or objective.kl_weight=0."
             )
-    return FoundTeacher(source, _hash(_used(weights, objective)))
-
-
-def _objective_of(config: RunConfig) -> DistillConfig | None:
-    return None if config.objective.named_teacher is None else cast(DistillConfig, config.objective)
+    return FoundTeacher(source, _hash(_used(weights, objective)), objective)
 
 
 def _used(weights: Mapping[str, Tensor], objective: DistillConfig) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.schema import DataConfig
 from modernbert_train.core.text import table
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.mds import TokenShards
@@ -47,7 +47,7 @@ class Effect:
         return 1 - self.tokens / max(1, self.old_tokens)
 
 
-def effects(config: RunConfig, facts: DataFacts, origin: Origin) -> dict[str, Effect]:
+def effects(data: DataConfig, facts: DataFacts, origin: Origin) -> dict[str, Effect]:
     """The effect on a sample of each stream, by name; empty where the vocabulary stays.
 
     Raises:
@@ -57,7 +57,7 @@ def effects(config: RunConfig, facts: DataFacts, origin: Origin) -> dict[str, Ef
         return {}
     with origin.source.tokenizer_folder() as old:
         return {
-            name: effect_on(open_shards(folder, config.data, facts.vocabulary), origin.rows, old, config.data.tokenizer)
+            name: effect_on(open_shards(folder, data, facts.vocabulary), origin.rows, old, data.tokenizer)
             for name, folder in facts.streams.items()
         }
 

@@ -58,7 +58,7 @@ def test_transformers_gets_the_documents_that_we_pack(tmp_path: Path) -> None:
     """If it got other tokens or labels, or rows with their tails, the comparison would be of different work."""
     write_corpus(tmp_path, 64, tokens=4000, median_tokens=40, longest=300)
     config = run_config(TINY, tmp_path, tmp_path, torch.device("cpu"), workers=0)
-    batch = next(iter(build_data(config, read_facts(config)).loader(0, 1)))
+    batch = next(iter(build_data(config, read_facts(config.data)).loader(0, 1)))
     documents = list(_documents(batch))
     assert [len(ids) for ids, _ in documents] == [chunk.length + 2 for row in batch.rows for chunk in row]
     assert sum(len(ids) for ids, _ in documents) == sum(part.num_tokens for part in batch.microbatches)

@@ -13,7 +13,7 @@ import torch
 from modernbert_train.checkpoints import manifest
 from modernbert_train.checkpoints.checkpoint import commit
 from modernbert_train.checkpoints.manifest import MANIFEST, FileHash
-from modernbert_train.checkpoints.saved_state import Clock, SavedState, TrainingState
+from modernbert_train.checkpoints.saved_state import SavedState, SavedTime, TrainingState
 from modernbert_train.config.load import load_run, to_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
@@ -60,7 +60,7 @@ def write(
 
 def state_of(step: int, *, tokens: int | None = None, phase: str = "short", tokenizer: str = "0" * 64) -> SavedState:
     tokens = 10 * step if tokens is None else tokens
-    clock = dict.fromkeys(Clock.__annotations__, 0) | {"batch": step, "token": tokens}
+    clock = dict.fromkeys(SavedTime.__annotations__, 0) | {"batch": step, "token": tokens}
     return SavedState(
         step=step,
         tokens=tokens,
@@ -68,7 +68,7 @@ def state_of(step: int, *, tokens: int | None = None, phase: str = "short", toke
         data={"tokenizer": tokenizer},
         training=TrainingState(
             seconds=1.5,
-            timestamp=Clock(**clock),  # type: ignore[typeddict-item]
+            timestamp=SavedTime(**clock),  # type: ignore[typeddict-item]
             loader={
                 "tokens": tokens,
                 "phase": phase,

@@ -17,7 +17,7 @@ import pytest
 from modernbert_train.checkpoints import manifest
 from modernbert_train.checkpoints.checkpoint import newest_valid, verify
 from modernbert_train.checkpoints.manifest import MANIFEST, read_manifest
-from modernbert_train.checkpoints.saved_state import Clock, GuardState, read_state
+from modernbert_train.checkpoints.saved_state import GuardState, SavedTime, read_state
 from modernbert_train.config.load import to_yaml
 from modernbert_train.data.packing import PackerState
 from modernbert_train.data.place import PlannerState
@@ -154,7 +154,7 @@ FIELDS = ("step", "tokens", "phase", "data", "training", "average", *(
     f"training.{name}"
     for name in (
         *("seconds", "timestamp", "loader", "stability"),
-        *(f"timestamp.{key}" for key in Clock.__annotations__),
+        *(f"timestamp.{key}" for key in SavedTime.__annotations__),
         *(f"loader.{key}" for key in PlannerState.__annotations__),
         *(f"loader.streams.train.{key}" for key in CursorState.__annotations__),
         *(f"loader.packer.{key}" for key in PackerState.__annotations__),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from modernbert_train.clock import at
+from modernbert_train.clock import Clock
 from modernbert_train.config.load import differences, to_yaml
 from modernbert_train.config.renamed import RENAMED
 from tests.config.conftest import Load
@@ -28,7 +28,10 @@ def test_the_run_is_in_each_phase_what_the_phase_says(load: Load) -> None:
 def test_the_clock_says_which_phase_is_now(load: Load) -> None:
     """Up to the first token of a phase the one before it holds; past the end the last."""
     config = load(OWN)
-    found = [at(config, tokens).modernbert.global_rope_theta for tokens in (0, 999_999, 1_000_000, 9_999_999)]
+    found = [
+        config.in_phase[Clock.of(config).at(tokens).name].modernbert.global_rope_theta
+        for tokens in (0, 999_999, 1_000_000, 9_999_999)
+    ]
     assert found == [10_000.0, 10_000.0, 160_000.0, 160_000.0]
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from modernbert_train.__main__ import read_run
+from modernbert_train.clock import Clock
 from modernbert_train.config.schema import ContrastiveConfig, MaskedLmConfig, ModernBertConfig, RunConfig
 from modernbert_train.data.check import check_data
 from modernbert_train.data.loader import StepBatch
@@ -42,7 +43,9 @@ SIZE = ModernBertConfig(**MODEL)  # type: ignore[arg-type]
 def batch_of(config: RunConfig, settings: ContrastiveConfig, microbatch_rows: int) -> tuple[StepBatch, list[int]]:
     """The first examples of the training shards as one global batch, and their numbers."""
     facts = check_data(config)
-    path = open_path(config, facts, partial(build_objective, vocabulary=facts.vocabulary))
+    path = open_path(
+        config.data, config.seed, Clock.of(config), facts, partial(build_objective, vocabulary=facts.vocabulary)
+    )
     packer = GreedyPacker(256, 128, 1 << 62, 2)
     for document, length in enumerate(path.streams.lengths[:NUMBER]):
         packer.add(0, document, int(length))

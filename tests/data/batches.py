@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from modernbert_train.batch import IGNORED_LABEL, Batch, Packed
+from modernbert_train.clock import Clock
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.facts import read_facts
 from modernbert_train.data.loader import PackedLoader, StepBatch
@@ -28,8 +29,10 @@ class Row(NamedTuple):
 
 
 def make_path(config: RunConfig) -> DataPath:
-    facts = read_facts(config)
-    return open_path(config, facts, partial(build_objective, vocabulary=facts.vocabulary))
+    facts = read_facts(config.data)
+    return open_path(
+        config.data, config.seed, Clock.of(config), facts, partial(build_objective, vocabulary=facts.vocabulary)
+    )
 
 
 def make_loader(config: RunConfig, rank: int = 0, num_ranks: int = 1, num_workers: int = 0) -> PackedLoader:

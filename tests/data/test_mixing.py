@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from modernbert_train.clock import Clock
 from modernbert_train.config.schema import (
     DataConfig,
     PhaseConfig,
@@ -99,7 +100,7 @@ def test_a_queue_goes_on_from_its_lags_alone(weights: list[int], sizes: list[int
 def test_no_rounding_gathers_over_a_long_run() -> None:
     """A tenth is a tenth: after 700,000 tokens in chunks of 7, exactly a tenth; floats would be off."""
     weights = phase_weights(
-        config({"a": StreamConfig(path="", proportion=0.1), "b": StreamConfig(path="", proportion=0.9)}),
+        config({"a": StreamConfig(path="", proportion=0.1), "b": StreamConfig(path="", proportion=0.9)}).data,
         PhaseConfig(),
         {"a": 1, "b": 1},
     )
@@ -122,24 +123,26 @@ def test_no_rounding_gathers_over_a_long_run() -> None:
 )
 def test_weights_by_hand(streams: dict[str, dict[str, float]], weights: dict[str, int]) -> None:
     asked = config({name: StreamConfig(path="", **each) for name, each in streams.items()})  # type: ignore[arg-type]
-    assert phase_weights(asked, asked.phases["plain"], {"a": 900, "b": 300}) == weights
+    assert phase_weights(asked.data, asked.phases["plain"], {"a": 900, "b": 300}) == weights
 
 
 def test_a_phase_may_have_shares_of_its_own() -> None:
     """Upsampling in the decay phase, and a stream that only one phase reads, are a few words of YAML."""
     asked = config({"a": StreamConfig(path=""), "b": StreamConfig(path="", repeat=0.0)}, decay={"b": 0.8, "a": 0.2})
     own = {"a": 900, "b": 300}
-    assert phase_weights(asked, asked.phases["plain"], own) == {"a": 1, "b": 0}
-    assert phase_weights(asked, asked.phases["decay"], own) == {"a": 1, "b": 4}
+    assert phase_weights(asked.data, asked.phases["plain"], own) == {"a": 1, "b": 0}
+    assert phase_weights(asked.data, asked.phases["decay"], own) == {"a": 1, "b": 4}
     only = config({"a": StreamConfig(path=""), "b": StreamConfig(path="")}, decay={"b": 1.0})
-    assert phase_weights(only, only.phases["decay"], own) == {"a": 0, "b": 1}
+    assert phase_weights(only.data, only.phases["decay"], own) == {"a": 0, "b": 1}
 
 
 def test_shares_of_the_whole_run_by_hand() -> None:
     """Two phases of the same length: all of a, then four fifths of b."""
     streams = {"a": StreamConfig(path=""), "b": StreamConfig(path="", repeat=0.0)}
     asked = config(streams, decay={"b": 0.8, "a": 0.2})
-    assert token_shares(asked, {"a": 900, "b": 300}, {"a": 9, "b": 9}) == pytest.approx({"a": 0.6, "b": 0.4})
+    assert token_shares(asked.data, asked.phases.values(), {"a": 900, "b": 300}, {"a": 9, "b": 9}) == pytest.approx(
+        {"a": 0.6, "b": 0.4}
+    )
 
 
 def test_a_long_phase_counts_for_as_long_as_it_is() -> None:
@@ -148,7 +151,7 @@ def test_a_long_phase_counts_for_as_long_as_it_is() -> None:
     asked = config(streams, decay={"b": 1.0})
     phases = asked.phases | {"plain": replace(asked.phases["plain"], tokens=9000)}
     asked = replace(asked, phases=phases)
-    shares = token_shares(asked, {"a": 900, "b": 300}, {"a": 9, "b": 9})
+    shares = token_shares(asked.data, asked.phases.values(), {"a": 900, "b": 300}, {"a": 9, "b": 9})
     assert shares == pytest.approx({"a": 0.9, "b": 0.1})
 
 
@@ -156,13 +159,15 @@ def test_shares_of_documents_are_turned_into_shares_of_tokens() -> None:
     """Half of the documents each; those of a are three times as long."""
     streams = {"a": StreamConfig(path="", proportion=0.5), "b": StreamConfig(path="", proportion=0.5)}
     asked = config(streams, mix_by="documents")
-    assert token_shares(asked, {"a": 900, "b": 300}, {"a": 9, "b": 9}) == pytest.approx({"a": 0.75, "b": 0.25})
+    assert token_shares(asked.data, asked.phases.values(), {"a": 900, "b": 300}, {"a": 9, "b": 9}) == pytest.approx(
+        {"a": 0.75, "b": 0.25}
+    )
 
 
-def of_languages(power: float | None, sizes: dict[str, int], **phase: object) -> tuple[RunConfig, PhaseConfig]:
+def of_languages(power: float | None, sizes: dict[str, int], **phase: object) -> tuple[DataConfig, PhaseConfig]:
     asked = config({name: StreamConfig(path="") for name in sizes})
     asked = replace(asked, data=replace(asked.data, alpha=power))
-    return asked, replace(asked.phases["plain"], **phase)  # type: ignore[arg-type]
+    return asked.data, replace(asked.phases["plain"], **phase)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -200,13 +205,13 @@ def test_two_thousand_languages_keep_to_their_shares() -> None:
     asked = config({name: StreamConfig(path="") for name in streams})
     phase = replace(asked.phases["plain"], tokens=10_000_000, batch_rows=4096)
     asked = replace(asked, data=replace(asked.data, alpha=0.3), phases={"plain": phase})
-    planner = BatchPlanner(asked, streams)
+    planner = BatchPlanner(asked.data, Clock.of(asked), streams)
     seen = dict.fromkeys(streams, 0)
     for _ in range(4):
         for stream in next(planner).streams:
             seen[stream.name] += stream.tokens
     total = sum(seen.values())
-    weights = phase_weights(asked, phase, {name: each.num_tokens for name, each in streams.items()})
+    weights = phase_weights(asked.data, phase, {name: each.num_tokens for name, each in streams.items()})
     whole = sum(weights.values())
     waiting = asked.data.packing_window * 60
     apart = {name: abs(seen[name] - weight / whole * total) for name, weight in weights.items()}

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from benchmarks.batches import labels_of_line
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.batch import Batch
+from modernbert_train.clock import Clock
 from modernbert_train.config.schema import (
     BatchWarmupConfig,
     ContrastiveConfig,
@@ -114,14 +115,14 @@ class Memory:
 def streams_of(config: RunConfig, mixture: Mixture) -> TokenStreams:
     return TokenStreams(
         [
-            Stream(name, stream_seed(config, name), cast(TokenShards, Memory(mixture[name], name)))
+            Stream(name, stream_seed(config.data, config.seed, name), cast(TokenShards, Memory(mixture[name], name)))
             for name in config.data.all_streams
         ]
     )
 
 
 def planner(config: RunConfig, mixture: Mixture) -> BatchPlanner:
-    return plan_path(config, streams_of(config, mixture).shards).planner
+    return plan_path(config.data, config.seed, Clock.of(config), streams_of(config, mixture).shards).planner
 
 
 def chunks_of(plans: Iterable[BatchPlan]) -> list[Chunk]:
@@ -152,7 +153,7 @@ def test_what_is_drawn_keeps_to_the_shares_after_every_batch(mixture: Mixture, b
     asked = draw_shares(data, mixture)
     config = run(mixture, [asked], mix_by=by)
     own = {name: 1 for name in sorted(mixture)}
-    weights = phase_weights(config, config.phases["p0"], own)
+    weights = phase_weights(config.data, config.phases["p0"], own)
     streams, plan = streams_of(config, mixture), planner(config, mixture)
     most = 1 if by == "documents" else 62
     given_out: list[Chunk] = []
@@ -201,7 +202,9 @@ def test_every_token_of_each_streams_epochs_once(
     state = plan.state_dict()
     found += waiting(state)
     first = 0
-    for name, chunks in plan_path(config, streams_of(config, mixture).shards).chunks.items():
+    for name, chunks in plan_path(
+        config.data, config.seed, Clock.of(config), streams_of(config, mixture).shards
+    ).chunks.items():
         cursor = ChunkCursor(chunks, first)
         cursor.load_state_dict(state["streams"][name])
         cursor.allow(40)
@@ -245,7 +248,7 @@ def test_another_stream_does_not_change_the_order_of_the_others(mixture: Mixture
     def order(config: RunConfig, mixture: Mixture, name: str) -> list[tuple[int, ...]]:
         streams = streams_of(config, mixture)
         first = sum(sum(map(len, mixture[other])) for other in sorted(mixture) if other < name)
-        cursor = ChunkCursor(plan_path(config, streams.shards).chunks[name], first)
+        cursor = ChunkCursor(plan_path(config.data, config.seed, Clock.of(config), streams.shards).chunks[name], first)
         cursor.allow(62)
         chunks = [cursor.take() for _ in range(40)]
         keys = streams.mask_keys(chunks)
@@ -262,7 +265,10 @@ def test_streams_of_the_same_shards_have_orders_and_masks_of_their_own() -> None
     same = [[30] * 10] * 3
     config = run({"a": 0, "b": 0}, [{"a": 1, "b": 1}])
     streams = streams_of(config, {"a": same, "b": same})
-    one, other = (chunks.block(0, 0, 62)[:, 0].tolist() for chunks in plan_path(config, streams.shards).chunks.values())
+    one, other = (
+        chunks.block(0, 0, 62)[:, 0].tolist()
+        for chunks in plan_path(config.data, config.seed, Clock.of(config), streams.shards).chunks.values()
+    )
     assert one != other
     keys = streams.mask_keys([Chunk(0, 5, 0, 30), Chunk(0, 30 + 5, 0, 30), Chunk(1, 5, 0, 30), Chunk(0, 5, 3, 27)])
     assert len(set(keys.tolist())) == 4
@@ -378,7 +384,7 @@ def config(tiny_run: TinyRun, three_streams: list[str]) -> RunConfig:
 
 
 def opened(config: RunConfig) -> TokenStreams:
-    return open_streams(config, read_facts(config))
+    return open_streams(config.data, config.seed, read_facts(config.data))
 
 
 def test_documents_are_numbered_through_the_streams(config: RunConfig) -> None:
@@ -432,7 +438,7 @@ def test_check_tells_the_shares_and_the_passes(
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     at = next(number for number, line in enumerate(lines) if line[:3] == ["stream", "tokens", "documents"])
     assert lines[at + 1] == ["books", "1,600", "2", "20.00%", "90.00%", "about", "1.62"]
-    assert describe_streams(config, read_facts(config)).splitlines()[-1] == "Shares are of tokens."
+    assert describe_streams(config, read_facts(config.data)).splitlines()[-1] == "Shares are of tokens."
 
 
 @pytest.mark.runs

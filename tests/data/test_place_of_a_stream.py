@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from modernbert_train.clock import Clock
 from modernbert_train.config.schema import StreamConfig
 from modernbert_train.data.planner import BatchPlanner
 from modernbert_train.data.shuffle import ShuffledChunks
@@ -20,7 +21,7 @@ def test_a_block_that_is_given_out_is_left_for_the_next() -> None:
     streams = {name: StreamConfig(path="", proportion=0.5) for name in "ab"}
     config = run(64, 256, 32, train=None, streams=streams, shuffle_block_shards=1)
     chunks = {name: ShuffledChunks([3, 2, 4], lengths, 1, seed) for seed, name in enumerate("ab")}
-    planner, begun = BatchPlanner(config, chunks), 0
+    planner, begun = BatchPlanner(config.data, Clock.of(config), chunks), 0
     for _ in planner:
         for name, place in planner.state_dict()["streams"].items():
             block = chunks[name].block(place["epoch"], place["block"], place["laid_out_for"])

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from modernbert_train.clock import Clock
 from modernbert_train.config.schema import (
     BatchWarmupConfig,
     DataConfig,
@@ -58,7 +59,7 @@ def planner(config: RunConfig, shards: Sequence[Sequence[int]]) -> BatchPlanner:
     lengths = np.array([length for shard in shards for length in shard], np.uint32)
     sizes = [len(shard) for shard in shards]
     chunks = ShuffledChunks(sizes, lengths, config.data.shuffle_block_shards, config.seed)
-    return BatchPlanner(config, {"train": chunks})
+    return BatchPlanner(config.data, Clock.of(config), {"train": chunks})
 
 
 def tokens_in(chunks: Iterable[Chunk]) -> Counter[tuple[int, int, int]]:
@@ -291,7 +292,7 @@ def test_plans_are_those_of_earlier_versions(streams: int, mix_by: str, expected
         lengths = (1 + draws % np.uint64(500)).astype(np.uint32)
         order[name] = ShuffledChunks([20] * (3 + number), lengths, 2, number)
     digest = hashlib.sha256()
-    for plan in BatchPlanner(config, order):
+    for plan in BatchPlanner(config.data, Clock.of(config), order):
         rows = [[list(chunk) for chunk in row] for row in plan.rows]
         counts = [[stream.name, stream.epoch, stream.tokens, stream.documents] for stream in plan.streams]
         digest.update(json.dumps([plan.phase, plan.tokens, rows, counts]).encode())
@@ -325,7 +326,8 @@ def test_shares_of_many_digits_outlive_a_phase_of_shorter_rows() -> None:
     config = run(8192, 16, tokens=90_000, train=None, streams=shares, packing_window=4)
     phases = {**config.phases, "p1": replace(config.phases["p1"], restart_data=True)}
     order = {name: ShuffledChunks([9], np.full(9, 8000 + seed, np.uint32), 1, seed) for seed, name in enumerate("ab")}
-    plans = list(BatchPlanner(replace(config, phases=phases), order))
+    changed = replace(config, phases=phases)
+    plans = list(BatchPlanner(changed.data, Clock.of(changed), order))
     tokens = [sum(each.tokens for plan in plans for each in plan.streams if each.name == name) for name in "ab"]
     assert tokens[0] / sum(tokens) == pytest.approx(0.617, abs=0.1)
 

@@ -61,13 +61,13 @@ def meshes() -> list[tuple[int, ...]]:
     from composer.utils.parallelism import FSDP2Config, ParallelismConfig
     from torch.distributed.device_mesh import init_device_mesh
 
-    from modernbert_train.config.schema import DistributedConfig, ModernBertConfig, RunConfig, StableAdamWConfig
+    from modernbert_train.config.schema import DistributedConfig, ModernBertConfig
     from modernbert_train.models.modernbert import ModernBertForMaskedLM
     from modernbert_train.train.adapters import ComposerObjective, assert_sharded, parallelism
 
     size = ModernBertConfig(vocab_size=64, hidden_size=8, num_layers=1, num_heads=1, intermediate_size=8)
     asked = DistributedConfig(strategy="hsdp", shard_ranks=2)
-    ours = parallelism(RunConfig(model=size, optim=StableAdamWConfig(lr=1.0), distributed=asked), 4)
+    ours = parallelism(asked, 4)
     shapes = []
     for config in (ParallelismConfig(fsdp2=FSDP2Config(device_mesh=init_device_mesh("cpu", (2, 2)))), ours):
         model = ComposerObjective(ModernBertForMaskedLM(size))

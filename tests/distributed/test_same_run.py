@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.__main__ import read_run
+from modernbert_train.config.load import flat
 from modernbert_train.distributed.same_run import code_hash, disagreement, identity
 from tests.conftest import TinyRun
 from tests.data.test_faults import ROOT, ranks_environment
@@ -35,12 +36,12 @@ def test_the_table_has_a_column_for_each_group_and_only_what_differs() -> None:
 @pytest.mark.runs
 def test_what_counts_and_what_may_differ(tiny_run: TinyRun) -> None:
     config = read_run(tiny_run())
-    here = identity(config, {"shards": "aa"})
+    here = identity(flat(config), config.plugins, {"shards": "aa"})
     assert {"code", "torch", "mosaicml", "optim.lr", "hash of shards"} <= here.keys()
     elsewhere = read_run(tiny_run("launch.nodes=2", "data.train=/local/copy", "data.cache_folder=/scratch"))
-    assert identity(elsewhere, {"shards": "aa"}) == here
-    assert identity(config, {"shards": "bb"}) != here
-    assert identity(read_run(tiny_run("seed=6")), {"shards": "aa"}) != here
+    assert identity(flat(elsewhere), elsewhere.plugins, {"shards": "aa"}) == here
+    assert identity(flat(config), config.plugins, {"shards": "bb"}) != here
+    assert identity(flat(read_run(tiny_run("seed=6"))), [], {"shards": "aa"}) != here
 
 
 def test_the_hash_of_the_code_is_that_of_its_files_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.group import sums_over_ranks, this_rank
 from modernbert_train.errors import RunError
 from modernbert_train.report.record import Record
+from modernbert_train.report.throughput import Meter
 from modernbert_train.train import recorder, silent_faults
 from modernbert_train.train.recorder import Recorder
 from modernbert_train.train.silent_faults import SilentFaults, checksum
@@ -66,7 +67,15 @@ def test_a_timeout_hardly_longer_than_a_step_is_said_with_the_time_to_set(
     config = read_run(tiny_run("distributed.timeout_seconds=12"))
     lines: list[str] = []
     progress: Any = SimpleNamespace(line=lines.append)
-    own = Recorder(config, Compute(torch.device("cpu"), "fp32"), Record(None, progress), progress, lambda found: None)
+    meter = Meter(config.model, config.total_tokens, Compute(torch.device("cpu"), "fp32"))
+    own = Recorder(
+        meter,
+        config.total_tokens,
+        config.distributed.timeout_seconds,
+        Record(None, progress),
+        progress,
+        lambda found: None,
+    )
     for seconds in (90.0, 5.9, 7.0, 8.0):  # the first compiles
         own.warn_of_long_step(seconds)
     (line,) = lines

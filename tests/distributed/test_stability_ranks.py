@@ -87,7 +87,7 @@ def fault_of(folder: Path) -> dict[str, Any]:
 
 def first_document(words: list[str], step: int, rank: int, microbatch: int) -> dict[str, Any]:
     config = read_run(words)
-    loader = build.build_data(config, read_facts(config)).loader(rank=rank, num_ranks=2)
+    loader = build.build_data(config, read_facts(config.data)).loader(rank=rank, num_ranks=2)
     plans = loader.plans()
     for _ in range(step):
         rows, plan = next(plans)

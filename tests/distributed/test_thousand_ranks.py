@@ -268,7 +268,7 @@ def test_each_rank_computes_its_share_of_the_batch(
     runs: Any, strategy: str, ranks: int, tmp_path: Path, tiny_data: Path
 ) -> None:
     config = read_run(words_of(tmp_path, tiny_data, strategy, ranks))
-    whole = build.build_data(config, read_facts(config)).loader(rank=0, num_ranks=1).plans()
+    whole = build.build_data(config, read_facts(config.data)).loader(rank=0, num_ranks=1).plans()
     for step, (rows, plan) in zip(range(STEPS), whole, strict=False):
         assert len(rows) == plan.num_rows == MICROBATCHES * ranks
         shares = [share_of_rank(rows, rank, ranks, plan.microbatch_rows) for rank in range(ranks)]

@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from modernbert_train.__main__ import read_run
-from modernbert_train.data.facts import read_facts
+from modernbert_train.clock import Clock
 from modernbert_train.distributed.compute import Compute
-from modernbert_train.evaluate.heldout import open_validation
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
 from tests.conftest import TinyRun
+from tests.evaluate.texts import texts_of
 
 
 def test_dropout_changes_no_figure_and_training_goes_on_with_it(tiny_run: TinyRun) -> None:
@@ -22,8 +22,8 @@ def test_dropout_changes_no_figure_and_training_goes_on_with_it(tiny_run: TinyRu
         model = build_model(config.model, config.objective, config.compute).train()
         initialize(model, config.model, seed=3)
         torch.manual_seed(1)
-        validation = open_validation(config, read_facts(config))
-        losses.append(validation.evaluate(model, config.phases["short"], compute).loss)
+        validation = texts_of(config).validation()
+        losses.append(validation.evaluate(model, Clock.of(config).phase("short"), compute).loss)
         assert all(module.training for module in model.modules())
     assert any(isinstance(module, nn.Dropout) and module.p == 0.5 for module in model.modules())
     assert losses[0] == losses[1]

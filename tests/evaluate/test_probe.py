@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from modernbert_train.__main__ import main, read_run
+from modernbert_train.clock import Clock
 from modernbert_train.config.schema import BertConfig, ProbeConfig, RunConfig
 from modernbert_train.data.labelled import ONLY_LEARNED, read_labelled
 from modernbert_train.distributed.compute import Compute
@@ -26,6 +27,7 @@ from modernbert_train.models.init import initialize
 from modernbert_train.vocabulary import read_vocabulary
 from tests.conftest import TinyRun
 from tests.distributed.gloo import run_ranks
+from tests.evaluate.texts import texts_of
 from tests.systems.test_matrix import system
 from tests.train.test_run import records
 
@@ -56,9 +58,8 @@ def fresh_model(config: RunConfig) -> Any:
 
 
 def measure(config: RunConfig) -> dict[str, float]:
-    (evaluator,) = build_evaluators(config).values()
-    phase = config.phases["short"]
-    return evaluator(fresh_model(config), config.in_phase["short"], phase, Compute.of(config))
+    (evaluator,) = build_evaluators(config.evals, texts_of(config)).values()
+    return evaluator(fresh_model(config), Clock.of(config).phase("short"), Compute.of(config.compute))
 
 
 def as_bert(config: RunConfig) -> RunConfig:
@@ -99,7 +100,7 @@ def test_an_embedding_is_the_mean_over_the_texts_own_tokens(
     vocabulary, model = read_vocabulary(config.data.tokenizer), fresh_model(config)
     draw = np.random.default_rng(1)
     texts = [draw.choice(vocabulary.ordinary, size=size).astype(np.int32) for size in (1, 0, 5, 62, 80, 30, 31, 7)]
-    arguments = (vocabulary, config.in_phase["short"], config.phases["short"], Compute.of(config))
+    arguments = (vocabulary, Clock.of(config).phase("short"), Compute.of(config.compute))
     model.train()
     together = embed(model, texts, *arguments)
     assert model.training
@@ -119,19 +120,15 @@ def test_after_permuted_orders_a_text_is_read_as_it_is(tiny_run: TinyRun, tmp_pa
         config = ENCODERS[encoder](with_probe(words, train=str(write_texts(tmp_path / "texts.jsonl"))))
         vocabulary, model = read_vocabulary(config.data.tokenizer), fresh_model(config)
         texts = [vocabulary.ordinary[:size].astype(np.int32) for size in (30, 5)]
-        found.append(
-            embed(model, texts, vocabulary, config.in_phase["short"], config.phases["short"], Compute.of(config))
-        )
+        found.append(embed(model, texts, vocabulary, Clock.of(config).phase("short"), Compute.of(config.compute)))
     assert torch.equal(*found)
 
 
 def _measured_by_rank(config: RunConfig) -> tuple[dict[str, float], torch.Tensor]:
-    (evaluator,) = build_evaluators(config).values()
-    now, phase, compute = config.in_phase["short"], config.phases["short"], Compute.of(config)
+    (evaluator,) = build_evaluators(config.evals, texts_of(config)).values()
+    now, compute = Clock.of(config).phase("short"), Compute.of(config.compute)
     model = fresh_model(config)
-    return evaluator(model, now, phase, compute), embed(
-        model, evaluator._ids, evaluator._vocabulary, now, phase, compute
-    )
+    return evaluator(model, now, compute), embed(model, evaluator._ids, evaluator._vocabulary, now, compute)
 
 
 @pytest.mark.slow
@@ -257,11 +254,11 @@ def test_macro_f1_by_hand() -> None:
 def test_embeddings_that_are_no_numbers_give_figures_that_are_none(tiny_run: TinyRun, tmp_path: Path) -> None:
     """A model that broke must neither end the run here nor get a figure."""
     config = with_probe(tiny_run(), train=str(write_texts(tmp_path / "texts.jsonl")))
-    (evaluator,) = build_evaluators(config).values()
+    (evaluator,) = build_evaluators(config.evals, texts_of(config)).values()
     model = fresh_model(config)
     with torch.no_grad():
         next(iter(model.model.layers[-1].parameters())).fill_(float("nan"))
-    found = evaluator(model, config.in_phase["short"], config.phases["short"], Compute.of(config))
+    found = evaluator(model, Clock.of(config).phase("short"), Compute.of(config.compute))
     assert np.isnan(found["accuracy"]) and found["baseline/accuracy"] == 0.5
 
 

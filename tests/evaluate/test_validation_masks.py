@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from modernbert_train.__main__ import read_run
-from modernbert_train.data.facts import read_facts
-from modernbert_train.evaluate.heldout import open_validation
+from modernbert_train.clock import Clock
 from tests.conftest import TinyRun
+from tests.evaluate.texts import texts_of
 
 
 def test_validation_is_masked_exactly_whatever_training_does(tiny_run: TinyRun) -> None:
@@ -15,8 +15,8 @@ def test_validation_is_masked_exactly_whatever_training_does(tiny_run: TinyRun) 
     found = {}
     for masking, seed in (("exact", 5), ("bernoulli", 5), ("reference", 6)):
         config = read_run(tiny_run(f"objective.masking={masking}", f"seed={seed}"))
-        validation = open_validation(config, read_facts(config))
-        plan = validation.plan(config.phases["long"])
+        validation = texts_of(config).validation()
+        plan = validation.plan(Clock.of(config).phase("long"))
         found[masking] = list(validation._maker.microbatches(plan.rows, plan))
     for masking in ("bernoulli", "reference"):
         for batch, exact in zip(found[masking], found["exact"], strict=True):

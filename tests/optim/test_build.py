@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from modernbert_train.clock import Clock
 from modernbert_train.config.schema import (
     VARIANTS,
     AdamWConfig,
@@ -81,15 +82,15 @@ def test_every_optimizer_of_the_schema_can_be_built() -> None:
 )
 def test_the_clock_sets_every_group(optim: OptimConfig, kind: type) -> None:
     config = make_run(optim)
-    optimizer = build_optimizer(config, Encoder())
+    optimizer = build_optimizer(config.optim, Encoder())
     assert type(optimizer) is kind
     assert [group["lr"] for group in optimizer.param_groups] == [1e-13, 1e-13]
     for group in optimizer.param_groups:
         assert tuple(group["betas"]) == (0.8, 0.95) and group["eps"] == 1e-5
 
-    apply_clock(optimizer, config, 500)
+    apply_clock(optimizer, Clock.of(config), 500)
     assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [(1e-3, 0.1), (1e-3, 0.0)]
-    apply_clock(optimizer, config, 1500)
+    apply_clock(optimizer, Clock.of(config), 1500)
     assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [(5e-4, 0.25), (5e-4, 0.0)]
     if kind is StableAdamW:
         assert [group["max_lr"] for group in optimizer.param_groups] == [5e-4, 5e-4]
@@ -98,11 +99,11 @@ def test_the_clock_sets_every_group(optim: OptimConfig, kind: type) -> None:
 def test_a_checkpoint_of_another_phase_does_not_bring_its_rates() -> None:
     """In the release a restart kept the old max_lr, and decayed at 3/8 of what its YAML said."""
     config = make_run(StableAdamWConfig(lr=1e-3, weight_decay=0.1))
-    old = build_optimizer(config, Encoder())
-    apply_clock(old, config, 500)
-    new = build_optimizer(config, Encoder())
+    old = build_optimizer(config.optim, Encoder())
+    apply_clock(old, Clock.of(config), 500)
+    new = build_optimizer(config.optim, Encoder())
     new.load_state_dict(old.state_dict())
-    apply_clock(new, config, 1500)
+    apply_clock(new, Clock.of(config), 1500)
     decayed, undecayed = new.param_groups
     assert (decayed["lr"], decayed["max_lr"], decayed["weight_decay"]) == (5e-4, 5e-4, 0.25)
     assert (undecayed["lr"], undecayed["max_lr"], undecayed["weight_decay"]) == (5e-4, 5e-4, 0.0)
@@ -112,8 +113,8 @@ def test_undecayed_weights_are_not_shrunk() -> None:
     """With zero gradients only the decay moves weights."""
     config = make_run(StableAdamWConfig(lr=1e-3, weight_decay=0.1))
     model = Encoder()
-    optimizer = build_optimizer(config, model)
-    apply_clock(optimizer, config, 500)
+    optimizer = build_optimizer(config.optim, model)
+    apply_clock(optimizer, Clock.of(config), 500)
     before = {name: param.detach().clone() for name, param in model.named_parameters()}
     for param in model.parameters():
         param.grad = torch.zeros_like(param)
@@ -126,7 +127,7 @@ def test_undecayed_weights_are_not_shrunk() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("triton") is not None, reason="Triton is installed")
 def test_kernels_without_triton_are_refused_before_the_first_step() -> None:
     with pytest.raises(ConfigError, match=r"optim\.fused=true: Triton is not installed.*or set optim\.fused=false"):
-        build_optimizer(make_run(StableAdamWConfig(lr=1e-3, fused=True)), Encoder())
+        build_optimizer(make_run(StableAdamWConfig(lr=1e-3, fused=True)).optim, Encoder())
 
 
 def test_adamw_fused_is_torchs_own_and_moves_weights_alike() -> None:
@@ -135,12 +136,12 @@ def test_adamw_fused_is_torchs_own_and_moves_weights_alike() -> None:
     for fused in (False, True):
         torch.manual_seed(0)
         model = Encoder()
-        optimizer = build_optimizer(make_run(AdamWConfig(lr=1e-2, fused=fused)), model)
+        optimizer = build_optimizer(make_run(AdamWConfig(lr=1e-2, fused=fused)).optim, model)
         assert optimizer.defaults["fused"] is (True if fused else None)
         for step in range(3):
             if step == 2:
                 state = gather_optimizer(model, optimizer, keep=True)
-                optimizer = build_optimizer(make_run(AdamWConfig(lr=1e-2, fused=not fused)), model)
+                optimizer = build_optimizer(make_run(AdamWConfig(lr=1e-2, fused=not fused)).optim, model)
                 load_optimizer(model, optimizer, state)
             for param in model.parameters():
                 param.grad = torch.randn(param.shape)

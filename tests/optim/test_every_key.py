@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from modernbert_train.clock import Clock
 from modernbert_train.config.schema import VARIANTS, PhaseConfig, RunConfig
 from modernbert_train.optim.build import apply_clock, build_optimizer
 
@@ -51,8 +52,8 @@ def trained(name: str, **settings: Any) -> Tensor:
     model, draw = Model(), torch.Generator().manual_seed(3)
     for parameter in model.parameters():
         parameter.data = torch.randn(parameter.shape, generator=draw)
-    optimizer = build_optimizer(run, model)
-    apply_clock(optimizer, run, 0)
+    optimizer = build_optimizer(run.optim, model)
+    apply_clock(optimizer, Clock.of(run), 0)
     for _ in range(3):
         for parameter in model.parameters():
             parameter.grad = 0.1 * torch.randn(parameter.shape, generator=draw)

@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from modernbert_train.__main__ import main
+from modernbert_train.clock import Clock
 from modernbert_train.config.check import check
 from modernbert_train.config.schema import (
     ComputeConfig,
@@ -185,8 +186,8 @@ def test_all_else_moves_as_under_stable_adamw() -> None:
     ours, plain = (ModernBertForMaskedLM(SIZE).double() for _ in range(2))
     plain.load_state_dict(ours.state_dict())
     run = make_run(optim)
-    optimizer = build_optimizer(run, ours)
-    apply_clock(optimizer, run, 500)
+    optimizer = build_optimizer(run.optim, ours)
+    apply_clock(optimizer, Clock.of(run), 500)
     assert [(g["lr"], g["max_lr"], g["weight_decay"]) for g in optimizer.param_groups] == [
         (1e-2, 1e-2, 0.1),
         (2.5e-3, 2.5e-3, 0.05),
@@ -288,8 +289,8 @@ class Outcome:
 def run(optim: OptimConfig, mesh_shape: tuple[int, ...] | None = None, start: State | None = None) -> Outcome:
     """Build as `train` does, shard, swap parameters as Composer does, go on from `start` or from the first step."""
     model, config = Net(), make_run(optim)
-    optimizer = build_optimizer(config, model)
-    apply_clock(optimizer, config, 500)
+    optimizer = build_optimizer(config.optim, model)
+    apply_clock(optimizer, Clock.of(config), 500)
     if mesh_shape is not None:
         mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=("replicate", "shard")[-len(mesh_shape) :])
         fully_shard(model.layer, mesh=mesh)
@@ -331,8 +332,8 @@ def first_step(mesh_shape: tuple[int, ...] | None, name: str) -> dict[str, Tenso
     config = make_run(OPTIMS[name])
     if mesh_shape is not None:
         fully_shard(model, mesh=init_device_mesh("cpu", mesh_shape))
-    optimizer = build_optimizer(config, model)
-    apply_clock(optimizer, config, 500)
+    optimizer = build_optimizer(config.optim, model)
+    apply_clock(optimizer, Clock.of(config), 500)
     generator = torch.Generator().manual_seed(0)
     for param in model.parameters():
         grad = torch.randn(param.shape, generator=generator)
@@ -415,7 +416,7 @@ def test_gradients_of_a_part_would_be_noticed() -> None:
 
 def stepped(optim: OptimConfig, size: ModernBertConfig = SIZE) -> tuple[ModernBertForMaskedLM, torch.optim.Optimizer]:
     model = ModernBertForMaskedLM(size)
-    optimizer = build_optimizer(make_run(optim), model)
+    optimizer = build_optimizer(make_run(optim).optim, model)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()

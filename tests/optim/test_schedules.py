@@ -8,6 +8,7 @@ from typing import Literal
 
 import pytest
 
+from modernbert_train.clock import Clock
 from modernbert_train.config.schema import PhaseConfig, RunConfig, ScheduleConfig, StableAdamWConfig
 from modernbert_train.optim.schedules import lr_at, lr_ratio_at, max_lr_at, weight_decay_at
 
@@ -123,6 +124,6 @@ def make_run() -> RunConfig:
 )
 def test_rates_over_phases(tokens: int, lr: float, max_lr: float, decay: float) -> None:
     config = make_run()
-    assert lr_at(config, tokens) == pytest.approx(lr, rel=1e-8)
-    assert max_lr_at(config, tokens) == pytest.approx(max_lr, rel=1e-12)
-    assert weight_decay_at(config, tokens) == decay
+    assert lr_at(Clock.of(config), tokens) == pytest.approx(lr, rel=1e-8)
+    assert max_lr_at(Clock.of(config), tokens) == pytest.approx(max_lr, rel=1e-12)
+    assert weight_decay_at(Clock.of(config), tokens) == decay

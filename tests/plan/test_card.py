@@ -25,9 +25,9 @@ from modernbert_train.distributed import bf16
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.errors import ConfigError, Halved
 from modernbert_train.plan import tuned
-from modernbert_train.plan.card import card_of, speed_lines
-from modernbert_train.plan.halved import HALVED, halve, is_full, with_halved
-from modernbert_train.plan.room import Card, configured_memory
+from modernbert_train.plan.card import card_of
+from modernbert_train.plan.halved import HALVED, halve, halved, is_full
+from modernbert_train.plan.room import Card, configured_memory, speed_lines
 from modernbert_train.plan.tuned import SETTINGS, Tuned, fit_of, take
 from tests.conftest import TinyRun
 
@@ -87,14 +87,12 @@ def test_what_is_done_without_is_said_once_with_what_it_costs(config: RunConfig)
 
 
 @pytest.mark.parametrize("has", [True, False])
-def test_on_a_cpu_it_says_what_bf16_would_win(config: RunConfig, has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_cpu_it_says_what_bf16_would_win(has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody who trains on a CPU with bf16 would never learn that it is there."""
     monkeypatch.setattr(bf16, "cpu_has_bf16", lambda: has)
-    plain = filled(config, {})
-    lines = [*speed_lines(config, plain, None, 1)]
-    assert len(lines) == has and all(line.startswith("compute.precision=bf16 makes products") for line in lines)
-    meant = replace(config, compute=replace(config.compute, precision="fp32"))
-    assert [*speed_lines(meant, plain, None, 1)] == [], "its user wants it so"
+    line = bf16.cpu_gain_line("auto")
+    assert line.startswith("compute.precision=bf16 makes products") if line is not None else not has
+    assert bf16.cpu_gain_line("fp32") is None, "its user wants it so"
 
 
 def test_a_run_that_begins_takes_what_its_gpus_are_fast_with(config: RunConfig) -> None:
@@ -155,12 +153,16 @@ def test_a_run_that_was_trained_before_any_of_this_stays_as_it_was(config: RunCo
     assert recorded(other, config).phases["long"].tokens_at_once == 256, "128 would be half a row"
 
 
+def halving(given: RunConfig, taken: RunConfig, phase: str) -> Halved | ConfigError | None:
+    return halve(Path(given.folder), phase, given.phases[phase], taken.phases[phase])
+
+
 class TestHalving:
     def test_half_is_noted_for_every_start_that_follows(self, config: RunConfig) -> None:
         Path(config.folder).mkdir(parents=True)
         taken = take(config, GPU, card=H100).config
         for half in (32, 16):
-            error = halve(config, taken, "short")
+            error = halving(config, taken, "short")
             assert isinstance(error, Halved) and error.exit_code == 75
             assert str(error) == (
                 f"{KEY}={2 * half * 64} does not fit the memory of this GPU: all ranks start again with {half * 64}"
@@ -178,16 +180,16 @@ class TestHalving:
             config, phases={**config.phases, "short": replace(config.phases["short"], microbatch_tokens=512)}
         )
         taken = take(given, GPU, card=H100).config
-        assert halve(given, taken, "short") is None and isinstance(halve(given, taken, "long"), Halved)
+        assert halving(given, taken, "short") is None and isinstance(halving(given, taken, "long"), Halved)
         taken = take(config, GPU, card=H100).config
         checkpoint(taken, "short", step=0)
-        assert isinstance(halve(config, taken, "short"), Halved), "nothing was trained before the first step"
+        assert isinstance(halving(config, taken, "short"), Halved), "nothing was trained before the first step"
         checkpoint(taken, "short")
-        assert halve(config, taken, "short") is None and isinstance(halve(config, taken, "long"), Halved)
+        assert halving(config, taken, "short") is None and isinstance(halving(config, taken, "long"), Halved)
 
     def test_one_row_cannot_be_halved(self, config: RunConfig) -> None:
         Path(config.folder).mkdir(parents=True)
-        error = halve(config, filled(config, {}), "short")
+        error = halving(config, filled(config, {}), "short")
         assert isinstance(error, ConfigError) and "not even one row fits" in str(error)
         assert not Path(config.folder, HALVED).exists()
 
@@ -195,8 +197,7 @@ class TestHalving:
     def test_a_damaged_note_is_none(self, config: RunConfig, text: str) -> None:
         Path(config.folder).mkdir(parents=True)
         Path(config.folder, HALVED).write_text(text)
-        plain = filled(config, {})
-        assert with_halved(plain, config) == plain
+        assert KEY not in halved(Path(config.folder))
 
     def test_what_says_that_memory_is_full(self) -> None:
         assert is_full(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"))

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.corpus import write_corpus
 from modernbert_train.__main__ import main, read_run
-from modernbert_train.data.facts import read_facts
+from modernbert_train.clock import Clock
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.models.build import build_model
 from modernbert_train.plan import expected_loss
@@ -20,6 +20,7 @@ from modernbert_train.report.progress import Progress
 from modernbert_train.report.record import Record
 from modernbert_train.train.measurements import HeldOut
 from tests.conftest import TinyRun
+from tests.evaluate.texts import texts_of
 
 ROOT = Path(__file__).parents[2]
 RUNS: list[dict[str, Any]] = json.loads((ROOT / "benchmarks/expected_loss.json").read_text("utf-8"))["runs"]
@@ -141,8 +142,9 @@ def test_a_run_that_lies_behind_is_told_once_and_goes_on(
     folders = {"train": "train", "validation": "train", "tokenizer": "tokenizer"}
     data = [f"data.{key}={tmp_path}/data/{folder}" for key, folder in folders.items()]
     config = read_run(tiny_run(*data, "model.hidden_size=64", "eval.max_tokens=2000", "eval.samples=0"))
-    progress = Progress(config, visible=True)
-    measured = HeldOut(read_facts(config), config, Compute.of(config), Record(None, progress), progress)
+    progress = Progress(config.logging, config.total_tokens, visible=True)
+    given = (Clock.of(config), Compute.of(config.compute), Record(None, progress), progress)
+    measured = HeldOut(texts_of(config), *given, from_scratch=config.from_scratch)
     model = build_model(config.model, config.objective, config.compute)
     with torch.no_grad():
         for step in (10, 500, 600):

@@ -159,12 +159,13 @@ def test_a_compiler_that_is_not_installed(
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.delenv("CC", raising=False)
-    said = list(missing_packages(config))
+    said = list(missing_packages(config.compute, config.optim, config.callbacks, config.loggers))
     if missing is None:
         assert said == []
     else:
         assert len(said) == 1 and f"there is no compiler here ({missing})." in said[0] and "apt install g++" in said[0]
-    assert not list(missing_packages(replace(config, compute=replace(config.compute, compile=None))))
+    plain = replace(config.compute, compile=None)
+    assert not list(missing_packages(plain, config.optim, config.callbacks, config.loggers))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +191,7 @@ def test_what_triton_needs_is_asked_for_before_the_first_batch(
     (tmp_path / "there").mkdir()
     (tmp_path / "there/Python.h").touch()
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path / ("gone" if "headers" in lack else "there")))
-    said = list(missing_packages(config, on_gpu=on_gpu))
+    said = list(missing_packages(config.compute, config.optim, [], [], on_gpu=on_gpu))
     if refused:
         name, _, value = key.partition("=")
         assert len(said) == 1 and said[0].startswith(f"{key}: {lack}")

@@ -10,16 +10,22 @@ import numpy as np
 import pytest
 
 from modernbert_train.__main__ import main, read_run
-from modernbert_train.clock import position_at, validates
+from modernbert_train.clock import Clock
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.batch_warmup import batch_rows_at
+from modernbert_train.data.facts import read_facts
 from modernbert_train.plan.cost import checkpoint_bytes
-from modernbert_train.plan.documents import read_documents, rows_of
+from modernbert_train.plan.documents import Documents, read_documents, rows_of
 from modernbert_train.plan.make import make_plan
 from modernbert_train.plan.steps import StepRange, crossings, crossings_or_ends, step_ranges, validations
 from tests.conftest import TinyRun
 
 ABSENT = "data.train=absent/train"
+
+
+def documents_of(config: RunConfig) -> Documents:
+    here = Path(config.data.all_streams["train"].path).is_dir()
+    return read_documents(config.data, None, read_facts(config.data) if here else None)
 
 
 @pytest.mark.runs
@@ -52,7 +58,7 @@ def walked(config: RunConfig, fills: list[float]) -> list[StepRange]:
     """Every batch on its own."""
     found, tokens = [], 0
     while tokens < config.total_tokens:
-        position = position_at(config, tokens)
+        position = Clock.of(config).at(tokens)
         rows = batch_rows_at(position.phase, position.tokens)
         step_tokens = round(rows * position.phase.row_tokens * fills[position.index])
         found.append(StepRange(position.index, tokens, 1, rows, step_tokens))
@@ -65,7 +71,7 @@ def test_long_runs_are_counted_as_if_walked(tiny_run: TinyRun) -> None:
     more = ["phases.short.tokens=400_000", "phases.short.batch_warmup.tokens=50_000", "phases.long.tokens=77_777"]
     config = read_run(tiny_run(*more, ABSENT))
     fills = [0.97, 0.93]
-    ranges, exact = step_ranges(config, read_documents(config, None), fills)
+    ranges, exact = step_ranges(config.data, config.seed, Clock.of(config), documents_of(config), fills)
     one_by_one = walked(config, fills)
     assert not exact and len(ranges) < len(one_by_one) / 2
     assert sum(s.steps for s in ranges) == len(one_by_one)
@@ -77,8 +83,12 @@ def test_long_runs_are_counted_as_if_walked(tiny_run: TinyRun) -> None:
         assert crossings_or_ends(ranges, interval) == crossings_or_ends(one_by_one, interval)
     for times in (1, 15, 400, 3000):
         many = replace(config, eval=replace(config.eval, times_per_phase=times))
-        due = sum(validates(many, 583, step.start, step.end) for step in one_by_one)
-        assert validations(many, ranges, 583) == validations(many, one_by_one, 583) == due
+        due = sum(Clock.of(many).validates(many.eval, 583, step.start, step.end) for step in one_by_one)
+        assert (
+            validations(many.eval, Clock.of(many), ranges, 583)
+            == validations(many.eval, Clock.of(many), one_by_one, 583)
+            == due
+        )
         assert due == sum(min(times, sum(s.phase == phase for s in one_by_one)) for phase in (0, 1))
 
 
@@ -106,10 +116,10 @@ def test_the_published_recipe_has_its_known_number_of_steps(tmp_path: Path) -> N
 
 def test_documents_are_read_where_they_are(tiny_run: TinyRun, tiny_data: Path) -> None:
     config = read_run(tiny_run())
-    documents = read_documents(config, None)
+    documents = documents_of(config)
     lengths = np.load(tiny_data / "train/lengths.npy")
     assert documents.streams["train"].is_whole and documents.streams["train"].documents == len(lengths) == 60
-    row = rows_of(config, documents, config.phases["short"], config.objective)
+    row = rows_of(config.data, Clock.of(config).phase("short"), documents)
     tokens = sum(lengths) + 2 * sum(-(-int(n) // 62) for n in lengths)
     assert row.passes["train"] == pytest.approx(4000 / tokens)
     assert 0.8 < row.fill <= 1 and row.spans.whole < 64
@@ -118,14 +128,14 @@ def test_documents_are_read_where_they_are(tiny_run: TinyRun, tiny_data: Path) -
 
 def test_data_that_is_not_there_is_assumed_and_said(tiny_run: TinyRun) -> None:
     config = read_run(tiny_run(ABSENT))
-    documents = read_documents(config, None)
+    documents = documents_of(config)
     assert "absent/train is not here" in documents.source
-    row = rows_of(config, documents, config.phases["short"], config.objective)
+    row = rows_of(config.data, Clock.of(config).phase("short"), documents)
     assert (row.spans.whole, row.fill, row.passes) == (64.0, 1.0, {})
-    documents = read_documents(config, 30)
+    documents = read_documents(config.data, 30, None)
     assert "a median of 30 tokens" in documents.source
     assert documents.assumed is not None and np.median(documents.assumed) == pytest.approx(30, abs=1)
-    assert rows_of(config, documents, config.phases["short"], config.objective).spans.whole < 64
+    assert rows_of(config.data, Clock.of(config).phase("short"), documents).spans.whole < 64
 
 
 @pytest.mark.runs

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.__main__ import main
-from modernbert_train.clock import at, position_at
+from modernbert_train.clock import Clock
 from modernbert_train.config.check import check
 from modernbert_train.config.load import differences, load_run
 from modernbert_train.config.schema import RunConfig
@@ -51,12 +51,12 @@ def test_the_recipe_is_the_published_one(name: str, table: dict[float, tuple[flo
     assert (config.objective.mask_rate, config.objective.eval_mask_rate) == (0.3, 0.15)
     assert (config.optim.betas, config.optim.eps, config.model.attention_out_dropout) == ((0.9, 0.98), 1e-6, 0.1)
     for tokens, expected in table.items():
-        position = position_at(config, int(tokens))
+        position = Clock.of(config).at(int(tokens))
         found = (
-            lr_at(config, int(tokens)),
-            weight_decay_at(config, int(tokens)),
-            max_lr_at(config, int(tokens)),
-            at(config, int(tokens)).model.global_rope_theta,
+            lr_at(Clock.of(config), int(tokens)),
+            weight_decay_at(Clock.of(config), int(tokens)),
+            max_lr_at(Clock.of(config), int(tokens)),
+            Clock.of(config).at(int(tokens)).model.global_rope_theta,
             batch_rows_at(position.phase, position.tokens),
             position.phase.row_tokens,
         )
@@ -163,7 +163,7 @@ def test_berts_are_trained_as_published(name: str) -> None:
     assert sum(phase.tokens // batches[key] for key, phase in config.phases.items()) == steps
     assert all(phase.tokens % batches[key] == 0 for key, phase in config.phases.items())
     last = config.total_tokens - 1
-    assert lr_at(config, last) == pytest.approx(0.02 * 5e-4 if name == "mosaicbert" else 0, abs=1e-9)
+    assert lr_at(Clock.of(config), last) == pytest.approx(0.02 * 5e-4 if name == "mosaicbert" else 0, abs=1e-9)
 
 
 # parameters as counted by hand from the published shapes, peak rate, decay, tokens of the batch's warmup
@@ -193,9 +193,9 @@ def test_ettin_is_trained_as_published(size: str) -> None:
         (1950 * G, 0.5, 160_000, 0.15),
         (2000 * G - 1, 0.5 * 0.04, 160_000, 0.15),
     ):
-        now = at(config, tokens)
-        assert lr_at(config, tokens) == pytest.approx(share * rate, rel=1e-3), f"{tokens:,} tokens"
-        assert weight_decay_at(config, tokens) == pytest.approx(decay)
+        now = Clock.of(config).at(tokens)
+        assert lr_at(Clock.of(config), tokens) == pytest.approx(share * rate, rel=1e-3), f"{tokens:,} tokens"
+        assert weight_decay_at(Clock.of(config), tokens) == pytest.approx(decay)
         assert (now.model.global_rope_theta, now.model.local_rope_theta) == (theta, theta)
         assert now.objective.mask_rate == masked
 
@@ -204,8 +204,12 @@ def test_the_rate_of_bert_is_one_line_over_both_lengths() -> None:
     """It falls to a tenth in the phase of 128 tokens and goes on from there; a jump would show in the loss."""
     config = load_run([RECIPES / "bert-base.yaml"])
     border = config.phases["short"].tokens
-    assert lr_at(config, 327_680_000) == pytest.approx(1e-4)
-    assert lr_at(config, border - 1) == pytest.approx(1e-5, rel=1e-3) == pytest.approx(lr_at(config, border), rel=1e-3)
+    assert lr_at(Clock.of(config), 327_680_000) == pytest.approx(1e-4)
+    assert (
+        lr_at(Clock.of(config), border - 1)
+        == pytest.approx(1e-5, rel=1e-3)
+        == pytest.approx(lr_at(Clock.of(config), border), rel=1e-3)
+    )
 
 
 def test_xlnet_is_trained_as_it_was_compared_with_bert() -> None:
@@ -216,7 +220,7 @@ def test_xlnet_is_trained_as_it_was_compared_with_bert() -> None:
     assert count_parameters(config.model).total == 116_750_336
     assert phase.tokens == 1_000_000 * phase.batch_rows * phase.row_tokens and phase.batch_rows * 512 == 256 * 512
     assert config.objective.predicted_share == 1 / 6
-    assert lr_at(config, config.total_tokens - 1) == pytest.approx(0, abs=1e-9)
+    assert lr_at(Clock.of(config), config.total_tokens - 1) == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.runs
@@ -240,12 +244,12 @@ def test_continued_pretraining_begins_at_the_rate_that_the_checkpoint_was_left_w
     config = load_run([RECIPES / "continue.yaml"])
     check(config, num_ranks=8)
     context = load_run([RECIPES / "modernbert-base.yaml"])
-    assert lr_at(config, 1 * G) == pytest.approx(lr_at(context, 1720 * G))
-    assert config.model == at(context, 1720 * G).model
+    assert lr_at(Clock.of(config), 1 * G) == pytest.approx(lr_at(Clock.of(context), 1720 * G))
+    assert config.model == Clock.of(context).at(1720 * G).model
     warmup = config.phases["adapt"].schedule.warmup_tokens
-    assert 10 < warmup / (576 * 8192) < 11 and lr_at(config, warmup // 2) == pytest.approx(1.5e-4)
-    assert lr_at(config, config.total_tokens - 1) == pytest.approx(3e-7, rel=1e-2)
-    weights = phase_weights(config, config.phases["decay"], {"domain": 1, "general": 1})
+    assert 10 < warmup / (576 * 8192) < 11 and lr_at(Clock.of(config), warmup // 2) == pytest.approx(1.5e-4)
+    assert lr_at(Clock.of(config), config.total_tokens - 1) == pytest.approx(3e-7, rel=1e-2)
+    weights = phase_weights(config.data, config.phases["decay"], {"domain": 1, "general": 1})
     assert 0.05 <= weights["general"] / sum(weights.values()) <= 0.2
     assert (config.objective.mask_rate, config.objective.eval_mask_rate) == (0.3, 0.15)
 

@@ -26,7 +26,7 @@ def said(config: RunConfig, ranks: int = 1, ranks_per_node: int = 1) -> list[str
     return banner(
         config,
         origin="step-00000004 (1,273 tokens)",
-        facts=read_facts(config),
+        facts=read_facts(config.data),
         compute=Compute(torch.device("cpu"), "fp32"),
         ranks=ranks,
         ranks_per_node=ranks_per_node,

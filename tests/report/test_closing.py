@@ -43,14 +43,16 @@ def test_the_commands_at_the_end_are_those_to_type(
 
 def test_a_run_without_held_out_text_is_not_told_to_measure_it(tiny_run: TinyRun) -> None:
     config = read_run(tiny_run("data.validation=null", "runs_folder=my runs"))
-    assert closing_text(config, tokens=6_010, steps=14, loss=None, held_out=None) == (
+    assert closing_text(
+        config.folder, tokens=6_010, steps=14, loss=None, held_out=None, measured=config.is_measured
+    ) == (
         "done: 6,010 tokens in 14 steps\n"
         "next:\n"
         "  python -m modernbert_train export 'my runs/tiny'\n"
         "  python -m modernbert_train report 'my runs/tiny'"
     )
     held_out = str(Evaluation(3.5, 0.25, 6.5, 0.125, 900))
-    text = closing_text(config, tokens=1, steps=20, loss=4.25, held_out=held_out)
+    text = closing_text(config.folder, tokens=1, steps=20, loss=4.25, held_out=held_out, measured=config.is_measured)
     assert "loss 4.250 (mean of the last 20 steps), held-out loss 3.500 (unigram 6.500), accuracy 25.0%\n" in text
 
 
@@ -65,7 +67,14 @@ def test_a_run_has_one_training_loss_wherever_it_is_told(tiny_run: TinyRun, tmp_
     assert training_loss([math.nan]) is None and training_loss([math.nan, 2.0]) == 2.0
 
     config = read_run(tiny_run())
-    said = closing_text(config, tokens=310, steps=31, loss=training_loss(losses_of(lines)), held_out=None)
+    said = closing_text(
+        config.folder,
+        tokens=310,
+        steps=31,
+        loss=training_loss(losses_of(lines)),
+        held_out=None,
+        measured=config.is_measured,
+    )
     assert "loss 21.500 (mean of the last 20 steps)" in said
     folder = tmp_path / "run"
     folder.mkdir()

@@ -32,7 +32,8 @@ def entry(step: int, phase: str = "short", **more: Any) -> dict[str, Any]:
 
 def shown(tiny_run: TinyRun, *overrides: str) -> Progress:
     file, *words = tiny_run(*overrides)
-    return Progress(load_run([file], words), visible=True)
+    config = load_run([file], words)
+    return Progress(config.logging, config.total_tokens, visible=True)
 
 
 def test_a_plain_line_says_everything(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,7 +125,8 @@ def test_a_terminal_gets_a_line_that_is_redrawn(tiny_run: TinyRun, monkeypatch: 
 
 def test_another_rank_shows_nothing(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
     file, *_ = tiny_run()
-    display = Progress(load_run([file]), visible=False)
+    config = load_run([file])
+    display = Progress(config.logging, config.total_tokens, visible=False)
     display.step(entry(1))
     display.line("text")
     assert capsys.readouterr() == ("", "")

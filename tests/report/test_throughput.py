@@ -107,7 +107,8 @@ def a_meter(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> Meter:
     """Of a run of 6,000 tokens, on a GPU that makes 1e9 FLOP/s; its clock is ticked by `steps`."""
     monkeypatch.setattr(throughput, "peak_flops", lambda name, precision: 1e9)
     file, *_ = tiny_run()
-    return Meter(load_run([file]), Compute(torch.device("cpu"), "fp32"))
+    config = load_run([file])
+    return Meter(config.model, config.total_tokens, Compute(torch.device("cpu"), "fp32"))
 
 
 def steps(

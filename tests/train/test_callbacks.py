@@ -159,7 +159,8 @@ def test_what_check_cannot_see_is_refused_before_anything_is_made(
 def test_callbacks_that_measure_gpus_are_there_on_gpus(tiny_run: TinyRun, tmp_path: Path) -> None:
     """And what they write goes into the run's folder."""
     words = [f"callbacks.{name}={{}}" for name in GPU_ONLY]
-    built = build_callbacks(read_run(tiny_run("compute.device=auto", *words)), torch.device("cuda"))
+    config = read_run(tiny_run("compute.device=auto", *words))
+    built = build_callbacks(config.callbacks, Path(config.folder), torch.device("cuda"))
     assert [type(each) for each in built] == [CALLBACKS[name] for name in GPU_ONLY]
     for each in built[1:]:
         assert each.folder.startswith(str(tmp_path / "runs/tiny/")) and each.remote_file_name is None  # type: ignore[attr-defined]
@@ -168,4 +169,4 @@ def test_callbacks_that_measure_gpus_are_there_on_gpus(tiny_run: TinyRun, tmp_pa
 def test_a_missing_package_is_named(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="loggers.wandb: the package wandb is not installed"):
-        check_loggers(read_run(tiny_run("loggers.wandb={}")))
+        check_loggers(read_run(tiny_run("loggers.wandb={}")).loggers)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from modernbert_train.clock import is_pythia
+from modernbert_train.clock import Clock, is_pythia
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.distributed.save_requests import SaveRequest
@@ -67,7 +67,7 @@ def config() -> RunConfig:
 def test_when_a_checkpoint_is_due(
     config: RunConfig, asked: SaveRequest, step: int, before: int, after: int, rolled_back: bool, due: Due | None
 ) -> None:
-    assert save_due(config, asked, step, before, after, rolled_back=rolled_back) == due
+    assert save_due(config.checkpoint, Clock.of(config), asked, step, before, after, rolled_back=rolled_back) == due
 
 
 def test_the_milestones_of_pythia_are_those_of_its_paper() -> None:
@@ -81,7 +81,10 @@ def test_the_milestones_of_pythia_are_those_of_its_paper() -> None:
 
 def test_milestones_are_kept_for_good(config: RunConfig) -> None:
     asked = replace(config, checkpoint=replace(config.checkpoint, interval_steps=None, milestones="pythia"))
-    due = {step: save_due(asked, NOBODY, step, 41, 42, rolled_back=False) for step in (1, 2, 3, 512, 1000)}
+    due = {
+        step: save_due(asked.checkpoint, Clock.of(asked), NOBODY, step, 41, 42, rolled_back=False)
+        for step in (1, 2, 3, 512, 1000)
+    }
     assert due == {1: MILESTONE, 2: MILESTONE, 3: None, 512: MILESTONE, 1000: MILESTONE}
 
 
@@ -94,5 +97,5 @@ def test_without_intervals_only_ends_of_phases_are_due(step: int) -> None:
             "phases.short={tokens: 100, row_tokens: 8, batch_rows: 2, microbatch_tokens: 8}",
         ],
     )
-    assert save_due(plain, NOBODY, step, 30, 90, rolled_back=False) is None
-    assert save_due(plain, NOBODY, step, 30, 100, rolled_back=False) == PHASE_END
+    assert save_due(plain.checkpoint, Clock.of(plain), NOBODY, step, 30, 90, rolled_back=False) is None
+    assert save_due(plain.checkpoint, Clock.of(plain), NOBODY, step, 30, 100, rolled_back=False) == PHASE_END

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from benchmarks.batches import lay_out, mean_loss, mlm_batch
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.batch import Batch
-from modernbert_train.config.schema import DistributedConfig, ModernBertConfig, RunConfig, StableAdamWConfig
+from modernbert_train.config.schema import DistributedConfig, ModernBertConfig
 from modernbert_train.distributed import bf16
 from modernbert_train.distributed.compute import resolve_precision
 from modernbert_train.errors import ConfigError
@@ -94,7 +94,7 @@ def test_fsdp2_is_asked_for_in_the_one_way_that_composer_hears(tiny_run: TinyRun
     from composer.utils.parallelism import FSDP2Config
 
     assert Trainer._parse_parallelism_config(None, {"fsdp2": {"reshard_after_forward": True}}) is None  # plain DDP
-    asked = parallelism(read_run(tiny_run("distributed.strategy=fsdp2")), 2)
+    asked = parallelism(read_run(tiny_run("distributed.strategy=fsdp2")).distributed, 2)
     parsed = Trainer._parse_parallelism_config(None, asked)
     assert isinstance(parsed.fsdp2, FSDP2Config) and parsed.fsdp is None
 
@@ -139,18 +139,18 @@ def test_bf16_is_never_quietly_something_else(tiny_run: TinyRun, monkeypatch: py
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     for has_bf16 in (False, True):
         monkeypatch.setattr(bf16, "cpu_has_bf16", lambda has=has_bf16: has)
-        assert resolve_precision(left_open, cpu) == "fp32"
-    assert resolve_precision(asked, cpu) == "amp_bf16"
+        assert resolve_precision(left_open.compute, cpu) == "fp32"
+    assert resolve_precision(asked.compute, cpu) == "amp_bf16"
     monkeypatch.setattr(bf16, "cpu_has_bf16", lambda: False)
     with pytest.raises(ConfigError, match="bf16: this processor has no bf16: .* times as long as in fp32. Set"):
-        resolve_precision(asked, cpu)
+        resolve_precision(asked.compute, cpu)
     for has_bf16 in (False, True):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, has=has_bf16: has)
-        assert resolve_precision(left_open, gpu) == ("amp_bf16" if has_bf16 else "fp32")
-    assert resolve_precision(asked, gpu) == "amp_bf16"
+        assert resolve_precision(left_open.compute, gpu) == ("amp_bf16" if has_bf16 else "fp32")
+    assert resolve_precision(asked.compute, gpu) == "amp_bf16"
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
     with pytest.raises(ConfigError, match="compute.precision=bf16: this GPU has no bf16"):
-        resolve_precision(asked, gpu)
+        resolve_precision(asked.compute, gpu)
 
 
 def test_fp32_on_a_gpu_is_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,7 @@ def gradients_in_bf16() -> list[dict[str, torch.Tensor]]:
     from composer.utils.parallelism import FSDP2Config
     from torch.distributed.device_mesh import init_device_mesh
 
-    asked = parallelism(RunConfig(optim=StableAdamWConfig(lr=1.0), distributed=DistributedConfig(strategy="fsdp2")), 2)
+    asked = parallelism(DistributedConfig(strategy="fsdp2"), 2)
     assert asked is not None and asked.fsdp2 is not None
     gradients = [gradient_in_bf16(None)]
     for sharding in (asked.fsdp2, FSDP2Config()):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from modernbert_train.__main__ import main, read_run
-from modernbert_train.clock import position_at
+from modernbert_train.clock import Clock
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.train.adapters import ComposerObjective
 from modernbert_train.train.step import Loop
@@ -43,8 +43,8 @@ def test_the_clock_sets_the_angles_of_local_layers(tiny_run: TinyRun) -> None:
             timestamp=SimpleNamespace(token=SimpleNamespace(value=tokens)),
             optimizers=[torch.optim.SGD(parameters)],
         )
-        loop: Any = SimpleNamespace(config=config, state=state, phase=None)
-        plan: Any = SimpleNamespace(tokens_before=tokens, phase=position_at(config, tokens).name)
+        loop: Any = SimpleNamespace(clock=Clock.of(config), state=state, phase=None)
+        plan: Any = SimpleNamespace(tokens_before=tokens, phase=Clock.of(config).at(tokens).name)
         Loop.set_clock(loop, plan)
         angles = first_angles(model)
         assert angles[False] == pytest.approx([local ** (-2 * pair / 16) for pair in range(8)], rel=1e-5)

@@ -16,17 +16,18 @@ from torch import nn
 
 from modernbert_train.__main__ import read_run
 from modernbert_train.batch import IGNORED_LABEL, Batch, Sums
+from modernbert_train.clock import Clock
 from modernbert_train.data.dataset_card import TOKEN_COUNTS, read_card, write_card
-from modernbert_train.data.facts import read_facts
 from modernbert_train.data.unigram import TokenCounts, Unigram
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.errors import DataError, RunError
 from modernbert_train.evaluate import heldout as evaluating
-from modernbert_train.evaluate.heldout import Evaluation, open_validation
+from modernbert_train.evaluate.heldout import Evaluation
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.train.adapters import ComposerObjective, assert_sharded
 from modernbert_train.train.loggers import Harmless
 from tests.conftest import TinyRun
+from tests.evaluate.texts import texts_of
 
 CPU = torch.device("cpu")
 
@@ -47,8 +48,8 @@ class Flat(nn.Module):
 
 def evaluate(words: list[str], model: nn.Module) -> Evaluation:
     config = read_run(words)
-    validation = open_validation(config, read_facts(config))
-    return validation.evaluate(model, next(iter(config.phases.values())), Compute(CPU, "fp32"))
+    validation = texts_of(config).validation()
+    return validation.evaluate(model, Clock.of(config).phases[0], Compute(CPU, "fp32"))
 
 
 def test_validation_is_the_mean_over_predicted_tokens_beside_the_unigram_guess(

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from modernbert_train.checkpoints.run_folder import RunFolder
+from modernbert_train.clock import Clock
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.train.stability import Guard
 
@@ -20,7 +21,7 @@ def test_losses_of_the_phase_before_are_forgotten(tmp_path: Path) -> None:
     folder = RunFolder(config)
     folder.path.mkdir(parents=True)
     parts: Any = SimpleNamespace()
-    guard = Guard(config, parts, parts, parts, folder, parts, lambda: None)
+    guard = Guard(config.stability, Clock.of(config), config.seed, parts, parts, parts, folder, parts, lambda: None)
     for phase, before, after in (
         ("short", [], []),
         ("short", [3.0, 2.0], [3.0, 2.0]),

@@ -74,7 +74,7 @@ def assert_same_run(one: Path, other: Path) -> None:
 def first_document(words: list[str], step: int, microbatch: int) -> dict[str, Any]:
     """The first chunk of a microbatch, from the plan alone."""
     config = read_run(words)
-    loader = build_data(config, read_facts(config)).loader(rank=0, num_ranks=1)
+    loader = build_data(config, read_facts(config.data)).loader(rank=0, num_ranks=1)
     plans = loader.plans()
     for _ in range(step):
         rows, plan = next(plans)

@@ -65,7 +65,8 @@ class Place:
         self._words, self.runs = tiny_run, runs
         self._found = "nothing to train"
         runs.mkdir()
-        monkeypatch.setattr(session, "_train", self._note)
+        monkeypatch.setattr(session, "_build", self._note)
+        monkeypatch.setattr(session, "_fit", lambda *_: None)
 
     def has(self, *overrides: str, steps: dict[int, tuple[int, str]], average: bool = False) -> Path:
         """See `write_run`."""
@@ -77,14 +78,7 @@ class Place:
         return self._found
 
     def _note(
-        self,
-        given: RunConfig,
-        config: RunConfig,
-        folder: RunFolder,
-        compute: Any,
-        origin: Origin | None,
-        start: Start,
-        *_: Any,
+        self, settled: Any, folder: RunFolder, compute: Any, start: Start, origin: Origin | None, *_: Any
     ) -> None:
         if start.checkpoint is None:
             self._found = "scratch" if origin is None else f"scratch with the weights of {name(origin.source.folder)}"

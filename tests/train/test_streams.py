@@ -112,7 +112,7 @@ def test_what_may_change_between_the_starts_of_a_mixture(words: TinyRun, folders
 @pytest.mark.runs
 def test_the_fingerprint_covers_every_stream(words: TinyRun, tiny_run: TinyRun, folders: Path) -> None:
     config = read_run(words())
-    mixed = data_fingerprint(read_facts(config))
+    mixed = data_fingerprint(read_facts(config.data))
     assert mixed.keys() >= {
         "tokenizer",
         "shards of a",
@@ -122,10 +122,10 @@ def test_the_fingerprint_covers_every_stream(words: TinyRun, tiny_run: TinyRun, 
         "token counts of b",
     }
     swapped = data_fingerprint(
-        read_facts(read_run(words(f"data.streams.a.path={folders}/b", f"data.streams.b.path={folders}/a")))
+        read_facts(read_run(words(f"data.streams.a.path={folders}/b", f"data.streams.b.path={folders}/a")).data)
     )
     assert all(swapped[key] != value for key, value in mixed.items() if " of " in key)
-    assert data_fingerprint(read_facts(read_run(tiny_run()))).keys() == {
+    assert data_fingerprint(read_facts(read_run(tiny_run()).data)).keys() == {
         *("tokenizer", "shards", "lengths", "token counts", "validation shards", "validation lengths")
     }
 
@@ -134,7 +134,7 @@ def test_the_fingerprint_covers_every_stream(words: TinyRun, tiny_run: TinyRun, 
 def test_the_unigram_baseline_counts_streams_by_their_shares(words: TinyRun, tiny_run: TinyRun, folders: Path) -> None:
     """Of 6,000 tokens 0.8 * 4,000 + 0.2 * 2,000 are asked of a. One folder counts as it always did."""
     config = read_run(words())
-    found = unigram_of(config, read_facts(config))
+    found = unigram_of(config.data, config.phases.values(), config.model.vocab_size, read_facts(config.data))
     counts = {name: np.load(folders / name / TOKEN_COUNTS) for name in "ab"}
     share = {"a": 0.6, "b": 0.4}
     total = sum(each.sum() for each in counts.values())
@@ -144,6 +144,11 @@ def test_the_unigram_baseline_counts_streams_by_their_shares(words: TinyRun, tin
     assert config.data.train is not None
     folder = Path(config.data.train)
     plain = Unigram.from_counts([TokenCounts(folder / TOKEN_COUNTS, read_card(folder).tokens, 1.0)], 512)
-    assert np.array_equal(unigram_of(config, read_facts(config)).log_probability_V, plain.log_probability_V)
+    assert np.array_equal(
+        unigram_of(
+            config.data, config.phases.values(), config.model.vocab_size, read_facts(config.data)
+        ).log_probability_V,
+        plain.log_probability_V,
+    )
     with pytest.raises(DataError, match="no dataset.json"):
-        read_facts(read_run(words(f"data.streams.b.path={folders}/none")))
+        read_facts(read_run(words(f"data.streams.b.path={folders}/none")).data)

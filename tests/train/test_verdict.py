@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.checkpoints.manifest import STATE
+from modernbert_train.clock import Clock
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig, StabilityConfig
 from modernbert_train.errors import StorageError
@@ -74,8 +75,9 @@ def test_what_is_wrong_with_a_step(
     grad_norm: float,
     found: str | None,
 ) -> None:
-    step = {"tokens_before": tokens_before, "predicted": predicted, "loss": loss, "grad_norm": grad_norm}
-    assert judge(run_with(window), losses, **step) == found  # type: ignore[arg-type]
+    config = run_with(window)
+    now = Clock.of(config).at(tokens_before)
+    assert judge(config.stability, now, losses, predicted=predicted, loss=loss, grad_norm=grad_norm) == found
 
 
 @pytest.mark.parametrize(
@@ -133,12 +135,19 @@ def test_which_checkpoint_is_gone_back_to(
 ) -> None:
     """Another phase has other rows and rates: its weights are not those from which this one would have gone on."""
     config = run_with(4, f"stability.spike_roll_back_batches={distance}", "phases.short.tokens=85")
-    found = find_target(config, saved, fault=fault, step=step, tokens_before=10 * (step - 1))
+    found = find_target(
+        config.stability, Clock.of(config), saved, fault=fault, step=step, tokens_before=10 * (step - 1)
+    )
     assert (None if found is None else found.step) == target
 
 
 def test_without_a_folder_of_checkpoints_there_is_nothing_to_go_back_to(tmp_path: Path) -> None:
-    assert find_target(run_with(), tmp_path / "absent", fault="spike", step=5, tokens_before=40) is None
+    assert (
+        find_target(
+            run_with().stability, Clock.of(run_with()), tmp_path / "absent", fault="spike", step=5, tokens_before=40
+        )
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,7 +161,7 @@ def test_without_a_folder_of_checkpoints_there_is_nothing_to_go_back_to(tmp_path
 )
 def test_a_second_life_goes_back_to_the_same(saved: Path, name: str, tokens_before: int, target: int | None) -> None:
     config = run_with(4, "phases.short.tokens=85")
-    found = find_target_again(config, saved, name=name, tokens_before=tokens_before)
+    found = find_target_again(Clock.of(config), saved, name=name, tokens_before=tokens_before)
     assert (None if found is None else found.step) == target
 
 
@@ -162,8 +171,10 @@ def test_a_damaged_checkpoint_is_passed_over_and_only_damaged_ones_are_an_error(
     for step in (2, 5):
         write(tmp_path, step)
     (tmp_path / "step-00000005" / STATE).write_text("torn")
-    found = find_target(run_with(), tmp_path, fault="non_finite", step=7, tokens_before=60)
+    found = find_target(
+        run_with().stability, Clock.of(run_with()), tmp_path, fault="non_finite", step=7, tokens_before=60
+    )
     assert found is not None and found.step == 2
     (tmp_path / "step-00000002" / STATE).write_text("torn")
     with pytest.raises(StorageError, match="no checkpoint is whole"):
-        find_target(run_with(), tmp_path, fault="non_finite", step=7, tokens_before=60)
+        find_target(run_with().stability, Clock.of(run_with()), tmp_path, fault="non_finite", step=7, tokens_before=60)

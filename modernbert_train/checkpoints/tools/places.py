@@ -101,7 +101,7 @@ def second_home(config: RunConfig) -> tuple[Store | None, dict[int, str], str | 
         does not answer.
     """
     try:
-        store = store_of(config)
+        store = store_of(config.checkpoint, config.name)
         return store, {} if store is None else store.steps(), None
     except RunError as error:
         return None, {}, f"the second home {config.checkpoint.copy_to} cannot be asked: {error}"

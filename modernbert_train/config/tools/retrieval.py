@@ -36,6 +36,11 @@ class EvaluateConfig:
     max_tokens: int | None = knob(None, low=8)
     query_max_tokens: int | None = knob(None, low=8)  # of queries, where it is fewer
 
+    @property
+    def token_vectors(self) -> int | None:
+        """Width of the vectors of a model that is to have one for each token; None: one for each text."""
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureConfig(EvaluateConfig):
@@ -80,6 +85,10 @@ class RetrievalConfig(EvaluateConfig):
         "auto"  # of training; auto: bf16 autocast on a GPU that has it, else fp32
     )
     save_every_steps: int = knob(500, low=1)  # steps between checkpoints, which the same command resumes from
+
+    @property
+    def token_vectors(self) -> int | None:
+        return self.vector_width if self.loss == "multi_vector" else None
 
 
 def retrieval_problems(config: EvaluateConfig) -> Iterator[str]:

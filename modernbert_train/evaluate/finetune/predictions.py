@@ -17,18 +17,21 @@ from typing import Any, cast
 from torch import Tensor
 
 from modernbert_train.checkpoints.checkpoint import Checkpoint
+from modernbert_train.clock import Clock
 from modernbert_train.config.schema import LabelledConfig, PhaseConfig, RunConfig, ScoresConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.files import os_errors_as, write_whole
+from modernbert_train.data.facts import read_facts
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.errors import StorageError
 from modernbert_train.evaluate.answers import told_answers
 from modernbert_train.evaluate.finetune.shards import Prepared
+from modernbert_train.evaluate.heldout import HeldOutTexts
 from modernbert_train.evaluate.scores import Scores
 from modernbert_train.evaluate.texts_beside import read_texts
 from modernbert_train.models.build import build_model
 from modernbert_train.weights.gather import load_weights
-from modernbert_train.weights.source import last_phase, phase_objective, source_of
+from modernbert_train.weights.source import source_of
 
 _DIGITS = 6  # of a score
 
@@ -46,16 +49,19 @@ def write_predictions(config: RunConfig, task: TaskConfig, prepared: Prepared, f
         DataError: the texts on disk are no more those that were prepared.
         StorageError: the file cannot be written.
     """
-    compute, source = Compute.of(config), source_of(found)
+    compute, source = Compute.of(config.compute), source_of(found)
     model = build_model(source.model, found.config.objective, config.compute)
     load_weights(model, found.weights())
     model.to(compute.device)
-    now = replace(config, model=source.model, objective=phase_objective(found))
+    now = Clock.of(found.config).phase(found.state.phase)
+    now = replace(now, phase=_holding(now.phase, prepared.longest))
+    facts = read_facts(config.data)
+    held_out = HeldOutTexts(config.data, config.eval, config.phases, config.model.vocab_size, facts)
     lines: list[str] = []
     for split in (*task.validation, *task.predict):
         texts = read_texts(prepared.folder / split)
-        scores = Scores(f"predictions.{split}", ScoresConfig(shards=str(prepared.folder / split)), config)
-        logits = scores.told(model, now, _holding(last_phase(found), prepared.longest), compute, alone=True)
+        scores = Scores(f"predictions.{split}", ScoresConfig(shards=str(prepared.folder / split)), held_out)
+        logits = scores.told(model, now, compute, alone=True)
         objective = cast(LabelledConfig, now.objective)
         lines += [
             json.dumps({"split": split, **said}, ensure_ascii=False)

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modernbert_train.config.schema import ClassifyConfig
 from modernbert_train.config.tools.retrieval import MeasureConfig
 from modernbert_train.core.files import anything_as, os_errors_as
 from modernbert_train.core.read_json import read_json
@@ -102,7 +101,7 @@ def _exported(name: str) -> Iterator[Path]:
 
     source = encoder_source(name)
     objective = source.objective
-    if not isinstance(objective, ClassifyConfig) or objective.kind == "multi-label":
+    if objective is None or not objective.scores_texts:
         raise ConfigError(
             f"--model={name}: scores no pairs of texts. Name a model of `finetune` with two text_columns."
         )

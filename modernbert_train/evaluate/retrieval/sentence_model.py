@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modernbert_train.config.tools.retrieval import EvaluateConfig, RetrievalConfig
+from modernbert_train.config.tools.retrieval import EvaluateConfig
 from modernbert_train.core.files import anything_as, os_errors_as, whole_folder
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import read_json
@@ -138,9 +138,9 @@ def _build(folder: Path, config: EvaluateConfig) -> Model:
     prompts = {"query": config.query_prompt or "", "document": config.document_prompt or ""}
     device = choose_device(config.device)
     width = encoder.get_embedding_dimension()
-    if isinstance(config, RetrievalConfig) and config.loss == "multi_vector":
+    if config.token_vectors is not None:
         of_tokens: dict[str, Any] = {"module_input_name": "token_embeddings"}
-        matrix = Dense(width, config.vector_width, bias=False, activation_function=Identity(), **of_tokens)
+        matrix = Dense(width, config.token_vectors, bias=False, activation_function=Identity(), **of_tokens)
         modules: list[Any] = [encoder, matrix, MultiVectorMask(), Normalize(**of_tokens)]
         return MultiVectorEncoder(modules=modules, device=device, prompts=prompts)
     modules = [encoder, Pooling(width, config.pooling or "mean")]

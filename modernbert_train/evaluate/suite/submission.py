@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import LabelledConfig
@@ -114,8 +114,7 @@ def predict(run: Path, task_name: str, file: Path, splits: Sequence[str], overri
 
     config, (task, _) = load_run([run / "config.yaml"]), read_task(task_name, overrides)
     made = read_json(run / "task" / ABOUT)["asked"]
-    objective = config.objective
-    assert isinstance(objective, LabelledConfig)
+    objective = cast(LabelledConfig, config.objective)
     labels = [] if objective.task_kind == "regression" else list(objective.labels)
     known = next(iter(task.validation.values()))  # read in place of the training texts, which are many
     asked = replace(task, train=known, validation={}, predict={_name(each): each for each in splits}, labels=labels)

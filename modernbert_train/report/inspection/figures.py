@@ -63,7 +63,8 @@ def mixture_table(config: RunConfig, plans: Sequence[BatchPlan], sizes: Mapping[
         sizes: tokens and documents of each stream.
     """
     by_documents = config.data.mix_by == "documents"
-    weights = phase_weights(config, config.phases[plans[0].phase], {n: size[by_documents] for n, size in sizes.items()})
+    own = {name: size[by_documents] for name, size in sizes.items()}
+    weights = phase_weights(config.data, config.phases[plans[0].phase], own)
     asked = {name: weight / sum(weights.values()) for name, weight in weights.items()}
     tokens, starts = Counter[str](), Counter[str]()
     for count in (count for plan in plans for count in plan.streams):

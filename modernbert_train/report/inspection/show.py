@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.batch import Batch
+from modernbert_train.clock import Clock
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.check import check_data
 from modernbert_train.data.microbatches import MicrobatchMaker
@@ -47,7 +48,8 @@ def inspect_run(config: RunConfig, number: int, num_rows: int, *, color: bool) -
     """
     facts = check_data(config)
     vocabulary = facts.vocabulary
-    data = open_path(config, facts, partial(build_objective, vocabulary=vocabulary))
+    objective_of = partial(build_objective, vocabulary=vocabulary)
+    data = open_path(config.data, config.seed, Clock.of(config), facts, objective_of)
     plans = _plans_from(data.planned.planner, number)
     plan = next(plans)
     batches = first_microbatches(data.maker, plan, num_rows)

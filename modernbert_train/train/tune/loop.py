@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from modernbert_train.batch import Batch, weighted
-from modernbert_train.clock import at
+from modernbert_train.clock import Clock
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.check import check_data
 from modernbert_train.data.loader import StepBatch
@@ -21,16 +21,17 @@ from modernbert_train.models.distilled import Distilled
 from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.models.init import initialize
 from modernbert_train.objectives import build_objective
-from modernbert_train.optim.build import build_optimizer
+from modernbert_train.optim.build import apply_clock, build_optimizer
 from modernbert_train.train.gradients import count_terms, counts_per_rank, gradients
-from modernbert_train.train.tune.timing import Clock
+from modernbert_train.train.tune.timing import Stopwatch
 from modernbert_train.weights.teacher import find_teacher
 
 
 def batches_of(config: RunConfig) -> Iterator[StepBatch]:
     """The batches of a run on one rank, from its first."""
     facts = check_data(config)
-    return iter(open_path(config, facts, partial(build_objective, vocabulary=facts.vocabulary)).loader(0, 1))
+    objective_of = partial(build_objective, vocabulary=facts.vocabulary)
+    return iter(open_path(config.data, config.seed, Clock.of(config), facts, objective_of).loader(0, 1))
 
 
 def fresh_model(config: RunConfig, compute: Compute) -> OnEncoder:
@@ -39,11 +40,11 @@ def fresh_model(config: RunConfig, compute: Compute) -> OnEncoder:
     if config.compute.compile:
         model.compile_layers()
     initialize(model, config.model, config.seed)
-    model.set_phase(at(config, 0).model)
+    model.set_phase(Clock.of(config).phases[0].model)
     if isinstance(model, Distilled):
-        teacher = find_teacher(config)
+        teacher = find_teacher(config.objective, config.model, config.phases.values(), config.data.tokenizer)
         assert teacher is not None
-        model.listen(teacher.read(config, compute.device, bf16=compute.bf16))
+        model.listen(teacher.read(config.compute, compute.device, bf16=compute.bf16))
     return model.to(compute.device).train()
 
 
@@ -58,31 +59,32 @@ class BareLoop:
 
     def __init__(self, model: OnEncoder, config: RunConfig, compute: Compute) -> None:
         self.model, self.config, self.compute = model, config, compute
-        self.optimizer = build_optimizer(config, model)
+        self.optimizer = build_optimizer(config.optim, model)
+        apply_clock(self.optimizer, Clock.of(config), 0)
         self._steps = 0
 
-    def gradients(self, batch: StepBatch, clock: Clock | None = None) -> Tensor:
+    def gradients(self, batch: StepBatch, watch: Stopwatch | None = None) -> Tensor:
         """Forward and backward of every microbatch; gives the loss of the step, which is still on the device."""
 
         def passed(event: str, microbatch: Batch, value: Any, last: bool) -> None:
-            if clock is not None and event == "after_loss":
-                clock.mark("forward")
-            elif clock is not None and event == "after_backward":
-                clock.mark("backward")
+            if watch is not None and event == "after_loss":
+                watch.mark("forward")
+            elif watch is not None and event == "after_backward":
+                watch.mark("backward")
 
         parts = gradients(self.model, batch, self.compute, self.config.seed, self._steps, passed)
         terms = batch.plan.objective.terms
         sums = {term: torch.stack([part.sums[term] for part in parts]).sum() for term in terms}
         return weighted(sums, terms, counts_per_rank(count_terms(batch.microbatches, terms), self.compute.device))
 
-    def step(self, batch: StepBatch, clock: Clock | None = None) -> Tensor:
+    def step(self, batch: StepBatch, watch: Stopwatch | None = None) -> Tensor:
         """A whole step; gives its loss."""
-        if clock is not None:
-            clock.start()
-        loss = self.gradients(batch, clock)
+        if watch is not None:
+            watch.start()
+        loss = self.gradients(batch, watch)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self._steps += 1
-        if clock is not None:
-            clock.mark("optimizer")
+        if watch is not None:
+            watch.mark("optimizer")
         return loss

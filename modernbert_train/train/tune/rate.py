@@ -61,8 +61,8 @@ def tokens_per_second(config: RunConfig, seconds: float, median: int) -> float:
         median: tokens of a document; what is longer than a row is cut.
     """
     config = filled(config, {})
-    compute = Compute.of(config)
-    use_threads(config, compute.device)
+    compute = Compute.of(config.compute)
+    use_threads(config.compute, compute.device)
     if compute.device.type == "cpu":
         keep_freed_memory()
     loop = BareLoop(fresh_model(config, compute), config, compute)

@@ -33,7 +33,7 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-class Clock:
+class Stopwatch:
     """Times of the parts of a step, read when all steps are done, so that nothing waits for the device before."""
 
     def __init__(self, device: torch.device) -> None:

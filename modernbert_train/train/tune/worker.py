@@ -49,9 +49,9 @@ class Worker:
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._compute = Compute.of(config)
+        self._compute = Compute.of(config.compute)
         self._loop: BareLoop | None = None
-        use_threads(config, self._compute.device)
+        use_threads(config.compute, self._compute.device)
         if self._compute.device.type == "cpu":
             keep_freed_memory()
 

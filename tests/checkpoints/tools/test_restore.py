@@ -101,7 +101,7 @@ def test_newer_copies_do_not_come_back(copied: SmallRun) -> None:
     """The second home has 300 and 500; without more the next start would bring 500 back."""
     said = copied.says("restore", copied.folder, "400")
     assert "step-00000500 is set aside in" in said
-    bring_back(copied.config, print)
+    bring_back(copied.config.checkpoint, Path(copied.config.folder), print)
     assert newest(copied) == 400
     (moved,) = copied.there.glob("superseded/*/step-00000500")
     assert {path.name for path in moved.iterdir()} == {path.name for path in copied.at(400).iterdir()}

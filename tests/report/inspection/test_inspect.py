@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from benchmarks.batches import labels_of_line
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.batch import IGNORED_LABEL
+from modernbert_train.clock import Clock
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.facts import read_facts
 from modernbert_train.data.open_shards import open_streams
@@ -53,7 +54,7 @@ def trained_rows(config: RunConfig, number: int) -> list[str]:
         return special.get(ids[0]) or visible(tokenizer.decode(ids, skip_special_tokens=False))
 
     rows = []
-    step = next(islice(build_data(config, read_facts(config)).loader(rank=0, num_ranks=1), number - 1, None))
+    step = next(islice(build_data(config, read_facts(config.data)).loader(rank=0, num_ranks=1), number - 1, None))
     for batch in step.microbatches:
         labels_T = labels_of_line(batch)
         labels = {at: int(labels_T[at]) for at in (labels_T != IGNORED_LABEL).nonzero().flatten().tolist()}
@@ -141,8 +142,12 @@ def test_mixture_and_packing_are_those_of_the_plans(tiny_run: TinyRun, tiny_data
     """All 12 or so batches of the first phase: counted here chunk by chunk through the documents' streams."""
     config = two_streams(tiny_run, tiny_data)
     text = inspect_run(config, 1, 1, color=False)
-    streams = open_streams(config, read_facts(config))
-    plans = [plan for plan in plan_path(config, streams.shards).planner if plan.phase == "short"]
+    streams = open_streams(config.data, config.seed, read_facts(config.data))
+    plans = [
+        plan
+        for plan in plan_path(config.data, config.seed, Clock.of(config), streams.shards).planner
+        if plan.phase == "short"
+    ]
     chunks = [chunk for plan in plans for row in plan.rows for chunk in row]
     of_a = [chunk for chunk in chunks if streams.stream_of(chunk.document) == "a"]
     share = sum(chunk.length for chunk in of_a) / sum(chunk.length for chunk in chunks)
@@ -180,8 +185,8 @@ def test_the_last_batches_of_a_run_can_be_seen_and_none_after(
     tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = read_run(tiny_run())
-    streams = open_streams(config, read_facts(config))
-    last = sum(1 for _ in plan_path(config, streams.shards).planner)
+    streams = open_streams(config.data, config.seed, read_facts(config.data))
+    last = sum(1 for _ in plan_path(config.data, config.seed, Clock.of(config), streams.shards).planner)
     assert main(["inspect", *tiny_run(), "--batch", str(last)]) == 0
     assert f"tiny: batch {last}, phase long" in capsys.readouterr().out
     assert main(["inspect", *tiny_run(), "--batch", str(last + 1)]) == 78

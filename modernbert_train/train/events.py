@@ -1,0 +1,50 @@
+"""Composer's events, fired where they fall in a step that is not Composer's, for its callbacks and loggers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from composer import Trainer
+from composer.core import Event
+
+from modernbert_train.batch import Batch
+from modernbert_train.distributed.heartbeat import passed
+from modernbert_train.train.silent_faults import SilentFaults
+
+
+class Events:
+    """Fires events, each with what Composer's state has by then.
+
+    Args:
+        trainer: whose callbacks and loggers hear them.
+        silent: hears of forward passes and of the last loss; None where there is none.
+    """
+
+    def __init__(self, trainer: Trainer, silent: SilentFaults | None) -> None:
+        self._trainer, self._state, self._silent = trainer, trainer.state, silent
+
+    def fire(self, event: Event) -> None:
+        """Let callbacks and loggers hear an event; and the other ranks where this one is, if they wait for it."""
+        passed(f"{event.value} of step {self._state.timestamp.batch.value}")
+        self._trainer.engine.run_event(event)
+
+    def of_microbatch(self, event: str, microbatch: Batch, value: Any, last: bool) -> None:
+        """Fire an event of a microbatch; see `gradients`."""
+        self._state.batch = microbatch
+        if event == "before_forward" and self._silent is not None:
+            self._silent.forward()
+        elif event == "after_forward":
+            self._state.outputs = value
+        elif event == "after_loss":
+            self._state.loss = value
+            if last and self._silent is not None:
+                self._silent.last_loss()
+        self.fire(Event(event))
+
+    def log_clock(self) -> None:
+        """Tell loggers where the run is, by Composer's names."""
+        now, places = self._state.timestamp, ("batch", "sample", "token")
+        self._trainer.logger.log_metrics(
+            {f"time/{place}{within}": getattr(now, f"{place}{within}").value for place in places
+             for within in ("", "_in_epoch")}
+        )  # fmt: skip

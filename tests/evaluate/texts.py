@@ -1,0 +1,11 @@
+"""Held-out texts of a run, opened for tests."""
+
+from __future__ import annotations
+
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.facts import read_facts
+from modernbert_train.evaluate.heldout import HeldOutTexts
+
+
+def texts_of(config: RunConfig) -> HeldOutTexts:
+    return HeldOutTexts(config.data, config.eval, config.phases, config.model.vocab_size, read_facts(config.data))
