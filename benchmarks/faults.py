@@ -926,4 +926,28 @@ FAULTS = (
         "the curve of the steps before a kill",
         ("tests/train/test_flushed_steps.py",),
     ),
+    Fault(
+        "weighed-by-predictions",
+        "modernbert_train/objectives/mlm.py",
+        '{"mlm": int(text.lengths_Q.sum()) + special}',
+        '{"mlm": predicted}',
+        "the bound of masked diffusion: a divisor that moves with what is drawn",
+        ("tests/objectives/test_mlm.py",),
+    ),
+    Fault(
+        "label-without-weight",
+        "modernbert_train/models/heads.py",
+        "factor_C * weights_C, at_label_C * weights_C",
+        "factor_C * weights_C, at_label_C",
+        "the gradient of predictions that have a weight",
+        ("tests/models/test_training.py",),
+    ),
+    Fault(
+        "weighed-validation",
+        "modernbert_train/config/objective.py",
+        '"mask_spread": 0.0, "mask_weight": "none"}',
+        '"mask_spread": 0.0}',
+        "held-out figures that compare between runs",
+        ("tests/objectives/test_mlm.py",),
+    ),
 )

@@ -21,6 +21,7 @@ from modernbert_train.config.objective import Order as Order
 from modernbert_train.core.keyed_random import Keys
 
 IGNORED_LABEL = -100
+WEIGHT_UNIT = 1 << 20  # weights of predictions travel as whole numbers of this unit: 1 to 1,000 fit 32 bits
 QUERY_RANK = 1 << 30  # of a query token as a key: beyond every limit, so that nothing sees it
 
 

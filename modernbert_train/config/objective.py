@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from omegaconf import MISSING
 
@@ -111,6 +111,11 @@ class ObjectiveConfig:
         raise NotImplementedError
 
     @property
+    def counts_tokens(self) -> bool:
+        """Whether the first term is a mean over the tokens of text, predicted or not."""
+        return False
+
+    @property
     def predicted_share(self) -> float:
         """Of the tokens of text, how many are predicted."""
         raise NotImplementedError
@@ -192,6 +197,10 @@ class MaskedLmConfig(ObjectiveConfig):
     mask_curve: Literal["linear", "cosine"] = knob("linear", phased=True)
     # each sequence has a share of its own, drawn from so much below the share to so much above it, all alike likely
     mask_spread: float = knob(0.0, low=0, high=0.5, phased=True)
+    # of a prediction in the loss. 1/rate: one over the rate of its sequence, which is at least 0.001, and the sum is
+    # divided by the tokens of text, predicted or not. With mask_rate and mask_spread 0.5, masking bernoulli and
+    # mask_token_share 1 that is the bound of masked diffusion (LLaDA, arXiv 2502.09992)
+    mask_weight: Literal["none", "1/rate"] = knob("none", phased=True)
     # the same in validation, whose masking is always exact and never changes
     eval_mask_rate: float = knob(0.15, above=0, high=1, why="as a share of the tokens; the published recipe uses 0.15")
     # where a token is predicted: in its own place, or in that of the token before it, as a decoder that is made an
@@ -222,11 +231,17 @@ class MaskedLmConfig(ObjectiveConfig):
             f"  of the predicted tokens {self.mask_token_share:.0%} become `[MASK]`,\n"
             f"  {self.random_token_share:.0%} a random token, {rest:.0%} stay"
             + ("; predicted in the place of the token before" if self.predict_from == "before" else "")
+            + ("; each weighs 1/rate" if self.counts_tokens else "")
         )
 
     @property
     def terms(self) -> Mapping[str, float]:
         return {"mlm": 1.0}
+
+    @property
+    def counts_tokens(self) -> bool:
+        """See `ObjectiveConfig`."""
+        return self.mask_weight == "1/rate"
 
     @property
     def predicted_share(self) -> float:
@@ -250,7 +265,8 @@ class MaskedLmConfig(ObjectiveConfig):
         return replace(self, mask_rate=rate, mask_rate_end=max(self.mask_rate, self.mask_rate_end))
 
     def for_validation(self) -> MaskedLmConfig:
-        return replace(self, masking="exact", mask_rate=self.eval_mask_rate, mask_rate_end=None, mask_spread=0.0)
+        fixed: dict[str, Any] = {"masking": "exact", "mask_rate_end": None, "mask_spread": 0.0, "mask_weight": "none"}
+        return replace(self, mask_rate=self.eval_mask_rate, **fixed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,13 +42,18 @@ class PredictionHead(nn.Module):
         return self.norm(F.gelu(self.dense(hidden_MD)))
 
 
-def masked_lm_loss_sum(logits_MV: Tensor, labels_M: Tensor, z_loss: float) -> Tensor:
-    """Sum over the labels that are not IGNORED_LABEL of cross-entropy + z_loss * logsumexp^2, in fp32.
+def masked_lm_loss_sum(logits_MV: Tensor, labels_M: Tensor, z_loss: float, weights_M: Tensor | None = None) -> Tensor:
+    """Sum over the labels that are not IGNORED_LABEL of cross-entropy + z_loss * logsumexp^2, in fp32, each times its
+    weight if there are any.
 
     A sum, so that the caller divides by a count known on the host, and no label at all gives 0 and not 0/0.
     Source of the z-loss: PaLM, arXiv:2204.02311, section 5.
     """
     logits_MV = logits_MV.float()
+    if weights_M is not None:
+        loss_M = F.cross_entropy(logits_MV, labels_M, ignore_index=IGNORED_LABEL, reduction="none")
+        squared_M = logits_MV.logsumexp(dim=-1).square().masked_fill(labels_M == IGNORED_LABEL, 0.0)
+        return ((loss_M + z_loss * squared_M) * weights_M).sum()
     total = F.cross_entropy(logits_MV, labels_M, ignore_index=IGNORED_LABEL, reduction="sum")
     if z_loss:
         squared_M = logits_MV.logsumexp(dim=-1).square()
@@ -96,14 +101,18 @@ def sample(weights_CV: Tensor, draws_C: Tensor) -> Tensor:
 
 
 def loss_and_gradient(
-    logits_CV: Tensor, labels_C: Tensor, z_loss: float, draws_C: Tensor | None = None
+    logits_CV: Tensor,
+    labels_C: Tensor,
+    z_loss: float,
+    draws_C: Tensor | None = None,
+    weights_C: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """`masked_lm_loss_sum` and its gradient with respect to the logits, whose memory is used up.
 
     Returns:
         loss: fp32 scalar.
-        gradient_CV: softmax * (1 + 2 z_loss logsumexp) - [label], 0 where no label is; in the logits' precision, each
-            entry rounded once.
+        gradient_CV: softmax * (1 + 2 z_loss logsumexp) - [label], times the weight, 0 where no label is; in the logits'
+            precision, each entry rounded once.
         ids_C: drawn from the softmax by draws_C; None without.
     """
     own_dtype, real_C = logits_CV.dtype, labels_C != IGNORED_LABEL
@@ -118,6 +127,8 @@ def loss_and_gradient(
     loss_C = partition_C - label_logit_C + z_loss * partition_C.square()
     factor_C = torch.where(real_C, 1 + 2 * z_loss * partition_C, 0.0)
     at_label_C = torch.where(real_C, factor_C * (label_logit_C - partition_C).exp() - 1, 0.0)
+    if weights_C is not None:
+        loss_C, factor_C, at_label_C = loss_C * weights_C, factor_C * weights_C, at_label_C * weights_C
     gradient_CV = exp_CV.mul_((factor_C / sum_C).unsqueeze(1)).to(own_dtype)
     line_C = torch.arange(len(labels_C), device=labels_C.device)
     gradient_CV[line_C, column_C] = at_label_C.to(own_dtype)
@@ -137,8 +148,9 @@ class ChunkedLoss(torch.autograd.Function):
         draws_M: Tensor | None,
         z_loss: float,
         chunk_positions: int,
-        step: Callable[[Tensor, Tensor, float, Tensor | None], tuple[Tensor, Tensor, Tensor | None]],
+        step: Callable[..., tuple[Tensor, Tensor, Tensor | None]],
         cast_VD: Tensor | None = None,
+        weights_M: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Apply to the head's output and the decoder's weights; products are computed in autocast's precision.
 
@@ -151,6 +163,7 @@ class ChunkedLoss(torch.autograd.Function):
             chunk_positions: C; see `ComputeConfig.logit_chunk`.
             step: `loss_and_gradient`, or the same compiled.
             cast_VD: the weight in autocast's precision, if that is there already.
+            weights_M: fp32, of the predictions; None: all are 1.
 
         Returns:
             The fp32 sum, and the ids that were drawn, through which no gradient goes.
@@ -167,9 +180,10 @@ class ChunkedLoss(torch.autograd.Function):
         for first in range(0, len(labels_M), chunk_positions):
             chunk = slice(first, first + chunk_positions)
             draws_C = None if draws_M is None else draws_M[chunk]
+            weighed = () if weights_M is None else (weights_M[chunk],)
             # no name for the logits here: step may then free them
             chunk_loss, gradient_CV, ids_C = step(
-                F.linear(hidden[chunk], weight, bias), labels_M[chunk], z_loss, draws_C
+                F.linear(hidden[chunk], weight, bias), labels_M[chunk], z_loss, draws_C, *weighed
             )
             loss += chunk_loss
             if ids_M is not None and ids_C is not None:
@@ -191,4 +205,4 @@ class ChunkedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         grads = (None if saved is None else saved * grad for saved in ctx.saved_tensors)
-        return *grads, None, None, None, None, None, None
+        return *grads, None, None, None, None, None, None, None

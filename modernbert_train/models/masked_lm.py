@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modernbert_train.batch import Batch, Sums
+from modernbert_train.batch import WEIGHT_UNIT, Batch, Sums
 from modernbert_train.models.casts import Linear
 from modernbert_train.models.compiler import set_up_compiler
 from modernbert_train.models.encoder import Encoder, OnEncoder
 from modernbert_train.models.heads import ChunkedLoss, loss_and_gradient, masked_lm_loss_sum, sample
 from modernbert_train.models.layers import compute_dtype
 
-POSITIONS, LABELS = "positions_M", "labels_M"  # of the targets, as objectives/mlm.py makes them
+POSITIONS, LABELS, WEIGHTS = "positions_M", "labels_M", "weights_M"  # of the targets, as objectives/mlm.py makes them
 
 
 class ForMaskedLM(OnEncoder):
@@ -86,12 +86,14 @@ class ForMaskedLM(OnEncoder):
         """The same, of what the decoder reads."""
         labels_M, term = batch.targets[LABELS], next(iter(batch.counts))
         chunk = self.logit_chunk(compute_dtype(hidden_MD), on_gpu=hidden_MD.is_cuda)
+        weights_M = batch.targets[WEIGHTS].float() / WEIGHT_UNIT if WEIGHTS in batch.targets else None
         if figures:
-            return self._plain(hidden_MD, labels_M, draws_M, chunk, term)
+            return self._plain(hidden_MD, labels_M, weights_M, draws_M, chunk, term)
         weight_VD, bias_V, cast_VD = self.decoder.weight, self.decoder.bias, self.decoder.cast
         loss_sum, sampled_M = ChunkedLoss.apply(
-            hidden_MD, weight_VD, bias_V, labels_M, draws_M, self.z_loss, chunk, self._loss_and_gradient, cast_VD
-        )
+            hidden_MD, weight_VD, bias_V, labels_M, draws_M, self.z_loss, chunk, self._loss_and_gradient, cast_VD,
+            weights_M,
+        )  # fmt: skip
         return Sums({term: loss_sum}, {}), sampled_M
 
     def logit_chunk(self, dtype: torch.dtype, *, on_gpu: bool) -> int:
@@ -100,13 +102,20 @@ class ForMaskedLM(OnEncoder):
         return self.model.compute.logit_chunk or usual
 
     def _plain(
-        self, hidden_MD: Tensor, labels_M: Tensor, draws_M: Tensor | None, chunk: int, term: str
+        self,
+        hidden_MD: Tensor,
+        labels_M: Tensor,
+        weights_M: Tensor | None,
+        draws_M: Tensor | None,
+        chunk: int,
+        term: str,
     ) -> tuple[Sums, Tensor | None]:
         loss_sum, hits, drawn = [], [], []
         for first in range(0, max(1, len(labels_M)), chunk):
             part = slice(first, first + chunk)
             logits_CV = self.decoder(hidden_MD[part])
-            loss_sum.append(masked_lm_loss_sum(logits_CV, labels_M[part], self.z_loss))
+            weights_C = None if weights_M is None else weights_M[part]
+            loss_sum.append(masked_lm_loss_sum(logits_CV, labels_M[part], self.z_loss, weights_C))
             hits.append((logits_CV.argmax(dim=-1) == labels_M[part]).sum())
             if draws_M is not None:
                 drawn.append(sample(_exp(logits_CV), draws_M[part]))

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from modernbert_train.batch import Inputs, PackedText
 from modernbert_train.config.schema import DistillConfig
-from modernbert_train.objectives.mlm import MaskedLM
+from modernbert_train.objectives.mlm import MaskedLM, predictions
 from modernbert_train.objectives.rtd import TOKENS, marks_of
 from modernbert_train.vocabulary import Vocabulary
 
@@ -30,7 +30,7 @@ class Distill:
         every sequence."""
         masked = self._tokens.make(text, settings)
         marks_T = marks_of(text)
-        counts = {"mlm": masked.counts["mlm"], "kl": masked.counts["mlm"]}
+        counts = {"mlm": masked.counts["mlm"], "kl": predictions(masked)}
         counts |= dict.fromkeys(("cosine", "mse"), int(marks_T.sum())) | {"pooled": len(text.starts_Q)}
         targets = {**masked.targets, TOKENS: marks_T}
         return replace(masked, targets=targets, counts={term: counts[term] for term in settings.terms})

@@ -13,7 +13,9 @@ Which tokens are predicted is `objective.masking`:
 - `ngram`: each sequence gets the share that `exact` gives it, or the least bit less, in whole words, one to three
   together (ngrams.py). What stands in their place is drawn for each token, as in ALBERT's published code.
 
-`objective.mask_spread` draws the rate of each sequence, `objective.mask_rate_end` moves it through a phase.
+`objective.mask_spread` draws the rate of each sequence, `objective.mask_rate_end` moves it through a phase. With
+`objective.mask_weight=1/rate` a prediction weighs 1 over the rate of its sequence, and the term counts the tokens that
+could have been predicted: known before any is, and the same however a batch is cut.
 `objective.predict_from=before` predicts each in the place of the token before it.
 
 In all but `reference` special tokens are never masked and never drawn as replacements.
@@ -31,7 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.batch import IGNORED_LABEL, Inputs, PackedText
+from modernbert_train.batch import IGNORED_LABEL, WEIGHT_UNIT, Inputs, PackedText
 from modernbert_train.config.schema import MaskedLmConfig
 from modernbert_train.core.keyed_random import Keys, hash64, uniform
 from modernbert_train.objectives import ngrams
@@ -40,10 +42,17 @@ from modernbert_train.vocabulary import Vocabulary
 log = logging.getLogger(__name__)
 
 POSITIONS, LABELS = "positions_M", "labels_M"  # names of the targets: indices into T, and ids; IGNORED_LABEL pads
+WEIGHTS = "weights_M"  # of the predictions, in parts of WEIGHT_UNIT of batch.py; only where they have some
+LEAST_RATE = 0.001  # of a sequence whose predictions weigh 1/rate: as LLaDA's code has it, and 32 bits are enough
 
 _COUNT, _SELECT, _KIND, _TOKEN, _RATE = (np.uint64(n) for n in (0xC0, 0x5E, 0x1D, 0x70, 0xAE))
 _SLACK = 32  # see max_predicted
 _SURPRISE = 45.0  # the bound of independent draws fails with a probability below e^-45, once in 10^19 microbatches
+
+
+def predictions(inputs: Inputs) -> int:
+    """How many tokens are predicted, whatever the term counts."""
+    return int((inputs.targets[LABELS] != IGNORED_LABEL).sum())
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,8 @@ class MaskedLM:
         if settings.mask_spread:
             draw_Q = uniform(hash64(text.keys_Q, np.broadcast_to(_RATE, text.keys_Q.shape)))
             rate_Q = rate_Q + settings.mask_spread * (2 * draw_Q - 1)
+        if settings.counts_tokens:
+            rate_Q = np.maximum(rate_Q, LEAST_RATE)
         bound = self.max_predicted(settings.most_predicted, len(text.ids_T))
         masked = self.corrupt(text.ids_T, text.starts_Q, text.lengths_Q, text.keys_Q, rate_Q, cuts_Q, bound)
         positions_M = masked.positions_M - (settings.predict_from == "before")  # a special token stands before texts
@@ -88,7 +99,13 @@ class MaskedLM:
             POSITIONS: np.pad(positions_M, (0, bound - predicted)),
             LABELS: np.pad(masked.labels_M, (0, bound - predicted), constant_values=IGNORED_LABEL),
         }
-        return Inputs(masked.input_ids_T, targets, {"mlm": predicted})
+        if not settings.counts_tokens:
+            return Inputs(masked.input_ids_T, targets, {"mlm": predicted})
+        sequence_M = np.searchsorted(text.starts_Q, masked.positions_M + 1, side="right") - 1  # [CLS] is of the next
+        weights_M = np.rint(WEIGHT_UNIT / rate_Q[sequence_M]).astype(np.int64)
+        special = 2 * len(text.keys_Q) if self._config.masking == "reference" else 0
+        targets[WEIGHTS] = np.pad(weights_M, (0, bound - predicted))
+        return Inputs(masked.input_ids_T, targets, {"mlm": int(text.lengths_Q.sum()) + special})
 
     def corrupt(
         self,

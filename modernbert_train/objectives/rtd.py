@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from modernbert_train.batch import Inputs, PackedText
 from modernbert_train.config.schema import ReplacedTokensConfig
 from modernbert_train.core.keyed_random import hash64
-from modernbert_train.objectives.mlm import POSITIONS, MaskedLM
+from modernbert_train.objectives.mlm import POSITIONS, MaskedLM, predictions
 from modernbert_train.vocabulary import Vocabulary
 
 DRAWS, TOKENS = "draws_M", "tokens_T"  # names of the targets: 31 uniform bits, and 1 where a token is no pad
@@ -50,7 +50,7 @@ class ReplacedTokens:
     def make(self, text: PackedText, settings: ReplacedTokensConfig) -> Inputs:
         """See `Objective.make`; there is a draw for each place of the predicted positions."""
         masked = self._tokens.make(text, settings)
-        predicted, positions_M = masked.counts["mlm"], masked.targets[POSITIONS]
+        predicted, positions_M = predictions(masked), masked.targets[POSITIONS]
         positions = positions_M[:predicted]
         sequence = np.searchsorted(text.starts_Q, positions, side="right") - 1
         place = (positions - text.starts_Q[sequence]).astype(np.uint64)

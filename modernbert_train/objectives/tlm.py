@@ -14,7 +14,7 @@ import numpy as np
 
 from modernbert_train.batch import Inputs, PackedText
 from modernbert_train.config.schema import TranslationConfig
-from modernbert_train.objectives.mlm import POSITIONS, MaskedLM
+from modernbert_train.objectives.mlm import POSITIONS, MaskedLM, predictions
 from modernbert_train.vocabulary import Vocabulary
 
 
@@ -46,6 +46,6 @@ class Translation:
         masked = self._tokens.make(replace(text, ids_T=joined_T, lengths_Q=lengths_Q), settings, cuts_Q)
         out_T = text.ids_T.copy()
         out_T[back_T] = masked.ids_T
-        found, positions_M = masked.counts["mlm"], masked.targets[POSITIONS].copy()
+        found, positions_M = predictions(masked), masked.targets[POSITIONS].copy()
         positions_M[:found] = back_T[positions_M[:found]]
         return replace(masked, ids_T=out_T, targets={**masked.targets, POSITIONS: positions_M})

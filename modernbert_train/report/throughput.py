@@ -60,6 +60,8 @@ def training_flops(
     lengths = [chunk.length + objective.special_tokens for row in rows for chunk in row]
     tokens, counted = sum(lengths), census(model, objective)
     uses = {head: count / tokens for head, count in zip(objective.heads, counts.values(), strict=True)}
+    if objective.counts_tokens:
+        uses[objective.heads[0]] *= objective.predicted_share
     uses |= dict.fromkeys(objective.idle_heads, 0.0)
     spans = mean_spans(lengths, counted, objective.order, objective.query_share)
     encoded = objective.encoded_tokens(tokens / len(lengths))

@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,8 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.batches import mean_loss, mlm_batch
-from modernbert_train.batch import IGNORED_LABEL, Batch
-from modernbert_train.config.schema import ComputeConfig, ModernBertConfig
+from modernbert_train.batch import IGNORED_LABEL, WEIGHT_UNIT, Batch, PackedText
+from modernbert_train.config.schema import ComputeConfig, MaskedLmConfig, ModernBertConfig
+from modernbert_train.core.keyed_random import hash64, uniform
 from modernbert_train.errors import ConfigError
 from modernbert_train.models import modernbert
 from modernbert_train.models.attention import choose_kernel, sdpa, varlen
@@ -29,8 +31,10 @@ from modernbert_train.models.attention.visible import Visible
 from modernbert_train.models.heads import ChunkedLoss, loss_and_gradient, masked_lm_loss_sum
 from modernbert_train.models.layers import EncoderLayer, rotary_tables
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
+from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.optim.stable_adamw import StableAdamW
 from tests import warm
+from tests.objectives.test_mlm import MASK, VOCABULARY, keys, line
 
 Make = Callable[..., Any]
 
@@ -96,6 +100,49 @@ def test_the_loss_by_chunks_is_the_loss(chunk: int, z_loss: float, bf16: bool) -
     for ours, expected in zip(*found, strict=True):
         assert ours.dtype == expected.dtype
         assert (ours - expected).norm() <= (1e-2 if bf16 else 1e-6) * expected.norm()
+
+
+@pytest.mark.parametrize("chunk", [3, 50])
+def test_weighed_predictions_are_the_bound_of_masked_diffusion(chunk: int) -> None:
+    """1/N sum over sequences of 1/t sum of -log p, of N tokens of text (LLaDA, arXiv 2502.09992, equation 3), by chunks
+    and of all logits, gradients too; from the targets as the objective makes them."""
+    config = MaskedLmConfig(mask_rate=0.5, mask_spread=0.5, mask_weight="1/rate", mask_token_share=1.0)
+    config = replace(config, masking="bernoulli", random_token_share=0.0)
+    ids, starts, lengths = line([9, 1, 20, 6])
+    made = MaskedLM(config, VOCABULARY).make(PackedText(ids, starts, lengths, keys(4)), config)
+    rates = 0.5 + 0.5 * (2 * uniform(hash64(keys(4), np.full(4, 0xAE, np.uint64))) - 1)
+    generator = torch.Generator().manual_seed(0)
+    hidden_TD, weight_VD = (torch.randn(n, 16, generator=generator).requires_grad_() for n in (len(ids), 100))
+    logs_TV = (hidden_TD @ weight_VD.t()).double().log_softmax(-1)
+    expected = torch.zeros((), dtype=torch.float64)
+    for start, length, rate in zip(starts.tolist(), lengths.tolist(), rates.tolist(), strict=True):
+        for place in range(start, start + length):
+            if made.ids_T[place] == MASK:
+                expected = expected - logs_TV[place, ids[place]] / rate / 36
+    grads = torch.autograd.grad(expected, (hidden_TD, weight_VD))
+
+    positions_M, labels_M, weights_M = (
+        torch.from_numpy(made.targets[f"{name}_M"]) for name in ("positions", "labels", "weights")
+    )
+    hidden_MD, weights_M = hidden_TD[positions_M], weights_M.float() / WEIGHT_UNIT
+    chunked, _ = ChunkedLoss.apply(
+        hidden_MD, weight_VD, None, labels_M, None, 0.0, chunk, loss_and_gradient, None, weights_M
+    )
+    plain = masked_lm_loss_sum(hidden_MD @ weight_VD.t(), labels_M, 0.0, weights_M)
+    assert made.counts["mlm"] == 36 and 3 < (labels_M != IGNORED_LABEL).sum() < 33
+    for loss in (chunked, plain):
+        torch.testing.assert_close(loss.double() / 36, expected, atol=1e-6, rtol=2e-6)
+        for found, wanted in zip(
+            torch.autograd.grad(loss / 36, (hidden_TD, weight_VD), retain_graph=True), grads, strict=True
+        ):
+            torch.testing.assert_close(found, wanted.float(), atol=1e-6, rtol=1e-5)
+    z_losses = [
+        ChunkedLoss.apply(hidden_MD, weight_VD, None, labels_M, None, 0.25, chunk, loss_and_gradient, None, weights_M)[
+            0
+        ]
+    ]
+    z_losses.append(masked_lm_loss_sum(hidden_MD @ weight_VD.t(), labels_M, 0.25, weights_M))
+    torch.testing.assert_close(*z_losses)
 
 
 @pytest.mark.runs

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from modernbert_train.batch import PackedText
+from modernbert_train.batch import WEIGHT_UNIT, PackedText
 from modernbert_train.config.schema import MaskedLmConfig
 from modernbert_train.core.keyed_random import derive, derive_each
-from modernbert_train.objectives.mlm import Masked, MaskedLM
+from modernbert_train.objectives.mlm import Masked, MaskedLM, predictions
 from modernbert_train.vocabulary import Vocabulary
 
 PAD, UNK, CLS, SEP, MASK = range(5)
@@ -237,6 +237,34 @@ def test_each_sequence_may_have_a_rate_of_its_own() -> None:
     assert len(made.targets["positions_M"]) == objective.max_predicted(0.7, len(ids))
     alone = objective.make(PackedText(ids[:402], starts[:1], lengths[:1], keys(1)), config)
     assert alone.counts["mlm"] == round(shares[0] * 400)
+
+
+@pytest.mark.parametrize("masking", ["exact", "bernoulli", "ngram", "reference"])
+def test_a_prediction_may_weigh_one_over_the_rate_of_its_sequence(masking: str) -> None:
+    """Masked diffusion: rates between 0 and 1, and a term that counts the text, so that no draw moves its divisor."""
+    sizes = [400, 1, 30, 80] * 100
+    ids, starts, lengths = line(sizes, tail=9)
+    config = MaskedLmConfig(mask_rate=0.5, mask_spread=0.5, mask_weight="1/rate", masking=masking)  # type: ignore[arg-type]
+    text = PackedText(ids, starts, lengths, keys(400))
+    made = MaskedLM(config, VOCABULARY).make(text, config)
+    even = replace(config, mask_weight="none")
+    plain = MaskedLM(even, VOCABULARY).make(text, even)
+    special = 2 * 400 if masking == "reference" else 0
+    assert made.counts["mlm"] == sum(sizes) + special and predictions(made) == plain.counts["mlm"]
+    number = predictions(made)
+    weights, at = made.targets["weights_M"] / WEIGHT_UNIT, made.targets["positions_M"]
+    assert weights[:number].min() >= 1 and weights.max() <= 1000 and not weights[number:].any()
+    assert made.targets["weights_M"].max() < 2**31 and len(weights) == len(at)
+    whole = 0.0  # of each sequence: its predictions over its rate are its tokens, as far as whole numbers can be
+    for start, length in zip(starts.tolist(), sizes, strict=True):
+        own = (at[:number] >= start - 1) & (at[:number] <= start + length)
+        if own.any():
+            (weight,) = {*weights[:number][own].tolist()}
+            whole += own.sum() * weight
+            if masking == "exact":
+                assert abs(own.sum() * weight - length) <= weight * (1 + 1e-5)
+    assert abs(whole / made.counts["mlm"] - 1) < 0.05
+    assert config.for_validation().mask_weight == "none" and config.for_validation().mask_spread == 0
 
 
 @pytest.mark.parametrize(("curve", "rates"), [("linear", (0.3, 0.225, 0.15)), ("cosine", (0.3, 0.278033, 0.171967))])

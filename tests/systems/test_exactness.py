@@ -19,6 +19,7 @@ from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.checkpoint import newest_valid
 from tests import warm
 from tests.conftest import TinyRun
+from tests.distributed.test_train_ranks import assert_same_run
 from tests.systems.test_matrix import PAIRS, system
 from tests.train.faulty import Killed, at_fault
 from tests.train.test_run import records
@@ -99,6 +100,34 @@ def test_a_mask_rate_that_moves_goes_on_where_it_was(tiny_run: TinyRun, tmp_path
     assert shares[0] > 0.4 > 0.2 > shares[-1] and shares == sorted(shares, reverse=True)
     killed_and_gone_on(tiny_run(*common, "name=killed"), step=5)
     assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole", least=5)
+
+
+DIFFUSION = (
+    "{name: mlm, mask_rate: 0.5, mask_spread: 0.5, mask_weight: 1/rate, mask_token_share: 1.0, random_token_share: 0.0}"
+)
+
+
+@pytest.mark.runs
+def test_predictions_that_weigh_one_over_their_rate_do_not_know_how_a_batch_is_cut(
+    tiny_run: TinyRun, tmp_path: Path
+) -> None:
+    """In microbatches of one row or of many, killed or not; and in the phase after it all weigh the same."""
+    even = "{mask_rate: 0.3, mask_spread: 0.0, mask_weight: none}"
+    phases = (f"objective={DIFFUSION}", f"phases.long.objective={even}")
+    common = (*phases, "phases.short.batch_warmup=null", "checkpoint.interval_steps=2")
+    assert main(["train", *tiny_run(*common, "name=whole")]) == 0
+    runs = tmp_path / "runs"
+    steps = records(runs / "whole")
+    ends = [0, *(step["tokens"] for step in steps)]
+    for step, start, end in zip(steps, ends, ends[1:], strict=False):
+        share = step["predicted"] / (end - start)  # all but [CLS] and [SEP] are counted, and then three in ten
+        assert share > 0.9 if step["phase"] == "short" else 0.2 < share < 0.3
+    assert steps[0]["loss"] == pytest.approx(6.24, abs=1.2)  # ln 512, with what weights of a few sequences add
+    killed_and_gone_on(tiny_run(*common, "name=killed"), step=5)
+    assert_equal_runs(runs / "killed", runs / "whole")
+    cut = ("phases.short.microbatch_tokens=64", "phases.long.microbatch_tokens=128")
+    assert main(["train", *tiny_run(*common, *cut, "name=cut")]) == 0
+    assert_same_run(runs / "cut", runs / "whole")
 
 
 @pytest.mark.slow
@@ -199,7 +228,8 @@ def launch(words: list[str], ranks: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("encoder", "objective"), [*PAIRS, ("modernbert", "causal first"), ("albert", "shared and recomputed")]
+    ("encoder", "objective"),
+    [*PAIRS, ("modernbert", "causal first"), ("modernbert", "1/rate"), ("albert", "shared and recomputed")],
 )
 def test_two_ranks_are_as_one(tiny_run: TinyRun, tmp_path: Path, encoder: str, objective: str) -> None:
     """The loss of each term is a mean over the global batch, however it was cut."""
@@ -207,6 +237,8 @@ def test_two_ranks_are_as_one(tiny_run: TinyRun, tmp_path: Path, encoder: str, o
     def words(*more: str) -> list[str]:
         if objective == "causal first":
             return tiny_run(*CAUSAL_FIRST, *more)
+        if objective == "1/rate":
+            return tiny_run(f"objective={DIFFUSION}", *more)
         if objective == "shared and recomputed":  # some layers are sharded, one is not; dropout is drawn again
             model = "model={sharing: ffn, group_layers: 1, dropout: 0.1}"
             more = (*more, model, "compute.activation_checkpointing=true", "objective.masking=ngram")
