@@ -179,8 +179,8 @@ FAULTS = (
     Fault(
         "phase-shares",
         "modernbert_train/data/mixing.py",
-        "* phase.tokens / config.total_tokens",
-        "/ len(config.phases)",
+        "* phase.tokens / total",
+        "/ len(phases)",
         "the shares that a mixture is told to have, where phases are of different length",
         ("tests/data/test_mixing.py",),
     ),
@@ -695,8 +695,8 @@ FAULTS = (
     Fault(
         "alpha-of-the-run",
         "modernbert_train/data/mixing.py",
-        "config.data.alpha if phase.alpha is None else phase.alpha",
-        "config.data.alpha if config.data.alpha is not None else phase.alpha",
+        "data.alpha if phase.alpha is None else phase.alpha",
+        "data.alpha if data.alpha is not None else phase.alpha",
         "a later phase's own shares of languages",
         ("tests/data/test_mixing.py",),
     ),
@@ -759,8 +759,8 @@ FAULTS = (
     Fault(
         "first-layers",
         "modernbert_train/models/shrinking.py",
-        "spread(layer, new.num_layers, old.num_layers)",
-        "layer",
+        'layer_sources(old, new, "fitted")',
+        "list(range(new.num_layers))",
         "weights.shrink_from: the first layers are taken in place of every other",
         ("tests/models/test_shrinking.py",),
     ),

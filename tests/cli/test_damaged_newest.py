@@ -60,7 +60,6 @@ VERBS: dict[str, Callable[[Path], list[str]]] = {
     "average": lambda run: ["average", str(run), str(step_folders(run / "checkpoints")[0]), "--out", f"{run}-mean"],
     "average --last": lambda run: ["average", str(run), "--last", "2", "--out", f"{run}-last"],
     "report": lambda run: ["report", str(run)],
-    "show": lambda run: ["checkpoints", "show", str(run)],
 }
 
 

@@ -129,7 +129,7 @@ def dies(self, *given, **named):
     stops = after_step(self, *given, **named)
     steps.append(1)
     if len(steps) == {steps}:
-        self.settle()  # what is being written, so that it is known where the next start begins
+        self.settle(60.0)  # what is being written, so that it is known where the next start begins
         os.kill(os.getpid(), signal.SIGKILL)
     return stops
 checkpointing.Checkpoints.after_step = dies
