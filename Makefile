@@ -41,7 +41,7 @@ test-commands: venv ## every command of the README and the pages that make test 
 CASES := curves recipes plan weights train core extension benchmarks systems security examples data_prep/adoption test_api.py \
 	packaging/test_import_hook.py models/test_real_sizes.py models/test_casts.py distributed/test_thousand_ranks.py \
 	evaluate/test_probe.py evaluate/retrieval evaluate/finetune/test_finetune.py evaluate/finetune/test_many.py \
-	evaluate/finetune/test_watch.py launch/test_pretrain.py \
+	launch/test_pretrain.py \
 	launch/test_launch.py::test_the_quickstart_on_four_ranks_takes_the_steps_of_one
 
 test-cases: venv ## the pairs, optimizers, kills and injuries of which make test runs one of a kind; minutes

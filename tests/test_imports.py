@@ -45,7 +45,7 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
         "data.tables", "distributed.orphans", "vocabulary",
     ),
     "launch": (
-        "__main__", "checkpoints.results", "cli.arguments", "cli.parser", "config", "core", "data.check",
+        "__main__", "checkpoints.results", "cli.arguments", "cli.parser", "clock", "config", "core", "data.check",
         "distributed", "plan", "report", "weights.named_model", "data_prep.report", "data_prep.sample",
     ),
 }  # fmt: skip

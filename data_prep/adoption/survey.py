@@ -148,7 +148,7 @@ class Survey:
                 yield ids
         except RunError:  # of whoever takes them
             raise
-        except Exception as error:
+        except Exception as error:  # what others wrote can be wrong in any way
             raise self._broken(entry, f"{what}cannot be opened as index.json says ({error})", _OTHER_IDS) from None
 
     def _bytes(self, entry: Entry) -> bytes:

@@ -129,10 +129,11 @@ def census(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Cens
 def _without_tokens(matrices: Iterable[Matrix], *, idle: bool) -> tuple[Matrix, ...]:
     """An encoder whose table is only looked up, without the head that predicts tokens, or with that for later."""
     found: list[Matrix] = []
+    table, *_ = matrices = tuple(matrices)
     for matrix in matrices:
         if matrix.head != "tokens" or (idle and matrix.place == "head"):
             found.append(matrix)
-        elif matrix.place != "head":
+        elif matrix is table or (idle and matrix.place != "head"):
             found.append(replace(matrix, uses=0, head=None))
     return tuple(found)
 

@@ -25,10 +25,11 @@ _FULL = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")  # in what torch, Triton
 
 def halved(folder: Path) -> dict[str, int]:
     """The microbatches that were halved for the run of a folder, in tokens, by their keys."""
-    noted = {}
+    noted = None
     with suppress(OSError, ValueError):
         noted = read_json(folder / HALVED)
-    return {key: tokens for key, tokens in noted.items() if is_count(tokens) and tokens > 0}
+    found = noted if isinstance(noted, dict) else {}
+    return {key: tokens for key, tokens in found.items() if is_count(tokens) and tokens > 0}
 
 
 def phase_of_newest(folder: Path) -> str | None:

@@ -84,6 +84,7 @@ def test_the_clock_sets_every_group(optim: OptimConfig, kind: type) -> None:
     config = make_run(optim)
     optimizer = build_optimizer(config.optim, Encoder())
     assert type(optimizer) is kind
+    apply_clock(optimizer, Clock.of(config), 0)
     assert [group["lr"] for group in optimizer.param_groups] == [1e-13, 1e-13]
     for group in optimizer.param_groups:
         assert tuple(group["betas"]) == (0.8, 0.95) and group["eps"] == 1e-5
