@@ -58,6 +58,7 @@ SMALLER = {
     "--entries 50368": "--entries 512",
     "--hours 1": "--size tiny --tokens 20k --yes",
     "--hours 24": "--size tiny --tokens 20k --yes",
+    "my/texts --entries 4096": "my/texts --entries 400",
     " train yamls/quickstart.yaml": f" train yamls/quickstart.yaml {FEW}",
     "check yamls/quickstart.yaml name=words": f"check yamls/quickstart.yaml {WIDTH} name=words",
     " tune yamls/quickstart.yaml": f" tune yamls/quickstart.yaml {FEW} compute.compile=false",
