@@ -148,7 +148,7 @@ class ChunkedLoss(torch.autograd.Function):
         draws_M: Tensor | None,
         z_loss: float,
         chunk_positions: int,
-        step: Callable[..., tuple[Tensor, Tensor, Tensor | None]],
+        step: Callable[[Tensor, Tensor, float, Tensor | None, Tensor | None], tuple[Tensor, Tensor, Tensor | None]],
         cast_VD: Tensor | None = None,
         weights_M: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
@@ -180,10 +180,10 @@ class ChunkedLoss(torch.autograd.Function):
         for first in range(0, len(labels_M), chunk_positions):
             chunk = slice(first, first + chunk_positions)
             draws_C = None if draws_M is None else draws_M[chunk]
-            weighed = () if weights_M is None else (weights_M[chunk],)
-            # no name for the logits here: step may then free them
+            weights_C = None if weights_M is None else weights_M[chunk]
+            # neither a name for the logits here, nor a tuple of arguments (*): step may then free them
             chunk_loss, gradient_CV, ids_C = step(
-                F.linear(hidden[chunk], weight, bias), labels_M[chunk], z_loss, draws_C, *weighed
+                F.linear(hidden[chunk], weight, bias), labels_M[chunk], z_loss, draws_C, weights_C
             )
             loss += chunk_loss
             if ids_M is not None and ids_C is not None:
