@@ -167,7 +167,15 @@ class Distilled(ForMaskedLM):
         return divergence
 
     def _step(
-        self, logits_CV: Tensor, place_C: Tensor, z_loss: float, draws_C: None, *, teacher: Teacher, read_ME: Tensor
+        self,
+        logits_CV: Tensor,
+        place_C: Tensor,
+        z_loss: float,
+        draws_C: None,
+        weights_C: None,
+        *,
+        teacher: Teacher,
+        read_ME: Tensor,
     ) -> tuple[Tensor, Tensor, None]:
         """As `ChunkedLoss` asks for it: in place of labels it hands on the places of a chunk among the predictions."""
         teacher_CV = teacher.logits(read_ME.index_select(0, place_C.clamp(min=0)))
