@@ -1,0 +1,84 @@
+"""Every encoder and objective through `train` on the device, with what a run without settings takes there.
+
+The oracle is the same run in fp32 on the CPU, eager, with the plain optimizer: losses and norms of gradients of each
+step. If this breaks, somebody's DeBERTa or teacher trains wrongly on GPUs alone, where no other test looks.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import TinyRun
+from tests.gpu.parts import DEVICE, GPU_TEST, ON_GPU
+from tests.systems.test_matrix import ENCODERS, system
+from tests.train.test_run import records
+
+pytestmark = [*GPU_TEST, pytest.mark.timeout(280)]
+
+from modernbert_train.__main__ import main
+from tests.contrastive.conftest import ContrastiveRun, contrastive_run, pairs
+
+__all__ = ["contrastive_run", "pairs"]
+
+SYSTEMS = (
+    *((encoder, "mlm") for encoder in ENCODERS),
+    *(("modernbert", objective) for objective in ("causal", "sop", "permutation", "rtd")),
+    *(("xlnet", "permutation"), ("deberta", "rtd"), ("llama", "causal"), ("gemma", "causal"), ("bert", "sop")),
+)
+HEADS = ["model.hidden_size=128", "model.intermediate_size=192"]  # of 64, as the real ones
+DROPOUT = "model.attention_out_dropout=0.0"
+SHORT = ["phases.long=null", "phases.short={tokens: 2400, batch_warmup: null}", "data.validation=null"]
+
+
+def on_host(*words: str) -> list[str]:
+    return [*words, "name=host", "compute.device=cpu", "compute.precision=fp32", "data.num_workers=0"]
+
+
+def on_device(*words: str) -> list[str]:
+    return [*words, "name=device", f"compute.device={DEVICE.type}", *(["compute.precision=bf16"] if ON_GPU else [])]
+
+
+def assert_alike(runs: Path, steps: int) -> list[dict[str, Any]]:
+    """Losses within 1 % and norms of gradients within 10 % in each step; gives the device's records."""
+    expected, found = records(runs / "host"), records(runs / "device")
+    assert len(expected) == len(found) >= steps
+    for one, other in zip(found, expected, strict=True):
+        assert one["tokens"] == other["tokens"]
+        for key, apart in (("loss", 0.01), ("grad_norm", 0.1)):
+            assert math.isfinite(one[key]), (one["step"], key)
+            assert one[key] == pytest.approx(other[key], rel=apart if ON_GPU else 1e-5), (one["step"], key)
+    return found
+
+
+@pytest.mark.parametrize(("encoder", "objective"), SYSTEMS, ids=str)
+def test_a_system_trains_as_on_the_cpu(tiny_run: TinyRun, tmp_path: Path, encoder: str, objective: str) -> None:
+    more = [*SHORT, *(HEADS if encoder != "gemma" else [])]
+    more += [DROPOUT] if encoder == "modernbert" else []
+    assert main(["train", *system(tiny_run(*on_host(*more)), encoder, objective)]) == 0
+    assert main(["train", *system(tiny_run(*on_device(*more)), encoder, objective)]) == 0
+    assert_alike(tmp_path / "runs", 5)
+
+
+def test_a_teacher_teaches_as_on_the_cpu(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """All terms: KL at the predicted positions, cosine and MSE of states, pooled states, masked tokens."""
+    sized = [*SHORT, *HEADS, DROPOUT]
+    assert main(["train", *tiny_run(*sized, "name=teacher", "compute.device=cpu")]) == 0
+    teacher = tmp_path / "runs/teacher"
+    terms = "cosine_weight: 1.0, mse_weight: 0.5, pooled_weight: 1.0"
+    asked = [*sized, f"objective={{name: distill, teacher: {teacher}, {terms}}}", "model.num_layers=1"]
+    assert main(["train", *tiny_run(*on_host(*asked))]) == 0
+    assert main(["train", *tiny_run(*on_device(*asked))]) == 0
+    found = assert_alike(tmp_path / "runs", 5)
+    assert {"loss/mlm", "loss/kl", "loss/cosine", "loss/mse", "loss/pooled"} <= {*found[-1]}
+
+
+def test_pairs_are_told_apart_as_on_the_cpu(contrastive_run: ContrastiveRun, tmp_path: Path) -> None:
+    """Two passes over a batch of several microbatches, whose negatives are those of the whole batch."""
+    short = ["phases.main.tokens=8000", "data.validation=null"]
+    assert main(["train", *contrastive_run(*on_host(*short))]) == 0
+    assert main(["train", *contrastive_run(*on_device(*short))]) == 0
+    assert_alike(tmp_path / "runs", 3)
