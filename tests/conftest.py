@@ -19,7 +19,7 @@ TinyRun = Callable[..., list[str]]
 # keys of metrics.jsonl in which two runs that train the same may differ: how long it took, and what it took
 TIMES = (
     "time", "seconds", "tokens_per_second", "rank_flops_per_second", "data_wait_share", "peak_memory_bytes",
-    "seconds_left",
+    "seconds_left", "mfu",
 )  # fmt: skip
 
 TINY_YAML = """\

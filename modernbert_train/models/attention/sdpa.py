@@ -45,7 +45,7 @@ class Masked:
     blind_Q1: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: of a frozen one torch 2.11 guards every list, and compiles layers again for other documents
 class Layout:
     """The lengths of the sequences on the host, and which keys a query sees where that is not all of its sequence.
 
