@@ -16,7 +16,7 @@ from modernbert_train.config.callbacks import GPU_ONLY
 from modernbert_train.config.evals import METRICS_OF
 from modernbert_train.config.knob import facts_of, knobs, refuse_too_many
 from modernbert_train.config.launch import launch_mistakes
-from modernbert_train.config.model import Bias
+from modernbert_train.config.model import TILE_HEADS, Bias
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
     BatchWarmupConfig,
@@ -43,8 +43,6 @@ KERNEL_ORDERS: dict[str, tuple[Order, ...]] = {
     **dict.fromkeys(("varlen", "flash", "tiles"), ("all", "causal")),
     **dict.fromkeys(("flex", "sdpa"), ("all", "causal", "given")),
 }
-
-TILE_HEADS = (16, 32, 64, 128)  # widths of heads of the kernel tiles
 
 # what a model adds to scores -> kernels that serve it
 BIAS_KERNELS: dict[Bias, tuple[str, ...]] = {"sequences": ("sdpa",), "pairs": ("flex", "sdpa")}

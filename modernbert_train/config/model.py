@@ -21,6 +21,7 @@ CLASSIFIER_WEIGHT, POOLER_WEIGHT = "classifier.weight", "pooler.dense.weight"  #
 
 # for a whole sequence alone, or for each pair of tokens too, out of tables that grow with the tokens
 Bias = Literal["sequences", "pairs"]
+TILE_HEADS = (16, 32, 64, 128)  # widths of heads of the attention kernel tiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +95,11 @@ class ModelConfig:
     def is_global(self, layer: int) -> bool:
         """Whether a token of a layer sees all of its sequence, and not a window alone."""
         return True
+
+    @property
+    def local_heads(self) -> int | None:
+        """Width of the heads of layers that see a window alone; None if there is no such layer."""
+        return None if all(map(self.is_global, range(self.num_layers))) else self.head_size
 
     @property
     def position_offset(self) -> int:

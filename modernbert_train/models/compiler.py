@@ -18,6 +18,10 @@ def set_up_compiler() -> None:
     # its launches hold the GIL: in a full queue behind a collective whose rank has failed, no thread of this process
     # would hear of it
     torch._inductor.config.use_static_cuda_launcher = False
+    # a gradient that joins parts, as GeGLU's and rotary's, would compute each part for all places and mask: on an H200
+    # their kernels took three times as long as their bytes need. Written into slices, both parts are computed once
+    if hasattr(torch._inductor.config, "max_complex_pointwise_cat_inputs"):  # from torch 2.13 on
+        torch._inductor.config.max_complex_pointwise_cat_inputs = 1
     # beyond the limit torch runs the layer eagerly; eight by default, and a warning among many
     torch._dynamo.config.recompile_limit = max(MOST_GRAPHS, torch._dynamo.config.recompile_limit)
     torch._dynamo.config.fail_on_recompile_limit_hit = True

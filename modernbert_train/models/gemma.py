@@ -89,7 +89,7 @@ class Gemma(Llama):
         hidden_TD = self.embeddings(packed.input_ids_T)
         device, dtype = hidden_TD.device, compute_dtype(hidden_TD)
         visible = Visible.around(config.half_window(order), order, compute.query_block)
-        local = choose_kernel(compute.attention, device, dtype, order=order)
+        local = choose_kernel(compute.attention, device, dtype, order=order, local_heads=config.local_heads)
         attention = dict.fromkeys((True, False), (local, local.prepare(packed, visible)))
         if compute.global_attention is not None:
             wide = choose_kernel(compute.global_attention, device, dtype, "compute.global_attention", order)

@@ -84,7 +84,7 @@ class ModernBert(Encoder):
         if compute.residual_precision == "bf16":  # all sums of the layers are in it then
             hidden_TD = hidden_TD.to(dtype)
         visible = Visible.around(config.half_window, order, compute.query_block)
-        local = choose_kernel(compute.attention, device, dtype, order=order)
+        local = choose_kernel(compute.attention, device, dtype, order=order, local_heads=config.local_heads)
         attention = dict.fromkeys((True, False), (local, local.prepare(packed, visible)))
         if compute.global_attention is not None:
             wide = choose_kernel(compute.global_attention, device, dtype, "compute.global_attention", order)

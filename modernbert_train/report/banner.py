@@ -138,12 +138,13 @@ def _kernels(plan: Plan, compute: Compute) -> str:
         order = phase.objective.order
         bias = plan.config.model.score_bias
         asked_whole = asked.global_attention or asked.attention
-        kernel = choose_kernel(asked_whole, compute.device, dtype, whole_key, order, bias)
+        heads = None if asked.global_attention else plan.config.model.local_heads
+        kernel = choose_kernel(asked_whole, compute.device, dtype, whole_key, order, bias, heads)
         whole = local = with_backend(kernel, compute.device, dtype)
         if not all_global:
-            local = with_backend(
-                choose_kernel(asked.attention, compute.device, dtype, order=order), compute.device, dtype
-            )
+            heads = plan.config.model.local_heads
+            kernel = choose_kernel(asked.attention, compute.device, dtype, order=order, local_heads=heads)
+            local = with_backend(kernel, compute.device, dtype)
         found.append(whole if whole == local else f"{whole} in global layers, {local} in local ones")
     names = "; then ".join(dict.fromkeys(found))
     extras = [

@@ -90,7 +90,7 @@ def curve(attention: str, *, bf16: bool, compiled: bool = False, reverse: bool =
     model = build(small(vocab_size=VOCAB, init_std=0.02), attention=attention)
     if compiled:
         model.compile_layers()
-    optimizer = StableAdamW(model.parameters(), 2e-3, weight_decay=1e-5)
+    optimizer = StableAdamW(model.parameters(), 1e-3, weight_decay=1e-5)
     losses = []
     for step, line in enumerate(draw_lines()):
         for group in optimizer.param_groups:

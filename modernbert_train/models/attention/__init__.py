@@ -55,7 +55,7 @@ class Kernel(Protocol):
         """
 
 
-# in the order in which `auto` asks; FlashAttention-3, where it is, comes before all of them; `sdpa` always serves
+# in the order in which `auto` asks but for what `by_preference` puts first; `sdpa` always serves
 KERNELS: dict[str, Kernel] = {"varlen": varlen, "flash": flash, "flex": flex, "sdpa": sdpa, "tiles": tiles}
 
 
@@ -67,29 +67,40 @@ def choose_kernel(
     key: str = "compute.attention",
     order: Order = "all",
     bias: Bias | None = None,
+    local_heads: int | None = None,
 ) -> Kernel:
     """Find the kernel that a run gets.
 
     Args:
-        name: of the kernel; "auto" takes FlashAttention-3 where it serves, else the first one of `KERNELS` that does.
+        name: of the kernel; "auto" takes the first one of `by_preference`.
         device: where the model runs.
         dtype: of q, k and v, which under autocast is not that of the weights.
         key: where the name was set, for the messages.
         order: what tokens see.
         bias: what the model adds to the scores, see `ModelConfig.score_bias`.
+        local_heads: see `ModelConfig.local_heads`.
 
     Raises:
         ConfigError: the named kernel is unknown or cannot serve here.
     """
-    reasons = {kind: kernel.support(device, dtype, order, bias) for kind, kernel in KERNELS.items()}
+    reasons = by_preference(device, dtype, order, bias, local_heads)
     usable = [kind for kind, reason in reasons.items() if reason is None]
-    best = "flash" if "flash" in usable and flash.is_third(device) else usable[0]
-    chosen = best if name == "auto" else name
+    chosen = usable[0] if name == "auto" else name
     if chosen not in usable:
         reason = reasons.get(name, "no such kernel")
         raise ConfigError(f"{key}={name}: {reason}. Usable here: {', '.join(usable)}. Or set {key}=auto.")
     log.info("%s=%s: using %s on %s in %s", key, name, chosen, device, str(dtype).removeprefix("torch."))
     return KERNELS[chosen]
+
+
+def by_preference(
+    device: torch.device, dtype: torch.dtype, order: Order, bias: Bias | None, local_heads: int | None
+) -> dict[str, str | None]:
+    """Each kernel, the one first that `auto` takes, with the reason for which it cannot serve; None if it can."""
+    reasons = {kind: kernel.support(device, dtype, order, bias) for kind, kernel in KERNELS.items()}
+    first = ["flash"] * flash.is_third(device) + ["tiles"] * tiles.is_faster(device, local_heads)
+    served = [kind for kind in first if reasons[kind] is None]
+    return {kind: reasons[kind] for kind in dict.fromkeys([*served, *KERNELS])}
 
 
 def with_backend(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> str:

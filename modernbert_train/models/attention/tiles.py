@@ -1,7 +1,7 @@
 """Local layers by kernels of our own, in tiles of 64 tokens; global layers by `varlen`. For CUDA, bf16 or fp16.
 
-Chosen neither by compute.attention=auto nor by `tune`: it computes half as many keys as FlashAttention-2 forward and
-two thirds of all products (benchmarks/window_tiles.py), but no GPU has run it.
+It computes half as many keys as FlashAttention-2 forward and two thirds of all products (benchmarks/window_tiles.py),
+and on an H200 takes 0.54 to 0.6 times as long (`python -m benchmarks.kernels --only attention`).
 
 Shape legend: T packed tokens, N heads, H head width.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from modernbert_train.batch import Order, Packed
-from modernbert_train.config.model import Bias
+from modernbert_train.config.model import TILE_HEADS, Bias
 from modernbert_train.config.packages import missing_on_gpu
 from modernbert_train.models.attention import varlen
 from modernbert_train.models.attention.visible import ScoreBias, Visible
@@ -47,6 +47,11 @@ def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias
         return "compiled for AMD's GPUs it has too few registers"
     lacks = missing_on_gpu()
     return lacks[0] if lacks else None
+
+
+def is_faster(device: torch.device, local_heads: int | None) -> bool:
+    """Whether it was measured to be faster than `varlen`: on Hopper, in models with local layers of heads it takes."""
+    return local_heads in TILE_HEADS and device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def prepare(packed: Packed, visible: Visible) -> Layout:

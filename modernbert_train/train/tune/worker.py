@@ -30,7 +30,7 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.distributed.compute import Compute, keep_freed_memory, use_threads
 from modernbert_train.errors import RunError
-from modernbert_train.models.attention import KERNELS
+from modernbert_train.models.attention import by_preference
 from modernbert_train.plan.card import card_of
 from modernbert_train.plan.tuned import fit_of
 from modernbert_train.train.tune.loop import BareLoop, batches_of, fresh_model
@@ -61,11 +61,9 @@ class Worker:
         (phase,) = config.phases
         now = config.in_phase[phase]
         dtype = torch.bfloat16 if compute.bf16 else torch.float32
-        kernels = {
-            name: kernel.support(compute.device, dtype, now.objective.order, now.model.score_bias)
-            for name, kernel in KERNELS.items()
-            if name != "tiles"  # no GPU has run it: a person takes it, and nothing else
-        }
+        kernels = by_preference(compute.device, dtype, now.objective.order, now.model.score_bias, now.model.local_heads)
+        if now.model.local_heads is None:
+            del kernels["tiles"]  # which is varlen in global layers
         on_gpu = compute.device.type == "cuda"
         memory = torch.cuda.get_device_properties(compute.device).total_memory if on_gpu else _free_memory()
         fused = next(missing_fused(replace(now.optim, fused=True)), None) if on_gpu else "it needs a GPU"
