@@ -19,8 +19,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks.batches import lay_out
 from modernbert_train.batch import QUERY_RANK, Order, Packed
 from modernbert_train.config.check import KERNEL_ORDERS
+from modernbert_train.config.schema import BertConfig, ModernBertConfig
 from modernbert_train.errors import ConfigError
-from modernbert_train.models.attention import KERNELS, choose_kernel, flash, flex, kernel_report, sdpa, tiles, varlen
+from modernbert_train.models.attention import (
+    KERNELS,
+    by_preference,
+    choose_kernel,
+    flash,
+    flex,
+    kernel_report,
+    sdpa,
+    tiles,
+    varlen,
+)
 from modernbert_train.models.attention.visible import Visible
 
 CPU = torch.device("cpu")
@@ -186,6 +197,31 @@ def test_local_memory_is_linear_in_the_line() -> None:
     """Twice the tokens, twice the mask; a T x T mask would need 4 times and end long contexts."""
     sizes = [sdpa.prepare(packed([n]), Visible.around(64)).visible_B1QK.numel() for n in (4096, 8192)]
     assert sizes[1] == 2 * sizes[0] == 8192 * (64 + 2 * 64)
+
+
+@pytest.mark.parametrize(
+    ("capability", "heads", "first"),
+    [((9, 0), 64, "tiles"), ((9, 0), 48, "varlen"), ((9, 0), None, "varlen"), ((8, 0), 64, "varlen")],
+    ids=str,
+)
+def test_local_layers_are_ours_where_that_was_measured_to_be_faster(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], heads: int | None, first: str
+) -> None:
+    """On Hopper, of heads that the kernel takes, in models that have local layers; elsewhere no one has timed it."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(flash, "is_third", lambda device: False)
+    for kernel in (varlen, tiles):
+        monkeypatch.setattr(kernel, "support", lambda *given: None)
+    kernels = by_preference(torch.device("cuda"), torch.bfloat16, "all", None, heads)
+    assert next(iter(kernels)) == first and {*kernels} == {*KERNELS}
+    monkeypatch.setattr(tiles, "support", lambda *given: "no Triton")
+    assert next(iter(by_preference(torch.device("cuda"), torch.bfloat16, "all", None, heads))) == "varlen"
+
+
+def test_models_say_which_heads_their_local_layers_have() -> None:
+    assert ModernBertConfig().local_heads == 64
+    assert ModernBertConfig(global_attn_every_n_layers=1).local_heads is None
+    assert BertConfig().local_heads is None
 
 
 def test_auto_takes_sdpa_on_cpu_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
