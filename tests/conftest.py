@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing.process
 import os
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.compiled import CACHE
 from tests.data.make_shards import make_documents, make_shards, make_tokenizer
 
 TinyRun = Callable[..., list[str]]
+ROOT = Path(__file__).resolve().parents[1]
 
 # keys of metrics.jsonl in which two runs that train the same may differ: how long it took, and what it took
 TIMES = (
@@ -83,8 +88,34 @@ LONGEST = (
 
 @pytest.hookimpl(optionalhook=True)  # the environment of `make test-cuda` has no xdist
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """For `-n logical`: tests that start processes wait a third of their time, so a core has two of them."""
-    return (os.cpu_count() or 1) * (1 if "not runs" in config.option.markexpr else 2)
+    """For `-n logical`: tests that start processes wait a third of their time, so two cores have three of them."""
+    cores = os.cpu_count() or 1
+    return cores if "not runs" in config.option.markexpr else cores + (cores + 1) // 2
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> Iterator[None]:
+    """While the workers of xdist, which are started before this, collect."""
+    yield
+    starts_workers = session.config.getoption("numprocesses", None) and not hasattr(session.config, "workerinput")
+    if starts_workers and not any(ROOT.glob(CACHE)):
+        subprocess.run([sys.executable, "-m", "tests.compiled"], cwd=ROOT, check=True)
+
+
+def pytest_configure() -> None:
+    """Nothing that is imported while tests are collected is garbage, so none is looked for."""
+    gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """The imports are passed over from here on: a collection would take most of a second, and each run asks for one."""
+    if hasattr(session.config, "workerinput") and "not runs" not in session.config.option.markexpr:
+        import modernbert_train.train.session  # noqa: F401  # a process of the whole suite trains
+    if step := sys.modules.get("modernbert_train.train.step"):
+        step.gc = SimpleNamespace(collect=int, freeze=int, unfreeze=int)  # type: ignore[attr-defined]  # test_garbage.py
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from numba.core.registry import cpu_target
 
 import modernbert_train.cli.training
@@ -10,3 +12,4 @@ import modernbert_train.weights.named_model  # noqa: F401
 
 cpu_target.typing_context.refresh()
 cpu_target.target_context.refresh()
+gc.freeze()

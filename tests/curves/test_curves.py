@@ -17,8 +17,8 @@ from tests.curves.curves import CURVES, FAULTS, FAULTY, FOLDER, differences, pla
 ONE = [name for name, curve in CURVES.items() if curve.ranks == 1]
 TWO = [name for name, curve in CURVES.items() if curve.ranks == 2]
 # each optimizer, each kind of masking and each strategy is in one of these; all of them are slow
-FEW = [name for name in TWO if name.startswith(("stable_adamw-exact", "muon"))]
-FEW += ["adamw-bernoulli-2-fsdp2", "adamw-reference-2-ddp"]
+FEW_OF_ONE = [FAULTY, "adamw-bernoulli-1-rank", "stable_adamw-reference-1-rank", "muon-exact-1-rank", "dropout-1-rank"]
+FEW = ["stable_adamw-exact-2-fsdp2", "muon-exact-2-fsdp2", "adamw-bernoulli-2-ddp", "adamw-reference-2-ddp"]
 
 
 def recorded(name: str) -> str:
@@ -37,11 +37,14 @@ def assert_unchanged(found: dict[str, str]) -> None:
 
 @pytest.mark.runs
 @pytest.mark.timeout(280)
-def test_one_process_trains_as_recorded_and_a_changed_constant_is_noticed(tiny_data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [FEW_OF_ONE, pytest.param(ONE, marks=pytest.mark.slow)], ids=["few", "all"])
+def test_one_process_trains_as_recorded_and_a_changed_constant_is_noticed(
+    tiny_data: Path, tmp_path: Path, names: list[str]
+) -> None:
     """Unchanged code leaves every curve; one constant of the schedule, the masking, the optimizer, each on its own,
     breaks it, also where another processor leaves only the tolerance to compare with."""
-    found = train(ONE, tmp_path, tiny_data, FAULTS)
-    assert_unchanged({name: found[name] for name in ONE})
+    found = train(names, tmp_path, tiny_data, FAULTS)
+    assert_unchanged({name: found[name] for name in names})
     for fault in FAULTS:
         assert differences(recorded(FAULTY), found[fault]), fault
         elsewhere = found[fault].replace(platform_text(), "another processor")

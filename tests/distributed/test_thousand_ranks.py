@@ -51,8 +51,9 @@ pytestmark = [pytest.mark.runs, pytest.mark.timeout(280)]
 MICROBATCHES, STEPS = 2, 3
 LAST = STEPS  # the step that is looked at: DDP has arranged its buckets by then
 SHARDS = {"ddp": lambda ranks: 1, "fsdp2": lambda ranks: ranks, "hsdp": lambda ranks: PER_NODE}
+FEW = [("ddp", 64), ("hsdp", 64)]  # what shards over all ranks does what is done within a group of HSDP
 CASES = [
-    pytest.param(strategy, ranks, id=f"{strategy}, {ranks}", marks=[pytest.mark.slow] if ranks > 64 else [])
+    pytest.param(strategy, ranks, id=f"{strategy}, {ranks}", marks=[pytest.mark.slow] * ((strategy, ranks) not in FEW))
     for ranks in (64, 256, 1024)
     for strategy in SHARDS
 ]

@@ -27,9 +27,7 @@ SECTIONS = {
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in ("encoder", "objective"))) for kind in KINDS]
-)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "encoder")) for kind in KINDS])
 def test_a_skeleton_passes_its_test_and_trains(tiny_run: TinyRun, tmp_path: Path, folder: Path, kind: str) -> None:
     out = folder / "new"
     assert main(["init", "extension", kind, "mine", "--out", str(out)]) == 0

@@ -43,7 +43,7 @@ def large(sizes: Sizes) -> Sizes:
         pytest.param("bert sop", 2, TWO, marks=pytest.mark.slow),
         pytest.param("bert rtd", 2, TWO, marks=pytest.mark.slow),
         pytest.param("albert sop", 2, TWO, marks=pytest.mark.slow),
-        ("albert mlm", 2, TWO),
+        pytest.param("albert mlm", 2, TWO, marks=pytest.mark.slow),
         pytest.param("modernbert mlm", 4, FOUR, marks=pytest.mark.slow),
     ],
     ids=[

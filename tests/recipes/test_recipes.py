@@ -223,7 +223,7 @@ def test_xlnet_is_trained_as_it_was_compared_with_bert() -> None:
     assert lr_at(Clock.of(config), config.total_tokens - 1) == pytest.approx(0, abs=1e-9)
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_a_run_that_begins_causal_ends_masked(tiny_data: Path, tmp_path: Path) -> None:
     assert main(["train", *words(tiny_data, tmp_path, "causal-then-masked.yaml")]) == 0
     found = records(tmp_path / "causal-then-masked")

@@ -28,8 +28,10 @@ def test_a_collection_looks_at_a_step_and_not_at_the_program(
             looked_at.append(len(gc.get_objects()))
             models.append(weakref.ref(state.model))
 
-    from modernbert_train.train import session
+    from modernbert_train.train import session, step
 
+    monkeypatch.setattr(step, "gc", gc)
+    gc.unfreeze()
     monkeypatch.setattr(session, "build_callbacks", lambda *given: [Steps()])
     main(["train", *tiny_run("phases.short.tokens=12000")])
     assert len(looked_at) > 20

@@ -1,0 +1,18 @@
+"""Compiles the kernels of the data path for a clean clone: else each process of the tests would, half a minute long."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from modernbert_train.data.packing import Chunk, GreedyPacker
+from modernbert_train.data.shuffle import ShuffledChunks
+
+CACHE = "modernbert_train/data/__pycache__/pack_kernel.*.nbi"
+
+if __name__ == "__main__":
+    chunks_C3 = ShuffledChunks([2], np.full(2, 40, dtype=np.int32), 1, seed=1).block(0, 0, 62)
+    packer = GreedyPacker(64, window=8, max_wait=32)
+    packer.place(Chunk(0, 0, 0, 10))
+    packer.place_many(chunks_C3, 0, 0, 1)
+    packer.flush()
+    packer.take_rows(1)
