@@ -61,6 +61,7 @@ class Memory:
         head: embedding and norms outside the layers, head, logits and their gradient.
         step: temporaries of the optimizer, which come when layers and head are gone.
         teacher: see plan/teacher.py.
+        compared: vectors of tokens, before the layers keep anything; see `compared_bytes`.
     """
 
     weights: int
@@ -72,17 +73,18 @@ class Memory:
     head: int
     step: int
     teacher: int = 0
+    compared: int = 0
 
     @property
     def peak(self) -> int:
         """The sum of what exists at the same time."""
         lasting = self.weights + self.gradients + self.moments + self.buffers + self.teacher
-        return lasting + max(self.copies + self.layers + self.head, self.step)
+        return lasting + max(self.copies + max(self.layers + self.head, self.compared), self.step)
 
     def parts(self) -> dict[str, int]:
-        """By name; a teacher where there is one."""
+        """By name; a teacher, and what is compared, where there is any."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return found if self.teacher else {name: part for name, part in found.items() if name != "teacher"}
+        return {name: part for name, part in found.items() if part or name not in ("teacher", "compared")}
 
 
 def usable_bytes(gpu: HasMemory) -> int:
@@ -148,6 +150,17 @@ def head_peak_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool,
     logit = c if not bf16 else 2 * c if compute.compile else c + 4
     width = model.hidden_size if bf16 else 0
     return max(logit * chunk, c * (chunk + width)) * model.vocab_size + 2 * width * predicted
+
+
+def compared_bytes(width: int, tokens: int) -> int:
+    """What late interaction holds between the two passes, see models/maxsim.py: an estimate, which nothing was measured
+    against.
+
+    Of every token of the global batch, pads too, its vector in fp32, the same of length 1, and six of gradients and on
+    the way between ranks; and of the parts in which scores are computed five numbers for each of 2^25 products. A
+    vector for each text is too small to count.
+    """
+    return 4 * (8 * width * tokens + 5 * (1 << 25))
 
 
 def matrix_numbers(parameters: Parameters, optim: OptimConfig) -> int:

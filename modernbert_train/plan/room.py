@@ -22,7 +22,15 @@ from modernbert_train.config.auto import (
     with_settings,
 )
 from modernbert_train.config.schema import ModernBertConfig, PhaseConfig, RunConfig
-from modernbert_train.plan.memory import HasMemory, Memory, Strategy, memory, sharing_ranks, usable_bytes
+from modernbert_train.plan.memory import (
+    HasMemory,
+    Memory,
+    Strategy,
+    compared_bytes,
+    memory,
+    sharing_ranks,
+    usable_bytes,
+)
 from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.plan.teacher import teacher_bytes
 
@@ -102,6 +110,11 @@ def phase_memory(
         tokens=tokens + queries,
         predicted=math.ceil(objective.most_predicted * tokens) + 32,  # a bound as MaskedLM.max_predicted
     )
+    if objective.compares and objective.projected_width is not None:
+        width, phase = objective.projected_width, config.phases[name]
+        kept = 4 * width * own_rows(phase, ranks) * phase.row_tokens  # gradients, for the second pass
+        compared = compared_bytes(width, phase.batch_rows * phase.row_tokens)
+        found = replace(found, compared=compared, head=found.head + kept)
     return replace(found, teacher=teacher_bytes(objective, bf16=bf16, tokens=tokens, chunk=chunk))
 
 

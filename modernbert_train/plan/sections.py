@@ -261,12 +261,12 @@ def _no_memory(gpu: str) -> Section:
 
 
 def _memory(plan: Plan, gpu: str) -> Section:
-    head = ("phase", "microbatch", *configured_memory(plan, plan.phases[0], gpu).parts(), "peak", "fits")
-    rows = [head]
-    for phase in plan.phases:
-        found = configured_memory(plan, phase, gpu)
+    each = [configured_memory(plan, phase, gpu) for phase in plan.phases]
+    names = list(dict.fromkeys(name for found in each for name in found.parts()))
+    rows: list[Cells] = [("phase", "microbatch", *names, "peak", "fits")]
+    for phase, found in zip(plan.phases, each, strict=True):
         own = min(-(-phase.config.batch_rows // plan.ranks), phase.config.microbatch_rows) * phase.config.row_tokens
-        sizes = (*found.parts().values(), found.peak)
+        sizes = (*(getattr(found, name) for name in names), found.peak)
         rows.append((phase.name, f"{own:,}", *(gb(size) for size in sizes), "yes" if fits(plan, phase, gpu) else "NO"))
     kept = "layer inputs only" if plan.config.compute.activation_checkpointing else "no activation checkpointing"
     compiled = "compiled" if plan.config.compute.compile else "not compiled"
