@@ -90,15 +90,7 @@ def adapt_tokenizer(path: str | Path, extend: bool = False, spare_entries: int =
     Raises:
         DataError: the file is missing or no tokenizer, or lacks special tokens; names them.
     """
-    file = tokenizer_file(path)
-    try:
-        content = read_json(file)
-        tokenizer = Tokenizer.from_str(json.dumps(content))
-    except Exception as error:  # tokenizers raises a bare Exception for what it cannot parse
-        raise DataError(
-            f"tokenizer.path={path}: {file} cannot be read ({' '.join(str(error).split())}). "
-            "Give a tokenizer.json of the tokenizers library, or its folder."
-        ) from None
+    tokenizer, content = read_tokenizer(path)
     ids = tokenizer.get_vocab()
     if extend:
         ids |= _new_entries(ids, spare_entries)
@@ -108,7 +100,6 @@ def adapt_tokenizer(path: str | Path, extend: bool = False, spare_entries: int =
             f"tokenizer.path={path}: has no {', '.join(missing)}. Set tokenizer.extend=true to add them, give another "
             "tokenizer, or set tokenizer.path=null to train one."
         )
-    content.update(truncation=None, padding=None)
     ours = {token for token in ids if token in SPECIAL_TOKENS or token.startswith(_SPARE)}
     added = [token for token in content.get("added_tokens") or [] if token["content"] not in ours]
     rest = {"single_word": False, "rstrip": False}
@@ -122,6 +113,23 @@ def adapt_tokenizer(path: str | Path, extend: bool = False, spare_entries: int =
         )
     set_template(tokenizer)
     return tokenizer
+
+
+def read_tokenizer(path: str | Path) -> tuple[Tokenizer, dict[str, Any]]:
+    """Load an existing tokenizer as it is, but for truncation and padding, and what its tokenizer.json says.
+
+    Raises:
+        DataError: the file is missing or no tokenizer.
+    """
+    file = tokenizer_file(path)
+    try:
+        content = read_json(file) | {"truncation": None, "padding": None}
+        return Tokenizer.from_str(json.dumps(content)), content
+    except Exception as error:  # tokenizers raises a bare Exception for what it cannot parse
+        raise DataError(
+            f"tokenizer.path={path}: {file} cannot be read ({' '.join(str(error).split())}). "
+            "Give a tokenizer.json of the tokenizers library, or its folder."
+        ) from None
 
 
 def num_entries(tokenizer: Tokenizer) -> int:

@@ -45,7 +45,7 @@ def make_parser() -> Parser:
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train", help="a byte-level BPE trained on text, as the paper's")
     train.add_argument("out", help="folder to be made")
-    _with_texts(train)
+    with_texts(train)
     train.add_argument("--entries", type=int, default=50_368, help="all included, a multiple of 64 (50368)")
     train.add_argument("--spare", type=int, default=83, help="of them [unused0], ... that no text gives (83)")
     adapt = commands.add_parser("adapt", help="an existing tokenizer.json, with what masked-language modelling needs")
@@ -58,13 +58,18 @@ def make_parser() -> Parser:
     trim = commands.add_parser("trim", help="the tokens of an existing tokenizer that a text uses most")
     trim.add_argument("out", help="folder to be made")
     trim.add_argument("tokenizer", help="folder of a tokenizer that `train` or `adapt` made, or of a run's data")
-    _with_texts(trim)
+    with_texts(trim)
     trim.add_argument("--entries", type=int, required=True, help="all included; multiples of 64 are faster")
     return parser
 
 
-def _with_texts(command: argparse.ArgumentParser) -> None:
+def with_texts(command: argparse.ArgumentParser) -> None:
     command.add_argument("text", nargs="+", help="files, folders or patterns")
+    how_to_read(command)
+
+
+def how_to_read(command: argparse.ArgumentParser) -> None:
+    """The arguments that say where in a file the texts are."""
     command.add_argument("--kind", default="text", choices=("text", "jsonl", "parquet", "csv"), help="of the files")
     command.add_argument("--text-field", help="key or column that holds the text")
 
@@ -89,10 +94,10 @@ def _make_folder(parsed: argparse.Namespace) -> str:
         raise ConfigError("\n".join(problems))
     said = ""
     if parsed.command == "train":
-        tokenizer = train_tokenizer(_texts(config), parsed.entries, parsed.spare)
+        tokenizer = train_tokenizer(texts_of(config), parsed.entries, parsed.spare)
         require_size(tokenizer, parsed.entries)
     elif parsed.command == "trim":
-        tokenizer, stays = trim_tokenizer(adapt_tokenizer(parsed.tokenizer), _texts(config), parsed.entries)
+        tokenizer, stays = trim_tokenizer(adapt_tokenizer(parsed.tokenizer), texts_of(config), parsed.entries)
         said = f", which are {stays:.1%} of the tokens of the text as it was"
     else:
         tokenizer = adapt_tokenizer(parsed.tokenizer, parsed.extend, parsed.spare)
@@ -101,7 +106,7 @@ def _make_folder(parsed: argparse.Namespace) -> str:
     return f"{out}: {num_entries(tokenizer)} entries{said}"
 
 
-def _texts(config: PrepareConfig) -> Iterator[str]:
+def texts_of(config: PrepareConfig) -> Iterator[str]:
     """The texts; raises DataError after the last of them if too much was lost on the way."""
     screen, tally = make_screen({}), Tally()
     for name, source in config.sources.items():

@@ -56,7 +56,7 @@ VERBS = (
          "tokenizer train data/tokenizer my/texts --entries 32768"),
     Verb("adopt", PREPARE, "make shards of ids that others wrote trainable as they are", "data_prep.adopt",
          "adopt their/train --tokenizer data/tokenizer --out data/theirs"),
-    Verb("stats", PREPARE, "what a dataset holds: documents, tokens, lengths, duplicates", "data_prep.stats",
+    Verb("stats", PREPARE, "what a dataset holds; or the fertility of a tokenizer", "data_prep.stats",
          "stats data/quickstart"),
     Verb("init", BEFORE, "print a YAML file to start from, of a run, data or a task; or write a package that extends",
          f"{_CLI}.before:init", "init recipe modernbert-base"),

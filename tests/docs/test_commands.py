@@ -45,6 +45,9 @@ ELSEWHERE = {
         "tests/evaluate/finetune/test_many.py::test_a_real_run_and_its_frozen_twin",
         ("frozen:", "--jobs", "--out"),
     ),
+    "modernbert-train stats en.jsonl de.jsonl --kind jsonl --tokenizer words.json --parallel": (
+        "tests/data_prep/test_fertility.py::test_counts_worked_by_hand", ("--kind", "--tokenizer", "--parallel")
+    ),
     "make venv": ("tests/packaging/test_packaging.py::test_the_targets_that_pages_name_do_what_they_say", ("venv",)),
     "make test-quick": (
         "tests/packaging/test_packaging.py::test_the_targets_that_pages_name_do_what_they_say", ("test-quick",)

@@ -1,0 +1,125 @@
+"""Fertility and parity: how many tokens a tokenizer needs for text of each language.
+
+A word is one of Unicode's rules (UAX 29, see clean/split_words.py): in Chinese, Japanese and Thai each character is
+one, so compare those by characters or by parity.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from data_prep.clean.split_words import split_words
+from data_prep.make_tokenizer import encode_documents, read_tokenizer
+from data_prep.tokenizer import texts_of
+from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, prepare_problems
+from modernbert_train.core.text import percent, plural, table
+from modernbert_train.core.tokenizer_threads import tokenizer_threads
+from modernbert_train.errors import ConfigError, DataError
+
+_AT_ONCE = 256  # texts that are tokenised together
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """A text, and the tokens that a tokenizer makes of it, without [CLS] and [SEP].
+
+    Attributes:
+        documents, tokens, words, characters, bytes: counts; characters are code points, bytes are of UTF-8.
+        unknown: tokens that stand for text which the tokenizer cannot spell.
+    """
+
+    documents: int
+    tokens: int
+    unknown: int
+    words: int
+    characters: int
+    bytes: int
+
+
+def spell(tokenizer: Tokenizer, unknown_id: int | None, texts: Iterable[str]) -> Spelled:
+    """Count what a tokenizer makes of texts, which are read once."""
+    texts, total = iter(texts), np.zeros(6, dtype=np.int64)
+    with tokenizer_threads(True):
+        while some := list(islice(texts, _AT_ONCE)):
+            for text, ids in zip(some, encode_documents(tokenizer, some), strict=True):
+                unknown = 0 if unknown_id is None else ids.count(unknown_id)
+                total += (1, len(ids), unknown, len(split_words(text)), len(text), len(text.encode()))
+    return Spelled(*total.tolist())
+
+
+def fertility(parsed: argparse.Namespace) -> dict[str, Spelled]:
+    """Read each text of the command line with its tokenizer.
+
+    Raises:
+        ConfigError: a text is given twice, or what else the arguments have wrong.
+        DataError: a tokenizer or a text cannot be read, or texts that shall be parallel are not.
+    """
+    tokenizer, content = read_tokenizer(parsed.tokenizer)
+    if len({*parsed.folder}) < len(parsed.folder):
+        raise ConfigError("the same text is named twice. Remove one.")
+    found: dict[str, Spelled] = {}
+    for path in parsed.folder:
+        source = SourceConfig(kind=parsed.kind, text_field=parsed.text_field, path=path)
+        config = PrepareConfig(out="", sources={path: source})
+        if problems := prepare_problems(config):
+            raise ConfigError("\n".join(problems))
+        found[path] = spell(tokenizer, _unknown_id(tokenizer, content["model"]), texts_of(config))
+    first, *others = found.items()
+    for path, each in others:
+        if parsed.parallel and each.documents != first[1].documents:
+            raise DataError(
+                f"{path}: {plural(each.documents, 'document')}, and {first[0]} has {first[1].documents:,}: they are not "
+                "parallel. Give translations document by document, or leave out --parallel."
+            )
+    return found
+
+
+def _unknown_id(tokenizer: Tokenizer, model: Mapping[str, Any]) -> int | None:
+    """Of the model's own unknown token; a Unigram names it by number."""
+    if model.get("unk_id") is not None:
+        return int(model["unk_id"])
+    return tokenizer.token_to_id(model["unk_token"]) if model.get("unk_token") else None
+
+
+def as_json(found: Mapping[str, Spelled], parallel: bool) -> dict[str, dict[str, float | None]]:
+    """The counts of each text and their ratios; a ratio to nothing is None, and so is the parity of other texts."""
+    first = next(iter(found.values()))
+    return {
+        path: {
+            **vars(each),
+            "tokens_a_word": _ratio(each.tokens, each.words),
+            "tokens_a_character": _ratio(each.tokens, each.characters),
+            "bytes_a_token": _ratio(each.bytes, each.tokens),
+            "unknown_share": _ratio(each.unknown, each.tokens),
+            "parity": _ratio(each.tokens, first.tokens) if parallel else None,
+        }
+        for path, each in found.items()
+    }
+
+
+def fertility_table(found: Mapping[str, Spelled], parallel: bool) -> str:
+    """One row for each text. Parity is tokens beside those of the first (Petrov et al. 2023, arXiv:2305.15425)."""
+    head = ["text", "documents", "tokens", "tokens a word", "tokens a character", "bytes a token", "unknown"]
+    rows = [[*head, *(["parity"] if parallel else [])]]
+    for path, each in as_json(found, parallel).items():
+        cells = [_shown(each[key]) for key in ("tokens_a_word", "tokens_a_character", "bytes_a_token")]
+        unknown = each["unknown_share"]
+        cells.append("-" if unknown is None else percent(2)(unknown))
+        parity = [_shown(each["parity"])] if parallel else []
+        rows.append([path, f"{each['documents']:,}", f"{each['tokens']:,}", *cells, *parity])
+    return table(rows, numbers=True)
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
