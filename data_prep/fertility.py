@@ -75,7 +75,7 @@ def fertility(parsed: argparse.Namespace) -> dict[str, Spelled]:
     for path, each in others:
         if parsed.parallel and each.documents != first[1].documents:
             raise DataError(
-                f"{path}: {plural(each.documents, 'document')}, and {first[0]} has {first[1].documents:,}: they are not "
+                f"{path}: {plural(each.documents, 'document')}, and {first[0]} has {first[1].documents:,}: not "
                 "parallel. Give translations document by document, or leave out --parallel."
             )
     return found

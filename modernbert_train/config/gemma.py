@@ -55,6 +55,11 @@ class GemmaConfig(LlamaConfig):
         return {**super().phased_details, "local RoPE base": f"{self.local_rope_theta:,.0f}"}
 
     @property
+    def model_type(self) -> str:
+        """See `ModelConfig`."""
+        return "gemma3_text"
+
+    @property
     def single_class(self) -> bool:
         return True
 

@@ -84,6 +84,18 @@ class LlamaConfig(ModelConfig):
         return self.qk_norm or self.qkv_bias
 
     @property
+    def model_type(self) -> str:
+        """See `ModelConfig`: of what sees both sides."""
+        if self.qk_norm:
+            return "qwen3"
+        return "qwen2" if self.qkv_bias else "eurobert"
+
+    @property
+    def pooler_activation(self) -> Literal["gelu"]:
+        """See `ModelConfig`: EuroBERT's."""
+        return "gelu"
+
+    @property
     def pooling(self) -> Literal["mean"]:
         """See `ModelConfig`."""
         return "mean"

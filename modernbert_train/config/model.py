@@ -68,7 +68,7 @@ class ModelConfig:
         return "pooler"
 
     @property
-    def pooler_activation(self) -> Literal["tanh", "relu"]:
+    def pooler_activation(self) -> Literal["tanh", "relu", "gelu"]:
         """What follows the pooler's matrix."""
         return "tanh"
 

@@ -1,8 +1,9 @@
 """Encoders that tell the class of a text, or of each of its words, in the form that transformers gives each.
 
 Between the hidden states and the last matrix stands, of a ModernBERT, the dense matrix and the norm of its masked-LM
-head, whose weights it goes on with; of all others, for texts a dense matrix and tanh (of a DistilBERT ReLU), for words
-nothing. On a frozen encoder there is nothing between for any of them, so that what is told is linear in its states.
+head, whose weights it goes on with; of all others, for texts a dense matrix and tanh (of a DistilBERT ReLU, of a Llama
+GELU), for words nothing. On a frozen encoder there is nothing between for any of them, so that what is told is linear
+in its states.
 
 Shape legend: T packed tokens, S segments of the buffer, P sequences (padded), M words (padded), D model width,
 L logits.
@@ -28,7 +29,7 @@ FIRSTS, CLASSES, WORDS, TAGS = "firsts_P", "classes_PL", "words_M", "tags_M"
 
 
 class Pooler(nn.Module):
-    """tanh(dense(h)), or relu.
+    """tanh(dense(h)), or relu or gelu of it.
 
     Args:
         config: the encoder's.
@@ -37,7 +38,7 @@ class Pooler(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.activation = {"tanh": torch.tanh, "relu": torch.relu}[config.pooler_activation]
+        self.activation = {"tanh": torch.tanh, "relu": torch.relu, "gelu": F.gelu}[config.pooler_activation]
 
     def forward(self, hidden_PD: Tensor) -> Tensor:
         return self.activation(self.dense(hidden_PD))

@@ -71,7 +71,7 @@ def test_bad_input(files: list[str], whole_words: str, tmp_path: Path, capsys: A
     read = ["--tokenizer", whole_words, "--kind", "jsonl"]
     one = str(tmp_path / "one.jsonl")
     for words, code, said in [
-        ([files[0], one, *read, "--parallel"], 65, f"{one}: 1 document, and {files[0]} has 2: they are not parallel"),
+        ([files[0], one, *read, "--parallel"], 65, f"{one}: 1 document, and {files[0]} has 2: not parallel"),
         ([files[0], files[0], *read], 78, "the same text is named twice"),
         ([files[0], "--parallel"], 78, "--parallel, --kind and --text-field: read with --tokenizer only"),
         ([files[0], "--tokenizer", one], 65, f"{one} cannot be read"),

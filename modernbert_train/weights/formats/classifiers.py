@@ -22,7 +22,7 @@ from modernbert_train.config.schema import (
 )
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats import albert, bert, deberta, distilbert, modernbert, xlnet
+from modernbert_train.weights.formats import albert, bert, deberta, distilbert, llama, modernbert, xlnet
 from modernbert_train.weights.formats.config_json import Described
 from modernbert_train.weights.formats.shape import Shape
 
@@ -81,6 +81,7 @@ _DISTILBERT = (distilbert, "distilbert", distilbert.ARCHITECTURE)
 _DEBERTA = {kind: (deberta, kind, name) for kind, (_, name) in deberta.VERSIONS.items()}
 _CONTEXT = {"pooler.dense": "pooler.dense", "classifier": "classifier"}  # of DeBERTa, with GELU unless it says tanh
 _ANSWERS = {"classifier": "qa_outputs"}
+_LLAMA = {kind: (llama, kind, name) for kind, (name, _) in llama.KINDS.items()}
 _MODERNBERT = (modernbert, "modernbert", modernbert.ARCHITECTURE)
 _XLNET = (xlnet, "xlnet", xlnet.ARCHITECTURE)
 _SUMMARY = {"pooler.dense": "sequence_summary.summary", "classifier": "logits_proj"}
@@ -138,6 +139,16 @@ KINDS: dict[str, Kind] = {
         ("cls",),
         dropout="seq_classif_dropout",
     ),
+    "EuroBertForSequenceClassification": Kind(
+        *_LLAMA["eurobert"],
+        ClassifyConfig,
+        {"pooler.dense": "dense", "classifier": "classifier"},
+        ("mean",),
+        {"classifier_pooling": "mean"},
+    ),
+    "EuroBertForTokenClassification": Kind(*_LLAMA["eurobert"], TagConfig, {"classifier": "classifier"}),
+    "Qwen2ForTokenClassification": Kind(*_LLAMA["qwen2"], TagConfig, {"classifier": "score"}),
+    "Qwen3ForTokenClassification": Kind(*_LLAMA["qwen3"], TagConfig, {"classifier": "score"}),
     "RobertaForSequenceClassification": Kind(
         *_ROBERTA,
         ClassifyConfig,
@@ -158,6 +169,10 @@ KINDS: dict[str, Kind] = {
         *_XLNET, ChooseConfig, _SUMMARY, ("cls",), _SUMMARISED, dropout="summary_last_dropout"
     ),
 }
+# model_type -> why its classes in transformers tell something else than what is trained here
+_OTHERWISE = dict.fromkeys(
+    ("qwen2", "qwen3", "gemma3_text"), " (its classes of texts read the last token alone, as a decoder's)"
+)
 
 
 @dataclass(frozen=True)
@@ -219,6 +234,11 @@ class Classifiers:
                 f"{where}: model_type={shown(raw.get('model_type'))} of a {self.name}. Restore it from a copy."
             )
         said = kind.encoder.read(raw | {"architectures": [kind.pretrained]}, where)
+        if said.order == "causal":
+            raise DataError(
+                f"{where}: a {self.name} in causal order; classifiers attend to both sides here. Name a model with "
+                "is_causal=false, or the decoder that it was made of."
+            )
         given = raw.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})  # transformers' default
         numbers = [str(number) for number in range(len(given))] if isinstance(given, dict) else []
         if not numbers or len(numbers) > _MOST_LABELS or {*given} != {*numbers}:
@@ -276,8 +296,9 @@ def classifier_format(model: ModelConfig, objective: LabelledConfig) -> Classifi
                 "one was trained without. Measure with the run itself."
             )
         return Classifiers(name, objective)
+    known = ", ".join(sorted({kind.model_type for kind in KINDS.values() if kind.objective is type(objective)}))
+    why = _OTHERWISE.get(model.model_type, "") if objective.pools else ""
     raise ConfigError(
-        f"objective.name={objective.name} with model.name={model.name}: there is no place in transformers' format for "
-        f"this head yet; there is in those of {', '.join(sorted({kind.model_type for kind in KINDS.values()}))}. "
-        "Measure with the run itself."
+        f"objective.name={objective.name} with model.name={model.name}: no class of transformers has this head on a "
+        f"{model.model_type}{why}; those of {known} have. Measure with the run itself."
     )

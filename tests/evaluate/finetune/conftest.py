@@ -16,6 +16,8 @@ from modernbert_train.config.schema import (
     BertConfig,
     DebertaConfig,
     DistilBertConfig,
+    GemmaConfig,
+    LlamaConfig,
     MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
@@ -35,6 +37,11 @@ CONFIGS: dict[str, ModelConfig] = {"modernbert": MODERNBERT, "bert": BERT, "robe
 CONFIGS["distilbert"] = DistilBertConfig(**SIZE, num_layers=2, max_positions=64, dropout=0.0)
 CONFIGS["xlnet"] = XLNetConfig(**SIZE, num_layers=2, dropout=0.0)
 CONFIGS["deberta"] = DebertaConfig(**SIZE, num_layers=2, max_positions=64, buckets=8, max_distance=16, dropout=0.0)
+# encoders of a decoder's shape: transformers has fewer classes of them
+LLAMA = LlamaConfig(**SIZE, num_layers=2, key_value_heads=1)
+LLAMAS: dict[str, ModelConfig] = {"llama": LLAMA, "qwen2": replace(LLAMA, qkv_bias=True)}
+LLAMAS["qwen3"] = replace(LLAMA, qk_norm=True)
+GEMMA = GemmaConfig(**SIZE, num_layers=2, key_value_heads=1, head_width=16, local_attention=16)
 
 GOOD, BAD, PLAIN = ("aki", "beru", "domi"), ("kelo", "lamu", "sitre"), ("nabe", "ruto", "tinda", "mosa", "lebi")
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from modernbert_train.batch import IGNORED_LABEL, Batch
 from modernbert_train.config.schema import (
+    AnswerConfig,
     ClassifyConfig,
     MaskedLmConfig,
     ModelConfig,
@@ -35,7 +36,7 @@ from modernbert_train.weights.formats.classifiers import classifier_format
 from modernbert_train.weights.formats.config_json import CONFIG_JSON
 from modernbert_train.weights.hf_folder import export, load_weights
 from modernbert_train.weights.source import open_source
-from tests.evaluate.finetune.conftest import BERT, CONFIGS, MODERNBERT
+from tests.evaluate.finetune.conftest import BERT, CONFIGS, GEMMA, LLAMA, LLAMAS, MODERNBERT
 
 LABELS = ("no", "yes", "perhaps")
 PAIRS = [("aki nabe ruto", "kelo tinda mosa lebi"), ("lamu", "domi domi"), ("beru nabe", "ruto"), ("mosa " * 9, "aki")]
@@ -112,7 +113,10 @@ CASES = [
     ("xlnet", ClassifyConfig(kind="regression", pooling="cls")),
     ("deberta", ClassifyConfig(labels=LABELS, pooling="cls")),
     ("distilbert", ClassifyConfig(labels=LABELS, pooling="cls")),
+    ("llama", ClassifyConfig(labels=LABELS)),
+    ("llama", ClassifyConfig(kind="regression")),
 ]
+ENCODERS = CONFIGS | LLAMAS
 
 
 @pytest.mark.parametrize(("name", "objective"), CASES, ids=lambda each: getattr(each, "kind", each))
@@ -122,8 +126,8 @@ def test_packed_pairs_have_the_logits_of_transformers_one_by_one(
     """Else an exported model tells other classes than the one that was measured."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    model = made(CONFIGS[name], objective)
-    folder = exported(model, CONFIGS[name], objective, tokenizer, tmp_path / "hf")
+    model = made(ENCODERS[name], objective)
+    folder = exported(model, ENCODERS[name], objective, tokenizer, tmp_path / "hf")
     theirs, reader = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     kind = {"single-label": "single_label", "multi-label": "multi_label"}.get(objective.kind)
     assert theirs.config.problem_type == (f"{kind}_classification" if kind else "regression")
@@ -146,14 +150,14 @@ def test_packed_pairs_have_the_logits_of_transformers_one_by_one(
     assert source.objective == there
 
 
-@pytest.mark.parametrize("name", [*CONFIGS])
+@pytest.mark.parametrize("name", [*ENCODERS])
 def test_tags_of_words_have_the_logits_of_transformers(name: str, tokenizer: Path, tmp_path: Path) -> None:
     """At each word's first token, in packed rows, and loaded back equal."""
     from transformers import AutoModelForTokenClassification, AutoTokenizer
 
     objective = TagConfig(labels=("O", "B-x", "I-x"))
-    model = made(CONFIGS[name], objective)
-    folder = exported(model, CONFIGS[name], objective, tokenizer, tmp_path / "hf")
+    model = made(ENCODERS[name], objective)
+    folder = exported(model, ENCODERS[name], objective, tokenizer, tmp_path / "hf")
     theirs, reader = AutoModelForTokenClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     texts = [("aki nabe ruto kelo",), ("lamu sitre",)]
     documents = encoded(tokenizer, texts)
@@ -224,7 +228,7 @@ def test_every_document_of_a_class_gives_the_encoder_a_gradient(tokenizer: Path)
     assert grads[0].abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=[*CONFIGS])
+@pytest.mark.parametrize("config", ENCODERS.values(), ids=[*ENCODERS])
 @pytest.mark.parametrize(
     "objective",
     [ClassifyConfig(labels=LABELS), TagConfig(labels=LABELS), ClassifyConfig(labels=LABELS, freeze=True)],
@@ -237,16 +241,16 @@ def test_the_census_counts_the_real_model(config: ModelConfig, objective: Object
 
 
 @pytest.mark.parametrize("kind", ["classify", "tag"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, "llama"])
 def test_what_stands_before_the_classes_is_drawn_as_transformers_draws_it(
     name: str, kind: str, tokenizer: Path, tmp_path: Path
 ) -> None:
     """A ModernBERT's classifier has hidden^-0.5, seven times its other matrices: drawn like these, it learns later."""
     import transformers
 
-    config = replace(CONFIGS[name], hidden_size=64, init_std=0.02)
+    config = replace(ENCODERS[name], hidden_size=64, init_std=0.02)
     labels = tuple(map(str, range(200)))
-    pooling = "mean" if name == "modernbert" else "cls"
+    pooling = "mean" if name in ("modernbert", "llama") else "cls"
     objective = TagConfig(labels=labels) if kind == "tag" else ClassifyConfig(labels=labels, pooling=pooling)
     model = build_model(config, objective)
     initialize(model, config, 3)
@@ -281,6 +285,26 @@ def test_what_transformers_cannot_say_is_refused_with_a_reason(tokenizer: Path, 
         (folder / CONFIG_JSON).write_text(json.dumps(raw | change))
         with pytest.raises(DataError, match="|".join(map(str, change))):
             open_source(folder)
+
+
+def test_classes_of_a_decoders_shape_that_transformers_has_not(tokenizer: Path, tmp_path: Path) -> None:
+    """Its classes for texts of a Qwen or Gemma read the last token alone: they would tell others than were measured."""
+    for config, objective, said in [
+        (LLAMA, ClassifyConfig(labels=LABELS, pooling="cls"), "EuroBertForSequenceClassification reads mean alone"),
+        (LLAMAS["qwen3"], ClassifyConfig(labels=LABELS), "on a qwen3 .its classes of texts read the last token alone"),
+        (LLAMAS["qwen2"], ClassifyConfig(labels=LABELS), "on a qwen2 .its classes of texts read the last token alone"),
+        (GEMMA, ClassifyConfig(labels=LABELS), "on a gemma3_text .its classes of texts read the last token alone"),
+        (GEMMA, TagConfig(labels=LABELS), "no class of transformers has this head on a gemma3_text; those"),
+        (LLAMA, AnswerConfig(), "no class of transformers has this head on a eurobert"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            classifier_format(config, objective)
+    objective = TagConfig(labels=LABELS)
+    folder = exported(made(LLAMAS["qwen3"], objective), LLAMAS["qwen3"], objective, tokenizer, tmp_path / "hf")
+    raw = json.loads((folder / CONFIG_JSON).read_text())
+    (folder / CONFIG_JSON).write_text(json.dumps(raw | {"is_causal": True}))
+    with pytest.raises(DataError, match="Qwen3ForTokenClassification in causal order"):
+        open_source(folder)
 
 
 def test_masked_lm_models_of_before_are_read_as_before(models: dict[str, Path]) -> None:
