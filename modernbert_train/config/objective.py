@@ -277,8 +277,8 @@ class TranslationConfig(MaskedLmConfig):
     """
 
     name: str = "tlm"
-    # positions of the translation begin at 0 again, as in XLM; otherwise they go on. A program that reads pairs with the
-    # exported model must give it such position_ids
+    # positions of the translation begin at 0 again, as in XLM; otherwise they continue. A program that reads pairs with
+    # the exported model must give it such position_ids
     reset_positions: bool = knob(False, phased=True)
 
     @property
