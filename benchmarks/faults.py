@@ -1021,6 +1021,8 @@ FAULTS = (
         "0",
         "a tokenizer that cannot spell a language is not told from one that can",
         ("tests/data_prep/test_fertility.py",),
+    ),
+    Fault(
         "own-microbatch",
         "modernbert_train/train/gradients.py",
         "first_pass(forward, parts, objective, compute.device) if",
