@@ -221,7 +221,7 @@ def _fill(config: Any, schema: type, tree: Any, path: tuple[str, ...], origins: 
                 schema_of_entry = _variant(here, (*here, name), entry, inner, None, origins, errors)
                 if schema_of_entry is None:
                     continue
-                config[key][name] = _structured(schema_of_entry)
+                config[key][name] = _defaults(schema_of_entry)  # which is copied
                 _set_editable(config[key][name])
                 _fill_section(config[key], name, schema_of_entry, entry, (*here, name), origins, errors)
         elif dataclasses.is_dataclass(hint):
@@ -233,7 +233,7 @@ def _fill(config: Any, schema: type, tree: Any, path: tuple[str, ...], origins: 
                 continue
             assert isinstance(variant, type)
             if config[key] is None or OmegaConf.get_type(config, key) is not variant:
-                config[key] = _structured(variant)
+                config[key] = _defaults(variant)
                 _set_editable(config[key])
             _fill_section(config, key, typing.cast(type, variant), value, here, origins, errors)
         else:
