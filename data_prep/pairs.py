@@ -25,6 +25,7 @@ import numpy as np
 from data_prep.program import finish
 from data_prep.write.workspace import workspace
 from modernbert_train.cli.parser import Parser
+from modernbert_train.core.files import os_errors_as, values_as
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.data.dataset_card import write_card
 from modernbert_train.data.tables import ENDS, read_rows
@@ -149,17 +150,13 @@ def _read(path: Path, asked: argparse.Namespace) -> Iterator[Row]:
         DataError: it cannot be read, or a row is damaged; names the place.
     """
     columns = (asked.query, asked.positive)
-    try:
+    with os_errors_as(DataError, f"{path}: cannot be read", "Name a file of pairs."), values_as(DataError, str(path)):
         if path.suffix == ".parquet":
             yield from _parquet(path, columns, asked.negatives)
             return
         for row in read_rows(path, columns, asked.negatives, "--query, --positive and --negatives"):
             negatives = [each for value in row.values for each in _texts(value, f"line {row.line}")]
             yield Row(row.texts[0], row.texts[1], tuple(negatives))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error}). Name a file of pairs.") from None
-    except ValueError as error:
-        raise DataError(f"{path}: {error}") from None
 
 
 def _parquet(path: Path, columns: Sequence[str], negatives: Sequence[str]) -> Iterator[Row]:
