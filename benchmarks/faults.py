@@ -967,7 +967,7 @@ FAULTS = (
         ("tests/objectives/test_mlm.py",),
     ),
     Fault(
-        "weights-not-validated",
+        "figures-without-weight",
         "modernbert_train/models/masked_lm.py",
         "None if weights_M is None else weights_M[part]",
         "None",
