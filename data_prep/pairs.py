@@ -12,6 +12,7 @@ import hashlib
 import json
 import shutil
 import sys
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ if not __package__:  # run as a script: sys.path begins with this folder, the pa
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import numpy as np
+from numpy.typing import NDArray
 
 from data_prep.program import finish
 from data_prep.write.workspace import workspace
@@ -35,6 +37,7 @@ REPORT = "pairs_report.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _AT_ONCE = 1024  # examples that are tokenised together
 _SHARD_BYTES = 1 << 24
+_MOST_LENGTHS = 1024  # of texts, in the card
 _HASH_BITS = 62  # two halves of 31, which travel as int32
 
 
@@ -64,6 +67,7 @@ class Counts:
     duplicates: int = 0  # rows left out: there before
     contradictions: int = 0  # negatives left out: they are the query or its positive
     more_negatives: int = 0  # left out beyond --most-negatives
+    repeated: int = 0  # texts that were there before in the same folder: no wrong answers to each other in a batch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -217,21 +221,34 @@ def _write(
     from modernbert_train.data.shard_writer import ShardWriter  # imports streaming, which takes seconds
 
     writers: dict[str, ShardWriter] = {}
+    lengths: dict[str, array[int]] = {}
+    known: dict[str, array[int]] = {}  # hashes
     longest, held_out = 0, asked.validation_share * (1 << _HASH_BITS)
     for row, parts in _tokenised(rows, folder / "tokenizer" / "tokenizer.json", vocabulary, asked, counts):
         split = "validation" if text_hash(row.query) < held_out else "train"
         if split not in writers:
             writers[split] = ShardWriter(folder / split, vocabulary.num_entries, vocabulary.sha256, _SHARD_BYTES)
+            lengths[split], known[split] = array("I"), array("q")
         ids = [id for part in parts for id in (vocabulary.sep_id, vocabulary.cls_id, *part)][2:]
         hashes = [text_hash(text) for text in (row.query, row.positive, *row.negatives)]
         writers[split].write(ids, np.array([hashes + [0] * (sides - len(hashes))], dtype=np.int64))
+        lengths[split].extend(len(part) + 2 for part in parts)
+        known[split].extend(hashes)
         longest = max(longest, len(ids) + 2)
         setattr(counts, split, getattr(counts, split) + 1)
     if not counts.train:
         raise DataError(f"{', '.join(asked.files)}: no row is left to train on ({asdict(counts)}). Give others.")
+    counts.repeated = sum(len(each) - len(np.unique(np.frombuffer(each, np.int64))) for each in known.values())
     for split, writer in writers.items():
-        write_card(folder / split, replace(writer.finish(), sides=sides, longest=longest))
+        sample = _even_sample(np.sort(np.frombuffer(lengths[split], np.uint32)))
+        write_card(folder / split, replace(writer.finish(), sides=sides, longest=longest, text_lengths=sample))
     return longest
+
+
+def _even_sample(ascending: NDArray[np.uint32]) -> list[int]:
+    number = min(len(ascending), _MOST_LENGTHS)
+    found: list[int] = ascending[((np.arange(number) + 0.5) * len(ascending) / number).astype(np.int64)].tolist()
+    return found
 
 
 def _tokenised(

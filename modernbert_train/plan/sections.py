@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from modernbert_train.core.text import percent, plural, tokens_text
 from modernbert_train.plan.advice import Setting, configured_memory, fits, remedy, settings
@@ -13,10 +13,11 @@ from modernbert_train.plan.cost import Bill, bill_of, stored
 from modernbert_train.plan.flops import optimizer_flops
 from modernbert_train.plan.gpus import GPUS, PRICE_DATE
 from modernbert_train.plan.make import Plan, PlannedPhase
-from modernbert_train.plan.memory import usable_bytes
+from modernbert_train.plan.memory import TEXT_TOKENS, Memory, sharing_ranks, usable_bytes
 from modernbert_train.plan.parameters import count_parameters
+from modernbert_train.plan.room import teacher_memory
 from modernbert_train.plan.speed import ERROR, PLANNED_TOKENS_PER_SECOND, PUBLISHED
-from modernbert_train.plan.teacher import teacher_bytes, teacher_of
+from modernbert_train.plan.teacher import teacher_of
 
 GB = 1e9
 # what is said in place of memory that is not predicted
@@ -28,6 +29,7 @@ MEASURE = (
 SCALES = (8, 16, 32, 64, 128, 256, 512, 1024)
 SHARE = percent(1)
 Cells = tuple[str, ...]
+_ALWAYS = {field.name for field in fields(Memory)} - {"teacher", "compared"}  # columns that other runs do not have
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def sections(plan: Plan, gpu: str, shown: Sequence[str], prices: dict[str, float
         _model(plan),
         _phases(plan),
         _flops(plan),
-        *_teacher(plan),
+        *_teacher(plan, gpu),
         *([_memory(plan, gpu), _advice(plan, gpu)] if plan.knows_memory else [_no_memory(gpu)]),
         _storage(plan, gpu),
         gpus,
@@ -216,14 +218,15 @@ def _flops(plan: Plan) -> Section:
         rows,
         [
             "Keys are what a token truly sees, on average: its own document, in local layers within the window. "
-            "In causal order that is itself and what comes before it. Training is three times forward, and a teacher's "
-            "once; the head counts the predicted tokens and the pairs; the total is that of the whole phase, in FLOPs.",
+            "In causal order that is itself and what comes before it. Training is three times forward, four times "
+            "where texts are compared, and a teacher's once; the head counts the predicted tokens and the pairs; the "
+            "total is that of the whole phase, in FLOPs.",
             *_newton_schulz(plan),
         ],
     )
 
 
-def _teacher(plan: Plan) -> Iterator[Section]:
+def _teacher(plan: Plan, gpu: str) -> Iterator[Section]:
     objective = plan.config.objective
     if objective.named_teacher is None:
         return
@@ -232,17 +235,18 @@ def _teacher(plan: Plan) -> Iterator[Section]:
         text = f"{objective.named_teacher} is in no folder here: neither its FLOPs nor its memory are counted."
         yield Section("Teacher", notes=[text])
         return
-    c = 2 if plan.bf16 else 4
-    chunk = plan.config.compute.logit_chunk or plan.config.model.logit_chunk(on_gpu=True, bytes_per_logit=c)
+    ways = plan.config.distributed
+    shards = sharing_ranks(ways.strategy, plan.ranks, ways.shard_ranks, GPUS[gpu])
     rows: list[Cells] = [("phase", "GFLOP per token", "of training", "GB on each GPU")]
     for phase in plan.phases:
         tokens = phase.config.tokens_at_once
-        held = teacher_bytes(phase.objective, bf16=plan.bf16, tokens=tokens, chunk=chunk)
+        held = teacher_memory(plan.config, phase.name, bf16=plan.bf16, tokens=tokens, shards=shards)
         flops = phase.flops
         rows.append((phase.name, f"{flops.teacher / 1e9:.4f}", SHARE(flops.teacher / flops.training), gb(held)))
     size = f"{model.name} of {model.num_layers} layers of width {model.hidden_size}"
     parameters = count_parameters(model).total
-    notes = f"{size}, {parameters:,} parameters: forward alone, whole on each GPU. Its memory is an estimate."
+    held_as = "whole on each GPU" if shards == 1 else f"a share on each of {shards} GPUs"
+    notes = f"{size}, {parameters:,} parameters: forward alone, {held_as}. Its memory is an estimate."
     yield Section("Teacher", rows, [notes])
 
 
@@ -261,12 +265,12 @@ def _no_memory(gpu: str) -> Section:
 
 
 def _memory(plan: Plan, gpu: str) -> Section:
-    head = ("phase", "microbatch", *configured_memory(plan, plan.phases[0], gpu).parts(), "peak", "fits")
-    rows = [head]
-    for phase in plan.phases:
-        found = configured_memory(plan, phase, gpu)
+    memories = [configured_memory(plan, phase, gpu) for phase in plan.phases]
+    some = [name for name in memories[0].parts() if name in _ALWAYS or any(each.parts()[name] for each in memories)]
+    rows: list[Cells] = [("phase", "microbatch", *some, "peak", "fits")]
+    for phase, found in zip(plan.phases, memories, strict=True):
         own = min(-(-phase.config.batch_rows // plan.ranks), phase.config.microbatch_rows) * phase.config.row_tokens
-        sizes = (*found.parts().values(), found.peak)
+        sizes = (*(found.parts()[name] for name in some), found.peak)
         rows.append((phase.name, f"{own:,}", *(gb(size) for size in sizes), "yes" if fits(plan, phase, gpu) else "NO"))
     kept = "layer inputs only" if plan.config.compute.activation_checkpointing else "no activation checkpointing"
     compiled = "compiled" if plan.config.compute.compile else "not compiled"
@@ -279,6 +283,7 @@ def _memory(plan: Plan, gpu: str) -> Section:
             f"Usable are {gb(usable_bytes(GPUS[gpu]))} of {gb(GPUS[gpu].memory_bytes)} GB. copies and buffers are "
             "weights for the matrix products and communication; step is the optimizer's and comes when layers and head "
             "are gone."
+            + (f" compared is what texts are compared with, {TEXT_TOKENS} tokens each." if "compared" in some else "")
         ],
     )
 

@@ -38,6 +38,8 @@ def test_a_row_becomes_one_document_with_hashes_of_its_texts(pairs: Path, tmp_pa
         {"query": "uno", "positive": " ", "negative": []},
         {"query": "same", "positive": "same", "negative": []},
         {"query": "due", "positive": "deux", "negative": ["deux", "due", "zwei"]},
+        {"query": " ", "positive": "tom", "negative": []},
+        {"query": "tio", "positive": "deux", "negative": ["due"]},
     ]
     if end == "jsonl":
         file = write_rows(tmp_path / "rows.jsonl", rows)
@@ -52,13 +54,15 @@ def test_a_row_becomes_one_document_with_hashes_of_its_texts(pairs: Path, tmp_pa
     assert prepare(pairs, tmp_path / "out", file, *options) == 0
     counts = json.loads((tmp_path / "out/pairs_report.json").read_text())["counts"]
     assert {key: n for key, n in counts.items() if n} == {
-        "train": 2, "negatives": 3, "truncated": 2, "empty": 1, "same": 1, "duplicates": 1, "contradictions": 2,
+        "train": 3, "negatives": 4, "truncated": 2, "empty": 2, "same": 1, "duplicates": 1, "contradictions": 2,
+        "repeated": 2,
     }  # fmt: skip
     folder = tmp_path / "out/train"
     assert read_card(folder).sides == 4 and not (tmp_path / "out/validation").exists()
     hashes = np.load(folder / "labels.npy")
     first = [text_hash(text) for text in ("one two three four five six", "ett", "tva", "tre")]
-    assert hashes.tolist() == [first, [text_hash("due"), text_hash("deux"), text_hash("zwei"), 0]]
+    assert hashes.tolist() == [first, [text_hash("due"), text_hash("deux"), text_hash("zwei"), 0],
+                               [text_hash("tio"), text_hash("deux"), text_hash("due"), 0]]  # fmt: skip
     from tokenizers import Tokenizer
 
     tokenizer, vocabulary = (
