@@ -159,30 +159,38 @@ def learnt_temperatures(config: RunConfig, num_ranks: int) -> Iterator[str]:
     for name, now in config.in_phase.items():
         if not isinstance(now.objective, ContrastiveConfig) or not now.objective.learn_temperature:
             continue
-        if not 0.01 <= now.objective.temperature <= 1:
+        first = now.objective.first_temperature
+        if not 0.01 <= first <= 1:
             yield (
-                f"phases.{name}: objective.temperature={now.objective.temperature:g} with "
+                f"phases.{name}: objective.temperature={first:g} with "
                 "objective.learn_temperature=true: it stays within 0.01 and 1. Begin there, or set "
                 "objective.learn_temperature=false."
             )
-        if isinstance(own, ContrastiveConfig) and now.objective.temperature != own.temperature:
+        if isinstance(own, ContrastiveConfig) and first != own.first_temperature:
             yield (
-                f"phases.{name}: objective.temperature={now.objective.temperature:g}, and "
-                f"objective.learn_temperature=true begins at {own.temperature:g}: a phase cannot set what is learnt. "
-                "Remove it from the phase, or set objective.learn_temperature=false."
+                f"phases.{name}: objective.temperature={first:g}, and objective.learn_temperature=true begins at "
+                f"{own.first_temperature:g}: a phase cannot set what is learnt. Remove it from the "
+                "phase, or set objective.learn_temperature=false."
             )
 
 
 def vector_widths(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    """Further widths of a vector are parts of it."""
-    most = config.model.hidden_size
+    """Further widths of a vector are parts of it; scores are compared with those of one vector a text."""
     for name, now in config.in_phase.items():
         objective = now.objective
         if not isinstance(objective, ContrastiveConfig):
             continue
+        if objective.is_late and objective.score_weight:
+            yield (
+                f"phases.{name}: objective.score_weight={objective.score_weight:g} with objective.pooling=late: a teacher's "
+                "scores are compared with cosines of one vector a text. Set objective.score_weight=0, or another pooling."
+            )
+        key, most = "model.hidden_size", config.model.hidden_size
+        if objective.is_late:
+            key, most = "objective.token_vectors", objective.token_vectors
         if other := [width for width in objective.matryoshka if not 1 <= width < most]:
             yield (
-                f"phases.{name}: objective.matryoshka={list(objective.matryoshka)} with model.hidden_size={most}: "
+                f"phases.{name}: objective.matryoshka={list(objective.matryoshka)} with {key}={most}: "
                 f"{other[0]} is no part of a vector of {most}, which is trained too. Remove it."
             )
         if len({*objective.matryoshka}) < len(objective.matryoshka):

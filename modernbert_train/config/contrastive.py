@@ -10,20 +10,25 @@ from modernbert_train.config.knob import knob
 from modernbert_train.config.objective import ObjectiveConfig
 
 SCORE_UNIT = 1 << 20  # a teacher's scores, 0 to 1, travel as whole numbers of this unit
+TOKEN_PROJECTION = "token_projection"  # module of the matrix from hidden states to vectors of tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContrastiveConfig(ObjectiveConfig):
-    """A query's positive among all texts of the global batch (InfoNCE, arXiv 1807.03748), by cosine similarity.
+    """A query's positive among all texts of the global batch (InfoNCE, arXiv 1807.03748), by cosine or MaxSim.
 
     Documents are pairs, or pairs with mined negatives, as `prepare-pairs` writes them.
     """
 
     name: str = "contrastive"
-    # a text's vector: the state of [CLS], or the mean of its states, [CLS] and [SEP] included
-    pooling: Literal["cls", "mean"] = "mean"
-    # what cosines are divided by; 0.05 is sentence-transformers' scale of 20
-    temperature: float = knob(0.05, above=0, phased=True)
+    # a text's vector: the state of [CLS], or the mean of its states, [CLS] and [SEP] included. late: a vector for each
+    # token, and for the cosine MaxSim, the sum over a query's tokens of the highest cosine among those of a text (late
+    # interaction: ColBERT, arXiv 2004.12832)
+    pooling: Literal["cls", "mean", "late"] = "mean"
+    # late: width of a token's vector, by a matrix without bias that is trained with the encoder
+    token_vectors: int = knob(128, low=1)
+    # what scores are divided by; None: 0.05, and 1 of MaxSim, as sentence-transformers' scales of 20 and 1
+    temperature: float | None = knob(None, above=0, phased=True)
     # temperature is only where it begins, and is trained as the logarithm of its inverse, without weight decay; it
     # stays within 0.01 and 1 (CLIP, arXiv 2103.00020)
     learn_temperature: bool = False
@@ -32,7 +37,7 @@ class ContrastiveConfig(ObjectiveConfig):
     # each positive looks for its query too, and the two losses are averaged
     symmetric: bool = knob(False, phased=True)
     # a negative whose cosine exceeds that of the positive by more than this is taken for a positive that nobody judged,
-    # and left out (arXiv 2506.05176 has 0.1); None: none is
+    # and left out (arXiv 2506.05176 has 0.1); of MaxSim, for each token of the query; None: none is
     margin: float | None = knob(None, low=-2, high=2, phased=True)
     # further widths: the first numbers of a vector are trained as a vector too, and the losses of all widths averaged
     # (arXiv 2205.13147)
@@ -48,17 +53,28 @@ class ContrastiveConfig(ObjectiveConfig):
         object.__setattr__(self, "matryoshka", tuple(self.matryoshka))  # out of YAML it is a list, which has no hash
 
     @property
+    def is_late(self) -> bool:
+        """Whether each token has a vector."""
+        return self.pooling == "late"
+
+    @property
+    def first_temperature(self) -> float:
+        """What scores are divided by, before anything is learnt."""
+        return self.temperature or (1.0 if self.is_late else 0.05)
+
+    @property
     def title(self) -> tuple[str, str | None]:
         return "contrastive training on pairs of texts", "2101.06983"
 
     @property
     def summary(self) -> str:
-        return f"contrastive, temperature {self.temperature:g}"
+        return f"contrastive, temperature {self.first_temperature:g}"
 
     @property
     def details(self) -> str:
         learnt = " to begin with, learnt" if self.learn_temperature else ""
-        parts = [f"{self.pooling} pooling, temperature {self.temperature:g}{learnt}"]
+        how = f"MaxSim of tokens in {self.token_vectors} numbers" if self.is_late else f"{self.pooling} pooling"
+        parts = [f"{how}, temperature {self.first_temperature:g}{learnt}"]
         parts += ["both directions"] if self.symmetric else []
         parts += ["each batch of one stream"] if self.one_source else []
         parts += [] if self.margin is None else [f"negatives beyond a margin of {self.margin:g} left out"]
@@ -79,6 +95,11 @@ class ContrastiveConfig(ObjectiveConfig):
         return True
 
     @property
+    def projected_width(self) -> int | None:
+        """See `ObjectiveConfig`."""
+        return self.token_vectors if self.is_late else None
+
+    @property
     def heads(self) -> tuple[str, ...]:
         return ("vectors", "scores")[: len(self.terms)]
 
@@ -87,8 +108,8 @@ class ContrastiveConfig(ObjectiveConfig):
         return ("tokens",) if self.mlm_head else ()
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
-        """See `ObjectiveConfig`: a vector has no weights of its own."""
-        return dict.fromkeys((*self.heads, *self.idle_heads), 0.0)
+        """See `ObjectiveConfig`: only the vectors of tokens have weights of their own."""
+        return dict.fromkeys((*self.heads, *self.idle_heads), 0.0) | {"vectors": float(self.is_late)}
 
     def for_validation(self) -> ContrastiveConfig:
         """See `ObjectiveConfig`: whether the positive is found."""

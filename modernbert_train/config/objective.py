@@ -92,7 +92,7 @@ class ObjectiveConfig:
 
     @property
     def projected_width(self) -> int | None:
-        """Columns that a matrix takes hidden states to, a teacher's width; None: there is no such matrix."""
+        """Columns that a matrix takes hidden states to, such as a teacher's width; None: there is no such matrix."""
         return None
 
     @property

@@ -34,7 +34,7 @@ from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.group import num_ranks, rows_of_all, sums_over_ranks, this_rank
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.samples import Samples
-from modernbert_train.models.contrastive import Texts, compare
+from modernbert_train.models.contrastive import Texts, compare, rows_of
 from modernbert_train.models.masked_lm import LABELS
 from modernbert_train.objectives import build_objective
 
@@ -162,8 +162,9 @@ class Validation:
             for term in plan.objective.terms:
                 counts[term] += batch.counts[term]
             if found.vectors is not None:
-                texts.append(Texts.of(batch))
-                vectors.append(found.vectors[: len(texts[-1])])
+                settings = cast(ContrastiveConfig, plan.objective)
+                texts.append(Texts.of(batch, settings))
+                vectors.append(found.vectors.index_select(0, rows_of(batch, settings).to(device)))
                 scale = found.scale
                 continue
             labels_M = moved.targets[LABELS]
@@ -208,9 +209,9 @@ def _compared(
 ) -> dict[str, Tensor]:
     """Sums over this rank's queries, each of which looks among all held-out texts; what guessing would give; and the
     temperature that was learnt."""
-    all_ND, known, own = rows_of_all(torch.cat(vectors), Texts.joined(texts))
+    all_VW, known, own = rows_of_all(torch.cat(vectors), Texts.joined(texts))
     everyone = Texts.joined(known)
-    found = compare(all_ND, everyone, own, settings, backward=False, scale=scale)
+    found = compare(all_VW, everyone, own, settings, backward=False, scale=scale)
     candidates, queries = len(everyone) - everyone.num_queries, len(found.losses_Q)
     loss = found.losses_Q.double().sum()
     return {

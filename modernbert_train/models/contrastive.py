@@ -1,18 +1,19 @@
-"""A vector for each text, and the loss that compares those of a global batch; see objectives/contrastive.py.
+"""A vector for each text, or for each token, and the loss that compares those of a global batch; see
+objectives/contrastive.py.
 
 No microbatch has a loss of its own: a query looks for its positive among the texts of all of them. So every microbatch
 is encoded twice (GradCache, arXiv 2101.06983). The first time its vectors are wanted; then `compare` has the loss of
 all and its gradient by each vector; and with that gradient among its targets the microbatch goes backward.
 
 Shape legend: T packed tokens, S segments of the buffer, P texts of a microbatch (padded), D model width, N texts of the
-global batch, Q its queries, C its positives and negatives, R queries at a time.
+global batch, V their vectors, W how wide those are, Q its queries, C its positives and negatives, R queries at a time.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import torch
@@ -22,14 +23,16 @@ from torch import Tensor, nn
 from modernbert_train.batch import Batch, Sums
 from modernbert_train.config.contrastive import SCORE_UNIT
 from modernbert_train.config.schema import ContrastiveConfig, ModelConfig
+from modernbert_train.models.casts import Linear
 from modernbert_train.models.encoder import Encoder, OnEncoder
 from modernbert_train.models.masked_lm import ForMaskedLM
+from modernbert_train.models.maxsim import MaxSim
 
 # of the targets, as objectives/contrastive.py makes them
 FIRSTS, ROLES, LOW, HIGH = "firsts_P", "roles_P", "low_P", "high_P"
-# and what `compare` has found for the microbatch
 EXAMPLES, MARGINS = "examples_P", "margins_P"
-GRADIENT, LOSS, SCALE_GRADIENT = "gradient_PD", "loss", "scale_gradient"
+# and what `compare` has found for the microbatch
+GRADIENT, LOSS, SCALE_GRADIENT = "gradient", "loss", "scale_gradient"
 QUERY, POSITIVE = 0, 1
 _COSINES = 1 << 25  # at a time
 _MOST_SCALE = 100.0  # CLIP's, arXiv 2103.00020
@@ -60,7 +63,8 @@ class LogScale(nn.Module):
 
 
 class ForVectors(OnEncoder):
-    """An encoder whose states become one vector a text; beside the encoder's weights it may have the scale of cosines.
+    """An encoder whose states become one vector a text, or one a token by a matrix of its own; it may have the scale of
+    cosines too.
 
     Args:
         encoder: of any architecture.
@@ -70,7 +74,9 @@ class ForVectors(OnEncoder):
     def __init__(self, encoder: Encoder, objective: ContrastiveConfig) -> None:
         super().__init__(encoder)
         self.pooling = objective.pooling
-        self.log_scale = LogScale(objective.temperature) if objective.learn_temperature else None
+        self.log_scale = LogScale(objective.first_temperature) if objective.learn_temperature else None
+        if objective.is_late:
+            self.token_projection = Linear(encoder.config.hidden_size, objective.token_vectors, bias=False)
 
     @classmethod
     def build(cls, encoder: Encoder, objective: Any, another: Callable[[ModelConfig], Encoder]) -> Self:
@@ -89,8 +95,14 @@ class ForVectors(OnEncoder):
             self.log_scale.bound()
 
     def vectors(self, batch: Batch) -> Tensor:
-        """vectors_PD in fp32, of any length; the mean without atomic additions, so that it is the same every time."""
+        """vectors_PD in fp32, of any length; the mean without atomic additions, so that it is the same every time.
+
+        Late: vectors_TW of all tokens; `rows_of` says which are a text's.
+        """
         hidden_TD, firsts_P, boundaries_S = self.encode(batch.packed), batch.targets[FIRSTS], batch.packed.cu_seqlens_S
+        if self.pooling == "late":
+            vectors_TW: Tensor = self.token_projection(hidden_TD)
+            return vectors_TW.float()
         if self.pooling == "cls":
             return hidden_TD.index_select(0, firsts_P).float()
         lengths_S = boundaries_S.diff().long()
@@ -100,15 +112,15 @@ class ForVectors(OnEncoder):
 
     def forward(self, batch: Batch, figures: bool = False) -> Sums:
         """See `OnEncoder`: the vectors; or, where their gradient is among the targets, the loss that has it."""
-        vectors_PD = self.vectors(batch)
+        vectors = self.vectors(batch)
         if GRADIENT not in batch.targets:
-            return Sums({}, {}, vectors_PD, None if self.log_scale is None else self.log_scale())
-        tangent = (vectors_PD * batch.targets[GRADIENT]).sum()
+            return Sums({}, {}, vectors, None if self.log_scale is None else self.log_scale())
+        tangent = (vectors * batch.targets[GRADIENT]).sum()
         if self.log_scale is not None:
             tangent = tangent + (self.log_scale.bias * batch.targets[SCALE_GRADIENT]).sum()
         losses = {"contrastive": tangent - tangent.detach() + batch.targets[LOSS]}
         if "score" in batch.counts:
-            losses["score"] = score_loss_sum(vectors_PD, batch)
+            losses["score"] = score_loss_sum(vectors, batch)
         return Sums(losses, {})
 
 
@@ -164,22 +176,24 @@ class Texts:
     Attributes:
         roles_N: int64, a query, a positive or a negative; the n-th positive is that of the n-th query.
         hashes_N: int64, equal for equal texts.
+        lengths_N: int64, how many vectors each has.
     """
 
     roles_N: Tensor
     hashes_N: Tensor
+    lengths_N: Tensor
 
     @classmethod
-    def of(cls, batch: Batch) -> Texts:
+    def of(cls, batch: Batch, settings: ContrastiveConfig) -> Texts:
         """Those of a microbatch, which is still on the host."""
         roles_P, low_P, high_P = (batch.targets[name].long() for name in (ROLES, LOW, HIGH))
         real_P = roles_P >= 0
-        return cls(roles_P[real_P], ((high_P << 31) | low_P)[real_P])
+        return cls(roles_P[real_P], ((high_P << 31) | low_P)[real_P], _lengths(batch, settings))
 
     @classmethod
     def joined(cls, parts: Sequence[Texts]) -> Texts:
         """Those of several, end to end."""
-        return cls(torch.cat([each.roles_N for each in parts]), torch.cat([each.hashes_N for each in parts]))
+        return cls(*(torch.cat([getattr(each, name) for each in parts]) for name in _OF_TEXTS))
 
     def __len__(self) -> int:
         return len(self.roles_N)
@@ -189,6 +203,28 @@ class Texts:
         return int((self.roles_N == QUERY).sum())
 
 
+_OF_TEXTS = tuple(each.name for each in fields(Texts))
+
+
+def rows_of(batch: Batch, settings: ContrastiveConfig) -> Tensor:
+    """Which of a microbatch's vectors are those of its texts, end to end in their order; on the host as that is."""
+    lengths_N = _lengths(batch, settings)
+    if not settings.is_late:
+        return torch.arange(len(lengths_N))
+    firsts_N = batch.targets[FIRSTS][batch.targets[ROLES] >= 0].long()
+    before_N = lengths_N.cumsum(0) - lengths_N
+    return torch.arange(int(lengths_N.sum())) + (firsts_N - before_N).repeat_interleave(lengths_N)
+
+
+def _lengths(batch: Batch, settings: ContrastiveConfig) -> Tensor:
+    """How many vectors each text has: one, or one for each of its tokens, [CLS] and [SEP] included."""
+    firsts_N = batch.targets[FIRSTS][batch.targets[ROLES] >= 0].long()
+    if not settings.is_late:
+        return torch.ones_like(firsts_N)
+    boundaries_S = batch.packed.cu_seqlens_S.long()
+    return boundaries_S[torch.searchsorted(boundaries_S, firsts_N, right=True)] - firsts_N
+
+
 @dataclass(frozen=True)
 class Compared:
     """What comes of the queries of one rank.
@@ -196,18 +232,18 @@ class Compared:
     Attributes:
         losses_Q: fp32, in nats, of each.
         hits: how many of them are nearest to their positive.
-        gradient_ND: of the sum of these losses, by the vectors of all ranks; None where it was not asked for.
+        gradient_VW: of the sum of these losses, by the vectors of all ranks; None where it was not asked for.
         scale_gradient_Q: of each loss by the logarithm of the scale; None where it was not asked for.
     """
 
     losses_Q: Tensor
     hits: Tensor
-    gradient_ND: Tensor | None
+    gradient_VW: Tensor | None
     scale_gradient_Q: Tensor | None
 
 
 def compare(
-    vectors_ND: Tensor,
+    vectors_VW: Tensor,
     texts: Texts,
     own: slice,
     settings: ContrastiveConfig,
@@ -221,39 +257,49 @@ def compare(
     equal query, or where `settings.margin` leaves it out.
 
     Args:
-        vectors_ND: of all ranks, fp32.
+        vectors_VW: of all ranks, fp32.
         texts: what they are of.
         own: which of them are this rank's.
         settings: the objective as it is now.
         backward: compute the gradients.
         scale: [1], what cosines are multiplied by; None: the inverse of the temperature.
     """
-    find = _Search(texts, own, settings, vectors_ND.device)
-    widths = (vectors_ND.shape[1], *settings.matryoshka)
-    losses_Q, gradient_ND = torch.zeros(len(find), device=vectors_ND.device), torch.zeros_like(vectors_ND)
+    find = _Search(texts, own, settings, vectors_VW.device)
+    widths = (vectors_VW.shape[1], *settings.matryoshka)
+    losses_Q, gradient_VW = torch.zeros(len(find), device=vectors_VW.device), torch.zeros_like(vectors_VW)
     hits = losses_Q.sum()
-    log_scale_Q = torch.full_like(losses_Q, -math.log(settings.temperature)) if scale is None else scale.log()
+    log_scale_Q = torch.full_like(losses_Q, -math.log(settings.first_temperature)) if scale is None else scale.log()
     log_scale_Q = log_scale_Q.detach().expand(len(find)).clone().requires_grad_(backward)
     for width in widths:
         with torch.enable_grad():
-            cut_NW = vectors_ND[:, :width].detach().requires_grad_(backward)
-            unit_NW = F.normalize(cut_NW, dim=1)
-            leaf_NW = unit_NW.detach().requires_grad_(backward)
-            for part, losses_R, hits_R in find.parts(leaf_NW, log_scale_Q):
+            cut_VW = vectors_VW[:, :width].detach().requires_grad_(backward)
+            unit_VW = F.normalize(cut_VW, dim=1)
+            leaf_VW = unit_VW.detach().requires_grad_(backward)
+            for part, losses_R, hits_R in find.parts(leaf_VW, log_scale_Q):
                 losses_R = losses_R / len(widths)
                 if backward:
                     losses_R.sum().backward()
                 losses_Q[part] += losses_R.detach()
                 hits = hits + hits_R.sum() if width == widths[0] else hits
-            if backward and leaf_NW.grad is not None:
-                unit_NW.backward(leaf_NW.grad)
-                assert cut_NW.grad is not None
-                gradient_ND[:, :width] += cut_NW.grad
-    return Compared(losses_Q, hits, gradient_ND if backward else None, log_scale_Q.grad)
+            if backward and leaf_VW.grad is not None:
+                unit_VW.backward(leaf_VW.grad)
+                assert cut_VW.grad is not None
+                gradient_VW[:, :width] += cut_VW.grad
+    return Compared(losses_Q, hits, gradient_VW if backward else None, log_scale_Q.grad)
+
+
+class _Cosines:
+    """What texts of one vector each are compared by; see `MaxSim`, which has the same methods."""
+
+    def __call__(self, unit_VW: Tensor, queries_R: Tensor, documents_C: Tensor) -> Tensor:
+        return unit_VW.index_select(0, queries_R) @ unit_VW.index_select(0, documents_C).T
+
+    def per_token(self, queries_R: Tensor) -> Tensor:
+        return torch.ones_like(queries_R).unsqueeze(1)
 
 
 class _Search:
-    """Who looks for whom, by number in the vectors.
+    """Who looks for whom, by number in the texts.
 
     Args:
         texts, own, settings: see `compare`.
@@ -267,8 +313,12 @@ class _Search:
         right_Q = torch.searchsorted(candidates_C, positives_Q)
         asked_C = torch.full_like(candidates_C, -1)  # hash of the query that a positive answers
         asked_C[right_Q] = hashes_N[queries_Q]
-        first, end = (int((queries_Q < place).sum()) for place in (own.start, own.stop))
+        begin_Q = (texts.lengths_N.cumsum(0) - texts.lengths_N)[queries_Q]
+        first, end = (int((begin_Q < place).sum()) for place in (own.start, own.stop))
         self._mine = range(first, end)
+        self._scores = MaxSim(texts.lengths_N, device, _COSINES) if settings.is_late else _Cosines()
+        longest = int(texts.lengths_N[queries_Q].max()) if len(queries_Q) else 1
+        self._at_once = max(1, _COSINES // max(1, longest * len(candidates_C)))
         self._queries_Q, self._positives_Q, self._candidates_C = (
             each.to(device) for each in (queries_Q, positives_Q, candidates_C)
         )
@@ -280,37 +330,36 @@ class _Search:
     def __len__(self) -> int:
         return len(self._mine)
 
-    def parts(self, unit_NW: Tensor, log_scale_Q: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    def parts(self, unit_VW: Tensor, log_scale_Q: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Of some queries at a time: which of this rank's they are, their losses, and whether each is a hit."""
-        rows = max(1, _COSINES // max(1, len(self._candidates_C)))
-        for first in range(0, len(self), rows):
-            part = slice(first, min(first + rows, len(self)))
+        for first in range(0, len(self), self._at_once):
+            part = slice(first, min(first + self._at_once, len(self)))
             now = slice(self._mine.start + part.start, self._mine.start + part.stop)
-            yield part, *self._part(unit_NW, now, log_scale_Q[part].exp().unsqueeze(1))
+            yield part, *self._part(unit_VW, now, log_scale_Q[part].exp().unsqueeze(1))
 
-    def _part(self, unit_NW: Tensor, now: slice, scale_R1: Tensor) -> tuple[Tensor, Tensor]:
+    def _part(self, unit_VW: Tensor, now: slice, scale_R1: Tensor) -> tuple[Tensor, Tensor]:
         query_R, positive_R = self._of_query_Q[now, None], self._of_positive_Q[now, None]
         same_RC = (self._hashes_C == positive_R) | (self._hashes_C == query_R) | (self._asked_C == query_R)
-        asking_RW, right_R = unit_NW.index_select(0, self._queries_Q[now]), self._right_Q[now]
-        cosines_RC = asking_RW @ unit_NW.index_select(0, self._candidates_C).T
-        logits_RC = self._logits(cosines_RC, scale_R1, right_R, same_RC)
+        queries_R, right_R = self._queries_Q[now], self._right_Q[now]
+        scores_RC = self._scores(unit_VW, queries_R, self._candidates_C)
+        logits_RC = self._logits(scores_RC, self._scores.per_token(queries_R), scale_R1, right_R, same_RC)
         hits_R = logits_RC.detach().argmax(dim=1) == right_R
         losses_R = F.cross_entropy(logits_RC, right_R, reduction="none")
         if self._settings.symmetric:
             same_RQ = (self._of_query_Q == query_R) | (self._of_positive_Q == positive_R)
             same_RQ |= self._of_query_Q == positive_R
-            itself_R = torch.arange(now.start, now.stop, device=unit_NW.device)
-            asking_RW = unit_NW.index_select(0, self._positives_Q[now])
-            cosines_RQ = asking_RW @ unit_NW.index_select(0, self._queries_Q).T
-            logits_RQ = self._logits(cosines_RQ, scale_R1, itself_R, same_RQ)
+            itself_R = torch.arange(now.start, now.stop, device=unit_VW.device)
+            scores_RQ = self._scores(unit_VW, self._queries_Q, self._positives_Q[now]).T
+            tokens_1Q = self._scores.per_token(self._queries_Q).T
+            logits_RQ = self._logits(scores_RQ, tokens_1Q, scale_R1, itself_R, same_RQ)
             losses_R = (losses_R + F.cross_entropy(logits_RQ, itself_R, reduction="none")) / 2
         return losses_R, hits_R
 
-    def _logits(self, cosines_RC: Tensor, scale_R1: Tensor, right_R: Tensor, same_RC: Tensor) -> Tensor:
-        """The cosines times the scale, without what may be right too."""
+    def _logits(self, scores_RC: Tensor, tokens: Tensor, scale_R1: Tensor, right_R: Tensor, same_RC: Tensor) -> Tensor:
+        """The scores times the scale, without what may be right too; `tokens` are those of each score's query."""
         left_out_RC, right_R1 = same_RC, right_R.unsqueeze(1)
         if self._settings.margin is not None:
-            found_RC = cosines_RC.detach()
+            found_RC = scores_RC.detach() / tokens
             left_out_RC = left_out_RC | (found_RC > found_RC.gather(1, right_R1) + self._settings.margin)
         left_out_RC = left_out_RC.scatter(1, right_R1, False)
-        return (cosines_RC * scale_R1).masked_fill(left_out_RC, float("-inf"))
+        return (scores_RC * scale_R1).masked_fill(left_out_RC, float("-inf"))

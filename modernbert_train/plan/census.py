@@ -370,12 +370,13 @@ def _classifier(model: ModelConfig, objective: LabelledConfig) -> tuple[Matrix, 
 
 
 def _projection(model: ModelConfig, objective: ObjectiveConfig) -> tuple[Matrix, ...]:
-    """See models/distilled.py: hidden states of all tokens in the teacher's width."""
+    """See models/distilled.py: hidden states of all tokens in the teacher's width; models/contrastive.py: in that of
+    token vectors, without a bias."""
     width = objective.projected_width
     if width is None:
         return ()
-    head = objective.heads[-1]
-    return Matrix(width, model.hidden_size, "head", uses=1, head=head), Matrix(width, 1, "head")
+    matrix = Matrix(width, model.hidden_size, "head", uses=1, head=objective.heads[-1])
+    return (matrix,) if objective.compares else (matrix, Matrix(width, 1, "head"))
 
 
 ENCODER_COUNTS: Rows[Callable[[Any], Counted]] = Rows(

@@ -87,8 +87,9 @@ class Memory:
         return lasting + max(self.copies + max(self.layers + self.head, self.compared), self.step)
 
     def parts(self) -> dict[str, int]:
-        """By name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        """By name; a teacher, and what is compared, where there is any."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: part for name, part in found.items() if part or name not in ("teacher", "compared")}
 
 
 def usable_bytes(gpu: HasMemory) -> int:
@@ -190,6 +191,17 @@ def compared_bytes(width: int, texts: int, queries: int, candidates: int, *, sym
     vectors = 4 * width * texts
     cosines = 4 * max(candidates, min(COSINES, queries * candidates))
     return 2 * vectors + max(7 * vectors, 4 * vectors + int((7.2 if symmetric else 4.2) * cosines))
+
+
+def compared_tokens_bytes(width: int, tokens: int) -> int:
+    """What late interaction holds between the two passes, see models/maxsim.py: an estimate, which nothing was measured
+    against.
+
+    Of every token of the global batch, pads too, its vector in fp32, the same of length 1, and six of gradients and on
+    the way between ranks; and of the parts in which scores are computed five numbers for each of 2^25 products. A
+    vector for each text is too small to count.
+    """
+    return 4 * (8 * width * tokens + 5 * (1 << 25))
 
 
 def matrix_numbers(parameters: Parameters, optim: OptimConfig) -> int:

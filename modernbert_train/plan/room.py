@@ -34,6 +34,7 @@ from modernbert_train.plan.memory import (
     Memory,
     Strategy,
     compared_bytes,
+    compared_tokens_bytes,
     memory,
     sharing_ranks,
     usable_bytes,
@@ -122,7 +123,12 @@ def phase_memory(
         step_texts=step_texts,
     )
     teacher = teacher_memory(config, name, bf16=bf16, tokens=tokens, shards=shards)
-    return replace(found, teacher=teacher, compared=_compared(objective, config.model.hidden_size, step_texts, ranks))
+    found = replace(found, teacher=teacher, compared=_compared(objective, config.model.hidden_size, step_texts, ranks))
+    if objective.compares and objective.projected_width is not None:
+        width, step_tokens = objective.projected_width, config.phases[name].batch_rows * config.phases[name].row_tokens
+        kept = 4 * width * own_tokens  # gradients, for the second pass
+        found = replace(found, compared=compared_tokens_bytes(width, step_tokens), head=found.head + kept)
+    return found
 
 
 def teacher_memory(config: RunConfig, name: str, *, bf16: bool, tokens: int, shards: int) -> int:

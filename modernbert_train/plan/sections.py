@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from modernbert_train.core.text import percent, plural, tokens_text
 from modernbert_train.plan.advice import Setting, configured_memory, fits, remedy, settings
@@ -13,7 +13,7 @@ from modernbert_train.plan.cost import Bill, bill_of, stored
 from modernbert_train.plan.flops import optimizer_flops
 from modernbert_train.plan.gpus import GPUS, PRICE_DATE
 from modernbert_train.plan.make import Plan, PlannedPhase
-from modernbert_train.plan.memory import TEXT_TOKENS, Memory, sharing_ranks, usable_bytes
+from modernbert_train.plan.memory import TEXT_TOKENS, sharing_ranks, usable_bytes
 from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.plan.room import teacher_memory
 from modernbert_train.plan.speed import ERROR, PLANNED_TOKENS_PER_SECOND, PUBLISHED
@@ -29,7 +29,6 @@ MEASURE = (
 SCALES = (8, 16, 32, 64, 128, 256, 512, 1024)
 SHARE = percent(1)
 Cells = tuple[str, ...]
-_ALWAYS = {field.name for field in fields(Memory)} - {"teacher", "compared"}  # columns that other runs do not have
 
 
 @dataclass(frozen=True)
@@ -265,12 +264,12 @@ def _no_memory(gpu: str) -> Section:
 
 
 def _memory(plan: Plan, gpu: str) -> Section:
-    memories = [configured_memory(plan, phase, gpu) for phase in plan.phases]
-    some = [name for name in memories[0].parts() if name in _ALWAYS or any(each.parts()[name] for each in memories)]
-    rows: list[Cells] = [("phase", "microbatch", *some, "peak", "fits")]
-    for phase, found in zip(plan.phases, memories, strict=True):
+    each = [configured_memory(plan, phase, gpu) for phase in plan.phases]
+    names = list(dict.fromkeys(name for found in each for name in found.parts()))
+    rows: list[Cells] = [("phase", "microbatch", *names, "peak", "fits")]
+    for phase, found in zip(plan.phases, each, strict=True):
         own = min(-(-phase.config.batch_rows // plan.ranks), phase.config.microbatch_rows) * phase.config.row_tokens
-        sizes = (*(found.parts()[name] for name in some), found.peak)
+        sizes = (*(getattr(found, name) for name in names), found.peak)
         rows.append((phase.name, f"{own:,}", *(gb(size) for size in sizes), "yes" if fits(plan, phase, gpu) else "NO"))
     kept = "layer inputs only" if plan.config.compute.activation_checkpointing else "no activation checkpointing"
     compiled = "compiled" if plan.config.compute.compile else "not compiled"
@@ -283,7 +282,7 @@ def _memory(plan: Plan, gpu: str) -> Section:
             f"Usable are {gb(usable_bytes(GPUS[gpu]))} of {gb(GPUS[gpu].memory_bytes)} GB. copies and buffers are "
             "weights for the matrix products and communication; step is the optimizer's and comes when layers and head "
             "are gone."
-            + (f" compared is what texts are compared with, {TEXT_TOKENS} tokens each." if "compared" in some else "")
+            + (f" compared is what texts are compared with, {TEXT_TOKENS} tokens each." if "compared" in names else "")
         ],
     )
 

@@ -16,7 +16,7 @@ from modernbert_train.batch import Batch, Sums
 from modernbert_train.config.schema import ContrastiveConfig, ObjectiveConfig
 from modernbert_train.distributed.group import rows_of_all, sum_over_ranks
 from modernbert_train.errors import DataError
-from modernbert_train.models.contrastive import FIRSTS, GRADIENT, LOSS, SCALE_GRADIENT, Texts, compare
+from modernbert_train.models.contrastive import GRADIENT, LOSS, SCALE_GRADIENT, Texts, compare, rows_of
 
 
 def first_pass(
@@ -33,29 +33,31 @@ def first_pass(
     Raises:
         DataError: the global batch has one pair and nothing else, so that nothing can be wrong.
     """
-    texts, vectors = [Texts.of(part) for part in parts], []
+    settings = cast(ContrastiveConfig, objective)
+    texts, rows = [Texts.of(part, settings) for part in parts], [rows_of(part, settings).to(device) for part in parts]
+    vectors, sizes = [], []
     with torch.no_grad():
         for number, part in enumerate(parts):
             found = forward(number, part.to(device, non_blocking=True))
             assert found.vectors is not None
-            vectors.append(found.vectors[: len(texts[number])])
-    all_ND, known, own = rows_of_all(torch.cat(vectors), Texts.joined(texts))
+            vectors.append(found.vectors.index_select(0, rows[number]))
+            sizes.append(len(found.vectors))
+    all_VW, known, own = rows_of_all(torch.cat(vectors), Texts.joined(texts))
     everyone = Texts.joined(known)
     if len(everyone) < 3:
         raise DataError(
             f"the global batch has {everyone.num_queries} pair, and a positive is only told from other texts. Raise "
             "batch_rows or row_tokens of the phase."
         )
-    settings = cast(ContrastiveConfig, objective)
-    compared = compare(all_ND, everyone, own, settings, backward=True, scale=found.scale)
-    assert compared.gradient_ND is not None and compared.scale_gradient_Q is not None
-    sum_over_ranks(compared.gradient_ND)
-    gradients = compared.gradient_ND[own].split([len(each) for each in texts])
+    compared = compare(all_VW, everyone, own, settings, backward=True, scale=found.scale)
+    assert compared.gradient_VW is not None and compared.scale_gradient_Q is not None
+    sum_over_ranks(compared.gradient_VW)
+    gradients = compared.gradient_VW[own].split([len(each) for each in rows])
     queries = [each.num_queries for each in texts]
     losses, of_scale = compared.losses_Q.split(queries), compared.scale_gradient_Q.split(queries)
     targets: list[Mapping[str, Tensor]] = []
-    for part, gradient, loss, by_scale in zip(parts, gradients, losses, of_scale, strict=True):
-        padded = gradient.new_zeros(len(part.targets[FIRSTS]), gradient.shape[1])
-        padded[: len(gradient)] = gradient
+    for size, places, gradient, loss, by_scale in zip(sizes, rows, gradients, losses, of_scale, strict=True):
+        padded = gradient.new_zeros(size, gradient.shape[1])
+        padded[places] = gradient
         targets.append({GRADIENT: padded, LOSS: loss.sum(), SCALE_GRADIENT: by_scale.sum()})
     return targets

@@ -12,6 +12,7 @@ from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_checkpoin
 from modernbert_train.checkpoints.provenance import read_starts
 from modernbert_train.checkpoints.results import Result, read_results, run_of
 from modernbert_train.checkpoints.run_folder import RunFolder
+from modernbert_train.config.contrastive import TOKEN_PROJECTION
 from modernbert_train.config.schema import BertConfig, ContrastiveConfig, LabelledConfig, ModelConfig, RunConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.replaced import PROJECTION, generator_of
@@ -178,9 +179,9 @@ def _model(source: Source) -> _Part:
         hub: HubFormat = classifier_format(model, cast(LabelledConfig, objective))
         return _Part(objective.exported_as, model, weights, hub)
     if objective is not None and objective.compares:  # what predicts tokens is of another phase
-        weights = {name: tensor for name, tensor in weights.items() if module_of(name) == "model"}
-        pooling = cast(ContrastiveConfig, objective).pooling
-        return _Part("embedder", model, weights, Alone(export_format(model, source.order), pooling))
+        weights = {name: tensor for name, tensor in weights.items() if module_of(name) in ("model", TOKEN_PROJECTION)}
+        hub = Alone(export_format(model, source.order), cast(ContrastiveConfig, objective))
+        return _Part("embedder", model, weights, hub)
     modules = {module_of(name) for name in weights}
     if {TOKEN_HEAD, "decoder"} <= modules:  # of a run that has both, what its last phase has trained
         detects = objective is not None and "replaced" in objective.heads

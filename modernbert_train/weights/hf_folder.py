@@ -24,7 +24,7 @@ from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.models.build import shapes_of
 from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.formats import HubFormat, export_format, format_of
-from modernbert_train.weights.formats.alone import Alone
+from modernbert_train.weights.formats.alone import DENSE, Alone
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, read_object
 from modernbert_train.weights.formats.tensors import Shapes, from_hf, module_of, to_hf, without_place
 
@@ -32,6 +32,7 @@ WEIGHTS, INDEX, CARD = "model.safetensors", "model.safetensors.index.json", "REA
 TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 EXPORTED_FILES = {WEIGHTS, CONFIG_JSON, CARD, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS}
 EXPORTED_FILES |= {"modules.json", "sentence_bert_config.json", "1_Pooling"}  # of an encoder alone
+EXPORTED_FILES |= {"config_sentence_transformers.json", DENSE, "2_MultiVectorMask", "3_Normalize"}  # late interaction
 
 
 def export(
@@ -94,6 +95,7 @@ def export(
         raise ConfigError(f"{out} exists and is not an export of this program. Remove it or name another folder.")
 
     unwritten = os_errors_as(StorageError, f"{out}: cannot be written", "Free the disk or name another.")
+    dense = {name.removeprefix(f"{DENSE}/"): weights.pop(name) for name in [*weights] if name.startswith(f"{DENSE}/")}
     with unwritten, whole_folder(out) as staging:
         write_tensors(staging / WEIGHTS, weights, metadata={"format": "pt"})
         _write_json(staging / CONFIG_JSON, described)
@@ -102,6 +104,8 @@ def export(
         for name, content in beside.items():
             (staging / name).parent.mkdir(exist_ok=True)
             _write_json(staging / name, content)
+        if dense:
+            write_tensors(staging / DENSE / WEIGHTS, dense, metadata={"format": "pt"})
         for name in (TOKENIZER, SPECIAL_TOKENS):
             if (tokenizer_folder / name).exists():  # transformers 5 keeps the special tokens in tokenizer_config.json
                 shutil.copyfile(tokenizer_folder / name, staging / name)
@@ -126,10 +130,14 @@ def load_weights(folder: Path, model: ModelConfig | None = None) -> dict[str, Te
     config = model or said.model
     shapes = None if said.objective is None else shapes_of(config, said.objective)
     stored: dict[str, Tensor] = {}
-    for name in _weight_files(folder):
+    parts = [(name, "") for name in _weight_files(folder)]
+    if said.objective is not None and said.objective.compares and said.objective.projected_width is not None:
+        require_own_files(folder / DENSE)
+        parts.append((f"{DENSE}/{WEIGHTS}", f"{DENSE}/"))
+    for name, begin in parts:
         remedy = "Restore it from a copy or export it again."
         with os_errors_as(DataError, f"{folder / name}: cannot be read", remedy, ValueError):
-            stored |= read_tensors(folder / name)
+            stored |= {begin + each: tensor for each, tensor in read_tensors(folder / name).items()}
     file = folder / (WEIGHTS if (folder / WEIGHTS).exists() else INDEX)
     return from_hf(hub, stored, config, str(file), shapes=shapes)
 

@@ -179,6 +179,9 @@ def run_card(
             " Of each token it says whether another one had been put there. Its encoder is what to fine-tune; the "
             "generator that put them there is exported apart."
         )
+    elif part == "embedder":
+        kind = "SentenceTransformer" if now.objective.projected_width is None else "MultiVectorEncoder"
+        introduction += f" sentence-transformers' {kind} opens it too, and gives the vectors that were trained."
     elif part == "generator":
         introduction += " This is the generator, whose predictions another model, the run's own, learnt to tell."
     elif PAIR_HEAD in heads_among(shapes):
@@ -397,7 +400,7 @@ def _temperature(last: Mapping[str, Any]) -> str:
     """The one that was learnt, in a sentence; nothing where none was."""
     found = number(last.get(TEMPERATURE))
     return (
-        "" if found is None else f"Cosines are divided by a temperature that was learnt, {found:.4f} at that time.\n\n"
+        "" if found is None else f"Scores are divided by a temperature that was learnt, {found:.4f} at that time.\n\n"
     )
 
 

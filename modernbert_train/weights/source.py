@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_valid, verify
 from modernbert_train.checkpoints.manifest import CONFIG_YAML, MANIFEST
 from modernbert_train.checkpoints.verified import tell_choice
+from modernbert_train.config.contrastive import TOKEN_PROJECTION
 from modernbert_train.config.knob import architecture_keys
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
@@ -311,8 +312,12 @@ def find_origin(config: RunConfig) -> Origin | None:
     else:
         rows = _rows(source, config)
     # read once for nothing but the names, so that damage is told before anything is made
-    here = {module_of(each) for each in shapes_of(config.model, config.objective)}
-    there = {module_of(each) for each in _as_here(source.weights(), here)}
+    shapes = shapes_of(config.model, config.objective)
+    here = {module_of(each) for each in shapes}
+    found = _as_here(source.weights(), here)
+    there = {module_of(each) for each in found}
+    if (matrix := f"{TOKEN_PROJECTION}.weight") in found.keys() & shapes.keys():
+        _check_token_vectors(len(found[matrix]), shapes[matrix][0], f"weights.{key}={name}")
     if key != "init_from":
         needs_predictions(there, f"weights.{key}={name}")
         there, here = there - {*MASKED_LM}, here - {*MASKED_LM}  # no other head is grown, or kept
@@ -336,6 +341,14 @@ def _as_here(weights: dict[str, Tensor], here: Collection[str]) -> dict[str, Ten
     begin = f"{PAIR_HEAD}.dense."
     renamed = {name: f"{POOLER}.dense.{name.removeprefix(begin)}" for name in weights if name.startswith(begin)}
     return {renamed.get(name, name): tensor for name, tensor in weights.items()}
+
+
+def _check_token_vectors(there: int, here: int, key: str) -> None:
+    if there != here:
+        raise ConfigError(
+            f"objective.token_vectors={here}: {key} has vectors of {there} numbers. Set "
+            f"objective.token_vectors={there}, with objective.matryoshka for fewer besides."
+        )
 
 
 def _rows(source: Source, config: RunConfig) -> TokenRows:

@@ -27,7 +27,9 @@ SIDE = math.sqrt(0.5)
 
 
 def found(hashes: list[int], settings: ContrastiveConfig = PLAIN, own: slice = slice(0, 5)) -> Compared:
-    return compare(VECTORS_ND, Texts(ROLES_N, torch.tensor(hashes)), own, settings, backward=True)
+    return compare(
+        VECTORS_ND, Texts(ROLES_N, torch.tensor(hashes), torch.ones(5, dtype=torch.int64)), own, settings, backward=True
+    )
 
 
 def nll(right: float, *wrong: float) -> float:
@@ -53,7 +55,7 @@ def test_a_query_is_told_from_all_positives_and_negatives() -> None:
 def test_equal_texts_are_not_wrong(hashes: list[int], losses: list[float]) -> None:
     compared = found(hashes)
     assert compared.losses_Q.tolist() == pytest.approx(losses, abs=1e-6)
-    assert compared.gradient_ND is not None and torch.isfinite(compared.gradient_ND).all()
+    assert compared.gradient_VW is not None and torch.isfinite(compared.gradient_VW).all()
 
 
 def test_a_margin_leaves_out_what_is_nearer_than_the_positive() -> None:
@@ -80,17 +82,17 @@ def test_the_gradient_is_that_of_the_losses_in_any_number_of_parts(
     whole = found([1, 2, 3, 4, 5], settings)
     monkeypatch.setattr("modernbert_train.models.contrastive._COSINES", 1)
     parts = found([1, 2, 3, 4, 5], settings)
-    assert whole.gradient_ND is not None and parts.gradient_ND is not None
-    torch.testing.assert_close(parts.gradient_ND, whole.gradient_ND)
+    assert whole.gradient_VW is not None and parts.gradient_VW is not None
+    torch.testing.assert_close(parts.gradient_VW, whole.gradient_VW)
     step = 1e-3
     for place in ((0, 0), (1, 1), (2, 1), (3, 0), (4, 0)):
         sums = []
         for sign in (1, -1):
             moved = VECTORS_ND.double().clone()
             moved[place] += sign * step
-            texts = Texts(ROLES_N, torch.arange(5))
+            texts = Texts(ROLES_N, torch.arange(5), torch.ones(5, dtype=torch.int64))
             sums.append(float(compare(moved.float(), texts, slice(0, 5), settings, backward=False).losses_Q.sum()))
-        assert float(whole.gradient_ND[place]) == pytest.approx((sums[0] - sums[1]) / (2 * step), abs=2e-3)
+        assert float(whole.gradient_VW[place]) == pytest.approx((sums[0] - sums[1]) / (2 * step), abs=2e-3)
 
 
 def test_a_learnt_temperature_stays_within_its_bounds_and_is_not_decayed() -> None:

@@ -127,6 +127,7 @@ def test_bad_rows_are_named(
     [
         (["data.train={text}"], "its documents are no pairs of texts"),
         (["objective.score_weight=1"], "has no scores, which objective.score_weight weighs"),
+        (["objective.score_weight=1", "objective.pooling=late"], "compared with cosines of one vector a text"),
         (["objective.matryoshka=[32]"], "32 is no part of a vector of 32"),
         (["phases.main.row_tokens=32", "phases.main.microbatch_tokens=64"], "has examples of up to 36 tokens"),
         (["phases.main={row_tokens: 48, batch_rows: 1, microbatch_tokens: 48}"], "holds about one example"),

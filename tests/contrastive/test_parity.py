@@ -112,7 +112,7 @@ def test_loss_and_gradients_equal_sentence_transformers(
         modules=[encoder, models.Pooling(SIZE.hidden_size, pooling_mode=settings.pooling)], device="cpu"
     )
     scorer: Any = CachedMultipleNegativesRankingLoss(
-        twin, scale=1 / settings.temperature, mini_batch_size=7, directions=tuple(directions),
+        twin, scale=1 / settings.first_temperature, mini_batch_size=7, directions=tuple(directions),
         partition_mode="per_direction",
     )  # fmt: skip
     if widths:

@@ -87,6 +87,7 @@ OBJECTIVES = {
     "rtd-mlm": ReplacedTokensConfig(mlm_head=True),
     "rtd-gdes-mlm": ReplacedTokensConfig(sharing="gdes", mlm_head=True),
     "contrastive": ContrastiveConfig(learn_temperature=True),
+    "contrastive-late": ContrastiveConfig(pooling="late", mlm_head=True),
 }
 
 

@@ -88,6 +88,12 @@ def is_multi_vector(model: Model) -> bool:
     return type(model).__name__ == _MULTI
 
 
+def _is_late(folder: Path) -> bool:
+    """The same of a folder that is not open."""
+    about = read_json(folder / _SETTINGS) if (folder / _SETTINGS).is_file() else {}
+    return isinstance(about, dict) and about.get("model_type") == _MULTI
+
+
 def open_sentence_model(name: str, config: EvaluateConfig) -> Model:
     """Open a model for vectors of texts, in fp32.
 
@@ -107,7 +113,11 @@ def open_sentence_model(name: str, config: EvaluateConfig) -> Model:
         model = _load(name, config)
     else:
         with exported_encoder(name, getattr(config, "seed", SEED)) as folder, quiet():
-            model = _build(folder, config)
+            if _is_late(folder):  # a run of contrastive training, which has the matrix
+                check_sentence_model(str(folder), config)
+                model = _load(str(folder), config)
+            else:
+                model = _build(folder, config)
     limit = model.max_seq_length
     if limit is None:
         raise DataError(f"{name}: reads texts in a way of its own, without a longest one. Name another model.")
@@ -152,9 +162,7 @@ def _build(folder: Path, config: EvaluateConfig) -> Model:
 def _load(name: str, config: EvaluateConfig) -> Model:
     from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 
-    settings_file = Path(name) / _SETTINGS
-    about = read_json(settings_file) if settings_file.is_file() else {}
-    kind = MultiVectorEncoder if isinstance(about, dict) and about.get("model_type") == _MULTI else SentenceTransformer
+    kind = MultiVectorEncoder if _is_late(Path(name)) else SentenceTransformer
     device = choose_device(config.device)
     settings: dict[str, Any] = {"device": device, "local_files_only": True, "trust_remote_code": False}
     with _opening(name):

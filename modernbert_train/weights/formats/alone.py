@@ -1,14 +1,16 @@
 """An encoder without a head, as contrastive training leaves it: its format's own tensors and keys, another class.
 
-config.json says which class of transformers it would be with a head, by which the rest of it is read again, and how a
-text's vector is made of its states. The files beside it make the folder one of sentence-transformers too.
+config.json says which class of transformers it would be with a head, by which the rest of it is read again, and how
+vectors are made of its states. The files beside it make the folder one of sentence-transformers too; of late
+interaction they hold the matrix from states to vectors of tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
+from modernbert_train.config.contrastive import TOKEN_PROJECTION
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
 from modernbert_train.config.schema import ContrastiveConfig
@@ -20,7 +22,15 @@ from modernbert_train.weights.formats.shape import Shape
 if TYPE_CHECKING:
     from modernbert_train.weights.formats import HubFormat
 
-WITH_HEAD, POOLING = "with_head", "pooling_of_vectors"  # keys of ours in config.json
+WITH_HEAD, POOLING, WIDTH = "with_head", "pooling_of_vectors", "token_vectors"  # keys of ours in config.json
+DENSE = "1_Dense"  # folder of that matrix
+_OF_TOKENS = {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"}
+_PLACES = {
+    "Transformer": "base.modules.transformer",
+    "Dense": "base.modules.dense",
+    "MultiVectorMask": "multi_vector_encoder.modules.multi_vector_mask",
+    "Normalize": "base.modules.normalize",
+}
 _ENDS = ("ForMaskedLM", "ForCausalLM", "ForPreTraining", "LMHeadModel")
 _OTHERS = {"Gemma3ForCausalLM": "Gemma3TextModel", "NeoBERTLMHead": "NeoBERT"}
 
@@ -30,20 +40,22 @@ class Alone:
 
     Args:
         whole: the format of the same encoder with a head.
-        pooling: see `ContrastiveConfig`; only to write.
+        objective: how vectors are made; only to write.
     """
 
-    def __init__(self, whole: HubFormat, pooling: str = "mean") -> None:
+    def __init__(self, whole: HubFormat, objective: ContrastiveConfig | None = None) -> None:
         self._whole = whole
-        self._pooling = pooling
+        self._objective = objective or ContrastiveConfig()
 
     def read(self, raw: dict[str, Any], where: str) -> Described:
         """See `HubFormat`."""
-        pooling = raw.get(POOLING)
-        if pooling not in ("cls", "mean"):
-            raise DataError(f"{where}: {POOLING}={shown(pooling)}, neither cls nor mean. Restore it from a copy.")
+        pooling, width = raw.get(POOLING), raw.get(WIDTH, 128)
+        if pooling not in ("cls", "mean", "late"):
+            raise DataError(f"{where}: {POOLING}={shown(pooling)}, none of cls, mean and late. Restore it from a copy.")
+        if not isinstance(width, int) or isinstance(width, bool) or width < 1:
+            raise DataError(f"{where}: {WIDTH}={shown(width)}, no number of columns. Restore it from a copy.")
         said = self._whole.read({**raw, "architectures": [raw[WITH_HEAD]]}, where)
-        return said._replace(objective=ContrastiveConfig(pooling=pooling))
+        return said._replace(objective=ContrastiveConfig(pooling=pooling, token_vectors=width))
 
     def describe(
         self, config: Any, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
@@ -52,15 +64,20 @@ class Alone:
         about = self._whole.describe(config, order, modules, max_tokens, vocabulary)
         named = str(about["architectures"][0])
         plain = next((named.removesuffix(end) + "Model" for end in _ENDS if named.endswith(end)), named)
-        return {**about, "architectures": [_OTHERS.get(named, plain)], WITH_HEAD: named, POOLING: self._pooling}
+        how: dict[str, Any] = {WITH_HEAD: named, POOLING: self._objective.pooling}
+        if self._objective.is_late:
+            how[WIDTH] = self._objective.token_vectors
+        return {**about, "architectures": [_OTHERS.get(named, plain)], **how}
 
     def theirs(self, name: str, config: Any) -> tuple[str, ...]:
         """See `HubFormat`."""
+        if name == f"{TOKEN_PROJECTION}.weight":
+            return (f"{DENSE}/linear.weight",)
         return self._whole.theirs(name, config) if name.startswith("model.") else ()
 
     def today(self, name: str) -> str | None:
         """See `HubFormat`."""
-        return self._whole.today(name)
+        return name if name.startswith(f"{DENSE}/") else self._whole.today(name)
 
     def shape(self, name: str, config: Any) -> Shape | None:
         """See `HubFormat`."""
@@ -69,18 +86,30 @@ class Alone:
 
     def files(self, width: int, max_tokens: int) -> dict[str, Any]:
         """What sentence-transformers reads beside the model, by name: vectors of length 1, by this pooling."""
-        kinds = ("Transformer", "Pooling", "Normalize")
-        modules = [
-            {
-                "idx": index,
-                "name": str(index),
-                "path": "" if not index else f"{index}_{kind}",
-                "type": f"sentence_transformers.models.{kind}",
-            }
-            for index, kind in enumerate(kinds)
-        ]
-        return {
-            "modules.json": modules,
-            "sentence_bert_config.json": {"max_seq_length": max_tokens, "do_lower_case": False},
-            "1_Pooling/config.json": {"word_embedding_dimension": width, "pooling_mode": self._pooling},
+        length = {"max_seq_length": max_tokens, "do_lower_case": False}
+        if not self._objective.is_late:
+            modules = [(kind, f"models.{kind}") for kind in ("Transformer", "Pooling", "Normalize")]
+            how = {"word_embedding_dimension": width, "pooling_mode": self._objective.pooling}
+            return _modules(modules) | {"sentence_bert_config.json": length, "1_Pooling/config.json": how}
+        matrix: dict[str, Any] = {"in_features": width, "out_features": self._objective.token_vectors, "bias": False}
+        matrix["activation_function"] = "torch.nn.modules.linear.Identity"
+        return _modules([(kind, f"{place}.{kind}") for kind, place in _PLACES.items()]) | {
+            "sentence_bert_config.json": length,
+            "config_sentence_transformers.json": {"model_type": "MultiVectorEncoder"},
+            f"{DENSE}/config.json": matrix | _OF_TOKENS,
+            "2_MultiVectorMask/config.json": {},
+            "3_Normalize/config.json": _OF_TOKENS,
         }
+
+
+def _modules(kinds: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    modules = [
+        {
+            "idx": index,
+            "name": str(index),
+            "path": "" if not index else f"{index}_{kind}",
+            "type": f"sentence_transformers.{place}",
+        }
+        for index, (kind, place) in enumerate(kinds)
+    ]
+    return {"modules.json": modules}

@@ -1,0 +1,262 @@
+"""Late interaction: MaxSim of token vectors against a plain computation and against sentence-transformers; a run of it.
+
+If this breaks, a model that is searched token by token was trained by other scores than those it is searched with.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from modernbert_train.__main__ import main, read_run
+from modernbert_train.config.schema import ContrastiveConfig, MaskedLmConfig
+from modernbert_train.models.build import build_model, shapes_of
+from modernbert_train.models.contrastive import Texts, compare
+from modernbert_train.objectives.contrastive import NEGATIVE, POSITIVE, QUERY
+from modernbert_train.plan.gpus import GPUS
+from modernbert_train.plan.make import make_plan
+from modernbert_train.plan.room import phase_memory
+from modernbert_train.weights.formats import export_format
+from modernbert_train.weights.formats.alone import Alone
+from modernbert_train.weights.gather import load_weights
+from modernbert_train.weights.hf_folder import export
+from modernbert_train.weights.hf_folder import load_weights as load_folder
+from tests.contrastive.conftest import ContrastiveRun, make_rows
+from tests.contrastive.test_parity import SIZE, held_in, model_of, ours
+from tests.contrastive.test_train import metrics
+from tests.distributed.gloo import run_ranks
+from tests.distributed.test_invariance import assert_same_weights, train_each
+from tests.distributed.test_train_ranks import assert_same_run, weights
+
+LATE = ContrastiveConfig(pooling="late", token_vectors=16)
+ROLES_N = torch.tensor([QUERY] * 5 + [POSITIVE] * 5 + [NEGATIVE] * 3)
+LENGTHS_N = torch.tensor([3, 5, 2, 7, 4, 9, 4, 12, 3, 6, 20, 1, 5])
+# queries 1 and 4 are the same text, and one of the negatives is the positive of query 1
+HASHES_N = torch.tensor([1, 2, 3, 4, 2, 11, 12, 13, 14, 15, 21, 12, 22])
+QUERIES, DOCUMENTS = range(5), range(5, 13)
+
+
+def plain(vectors_VW: Tensor, settings: ContrastiveConfig) -> Tensor:
+    """losses_Q, text by text."""
+    losses_Q = torch.zeros(5)
+    widths = (vectors_VW.shape[1], *settings.matryoshka)
+    for width in widths:
+        texts = F.normalize(vectors_VW[:, :width], dim=1).split(LENGTHS_N.tolist())
+        scores = [
+            [torch.stack([torch.stack([a @ b for b in other]).max() for a in text]).sum() for other in texts]
+            for text in texts
+        ]
+        losses_Q = losses_Q + torch.stack([loss_of(query, scores, settings) for query in QUERIES]) / len(widths)
+    return losses_Q
+
+
+def loss_of(query: int, scores: list[list[Tensor]], settings: ContrastiveConfig) -> Tensor:
+    right = 5 + query
+
+    def loss(others: list[Tensor]) -> Tensor:
+        logits = torch.stack([scores[query][right], *others]) / settings.first_temperature
+        return logits.logsumexp(0) - logits[0]
+
+    def is_near(a: int, b: int) -> bool:
+        means = [float(scores[x][y].detach()) / int(LENGTHS_N[x]) for x, y in ((a, b), (query, right))]
+        return settings.margin is not None and means[0] > means[1] + settings.margin
+
+    own = (int(HASHES_N[query]), int(HASHES_N[right]))
+    asked = {5 + other: int(HASHES_N[other]) for other in QUERIES}
+    wrong = [
+        scores[query][each]
+        for each in DOCUMENTS
+        if int(HASHES_N[each]) not in own and asked.get(each) != own[0] and not is_near(query, each)
+    ]
+    if not settings.symmetric:
+        return loss(wrong)
+    others = [
+        scores[each][right]
+        for each in QUERIES
+        if int(HASHES_N[each]) not in own and int(HASHES_N[5 + each]) != own[1] and not is_near(each, right)
+    ]
+    return (loss(wrong) + loss(others)) / 2
+
+
+@pytest.mark.parametrize("at_once", [1 << 25, 40])
+@pytest.mark.parametrize(
+    "settings",
+    [LATE, replace(LATE, symmetric=True, margin=0.05, temperature=0.3), replace(LATE, matryoshka=(8, 4))],
+    ids=["plain", "both directions", "matryoshka"],
+)
+def test_losses_and_gradients_are_those_of_a_plain_computation(
+    settings: ContrastiveConfig, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one part and in many; also of the share of a rank."""
+    monkeypatch.setattr("modernbert_train.models.contrastive._COSINES", at_once)
+    drawn_VW = torch.randn(int(LENGTHS_N.sum()), 16, generator=torch.Generator().manual_seed(3))
+    vectors_VW, texts = drawn_VW.clone().requires_grad_(), Texts(ROLES_N, HASHES_N, LENGTHS_N)
+    losses_Q = plain(vectors_VW, settings)
+    losses_Q.sum().backward()
+    found = compare(drawn_VW, texts, slice(0, len(drawn_VW)), settings, backward=True)
+    torch.testing.assert_close(found.losses_Q, losses_Q.detach(), atol=1e-5, rtol=1e-5)
+    assert found.gradient_VW is not None and vectors_VW.grad is not None
+    torch.testing.assert_close(found.gradient_VW, vectors_VW.grad, atol=1e-5, rtol=1e-4)
+    shares = [compare(drawn_VW, texts, share, settings, backward=True) for share in (slice(0, 8), slice(8, 100))]
+    assert [len(share.losses_Q) for share in shares] == [2, 3]
+    both_VW = sum(share.gradient_VW for share in shares if share.gradient_VW is not None)
+    torch.testing.assert_close(both_VW, found.gradient_VW, atol=1e-5, rtol=1e-4)
+
+
+def exported(settings: ContrastiveConfig, tokenizer: Path, out: Path) -> Path:
+    """The model of the tests' seed as a folder of sentence-transformers."""
+    model = model_of(settings)
+    hub = Alone(export_format(SIZE, "all"), settings)
+    shapes = shapes_of(SIZE, settings)
+    export(
+        model.state_dict(), SIZE, hub=hub, shapes=shapes, max_tokens=64, tokenizer_folder=tokenizer, out=out, card=""
+    )
+    return out
+
+
+@pytest.mark.runs
+def test_loss_and_gradients_equal_sentence_transformers(
+    contrastive_run: ContrastiveRun, pairs: Path, tmp_path: Path
+) -> None:
+    """Of a step, the matrix's too; the export is what they read."""
+    from sentence_transformers import MultiVectorEncoder
+    from sentence_transformers.multi_vector_encoder.losses import CachedMultiVectorMultipleNegativesRankingLoss
+
+    config = read_run(contrastive_run())
+    loss, grads = ours(config, LATE, 2)
+    folder = exported(LATE, pairs / "tokenizer", tmp_path / "hf")
+    twin = MultiVectorEncoder(str(folder), device="cpu").train()
+    rows = held_in(pairs)
+    columns = [[row["query"] for row in rows], [row["positive"] for row in rows], [row["negative"][0] for row in rows]]
+    scorer: Any = CachedMultiVectorMultipleNegativesRankingLoss(twin, mini_batch_size=7)
+    tasks = ("query", "document", "document")
+    theirs = scorer([twin.preprocess(column, task=task) for column, task in zip(columns, tasks, strict=True)])
+    theirs.backward()
+    assert loss == pytest.approx(theirs.item(), abs=2e-5)
+    found = {f"model.{name}": each.grad for name, each in twin[0].model.named_parameters() if each.grad is not None}
+    found["token_projection.weight"] = twin[1].linear.weight.grad
+    from_theirs = {name: found[name] for name in grads}
+    for name, grad in grads.items():
+        torch.testing.assert_close(grad, from_theirs[name], atol=2e-5, rtol=1e-3)
+
+    again, others = ours(config, LATE, 64)
+    assert again == pytest.approx(loss, abs=1e-6)
+    for name, grad in others.items():
+        torch.testing.assert_close(grad, grads[name], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.runs
+def test_a_run_learns_resumes_to_the_bit_and_its_export_scores_alike(
+    contrastive_run: ContrastiveRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """sentence-transformers' scores of the exported folder are ours; another run starts from it."""
+    from sentence_transformers import MultiVectorEncoder
+
+    words = contrastive_run(
+        "model.attention_out_dropout=0.1", "checkpoint.interval_steps=3", "objective.pooling=late",
+        "objective.token_vectors=16", "objective.learn_temperature=true", "objective.temperature=0.5",
+    )  # fmt: skip
+    assert main(["train", *words]) == 0
+    run = tmp_path / "runs/pairs"
+    steps, held_out = metrics(run, "step"), metrics(run, "validation")
+    assert steps[-1]["loss"] < 0.8 * steps[0]["loss"]
+    assert held_out[-1]["predicted"] == 28 and held_out[-1]["unigram_accuracy"] == pytest.approx(1 / 56)
+    assert held_out[-1]["accuracy"] > 0.2 and math.isfinite(held_out[-1]["loss"])
+    whole = weights(run)
+    shutil.rmtree(max((run / "checkpoints").iterdir()))
+    assert main(["train", *words]) == 0
+    again = weights(run)
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    capsys.readouterr()
+    assert main(["eval", str(run)]) == 0
+    assert "28 predictions" in capsys.readouterr().out
+    assert main(["export", str(run)]) == 0
+    assert "MultiVectorEncoder opens it too" in (run / "hf/README.md").read_text()
+
+    stored = load_folder(run / "hf")
+    assert all(
+        torch.equal(stored[name], whole[name]) for name in ("token_projection.weight", "model.final_norm.weight")
+    )
+    theirs = MultiVectorEncoder(str(run / "hf"), device="cpu")
+    rows = make_rows(6)
+    queries, documents = theirs.encode_query([row["query"] for row in rows]), [row["positive"] for row in rows]
+    scores_QC = theirs.similarity(queries, theirs.encode_document(documents))
+    config = read_run(words)
+    model = build_model(config.model, LATE)
+    load_weights(model, stored)
+    from benchmarks.batches import lay_out
+
+    def vectors(text: str) -> Tensor:
+        ids_T = torch.tensor(theirs.tokenizer(text)["input_ids"])
+        with torch.no_grad():
+            hidden_TD = model.eval().encode(lay_out(ids_T, [0, len(ids_T)]))
+            return F.normalize(model.token_projection(hidden_TD), dim=1)  # type: ignore[operator]
+
+    for query, row in enumerate(rows):
+        mine = vectors(row["query"])
+        expected = torch.stack([(mine @ vectors(other["positive"]).T).max(dim=1).values.sum() for other in rows])
+        torch.testing.assert_close(scores_QC[query], expected, atol=1e-5, rtol=1e-5)
+
+    from modernbert_train.config.tools.retrieval import EvaluateConfig
+    from modernbert_train.evaluate.retrieval.sentence_model import describe, open_sentence_model
+
+    opened = open_sentence_model(str(run), EvaluateConfig(device="cpu"))  # the run itself
+    assert describe(opened).pooling == "none: a vector for each token"
+    torch.testing.assert_close(
+        opened.similarity(opened.encode_query(["a b"]), opened.encode_document(documents)),
+        theirs.similarity(theirs.encode_query(["a b"]), theirs.encode_document(documents)),
+    )
+
+    fewer = ("name=again", f"weights.init_from={run / 'hf'}", "phases.main.tokens=2000")
+    assert main(["train", *words, *fewer, "objective.token_vectors=8", "phases.main.schedule.warmup_tokens=0"]) == 78
+    assert "Set objective.token_vectors=16" in capsys.readouterr().err
+    assert main(["train", *words, *fewer, "phases.main.schedule.warmup_tokens=0"]) == 0
+    assert "no token_projection" not in capsys.readouterr().out
+
+
+@pytest.mark.runs
+@pytest.mark.timeout(290)
+def test_two_ranks_score_as_one_does(contrastive_run: ContrastiveRun, tmp_path: Path) -> None:
+    """Ranks have different numbers of tokens; held-out figures too."""
+    runs = tmp_path / "runs"
+    longer = (
+        "objective.pooling=late",
+        "objective.token_vectors=16",
+        "objective.matryoshka=[8]",
+        "phases.main.tokens=26000",
+    )
+    run_ranks(train_each, 1, [contrastive_run("name=one", *longer)], False)
+    words = [contrastive_run(f"name={name}", f"distributed.strategy={name}", *longer) for name in ("ddp", "fsdp2")]
+    run_ranks(train_each, 2, words, False)
+    for name in ("ddp", "fsdp2"):
+        assert_same_run(runs / name, runs / "one")
+        assert_same_weights(runs / name, runs / "one")
+
+
+@pytest.mark.runs
+def test_plan_counts_the_matrix_and_the_vectors_of_a_batch(contrastive_run: ContrastiveRun) -> None:
+    """The matrix for every token, in both passes; vectors of the global batch in memory, whatever the microbatch."""
+    config = read_run(contrastive_run("objective.pooling=late"))
+    (phase,) = make_plan(config, 1).phases
+    assert phase.flops.head == 2 * 32 * 128 and phase.flops.training == 4 * phase.flops.forward
+    parts = phase_memory(config, "main", GPUS["h100"], "ddp", 1, 2).parts()
+    assert parts["compared"] > 4 * 8 * 128 * 8 * 256
+    mean = read_run(contrastive_run())
+    assert "compared" not in phase_memory(mean, "main", GPUS["h100"], "ddp", 1, 2).parts()
+
+
+@pytest.mark.runs
+def test_widths_beyond_that_of_a_token_are_refused(
+    contrastive_run: ContrastiveRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", *contrastive_run("objective={name: contrastive, pooling: late, matryoshka: [128]}")]) == 78
+    assert "objective.matryoshka=[128] with objective.token_vectors=128" in capsys.readouterr().err
+    assert MaskedLmConfig().projected_width is None
