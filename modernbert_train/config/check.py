@@ -182,8 +182,9 @@ def vector_widths(config: RunConfig, num_ranks: int) -> Iterator[str]:
             continue
         if objective.is_late and objective.score_weight:
             yield (
-                f"phases.{name}: objective.score_weight={objective.score_weight:g} with objective.pooling=late: a teacher's "
-                "scores are compared with cosines of one vector a text. Set objective.score_weight=0, or another pooling."
+                f"phases.{name}: objective.score_weight={objective.score_weight:g} with objective.pooling=late: a "
+                "teacher's scores are compared with cosines of one vector a text. Set objective.score_weight=0, or "
+                "another pooling."
             )
         key, most = "model.hidden_size", config.model.hidden_size
         if objective.is_late:
