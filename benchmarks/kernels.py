@@ -1,7 +1,7 @@
 """Each part of a training step alone, against the least time that its bytes or FLOPs need: a table for each group.
 
     python -m benchmarks.kernels --preset cpu                    # two minutes on a laptop
-    python -m benchmarks.kernels --preset gpu                    # bf16, under two minutes on an H200
+    python -m benchmarks.kernels --preset gpu                    # bf16; attention alone takes 1.5 minutes on an H200
     python -m benchmarks.kernels --only attention head --json kernels.json
 
 `x floor` is the time over the larger of FLOPs at the rate of a large matrix product and bytes at the rate of a large

@@ -1,9 +1,10 @@
-"""Seconds of a microbatch and of a step, a sum over its kernels by their shapes; nothing of it was timed here.
+"""Seconds of a microbatch and of a step, a sum over its kernels by their shapes.
 
 Every product of the step is counted, forward and both gradients, at the slower of its FLOPs, at a share of the peak
 that grows with the inner dimension, and its bytes. Attention counts the tiles that its kernels compute, see tiles.py;
 elementwise work, loss, casts of weights and launches are counted operation by operation (tests/cuda_build). Shares are
-those of single kernels on H100, from their sources below; other GPUs are taken to reach the same.
+those of single kernels on H100, from their sources below; other GPUs are taken to reach the same. On an H200 base took
+1.16 times the sum (benchmarks/RESULTS.md).
 
 Programs are slower than the sum of their kernels. `PUBLISHED` fits eight runs of ModernBERT's program, from 17 M to 1 B
 parameters, within 13 %, and within 18 % where the run itself is left out: `python -m benchmarks.published`; a test

