@@ -67,6 +67,7 @@ def training_flops(
     uses = {head: count / tokens for head, count in zip(objective.heads, counts.values(), strict=True)}
     if objective.counts_tokens:
         uses[objective.heads[0]] *= objective.predicted_share
+    uses |= objective.uses_of_heads(tokens / len(lengths)) if objective.compares else {}
     uses |= dict.fromkeys(objective.idle_heads, 0.0)
     spans = mean_spans(lengths, counted, objective.order, objective.query_share)
     encoded = objective.encoded_tokens(tokens / len(lengths))
