@@ -1,6 +1,7 @@
 """A small model trained in three ways, three seeds each, judged by `evaluate` on retrieval and classification.
 
     python -m benchmarks.students --tasks FOLDER --out runs/students     # again to go on
+    python -m benchmarks.students --tasks FOLDER --beside                # pairs a second, beside sentence-transformers
 
 masked: masked tokens alone. contrastive: masked tokens, then pairs (the first sentence of an abstract and the rest of
 it). distilled: masked tokens, predictions and hidden states of a larger model of ours. All three read as many tokens of
@@ -8,6 +9,10 @@ the same abstracts and begin with the weights of their seed. Retrieval is SciFac
 whose abstracts are what was read, without further training; classification is Banking77
 (FOLDER/other_tasks/banking77_*.csv), 800 texts, 300 to be judged by. Prints means and standard errors over the seeds,
 and CPU seconds of the training.
+
+--beside trains the same model on the same pairs here and by sentence-transformers' Trainer with
+CachedMultipleNegativesRankingLoss, batches of as many pairs, one thread each, in turns. What starting costs is left
+out: a run of few steps is taken off one of many.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +34,7 @@ from modernbert_train.core.text import markdown_table
 from modernbert_train.data.tables import read_rows
 
 SEEDS, TOKENS, VOCABULARY = (1, 2, 3), 240_000, 4096
+TURNS, STEPS = 2, (4, 44)
 MODEL: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 128, "num_layers": 2, "num_heads": 2, "intermediate_size": 192,
     "global_attn_every_n_layers": 1, "init_std": 0.05,
@@ -105,23 +112,86 @@ def train(name: str, arm: dict[str, Any], seed: int, out: Path) -> float:
     return command("train", str(out / f"{name}.yaml"))
 
 
-def command(*words: str) -> float:
+def command(*words: str, module: str = "modernbert_train") -> float:
     """One of the command line; its CPU seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-m", "modernbert_train", *words], check=True)
+    subprocess.run([sys.executable, "-m", module, *words], check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def beside(out: Path) -> None:
+    """Print pairs a second of both, by the clock and by CPU seconds."""
+    one = {"row_tokens": 512, "batch_rows": 8, "microbatch_tokens": 2048, "schedule": {"warmup_tokens": 4096}}
+    data = {"streams": {"pairs": {"path": str(out / "pairs/train")}}, "validation": None}
+    spent: dict[str, list[tuple[float, float, int]]] = {}  # wall seconds, CPU seconds and pairs of each run
+    for turn in range(TURNS):
+        for steps in STEPS:
+            name, phases = f"beside-{turn}-{steps}", {"pairs": one | {"tokens": steps * 4096}}
+            arm = {"objective": {"name": "contrastive"}, "phases": phases, "data": data}
+            began = time.perf_counter()
+            cpu = train(name, arm, 1, out)
+            wall, lines = time.perf_counter() - began, (out / "runs" / name / "metrics.jsonl").read_text().splitlines()
+            trained = [line["predicted"] for line in map(json.loads, lines) if line["kind"] == "step"]
+            spent.setdefault("here", []).append((wall, cpu, sum(trained)))
+            if not (out / "runs/beside-0-4/hf").exists():
+                command("export", str(out / "runs" / name))
+            batch, began = round(statistics.fmean(trained)), time.perf_counter()
+            words = (str(out), str(batch), str(len(trained)))
+            cpu = command("--theirs", *words, module="benchmarks.students")
+            spent.setdefault("sentence-transformers", []).append(
+                (time.perf_counter() - began, cpu, batch * len(trained))
+            )
+    rows, rates = [], {}
+    for who, found in spent.items():
+        each = [[b - a for a, b in zip(*two, strict=True)] for two in zip(found[::2], found[1::2], strict=True)]
+        rates[who] = [[pairs / wall for wall, _, pairs in each], [pairs / cpu for _, cpu, pairs in each]]
+        rows.append([who, *(", ".join(f"{rate:.1f}" for rate in some) for some in rates[who])])
+    print(markdown_table(["", "pairs a second", "pairs a CPU second"], rows))
+    ratios = [[a / b for a, b in zip(*both, strict=True)] for both in zip(*rates.values(), strict=True)]
+    print("here over there:", "; ".join(", ".join(f"{ratio:.2f}" for ratio in some) for some in ratios))
+
+
+def theirs(out: Path, batch: int, steps: int) -> None:
+    """So many steps of sentence-transformers' Trainer."""
+    import torch
+    from datasets import Dataset
+    from sentence_transformers import (
+        SentenceTransformer,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+    )
+    from sentence_transformers.losses import CachedMultipleNegativesRankingLoss
+
+    torch.set_num_threads(1)
+    model = SentenceTransformer(str(out / "runs" / "beside-0-4" / "hf"), device="cpu")
+    model.max_seq_length = 62
+    rows = [json.loads(line) for line in (out / "pairs.jsonl").read_text().splitlines()]
+    options = SentenceTransformerTrainingArguments(
+        str(out / "theirs"), per_device_train_batch_size=batch, max_steps=steps, learning_rate=3e-3, use_cpu=True,
+        save_strategy="no", report_to=[], disable_tqdm=True, dataloader_num_workers=0, dataloader_drop_last=True,
+    )  # fmt: skip
+    loss = CachedMultipleNegativesRankingLoss(model, mini_batch_size=batch // 2)
+    SentenceTransformerTrainer(model=model, args=options, train_dataset=Dataset.from_list(rows), loss=loss).train()
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Train what is missing, judge it, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", type=Path, required=True, help="folder of labelled texts")
+    parser.add_argument("--tasks", type=Path, help="folder of labelled texts")
     parser.add_argument("--out", type=Path, default=Path("runs/students"), help="where everything stays")
+    parser.add_argument("--beside", action="store_true", help="speed alone, beside sentence-transformers")
+    parser.add_argument("--theirs", nargs=3, metavar=("OUT", "BATCH", "STEPS"), help=argparse.SUPPRESS)
     options = parser.parse_args(words)
+    if options.theirs:
+        theirs(Path(options.theirs[0]), *map(int, options.theirs[1:]))
+        return
     out: Path = options.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     prepare(options.tasks, out)
+    if options.beside:
+        beside(out)
+        return
     record = out / "seconds.json"
     seconds: dict[str, float] = json.loads(record.read_text()) if record.exists() else {}
     for arm, keys in runs(out).items():

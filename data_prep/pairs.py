@@ -1,8 +1,8 @@
 """Pairs of texts to shards for objective.name=contrastive: python data_prep/pairs.py OUT FILE... --tokenizer FOLDER
 
 A row is a query, a text that answers it, and any number of texts that do not. It becomes one document, see
-objectives/contrastive.py, with a hash of each of its texts as its labels. What cannot be learnt from is left out and
-counted. Queries are held out whole, by their hash: no query is in both folders.
+objectives/contrastive.py, whose labels are a hash of each text and a teacher's score of it. What cannot be learnt from
+is left out and counted. Queries are held out whole, by their hash: no query is in both folders.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import shutil
 import sys
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,12 +23,15 @@ if not __package__:  # run as a script: sys.path begins with this folder, the pa
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import numpy as np
+from numpy.typing import NDArray
 
 from data_prep.program import finish
 from data_prep.write.workspace import workspace
 from modernbert_train.cli.parser import Parser
+from modernbert_train.config.contrastive import SCORE_UNIT
 from modernbert_train.core.files import os_errors_as, values_as
 from modernbert_train.core.own_files import require_own_files
+from modernbert_train.core.text import plural
 from modernbert_train.data.dataset_card import write_card
 from modernbert_train.data.tables import ENDS, read_rows
 from modernbert_train.errors import ConfigError, DataError
@@ -36,6 +41,7 @@ REPORT = "pairs_report.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _AT_ONCE = 1024  # examples that are tokenised together
 _SHARD_BYTES = 1 << 24
+_MOST_LENGTHS = 1024  # of texts, in the card
 _HASH_BITS = 62  # two halves of 31, which travel as int32
 
 
@@ -45,11 +51,13 @@ class Row(NamedTuple):
     Attributes:
         query, positive: texts.
         negatives: without empty ones.
+        scores: of a teacher, 0 to 1, of the positive and each negative; empty: none.
     """
 
     query: str
     positive: str
     negatives: tuple[str, ...]
+    scores: tuple[float, ...] = ()
 
 
 @dataclass
@@ -65,6 +73,7 @@ class Counts:
     duplicates: int = 0  # rows left out: there before
     contradictions: int = 0  # negatives left out: they are the query or its positive
     more_negatives: int = 0  # left out beyond --most-negatives
+    repeated: int = 0  # texts that were there before in the same folder: no wrong answers to each other in a batch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,6 +95,14 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--negatives", nargs="*", default=[], help="columns of texts that do not, each a text or a list of texts"
     )
+    parser.add_argument(
+        "--scores",
+        nargs="+",
+        default=[],
+        metavar="COLUMN",
+        help="columns of a teacher's scores: of the positive, then of each of --negatives, as many as there are texts",
+    )
+    parser.add_argument("--score-range", nargs=2, type=float, metavar=("LOW", "HIGH"), help="the scores lie within")
     parser.add_argument("--most-negatives", type=int, help="of a query (as many as there are columns)")
     parser.add_argument("--query-prefix", default="", help="put before each query, its space included")
     parser.add_argument("--document-prefix", default="", help="put before each other text")
@@ -137,6 +154,13 @@ def _require_arguments(asked: argparse.Namespace) -> None:
     for option in ("max_tokens", "query_max_tokens"):
         if (most := getattr(asked, option)) is not None and most < 3:
             raise ConfigError(f"--{option.replace('_', '-')}={most}: no room for [CLS], a token and [SEP]. Raise it.")
+    if asked.scores and len(asked.scores) != 1 + len(asked.negatives):
+        raise ConfigError(
+            f"--scores names {plural(len(asked.scores), 'column')}: name one for --positive and one for each of "
+            "--negatives."
+        )
+    if bool(asked.scores) != (asked.score_range is not None) or (asked.scores and not _is_range(*asked.score_range)):
+        raise ConfigError("--scores and --score-range go together, the lower end of the range first. Give both.")
     if asked.most_negatives is not None and asked.most_negatives < bool(asked.negatives):
         raise ConfigError(f"--most-negatives={asked.most_negatives}: leave out --negatives, or give at least 1.")
     if not 0 <= asked.validation_share < 1:
@@ -152,31 +176,70 @@ def _read(path: Path, asked: argparse.Namespace) -> Iterator[Row]:
     columns = (asked.query, asked.positive)
     with os_errors_as(DataError, f"{path}: cannot be read", "Name a file of pairs."), values_as(DataError, str(path)):
         if path.suffix == ".parquet":
-            yield from _parquet(path, columns, asked.negatives)
+            yield from _parquet(path, columns, asked)
             return
-        for row in read_rows(path, columns, asked.negatives, "--query, --positive and --negatives"):
-            negatives = [each for value in row.values for each in _texts(value, f"line {row.line}")]
-            yield Row(row.texts[0], row.texts[1], tuple(negatives))
+        for row in read_rows(path, columns, (*asked.negatives, *asked.scores), "--query, --positive and --negatives"):
+            yield _row(row.texts, row.values, f"line {row.line}", asked)
 
 
-def _parquet(path: Path, columns: Sequence[str], negatives: Sequence[str]) -> Iterator[Row]:
+def _row(texts: Sequence[str], cells: Sequence[Any], place: str, asked: argparse.Namespace) -> Row:
+    """Of the columns of negatives, then of scores."""
+    number = len(asked.negatives)
+    if not asked.scores:
+        return Row(texts[0], texts[1], tuple(text for cell in cells for text in _texts(cell, place)))
+    (positive,) = _scores([None], cells[number], place, asked)
+    found: list[tuple[str, float]] = []
+    for cell, scored in zip(cells[:number], cells[number + 1 :], strict=True):
+        own = _listed(cell)
+        _texts(own, place)
+        found += [each for each in zip(own, _scores(own, scored, place, asked), strict=True) if (each[0] or "").strip()]
+    return Row(texts[0], texts[1], tuple(text for text, _ in found), (positive, *(score for _, score in found)))
+
+
+def _scores(texts: Sequence[Any], cell: Any, place: str, asked: argparse.Namespace) -> list[float]:
+    """The scores of a cell as shares of their range, as many as there are texts."""
+    found, (low, high) = _listed(cell), asked.score_range
+    try:
+        scores = [float(each) for each in found]
+    except (TypeError, ValueError):
+        raise ValueError(f"{place}: {found} is no score. Give numbers.") from None
+    if len(scores) != len(texts):
+        raise ValueError(
+            f"{place}: {plural(len(texts), 'text')}, and {plural(len(scores), 'score')}. Give one for each."
+        )
+    if wrong := [score for score in scores if not low <= score <= high]:
+        raise ValueError(f"{place}: score {wrong[0]:g} lies outside --score-range {low:g} {high:g}. Correct either.")
+    return [(score - low) / (high - low) for score in scores]
+
+
+def _listed(cell: Any) -> list[Any]:
+    return cell if isinstance(cell, list) else [] if cell is None else [cell]
+
+
+def _is_range(low: float, high: float) -> bool:
+    return low < high and high - low < math.inf
+
+
+def _parquet(path: Path, columns: Sequence[str], asked: argparse.Namespace) -> Iterator[Row]:
     import pyarrow.parquet
+
+    others = (*asked.negatives, *asked.scores)
 
     with pyarrow.parquet.ParquetFile(path) as table:
         names = table.schema_arrow.names
-        if missing := [name for name in (*columns, *negatives) if name not in names]:
+        if missing := [name for name in (*columns, *others) if name not in names]:
             raise ValueError(f"has no column {missing[0]}; it has {', '.join(names)}. Name others.")
         number = 0
-        for batch in table.iter_batches(_AT_ONCE, columns=[*columns, *negatives], use_threads=False):
+        for batch in table.iter_batches(_AT_ONCE, columns=[*columns, *others], use_threads=False):
             for row in batch.to_pylist():
                 number += 1
-                query, positive = ([*_texts(row[name], f"row {number}"), ""][0] for name in columns)
-                yield Row(query, positive, tuple(t for n in negatives for t in _texts(row[n], f"row {number}")))
+                texts = [[*_texts(row[name], f"row {number}"), ""][0] for name in columns]
+                yield _row(texts, [row[name] for name in others], f"row {number}", asked)
 
 
 def _texts(value: Any, place: str) -> list[str]:
     """The texts of a cell: one, a list of them, or none."""
-    found = value if isinstance(value, list) else [] if value is None else [value]
+    found = _listed(value)
     if not all(isinstance(text, str) for text in found):
         raise ValueError(f"{place}: {found} is neither a text nor a list of texts. Correct it.")
     return [text for text in found if text.strip()]
@@ -194,11 +257,13 @@ def _kept(rows: Iterable[Row], most: int, counts: Counts) -> Iterator[Row]:
             counts.duplicates += 1
         else:
             seen.add(known)
+            scored = dict(zip(row.negatives[::-1], row.scores[:0:-1] or [0.0] * len(row.negatives), strict=True))
             negatives = tuple(text for text in dict.fromkeys(row.negatives) if text not in (row.query, row.positive))
             counts.contradictions += len(row.negatives) - len(negatives)
             counts.more_negatives += max(0, len(negatives) - most)
             counts.negatives += len(negatives[:most])
-            yield row._replace(negatives=negatives[:most])
+            scores = (*row.scores[:1], *(scored[text] for text in negatives[:most])) if row.scores else ()
+            yield row._replace(negatives=negatives[:most], scores=scores)
 
 
 def text_hash(text: str) -> int:
@@ -214,21 +279,38 @@ def _write(
     from modernbert_train.data.shard_writer import ShardWriter  # imports streaming, which takes seconds
 
     writers: dict[str, ShardWriter] = {}
+    lengths: dict[str, array[int]] = {}
+    known: dict[str, array[int]] = {}  # hashes
     longest, held_out = 0, asked.validation_share * (1 << _HASH_BITS)
     for row, parts in _tokenised(rows, folder / "tokenizer" / "tokenizer.json", vocabulary, asked, counts):
         split = "validation" if text_hash(row.query) < held_out else "train"
         if split not in writers:
             writers[split] = ShardWriter(folder / split, vocabulary.num_entries, vocabulary.sha256, _SHARD_BYTES)
+            lengths[split], known[split] = array("I"), array("q")
         ids = [id for part in parts for id in (vocabulary.sep_id, vocabulary.cls_id, *part)][2:]
         hashes = [text_hash(text) for text in (row.query, row.positive, *row.negatives)]
-        writers[split].write(ids, np.array([hashes + [0] * (sides - len(hashes))], dtype=np.int64))
+        labels = np.zeros((sides, 2), dtype=np.int64)
+        labels[: len(hashes), 0] = hashes
+        labels[1 : 1 + len(row.scores), 1] = [round(score * SCORE_UNIT) for score in row.scores]
+        writers[split].write(ids, labels.reshape(1, -1))
+        lengths[split].extend(len(part) + 2 for part in parts)
+        known[split].extend(hashes)
         longest = max(longest, len(ids) + 2)
         setattr(counts, split, getattr(counts, split) + 1)
     if not counts.train:
         raise DataError(f"{', '.join(asked.files)}: no row is left to train on ({asdict(counts)}). Give others.")
+    counts.repeated = sum(len(each) - len(np.unique(np.frombuffer(each, np.int64))) for each in known.values())
     for split, writer in writers.items():
-        write_card(folder / split, replace(writer.finish(), sides=sides, longest=longest))
+        sample = _even_sample(np.sort(np.frombuffer(lengths[split], np.uint32)))
+        beside = {"sides": sides, "longest": longest, "text_lengths": sample, "scored": bool(asked.scores)}
+        write_card(folder / split, replace(writer.finish(), **beside))
     return longest
+
+
+def _even_sample(ascending: NDArray[np.uint32]) -> list[int]:
+    number = min(len(ascending), _MOST_LENGTHS)
+    found: list[int] = ascending[((np.arange(number) + 0.5) * len(ascending) / number).astype(np.int64)].tolist()
+    return found
 
 
 def _tokenised(

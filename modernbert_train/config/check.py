@@ -175,11 +175,17 @@ def learnt_temperatures(config: RunConfig, num_ranks: int) -> Iterator[str]:
 
 
 def vector_widths(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    """Further widths of a vector are parts of it."""
+    """Further widths of a vector are parts of it; scores are compared with those of one vector a text."""
     for name, now in config.in_phase.items():
         objective = now.objective
         if not isinstance(objective, ContrastiveConfig):
             continue
+        if objective.is_late and objective.score_weight:
+            yield (
+                f"phases.{name}: objective.score_weight={objective.score_weight:g} with objective.pooling=late: a "
+                "teacher's scores are compared with cosines of one vector a text. Set objective.score_weight=0, or "
+                "another pooling."
+            )
         key, most = "model.hidden_size", config.model.hidden_size
         if objective.is_late:
             key, most = "objective.token_vectors", objective.token_vectors

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from modernbert_train.config.knob import knob
 from modernbert_train.config.objective import ObjectiveConfig
 
+SCORE_UNIT = 1 << 20  # a teacher's scores, 0 to 1, travel as whole numbers of this unit
 TOKEN_PROJECTION = "token_projection"  # module of the matrix from hidden states to vectors of tokens
 
 
@@ -41,6 +42,10 @@ class ContrastiveConfig(ObjectiveConfig):
     # further widths: the first numbers of a vector are trained as a vector too, and the losses of all widths averaged
     # (arXiv 2205.13147)
     matryoshka: tuple[int, ...] = knob((), phased=True)
+    # weight of the squared difference of two margins, of cosines and of a teacher's scores, each that of a query with
+    # its positive less that with a negative (arXiv 2010.02666); `prepare-pairs --scores` writes them as shares of their
+    # range. 0: scores are not read
+    score_weight: float = knob(0.0, low=0)
     # the model has a head that predicts tokens too, so that phases may train it by mlm, causal or permutation
     mlm_head: bool = False
 
@@ -73,12 +78,13 @@ class ContrastiveConfig(ObjectiveConfig):
         parts += ["both directions"] if self.symmetric else []
         parts += ["each batch of one stream"] if self.one_source else []
         parts += [] if self.margin is None else [f"negatives beyond a margin of {self.margin:g} left out"]
+        parts += [f"margins of a teacher's scores, weight {self.score_weight:g}"] if self.score_weight else []
         parts += [f"widths {', '.join(map(str, self.matryoshka))} too"] if self.matryoshka else []
         return f"contrastive among the texts of the global batch; {'; '.join(parts)}"
 
     @property
     def terms(self) -> Mapping[str, float]:
-        return {"contrastive": 1.0}
+        return {"contrastive": 1.0} | ({"score": self.score_weight} if self.score_weight else {})
 
     @property
     def predicted_share(self) -> float:
@@ -95,7 +101,7 @@ class ContrastiveConfig(ObjectiveConfig):
 
     @property
     def heads(self) -> tuple[str, ...]:
-        return ("vectors",)
+        return ("vectors", "scores")[: len(self.terms)]
 
     @property
     def idle_heads(self) -> tuple[str, ...]:
@@ -103,4 +109,8 @@ class ContrastiveConfig(ObjectiveConfig):
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """See `ObjectiveConfig`: only the vectors of tokens have weights of their own."""
-        return {"vectors": float(self.is_late)} | dict.fromkeys(self.idle_heads, 0.0)
+        return dict.fromkeys((*self.heads, *self.idle_heads), 0.0) | {"vectors": float(self.is_late)}
+
+    def for_validation(self) -> ContrastiveConfig:
+        """See `ObjectiveConfig`: whether the positive is found."""
+        return replace(self, score_weight=0.0)

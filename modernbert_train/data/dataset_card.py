@@ -61,6 +61,9 @@ class DatasetCard:
         sides: of documents that are a query, its positive and negatives, how many texts the longest may have; None:
             documents are single texts.
         longest: of such documents the longest, in tokens with special ones, which must fit a row.
+        text_lengths: of such documents the tokens of single texts, special ones included, in ascending order; of many
+            texts an even sample. None of folders that an older version wrote.
+        scored: whether a teacher gave the texts of such documents scores.
         text_bytes: of the documents in UTF-8, before they became tokens; None where nobody counted them.
     """
 
@@ -84,6 +87,8 @@ class DatasetCard:
     text_bytes: Count | None = None
     sides: Count | None = None
     longest: Count | None = None
+    text_lengths: list[Count] | None = None
+    scored: bool | None = None
 
     @property
     def is_adopted(self) -> bool:

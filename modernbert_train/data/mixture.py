@@ -120,7 +120,10 @@ class TokenStreams:
                 if stream.shards.labels is None:
                     raise DataError(f"{stream.shards.folder}: has no labels, and other streams have. Leave it out.")
                 found.append(stream.shards.labels.of(number, chunk))
-        return np.concatenate(found) if found else labels.none()
+        if not found:
+            return labels.none()
+        widest = max(each.shape[-1] for each in found)  # of pairs of texts, those of a stream with more negatives
+        return np.concatenate([each if each.ndim == 1 else _widened(each, widest) for each in found])
 
     @property
     def shards(self) -> dict[str, TokenShards]:
@@ -130,3 +133,7 @@ class TokenStreams:
     def _find(self, document: int) -> tuple[Stream, int]:
         index = int(np.searchsorted(self._first, document, side="right")) - 1 if len(self._streams) > 1 else 0
         return self._streams[index], document - int(self._first[index])
+
+
+def _widened(labels: NDArray[Any], width: int) -> NDArray[Any]:
+    return labels if labels.shape[1] == width else np.pad(labels, ((0, 0), (0, width - labels.shape[1])))

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modernbert_train.batch import Batch, Sums
+from modernbert_train.config.contrastive import SCORE_UNIT
 from modernbert_train.config.schema import ContrastiveConfig, ModelConfig
 from modernbert_train.models.casts import Linear
 from modernbert_train.models.encoder import Encoder, OnEncoder
@@ -29,6 +30,7 @@ from modernbert_train.models.maxsim import MaxSim
 
 # of the targets, as objectives/contrastive.py makes them
 FIRSTS, ROLES, LOW, HIGH = "firsts_P", "roles_P", "low_P", "high_P"
+EXAMPLES, MARGINS = "examples_P", "margins_P"
 # and what `compare` has found for the microbatch
 GRADIENT, LOSS, SCALE_GRADIENT = "gradient", "loss", "scale_gradient"
 QUERY, POSITIVE = 0, 1
@@ -116,7 +118,20 @@ class ForVectors(OnEncoder):
         tangent = (vectors * batch.targets[GRADIENT]).sum()
         if self.log_scale is not None:
             tangent = tangent + (self.log_scale.bias * batch.targets[SCALE_GRADIENT]).sum()
-        return Sums({"contrastive": tangent - tangent.detach() + batch.targets[LOSS]}, {})
+        losses = {"contrastive": tangent - tangent.detach() + batch.targets[LOSS]}
+        if "score" in batch.counts:
+            losses["score"] = score_loss_sum(vectors, batch)
+        return Sums(losses, {})
+
+
+def score_loss_sum(vectors_PD: Tensor, batch: Batch) -> Tensor:
+    """Sum over the negatives of a microbatch of the squared difference of two margins, see `score_weight`."""
+    queries, number = batch.counts["contrastive"], batch.counts["score"]
+    examples_K, margins_K = (batch.targets[name][:number] for name in (EXAMPLES, MARGINS))
+    query_KD, positive_KD = (vectors_PD.index_select(0, first + examples_K) for first in (0, queries))
+    negative_KD = vectors_PD[2 * queries : 2 * queries + number]
+    ours_K = F.cosine_similarity(query_KD, positive_KD) - F.cosine_similarity(query_KD, negative_KD)
+    return (ours_K - margins_K / SCORE_UNIT).square().sum()
 
 
 class ForVectorsAndMasked(ForVectors):

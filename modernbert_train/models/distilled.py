@@ -1,8 +1,9 @@
 """A model that predicts masked tokens and is trained towards a teacher; see objectives/distill.py.
 
 The teacher is an encoder with fixed weights that reads the same masked text. It is no part of the model: nothing of it
-is trained, sharded or saved. Every rank holds a whole one. The divergence of predictions is computed as the loss is, in
-chunks, with the gradient in the forward pass (`ChunkedLoss`), so that logits of all predictions exist for neither.
+is trained or saved. Every rank holds a whole one, or where the model is sharded a share of its encoder. The divergence
+of predictions is computed as the loss is, in chunks, with the gradient in the forward pass (`ChunkedLoss`), so that
+logits of all predictions exist for neither.
 
 Shape legend: T packed tokens, S sequences (padded), M predicted positions (padded), C positions of a chunk, D model
 width, E width of the teacher, V vocabulary.
@@ -17,6 +18,8 @@ from typing import Any, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 from modernbert_train.batch import IGNORED_LABEL, Batch, Packed, Sums
 from modernbert_train.config.schema import DistillConfig, ModelConfig
@@ -25,6 +28,7 @@ from modernbert_train.models.encoder import Encoder, OnEncoder
 from modernbert_train.models.heads import ChunkedLoss
 from modernbert_train.models.layers import compute_dtype
 from modernbert_train.models.masked_lm import LABELS, POSITIONS, ForMaskedLM
+from modernbert_train.models.sharding import sharded_units
 
 TOKENS = "tokens_T"  # of the targets, as objectives/distill.py makes them: 1 where a token is no pad
 BESIDE = ("kl", "cosine", "mse", "pooled")  # terms that ask the teacher
@@ -49,6 +53,17 @@ class Teacher:
                 linear.weight.data = linear.weight.data.bfloat16()
         if isinstance(model, ForMaskedLM):
             self._decoder_VE = model.decoder.weight.to(torch.bfloat16 if bf16 else torch.float32)
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Share the encoder's weights with the ranks of a mesh: a layer is gathered for its forward pass, and freed.
+
+        What predicts tokens stays whole, since every chunk of logits reads it.
+        """
+        for unit in sharded_units(self.model):
+            fully_shard(unit, mesh=mesh, reshard_after_forward=True)
+        fully_shard(self.model.model, mesh=mesh, reshard_after_forward=True)
+        if isinstance(self.model, ForMaskedLM) and self.model.config.tied:  # else the whole table would stay beside it
+            self.model.decoder.weight = self.model.model.embedding()
 
     @torch.no_grad()
     def states(self, packed: Packed) -> Tensor:

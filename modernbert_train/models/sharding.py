@@ -1,10 +1,20 @@
-"""Whole tensors for parameters that may be sharded: every rank takes its own share, and nothing is sent."""
+"""What is sharded together, and whole tensors for what may be: every rank takes its own share, and nothing is sent."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+
+from modernbert_train.models.encoder import OnEncoder
+
+
+def sharded_units(model: OnEncoder) -> list[nn.Module]:
+    """What FSDP2 gathers on its own: each layer. The rest (embeddings, tied decoder, heads) is one more unit, and stays
+    whole from the forward to the backward pass; so does a layer that is passed several times, which would be gathered
+    each time, and is in use all the while."""
+    units = (pair for each in model.encoders for pair in zip(each.layers, each.config.unit_passes, strict=True))
+    return [layer for layer, passes in units if passes == 1]
 
 
 def like(tensor: Tensor, target: Tensor) -> Tensor:

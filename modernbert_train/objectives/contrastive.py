@@ -2,7 +2,8 @@
 
 They lie end to end in one document, `query [SEP] [CLS] positive [SEP] [CLS] negative`, so that what packing adds makes
 each of them a whole sequence; no text contains either token. So the texts of an example are always in one row. Its
-labels are a hash of each text, by which equal texts are known wherever they stand. Nothing is drawn and nothing masked.
+labels are, of each text, a hash, by which equal texts are known wherever they stand, and the score that a teacher gives
+it for the query, in units of `SCORE_UNIT`; 0 where there is none. Nothing is drawn and nothing masked.
 
 Shape legend: T packed tokens, Q examples, P texts (padded): all queries, then all positives, then the negatives.
 """
@@ -17,6 +18,8 @@ from modernbert_train.vocabulary import Vocabulary
 
 # names of the targets: index of each text's [CLS], what it is, the halves of its hash
 FIRSTS, ROLES, LOW, HIGH = "firsts_P", "roles_P", "low_P", "high_P"
+# of each negative: its example, and the margin of scores
+EXAMPLES, MARGINS = "examples_P", "margins_P"
 QUERY, POSITIVE, NEGATIVE = range(3)
 
 
@@ -36,16 +39,18 @@ class Contrastive:
         assert text.labels is not None
         found: list[tuple[int, int, int, int]] = []  # role, example, [CLS], hash
         inner: list[int] = []
+        sizes: list[int] = []  # texts of each example
         for example, (start, length) in enumerate(zip(text.starts_Q.tolist(), text.lengths_Q.tolist(), strict=True)):
             ends = start + np.flatnonzero(text.ids_T[start : start + length] == self._sep_id)
             firsts = [start - 1, *(ends + 1).tolist()]
             inner += firsts[1:]
-            hashes = text.labels[example].tolist()
+            sizes.append(len(firsts))
+            hashes = text.labels[example, ::2].tolist()
             found += [(min(place, NEGATIVE), example, first, hashes[place]) for place, first in enumerate(firsts)]
         found.sort(key=lambda each: each[:2])  # in a stable way: the negatives of an example stay in their order
         columns = np.array(found, dtype=np.int64).reshape(-1, 4).T
         spare = len(text.ids_T) // 3 - len(found)  # a text has at least three tokens
-        roles_P, _, firsts_P, hashes_P = (np.pad(column, (0, spare)) for column in columns)
+        roles_P, examples_P, firsts_P, hashes_P = (np.pad(column, (0, spare)) for column in columns)
         roles_P[len(found) :] = IGNORED_LABEL
         targets = {
             FIRSTS: firsts_P,
@@ -53,5 +58,13 @@ class Contrastive:
             LOW: hashes_P & 0x7FFFFFFF,
             HIGH: hashes_P >> 31,
         }
+        counts = {"contrastive": len(text.starts_Q)}
+        if settings.score_weight:
+            scores = text.labels[:, 1::2].tolist()
+            margins = [row[1] - score for row, number in zip(scores, sizes, strict=True) for score in row[2:number]]
+            rest = len(roles_P) - len(margins)
+            targets[EXAMPLES] = np.pad(examples_P[len(found) - len(margins) : len(found)], (0, rest))
+            targets[MARGINS] = np.pad(np.array(margins, dtype=np.int64), (0, rest))
+            counts["score"] = len(margins)
         boundaries = np.sort(np.concatenate([text.boundaries, np.array(inner, dtype=np.int64)]))
-        return Inputs(text.ids_T, targets, {"contrastive": len(text.starts_Q)}, boundaries=boundaries)
+        return Inputs(text.ids_T, targets, counts, boundaries=boundaries)

@@ -4,7 +4,8 @@ With P parameters, E of them in the embedding and P_root outside the layers or s
 of k nodes, N = g k ranks, everything in fp32, in bf16 runs too (train/adapters.py says why), one step moves:
 
     ddp     an all-reduce of 4 P over N ranks, once a step, while the last microbatch goes backward
-    fsdp2   each microbatch: all-gather of 4 P forward and 4 P_layers backward, reduce-scatter of 4 P, over N ranks
+    fsdp2   each microbatch: all-gather of 4 P forward and 4 P_layers backward, reduce-scatter of 4 P, over N ranks;
+            of 4 P_layers more for each further forward pass
     hsdp    the same over the s ranks that share one copy of the weights (those of a node, unless the configuration
             says otherwise), and an all-reduce of 4 P / s over the N / s copies, with the last microbatch only
     muon    on shards, once: two all-to-alls of 4 P_matrices over the ranks that share them; all wait for them
@@ -84,6 +85,7 @@ def transfers(
     per_node: int,
     exchanged: int = 0,
     summed: int = 0,
+    passes: int = 1,
 ) -> list[Transfer]:
     """The collectives of one step.
 
@@ -96,6 +98,7 @@ def transfers(
         per_node: ranks in a node.
         exchanged: numbers that the optimizer brings to owners and back, see `matrix_numbers`.
         summed: numbers that the optimizer adds up over shards, see `summed_numbers`.
+        passes: see `ObjectiveConfig.forward_passes`.
     """
     everyone = (min(ranks, per_node), -(-ranks // per_node))
     numbers = COLLECTIVES * COLLECTIVE_BYTES + (8 * ranks if strategy == "ddp" else 0)  # there with each rank's time
@@ -113,7 +116,7 @@ def transfers(
     found.append(Transfer("all_gather", *group, "forward", root, 1, True, False))
     if num_layers:
         found += [
-            Transfer("all_gather", *group, "forward", layers, num_layers, True, True),
+            Transfer("all_gather", *group, "forward", passes * layers, passes * num_layers, True, True),
             Transfer("all_gather", *group, "backward", layers, num_layers, True, True),
             Transfer("reduce_scatter", *group, "backward", layers, num_layers, True, True),
         ]

@@ -44,11 +44,13 @@ class StreamLengths:
         lengths: tokens of each document, special tokens not included, or of an even sample of them.
         documents: how many there are.
         shard_documents: int64 [shards], in each shard.
+        texts: of pairs of texts the tokens of single texts, special tokens included; None: they are none, or not known.
     """
 
     lengths: NDArray[np.integer]
     documents: int
     shard_documents: NDArray[np.int64]
+    texts: NDArray[np.int64] | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -135,7 +137,8 @@ def _read(folder: Path, card: DatasetCard) -> StreamLengths:
     ):
         lengths = np.load(folder / LENGTHS, mmap_mode="r", allow_pickle=False)
     shard_documents = read_index(folder / card.index_file, card.column, nested=card.is_adopted).documents
-    return StreamLengths(_sample(lengths), len(lengths), shard_documents)
+    texts = None if card.text_lengths is None else np.array(card.text_lengths, dtype=np.int64)
+    return StreamLengths(_sample(lengths), len(lengths), shard_documents, texts)
 
 
 def _sample(lengths: NDArray[Any]) -> NDArray[Any]:
@@ -174,10 +177,14 @@ def rows_of(data: DataConfig, now: Position, documents: Documents) -> RowText:
         for name, weight in weights.items()
     }
     shares = {name: weight / sum(asked.values()) for name, weight in asked.items()}
-    spans = {name: mean_spans(lengths, model, objective.order, objective.query_share) for name, lengths in cut.items()}
+    apart = dict(cut)  # sequences that do not see each other
+    for name, stream in documents.streams.items():
+        if objective.compares and name in cut and stream.texts is not None:
+            apart[name] = stream.texts
+    spans = {name: mean_spans(each, model, objective.order, objective.query_share) for name, each in apart.items()}
     teacher = teacher_of(objective)
-    taught = {} if teacher is None else {name: mean_spans(lengths, census(teacher)) for name, lengths in cut.items()}
-    tiles = {name: mean_tiles(lengths, model, objective.order, objective.query_share) for name, lengths in cut.items()}
+    taught = {} if teacher is None else {name: mean_spans(each, census(teacher)) for name, each in apart.items()}
+    tiles = {name: mean_tiles(each, model, objective.order, objective.query_share) for name, each in apart.items()}
     sequences = {name: share / float(cut[name].mean()) for name, share in shares.items()}  # for each token
     passes = {
         name: phase.tokens * share * len(stream.lengths) / stream.documents / int(cut[name].sum())
@@ -188,7 +195,7 @@ def rows_of(data: DataConfig, now: Position, documents: Documents) -> RowText:
         _mean(spans, shares),
         mixed(tiles, shares),
         _fill(data, cut, sequences, row, special) if documents.streams or documents.assumed is not None else 1.0,
-        1 / sum(sequences.values()),
+        1 / sum(share / float(apart[name].mean()) for name, share in shares.items()),
         passes,
         _mean(taught, shares) if taught else None,
     )

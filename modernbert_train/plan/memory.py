@@ -5,6 +5,9 @@ autocast, where norms stay fp32, and residuals unless compute.residual_precision
 autograd really saves, eager at ModernBERT-base's size and compiled at a small one, and fail when the two part. Kernels
 other than sdpa, which keeps more, are meant.
 
+Where texts are compared, their vectors stand in the place of a head; `compared_bytes` is counted from
+models/contrastive.py in the same way.
+
 Layers and head are ModernBERT's: of another encoder only what the optimizer keeps is known. What the head for pairs
 keeps, at most 0.3 % of what the layers of ModernBERT-base do, is left out.
 
@@ -27,6 +30,8 @@ from modernbert_train.plan.parameters import Parameters
 Strategy = Literal["ddp", "fsdp2", "hsdp"]
 RESERVED_SHARE = 0.08  # of a GPU's memory: fragments of the allocator, kernels' workspaces
 RESERVED_BYTES = 1_500_000_000  # the CUDA context, NCCL, cuBLAS
+COSINES = 1 << 25  # at a time, as in models/contrastive.py
+TEXT_TOKENS = 32  # of a text that is compared: fewer, at the mean, than queries and passages of retrieval have
 
 
 class HasMemory(Protocol):
@@ -61,7 +66,7 @@ class Memory:
         head: embedding and norms outside the layers, head, logits and their gradient.
         step: temporaries of the optimizer, which come when layers and head are gone.
         teacher: see plan/teacher.py.
-        compared: vectors of tokens, before the layers keep anything; see `compared_bytes`.
+        compared: see `compared_bytes`; it comes between two passes, when there are no layers.
     """
 
     weights: int
@@ -152,7 +157,43 @@ def head_peak_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool,
     return max(logit * chunk, c * (chunk + width)) * model.vocab_size + 2 * width * predicted
 
 
-def compared_bytes(width: int, tokens: int) -> int:
+def vectors_bytes(model: ModernBertConfig, bf16: bool, tokens: int, step_tokens: int, texts: int) -> int:
+    """What is kept beside the layers where texts are compared, in their second pass.
+
+    Per token the inputs and statistics of the first and the last norm, the id, in fp32 the rotary tables, and what the
+    mean is of. The gradient by each vector of the global batch, and once more in the places of all microbatches, a
+    third as many as they have tokens.
+
+    Args:
+        model, bf16: see `memory`.
+        tokens: of one microbatch.
+        step_tokens: of all microbatches of this rank.
+        texts: of the global batch.
+    """
+    width = model.hidden_size
+    per_token = 2 * (4 * width + 8) + 8 + (0 if bf16 else 12 * model.head_size) + 4 * width
+    return per_token * tokens + 4 * width * (texts + step_tokens // 3)
+
+
+def compared_bytes(width: int, texts: int, queries: int, candidates: int, *, symmetric: bool) -> int:
+    """The most that comparing the texts of a global batch takes on one rank, `compare` of models/contrastive.py.
+
+    Vectors in fp32 of this rank and of all, their gradient, directions, those that are picked, and of these again the
+    gradients; or fewer of them and four numbers, in both directions seven, for each cosine of those looked at together.
+
+    Args:
+        width: of a vector.
+        texts: of the global batch.
+        queries: of this rank.
+        candidates: positives and negatives of the global batch.
+        symmetric: see `ContrastiveConfig`.
+    """
+    vectors = 4 * width * texts
+    cosines = 4 * max(candidates, min(COSINES, queries * candidates))
+    return 2 * vectors + max(7 * vectors, 4 * vectors + int((7.2 if symmetric else 4.2) * cosines))
+
+
+def compared_tokens_bytes(width: int, tokens: int) -> int:
     """What late interaction holds between the two passes, see models/maxsim.py: an estimate, which nothing was measured
     against.
 
@@ -204,7 +245,9 @@ def memory(
     shards: int,
     ranks: int,
     tokens: int,
-    predicted: int,
+    predicted: int | None,
+    step_tokens: int = 0,
+    step_texts: int = 0,
 ) -> Memory:
     """Memory of one GPU by part.
 
@@ -217,7 +260,8 @@ def memory(
         strategy: how ranks share the model.
         shards: ranks that share one copy of the weights, see `sharing_ranks`.
         ranks: of the run; with one there is no communication.
-        tokens, predicted: of one microbatch, T and M.
+        tokens, predicted: of one microbatch, T and M; None: texts are compared, and nothing is predicted.
+        step_tokens, step_texts: then, see `vectors_bytes`.
     """
     c, total = (2 if bf16 else 4), parameters.total
     own = -(-total // shards)
@@ -231,7 +275,10 @@ def memory(
         # flat buffers: two layers arriving; the root's gradient whole, and once more to be reduced
         buffers = 8 * parameters.layer + 8 * parameters.root
     layers = layers_bytes(model, compute, bf16, tokens)
-    head = outside_bytes(model, bf16, tokens, predicted) + head_peak_bytes(model, compute, bf16, predicted)
+    if predicted is None:
+        head = vectors_bytes(model, bf16, tokens, step_tokens, step_texts)
+    else:
+        head = outside_bytes(model, bf16, tokens, predicted) + head_peak_bytes(model, compute, bf16, predicted)
     if compute.activation_checkpointing:
         # when the head is done a layer is computed again, and gradients of the residual and of the gate's product pass
         again = layer_bytes(model, compute, bf16) + _residual_bytes(model, compute) + c * model.intermediate_size

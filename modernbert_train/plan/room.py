@@ -9,7 +9,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from modernbert_train.config.auto import (
     MICROBATCH,
@@ -21,12 +21,20 @@ from modernbert_train.config.auto import (
     value_of,
     with_settings,
 )
-from modernbert_train.config.schema import ModernBertConfig, PhaseConfig, RunConfig
+from modernbert_train.config.schema import (
+    ContrastiveConfig,
+    ModernBertConfig,
+    ObjectiveConfig,
+    PhaseConfig,
+    RunConfig,
+)
 from modernbert_train.plan.memory import (
+    TEXT_TOKENS,
     HasMemory,
     Memory,
     Strategy,
     compared_bytes,
+    compared_tokens_bytes,
     memory,
     sharing_ranks,
     usable_bytes,
@@ -97,7 +105,8 @@ def phase_memory(
     shards = sharing_ranks(strategy, ranks, config.distributed.shard_ranks, gpu)
     queries = math.ceil(objective.query_share * tokens) + 32 if objective.query_share else 0
     bf16 = config.compute.precision != "fp32" and gpu.bf16
-    chunk = config.compute.logit_chunk or config.model.logit_chunk(on_gpu=True, bytes_per_logit=2 if bf16 else 4)
+    own_tokens = own_rows(config.phases[name], ranks) * config.phases[name].row_tokens
+    step_texts = -(-config.phases[name].batch_rows * config.phases[name].row_tokens // TEXT_TOKENS)
     found = memory(
         config.modernbert,
         config.compute,
@@ -108,14 +117,48 @@ def phase_memory(
         shards=shards,
         ranks=ranks,
         tokens=tokens + queries,
-        predicted=math.ceil(objective.most_predicted * tokens) + 32,  # a bound as MaskedLM.max_predicted
+        # a bound as MaskedLM.max_predicted
+        predicted=None if objective.compares else math.ceil(objective.most_predicted * tokens) + 32,
+        step_tokens=own_tokens,
+        step_texts=step_texts,
     )
+    teacher = teacher_memory(config, name, bf16=bf16, tokens=tokens, shards=shards)
+    found = replace(found, teacher=teacher, compared=_compared(objective, config.model.hidden_size, step_texts, ranks))
     if objective.compares and objective.projected_width is not None:
-        width, phase = objective.projected_width, config.phases[name]
-        kept = 4 * width * own_rows(phase, ranks) * phase.row_tokens  # gradients, for the second pass
-        compared = compared_bytes(width, phase.batch_rows * phase.row_tokens)
-        found = replace(found, compared=compared, head=found.head + kept)
-    return replace(found, teacher=teacher_bytes(objective, bf16=bf16, tokens=tokens, chunk=chunk))
+        width, step_tokens = objective.projected_width, config.phases[name].batch_rows * config.phases[name].row_tokens
+        kept = 4 * width * own_tokens  # gradients, for the second pass
+        found = replace(found, compared=compared_tokens_bytes(width, step_tokens), head=found.head + kept)
+    return found
+
+
+def teacher_memory(config: RunConfig, name: str, *, bf16: bool, tokens: int, shards: int) -> int:
+    """Memory of a teacher in a phase; one of another objective does not ask it anything.
+
+    Args:
+        config: the run.
+        name: of the phase.
+        bf16: of the run.
+        tokens: of a microbatch.
+        shards: ranks that share one copy of the weights.
+    """
+    chunk = config.compute.logit_chunk or config.model.logit_chunk(on_gpu=True, bytes_per_logit=2 if bf16 else 4)
+    asked = config.in_phase[name].objective.named_teacher is not None
+    return teacher_bytes(
+        config.objective,
+        bf16=bf16,
+        tokens=tokens if asked else 0,
+        chunk=chunk if asked else 0,
+        compiled=config.compute.compile,
+        shards=shards,
+    )
+
+
+def _compared(objective: ObjectiveConfig, width: int, texts: int, ranks: int) -> int:
+    """Of pairs: half of the texts are queries."""
+    if not objective.compares:
+        return 0
+    symmetric = cast(ContrastiveConfig, objective).symmetric
+    return compared_bytes(width, texts, -(-texts // 2 // ranks), -(-texts // 2), symmetric=symmetric)
 
 
 def configured_memory(config: RunConfig, name: str, gpu: HasMemory, ranks: int) -> Memory:
@@ -177,7 +220,20 @@ def microbatches(config: RunConfig, gpu: HasMemory, ranks: int) -> dict[str, int
 
 
 def too_large(config: RunConfig, gpu: HasMemory, ranks: int) -> Iterator[str]:
-    """A message for each phase of a run with nothing open that is beyond the GPU's memory, without any reserve."""
+    """A message for each phase of a run with nothing open that is beyond the GPU's memory, without any reserve; one for
+    a teacher that is so alone, whatever is trained."""
+    strategy, first = config.distributed.strategy, next(iter(config.phases))
+    shards = sharing_ranks(strategy, ranks, config.distributed.shard_ranks, gpu)
+    bf16 = config.compute.precision != "fp32" and gpu.bf16
+    if (alone := teacher_memory(config, first, bf16=bf16, tokens=0, shards=shards)) > gpu.memory_bytes:
+        ways = ["distributed.strategy=fsdp2, whose ranks share it"] if ranks > 1 and strategy == "ddp" else []
+        ways += [] if bf16 else ["objective.teacher_precision=bf16"]
+        yield (
+            f"objective.teacher={config.objective.named_teacher}: its weights take {alone / GB:.1f} GB of a GPU, and "
+            f"{gpu.label} has {gpu.memory_bytes / GB:.1f} GB. {''.join(f'Set {way}, or ' for way in ways)}"
+            f"{'name' if ways else 'Name'} a smaller one."
+        )
+        return
     if not predicts(config):
         return
     for name, phase in config.phases.items():

@@ -13,10 +13,11 @@ from modernbert_train.plan.cost import Bill, bill_of, stored
 from modernbert_train.plan.flops import optimizer_flops
 from modernbert_train.plan.gpus import GPUS, PRICE_DATE
 from modernbert_train.plan.make import Plan, PlannedPhase
-from modernbert_train.plan.memory import usable_bytes
+from modernbert_train.plan.memory import TEXT_TOKENS, sharing_ranks, usable_bytes
 from modernbert_train.plan.parameters import count_parameters
+from modernbert_train.plan.room import teacher_memory
 from modernbert_train.plan.speed import ERROR, PLANNED_TOKENS_PER_SECOND, PUBLISHED
-from modernbert_train.plan.teacher import teacher_bytes, teacher_of
+from modernbert_train.plan.teacher import teacher_of
 
 GB = 1e9
 # what is said in place of memory that is not predicted
@@ -58,7 +59,7 @@ def sections(plan: Plan, gpu: str, shown: Sequence[str], prices: dict[str, float
         _model(plan),
         _phases(plan),
         _flops(plan),
-        *_teacher(plan),
+        *_teacher(plan, gpu),
         *([_memory(plan, gpu), _advice(plan, gpu)] if plan.knows_memory else [_no_memory(gpu)]),
         _storage(plan, gpu),
         gpus,
@@ -216,14 +217,15 @@ def _flops(plan: Plan) -> Section:
         rows,
         [
             "Keys are what a token truly sees, on average: its own document, in local layers within the window. "
-            "In causal order that is itself and what comes before it. Training is three times forward, and a teacher's "
-            "once; the head counts the predicted tokens and the pairs; the total is that of the whole phase, in FLOPs.",
+            "In causal order that is itself and what comes before it. Training is three times forward, four times "
+            "where texts are compared, and a teacher's once; the head counts the predicted tokens and the pairs; the "
+            "total is that of the whole phase, in FLOPs.",
             *_newton_schulz(plan),
         ],
     )
 
 
-def _teacher(plan: Plan) -> Iterator[Section]:
+def _teacher(plan: Plan, gpu: str) -> Iterator[Section]:
     objective = plan.config.objective
     if objective.named_teacher is None:
         return
@@ -232,17 +234,18 @@ def _teacher(plan: Plan) -> Iterator[Section]:
         text = f"{objective.named_teacher} is in no folder here: neither its FLOPs nor its memory are counted."
         yield Section("Teacher", notes=[text])
         return
-    c = 2 if plan.bf16 else 4
-    chunk = plan.config.compute.logit_chunk or plan.config.model.logit_chunk(on_gpu=True, bytes_per_logit=c)
+    ways = plan.config.distributed
+    shards = sharing_ranks(ways.strategy, plan.ranks, ways.shard_ranks, GPUS[gpu])
     rows: list[Cells] = [("phase", "GFLOP per token", "of training", "GB on each GPU")]
     for phase in plan.phases:
         tokens = phase.config.tokens_at_once
-        held = teacher_bytes(phase.objective, bf16=plan.bf16, tokens=tokens, chunk=chunk)
+        held = teacher_memory(plan.config, phase.name, bf16=plan.bf16, tokens=tokens, shards=shards)
         flops = phase.flops
         rows.append((phase.name, f"{flops.teacher / 1e9:.4f}", SHARE(flops.teacher / flops.training), gb(held)))
     size = f"{model.name} of {model.num_layers} layers of width {model.hidden_size}"
     parameters = count_parameters(model).total
-    notes = f"{size}, {parameters:,} parameters: forward alone, whole on each GPU. Its memory is an estimate."
+    held_as = "whole on each GPU" if shards == 1 else f"a share on each of {shards} GPUs"
+    notes = f"{size}, {parameters:,} parameters: forward alone, {held_as}. Its memory is an estimate."
     yield Section("Teacher", rows, [notes])
 
 
@@ -279,6 +282,7 @@ def _memory(plan: Plan, gpu: str) -> Section:
             f"Usable are {gb(usable_bytes(GPUS[gpu]))} of {gb(GPUS[gpu].memory_bytes)} GB. copies and buffers are "
             "weights for the matrix products and communication; step is the optimizer's and comes when layers and head "
             "are gone."
+            + (f" compared is what texts are compared with, {TEXT_TOKENS} tokens each." if "compared" in names else "")
         ],
     )
 

@@ -230,12 +230,15 @@ def parts(gpu_name: str, work: Work, tokens: int) -> dict[str, float]:
         tokens: of the microbatch, padding included.
     """
     gpu, compute, tiles, counted = GPUS[gpu_name], work.compute, work.tiles, census(work.model, work.objective)
-    again = 1 if compute.activation_checkpointing else 0  # the layers' forward pass is computed twice
+    passes = work.objective.forward_passes
+    # times that the layers' forward pass is computed more than once
+    again = passes - 1 + (1 if compute.activation_checkpointing else 0)
     moved = MEMORY_SHARE * gpu.memory_rate
     products = {False: 0.0, True: 0.0}  # of layers, and of heads
     for matrix, positions in work.products(tokens):
         of_head = matrix.head is not None
-        took = product_seconds(gpu, positions, matrix.parts * matrix.rows, matrix.columns, 1 + again * (not of_head))
+        forwards = passes if of_head else 1 + again
+        took = product_seconds(gpu, positions, matrix.parts * matrix.rows, matrix.columns, forwards)
         products[of_head] += matrix.weights * matrix.uses * matrix.passes * took
     attention = {False: 0.0, True: 0.0}  # global and local
     for flops, window in zip(counted.key_flops, counted.windows, strict=True):
@@ -274,7 +277,8 @@ def microbatch_seconds(gpu_name: str, work: Work, tokens: int, pace: Pace = EXPE
         pace: of the program.
     """
     device = pace.device * sum(parts(gpu_name, work, tokens).values())
-    return max(device, pace.launch * work.kernels) + pace.token * tokens
+    launched = (2 + work.objective.forward_passes) / 3 * work.kernels
+    return max(device, pace.launch * launched) + pace.token * tokens
 
 
 def optimizer_bytes(optim: OptimConfig) -> int:
@@ -326,6 +330,7 @@ def step_time(
             ranks=ranks,
             shards=shards,
             per_node=gpu.per_node,
+            passes=work.objective.forward_passes,
         )
     tokens = rows * work.row_tokens * work.fill
 

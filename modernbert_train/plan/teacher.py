@@ -42,26 +42,36 @@ def teacher_flops(objective: ObjectiveConfig, spans: Spans | None, uses: dict[st
     return flops_per_token(census(model), spans, {"tokens": uses.get("kl", 0.0)}).forward
 
 
-def teacher_bytes(objective: ObjectiveConfig, *, bf16: bool, tokens: int, chunk: int) -> int:
-    """Memory of it on every GPU: an estimate, which nothing was measured against.
+def teacher_bytes(
+    objective: ObjectiveConfig, *, bf16: bool, tokens: int, chunk: int, compiled: bool = False, shards: int = 1
+) -> int:
+    """Memory of it on every GPU.
 
     Its weights, of which those of layers and heads are kept in the precision of products, and the table once more for
-    predictions; its hidden states in fp32, twice, with what its widest product gives; and of the divergence five
-    numbers of a chunk's logits in fp32.
+    predictions; or a share of them, that table, and gathered what lies outside the layers and two of these. Then three
+    hidden states in fp32 with the widest moment of a layer: queries, keys and values, of which
+    rotating makes four times q and k in fp32, or what its feed-forward gives, activated and multiplied; where layers
+    are compiled, a part of that, which is an estimate; and of the divergence five numbers of a chunk's logits in fp32.
 
     Args:
         objective: of the run.
         bf16: of the run.
         tokens: of a microbatch.
         chunk: positions whose logits exist at a time.
+        compiled: whether layers are.
+        shards: ranks that share the weights.
     """
     model = teacher_of(objective)
     if model is None:
         return 0
     objective = cast(DistillConfig, objective)  # the one that has a teacher
     precise = {"auto": not bf16, "fp32": True, "bf16": False}[objective.teacher_precision]
-    c, counted = (4 if precise else 2), count_parameters(model, MaskedLmConfig())
-    weights = 4 * (counted.total - counted.hidden) + c * counted.hidden + (0 if precise else c * counted.embedding)
-    states = tokens * (8 * model.hidden_size + c * max(3 * model.attention_width, 2 * model.intermediate_size))
+    c, counted = (4 if precise else 2), count_parameters(model, MaskedLmConfig(), shards=shards)
+    weights = -(-(4 * (counted.total - counted.hidden) + c * counted.hidden) // shards)
+    weights += c * counted.embedding if objective.kl_weight and (shards > 1 or not precise) else 0
+    gathered = 4 * counted.root + 2 * c * counted.layer if shards > 1 and tokens else 0
+    width, hidden = model.attention_width, model.intermediate_size
+    layer = c * max(6 * width, 3 * hidden) if compiled else max(44 * width, 4 * c * hidden)
+    states = tokens * (12 * model.hidden_size + layer)
     divergence = 20 * math.ceil(chunk / 2) * model.vocab_size if objective.kl_weight else 0
-    return weights + max(states, divergence)
+    return weights + max(gathered + states, divergence)

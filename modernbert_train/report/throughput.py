@@ -44,10 +44,14 @@ _SETTLED_SECONDS = 600.0  # before, the time between steps (validations, checkpo
 
 
 def training_flops(
-    rows: Sequence[Row], counts: Mapping[str, int], model: ModelConfig, objective: ObjectiveConfig
+    rows: Sequence[Row],
+    counts: Mapping[str, int],
+    model: ModelConfig,
+    objective: ObjectiveConfig,
+    texts: Sequence[int] | None = None,
 ) -> float:
     """FLOPs of a forward and a backward pass over some rows, by the true length of each sequence in them; of a frozen
-    encoder, and of a teacher, of the forward pass alone.
+    encoder, and of a teacher, of the forward pass alone. Of pairs that are compared two forward passes.
 
     Padding, recomputation and what a kernel computes beyond a window do not count; see plan/flops.py.
 
@@ -56,12 +60,14 @@ def training_flops(
         counts: of each loss term in them, in the order of `objective.terms`.
         model: the encoder.
         objective: what is trained.
+        texts: of pairs that are compared the tokens of each text; None: a chunk is one sequence.
     """
-    lengths = [chunk.length + objective.special_tokens for row in rows for chunk in row]
+    lengths = texts or [chunk.length + objective.special_tokens for row in rows for chunk in row]
     tokens, counted = sum(lengths), census(model, objective)
     uses = {head: count / tokens for head, count in zip(objective.heads, counts.values(), strict=True)}
     if objective.counts_tokens:
         uses[objective.heads[0]] *= objective.predicted_share
+    uses |= objective.uses_of_heads(tokens / len(lengths)) if objective.compares else {}
     uses |= dict.fromkeys(objective.idle_heads, 0.0)
     spans = mean_spans(lengths, counted, objective.order, objective.query_share)
     encoded = objective.encoded_tokens(tokens / len(lengths))
@@ -112,7 +118,13 @@ class Meter:
         self._in_steps = 0.0  # seconds since then that steps took
 
     def measure(
-        self, plan: BatchPlan, rows: Sequence[Row], counts: Mapping[str, int], seconds: float, wait_seconds: float
+        self,
+        plan: BatchPlan,
+        rows: Sequence[Row],
+        counts: Mapping[str, int],
+        seconds: float,
+        wait_seconds: float,
+        texts: Sequence[int] | None = None,
     ) -> dict[str, Any]:
         """What a step had and what it cost, as it stands in metrics.jsonl.
 
@@ -122,6 +134,7 @@ class Meter:
             counts: of each loss term in them.
             seconds: that the step took, the wait for its batch included.
             wait_seconds: until every rank had its batch.
+            texts: see `training_flops`.
 
         Returns:
             epoch, or of several streams epochs, stream_tokens and stream_documents.
@@ -134,7 +147,7 @@ class Meter:
             peak_memory_bytes: see `peak_memory_bytes`.
             seconds_left: to the end of the run; see `_seconds_left`.
         """
-        speed = training_flops(rows, counts, self._model, plan.objective) / seconds
+        speed = training_flops(rows, counts, self._model, plan.objective, texts) / seconds
         found = _streams(plan.streams) | {
             "tokens_per_second": plan.tokens / seconds,
             "packing_efficiency": plan.tokens / (plan.num_rows * plan.row_tokens),

@@ -15,6 +15,7 @@ from modernbert_train.batch import Batch, Sums
 from modernbert_train.config.schema import DistributedConfig
 from modernbert_train.errors import RunError
 from modernbert_train.models.encoder import OnEncoder
+from modernbert_train.models.sharding import sharded_units
 from modernbert_train.train.composer_internals import Sharding
 
 
@@ -42,14 +43,6 @@ class ComposerObjective(ComposerModel):
     def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Composer wants one; the step has its own (gradients.py)."""
         raise NotImplementedError
-
-
-def sharded_units(model: OnEncoder) -> list[nn.Module]:
-    """What FSDP2 gathers on its own: each layer. The rest (embeddings, tied decoder, heads) is one more unit, and stays
-    whole from the forward to the backward pass; so does a layer that is passed several times, which would be gathered
-    each time, and is in use all the while."""
-    units = (pair for each in model.encoders for pair in zip(each.layers, each.config.unit_passes, strict=True))
-    return [layer for layer, passes in units if passes == 1]
 
 
 def adapter_of(model: nn.Module) -> ComposerObjective:

@@ -245,7 +245,8 @@ def _build(
         stage(f"reading the teacher from {teacher.source.folder}")
         model = inner_model(loop.state.model)
         assert isinstance(model, Distilled)
-        model.listen(teacher.read(config.compute, compute.device, bf16=compute.bf16))
+        mesh = getattr(next(model.parameters()), "device_mesh", None)  # of a model that is sharded
+        model.listen(teacher.read(config.compute, compute.device, bf16=compute.bf16, mesh=mesh))
     loop.checkpoints.restarted = on_rank_zero(lambda: record_start(folder, start, origin, words, compute.device))
     loop.trainer.logger.log_hyperparameters(flat(config))
     return loop

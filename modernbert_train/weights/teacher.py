@@ -1,7 +1,8 @@
 """The teacher that objective.teacher names: found and compared with the run before anything is built, then read.
 
-Every rank reads it whole. Its hash, of the tensors that are used, is part of what a checkpoint says of its data, so
-that a run that goes on refuses another one, wherever it lies and however it is stored.
+Every rank reads it whole, and keeps its share of it where the model is sharded. Its hash, of the tensors that are used,
+is part of what a checkpoint says of its data, so that a run that goes on refuses another one, wherever it lies and
+however it is stored.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from modernbert_train.config.distill import DistillConfig
 from modernbert_train.config.schema import ComputeConfig, MaskedLmConfig, ModelConfig, ObjectiveConfig, PhaseConfig
@@ -39,13 +41,16 @@ class FoundTeacher:
         text = f"{self.source.folder}, {model.name} of {model.num_layers} layers of width {model.hidden_size}"
         return f"{text}, hash {self.sha256[:12]}"
 
-    def read(self, asked: ComputeConfig, device: torch.device, *, bf16: bool) -> Teacher:
+    def read(
+        self, asked: ComputeConfig, device: torch.device, *, bf16: bool, mesh: DeviceMesh | None = None
+    ) -> Teacher:
         """The teacher on a device.
 
         Args:
             asked: the run's section compute.
             device: of this rank.
             bf16: of the run.
+            mesh: whose ranks share its weights; None: this one has all.
 
         Raises:
             DataError: see `Source.weights`.
@@ -63,7 +68,10 @@ class FoundTeacher:
         if asked.compile:
             model.compile_layers()
         precision = objective.teacher_precision
-        return Teacher(model, bf16=bf16 if precision == "auto" else precision == "bf16")
+        teacher = Teacher(model, bf16=bf16 if precision == "auto" else precision == "bf16")
+        if mesh is not None:
+            teacher.shard(mesh)
+        return teacher
 
 
 def find_teacher(

@@ -12,10 +12,13 @@ import pytest
 from data_prep.pairs import main as prepare_pairs
 from data_prep.pairs import text_hash
 from modernbert_train.__main__ import main
+from modernbert_train.config.contrastive import SCORE_UNIT
 from modernbert_train.data.dataset_card import read_card
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.vocabulary import read_vocabulary
 from tests.contrastive.conftest import ContrastiveRun, write_rows
+
+RANGE = ("--score-range", "-1", "1")
 
 
 def prepare(pairs: Path, out: Path, file: Path, *options: str) -> int:
@@ -38,6 +41,8 @@ def test_a_row_becomes_one_document_with_hashes_of_its_texts(pairs: Path, tmp_pa
         {"query": "uno", "positive": " ", "negative": []},
         {"query": "same", "positive": "same", "negative": []},
         {"query": "due", "positive": "deux", "negative": ["deux", "due", "zwei"]},
+        {"query": " ", "positive": "tom", "negative": []},
+        {"query": "tio", "positive": "deux", "negative": ["due"]},
     ]
     if end == "jsonl":
         file = write_rows(tmp_path / "rows.jsonl", rows)
@@ -52,13 +57,17 @@ def test_a_row_becomes_one_document_with_hashes_of_its_texts(pairs: Path, tmp_pa
     assert prepare(pairs, tmp_path / "out", file, *options) == 0
     counts = json.loads((tmp_path / "out/pairs_report.json").read_text())["counts"]
     assert {key: n for key, n in counts.items() if n} == {
-        "train": 2, "negatives": 3, "truncated": 2, "empty": 1, "same": 1, "duplicates": 1, "contradictions": 2,
+        "train": 3, "negatives": 4, "truncated": 3, "empty": 2, "same": 1, "duplicates": 1, "contradictions": 2,
+        "repeated": 2,
     }  # fmt: skip
     folder = tmp_path / "out/train"
     assert read_card(folder).sides == 4 and not (tmp_path / "out/validation").exists()
-    hashes = np.load(folder / "labels.npy")
+    labels = np.load(folder / "labels.npy")
+    hashes = labels[:, ::2]
+    assert not labels[:, 1::2].any(), "nobody gave scores"
     first = [text_hash(text) for text in ("one two three four five six", "ett", "tva", "tre")]
-    assert hashes.tolist() == [first, [text_hash("due"), text_hash("deux"), text_hash("zwei"), 0]]
+    assert hashes.tolist() == [first, [text_hash("due"), text_hash("deux"), text_hash("zwei"), 0],
+                               [text_hash("tio"), text_hash("deux"), text_hash("due"), 0]]  # fmt: skip
     from tokenizers import Tokenizer
 
     tokenizer, vocabulary = (
@@ -71,6 +80,22 @@ def test_a_row_becomes_one_document_with_hashes_of_its_texts(pairs: Path, tmp_pa
     assert documents(folder)[0] == [*query[:4], *(id for ids in others for id in (*between, *ids))]
 
 
+@pytest.mark.runs
+def test_scores_are_shares_of_their_range_and_follow_their_texts(pairs: Path, tmp_path: Path) -> None:
+    """An empty negative, one that is there twice and one that is the positive are left out with their scores."""
+    rows = [
+        {"query": "uno", "positive": "ett", "s": 2, "n": ["tva", "", "ett", "tre", "tva"], "m": [-2, 9, 9, 4, 8]},
+        {"query": "due", "positive": "deux", "s": 10, "n": [], "m": []},
+    ]
+    options = ["--negatives", "n", "--most-negatives", "3", "--scores", "s", "m", "--score-range", "-10", "10"]
+    file = write_rows(tmp_path / "rows.jsonl", rows)
+    assert prepare(pairs, tmp_path / "out", file, *options, "--validation-share", "0") == 0
+    labels = np.load(tmp_path / "out/train/labels.npy")
+    assert labels[0, ::2].tolist() == [text_hash(text) for text in ("uno", "ett", "tva", "tre")] + [0]
+    assert (labels[:, 1::2] / SCORE_UNIT).round(5).tolist() == [[0, 0.6, 0.4, 0.7, 0], [0, 1.0, 0, 0, 0]]
+    assert read_card(tmp_path / "out/train").scored
+
+
 @pytest.mark.parametrize(
     ("rows", "options", "said"),
     [
@@ -80,6 +105,11 @@ def test_a_row_becomes_one_document_with_hashes_of_its_texts(pairs: Path, tmp_pa
         ([{"query": "a", "positive": "b", "negative": 3}], ["--negatives", "negative"], "neither a text nor a list"),
         ([{"query": "a", "positive": "b"}], ["--positive", "query"], "Name each column once"),
         ([{"query": "a", "positive": "b"}], ["--max-tokens", "2"], "no room for"),
+        ([{"query": "a", "positive": "b", "s": 1.5}], ["--scores", "s", *RANGE], "line 1: score 1.5 lies outside"),
+        ([{"query": "a", "positive": "b", "s": "x"}], ["--scores", "s", *RANGE], "line 1: ['x'] is no score"),
+        ([{"query": "a", "positive": "b", "s": None}], ["--scores", "s", *RANGE], "line 1: 1 text, and 0 scores"),
+        ([{"query": "a", "positive": "b", "s": 1}], ["--scores", "s"], "--scores and --score-range go together"),
+        ([{"query": "a", "positive": "b", "s": 1}], ["--scores", "s", "s", *RANGE], "--scores names 2 columns"),
     ],
 )
 def test_bad_rows_are_named(
@@ -96,6 +126,8 @@ def test_bad_rows_are_named(
     ("overrides", "said"),
     [
         (["data.train={text}"], "its documents are no pairs of texts"),
+        (["objective.score_weight=1"], "has no scores, which objective.score_weight weighs"),
+        (["objective.score_weight=1", "objective.pooling=late"], "compared with cosines of one vector a text"),
         (["objective.matryoshka=[32]"], "32 is no part of a vector of 32"),
         (["phases.main.row_tokens=32", "phases.main.microbatch_tokens=64"], "has examples of up to 36 tokens"),
         (["phases.main={row_tokens: 48, batch_rows: 1, microbatch_tokens: 48}"], "holds about one example"),

@@ -147,3 +147,55 @@ def test_a_bf16_teacher_is_close(sequences: Make, pack: Make) -> None:
         model.listen(Teacher(made(TEACHERS["bert"], MaskedLmConfig()), bf16=bf16))
         found.append(model(batch).losses["kl"].item())
     assert found[0] != found[1] and found[0] == pytest.approx(found[1], rel=0.05)
+
+
+def step(model: Any, batch: Batch, bf16: bool = False) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Losses, and gradients of their weighted sum."""
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        losses = model(batch).losses
+    terms = model.objective.terms
+    sum(terms[term] * losses[term] / batch.counts[term] for term in terms).backward()
+    grads = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    return {term: loss.detach() for term, loss in losses.items()}, grads
+
+
+ALL = DistillConfig(teacher="x", mse_weight=0.5, pooled_weight=0.5, teacher_width=64)
+
+
+def taught(*, bf16: bool = False, compiled: bool = False) -> Any:
+    """A student under the wider teacher; compiled as a run does it, but for the code that is generated."""
+    model = made(STUDENT, ALL, logit_chunk=16).train()
+    teacher = Teacher(made(TEACHERS["wider"], MaskedLmConfig()), bf16=bf16)
+    model.listen(teacher)
+    if compiled:
+        for each in (model, teacher.model):
+            each.compile_layers(backend="aot_eager")
+    return model
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+def test_compiled_it_takes_the_same_step(sequences: Make, pack: Make, bf16: bool) -> None:
+    """Layers of both, the loss and the divergence; and the second step compiles nothing again."""
+    batch, _ = batch_of(sequences, pack, [*ALL.terms])
+    plain, model = taught(bf16=bf16), taught(bf16=bf16, compiled=True)
+    (losses, grads), (ours, own) = step(plain, batch, bf16), step(model, batch, bf16)
+    close = {"rtol": 2e-2, "atol": 2e-3} if bf16 else {"rtol": 1e-5, "atol": 1e-6}
+    for term, loss in losses.items():
+        torch.testing.assert_close(ours[term], loss, **close, msg=term)
+    for name, grad in grads.items():
+        assert (own[name] - grad).norm() <= close["rtol"] * grad.norm() + close["atol"], name
+    with torch.compiler.set_stance("fail_on_recompile"):
+        step(model, batch, bf16)
+
+
+def test_a_step_in_bf16_is_near_that_in_fp32(sequences: Make, pack: Make) -> None:
+    """Student and teacher, every term."""
+    batch, _ = batch_of(sequences, pack, [*ALL.terms])
+    (precise, grads), (rough, own) = step(taught(), batch), step(taught(bf16=True), batch, bf16=True)
+    for term, loss in precise.items():
+        torch.testing.assert_close(rough[term], loss, rtol=0.03, atol=0.05, msg=term)
+    whole, apart = (torch.cat([each.flatten() for each in found]) for found in (
+        grads.values(), [own[name] - grad for name, grad in grads.items()]))  # fmt: skip
+    assert apart.norm() < 0.1 * whole.norm()

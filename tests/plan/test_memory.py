@@ -84,21 +84,30 @@ def use_kernel(monkeypatch: pytest.MonkeyPatch, attend: Any) -> None:
     monkeypatch.setattr(modernbert, "choose_kernel", lambda *_, **__: kernel)
 
 
-def saved(model: nn.Module, batch: Any, bf16: bool) -> int:
-    """Bytes of all storages that autograd keeps of a forward pass, weights not included, bf16 copies of them are."""
+@contextmanager
+def kept_bytes(model: nn.Module) -> Iterator[dict[int, int]]:
+    """Bytes of each storage that autograd keeps within, weights not included, bf16 copies of them are."""
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     kept: dict[int, Tensor] = {}
+    found: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in weights:
             kept.setdefault(storage._cdata, tensor)
+            found.setdefault(storage._cdata, storage.nbytes())
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast(bf16):
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        yield found
+
+
+def saved(model: nn.Module, batch: Any, bf16: bool) -> int:
+    """See `kept_bytes`: of a forward pass."""
+    with kept_bytes(model) as kept, autocast(bf16):
         loss = model(batch).losses["mlm"]
     assert loss.requires_grad
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    return sum(kept.values())
 
 
 def decoded(config: ModernBertConfig) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.cli.arguments import read_run
-from modernbert_train.config.schema import ClassifyConfig, PhaseConfig, RunConfig
+from modernbert_train.config.schema import ClassifyConfig, ModernBertConfig, PhaseConfig, RunConfig
 from modernbert_train.plan.cost import bill_of
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.make import make_plan
@@ -108,6 +108,22 @@ def test_what_is_beyond_the_card_is_refused_with_the_number_that_fits() -> None:
     mended = run("modernbert-large", "compute.compile=false",
                  *(f"{key}.microbatch_tokens={number}" for key, number in zip(keys, numbers, strict=True)))  # fmt: skip
     assert not [*too_large(on_gpu(mended, H100, 8), H100, 8)]
+
+
+def test_a_teacher_that_alone_is_beyond_the_card_is_refused_whatever_learns_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also by a BERT, whose own memory is not predicted; on ranks that share it each holds little."""
+    monkeypatch.setattr("modernbert_train.plan.teacher._read", lambda name: ModernBertConfig(num_layers=400))
+    given = [str(ROOT / "yamls/recipes/distilbert.yaml"), "objective.kl_weight=0"]
+    (said,) = too_large(on_gpu(read_run([*given]), SMALL, 8), SMALL, 8)
+    assert re.fullmatch(
+        r"objective\.teacher=google-bert/bert-base-uncased: its weights take \d+\.\d GB of a GPU, and .* GB\. Set "
+        r"distributed\.strategy=fsdp2, whose ranks share it, or name a smaller one\.",
+        said,
+    )
+    shared = read_run([*given, "distributed.strategy=fsdp2"])
+    assert not [*too_large(on_gpu(shared, SMALL, 8), SMALL, 8)]
 
 
 def test_recipes_fit_80_gb_as_they_are() -> None:

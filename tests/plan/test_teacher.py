@@ -8,16 +8,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
 
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import BertConfig, ComputeConfig, DistillConfig, MaskedLmConfig
 from modernbert_train.models.build import build_model
-from modernbert_train.models.distilled import Teacher
+from modernbert_train.models.distilled import TOKENS, Distilled, Teacher
+from modernbert_train.plan import teacher as of_plan
 from modernbert_train.plan.census import census
-from modernbert_train.plan.flops import Spans, flops_per_token
+from modernbert_train.plan.flops import Spans, flops_per_token, mean_spans
 from modernbert_train.plan.make import make_plan
 from modernbert_train.plan.sections import sections
 from modernbert_train.plan.teacher import teacher_bytes, teacher_flops
+from tests.plan.batches import make_batch
+from tests.plan.test_memory import SMALL, _Attend, autocast, running_total, use_kernel
 
 RECIPE = Path(__file__).parents[2] / "yamls/recipes/distilbert.yaml"
 
@@ -69,3 +75,58 @@ def test_the_memory_of_its_weights_is_what_they_take(bert: Path, bf16: bool) -> 
     assert decoder is not None
     held += decoder.numel() * decoder.element_size() if decoder.dtype == torch.bfloat16 else 0
     assert teacher_bytes(objective, bf16=bf16, tokens=0, chunk=0) == held
+
+
+def test_the_flops_of_a_step_are_those_that_torch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The student three times, its teacher once, with a matrix to the teacher's width for the states of all tokens. The
+    divergence computes the student's logits again, in chunks, with the products of its gradient: that is no more of the
+    model, and is put in."""
+    size = {"vocab_size": 512, "num_heads": 2, "intermediate_size": 48, "dropout": 0.0}
+    student, teacher = (
+        BertConfig(**size, hidden_size=32, num_layers=2),
+        BertConfig(**size, hidden_size=64, num_layers=4),
+    )
+    monkeypatch.setattr(of_plan, "_read", lambda name: teacher)
+    objective, lengths, predicted = DistillConfig(teacher="x", teacher_width=64, mse_weight=0.5), [33, 7, 100], 40
+    tokens, batch = sum(lengths), make_batch(lengths, predicted)
+    counts = {"mlm": predicted, "kl": predicted, "cosine": tokens, "mse": tokens}
+    batch = replace(batch, targets={**batch.targets, TOKENS: torch.ones(tokens, dtype=torch.long)}, counts=counts)
+    model = build_model(student, objective)
+    assert isinstance(model, Distilled)
+    model.listen(Teacher(build_model(teacher, MaskedLmConfig()), bf16=False))
+    with FlopCounterMode(display=False) as counted, sdpa_kernel(SDPBackend.MATH):
+        sum(model(batch).losses.values()).backward()  # type: ignore[union-attr]
+
+    uses = {"tokens": predicted / tokens, "kl": predicted / tokens, "cosine": 1.0, "mse": 1.0}
+    own, theirs = census(student, objective), census(teacher)
+    flops = flops_per_token(own, mean_spans(lengths, own), uses)
+    flops = replace(flops, teacher=teacher_flops(objective, mean_spans(lengths, theirs), uses))
+    again = 3 * 2 * predicted * 512 * 32
+    assert tokens * flops.training + again == pytest.approx(counted.get_total_flops(), rel=0.001)
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+def test_the_memory_of_its_states_is_what_they_take(monkeypatch: pytest.MonkeyPatch, bf16: bool) -> None:
+    """By the allocator's record of its forward pass, with the kernel that GPUs use."""
+    use_kernel(monkeypatch, lambda q, k, v, layout, window: _Attend.apply(q, k, v))
+    monkeypatch.setattr(of_plan, "_read", lambda name: SMALL)
+    objective, batch = DistillConfig(teacher="x", kl_weight=0.0), make_batch([512] * 4, 8)
+    teacher = Teacher(build_model(SMALL, MaskedLmConfig()), bf16=bf16)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record, autocast(bf16):
+        teacher.states(batch.packed)
+    weights, whole = (teacher_bytes(objective, bf16=bf16, tokens=each, chunk=0) for each in (0, 2048))
+    assert whole - weights == pytest.approx(max(running_total(record)), rel=0.1)
+
+
+def test_shards_of_it_are_counted_with_what_is_gathered(bert: Path) -> None:
+    """On 8 ranks an eighth of the weights, the whole decoder, and while it computes the table and two layers."""
+    objective, told = DistillConfig(teacher=str(bert)), {"bf16": True, "chunk": 0}
+    whole, alone = (teacher_bytes(objective, tokens=0, shards=each, **told) for each in (1, 8))
+    decoder = 2 * 30_522 * 768
+    assert alone == pytest.approx((whole - decoder) / 8 + decoder, rel=0.01)
+    assert teacher_bytes(replace(objective, kl_weight=0.0), tokens=0, shards=8, **told) < alone - 0.99 * decoder
+    computing = teacher_bytes(objective, tokens=1, shards=8, **told)
+    assert computing - alone > 4 * 30_522 * 768 + 2 * 2 * 7_000_000
+    config = load_run([RECIPE], [f"objective.teacher={bert}", "distributed.strategy=fsdp2"])
+    (said,) = (each for each in sections(make_plan(config, 8), "h100", ["h100"], {}) if each.title == "Teacher")
+    assert "forward alone, a share on each of 8 GPUs" in said.notes[0]
