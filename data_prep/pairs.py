@@ -302,8 +302,9 @@ def _write(
     counts.repeated = sum(len(each) - len(np.unique(np.frombuffer(each, np.int64))) for each in known.values())
     for split, writer in writers.items():
         sample = _even_sample(np.sort(np.frombuffer(lengths[split], np.uint32)))
-        beside = {"sides": sides, "longest": longest, "text_lengths": sample, "scored": bool(asked.scores)}
-        write_card(folder / split, replace(writer.finish(), **beside))
+        scored = bool(asked.scores)
+        card = replace(writer.finish(), sides=sides, longest=longest, text_lengths=sample, scored=scored)
+        write_card(folder / split, card)
     return longest
 
 

@@ -281,7 +281,7 @@ def test_plan_counts_the_matrix_and_the_vectors_of_a_batch(contrastive_run: Cont
     parts = phase_memory(config, "main", GPUS["h100"], "ddp", 1, 2).parts()
     assert parts["compared"] > 4 * 8 * 128 * 8 * 256
     mean = read_run(contrastive_run())
-    assert "compared" not in phase_memory(mean, "main", GPUS["h100"], "ddp", 1, 2).parts()
+    assert phase_memory(mean, "main", GPUS["h100"], "ddp", 1, 2).parts()["compared"] < parts["compared"] / 64
 
 
 @pytest.mark.runs
