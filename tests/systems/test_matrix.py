@@ -115,6 +115,8 @@ EXPORTED = {
     **{("xlnet", objective): "XLNetLMHeadModel" for objective in OBJECTIVES if objective not in ("rtd", *COMPARING)},
 }
 EXPORTED |= {(encoder, "distill"): EXPORTED[encoder, "mlm"] for encoder in ENCODERS}
+# and sentence-transformers, which would need code of the hub for a NeoBERT
+COMPARED = [(encoder, objective) for encoder in ENCODERS for objective in COMPARING if encoder != "neobert"]
 ARXIV = {
     "modernbert": "2412.13663",
     "bert": "1810.04805",
@@ -197,7 +199,7 @@ def test_exported_it_computes_the_same_in_transformers(
 
 @pytest.mark.runs
 @pytest.mark.parametrize(
-    ("encoder", "objective"), [each for each in MATRIX if each.values[1] in COMPARING], ids=lambda value: str(value)
+    ("encoder", "objective"), [each for each in MATRIX if each.values in COMPARED], ids=lambda value: str(value)
 )
 def test_exported_it_scores_the_same_in_sentence_transformers(
     tiny_run: TinyRun, tmp_path: Path, encoder: str, objective: str
@@ -205,7 +207,6 @@ def test_exported_it_scores_the_same_in_sentence_transformers(
     """Texts of other lengths in one batch there, each alone here: cosines of means, or MaxSim of tokens."""
     import sentence_transformers
 
-    neobert.register()  # which transformers has not
     words = system(tiny_run("phases.long=null"), encoder, objective)
     assert main(["plan", *words]) == 0 and main(["train", *words]) == 0
     run = tmp_path / "runs/tiny"
