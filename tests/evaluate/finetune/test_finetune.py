@@ -165,14 +165,10 @@ def test_two_seeds_in_one_command_one_of_them_killed_in_its_middle(
     assert not torch.equal(weights(tmp_path / "whole-7" / "tone")["classifier.weight"], ours["classifier.weight"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "precision"),
-    [
-        pytest.param("single-label", "auto", marks=pytest.mark.slow),
-        ("tokens", "bf16"),
-        pytest.param("question-answering", "auto", marks=pytest.mark.slow),
-        pytest.param("multiple-choice", "auto", marks=pytest.mark.slow),
-    ],
+    [("single-label", "auto"), ("tokens", "bf16"), ("question-answering", "auto"), ("multiple-choice", "auto")],
 )
 def test_a_killed_run_goes_on_to_the_same_bits(
     kind: str,
