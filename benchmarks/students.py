@@ -161,7 +161,7 @@ def theirs(out: Path, batch: int, steps: int) -> None:
         SentenceTransformerTrainer,
         SentenceTransformerTrainingArguments,
     )
-    from sentence_transformers.losses import CachedMultipleNegativesRankingLoss
+    from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 
     torch.set_num_threads(1)
     model = SentenceTransformer(str(out / "runs" / "beside-0-4" / "hf"), device="cpu")

@@ -148,7 +148,7 @@ def teacher_memory(config: RunConfig, name: str, *, bf16: bool, tokens: int, sha
         bf16=bf16,
         tokens=tokens if asked else 0,
         chunk=chunk if asked else 0,
-        compiled=config.compute.compile,
+        compiled=bool(config.compute.compile),
         shards=shards,
     )
 
