@@ -39,8 +39,9 @@ test-commands: venv ## every command of the README and the pages that make test 
 
 # the files whose default cases stand for others; `make test-slow` has these and all longer forms
 CASES := curves recipes plan weights train core extension benchmarks systems security examples data_prep/adoption test_api.py \
-	packaging/test_import_hook.py models/test_real_sizes.py models/test_casts.py distributed/test_thousand_ranks.py \
-	evaluate/test_probe.py evaluate/retrieval evaluate/finetune/test_finetune.py evaluate/finetune/test_many.py \
+	packaging/test_import_hook.py models/test_real_sizes.py models/test_casts.py models/test_every_encoder.py contrastive \
+	distributed/test_thousand_ranks.py evaluate/test_probe.py evaluate/retrieval evaluate/finetune/test_finetune.py \
+	evaluate/finetune/test_many.py \
 	launch/test_pretrain.py \
 	launch/test_launch.py::test_the_quickstart_on_four_ranks_takes_the_steps_of_one
 

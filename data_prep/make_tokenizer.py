@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from modernbert_train.config.tools.prepare import SMALLEST_VOCABULARY
+from modernbert_train.core.files import anything_as
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.tokenizer_threads import tokenizer_threads
 from modernbert_train.data.dataset_card import file_sha256
@@ -122,14 +123,10 @@ def read_tokenizer(path: str | Path) -> tuple[Tokenizer, dict[str, Any]]:
         DataError: the file is missing or no tokenizer.
     """
     file = tokenizer_file(path)
-    try:
+    remedy = "Give a tokenizer.json of the tokenizers library, or its folder."
+    with anything_as(DataError, f"tokenizer.path={path}: {file} cannot be read", remedy):
         content = read_json(file) | {"truncation": None, "padding": None}
         return Tokenizer.from_str(json.dumps(content)), content
-    except Exception as error:  # tokenizers raises a bare Exception for what it cannot parse
-        raise DataError(
-            f"tokenizer.path={path}: {file} cannot be read ({' '.join(str(error).split())}). "
-            "Give a tokenizer.json of the tokenizers library, or its folder."
-        ) from None
 
 
 def num_entries(tokenizer: Tokenizer) -> int:

@@ -29,6 +29,7 @@ from data_prep.program import finish
 from data_prep.write.workspace import workspace
 from modernbert_train.cli.parser import Parser
 from modernbert_train.config.contrastive import SCORE_UNIT
+from modernbert_train.core.files import os_errors_as, values_as
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.text import plural
 from modernbert_train.data.dataset_card import write_card
@@ -173,16 +174,12 @@ def _read(path: Path, asked: argparse.Namespace) -> Iterator[Row]:
         DataError: it cannot be read, or a row is damaged; names the place.
     """
     columns = (asked.query, asked.positive)
-    try:
+    with os_errors_as(DataError, f"{path}: cannot be read", "Name a file of pairs."), values_as(DataError, str(path)):
         if path.suffix == ".parquet":
             yield from _parquet(path, columns, asked)
             return
         for row in read_rows(path, columns, (*asked.negatives, *asked.scores), "--query, --positive and --negatives"):
             yield _row(row.texts, row.values, f"line {row.line}", asked)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error}). Name a file of pairs.") from None
-    except ValueError as error:
-        raise DataError(f"{path}: {error}") from None
 
 
 def _row(texts: Sequence[str], cells: Sequence[Any], place: str, asked: argparse.Namespace) -> Row:
@@ -305,8 +302,9 @@ def _write(
     counts.repeated = sum(len(each) - len(np.unique(np.frombuffer(each, np.int64))) for each in known.values())
     for split, writer in writers.items():
         sample = _even_sample(np.sort(np.frombuffer(lengths[split], np.uint32)))
-        beside = {"sides": sides, "longest": longest, "text_lengths": sample, "scored": bool(asked.scores)}
-        write_card(folder / split, replace(writer.finish(), **beside))
+        scored = bool(asked.scores)
+        card = replace(writer.finish(), sides=sides, longest=longest, text_lengths=sample, scored=scored)
+        write_card(folder / split, card)
     return longest
 
 

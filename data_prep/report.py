@@ -21,6 +21,7 @@ from data_prep.make_tokenizer import tokenizer_file
 from data_prep.read.encodings import UTF_8
 from data_prep.read.sources import file_state, passed_over_lines, source_files
 from modernbert_train.config.tools.prepare import PrepareConfig
+from modernbert_train.core.files import os_errors_as, saying
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.text import table
 from modernbert_train.core.version import __version__
@@ -67,10 +68,8 @@ def fingerprint(config: PrepareConfig) -> Fingerprint:
         total += max(size, 0)
         digest.update(f"{file}\0{size}\0{time}\0".encode("utf-8", "surrogateescape"))
     for key, path in _named_files(config):
-        try:
+        with os_errors_as(DataError, f"{key}={path}: cannot be read", "Correct the path."):
             digest.update(file_sha256(path).encode())
-        except OSError as error:
-            raise DataError(f"{key}={path}: {error.strerror}. Correct the path.") from None
     return {"spec": spec, "inputs": {"files": len(files), "bytes": total, "digest": digest.hexdigest()[:16]}}
 
 
@@ -114,18 +113,15 @@ def changed_since(report: Path, asked: Fingerprint) -> str:
     Raises:
         DataError: the report is damaged.
     """
-    try:
+    wrong, remedy = f"{report}: cannot be read", "--overwrite makes the dataset again."
+    with os_errors_as(DataError, wrong, remedy, ValueError, KeyError, TypeError):
         return changes(read_json(report)["fingerprint"], asked)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{report}: cannot be read ({error}). --overwrite makes the dataset again.") from None
 
 
 def require_card(folder: Path) -> None:
     """Raises DataError where a folder of shards is not whole."""
-    try:
+    with saying(after=" --overwrite makes the dataset again.", kind=DataError):
         read_card(folder)
-    except DataError as error:
-        raise DataError(f"{error} --overwrite makes the dataset again.") from None
 
 
 def write_report(

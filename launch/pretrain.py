@@ -32,12 +32,18 @@ from modernbert_train.clock import Clock  # noqa: E402
 from modernbert_train.config.check import check  # noqa: E402
 from modernbert_train.config.load import load_run, load_typed  # noqa: E402
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, TokenizerConfig  # noqa: E402
-from modernbert_train.core.files import write_whole  # noqa: E402
+from modernbert_train.core.files import os_errors_as, write_whole  # noqa: E402
 from modernbert_train.core.lasting_output import lasting_output  # noqa: E402
 from modernbert_train.core.read_json import read_lines  # noqa: E402
 from modernbert_train.core.text import duration, plural, table, tokens_text  # noqa: E402
 from modernbert_train.distributed.gpus import shown_gpus  # noqa: E402
-from modernbert_train.errors import ConfigError, DataError, RunError, StoppedEarly, StorageError  # noqa: E402
+from modernbert_train.errors import (  # noqa: E402
+    ConfigError,
+    DataError,
+    StoppedEarly,
+    StorageError,
+    exit_code_of,
+)
 from modernbert_train.plan.answer import answer  # noqa: E402
 from modernbert_train.plan.expected_loss import expect, is_ruled  # noqa: E402
 from modernbert_train.plan.make import make_plan  # noqa: E402
@@ -126,10 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.tokens is not None and options.size is None:
         make_parser().error("--tokens is of --size: hours say how many there are time for.")
     try:
-        return _pretrain(options)
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        return exit_code_of(lambda: _pretrain(options))
     except KeyboardInterrupt:
         print("stopped; nothing has been trained yet.", file=sys.stderr)
         return 75
@@ -337,12 +340,10 @@ def _write(
         "bytes_per_token": chosen.bytes_per_token,
     }  # fmt: skip
     head = f"# The text of {place.run_yaml}. Every key is in docs/config.md.\n\n"
-    try:
+    with os_errors_as(StorageError, f"{place.out}: cannot be written", "Give another --out."):
         place.out.mkdir(parents=True, exist_ok=True)
         write_whole(place.data_yaml, head + _data_yaml(_spec(place, sample, chosen.entries, question["tokenizer"])))
         write_whole(place.run_yaml, f"{_LINE}{json.dumps(record)}\n{body}")
-    except OSError as error:
-        raise StorageError(f"{place.out}: cannot be written ({error.strerror}). Give another --out.") from None
 
 
 def _plan_rows(place: Place, device: Device) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ Ctrl-C or a crash resumes where it stopped.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import time
@@ -23,7 +24,7 @@ from modernbert_train.config.schema import RunConfig  # noqa: E402
 from modernbert_train.core.installed import CHECKOUT, YAMLS  # noqa: E402
 from modernbert_train.core.read_json import read_lines  # noqa: E402
 from modernbert_train.core.text import duration, table  # noqa: E402
-from modernbert_train.errors import RunError  # noqa: E402
+from modernbert_train.errors import exit_code_of  # noqa: E402
 
 HOME = CHECKOUT or Path.cwd()  # where data and runs go
 SPECS = Path("yamls") if CHECKOUT else YAMLS  # as the commands name them
@@ -40,12 +41,12 @@ TEXTS = (
 def main(overrides: list[str] | None = None) -> int:
     """Run every step; overrides (a.b=c) go to the run's configuration. Returns the exit code of a failed step, or 0."""
     options = make_parser().parse_args(overrides)
+    return exit_code_of(lambda: _all_steps(options))
+
+
+def _all_steps(options: argparse.Namespace) -> int:
     run = [TINY_RUN if options.tiny else RUN, *options.overrides]
-    try:
-        config = read_run([str(HOME / run[0]), *run[1:]])
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    config = read_run([str(HOME / run[0]), *run[1:]])
     model = f"{config.folder}/hf"
     started = time.monotonic()
     takes = f"{'half a minute' if options.tiny else 'five to seven minutes'} on 2 cores, less on more"

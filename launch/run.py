@@ -51,7 +51,7 @@ from modernbert_train.core.lasting_output import lasting_output  # noqa: E402
 from modernbert_train.distributed import orphans, scratch  # noqa: E402
 from modernbert_train.distributed.gpus import count_gpus  # noqa: E402
 from modernbert_train.distributed.launched import note_blamed  # noqa: E402
-from modernbert_train.errors import HangError, RunError  # noqa: E402
+from modernbert_train.errors import HangError, exit_code_of  # noqa: E402
 from modernbert_train.plan.preflight import named_gpu, preflight, refuse_too_large, with_later_mistakes  # noqa: E402
 
 
@@ -64,34 +64,34 @@ def main(arguments: list[str] | None = None) -> int:
     train = ["train", *options.run, *(["--fresh"] if options.fresh else [])]
     if is_rank(os.environ):
         return modernbert_train(train)
-    try:
-        if options.on is not None:
-            return _render(read_run(options.run), options)
-        with with_later_mistakes(options.ranks or 1):
-            config = read_run(options.run)
-        gpus = 0 if config.compute.device == "cpu" else count_gpus()
-        topology = find_topology(
-            config.launch,
-            os.environ,
-            gpus=gpus,
-            usable=usable_gpus(config.phases, gpus),
-            nodes=options.nodes,
-            ranks=options.ranks,
-            node_rank=options.node_rank,
-            rendezvous=options.rendezvous,
-        )
-        if topology.idle_gpus:
-            print(_idle_note(config, topology.ranks_per_node, gpus), file=sys.stderr)
-        preflight(config, topology.num_ranks, fresh=options.fresh, folder=topology.node_rank in (None, 0))
-        stop_after = seconds_until_stop(config.launch, os.environ, time.time())
-        if stop_after is not None:
-            timer = threading.Timer(stop_after, os.kill, (os.getpid(), signal.SIGUSR1))
-            timer.daemon = True
-            timer.start()
-        return _start(config, topology, train, gpus)
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    return exit_code_of(lambda: _launch(options, train))
+
+
+def _launch(options: argparse.Namespace, train: list[str]) -> int:
+    if options.on is not None:
+        return _render(read_run(options.run), options)
+    with with_later_mistakes(options.ranks or 1):
+        config = read_run(options.run)
+    gpus = 0 if config.compute.device == "cpu" else count_gpus()
+    topology = find_topology(
+        config.launch,
+        os.environ,
+        gpus=gpus,
+        usable=usable_gpus(config.phases, gpus),
+        nodes=options.nodes,
+        ranks=options.ranks,
+        node_rank=options.node_rank,
+        rendezvous=options.rendezvous,
+    )
+    if topology.idle_gpus:
+        print(_idle_note(config, topology.ranks_per_node, gpus), file=sys.stderr)
+    preflight(config, topology.num_ranks, fresh=options.fresh, folder=topology.node_rank in (None, 0))
+    stop_after = seconds_until_stop(config.launch, os.environ, time.time())
+    if stop_after is not None:
+        timer = threading.Timer(stop_after, os.kill, (os.getpid(), signal.SIGUSR1))
+        timer.daemon = True
+        timer.start()
+    return _start(config, topology, train, gpus)
 
 
 def _idle_note(config: RunConfig, used: int, gpus: int) -> str:

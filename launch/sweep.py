@@ -12,9 +12,9 @@ database.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import sys
-import traceback
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,31 +24,26 @@ if str(ROOT) not in sys.path:
 from modernbert_train.cli.parser import Parser  # noqa: E402
 from modernbert_train.config.load import load_typed  # noqa: E402
 from modernbert_train.config.tools.sweep import SweepConfig, sweep_problems  # noqa: E402
-from modernbert_train.errors import ConfigError, RunError, StoppedEarly  # noqa: E402
+from modernbert_train.errors import ConfigError, exit_code_of  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a sweep, or show it; returns the process's exit code."""
     options = make_parser().parse_intermixed_args(arguments)
-    try:
-        sweep = read_sweep(options.sweep)
-        if importlib.util.find_spec("optuna") is None:
-            raise ConfigError("the package optuna, which searches, is not installed. Install it with pip.")
-        if options.results:
-            from launch.sweeps.results import show_results
-            from launch.sweeps.space import make_space
+    return exit_code_of(lambda: _sweep(options))
 
-            print(show_results(make_space(sweep)))
-        else:
-            run_sweep(sweep, show=not options.worker)
-    except RunError as error:
-        print(error if isinstance(error, StoppedEarly) else f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except Exception:  # a bug, told as one
-        traceback.print_exc()
-        print("error: this is a bug. Report it with the lines above.", file=sys.stderr)
-        return RunError.exit_code
-    return 0
+
+def _sweep(options: argparse.Namespace) -> None:
+    sweep = read_sweep(options.sweep)
+    if importlib.util.find_spec("optuna") is None:
+        raise ConfigError("the package optuna, which searches, is not installed. Install it with pip.")
+    if options.results:
+        from launch.sweeps.results import show_results
+        from launch.sweeps.space import make_space
+
+        print(show_results(make_space(sweep)))
+    else:
+        run_sweep(sweep, show=not options.worker)
 
 
 def make_parser() -> Parser:

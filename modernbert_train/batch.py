@@ -79,6 +79,7 @@ class Inputs:
         order: what a token sees of its sequence.
         given: in the order "given", what that is, and how the buffer is laid out; None: as the text was.
         boundaries: of the sequences, from 0 to T, where they are others than the text's; None: those.
+        positions_T: int64 positions, where they begin again within a sequence; None: each goes on from 0 to its end.
     """
 
     ids_T: NDArray[np.int64]
@@ -88,6 +89,7 @@ class Inputs:
     order: Order = "all"
     given: Given | None = None
     boundaries: NDArray[np.int64] | None = None
+    positions_T: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ class Packed:
 
     Attributes:
         input_ids_T: int64 token ids. The unused tail of each row is its own sequence of pad tokens.
-        position_ids_T: int64 positions, starting at 0 in each sequence.
+        position_ids_T: int64 positions, starting at 0 in each sequence, and perhaps again within one. Windows and the
+            causal order go by the place in the buffer.
         cu_seqlens_S: int32 boundaries of the sequences, from 0 to T; repeats of T pad it to a fixed length.
         max_seqlen: longest sequence that the phase allows (its row_tokens): constant, so that kernels do not recompile.
             Query tokens, which have a position among its own, are not counted.

@@ -5,6 +5,9 @@ Schedulers act on the codes: 75 means "stopped, start me again", 65 and 78 mean 
 finished run and 64 wrong arguments; docs/faults.md has the whole table.
 """
 
+import sys
+from collections.abc import Callable
+
 from modernbert_train.core.redact import redact
 from modernbert_train.core.text import printable
 
@@ -70,3 +73,12 @@ class HangError(RunError):
     """A rank gave no sign of life, or kept the others waiting, for distributed.timeout_seconds."""
 
     exit_code = 124
+
+
+def exit_code_of(work: Callable[[], int | None]) -> int:
+    """Do what a program is for; an error of the user's is printed. Returns the exit code, 0 for None."""
+    try:
+        return work() or 0
+    except RunError as error:
+        print(error if isinstance(error, StoppedEarly) else f"error: {error}", file=sys.stderr)
+        return error.exit_code

@@ -91,10 +91,8 @@ def _is_untouched(fullname: str, spec: ModuleSpec | None) -> bool:
 def _is_other(name: str) -> bool:
     """Whether the environment's own release is another than the bundled one."""
     package = _PACKAGES[name]
-    try:
-        return importlib.metadata.version(package) != bundled_versions()[package]
-    except importlib.metadata.PackageNotFoundError:
-        return True  # modules of which nobody knows the release
+    found = next((each.version for each in importlib.metadata.distributions(name=package)), None)
+    return found != bundled_versions()[package]  # of modules without a record nobody knows the release
 
 
 def _require_ours(name: str, module: ModuleType) -> None:

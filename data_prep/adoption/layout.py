@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from data_prep.write.workspace import require_space
-from modernbert_train.core.files import os_errors_as
+from modernbert_train.core.files import os_errors_as, saying
 from modernbert_train.core.own_files import require_own_file, require_own_files
 from modernbert_train.core.read_json import is_count, read_json
 from modernbert_train.core.text import plural
@@ -223,13 +223,9 @@ def _moved(entry: Entry, below: str, shared: dict[str, list[Any]]) -> Entry:
 def _remote_entries(url: str) -> list[Entry]:
     with TemporaryDirectory() as scratch:
         require_space(Path(scratch), 1 << 26)
-        try:
+        remedy = f"A folder in a store needs an {INDEX} of its own: merge those of the folders below with Streaming's "
+        with saying(after=f" {remedy}merge_index, or adopt them one by one.", kind=DataError):
             file = Downloader(url, TIMEOUT_SECONDS).fetch(INDEX, Path(scratch))
-        except DataError as error:
-            raise DataError(
-                f"{error} A folder in a store needs an {INDEX} of its own: merge those of the folders below with "
-                "Streaming's merge_index, or adopt them one by one."
-            ) from None
         return _read_entries(file, f"{url}/{INDEX}")
 
 

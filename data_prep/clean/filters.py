@@ -14,6 +14,7 @@ from typing import Any
 
 from data_prep.read.items import LeftOut
 from modernbert_train.config.tools.prepare import LANGUAGE_FILTER, FilterConfig
+from modernbert_train.core.files import os_errors_as
 from modernbert_train.errors import ConfigError
 
 _ALTERING = ("C4QualityFilter",)  # returns other text than it was given
@@ -117,8 +118,6 @@ def _language_model(place: str, path: Path, languages: list[str] | None) -> Any:
     if not path.is_file():
         raise ConfigError(f"{place}.model={path}: no such file. Name a fastText model file, for example lid.176.bin.")
     language_model = LocalLanguageModel(path, languages)
-    try:
+    with os_errors_as(ConfigError, f"{place}.model={path}: not a fastText model", "Name one.", ValueError):
         assert language_model.model is not None  # opens it
-    except ValueError as error:
-        raise ConfigError(f"{place}.model={path}: not a fastText model ({error}). Name one.") from None
     return language_model

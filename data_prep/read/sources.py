@@ -22,6 +22,7 @@ from data_prep.read.lines import PACKED, open_unpacked, read_jsonl
 from data_prep.read.shards import read_mds, without_unpacked
 from data_prep.read.tables import hub_shards, read_hub, read_parquet
 from modernbert_train.config.tools.prepare import GLOBS, PrepareConfig, SourceConfig
+from modernbert_train.core.files import os_errors_as
 from modernbert_train.errors import ConfigError, DataError
 
 _NOT_STDLIB = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload"}
@@ -153,12 +154,9 @@ def _matching(folder: Path, parts: tuple[str, ...]) -> Iterator[Path]:
         return
     if part == "**":
         yield from _matching(folder, rest or ("*",))
-    try:
+    remedy = "Make the folder readable, or leave it out of the glob."
+    with os_errors_as(DataError, f"{folder}: cannot be read", remedy):
         entries = list(os.scandir(folder))
-    except OSError as error:
-        raise DataError(
-            f"{error.filename}: {error.strerror}. Make the folder readable, or leave it out of the glob."
-        ) from None
     for entry in entries:
         if part == "**":
             if entry.is_dir(follow_symlinks=False):

@@ -47,7 +47,7 @@ from modernbert_train.checkpoints.verified import (
     verify_files,
 )
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.core.files import os_errors_as, publish
+from modernbert_train.core.files import os_errors_as, publish, saying
 from modernbert_train.core.tensor_files import StoredTensors, read_shapes, write_hashed
 from modernbert_train.errors import StorageError
 from modernbert_train.models.build import shapes_of
@@ -349,10 +349,8 @@ def open_named(folder: Path) -> Checkpoint:
     instead = f"Name {others}, or the run."
     if not folder.is_dir():
         raise StorageError(f"{folder}: no such checkpoint. {instead}")
-    try:
+    with saying(after=f". Restore it from a copy. {instead}"):
         return verify(folder)
-    except StorageError as error:
-        raise StorageError(f"{error}. Restore it from a copy. {instead}") from None
 
 
 def newest_valid(folder: Path, last_step: int | None = None) -> tuple[Checkpoint | None, list[str]]:

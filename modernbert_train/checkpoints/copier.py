@@ -25,6 +25,7 @@ from typing import Any
 
 from modernbert_train.checkpoints.manifest import MANIFEST, MOST_BYTES, FileHash, Manifest, kept_steps, read_manifest
 from modernbert_train.checkpoints.store import RECORD, Store
+from modernbert_train.core.files import saying
 from modernbert_train.distributed.orphans import die_with
 from modernbert_train.errors import RunError, StorageError
 
@@ -223,11 +224,8 @@ def manifest_of(store: Store, name: str, folder: Path | None = None) -> Manifest
         place = folder or Path(scratch) / name
         place.mkdir(exist_ok=True)
         (place / MANIFEST).write_bytes(store.read(f"{name}/{MANIFEST}", MOST_BYTES))
-        try:
-            manifest = read_manifest(place)
-        except StorageError as error:
-            raise StorageError(f"{store.url}/{name}: {error}") from None
-    return manifest
+        with saying(f"{store.url}/{name}: "):
+            return read_manifest(place)
 
 
 class _Movement:

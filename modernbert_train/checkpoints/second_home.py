@@ -31,7 +31,7 @@ from modernbert_train.checkpoints.manifest import CONFIG_YAML
 from modernbert_train.checkpoints.store import RECORD, Store
 from modernbert_train.checkpoints.verified import METRICS
 from modernbert_train.config.schema import CheckpointConfig
-from modernbert_train.core.files import append_line, free_bytes, publish, write_whole
+from modernbert_train.core.files import append_line, free_bytes, os_errors_as, publish, write_whole
 from modernbert_train.errors import ConfigError, DataError, RunError, StoppedEarly, StorageError
 
 COPIES = "copies.jsonl"
@@ -263,22 +263,21 @@ def _fetched(store: Store, name: str, checkpoints: Path, say: Callable[[str], No
     """
     staging = checkpoints / f"{name}{_BACK}{os.getpid()}"
     try:
-        checkpoints.mkdir(parents=True, exist_ok=True)
-        staging.mkdir()
-        manifest = manifest_of(store, name, staging)
-        needed, free = sum(file.bytes for file in manifest.files.values()), free_bytes(checkpoints)
-        if free < needed:
-            raise StorageError(f"{checkpoints}: {name} needs {needed:,} bytes, {free:,} are free. Free some space.")
-        for each, expected in manifest.files.items():
-            if (found := store.fetch(f"{name}/{each}", staging / each)) != expected:
-                say(f"warning: passed over a damaged copy: {store.url}/{name}/{each}: {found}, not {expected}")
-                return False
-        replaced = publish(staging, checkpoints / name)
-        if replaced is not None:
-            shutil.rmtree(replaced, ignore_errors=True)
-        return True
-    except OSError as error:
-        raise StorageError(f"{checkpoints}: cannot be written ({error.strerror or error}). Fix the disk.") from None
+        with os_errors_as(StorageError, f"{checkpoints}: cannot be written", "Fix the disk."):
+            checkpoints.mkdir(parents=True, exist_ok=True)
+            staging.mkdir()
+            manifest = manifest_of(store, name, staging)
+            needed, free = sum(file.bytes for file in manifest.files.values()), free_bytes(checkpoints)
+            if free < needed:
+                raise StorageError(f"{checkpoints}: {name} needs {needed:,} bytes, {free:,} are free. Free some space.")
+            for each, expected in manifest.files.items():
+                if (found := store.fetch(f"{name}/{each}", staging / each)) != expected:
+                    say(f"warning: passed over a damaged copy: {store.url}/{name}/{each}: {found}, not {expected}")
+                    return False
+            replaced = publish(staging, checkpoints / name)
+            if replaced is not None:
+                shutil.rmtree(replaced, ignore_errors=True)
+            return True
     except (StorageError, DataError) as error:  # DataError: a file of it is missing there
         if str(error).startswith(store.url):
             say(f"warning: passed over a damaged copy: {error}")

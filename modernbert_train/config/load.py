@@ -134,7 +134,7 @@ def _sound_part(schema: type, config: Any, errors: Sequence[str]) -> tuple[Any, 
 
 def to_yaml(config: Any) -> str:
     """The configuration as YAML that loads to the same configuration."""
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+    return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))  # in a third of the time of structured()
 
 
 def differences(old: Any, new: Any) -> list[tuple[str, Any, Any]]:
@@ -148,8 +148,7 @@ def differences(old: Any, new: Any) -> list[tuple[str, Any, Any]]:
 
 def flat(config: Any) -> dict[str, Any]:
     """Every value of a configuration by its dotted key."""
-    tree = typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(config)))
-    return {".".join(path): value for path, value in _leaves(tree)}
+    return {".".join(path): value for path, value in _leaves(dataclasses.asdict(config))}
 
 
 # --- checking against the schema ---------------------------------------------------------------------------------
@@ -183,6 +182,11 @@ def _defaults(schema: type) -> Any:
     return config
 
 
+@functools.cache
+def _hints(schema: type) -> dict[str, Any]:
+    return typing.get_type_hints(schema)
+
+
 def _set_editable(config: Any) -> None:
     """Frozen dataclasses make read-only configs; while one is being filled it must not be."""
     OmegaConf.set_readonly(config, False)
@@ -192,7 +196,7 @@ def _set_editable(config: Any) -> None:
 
 
 def _fill(config: Any, schema: type, tree: Any, path: tuple[str, ...], origins: Origins, errors: list[str]) -> None:
-    hints = typing.get_type_hints(schema)
+    hints = _hints(schema)
     names = [f.name for f in dataclasses.fields(schema)]
     facts = {f.name: facts_of(f) for f in dataclasses.fields(schema)}
     for key, value in sorted(tree.items(), key=lambda item: item[0] == "phases"):  # after what they override
@@ -217,7 +221,7 @@ def _fill(config: Any, schema: type, tree: Any, path: tuple[str, ...], origins: 
                 schema_of_entry = _variant(here, (*here, name), entry, inner, None, origins, errors)
                 if schema_of_entry is None:
                     continue
-                config[key][name] = _structured(schema_of_entry)
+                config[key][name] = _defaults(schema_of_entry)  # which is copied
                 _set_editable(config[key][name])
                 _fill_section(config[key], name, schema_of_entry, entry, (*here, name), origins, errors)
         elif dataclasses.is_dataclass(hint):
@@ -229,7 +233,7 @@ def _fill(config: Any, schema: type, tree: Any, path: tuple[str, ...], origins: 
                 continue
             assert isinstance(variant, type)
             if config[key] is None or OmegaConf.get_type(config, key) is not variant:
-                config[key] = _structured(variant)
+                config[key] = _defaults(variant)
                 _set_editable(config[key])
             _fill_section(config, key, typing.cast(type, variant), value, here, origins, errors)
         else:

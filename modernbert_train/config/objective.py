@@ -277,10 +277,17 @@ class TranslationConfig(MaskedLmConfig):
     """
 
     name: str = "tlm"
+    # positions of the translation begin at 0 again, as in XLM; otherwise they continue. A program that reads pairs with
+    # the exported model must give it such position_ids
+    reset_positions: bool = knob(False, phased=True)
 
     @property
     def title(self) -> tuple[str, str | None]:
         return "translation language modelling", "1901.07291"
+
+    @property
+    def details(self) -> str:
+        return super().details + ("; positions of a translation begin at 0" if self.reset_positions else "")
 
 
 @dataclass(frozen=True, kw_only=True)

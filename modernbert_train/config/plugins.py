@@ -62,12 +62,7 @@ class Rows(dict[type[Any], V]):
         """
         place = _added[self._table, config]
         module, _, name = place.partition(":")
-        try:
-            row: V = getattr(importlib.import_module(module), name)
-        except Exception as error:  # whatever the code of a user raises
-            raise PluginError(
-                f"{config.__module__}: {self._table}={place}: cannot be imported: {_described(error)}. Mend the plugin."
-            ) from error
+        row: V = _imported(module, f"{config.__module__}: {self._table}={place}", name)
         self[config] = row
         return row
 
@@ -125,19 +120,23 @@ def import_plugins(names: Sequence[str], place: str) -> None:
                 f"{where}: cannot be imported: no such module. Install its package (pip install -e FOLDER), or start "
                 "with PYTHONPATH=FOLDER, the folder that it is in."
             )
-        try:
-            if b"modernbert_train" not in Path(spec.origin).read_bytes():
-                raise PluginError(
-                    f"{where}: {spec.origin} does not use modernbert_train, so it adds nothing. Name the module that "
-                    "calls modernbert_train.config.plugins.add."
-                )
-            importlib.import_module(name)
-        except PluginError:
-            raise
-        except Exception as error:  # whatever the code of a user raises
+        if b"modernbert_train" not in Path(spec.origin).read_bytes():
             raise PluginError(
-                f"{where}: cannot be imported: {_described(error)}. Mend the plugin, or install what it needs."
-            ) from error
+                f"{where}: {spec.origin} does not use modernbert_train, so it adds nothing. Name the module that "
+                "calls modernbert_train.config.plugins.add."
+            )
+        _imported(name, where)
+
+
+def _imported(module: str, where: str, name: str | None = None) -> Any:
+    """A module of a plugin, or what it calls by a name."""
+    try:
+        found = importlib.import_module(module)
+        return found if name is None else getattr(found, name)
+    except Exception as error:  # whatever the code of a user raises
+        raise PluginError(
+            f"{where}: cannot be imported: {_described(error)}. Mend the plugin, or install what it needs."
+        ) from error
 
 
 def versions(names: Sequence[str]) -> dict[str, str]:
@@ -147,10 +146,8 @@ def versions(names: Sequence[str]) -> dict[str, str]:
 
 def _version(name: str) -> str:
     package = name.partition(".")[0]
-    try:
-        return importlib.metadata.version(importlib.metadata.packages_distributions().get(package, [package])[0])
-    except importlib.metadata.PackageNotFoundError:
-        return "no version"
+    distribution = importlib.metadata.packages_distributions().get(package, [package])[0]
+    return next((each.version for each in importlib.metadata.distributions(name=distribution)), "no version")
 
 
 def _hash(name: str) -> str:

@@ -70,6 +70,19 @@ def anything_as(kind: type[RunError], what: str, remedy: str) -> Iterator[None]:
         raise kind(f"{what} ({reason}). {remedy}") from None
 
 
+@contextmanager
+def saying(before: str = "", after: str = "", kind: type[RunError] = RunError) -> Iterator[None]:
+    """Say more of an error of the block, which stays of its kind: BEFORE, its own words, AFTER.
+
+    Raises:
+        RunError: as the block does.
+    """
+    try:
+        yield
+    except kind as error:
+        raise type(error)(f"{before}{error}{after}") from error
+
+
 def lock(file: IO[str] | IO[bytes] | int) -> None:
     """Take the lock of an open file or folder, waiting for whoever has it.
 

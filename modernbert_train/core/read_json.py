@@ -71,8 +71,13 @@ def content_of(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
         ValueError: it has more than `most_bytes`.
     """
     with open_file(path) as file:
-        if os.fstat(file.fileno()).st_size <= most_bytes and len(content := file.read(most_bytes + 1)) <= most_bytes:
-            return content
+        size = os.fstat(file.fileno()).st_size
+        if size <= most_bytes:
+            content = file.read(size + 1)  # and not of most_bytes, which `read` would allocate
+            if len(content) > size:  # written to meanwhile, or of a file system that tells no size
+                content += file.read(most_bytes + 1 - len(content))
+            if len(content) <= most_bytes:
+                return content
     raise ValueError(f"larger than {most_bytes:,} bytes")
 
 

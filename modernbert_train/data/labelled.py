@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from modernbert_train.config.evals import of_kind
 from modernbert_train.config.schema import EvaluatorConfig, ProbeConfig
+from modernbert_train.core.files import os_errors_as, values_as
 from modernbert_train.core.keyed_random import derive, permutation
 from modernbert_train.core.text import plural
 from modernbert_train.data.tables import read_rows, shown_value, some
@@ -120,16 +121,13 @@ def _drawn(key: str, file: str, settings: ProbeConfig) -> tuple[list[Example], i
     """Some of a file's texts in their order, and how many were empty."""
     path = Path(file)
     found, empty = [], 0
-    try:
+    unread, remedy = f"{key}={file}: cannot be read", "Name a file of labelled texts."
+    with os_errors_as(DataError, unread, remedy), values_as(DataError, f"{key}={file}"):
         for row in read_rows(path, settings.text_columns, (settings.label_column,)):
             if any(text.strip() for text in row.texts):
                 found.append(Example(row.texts, _label(row.values[0], settings.label_column, row.line)))
             else:
                 empty += 1
-    except OSError as error:
-        raise DataError(f"{key}={file}: cannot be read ({error.strerror}). Name a file of labelled texts.") from None
-    except ValueError as error:
-        raise DataError(f"{key}={file}: {error}") from None
     if settings.max_examples is not None and len(found) > settings.max_examples:
         order = permutation(len(found), derive(settings.seed, _DRAWN))
         found = [found[number] for number in np.sort(order[: settings.max_examples])]

@@ -100,7 +100,9 @@ class MicrobatchMaker:
         given = inputs.given
         if given is None:
             boundaries = packed_text.boundaries if inputs.boundaries is None else inputs.boundaries
-            positions = np.arange(total) - np.repeat(boundaries[:-1], np.diff(boundaries))
+            positions = inputs.positions_T
+            if positions is None:
+                positions = np.arange(total) - np.repeat(boundaries[:-1], np.diff(boundaries))
         else:
             boundaries, positions = given.boundaries, given.position_ids_T
         padded = min(_multiple(len(boundaries), BOUNDARIES), 1 << (len(boundaries) - 1).bit_length())

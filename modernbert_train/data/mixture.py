@@ -8,8 +8,8 @@ the streams' names, so that the order in a YAML file means nothing.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.config.schema import DataConfig
+from modernbert_train.core.files import saying
 from modernbert_train.core.keyed_random import Keys, derive, derive_each
 from modernbert_train.data.packing import Chunk
-from modernbert_train.errors import DataError, RunError
+from modernbert_train.errors import DataError
 
 if TYPE_CHECKING:  # streaming brings torch, and `plan` asks for seeds without it
     from modernbert_train.data.mds import TokenShards
@@ -49,13 +50,9 @@ def stream_seed(data: DataConfig, seed: int, name: str) -> int:
     return derive(seed, _STREAMS, int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big"))
 
 
-@contextmanager
-def named_stream(stream: str) -> Iterator[None]:
+def named_stream(stream: str) -> AbstractContextManager[None]:
     """Put a stream's name before what is wrong with its shards."""
-    try:
-        yield
-    except RunError as error:
-        raise type(error)(f"stream {stream}: {error}") from error
+    return saying(f"stream {stream}: ")
 
 
 class TokenStreams:

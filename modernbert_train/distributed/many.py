@@ -167,9 +167,6 @@ def _start(job: Job, environment: Mapping[str, str]) -> subprocess.Popen[Any]:
 
 def last_words(log: Path) -> str:
     """The last error that a job's last start left in its log, or the last line where there is none."""
-    try:
-        text = log.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     lines = [line.strip() for line in text.split("\n$ ")[-1].splitlines()[1:] if line.strip()]
     return ([line for line in lines if "error:" in line.lower()] or lines or ["it said nothing"])[-1][:400]

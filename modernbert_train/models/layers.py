@@ -78,8 +78,13 @@ class Attention(nn.Module):
         self.out_drop = nn.Dropout(config.attention_out_dropout)
 
     def forward(self, x_TD: Tensor, rotary: tuple[Tensor, Tensor], kernel: Kernel, layout: Any) -> Tensor:
-        q_TNH, k_TNH, v_TNH = self.Wqkv(x_TD).unflatten(-1, self.split).unbind(1)
-        q_TNH, k_TNH = rotate(q_TNH.unsqueeze(1), *rotary).squeeze(1), rotate(k_TNH.unsqueeze(1), *rotary).squeeze(1)
+        qkv_T3NH = self.Wqkv(x_TD).unflatten(-1, self.split)
+        if torch.compiler.is_compiling():  # one kernel all the same, and each gradient is written into its third
+            *qk, v_TNH = qkv_T3NH.unbind(1)
+            q_TNH, k_TNH = (rotate(x_TNH.unsqueeze(1), *rotary).squeeze(1) for x_TNH in qk)
+        else:
+            qk_T2NH, v_T1NH = qkv_T3NH.split((2, 1), dim=1)
+            (q_TNH, k_TNH), v_TNH = rotate(qk_T2NH, *rotary).unbind(1), v_T1NH.squeeze(1)
         out_TNH = kernel.attend(q_TNH, k_TNH, v_TNH, layout, self.window)
         return self.out_drop(self.Wo(out_TNH.flatten(1)))
 

@@ -3,7 +3,9 @@
 A document of `prepare-pairs` is `text [SEP] [CLS] translation`, so that with what packing adds both stand as a RoBERTa
 reads a pair, and tokens of either see the other. Tokens are masked as in mlm.py, but never the special ones between:
 the text is masked as if it had none. A document without any is masked as `mlm` would, so that streams of pairs and of
-single texts can be mixed. Positions go on from the first text to the second.
+single texts can be mixed. Positions go on from the first text to the second, or with `objective.reset_positions` begin
+at 0 again with its [CLS], as in the paper. Its language embeddings have no place here: no encoder of this project has
+a table of languages, and XLM-R (arXiv 1911.02116) left them out, so that a text of any language can be read.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from modernbert_train.batch import Inputs, PackedText
 from modernbert_train.config.schema import TranslationConfig
@@ -29,6 +32,7 @@ class Translation:
     def __init__(self, config: TranslationConfig, vocabulary: Vocabulary) -> None:
         self._tokens = MaskedLM(config, vocabulary)
         self._between = (vocabulary.sep_id, vocabulary.cls_id)
+        self._cls_id = vocabulary.cls_id
 
     def make(self, text: PackedText, settings: TranslationConfig) -> Inputs:
         """See `Objective.make`."""
@@ -48,4 +52,12 @@ class Translation:
         out_T[back_T] = masked.ids_T
         found, positions_M = predictions(masked), masked.targets[POSITIONS].copy()
         positions_M[:found] = back_T[positions_M[:found]]
-        return replace(masked, ids_T=out_T, targets={**masked.targets, POSITIONS: positions_M})
+        made = replace(masked, ids_T=out_T, targets={**masked.targets, POSITIONS: positions_M})
+        return replace(made, positions_T=self._positions(text)) if settings.reset_positions else made
+
+    def _positions(self, text: PackedText) -> NDArray[np.int64]:
+        """From 0 at each boundary and at each [CLS]."""
+        place_T = np.arange(len(text.ids_T))
+        first_T = text.ids_T == self._cls_id
+        first_T[text.boundaries[:-1]] = True
+        return place_T - np.maximum.accumulate(np.where(first_T, place_T, 0))

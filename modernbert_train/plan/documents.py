@@ -178,9 +178,9 @@ def rows_of(data: DataConfig, now: Position, documents: Documents) -> RowText:
     }
     shares = {name: weight / sum(asked.values()) for name, weight in asked.items()}
     apart = dict(cut)  # sequences that do not see each other
-    for name, stream in documents.streams.items():
-        if objective.compares and name in cut and stream.texts is not None:
-            apart[name] = stream.texts
+    for name, texts in ((name, stream.texts) for name, stream in documents.streams.items()):
+        if objective.compares and name in cut and texts is not None:
+            apart[name] = texts
     spans = {name: mean_spans(each, model, objective.order, objective.query_share) for name, each in apart.items()}
     teacher = teacher_of(objective)
     taught = {} if teacher is None else {name: mean_spans(each, census(teacher)) for name, each in apart.items()}

@@ -21,6 +21,7 @@ from composer.utils import dist
 
 from modernbert_train.config.callbacks import GPU_ONLY, REFUSED
 from modernbert_train.config.packages import missing_for
+from modernbert_train.core.files import os_errors_as
 from modernbert_train.errors import ConfigError
 from modernbert_train.train.composer_internals import CurrentWandB
 from modernbert_train.train.loggers import Harmless
@@ -69,13 +70,10 @@ def build_callbacks(asked: Asked, folder: Path, device: torch.device) -> list[Ca
                 f"callbacks.{name}: it measures GPUs only, and this run trains on a CPU. Set callbacks.{name}=false."
             )
         arguments = _callback_defaults(folder, name) | given
-        try:
+        refused = f"callbacks.{name}={given}: Composer's {CALLBACKS[name].__name__} refuses this"
+        remedy = "See its documentation for the arguments."
+        with os_errors_as(ConfigError, refused, remedy, TypeError, ValueError, ImportError):
             built.append(CALLBACKS[name](**arguments))
-        except (TypeError, ValueError, ImportError) as error:
-            raise ConfigError(
-                f"callbacks.{name}={given}: Composer's {CALLBACKS[name].__name__} refuses this ({error}). See its "
-                "documentation for the arguments."
-            ) from error
     return built
 
 
@@ -89,10 +87,8 @@ def own_callbacks(given: Sequence[Callback | type[Callback]]) -> list[Callback]:
     for number, each in enumerate(given):
         where = f"callbacks[{number}]={each!r:.80}"
         if isinstance(each, type) and issubclass(each, Callback):
-            try:
+            with os_errors_as(ConfigError, f"{where}: cannot be made", "Give an instance instead.", TypeError):
                 each = each()
-            except TypeError as error:
-                raise ConfigError(f"{where}: cannot be made ({error}). Give an instance instead.") from error
         if not isinstance(each, Callback):
             raise ConfigError(f"{where}: is no callback. Give subclasses of composer.Callback, or instances of them.")
         if isinstance(each, LoggerDestination):

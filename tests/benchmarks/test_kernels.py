@@ -38,7 +38,7 @@ TINY = Preset(
 )
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_every_part_is_measured_against_a_floor(capsys: pytest.CaptureFixture[str]) -> None:
     """What a CPU cannot do is a line with the reason; everything else has a time, and all but preparations a floor."""
     _, found = kernels.run(TINY, CPU)

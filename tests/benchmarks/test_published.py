@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FITTED_WITHIN = 0.15  # of a program like this one; where a run is left out of the fit, ERROR
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_the_pace_is_the_fit_and_the_table_has_its_errors() -> None:
     """A plan that changes moves the errors, and neither the ranges nor the table may keep the old ones."""
     runs = [*FITTED, *OTHERS]

@@ -31,7 +31,7 @@ TINY = Case(
 )
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_every_contender_trains_on_the_same_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The run itself refuses contenders whose first losses differ; here it must pass, and measure every part."""
     write_corpus(tmp_path, 64, tokens=4000, median_tokens=40, longest=300)

@@ -6,12 +6,19 @@ If this breaks, what a query is compared with depends on the number of GPUs.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 
+from data_prep.pairs import main as prepare_pairs
+from data_prep.pairs import text_hash
 from modernbert_train.checkpoints.checkpoint import verify
-from tests.contrastive.conftest import ContrastiveRun, masked_first
+from modernbert_train.config.schema import ContrastiveConfig
+from modernbert_train.data.loader import StepBatch
+from modernbert_train.models.contrastive import Texts
+from tests.contrastive.conftest import ContrastiveRun, make_rows, masked_first, write_rows
 from tests.distributed.gloo import run_ranks
 from tests.distributed.test_invariance import assert_same_weights, train_each
 from tests.distributed.test_train_ranks import assert_same_run, records
@@ -37,6 +44,50 @@ def test_two_ranks_compare_as_one_does_under_ddp_and_fsdp2(contrastive_run: Cont
     for name in ("ddp", "fsdp2"):
         assert_same_run(runs / name, runs / "one")
         assert_same_weights(runs / name, runs / "one")
+
+
+def sources_of_steps(words: list[str]) -> list[list[int]]:
+    """On every rank: train, and tell of each step the hashes of the texts that this rank has read."""
+    from modernbert_train.train.step import Loop
+
+    seen, step = [], Loop.step
+
+    def watched(self: Loop, batch: StepBatch, times: Any) -> None:
+        known = [Texts.of(part, ContrastiveConfig()).hashes_N for part in batch.microbatches]
+        seen.append(torch.cat(known).tolist())
+        step(self, batch, times)
+
+    Loop.step = watched  # type: ignore[method-assign]  # this process ends with the run
+    train_each([words], False)
+    return seen
+
+
+@pytest.mark.runs
+@pytest.mark.timeout(290)
+def test_both_ranks_read_the_same_stream_in_each_batch(
+    contrastive_run: ContrastiveRun, pairs: Path, tmp_path: Path
+) -> None:
+    """Two streams that take turns: what each rank reads is of one of them, the other rank's too."""
+    rows, streams, texts = make_rows(160), {}, {}
+    for name, part in (("first", rows[:80]), ("second", rows[80:])):
+        file = write_rows(tmp_path / f"{name}.jsonl", part)
+        options = ["--tokenizer", str(pairs / "tokenizer"), "--max-tokens", "64", "--validation-share", "0"]
+        assert prepare_pairs([str(tmp_path / name), str(file), *options]) == 0
+        streams[name] = {"path": str(tmp_path / name / "train"), "proportion": 0.5}
+        texts[name] = {text_hash(row[text]) for row in part for text in ("query", "positive")}
+    words = contrastive_run("objective.one_source=true", "data.validation=null", "phases.main.tokens=20000")
+    tree = yaml.safe_load(Path(words[0]).read_text(encoding="utf-8"))
+    del tree["data"]["train"]
+    tree["data"]["streams"] = streams
+    Path(words[0]).write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
+    one, two = run_ranks(sources_of_steps, 2, words)
+    assert len(one) == len(two) >= 8
+    turns = []
+    for of_one, of_two in zip(one, two, strict=True):
+        assert of_one and of_two
+        turns.append([name for name, known in texts.items() if known & {*of_one, *of_two}])
+        assert {*of_one, *of_two} <= texts[turns[-1][0]]
+    assert 0 < turns.count(["first"]) < len(turns) == turns.count(["first"]) + turns.count(["second"])
 
 
 @pytest.mark.slow

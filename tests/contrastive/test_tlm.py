@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,18 @@ import torch
 from modernbert_train.__main__ import main
 from modernbert_train.batch import PackedText
 from modernbert_train.config.schema import MaskedLmConfig, TranslationConfig
+from modernbert_train.data.microbatches import MicrobatchMaker
+from modernbert_train.data.packing import Chunk
+from modernbert_train.data.planner import BatchPlan
+from modernbert_train.objectives import build_objective
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.objectives.tlm import Translation
 from tests.contrastive.conftest import ContrastiveRun
 from tests.contrastive.test_train import metrics
 from tests.distributed.test_train_ranks import weights
+from tests.evaluate.finetune.test_classifiers import Documents
+from tests.models.encoders import ENCODERS, build, twin_of
+from tests.models.encoders import VOCABULARY as OURS
 from tests.objectives.test_mlm import CLS, MASK, SEP, VOCABULARY, keys, line
 
 
@@ -46,10 +54,42 @@ def test_both_texts_are_masked_and_nothing_between_them(masking: str) -> None:
     assert np.array_equal(alone.ids_T[starts[2] :], made.ids_T[starts[2] :])
 
 
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
+@torch.no_grad()
+def test_positions_of_a_translation_may_begin_again(name: str) -> None:
+    """As transformers computes a pair with such position_ids, alone; and tokens between rows and pairs keep theirs."""
+    pairs = [([9, 8, 7, 6], [11, 12, 13, 14, 15]), ([20, 21], [22]), ([30, 31, 32], [])]
+    documents = [[*a, SEP, CLS, *b] if b else a for a, b in pairs]
+    config = TranslationConfig(reset_positions=True, mask_rate=0.4)
+    maker = MicrobatchMaker(Documents(documents, [[[0]]] * 3), lambda each: build_objective(each, OURS), OURS)
+    rows = (tuple(Chunk(0, n, 0, len(documents[n])) for n in (0, 1)), (Chunk(0, 2, 0, 3),))
+    (batch,) = maker.microbatches(rows, BatchPlan("p", 0, 0, rows, 2, 24, 2, config))
+    expected = [[*range(len(a) + 2), *(range(len(b) + 2) if b else ())] for a, b in pairs]
+    tails = [24 - len(expected[0]) - len(expected[1]), 24 - len(expected[2])]
+    flat = [*expected[0], *expected[1], *range(tails[0]), *expected[2], *range(tails[1])]
+    assert batch.packed.position_ids_T.tolist() == flat
+
+    model = build(ENCODERS[name])
+    twin, hidden_TD = twin_of(model), model.encode(batch.to("cpu").packed)
+    for start, places in ((0, expected[0]), (len(expected[0]), expected[1]), (24, expected[2])):
+        told = batch.packed.input_ids_T[start : start + len(places)].long()[None]
+        states = twin.base_model(told, position_ids=torch.tensor([places])).last_hidden_state[0]
+        torch.testing.assert_close(hidden_TD[start : start + len(places)], states, atol=1e-5, rtol=1e-5)
+    whole = replace(config, reset_positions=False)
+    (plain,) = maker.microbatches(rows, BatchPlan("p", 0, 0, rows, 2, 24, 2, whole))
+    assert plain.packed.position_ids_T[: len(expected[0])].tolist() == [*range(len(expected[0]))]
+    assert torch.equal(plain.packed.input_ids_T, batch.packed.input_ids_T), "the same masks"
+
+
 @pytest.mark.runs
 def test_a_run_on_translations_learns_and_resumes_to_the_bit(contrastive_run: ContrastiveRun, tmp_path: Path) -> None:
     """Words and their twins: what is masked in one text stands in the other."""
-    common = ("optim.lr=1e-2", "checkpoint.interval_steps=10", "phases.main.tokens=120_000")
+    common = (
+        "optim.lr=1e-2",
+        "checkpoint.interval_steps=10",
+        "phases.main.tokens=120_000",
+        "objective.reset_positions=true",
+    )
     assert main(["train", *contrastive_run("objective.name=tlm", *common, "name=tlm")]) == 0
     run = tmp_path / "runs/tlm"
     steps = metrics(run, "step")

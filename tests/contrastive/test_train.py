@@ -65,9 +65,7 @@ def test_it_learns_which_text_answers_and_resumes_to_the_bit(
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize(
-    "encoder", ["modernbert", "bert", *(pytest.param(name, marks=pytest.mark.slow) for name in [*OTHERS][1:])]
-)
+@pytest.mark.parametrize("encoder", ["modernbert", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_it_starts_from_a_masked_language_model_and_its_export_opens_everywhere(
     contrastive_run: ContrastiveRun, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], encoder: str
 ) -> None:

@@ -56,7 +56,11 @@ def test_the_whole_thing_is_at_most_three_hundred_lines_without_composer() -> No
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("words", [MASKED, REPLACED, CLIPPED], ids=["masked-three-phases", "replaced", "clipped"])
+@pytest.mark.parametrize(
+    "words",
+    [MASKED, REPLACED, pytest.param(CLIPPED, marks=pytest.mark.slow)],
+    ids=["masked-three-phases", "replaced", "clipped"],
+)
 def test_one_process_trains_to_the_bit_what_train_trains(
     tiny_run: TinyRun, tmp_path: Path, words: tuple[str, ...]
 ) -> None:

@@ -68,7 +68,7 @@ def test_what_was_stored_runs_no_code_and_names_no_place_of_this_machine(trained
     assert not [path for path in found if path.name != "result.json" and b"/tmp" in path.read_bytes()]
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_the_same_seed_is_the_same_model_and_the_encoder_is_left_alone(
     models: dict[str, Path], files: list[str], tmp_path: Path
 ) -> None:

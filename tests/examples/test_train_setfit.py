@@ -69,7 +69,7 @@ def test_the_regression_that_is_opened_is_the_one_that_was_stored(trained: Path)
     assert {*model.predict(texts)} <= {"up", "down", "flat"}
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_the_same_seed_is_the_same_model(models: dict[str, Path], files: list[str], tmp_path: Path) -> None:
     for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
         words = ["--out", f"{tmp_path}/{name}", "--seed", seed, "--steps", "3", "--shots", "4"]

@@ -73,9 +73,9 @@ def train_toys(words: list[str]) -> None:
     session.train(read_run(words))
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp2"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_two_ranks_train_toys_as_one_does(tiny_run: TinyRun, tmp_path: Path, strategy: str) -> None:
     """Until the signs of two sums differ, which they may where a gradient is as good as zero: the first steps."""
     few = ("phases.long=null", "phases.short.tokens=2000", "data.validation=null")

@@ -135,13 +135,13 @@ def test_bf16_autocast_stays_close_to_fp32(name: str, sequences: Make, pack: Mak
     ("name", "graphs", "recompute"),
     [
         ("modernbert", 4, False),
-        ("bert", 2, False),
-        ("albert", 3, False),
+        pytest.param("bert", 2, False, marks=pytest.mark.slow),
+        pytest.param("albert", 3, False, marks=pytest.mark.slow),
         ("albert that shares its ffn", 3, True),
-        ("xlnet", 4, False),
+        pytest.param("xlnet", 4, False, marks=pytest.mark.slow),
         ("deberta", 4, False),
-        ("llama", 2, False),
-        ("neobert", 2, False),
+        pytest.param("llama", 2, False, marks=pytest.mark.slow),
+        pytest.param("neobert", 2, False, marks=pytest.mark.slow),
     ],
 )
 def test_layers_compile_once_whatever_the_documents(

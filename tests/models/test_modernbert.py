@@ -78,16 +78,6 @@ def test_padded_labels_do_not_count(small: Make, build: Make, sequences: Make, p
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
-def test_z_loss_is_the_mean_squared_log_partition(small: Make, build: Make, sequences: Make, pack: Make) -> None:
-    """A user who turns it on gets the published term, with the weight that was asked for."""
-    batch = pack([sequences([50])], row_tokens=64)
-    model = build(small())
-    with_z = mean_loss(build(small(), z_loss=0.5), batch)
-    lse = all_logits(model, batch)[: batch.counts["mlm"]].logsumexp(-1)
-    plain = mean_loss(model, batch).item()
-    assert with_z.item() == pytest.approx(plain + 0.5 * lse.square().mean().item(), rel=1e-5)
-
-
 def test_dropout_acts_in_training_only(small: Make, build: Make, sequences: Make, pack: Make) -> None:
     """Dropout in evaluation makes validation noise; none in training is another recipe."""
     model = build(small(attention_out_dropout=0.3))

@@ -145,6 +145,17 @@ def test_weighed_predictions_are_the_bound_of_masked_diffusion(chunk: int) -> No
     torch.testing.assert_close(*z_losses)
 
 
+@torch.no_grad()
+def test_figures_weigh_predictions_as_training_does(small: Make, build: Make, sequences: Make, pack: Make) -> None:
+    """Else the loss on a line of a run of masked diffusion is not the loss that it is trained by."""
+    batch, model = pack([sequences([40, 20])], row_tokens=64), build(small())
+    weights_M = WEIGHT_UNIT * (1 + torch.arange(len(batch.targets["labels_M"])) % 3)
+    weighed = batch.with_targets({"weights_M": weights_M})
+    figures = model(weighed, figures=True).losses["mlm"]
+    torch.testing.assert_close(figures, model(weighed).losses["mlm"])
+    assert figures > 1.5 * model(batch, figures=True).losses["mlm"]
+
+
 @pytest.mark.runs
 def test_training_never_holds_all_logits(small: Make, build: Make, pack: Make) -> None:
     """They would be the largest tensor of a step, with their gradient twice that."""

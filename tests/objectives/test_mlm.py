@@ -267,6 +267,15 @@ def test_a_prediction_may_weigh_one_over_the_rate_of_its_sequence(masking: str) 
     assert config.for_validation().mask_weight == "none" and config.for_validation().mask_spread == 0
 
 
+def test_no_prediction_outweighs_a_batch() -> None:
+    """A rate near 0 is raised to one in a thousand, as LLaDA's code has it: a weight of a million would be a step."""
+    ids, starts, lengths = line([4000, 3000])
+    config = MaskedLmConfig(mask_rate=0.0005, mask_spread=0.0005, mask_weight="1/rate")
+    made = MaskedLM(config, VOCABULARY).make(PackedText(ids, starts, lengths, keys(2)), config)
+    assert predictions(made) == 7
+    assert (made.targets["weights_M"][:7] == 1000 * WEIGHT_UNIT).all()
+
+
 @pytest.mark.parametrize(("curve", "rates"), [("linear", (0.3, 0.225, 0.15)), ("cosine", (0.3, 0.278033, 0.171967))])
 def test_the_rate_may_move_through_a_phase(curve: str, rates: tuple[float, ...]) -> None:
     """The bound stays, or every batch would be compiled anew."""

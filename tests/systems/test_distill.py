@@ -72,9 +72,9 @@ def test_a_killed_student_goes_on_under_its_teacher_and_under_no_other(
     assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole", least=6)
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_two_ranks_are_as_one(tiny_run: TinyRun, tmp_path: Path, strategy: str) -> None:
     """With a wider teacher, whose width a matrix reaches that only the comparison of hidden states trains."""
     assert main(["train", *tiny_run(*WIDER)]) == 0

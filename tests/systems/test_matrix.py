@@ -15,11 +15,15 @@ import transformers
 import yaml
 
 from benchmarks.batches import lay_out
+from data_prep.pairs import main as prepare_pairs
 from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.checkpoint import newest_valid
+from modernbert_train.config.schema import BertConfig, MaskedLmConfig
 from modernbert_train.models.build import build_model
+from modernbert_train.models.init import initialize
 from modernbert_train.models.pairs import WithOrder
 from modernbert_train.weights.gather import load_weights
+from modernbert_train.weights.hf_folder import export
 from modernbert_train.weights.hf_folder import load_weights as load_folder
 from tests.conftest import TinyRun
 from tests.models import neobert
@@ -36,26 +40,57 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "neobert": SMALL | {"num_layers": 2},
     "gemma": SMALL | {"num_layers": 2, "head_width": 16, "local_attention": 8, "global_every": 2},
 }
-OBJECTIVES = ("mlm", "causal", "sop", "permutation", "rtd")
+# what compares texts, on shards of pairs; the second by a vector for each token
+COMPARING = {"contrastive": {}, "late": {"pooling": "late", "token_vectors": 16}}
+OBJECTIVES = ("mlm", "causal", "sop", "permutation", "rtd", "distill", *COMPARING)
 PAIRS = [(encoder, objective) for encoder in ENCODERS for objective in OBJECTIVES]
 PAIRS.remove(("neobert", "rtd"))  # whose decoder is not the embedding, as a generator's is
 # the weights of every encoder are compared in tests/weights/formats; the whole matrix takes minutes
-USUAL = {("modernbert", "causal"), ("bert", "sop"), ("xlnet", "permutation"), ("llama", "causal"), ("gemma", "mlm")}
-USUAL |= {("neobert", "mlm")}
+USUAL = {("modernbert", "causal"), ("bert", "sop"), ("xlnet", "permutation"), ("llama", "causal"), ("neobert", "mlm")}
+USUAL |= {("distilbert", "distill"), ("bert", "late")}
 MATRIX = [pytest.param(*pair, marks=[] if pair in USUAL else pytest.mark.slow) for pair in PAIRS]
 
 
 def system(words: list[str], encoder: str, objective: str) -> list[str]:
-    """The tiny run with another encoder and objective."""
+    """The tiny run with another encoder and objective, and the pairs or the teacher that this needs."""
     file = Path(words[0])
     run = yaml.safe_load(file.read_text())
     run["model"], run["objective"] = {"name": encoder} | ENCODERS[encoder], {"name": objective}
+    if objective in COMPARING:
+        run["objective"] = {"name": "contrastive"} | COMPARING[objective]
+        pairs = make_pairs(Path(run["data"]["tokenizer"]), file.parent / "pairs")
+        run["data"] |= {"train": str(pairs / "train"), "validation": str(pairs / "validation")}
+    if objective == "distill":
+        run["objective"]["teacher"] = str(make_teacher(Path(run["data"]["tokenizer"]), file.parent / "teacher"))
     if objective == "rtd":
         run["model"].pop("tied", None)
     if encoder != "modernbert":
         del run["phases"]["long"]["model"]
     file.write_text(yaml.safe_dump(run, sort_keys=False))
     return words
+
+
+def make_pairs(tokenizer: Path, folder: Path) -> Path:
+    """Shards of pairs of which each fits in the shortest row, with a negative, a tenth held out; made once."""
+    if not folder.exists():
+        texts = ("query", "positive", "negative")
+        rows = [{text: f"{number} {text[:2]} {number % 7}" for text in texts} for number in range(120)]
+        file = folder.with_suffix(".jsonl")
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        words = ["--tokenizer", str(tokenizer), "--negatives", "negative", "--max-tokens", "20"]
+        assert prepare_pairs([str(folder), str(file), *words, "--validation-share", "0.1"]) == 0
+    return folder
+
+
+def make_teacher(tokenizer: Path, folder: Path) -> Path:
+    """A BERT that has learnt nothing; made once."""
+    if not folder.exists():
+        config = BertConfig(**ENCODERS["bert"])
+        model = build_model(config, MaskedLmConfig())
+        initialize(model, config, 9)
+        state = {name: tensor for name, tensor in model.state_dict().items() if name != "decoder.weight"}
+        export(state, config, max_tokens=128, tokenizer_folder=tokenizer, out=folder, card="")
+    return folder
 
 
 # what transformers makes of the export
@@ -77,8 +112,9 @@ EXPORTED = {
     ("llama", "causal"): "LlamaForCausalLM",
     **{("gemma", objective): "Gemma3ForCausalLM" for objective in ("mlm", "sop", "permutation", "causal")},
     **{("neobert", objective): "NeoBERTLMHead" for objective in ("mlm", "sop", "permutation")},
-    **{("xlnet", objective): "XLNetLMHeadModel" for objective in OBJECTIVES if objective != "rtd"},
+    **{("xlnet", objective): "XLNetLMHeadModel" for objective in OBJECTIVES if objective not in ("rtd", *COMPARING)},
 }
+EXPORTED |= {(encoder, "distill"): EXPORTED[encoder, "mlm"] for encoder in ENCODERS}
 ARXIV = {
     "modernbert": "2412.13663",
     "bert": "1810.04805",
@@ -157,6 +193,45 @@ def test_exported_it_computes_the_same_in_transformers(
     # and what is read from it again are the very weights
     weights = load_folder(run / "hf")
     assert all(torch.equal(weights[name], tensor) for name, tensor in found.weights().items() if name in weights)
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(
+    ("encoder", "objective"), [each for each in MATRIX if each.values[1] in COMPARING], ids=lambda value: str(value)
+)
+def test_exported_it_scores_the_same_in_sentence_transformers(
+    tiny_run: TinyRun, tmp_path: Path, encoder: str, objective: str
+) -> None:
+    """Texts of other lengths in one batch there, each alone here: cosines of means, or MaxSim of tokens."""
+    import sentence_transformers
+
+    neobert.register()  # which transformers has not
+    words = system(tiny_run("phases.long=null"), encoder, objective)
+    assert main(["plan", *words]) == 0 and main(["train", *words]) == 0
+    run = tmp_path / "runs/tiny"
+    assert main(["export", str(run)]) == 0
+    name = "MultiVectorEncoder" if objective == "late" else "SentenceTransformer"
+    theirs = getattr(sentence_transformers, name)(str(run / "hf"), device="cpu")
+    queries, documents = ["1 qu 1", "20 qu 3 or so"], ["1 po 1", "20 po 3 and some more words", "ne"]
+    scores_QC = theirs.similarity(theirs.encode_query(queries), theirs.encode_document(documents))
+
+    found, _ = newest_valid(run / "checkpoints")
+    assert found is not None
+    model = build_model(found.config.model, found.config.objective)
+    load_weights(model, found.weights())
+
+    def vectors(text: str) -> torch.Tensor:
+        ids_T = torch.tensor(theirs.tokenizer(text)["input_ids"])
+        with torch.no_grad():
+            hidden_TD = model.eval().encode(lay_out(ids_T, [0, len(ids_T)]))
+            rows = (
+                model.get_submodule("token_projection")(hidden_TD) if objective == "late" else hidden_TD.mean(0)[None]
+            )
+        return torch.nn.functional.normalize(rows, dim=1)
+
+    for query, scores_C in zip(queries, scores_QC, strict=True):
+        each = [(vectors(query) @ vectors(document).T).max(dim=1).values.sum() for document in documents]
+        torch.testing.assert_close(scores_C, torch.stack(each), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.runs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,14 @@ import torch
 import torch.nn.functional as F
 import transformers
 import yaml
+from safetensors.torch import load_file, save_file
 
 from modernbert_train.__main__ import main
 from modernbert_train.batch import IGNORED_LABEL, Batch, Sums
 from modernbert_train.models.masked_lm import LABELS, POSITIONS, ForMaskedLM
 from modernbert_train.weights.fill import fill
+from modernbert_train.weights.hf_folder import load_weights
+from modernbert_train.weights.token_rows import TokenRows
 from tests.conftest import TinyRun
 from tests.weights.test_source import records
 
@@ -42,16 +46,7 @@ def test_a_decoder_goes_on_as_an_encoder(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The first loss is transformers' own, of masks told by the tokens before them; the export tells them there too."""
-    file = Path(tiny_run()[0])
-    run = yaml.safe_load(file.read_text())
-    run["model"] = {
-        "name": "llama", "vocab_size": 512, "hidden_size": 32, "num_layers": 2, "num_heads": 2, "key_value_heads": 1,
-        "intermediate_size": 48, "norm_eps": 1e-6, "rope_theta": 10_000.0, "qk_norm": True,
-    }  # fmt: skip
-    run["objective"] = {"name": "mlm", "predict_from": "before"}
-    run["weights"] = {"init_from": str(decoder)}
-    run["phases"] = {"short": run["phases"]["short"] | {"schedule": {"warmup_tokens": 4000}}}
-    file.write_text(yaml.safe_dump(run, sort_keys=False))
+    file = adapting(Path(tiny_run()[0]), decoder)
     seen: list[Batch] = []
     forward = ForMaskedLM.forward
 
@@ -70,6 +65,75 @@ def test_a_decoder_goes_on_as_an_encoder(
     assert (config.model_type, config.is_causal, config.predicts_from) == ("qwen3", False, "before")
     assert "predicted in the place of the token before" in (folder / "hf/README.md").read_text()
     assert "%" in fill(folder / "hf", ["a [MASK] b"])
+
+
+def adapting(file: Path, decoder: Path) -> Path:
+    """A run that begins with the weights of the decoder."""
+    run = yaml.safe_load(file.read_text())
+    run["model"] = {
+        "name": "llama", "vocab_size": 512, "hidden_size": 32, "num_layers": 2, "num_heads": 2, "key_value_heads": 1,
+        "intermediate_size": 48, "norm_eps": 1e-6, "rope_theta": 10_000.0, "qk_norm": True,
+    }  # fmt: skip
+    run["objective"] = {"name": "mlm", "predict_from": "before"}
+    run["weights"] = {"init_from": str(decoder)}
+    run["phases"] = {"short": run["phases"]["short"] | {"schedule": {"warmup_tokens": 4000}}}
+    file.write_text(yaml.safe_dump(run, sort_keys=False))
+    return file
+
+
+@pytest.mark.runs
+def test_a_decoder_whose_tokenizer_has_no_mask_gets_a_row_for_it(
+    tiny_run: TinyRun, decoder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a tokenizer that `prepare` extended: the mean of all rows, and said; without `extend` it is refused."""
+    path = decoder / "tokenizer.json"
+    told = json.loads(path.read_text())
+    mask = told["model"]["vocab"].pop("[MASK]")
+    told["added_tokens"] = [each for each in told["added_tokens"] if each["content"] != "[MASK]"]
+    path.write_text(json.dumps(told))
+    begun: list[tuple[torch.Tensor, torch.Tensor]] = []
+    taken_over = TokenRows.of
+
+    def recorded(rows: TokenRows, table: torch.Tensor) -> torch.Tensor:
+        begun.append((table, taken_over(rows, table)))
+        return begun[-1][1]
+
+    monkeypatch.setattr(TokenRows, "of", recorded)
+    file = str(adapting(Path(tiny_run()[0]), decoder))
+    assert main(["check", file]) == 78
+    assert "[MASK]" in capsys.readouterr().err
+    assert main(["train", file, "phases.short.batch_warmup=null", "weights.vocabulary=extend"]) == 0
+    assert "weights.vocabulary=extend: of 512 rows 511 are kept, 0 are the mean of old ones, 1 the mean of all" in (
+        capsys.readouterr().out
+    )
+    old, new = begun[0]
+    ordinary = [*range(5, 512)]  # behind [PAD], [UNK], [CLS], [SEP] and [MASK]
+    torch.testing.assert_close(new[mask], old[ordinary].mean(0))
+    others = [i for i in range(512) if i != mask]
+    assert torch.equal(new[others], old[others])
+
+
+@pytest.mark.runs
+def test_a_decoder_with_a_head_of_its_own_is_not_taken_for_a_tied_one(
+    tiny_run: TinyRun, decoder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its predictions would come from the embedding; but a copy of the embedding, as Qwen3-0.6B has it, is none."""
+    file = str(adapting(Path(tiny_run()[0]), decoder))
+    first = load_weights(decoder)
+    tensors = load_file(decoder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, decoder / "model.safetensors", {"format": "pt"})
+    assert main(["check", file]) == 0
+    again = load_weights(decoder)
+    assert {*again} == {*first} and all(torch.equal(first[name], tensor) for name, tensor in again.items())
+    tensors["lm_head.weight"] += 1
+    save_file(tensors, decoder / "model.safetensors", {"format": "pt"})
+    assert main(["train", file, "phases.short.batch_warmup=null"]) != 0
+    assert "lm_head.weight is not tied to model.embed_tokens.weight" in capsys.readouterr().err
+    told = json.loads((decoder / "config.json").read_text())
+    (decoder / "config.json").write_text(json.dumps(told | {"tie_word_embeddings": False}))
+    assert main(["train", file, "phases.short.batch_warmup=null"]) != 0
+    assert "model.tied=true here, false there" in capsys.readouterr().err.lower()
 
 
 @torch.no_grad()

@@ -130,7 +130,7 @@ def test_the_first_loss_is_far_below_that_of_drawn_rows(
     ]
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_two_sharded_ranks_take_over_the_same_rows(made: Path, extended: Path) -> None:
     same = ("weights.vocabulary=extend", "checkpoint.interval_steps=2", general(made))

@@ -21,9 +21,9 @@ from modernbert_train.checkpoints.store import Store
 from modernbert_train.checkpoints.tools.places import Place
 from modernbert_train.checkpoints.trained_phases import refuse_average
 from modernbert_train.checkpoints.verified import METRICS, SUPERSEDED, step_folders, step_of
-from modernbert_train.core.files import os_errors_as, sync
+from modernbert_train.core.files import os_errors_as, saying, sync
 from modernbert_train.core.own_files import require_own_files
-from modernbert_train.errors import ConfigError, RunError, StorageError
+from modernbert_train.errors import ConfigError, StorageError
 
 _BUSY = "Its checkpoints are moved only while nobody trains it: stop that job first; it saves and ends with 75."
 
@@ -80,14 +80,12 @@ def _set_aside_copies(store: Store | None, step: int, into: str, say: Callable[[
     there = [] if store is None else [name for each, name in store.steps().items() if each > step]
     for name in there:
         assert store is not None
-        try:
+        with saying(
+            after=f" Copies in {store.url} that are newer would be brought back by the next start, so nothing was "
+            "changed here. Give the same command again when the store answers; or leave the store out with --local "
+            "and start the run with checkpoint.copy_to=null."
+        ):
             store.move_folder(name, f"{into}/{name}")
-        except RunError as error:
-            raise StorageError(
-                f"{error} Copies in {store.url} that are newer would be brought back by the next start, so nothing was "
-                "changed here. Give the same command again when the store answers; or leave the store out with --local "
-                "and start the run with checkpoint.copy_to=null."
-            ) from None
         say(f"{name} is set aside in {store.url}/{into}")
 
 

@@ -12,7 +12,7 @@ import urllib.request
 import zipfile
 from pathlib import Path
 
-from modernbert_train.core.files import lock, publish
+from modernbert_train.core.files import lock, os_errors_as, publish
 from modernbert_train.errors import DataError
 
 URL = "https://public.ukp.informatik.tu-darmstadt.de/thakur/BEIR/datasets"
@@ -57,24 +57,22 @@ def beir_folder(name: str, home: str) -> Path:
 
 def _download(name: str, home: Path) -> None:
     url, aside = f"{URL}/{name}.zip", home / f".{name}.partial"
+    missing = f"{name}: BEIR's set is not in {home} and cannot be downloaded"
+    remedy = f"Where there is a network: curl -O {url} && unzip {name}.zip -d {home}. Or name a folder."
     try:
-        home.mkdir(parents=True, exist_ok=True)
-        with (home / f".{name}.lock").open("a") as file:
-            lock(file)  # other runs of a suite may ask for it too
-            if (home / name).exists():
-                return
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir()
-            print(f"downloading {url}", flush=True)
-            _fetch(url, aside / "set.zip", MD5[name])
-            with zipfile.ZipFile(aside / "set.zip") as packed:
-                packed.extractall(aside)
-            publish(aside / name, home / name)
-    except (OSError, zipfile.BadZipFile) as error:
-        raise DataError(
-            f"{name}: BEIR's set is not in {home} and cannot be downloaded ({getattr(error, 'reason', error)}). Where "
-            f"there is a network: curl -O {url} && unzip {name}.zip -d {home}. Or name a folder."
-        ) from None
+        with os_errors_as(DataError, missing, remedy, zipfile.BadZipFile):
+            home.mkdir(parents=True, exist_ok=True)
+            with (home / f".{name}.lock").open("a") as file:
+                lock(file)  # other runs of a suite may ask for it too
+                if (home / name).exists():
+                    return
+                shutil.rmtree(aside, ignore_errors=True)
+                aside.mkdir()
+                print(f"downloading {url}", flush=True)
+                _fetch(url, aside / "set.zip", MD5[name])
+                with zipfile.ZipFile(aside / "set.zip") as packed:
+                    packed.extractall(aside)
+                publish(aside / name, home / name)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

@@ -23,7 +23,7 @@ from modernbert_train.config.tools.suite import SubmitConfig
 from modernbert_train.core.files import os_errors_as, write_whole
 from modernbert_train.core.read_json import parse_json, read_json
 from modernbert_train.distributed.many import Job, last_words, run_all
-from modernbert_train.errors import RunError, StorageError
+from modernbert_train.errors import StorageError, exit_code_of
 from modernbert_train.evaluate.finetune.task import read_task
 from modernbert_train.evaluate.suite.cells import LOGS, Cell
 from modernbert_train.evaluate.suite.plan import Plan
@@ -132,12 +132,8 @@ def main() -> int:
     parser.add_argument("words", nargs="+")
     options = parser.parse_args()
     overrides = [word for word in options.words if "=" in word]
-    try:
-        predict(options.run, options.task, options.file, [w for w in options.words if w not in overrides], overrides)
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    rest = [word for word in options.words if word not in overrides]
+    return exit_code_of(lambda: predict(options.run, options.task, options.file, rest, overrides))
 
 
 if __name__ == "__main__":

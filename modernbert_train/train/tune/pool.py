@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +61,11 @@ class Pool:
         while len(self._alive) >= self.most:
             self._end(next(iter(self._alive)))
         process = self._alive[name] = self._launch(settings)
-        try:
+        with self._ended_by_failure(name):
             found = process.ask(START_SECONDS, do="start")
             if self._limit_bytes is not None and found["peak_bytes"] > self._limit_bytes:
                 taken, limit = found["peak_bytes"] / 1e9, self._limit_bytes / 1e9
                 raise Failure(f"it takes {taken:.1f} GB, and {limit:.1f} leave room for several ranks", full=True)
-        except Failure:
-            self._end(name)
-            raise
         self._seconds[name] = found["seconds"]
         self.first_seconds.setdefault(name, found["first_seconds"])
         return found
@@ -82,13 +80,18 @@ class Pool:
         if name not in self._alive:
             self.start(settings)
         process = self._alive[name]
-        try:
+        with self._ended_by_failure(name):
             limit = max(STEP_SECONDS, SLOWEST * number * self._seconds[name])
             rates: list[float] = process.ask(limit, do="steps", number=number)["tokens_per_second"]
+        return rates
+
+    @contextmanager
+    def _ended_by_failure(self, name: str) -> Iterator[None]:
+        try:
+            yield
         except Failure:
             self._end(name)
             raise
-        return rates
 
     def room_for(self, peak_bytes: float, free_bytes: float) -> None:
         """Hold as many processes of this size as half of the free memory takes; at least two, who take turns."""

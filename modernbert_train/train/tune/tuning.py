@@ -27,6 +27,14 @@ TODAY = "today's settings"
 _FEW_TURNS = 4  # in the last comparison, where each turn is a process of its own
 
 
+def _outcome(do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """For the journal: what was found, or why nothing was."""
+    try:
+        return do()
+    except Failure as failure:
+        return {"error": failure.text, "full": failure.full}
+
+
 @dataclass
 class Tuning:
     """A tune under way.
@@ -136,19 +144,14 @@ class Tuning:
         return visit
 
     def _steps(self, settings: Settings, steps: int) -> dict[str, Any]:
-        try:
-            return {
-                "rates": self.pool.steps(settings, steps),
-                "first_seconds": self.pool.first_seconds[label(settings)],
-            }
-        except Failure as failure:
-            return {"error": failure.text, "full": failure.full}
+        def take() -> dict[str, Any]:
+            rates = self.pool.steps(settings, steps)
+            return {"rates": rates, "first_seconds": self.pool.first_seconds[label(settings)]}
+
+        return _outcome(take)
 
     def _start(self, settings: Settings) -> dict[str, Any]:
-        try:
-            return dict(self.pool.start(settings))
-        except Failure as failure:
-            return {"error": failure.text, "full": failure.full}
+        return _outcome(lambda: dict(self.pool.start(settings)))
 
     def is_right(self, title: str, settings: Settings, now: Settings) -> bool:
         """Whether settings compute what the plain form does; a row for those that do not."""

@@ -42,7 +42,7 @@ _NORMS = {
     "attn.k_norm": "self_attn.k_norm",
 }
 
-today = llama.today
+today, TIED = llama.today, llama.TIED
 
 
 def theirs(name: str, config: GemmaConfig) -> tuple[str, ...]:

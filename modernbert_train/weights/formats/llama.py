@@ -63,6 +63,7 @@ _OUTSIDE = {
     "model.final_norm.weight": "model.norm.weight",
     "decoder.weight": "lm_head.weight",
 }
+TIED = {"lm_head.weight": "model.embed_tokens.weight"}  # stored in some files as well: Qwen3-0.6B's
 _BODY = ("embed_tokens.", "layers.", "norm.")  # of a file without the head, which lacks the prefix
 
 

@@ -109,14 +109,20 @@ def from_hf(
         return DataError(f"{where}: {what}. Name weights that fit the {described_by} there.")
 
     found: dict[str, Tensor] = {}
+    copies: Mapping[str, str] = getattr(hub, "TIED", {}) if config.tied else {}
     for name, tensor in stored.items():
         now = hub.today(name)
         if now is None:
             continue
+        now = copies.get(now, now)
         if not tensor.is_floating_point():
             raise mistake(f"{name} is of type {tensor.dtype}")
         if now in found and not torch.equal(found[now], tensor):  # stored a second time, it must be the same
-            copy = name if name != now else next(each for each in stored if each != now and hub.today(each) == now)
+            copy = (
+                name
+                if name != now
+                else next(each for each in stored if each != now and copies.get(each, hub.today(each)) == now)
+            )
             raise mistake(f"{copy} is not tied to {now}")
         found[now] = tensor
 

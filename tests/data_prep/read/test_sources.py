@@ -74,7 +74,7 @@ def test_folder_that_cannot_be_listed_is_an_error(tmp_path: Path, monkeypatch: p
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr("os.scandir", refuse)
-    with pytest.raises(DataError, match=r"Permission denied\. Make the folder readable"):
+    with pytest.raises(DataError, match=r"Permission denied\)\. Make the folder readable"):
         read(kind="text", path=str(tmp_path))
 
 

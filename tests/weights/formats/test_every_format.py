@@ -163,14 +163,6 @@ def test_old_files_are_read(config: ModelConfig, start: str, head: str) -> None:
     assert_equal(read_tensors(old, config), weights)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_weights_become_fp32(dtype: torch.dtype) -> None:
-    found = {name: tensor.to(dtype) for name, tensor in stored(ROBERTA, weights_of(ROBERTA)).items()}
-    weights = read_tensors(found, ROBERTA)
-    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
-    assert_equal(stored(ROBERTA, weights), {name: tensor.float() for name, tensor in found.items()})
-
-
 @pytest.mark.parametrize(
     ("config", "changes", "message"),
     [
