@@ -101,8 +101,8 @@ def layer_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool) -> 
     """Bytes per token that one layer keeps for its backward pass; c is 2 in bf16 and 4 in fp32.
 
     Attention: the residual 4D and its norm's statistics 8; the norm's output cD; q, k and v as projected 3cD, q and k
-    as rotated 2cD; the kernel's output cD and fp32 log-sum-exp 4N; dropout's mask D; in bf16 cosines and sines in fp32,
-    for q and for k, 12H. Feed-forward: the residual 4D and statistics 8; the norm's output cD; Wi's output 2cF, its GELU cF and the
+    as rotated 2cD; the kernel's output cD and fp32 log-sum-exp 4N; dropout's mask D; in bf16 cosines and sines in fp32
+    6H. Feed-forward: the residual 4D and statistics 8; the norm's output cD; Wi's output 2cF, its GELU cF and the
     product with the gate cF. Compiled, cosines and GELU are computed again, and the first residual from the second one
     of the layer before and what that one left to be added, which is kept in its place, cD. A residual in bf16 is 2D
     where it is compiled; otherwise its norm keeps a copy in fp32.
@@ -113,7 +113,7 @@ def layer_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool) -> 
     common = residual + 8 + c * 7 * width + 4 * model.num_heads + dropout + 8 + c * width
     if compute.compile:
         return common + c * width + c * 3 * hidden
-    return common + residual + c * 4 * hidden + (12 * model.head_size if bf16 else 0)
+    return common + residual + c * 4 * hidden + (6 * model.head_size if bf16 else 0)
 
 
 def _residual_bytes(model: ModernBertConfig, compute: ComputeConfig) -> int:
