@@ -114,7 +114,7 @@ def test_a_teacher_that_alone_is_beyond_the_card_is_refused_whatever_learns_from
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also by a BERT, whose own memory is not predicted; on ranks that share it each holds little."""
-    monkeypatch.setattr("modernbert_train.plan.teacher._read", lambda name: ModernBertConfig(num_layers=400))
+    monkeypatch.setattr("modernbert_train.plan.teacher._read", lambda name: ModernBertConfig(num_layers=2000))
     given = [str(ROOT / "yamls/recipes/distilbert.yaml"), "objective.kl_weight=0"]
     (said,) = too_large(on_gpu(read_run([*given]), SMALL, 8), SMALL, 8)
     assert re.fullmatch(
