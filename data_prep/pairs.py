@@ -26,9 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.program import finish
+from data_prep.read.tables import hub_rows
 from data_prep.write.workspace import workspace
 from modernbert_train.cli.parser import Parser
 from modernbert_train.config.contrastive import SCORE_UNIT
+from modernbert_train.config.tools.prepare import SourceConfig
 from modernbert_train.core.files import os_errors_as, values_as
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.text import plural
@@ -38,6 +40,7 @@ from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
 
 REPORT = "pairs_report.json"
+HUB = "hub:"  # before the name of a dataset of the hub
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _AT_ONCE = 1024  # examples that are tokenised together
 _SHARD_BYTES = 1 << 24
@@ -88,7 +91,7 @@ def make_parser() -> Parser:
         prog="modernbert-train prepare-pairs", description="Pairs of texts to shards for objective.name=contrastive."
     )
     parser.add_argument("out", help="folder to be made: train, validation and tokenizer in it")
-    parser.add_argument("files", nargs="+", help=".jsonl, .tsv, .csv or .parquet")
+    parser.add_argument("files", nargs="+", help=f".jsonl, .tsv, .csv or .parquet, or {HUB}NAME[:SUBSET[:SPLIT]]")
     parser.add_argument("--tokenizer", required=True, help="folder of the model's tokenizer")
     parser.add_argument("--query", default="query", help="column of the queries (query)")
     parser.add_argument("--positive", default="positive", help="column of the texts that answer them (positive)")
@@ -125,7 +128,7 @@ def prepare_pairs(asked: argparse.Namespace) -> str:
     require_own_files(tokenizer)
     vocabulary, counts = read_vocabulary(tokenizer), Counts()
     sides = 2 + (len(asked.negatives) if asked.most_negatives is None else asked.most_negatives)
-    rows = _kept((row for name in asked.files for row in _read(Path(name), asked)), sides - 2, counts)
+    rows = _kept((row for name in asked.files for row in _read(name, asked)), sides - 2, counts)
     with workspace(out) as folder:
         (folder / "tokenizer").mkdir()
         for name in _TOKENIZER_FILES:
@@ -146,8 +149,10 @@ def _require_arguments(asked: argparse.Namespace) -> None:
     if Path(asked.out).exists():
         raise ConfigError(f"{asked.out}: exists already. Give another folder, or remove it.")
     for name in asked.files:
-        if Path(name).suffix not in (*ENDS, ".parquet"):
-            raise ConfigError(f"{name}: of which kind is it? Name one of {', '.join((*ENDS, '.parquet'))}.")
+        if Path(name).suffix not in (*ENDS, ".parquet") and not name.startswith(HUB):
+            raise ConfigError(
+                f"{name}: of which kind is it? Name one of {', '.join((*ENDS, '.parquet'))}, or {HUB}NAME."
+            )
     columns = [asked.query, asked.positive, *asked.negatives]
     if len({*columns}) < len(columns):
         raise ConfigError(f"--query, --positive and --negatives name {', '.join(columns)}. Name each column once.")
@@ -167,13 +172,17 @@ def _require_arguments(asked: argparse.Namespace) -> None:
         raise ConfigError(f"--validation-share={asked.validation_share}: give 0 or more, and less than 1.")
 
 
-def _read(path: Path, asked: argparse.Namespace) -> Iterator[Row]:
-    """The rows of a file.
+def _read(name: str, asked: argparse.Namespace) -> Iterator[Row]:
+    """The rows of a file, or of a dataset of the hub.
 
     Raises:
         DataError: it cannot be read, or a row is damaged; names the place.
     """
-    columns = (asked.query, asked.positive)
+    columns, path = (asked.query, asked.positive), Path(name)
+    if name.startswith(HUB):
+        with values_as(DataError, name):
+            yield from _of_columns(_hub(name), columns, asked)
+        return
     with os_errors_as(DataError, f"{path}: cannot be read", "Name a file of pairs."), values_as(DataError, str(path)):
         if path.suffix == ".parquet":
             yield from _parquet(path, columns, asked)
@@ -220,21 +229,28 @@ def _is_range(low: float, high: float) -> bool:
     return low < high and high - low < math.inf
 
 
+def _hub(name: str) -> Iterator[dict[str, Any]]:
+    path, subset, split = [*name.removeprefix(HUB).split(":", 2), "", ""][:3]
+    return hub_rows("pairs", SourceConfig(kind="hub", path=path, subset=subset or None, split=split or None))
+
+
+def _of_columns(rows: Iterable[dict[str, Any]], columns: Sequence[str], asked: argparse.Namespace) -> Iterator[Row]:
+    others = (*asked.negatives, *asked.scores)
+    for number, row in enumerate(rows, start=1):
+        if missing := [column for column in (*columns, *others) if column not in row]:
+            raise ValueError(f"has no column {missing[0]}; it has {', '.join(row)}. Name others.")
+        texts = [[*_texts(row[column], f"row {number}"), ""][0] for column in columns]
+        yield _row(texts, [row[column] for column in others], f"row {number}", asked)
+
+
 def _parquet(path: Path, columns: Sequence[str], asked: argparse.Namespace) -> Iterator[Row]:
     import pyarrow.parquet
 
-    others = (*asked.negatives, *asked.scores)
-
+    wanted = {*columns, *asked.negatives, *asked.scores}
     with pyarrow.parquet.ParquetFile(path) as table:
-        names = table.schema_arrow.names
-        if missing := [name for name in (*columns, *others) if name not in names]:
-            raise ValueError(f"has no column {missing[0]}; it has {', '.join(names)}. Name others.")
-        number = 0
-        for batch in table.iter_batches(_AT_ONCE, columns=[*columns, *others], use_threads=False):
-            for row in batch.to_pylist():
-                number += 1
-                texts = [[*_texts(row[name], f"row {number}"), ""][0] for name in columns]
-                yield _row(texts, [row[name] for name in others], f"row {number}", asked)
+        own = [name for name in table.schema_arrow.names if name in wanted] or None  # none: the first row is refused
+        batches = table.iter_batches(_AT_ONCE, columns=own, use_threads=False)
+        yield from _of_columns((row for batch in batches for row in batch.to_pylist()), columns, asked)
 
 
 def _texts(value: Any, place: str) -> list[str]:

@@ -83,6 +83,12 @@ def read_hub(span: Span, source: SourceConfig) -> Iterator[Document | LeftOut]:
             yield take_text(f"{place}:{number}", row, source)
 
 
+def hub_rows(name: str, source: SourceConfig) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a hub dataset as they are; raises as `read_hub`."""
+    with _told(name, source):
+        yield from _hub_rows(source)
+
+
 def _hub_rows(source: SourceConfig) -> Any:
     import datasets
 

@@ -21,7 +21,7 @@ from tests.contrastive.conftest import ContrastiveRun, write_rows
 RANGE = ("--score-range", "-1", "1")
 
 
-def prepare(pairs: Path, out: Path, file: Path, *options: str) -> int:
+def prepare(pairs: Path, out: Path, file: Path | str, *options: str) -> int:
     return prepare_pairs([str(out), str(file), "--tokenizer", str(pairs / "tokenizer"), *options])
 
 
@@ -32,7 +32,7 @@ def documents(folder: Path) -> list[list[int]]:
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("end", ["jsonl", "parquet"])
+@pytest.mark.parametrize("end", ["jsonl", "parquet", "hub"])
 def test_a_row_becomes_one_document_with_hashes_of_its_texts(pairs: Path, tmp_path: Path, end: str) -> None:
     """With prefixes and cut queries; what nothing can be learnt from is left out, by reason."""
     rows: list[dict[str, Any]] = [
@@ -44,14 +44,19 @@ def test_a_row_becomes_one_document_with_hashes_of_its_texts(pairs: Path, tmp_pa
         {"query": " ", "positive": "tom", "negative": []},
         {"query": "tio", "positive": "deux", "negative": ["due"]},
     ]
+    file: Path | str
     if end == "jsonl":
         file = write_rows(tmp_path / "rows.jsonl", rows)
     else:
         import pyarrow
         import pyarrow.parquet
 
-        file = tmp_path / "rows.parquet"
+        file = tmp_path / "rows/rows.parquet"  # whose folder is a dataset to the library that reads the hub's
+        file.parent.mkdir()
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    if end == "hub":
+        assert prepare(pairs, tmp_path / "out", f"hub:{file.parent}", "--negatives", "other") == 65
+        file = f"hub:{file.parent}"
     options = ["--negatives", "negative", "--most-negatives", "2", "--validation-share", "0"]
     options += ["--query-prefix", "q: ", "--document-prefix", "d: ", "--query-max-tokens", "6"]
     assert prepare(pairs, tmp_path / "out", file, *options) == 0
