@@ -12,7 +12,8 @@ and CPU seconds of the training.
 
 --beside trains the same model on the same pairs here and by sentence-transformers' Trainer with
 CachedMultipleNegativesRankingLoss, batches of as many pairs, one thread each, in turns. What starting costs is left
-out: a run of few steps is taken off one of many.
+out: a run of few steps is taken off one of many. Then both train masked models of three seeds, by AdamW, and SciFact
+judges what comes out.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import argparse
 import json
 import math
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -34,7 +36,7 @@ from modernbert_train.core.text import markdown_table
 from modernbert_train.data.tables import read_rows
 
 SEEDS, TOKENS, VOCABULARY = (1, 2, 3), 240_000, 4096
-TURNS, STEPS = 2, (4, 44)
+TURNS, STEPS, LR = 2, (4, 44), 1e-3
 MODEL: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 128, "num_layers": 2, "num_heads": 2, "intermediate_size": 192,
     "global_attn_every_n_layers": 1, "init_std": 0.05,
@@ -137,8 +139,8 @@ def beside(out: Path) -> None:
             if not (out / "runs/beside-0-4/hf").exists():
                 command("export", str(out / "runs" / name))
             batch, began = round(statistics.fmean(trained)), time.perf_counter()
-            words = (str(out), str(batch), str(len(trained)))
-            cpu = command("--theirs", *words, module="benchmarks.students")
+            cpu = command("--theirs", str(out / "runs/beside-0-4"), str(out / "theirs"), str(batch), str(len(trained)),
+                          "1", module="benchmarks.students")  # fmt: skip
             spent.setdefault("sentence-transformers", []).append(
                 (time.perf_counter() - began, cpu, batch * len(trained))
             )
@@ -152,8 +154,42 @@ def beside(out: Path) -> None:
     print("here over there:", "; ".join(", ".join(f"{ratio:.2f}" for ratio in some) for some in ratios))
 
 
-def theirs(out: Path, batch: int, steps: int) -> None:
-    """So many steps of sentence-transformers' Trainer."""
+def judged(out: Path) -> None:
+    """Print SciFact's nDCG@10 of both, each from the same masked models."""
+    shape = {"row_tokens": 512, "batch_rows": 8, "microbatch_tokens": 2048, "tokens": STEPS[1] * 4096}
+    schedule = {"warmup_tokens": 4 * 4096, "decay_tokens": (STEPS[1] - 4) * 4096}
+    for seed in SEEDS:
+        start, here = out / f"runs/start-{seed}", f"here-{seed}"
+        if not (start / "hf").exists():
+            train(start.name, {"phases": {"masked": phase(TOKENS // 2)}}, seed, out)
+            command("export", str(start))
+        train(here, {
+            "objective": {"name": "contrastive"},
+            "phases": {"pairs": {**shape, "schedule": schedule}},
+            "data": {"streams": {"pairs": {"path": str(out / "pairs/train")}}, "validation": None},
+            "weights": {"init_from": str(start)},
+            "optim": {"name": "adamw", "lr": LR, "betas": [0.9, 0.999], "weight_decay": 0.0},
+        }, seed, out)  # fmt: skip
+        lines = (out / "runs" / here / "metrics.jsonl").read_text().splitlines()
+        trained = [line["predicted"] for line in map(json.loads, lines) if line["kind"] == "step"]
+        batch = round(statistics.fmean(trained))
+        command("--theirs", str(start), str(out / f"runs/theirs-{seed}"), str(batch), str(len(trained)), str(seed),
+                module="benchmarks.students")  # fmt: skip
+    arms = ("start", "here", "theirs")
+    models = [str(out / "runs" / f"{arm}-{seed}") for arm in arms for seed in SEEDS]
+    suite = json.loads((out / "suite.yaml").read_text(encoding="utf-8"))
+    write_whole(out / "scifact.yaml", json.dumps(suite | {"tasks": {"scifact": suite["tasks"]["scifact"]}}))
+    command("evaluate", *models, "--suite", str(out / "scifact.yaml"), "--out", str(out / "judged-beside"))
+    found = json.loads((out / "judged-beside/table.json").read_text(encoding="utf-8"))["rows"]
+    rows = []
+    for arm in arms:
+        own = [row["cells"][0]["seeds"] for row in found if Path(row["source"]).name.partition("-")[0] == arm]
+        rows.append([arm, _mean([100 * next(iter(each.values())) for each in own])])
+    print(markdown_table(["", "scifact"], rows))
+
+
+def theirs(start: Path, target: Path, batch: int, steps: int, seed: int) -> None:
+    """So many steps of sentence-transformers' Trainer, from the export of a run."""
     import torch
     from datasets import Dataset
     from sentence_transformers import (
@@ -162,17 +198,23 @@ def theirs(out: Path, batch: int, steps: int) -> None:
         SentenceTransformerTrainingArguments,
     )
     from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
+    from transformers import AutoModelForMaskedLM
 
     torch.set_num_threads(1)
-    model = SentenceTransformer(str(out / "runs" / "beside-0-4" / "hf"), device="cpu")
+    model = SentenceTransformer(str(start / "hf"), device="cpu")
     model.max_seq_length = 62
-    rows = [json.loads(line) for line in (out / "pairs.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (start.parent.parent / "pairs.jsonl").read_text().splitlines()]
     options = SentenceTransformerTrainingArguments(
-        str(out / "theirs"), per_device_train_batch_size=batch, max_steps=steps, learning_rate=3e-3, use_cpu=True,
-        save_strategy="no", report_to=[], disable_tqdm=True, dataloader_num_workers=0, dataloader_drop_last=True,
+        str(target), per_device_train_batch_size=batch, max_steps=steps, learning_rate=LR, use_cpu=True, seed=seed,
+        warmup_steps=4, save_strategy="no", report_to=[], disable_tqdm=True, dataloader_num_workers=0,
+        dataloader_drop_last=True,
     )  # fmt: skip
     loss = CachedMultipleNegativesRankingLoss(model, mini_batch_size=batch // 2)
     SentenceTransformerTrainer(model=model, args=options, train_dataset=Dataset.from_list(rows), loss=loss).train()
+    masked = AutoModelForMaskedLM.from_pretrained(start / "hf")  # `evaluate` reads models whole
+    masked.base_model.load_state_dict(model[0].auto_model.state_dict())
+    shutil.copytree(start / "hf", target, dirs_exist_ok=True)
+    masked.save_pretrained(target)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -180,17 +222,19 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=Path, help="folder of labelled texts")
     parser.add_argument("--out", type=Path, default=Path("runs/students"), help="where everything stays")
-    parser.add_argument("--beside", action="store_true", help="speed alone, beside sentence-transformers")
-    parser.add_argument("--theirs", nargs=3, metavar=("OUT", "BATCH", "STEPS"), help=argparse.SUPPRESS)
+    parser.add_argument("--beside", action="store_true", help="pairs alone, beside sentence-transformers")
+    parser.add_argument("--theirs", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     if options.theirs:
-        theirs(Path(options.theirs[0]), *map(int, options.theirs[1:]))
+        start, target, *numbers = options.theirs
+        theirs(Path(start), Path(target), *map(int, numbers))
         return
     out: Path = options.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     prepare(options.tasks, out)
     if options.beside:
         beside(out)
+        judged(out)
         return
     record = out / "seconds.json"
     seconds: dict[str, float] = json.loads(record.read_text()) if record.exists() else {}

@@ -126,7 +126,7 @@ def test_the_first_ten_minutes(home: Path) -> None:
 
 
 @pytest.mark.runs
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "page",
     [
