@@ -212,7 +212,8 @@ def theirs(start: Path, target: Path, batch: int, steps: int, seed: int) -> None
     loss = CachedMultipleNegativesRankingLoss(model, mini_batch_size=batch // 2)
     SentenceTransformerTrainer(model=model, args=options, train_dataset=Dataset.from_list(rows), loss=loss).train()
     masked = AutoModelForMaskedLM.from_pretrained(start / "hf")  # `evaluate` reads models whole
-    masked.base_model.load_state_dict(model[0].auto_model.state_dict())
+    trained: Any = model[0]
+    masked.base_model.load_state_dict(trained.auto_model.state_dict())
     shutil.copytree(start / "hf", target, dirs_exist_ok=True)
     masked.save_pretrained(target)
 
