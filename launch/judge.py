@@ -156,7 +156,12 @@ def how_it_ended(code: int | None) -> str:
 
 
 def _exit_code(pid: int) -> int | None:
-    """Of a child that has ended, left there for whoever waits for it; None if it runs, or has been waited for."""
+    """Of a child that has ended, left there for whoever waits for it; None if it runs, or has been waited for.
+
+    A rank has no process, 0, until it has said which; the system would refuse to look for that.
+    """
+    if pid == 0:
+        return None
     try:
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -133,3 +133,8 @@ def test_how_the_ranks_ended_is_told_when_they_never_came(machine: Machine) -> N
     judge.tell(78, f"rank 4 on {HERE} ended first, with exit code 78; its error is above", blames=False)
     entry = machine.told()
     assert entry is not None and entry["rank"] is None and entry["code"] == 78 and entry["text"].startswith("rank 4")
+
+
+def test_a_rank_that_has_not_said_its_process_is_not_looked_for() -> None:
+    """The judge of a slow start would end with EINVAL in its traceback, and tell of no rank that is lost later."""
+    assert launch.judge._exit_code(0) is None
