@@ -1,4 +1,4 @@
-"""What each choice of weights.shrink_from costs, before any training: the held-out loss of the model with it alone."""
+"""The cost of each choice of weights.shrink_from before any training: the held-out loss of the model with it alone."""
 
 from __future__ import annotations
 

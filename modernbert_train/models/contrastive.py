@@ -217,10 +217,14 @@ def rows_of(batch: Batch, settings: ContrastiveConfig) -> Tensor:
 
 
 def _lengths(batch: Batch, settings: ContrastiveConfig) -> Tensor:
-    """How many vectors each text has: one, or one for each of its tokens, [CLS] and [SEP] included."""
+    """How many vectors each text has: one, or one for each of its tokens."""
+    lengths_N = text_lengths(batch)
+    return lengths_N if settings.is_late else torch.ones_like(lengths_N)
+
+
+def text_lengths(batch: Batch) -> Tensor:
+    """Tokens of each text of a microbatch, [CLS] and [SEP] included; int64, where the batch is."""
     firsts_N = batch.targets[FIRSTS][batch.targets[ROLES] >= 0].long()
-    if not settings.is_late:
-        return torch.ones_like(firsts_N)
     boundaries_S = batch.packed.cu_seqlens_S.long()
     return boundaries_S[torch.searchsorted(boundaries_S, firsts_N, right=True)] - firsts_N
 

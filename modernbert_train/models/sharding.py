@@ -1,4 +1,4 @@
-"""What is sharded together, and whole tensors for what may be: every rank takes its own share, and nothing is sent."""
+"""Units that FSDP2 gathers, and whole tensors for sharded parameters: each rank takes its share, nothing is sent."""
 
 from __future__ import annotations
 

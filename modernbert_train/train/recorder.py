@@ -8,15 +8,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from modernbert_train.batch import Batch
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.distributed.group import num_ranks
 from modernbert_train.errors import StorageError
-from modernbert_train.models.contrastive import FIRSTS, ROLES
+from modernbert_train.models.contrastive import text_lengths
 from modernbert_train.report.async_scalar import Reading
 from modernbert_train.report.progress import Progress
 from modernbert_train.report.record import Record
@@ -88,9 +86,8 @@ class Recorder:
         self.warn_of_long_step(seconds)
         update_norm: Tensor | None = getattr(optimizer, "last_update_norm", None)
         counts = count_terms(batch.microbatches, plan.objective.terms)
-        texts = (
-            [each for part in batch.microbatches for each in text_lengths(part)] if plan.objective.compares else None
-        )
+        pairs = batch.microbatches if plan.objective.compares else []
+        texts = [length for part in pairs for length in text_lengths(part).tolist()] or None
         entry: dict[str, Any] = {
             "kind": "step",
             "step": number,
@@ -134,13 +131,6 @@ class Recorder:
             f"warning: distributed.timeout_seconds={self._timeout:g}, and a step has taken {seconds:.1f} s: one "
             f"that takes longer counts as a hang, and ends the run. Set it to {60 * math.ceil(seconds / 3):g}."
         )
-
-
-def text_lengths(batch: Batch) -> list[int]:
-    """Tokens of each text of a microbatch of pairs, special ones included."""
-    boundaries_S, firsts_N = batch.packed.cu_seqlens_S, batch.targets[FIRSTS][batch.targets[ROLES] >= 0]
-    found: list[int] = (boundaries_S[torch.searchsorted(boundaries_S, firsts_N, right=True)] - firsts_N).tolist()
-    return found
 
 
 def _terms(numbers: StepNumbers) -> dict[str, float]:

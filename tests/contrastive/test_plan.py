@@ -23,7 +23,7 @@ from modernbert_train.config.schema import ContrastiveConfig
 from modernbert_train.data.dataset_card import read_card
 from modernbert_train.errors import DataError
 from modernbert_train.models.build import build_model
-from modernbert_train.models.contrastive import FIRSTS, GRADIENT, HIGH, LOSS, LOW, ROLES, SCALE_GRADIENT
+from modernbert_train.models.contrastive import FIRSTS, GRADIENT, HIGH, LOSS, LOW, ROLES, SCALE_GRADIENT, text_lengths
 from modernbert_train.models.init import initialize
 from modernbert_train.plan.advice import configured_memory
 from modernbert_train.plan.census import census
@@ -34,7 +34,6 @@ from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.report.throughput import training_flops
 from modernbert_train.train.first_pass import first_pass
 from modernbert_train.train.gradients import gradients
-from modernbert_train.train.recorder import text_lengths
 from tests.contrastive.conftest import MODEL, ContrastiveRun
 from tests.contrastive.test_parity import CPU, batch_of
 from tests.plan.batches import make_batch
@@ -54,7 +53,7 @@ def test_the_flops_of_a_step_are_those_that_torch_counts(contrastive_run: Contra
     with FlopCounterMode(display=False) as counted, sdpa_kernel(SDPBackend.MATH):
         gradients(model.train(), batch, CPU, 1, 0)
     parts, cosines = batch.microbatches, 3 * 2 * 40 * 80 * config.model.hidden_size
-    lengths = [each for part in parts for each in text_lengths(part)]
+    lengths = [each for part in parts for each in text_lengths(part).tolist()]
     assert len(lengths) == 3 * 40 and sum(lengths) == sum(part.num_tokens for part in parts)
     computed = [each for part in parts for each in part.packed.cu_seqlens_S.diff().tolist() if each]  # with the tails
 
