@@ -662,9 +662,9 @@ FAULTS = (
     ),
     Fault(
         "neobert-pairs",
-        "modernbert_train/models/neobert.py",
-        "qk_T2NH.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)",
-        "qk_T2NH.unflatten(-1, (2, -1)).flatten(-2)",
+        "modernbert_train/models/layers.py",
+        "part.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)",
+        "part.unflatten(-1, (2, -1)).flatten(-2)",
         "a NeoBERT: positions turn the two halves of a head and not its neighbouring numbers",
         ("tests/models/test_neobert.py",),
     ),

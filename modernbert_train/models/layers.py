@@ -59,6 +59,32 @@ def rotate(x_TANH: Tensor, cos_TE: Tensor, sin_T2E: Tensor) -> Tensor:
     return turned_TAN2E.flatten(-2).to(x_TANH.dtype)
 
 
+def rotated(
+    qkv_T3NH: Tensor, cos_TE: Tensor, sin_T2E: Tensor, *, neighbours: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q and k turned by `rotate`, and v as it is.
+
+    Compiled, q and k are turned apart, which is one kernel all the same, and each gradient is written into its third;
+    of both together the gradients would be joined in a copy first. Eager, one call for both launches less.
+
+    Args:
+        qkv_T3NH: of one projection.
+        cos_TE, sin_T2E: see `rotary_tables`.
+        neighbours: the pairs of a head are (2e, 2e + 1); they are brought apart, as `rotate` has them. A score is the
+            same in any order of a head's numbers.
+    """
+    if torch.compiler.is_compiling():
+        *singles, v_TNH = qkv_T3NH.unbind(1)
+        parts = [x_TNH.unsqueeze(1) for x_TNH in singles]
+    else:
+        qk_T2NH, v_T1NH = qkv_T3NH.split((2, 1), dim=1)
+        parts, v_TNH = [qk_T2NH], v_T1NH.squeeze(1)
+    if neighbours:
+        parts = [part.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for part in parts]
+    q_TNH, k_TNH = (x_TNH for part in parts for x_TNH in rotate(part, cos_TE, sin_T2E).unbind(1))
+    return q_TNH, k_TNH, v_TNH
+
+
 def layer_norm(config: ModernBertConfig) -> nn.LayerNorm:
     """ModernBERT's norm: LayerNorm without a bias."""
     return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=False)
@@ -78,13 +104,7 @@ class Attention(nn.Module):
         self.out_drop = nn.Dropout(config.attention_out_dropout)
 
     def forward(self, x_TD: Tensor, rotary: tuple[Tensor, Tensor], kernel: Kernel, layout: Any) -> Tensor:
-        qkv_T3NH = self.Wqkv(x_TD).unflatten(-1, self.split)
-        if torch.compiler.is_compiling():  # one kernel all the same, and each gradient is written into its third
-            *qk, v_TNH = qkv_T3NH.unbind(1)
-            q_TNH, k_TNH = (rotate(x_TNH.unsqueeze(1), *rotary).squeeze(1) for x_TNH in qk)
-        else:
-            qk_T2NH, v_T1NH = qkv_T3NH.split((2, 1), dim=1)
-            (q_TNH, k_TNH), v_TNH = rotate(qk_T2NH, *rotary).unbind(1), v_T1NH.squeeze(1)
+        q_TNH, k_TNH, v_TNH = rotated(self.Wqkv(x_TD).unflatten(-1, self.split), *rotary)
         out_TNH = kernel.attend(q_TNH, k_TNH, v_TNH, layout, self.window)
         return self.out_drop(self.Wo(out_TNH.flatten(1)))
 

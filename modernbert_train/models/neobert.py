@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from modernbert_train.config.schema import NeoBertConfig
 from modernbert_train.models.attention import Kernel
 from modernbert_train.models.casts import Linear
-from modernbert_train.models.layers import rotary_tables, rotate
+from modernbert_train.models.layers import rotary_tables, rotated
 from modernbert_train.models.llama import Layer, Llama
 
 THETA = 10_000.0  # base of the rotary positions; config.json cannot say another
@@ -34,11 +34,8 @@ class Attention(nn.Module):
 
     def forward(self, x_TD: Tensor, rotary: tuple[Tensor, Tensor], kernel: Kernel, layout: Any) -> Tensor:
         qkv_T3NH = self.Wqkv(x_TD).unflatten(-1, self.split).transpose(1, 2)
-        qk_T2NH, v_T1NH = qkv_T3NH.split((2, 1), dim=1)
-        # a score is the same in any order of a head's numbers: pairs are brought apart, as `rotate` has them
-        qk_T2NH = qk_T2NH.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
-        q_TNH, k_TNH = rotate(qk_T2NH, *rotary).unbind(1)
-        return self.Wo(kernel.attend(q_TNH, k_TNH, v_T1NH.squeeze(1), layout, False).flatten(1))
+        q_TNH, k_TNH, v_TNH = rotated(qkv_T3NH, *rotary, neighbours=True)
+        return self.Wo(kernel.attend(q_TNH, k_TNH, v_TNH, layout, False).flatten(1))
 
 
 class NeoBert(Llama):
