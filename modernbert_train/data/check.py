@@ -107,8 +107,6 @@ def require_pairs(config: RunConfig, folder: FolderFacts, objective: str) -> Non
             "`python -m modernbert_train prepare-pairs` writes shards that are; with data.streams, give this one a "
             "proportion of 0 in that phase."
         )
-    if card.scored is None:
-        raise DataError(f"{name}: an earlier version wrote these pairs, without room for scores. Prepare them again.")
     weighed = any(getattr(now.objective, "score_weight", 0) for now in config.in_phase.values())
     if weighed and not card.scored and folder.key != "data.validation":
         raise DataError(

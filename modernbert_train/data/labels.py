@@ -76,4 +76,7 @@ def read_labels(folder: Path, card: DatasetCard, lengths: NDArray[Any]) -> Docum
     path = folder / LABELS
     remedy = "Restore it from a copy, or write it again."
     with os_errors_as(DataError, f"{path}: cannot be read", remedy, ValueError):
-        return DocumentLabels(load_array(path, remedy), lengths)
+        values = load_array(path, remedy)
+        if card.sides is not None and card.scored is None:  # an earlier version wrote pairs' hashes without scores
+            values = np.stack((values, np.zeros_like(values)), axis=2).reshape(len(values), -1)
+        return DocumentLabels(values, lengths)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from data_prep.pairs import main as prepare_pairs
 from data_prep.pairs import text_hash
 from modernbert_train.__main__ import main
 from modernbert_train.config.contrastive import SCORE_UNIT
-from modernbert_train.data.dataset_card import read_card
+from modernbert_train.data.dataset_card import CARD, file_sha256, read_card
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.vocabulary import read_vocabulary
 from tests.contrastive.conftest import ContrastiveRun, write_rows
+from tests.contrastive.test_train import metrics
 
 RANGE = ("--score-range", "-1", "1")
 
@@ -147,3 +149,23 @@ def test_what_cannot_be_compared_is_refused_before_training(
         != 0
     )
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.runs
+def test_shards_that_an_earlier_version_wrote_train_as_before(
+    pairs: Path, contrastive_run: ContrastiveRun, tmp_path: Path
+) -> None:
+    """Their labels are hashes alone, and their card says nothing of scores and of single texts."""
+    before = shutil.copytree(pairs / "shards", tmp_path / "before")
+    for split in ("train", "validation"):
+        np.save(before / split / "labels.npy", np.ascontiguousarray(np.load(before / split / "labels.npy")[:, ::2]))
+        card = json.loads((before / split / CARD).read_text())
+        del card["scored"], card["text_lengths"]
+        card["labels_sha256"] = file_sha256(before / split / "labels.npy")
+        (before / split / CARD).write_text(json.dumps(card))
+    short = ("phases.main.tokens=6000", f"data.tokenizer={before}/tokenizer")
+    assert main(["train", *contrastive_run("name=now", *short)]) == 0
+    old = (f"data.train={before}/train", f"data.validation={before}/validation")
+    assert main(["train", *contrastive_run("name=before", *short, *old)]) == 0
+    one, other = (metrics(tmp_path / "runs" / name, "step") for name in ("now", "before"))
+    assert [step["loss"] for step in one] == [step["loss"] for step in other] and len(one) > 2
