@@ -76,9 +76,11 @@ def test_a_teacher_teaches_as_on_the_cpu(tiny_run: TinyRun, tmp_path: Path) -> N
     assert {"loss/mlm", "loss/kl", "loss/cosine", "loss/mse", "loss/pooled"} <= {*found[-1]}
 
 
-def test_pairs_are_told_apart_as_on_the_cpu(contrastive_run: ContrastiveRun, tmp_path: Path) -> None:
+@pytest.mark.parametrize("late", [False, True], ids=["one vector", "a vector for each token"])
+def test_pairs_are_told_apart_as_on_the_cpu(contrastive_run: ContrastiveRun, tmp_path: Path, late: bool) -> None:
     """Two passes over a batch of several microbatches, whose negatives are those of the whole batch."""
     short = ["phases.main.tokens=8000", "data.validation=null"]
+    short += ["objective.pooling=late", "objective.token_vectors=16"] if late else []
     assert main(["train", *contrastive_run(*on_host(*short))]) == 0
     assert main(["train", *contrastive_run(*on_device(*short))]) == 0
     assert_alike(tmp_path / "runs", 3)
