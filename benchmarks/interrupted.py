@@ -37,14 +37,14 @@ def environments() -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def ranks_of(launcher: int) -> dict[int, int]:
-    """Rank -> process id, of those that a launcher has started; itself where it trains alone."""
+    """Rank -> process id, of those that a launcher has started; itself where it trains alone, with its own helpers."""
     ranks = {}
     for pid, environment in environments():
         try:
             parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-        if parent == launcher and "RANK" in environment:
+        if parent == launcher and "RANK" in environment and environment.get("WORLD_SIZE") != "1":
             ranks[int(environment["RANK"])] = pid
     return ranks or {0: launcher}
 

@@ -35,7 +35,9 @@ SHORT = ["phases.long=null", "phases.short={tokens: 2400, batch_warmup: null}", 
 
 
 def on_host(*words: str) -> list[str]:
-    return [*words, "name=host", "compute.device=cpu", "compute.precision=fp32", "data.num_workers=0"]
+    # two threads: with as many as cores, tests side by side wait for each other's
+    threads = "compute.threads=2"
+    return [*words, "name=host", "compute.device=cpu", "compute.precision=fp32", "data.num_workers=0", threads]
 
 
 def on_device(*words: str) -> list[str]:
