@@ -4,7 +4,7 @@ Every product of the step is counted, forward and both gradients, at the slower 
 that grows with the inner dimension, and its bytes. Attention counts the tiles that its kernels compute, see tiles.py;
 elementwise work, loss, casts of weights and launches are counted operation by operation (tests/cuda_build). Shares are
 those of single kernels on H100, from their sources below; other GPUs are taken to reach the same. On an H200 base took
-1.16 times the sum (benchmarks/RESULTS.md).
+1.02 times the sum and large 1.05 times (benchmarks/RESULTS.md).
 
 Programs are slower than the sum of their kernels. `PUBLISHED` fits eight runs of ModernBERT's program, from 17 M to 1 B
 parameters, within 13 %, and within 18 % where the run itself is left out: `python -m benchmarks.published`; a test
