@@ -172,6 +172,13 @@ def encode_documents(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
 
+def encode_with_offsets(tokenizer: Tokenizer, texts: list[str]) -> list[tuple[list[int], NDArray[np.int64]]]:
+    """Token ids as `encode_documents`, and [T, 2] the characters of the text at which each token begins and ends."""
+    tokenizer.encode_special_tokens = True
+    encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
+    return [(each.ids, np.array(each.offsets, np.int64).reshape(-1, 2)) for each in encodings]
+
+
 def require_unspoken(tokenizer: Tokenizer, token_counts: NDArray[np.int64]) -> None:
     """Refuse a tokenizer that makes special tokens out of text.
 

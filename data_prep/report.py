@@ -37,8 +37,8 @@ Fingerprint = dict[str, Any]
 def fingerprint(config: PrepareConfig) -> Fingerprint:
     """The spec without what does not change the dataset, and a digest of the files it reads.
 
-    `encoding`, `decontaminate`, fields, `delimiter` and `streams` are left out where they are the default: datasets
-    that were made before there were these keys stay what they are.
+    `encoding`, `decontaminate`, fields, `delimiter`, `words_field` and `streams` are left out where they are the
+    default: datasets that were made before there were these keys stay what they are.
 
     Of a hub dataset that is not on this disk only the name is known.
 
@@ -51,7 +51,7 @@ def fingerprint(config: PrepareConfig) -> Fingerprint:
         if each["encoding"] == UTF_8:
             del each["encoding"]
         del each["max_left_out"]
-        for key in ("fields", "fixed_fields", "delimiter"):
+        for key in ("fields", "fixed_fields", "delimiter", "words_field"):
             if not each[key]:
                 del each[key]
     if config.streams.field is None:

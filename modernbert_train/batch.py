@@ -37,6 +37,7 @@ class PackedText:
         keys_Q: uint64 key of each sequence, of its document and place in it.
         boundaries: of the sequences and of what pads the rows, from 0 to T.
         labels: of documents that have some: of each sequence [Q, L], or of each token of text, end to end; None: none.
+        inside_words_T: whether a token continues a word of a segmenter's; None where the objective does not read that.
     """
 
     ids_T: NDArray[np.int64]
@@ -45,6 +46,7 @@ class PackedText:
     keys_Q: Keys
     boundaries: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     labels: NDArray[Any] | None = None
+    inside_words_T: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.read.items import LeftOut
-from modernbert_train.config.tools.prepare import LANGUAGE_FILTER, FilterConfig
+from modernbert_train.config.tools.prepare import ALTERING_FILTERS, LANGUAGE_FILTER, FilterConfig
 from modernbert_train.core.files import os_errors_as
 from modernbert_train.errors import ConfigError
-
-_ALTERING = ("C4QualityFilter",)  # returns other text than it was given
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ def make_screen(filters: dict[str, FilterConfig]) -> Screen:
         ConfigError: an argument is unknown or wrong, a model file or a package is missing.
     """
     blocks = {name: _make(name, each) for name, each in filters.items()}
-    return Screen(blocks, tuple(name for name, each in filters.items() if each.filter in _ALTERING))
+    return Screen(blocks, tuple(name for name, each in filters.items() if each.filter in ALTERING_FILTERS))
 
 
 def _make(name: str, config: FilterConfig) -> Any:

@@ -87,6 +87,8 @@ def _screened(counts: SourceTally) -> int:
 def _advice(reason: str, name: str, source: SourceConfig) -> str:
     if reason == "no_text" and "text_field" in FIELDS[source.kind]:
         return f"Set sources.{name}.text_field to the one that holds the text."
+    if reason in ("no_words", "other_words"):
+        return f"Set sources.{name}.words_field to the one with the words of this very text, or segment it again."
     if reason == "not_json":
         return f"Correct sources.{name}.kind, if these are no lines of JSON."
     if reason == "too_long":

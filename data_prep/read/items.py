@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.read.encodings import AUTO, UTF_8, codec_of, family, guess, is_ascii_based, is_surely_utf_8
+from data_prep.read.words import Words, differs, words_of
 from modernbert_train.config.tools.prepare import SourceConfig
 from modernbert_train.core.text import shorten
 
@@ -26,12 +27,14 @@ class Document:
         text: as it stands in the file.
         altered: what was changed on reading, in a word that the report counts; None if nothing was.
         fields: those of its source's fields that it has, as they stand there; see clean/fields.py.
+        words: what a segmenter made of the text, where its source names them; see words.py.
     """
 
     id: str
     text: str
     altered: str | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
+    words: Words | None = None
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,14 @@ def take_text(id: str, row: dict[str, Any], source: SourceConfig, altered: str |
         return LeftOut(id, "no_text", f"no field {text_field!r} among {names}")
     if not isinstance(text, str):
         return LeftOut(id, "no_text", f"field {text_field!r} is {'null' if text is None else type(text).__name__}")
-    return Document(id, text, altered, take_fields(row, source))
+    if source.words_field is None:
+        return Document(id, text, altered, take_fields(row, source))
+    words = words_of(_value(row, source.words_field))
+    if words is None:
+        return LeftOut(id, "no_words", f"field {source.words_field!r} holds neither a list of words nor a text")
+    if (other := differs(words, text)) is not None:
+        return LeftOut(id, "other_words", f"field {source.words_field!r} does not spell the text: {other}")
+    return Document(id, text, altered, take_fields(row, source), words)
 
 
 def text_field_of(source: SourceConfig) -> str:

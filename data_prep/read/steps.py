@@ -20,12 +20,14 @@ from data_prep.clean.documents import Kept, SourceTally, Tally, examine, splits_
 from data_prep.clean.filters import make_screen
 from data_prep.read.items import Document, LeftOut
 from data_prep.read.sources import read_span
+from data_prep.read.words import Words
 from data_prep.tasks.work import Work
 from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.errors import DataError
 
 _LEFT_OUT = 255  # code of an item that is not written; others are positions in `splits_of`
-SOURCE, SPLIT, RANK, FIELDS = "source", "split", "rank", "fields"  # keys of a pipeline document's metadata
+# keys of a pipeline document's metadata
+SOURCE, SPLIT, RANK, FIELDS, WORDS = "source", "split", "rank", "fields", "words"
 
 
 class Step(PipelineStep):
@@ -118,7 +120,7 @@ class Replay(_Reader):
                 continue
             if isinstance(item, Document):
                 text, fields = screen.again(item.id, item.text), values_of(item, self._config)
-                yield _for_pipeline(source, item.id, text, splits[code], rank, fields)
+                yield _for_pipeline(source, item.id, text, splits[code], rank, fields, item.words)
             else:
                 changed += 1
         if changed or read != len(codes):
@@ -145,6 +147,13 @@ def _uncontaminated(id: str, kept: Kept, evaluations: Evaluations) -> Kept | Lef
 
 
 def _for_pipeline(
-    source: str, id: str, text: str, split: str, rank: int, fields: Mapping[str, str | None]
+    source: str,
+    id: str,
+    text: str,
+    split: str,
+    rank: int,
+    fields: Mapping[str, str | None],
+    words: Words | None = None,
 ) -> PipelineDocument:
-    return PipelineDocument(text=text, id=id, metadata={SOURCE: source, SPLIT: split, RANK: rank, FIELDS: fields})
+    about = {SOURCE: source, SPLIT: split, RANK: rank, FIELDS: fields, WORDS: words}
+    return PipelineDocument(text=text, id=id, metadata=about)

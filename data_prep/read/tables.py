@@ -42,7 +42,8 @@ def read_parquet(span: Span, source: SourceConfig, max_characters: int) -> Itera
 
     with pyarrow.parquet.ParquetFile(span.path, buffer_size=_BUFFER_BYTES, pre_buffer=False) as table:
         names = table.schema_arrow.names
-        columns = [c for c in (text_field_of(source), *source.fields.values()) if {c, c.split(".")[0]} & set(names)]
+        wanted = (text_field_of(source), *source.fields.values(), *filter(None, [source.words_field]))
+        columns = [c for c in wanted if {c, c.split(".")[0]} & set(names)]
         if columns[:1] != [text_field_of(source)]:
             yield no_text(f"{span.path}: all rows", source, names)
             return

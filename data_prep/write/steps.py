@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from datatrove.data import Document, DocumentsPipeline
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from data_prep.clean.documents import Tally
 from data_prep.clean.duplicates import Excluded
-from data_prep.make_tokenizer import TOKENIZER_FILE, encode_documents, num_entries, require_unspoken
+from data_prep.make_tokenizer import (
+    TOKENIZER_FILE,
+    encode_documents,
+    encode_with_offsets,
+    num_entries,
+    require_unspoken,
+)
 from data_prep.read.items import LeftOut
-from data_prep.read.steps import FIELDS, SOURCE, SPLIT, Step
+from data_prep.read.steps import FIELDS, SOURCE, SPLIT, WORDS, Step
+from data_prep.read.words import inside_words
 from data_prep.tasks.work import Work
-from modernbert_train.config.tools.prepare import PrepareConfig
+from modernbert_train.config.tools.prepare import PrepareConfig, has_words
 from modernbert_train.core.tokenizer_threads import tokenizer_threads
 from modernbert_train.data.dataset_card import file_sha256
 
@@ -61,19 +70,21 @@ class WriteShards(Step):
         tokenizer = Tokenizer.from_file(str(file))
         entries, sha256 = num_entries(tokenizer), file_sha256(file)
         writers: dict[str, ShardWriter] = {}
-        tally = Tally()
+        tally, with_words = Tally(), has_words(self._config)
         for batch in _batches(data or ()):
             with tokenizer_threads(self._threads):
-                encoded = encode_documents(tokenizer, [document.text for document in batch])
-            for document, ids in zip(batch, encoded, strict=True):
+                encoded = _encode(tokenizer, batch, with_words)
+            for document, (ids, inside) in zip(batch, encoded, strict=True):
                 source, split = document.metadata[SOURCE], document.metadata[SPLIT]
                 if not ids:
                     item = LeftOut(document.id, "no_tokens", "the tokenizer makes no token of this text")
                     tally.leave_out(source, item, self._config.on_error)
                     continue
                 if split not in writers:
-                    writers[split] = ShardWriter(folder / split, entries, sha256, self._config.shard_bytes)
-                writers[split].write(ids)
+                    writers[split] = ShardWriter(
+                        folder / split, entries, sha256, self._config.shard_bytes, words=with_words
+                    )
+                writers[split].write(ids, inside_words=inside)
                 counts = tally.source(source)
                 counts.documents[split] += 1
                 counts.text_bytes[split] += len(document.text.encode("utf-8"))
@@ -85,6 +96,19 @@ class WriteShards(Step):
         for excluded in self._excluded:
             tally.add(excluded.tally)
         self._leave(tally, rank, started)
+
+
+def _encode(
+    tokenizer: Tokenizer, batch: list[Document], with_words: bool
+) -> Sequence[tuple[list[int], NDArray[Any] | None]]:
+    """Of each document the ids of its tokens and, if they are wanted, which of these continue a word."""
+    texts = [document.text for document in batch]
+    if not with_words:
+        return [(ids, None) for ids in encode_documents(tokenizer, texts)]
+    return [
+        (ids, inside_words(document.metadata[WORDS], document.text, offsets_T2))
+        for document, (ids, offsets_T2) in zip(batch, encode_with_offsets(tokenizer, texts), strict=True)
+    ]
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:

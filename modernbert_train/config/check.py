@@ -102,6 +102,13 @@ def mask_shares(config: RunConfig, num_ranks: int) -> Iterator[str]:
                 f"phases.{name}: objective.name=tlm with objective.masking=reference, which masks special tokens too. "
                 "Set masking to exact, bernoulli or ngram."
             )
+        if other.reads_words and (other.masking != "ngram" or other.name == "tlm"):
+            remedy = "Set objective.words=tokenizer" + ("" if other.name == "tlm" else ", or objective.masking=ngram")
+            why = "pairs have no words" if other.name == "tlm" else "only masking=ngram masks whole words"
+            yield (
+                f"phases.{name}: objective.words=segmenter with objective.name={other.name}, objective.masking="
+                f"{other.masking}: {why}. {remedy}."
+            )
         if other.predict_from == "itself":
             continue
         if other.masking == "reference" or other.heads != ("tokens",) or other.name == "tlm":

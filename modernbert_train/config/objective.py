@@ -60,6 +60,11 @@ class ObjectiveConfig:
         return False
 
     @property
+    def reads_words(self) -> bool:
+        """Whether it needs the words that a segmenter found in the texts."""
+        return False
+
+    @property
     def told_classes(self) -> tuple[str, ...]:
         """What the logits of its classifier mean: the kind of task, and the classes in order; empty: it has none."""
         return ()
@@ -188,6 +193,8 @@ class MaskedLmConfig(ObjectiveConfig):
     name: str = "mlm"
     # which tokens in training; ngram: whole words, up to three together; see objectives/mlm.py
     masking: Literal["exact", "bernoulli", "reference", "ngram"] = "exact"
+    # whose words with ngram: the tokenizer's pieces, or a segmenter's, stored by `prepare` (sources.NAME.words_field)
+    words: Literal["tokenizer", "segmenter"] = "tokenizer"
     # share of the tokens that may be predicted that are, in training
     mask_rate: float = knob(
         0.3, above=0, high=1, why="as a share of the tokens; the published recipe uses 0.3", phased=True
@@ -219,6 +226,11 @@ class MaskedLmConfig(ObjectiveConfig):
         return f"masking {self.masking}, rate {self._rate}"
 
     @property
+    def reads_words(self) -> bool:
+        """See `ObjectiveConfig`."""
+        return self.words == "segmenter"
+
+    @property
     def _rate(self) -> str:
         end = "" if self.mask_rate_end is None else f" to {self.mask_rate_end:.0%} ({self.mask_curve})"
         return f"{self.mask_rate:.0%}{end}" + (f", {self.mask_spread:.0%} more or less" if self.mask_spread else "")
@@ -232,6 +244,7 @@ class MaskedLmConfig(ObjectiveConfig):
             f"  {self.random_token_share:.0%} a random token, {rest:.0%} stay"
             + ("; predicted in the place of the token before" if self.predict_from == "before" else "")
             + ("; each weighs 1/rate" if self.counts_tokens else "")
+            + ("; words are a segmenter's" if self.reads_words else "")
         )
 
     @property
@@ -266,7 +279,7 @@ class MaskedLmConfig(ObjectiveConfig):
 
     def for_validation(self) -> MaskedLmConfig:
         fixed: dict[str, Any] = {"masking": "exact", "mask_rate_end": None, "mask_spread": 0.0, "mask_weight": "none"}
-        return replace(self, mask_rate=self.eval_mask_rate, **fixed)
+        return replace(self, mask_rate=self.eval_mask_rate, words="tokenizer", **fixed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ class ReplacedTokensConfig(MaskedLmConfig):
 
     name: str = "rtd"
     masking: Literal["exact", "bernoulli"] = "exact"  # which tokens are replaced; see objectives/mlm.py
+    words: Literal["tokenizer"] = "tokenizer"  # whole words are not replaced
     # share of the text that the generator predicts and replaces; ELECTRA: 0.15, large 0.25
     mask_rate: float = knob(0.15, above=0, high=1, why="as a share of the tokens; ELECTRA used 0.15", phased=True)
     # of the replaced positions: the generator reads [MASK]; ELECTRA: 0.85 (and the rest as it is), DeBERTaV3: 1

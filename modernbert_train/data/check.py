@@ -7,8 +7,9 @@ folder that it opens (`require_tokenizer`), so that there is no way to the token
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.schema import ObjectiveConfig, RunConfig
 from modernbert_train.core.text import table
 from modernbert_train.data.facts import DataFacts, FolderFacts, further_folders, named_folders, read_facts, read_folder
 from modernbert_train.data.mixing import phase_weights, token_shares
@@ -53,7 +54,9 @@ def check_data(config: RunConfig) -> DataFacts:
             "objective.name=mlm."
         )
     labelled, compares = config.objective.is_labelled, compares_first(config)
-    pairless = streams_without_pairs(config) if compares else ()
+    pairless = unread_streams(config, lambda objective: objective.compares)
+    wordless = unread_streams(config, lambda objective: objective.reads_words)
+    training = [key for key, _ in named_folders(config.data)][: len(config.data.all_streams)]
     mistakes = []
     for key, path in [*named_folders(config.data), *further_folders(config.evals)]:
         try:
@@ -66,6 +69,12 @@ def check_data(config: RunConfig) -> DataFacts:
                 )
             if compares and key not in pairless:
                 require_pairs(config, folder, compares)
+            if not folder.card.words and key in training and key not in wordless:
+                raise DataError(
+                    f"{key}={path}: its documents have no words, which objective.words=segmenter masks. Prepare it "
+                    "again with sources.NAME.words_field, or set objective.words=tokenizer; with data.streams, give "
+                    "this one a proportion of 0 in that phase."
+                )
         except DataError as error:
             mistakes.append(str(error))
     if mistakes:
@@ -78,15 +87,16 @@ def compares_first(config: RunConfig) -> str | None:
     return next((now.objective.name for now in config.in_phase.values() if now.objective.compares), None)
 
 
-def streams_without_pairs(config: RunConfig) -> tuple[str, ...]:
-    """Keys of the streams that no phase which compares texts reads."""
+def unread_streams(config: RunConfig, reads: Callable[[ObjectiveConfig], bool]) -> tuple[str, ...]:
+    """Keys of the training folders that no phase with such an objective reads."""
     own = dict.fromkeys(config.data.all_streams, 1)
     read = [
         phase_weights(config.data, phase, own)
         for name, phase in config.phases.items()
-        if config.in_phase[name].objective.compares
+        if reads(config.in_phase[name].objective)
     ]
-    return tuple(f"data.streams.{name}.path" for name in own if not any(weights[name] for weights in read))
+    keys = (key for key, _ in named_folders(config.data))
+    return tuple(key for name, key in zip(own, keys, strict=False) if not any(weights[name] for weights in read))
 
 
 def require_pairs(config: RunConfig, folder: FolderFacts, objective: str) -> None:
@@ -200,7 +210,8 @@ def unread_rows(config: RunConfig, facts: DataFacts) -> str | None:
 
 def without_words(config: RunConfig) -> str | None:
     """What masking=ngram does where the tokenizer does not tell which tokens go on with a word; None elsewhere."""
-    asked = any(getattr(now.objective, "masking", None) == "ngram" for now in (config, *config.in_phase.values()))
+    objectives = [now.objective for now in (config, *config.in_phase.values())]
+    asked = any(getattr(each, "masking", None) == "ngram" and not each.reads_words for each in objectives)
     if not asked or len(read_vocabulary(config.data.tokenizer).inside_words):
         return None
     return (

@@ -26,6 +26,7 @@ ADOPTED_INDEX = "adopted_index.json"
 LENGTHS = "lengths.npy"
 TOKEN_COUNTS = "token_counts.npy"
 LABELS = "labels.npy"
+INSIDE_WORDS = "inside_words"  # MDS column: uint8 for each token, 1 where it continues a word of a segmenter's
 PREPARE_REPORT = "prepare_report.json"  # beside the folders that data_prep/prepare.py made at once
 SCHEMA = 1
 _MOST_BYTES = 1 << 20
@@ -65,6 +66,7 @@ class DatasetCard:
             texts an even sample. None of folders that an older version wrote.
         scored: whether a teacher gave the texts of such documents scores.
         text_bytes: of the documents in UTF-8, before they became tokens; None where nobody counted them.
+        words: whether the shards have the column INSIDE_WORDS, of every document.
     """
 
     column: str
@@ -89,6 +91,7 @@ class DatasetCard:
     longest: Count | None = None
     text_lengths: list[Count] | None = None
     scored: bool | None = None
+    words: bool | None = None
 
     @property
     def is_adopted(self) -> bool:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.own_files import require_own_file
 from modernbert_train.data.arrays import load_lengths
-from modernbert_train.data.dataset_card import INDEX, LENGTHS, DatasetCard
+from modernbert_train.data.dataset_card import INDEX, INSIDE_WORDS, LENGTHS, DatasetCard
 from modernbert_train.data.labels import read_labels
 from modernbert_train.data.remote import REMEDY as REMOTE_REMEDY
 from modernbert_train.data.remote import RemoteFolder
@@ -39,6 +39,7 @@ from modernbert_train.errors import DataError
 class _OpenShard(NamedTuple):
     documents: ShardData
     ids_of: IdColumn
+    inside_of: IdColumn | None  # of the words of a segmenter, where they are stored
     sound: NDArray[np.bool_]  # documents that were found to be what they should be
 
 
@@ -83,6 +84,7 @@ class TokenShards:
         self._adopted = card is not None and card.is_adopted
         self._home = self.folder if card is None else self.folder / (card.shards or "")
         self._dtype = None if card is None else card.dtype
+        self._has_words = card is not None and card.words is True
         self._special = frozenset(() if card is None else card.stripped or ())
         index = INDEX if card is None else card.index_file
         self._shards = read_index(self.folder / index, column, nested=self._adopted)
@@ -112,6 +114,18 @@ class TokenShards:
             self._require_sound(number, at, tokens)
             shard.sound[at] = True
         return tokens
+
+    def inside_words(self, document: int) -> NDArray[np.uint8]:
+        """Of each token of a document 1 where it continues a word of a segmenter's, else 0; a view. Raises as `read`.
+
+        Only of a folder whose card says that it has them.
+        """
+        number = self._shard_of(document)
+        shard = self._open_shard(number)
+        assert shard.inside_of is not None
+        at = document - int(self._first[number])
+        with self._breaking(number, f"document {at} "):
+            return shard.inside_of(shard.documents.sample(at))
 
     def fetch_ahead(self, shard: int) -> None:
         """Have a remote shard in the cache; nothing is done for local ones. Raises as `read`."""
@@ -166,7 +180,8 @@ class TokenShards:
         with self._breaking(shard):
             documents = unpack(self._shards[shard], data)
             ids_of = IdColumn(self._shards[shard], self._column, self._dtype)
-        opened = _OpenShard(documents, ids_of, np.zeros(len(documents.offsets) - 1, np.bool_))
+            inside_of = IdColumn(self._shards[shard], INSIDE_WORDS, None) if self._has_words else None
+        opened = _OpenShard(documents, ids_of, inside_of, np.zeros(len(documents.offsets) - 1, np.bool_))
         self._open[shard] = opened
         if len(self._open) > self._max_open:
             self._open.popitem(last=False)

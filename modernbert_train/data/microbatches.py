@@ -37,6 +37,8 @@ class Documents(Protocol):
 
     def read(self, document: int) -> NDArray[Any]: ...
 
+    def inside_words(self, document: int) -> NDArray[Any]: ...
+
     def mask_keys(self, chunks: Sequence[Chunk]) -> Keys: ...
 
     def labels(self, chunks: Sequence[Chunk]) -> NDArray[Any] | None: ...
@@ -67,6 +69,7 @@ class MicrobatchMaker:
     def _make(self, rows: Sequence[Row], row_tokens: int, settings: ObjectiveConfig) -> Batch:
         total, closing = len(rows) * row_tokens, settings.special_tokens - 1
         ids = np.full(total, self._vocabulary.pad_id, dtype=np.int64)
+        inside = np.zeros(total, dtype=bool) if settings.reads_words else None
         ends = [0]
         starts: list[int] = []
         chunks: list[Chunk] = []
@@ -77,6 +80,9 @@ class MicrobatchMaker:
                 end = at + 1 + len(text)
                 ids[at] = self._vocabulary.cls_id
                 ids[at + 1 : end] = text
+                if inside is not None:
+                    words = self._documents.inside_words(chunk.document)
+                    inside[at + 1 : end] = words[chunk.start : chunk.start + chunk.length]
                 ids[end : end + closing] = self._vocabulary.sep_id
                 starts.append(at + 1)
                 chunks.append(chunk)
@@ -92,6 +98,7 @@ class MicrobatchMaker:
             self._documents.mask_keys(chunks),
             np.array(ends, dtype=np.int64),
             self._documents.labels(chunks),
+            inside,
         )
         if settings not in self._objectives:
             self._objectives[settings] = self._build_objective(settings)

@@ -87,6 +87,12 @@ class TokenStreams:
         with named_stream(stream.name):
             return stream.shards.read(number)
 
+    def inside_words(self, document: int) -> NDArray[Any]:
+        """Of each token of one document whether it continues a word of a segmenter's. Raises as `read`."""
+        stream, number = self._find(document)
+        with named_stream(stream.name):
+            return stream.shards.inside_words(number)
+
     def stream_of(self, document: int) -> str:
         """Name of the stream that a document belongs to."""
         return self._find(document)[0].name

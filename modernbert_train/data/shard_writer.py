@@ -17,6 +17,7 @@ from modernbert_train import import_hook
 from modernbert_train.core.version import __version__
 from modernbert_train.data.dataset_card import (
     INDEX,
+    INSIDE_WORDS,
     LABELS,
     LENGTHS,
     TOKEN_COUNTS,
@@ -47,24 +48,28 @@ class ShardWriter:
         vocab_size: entries of the tokenizer.
         tokenizer_sha256: of its tokenizer.json.
         shard_bytes: size of a shard before compression; a document larger than that is a shard of its own.
+        words: whether a second column says which tokens continue a word, see `write`.
 
     Attributes:
         tokens: written so far.
         token_counts: int64, times each id occurs, by id; complete after `finish`.
     """
 
-    def __init__(self, folder: Path, vocab_size: int, tokenizer_sha256: str, shard_bytes: int) -> None:
+    def __init__(
+        self, folder: Path, vocab_size: int, tokenizer_sha256: str, shard_bytes: int, *, words: bool = False
+    ) -> None:
         self._folder = folder
         self._vocab_size = vocab_size
         self._tokenizer_sha256 = tokenizer_sha256
         self._dtype = token_dtype(vocab_size)
+        self._words = words
         self._lengths = array("I")
         self._labels: list[NDArray[Any]] = []
         self._uncounted: list[NDArray[np.unsignedinteger]] = []
         self.token_counts = np.zeros(vocab_size, np.int64)
         self.tokens = 0
         self._mds = MDSWriter(
-            columns={COLUMN: f"ndarray:{self._dtype.name}"},
+            columns={COLUMN: f"ndarray:{self._dtype.name}"} | ({INSIDE_WORDS: "ndarray:uint8"} if words else {}),
             out=str(folder),
             compression="zstd:3",
             hashes=["xxh64"],
@@ -75,14 +80,18 @@ class ShardWriter:
     def documents(self) -> int:
         return len(self._lengths)
 
-    def write(self, ids: list[int], labels: NDArray[Any] | None = None) -> None:
+    def write(
+        self, ids: list[int], labels: NDArray[Any] | None = None, inside_words: NDArray[np.uint8] | None = None
+    ) -> None:
         """Add one document of at least one token; all have labels, [1, L] or one for each token, or none has.
+
+        With `words`, `inside_words` has a 1 for each token that continues a word of a segmenter's, 0 for others.
 
         Raises:
             OSError: the disk is full or fails.
         """
         tokens = np.array(ids, self._dtype)
-        self._mds.write({COLUMN: tokens})
+        self._mds.write({COLUMN: tokens} | ({INSIDE_WORDS: inside_words} if self._words else {}))
         self._lengths.append(len(ids))
         self._uncounted.append(tokens)
         self.tokens += len(ids)
@@ -112,6 +121,7 @@ class ShardWriter:
             created_by=f"modernbert-train {__version__}",
             labels_sha256=file_sha256(self._folder / LABELS) if self._labels else None,
             lengths_xxh3=file_xxh3(self._folder / LENGTHS),
+            words=self._words or None,
         )
         write_card(self._folder, card)
         return card

@@ -176,6 +176,9 @@ class _Texts:
     def read(self, document: int) -> NDArray[np.int32]:
         return self._texts[document]
 
+    def inside_words(self, document: int) -> NDArray[np.bool_]:
+        return np.zeros(len(self._texts[document]), dtype=bool)
+
     def mask_keys(self, chunks: Sequence[Chunk]) -> Keys:
         return np.zeros(len(chunks), dtype=np.uint64)
 

@@ -12,6 +12,7 @@ Which tokens are predicted is `objective.masking`:
   can occur: in their rows of 98,304 tokens that is the same, and it does not depend on what shares a row.
 - `ngram`: each sequence gets the share that `exact` gives it, or the least bit less, in whole words, one to three
   together (ngrams.py). What stands in their place is drawn for each token, as in ALBERT's published code.
+  `objective.words` says whose words: the tokenizer's pieces joined, or those that a segmenter found in the text.
 
 `objective.mask_spread` draws the rate of each sequence, `objective.mask_rate_end` moves it through a phase. With
 `objective.mask_weight=1/rate` a prediction weighs 1 over the rate of its sequence, and the term counts the tokens that
@@ -91,7 +92,8 @@ class MaskedLM:
         if settings.counts_tokens:
             rate_Q = np.maximum(rate_Q, LEAST_RATE)
         bound = self.max_predicted(settings.most_predicted, len(text.ids_T))
-        masked = self.corrupt(text.ids_T, text.starts_Q, text.lengths_Q, text.keys_Q, rate_Q, cuts_Q, bound)
+        at = text.ids_T, text.starts_Q, text.lengths_Q, text.keys_Q
+        masked = self.corrupt(*at, rate_Q, cuts_Q, bound, text.inside_words_T)
         positions_M = masked.positions_M - (settings.predict_from == "before")  # a special token stands before texts
         predicted = len(masked.labels_M)
         assert predicted <= bound, f"{predicted} predicted positions exceed the bound of {bound}"
@@ -116,6 +118,7 @@ class MaskedLM:
         mask_rate: float | NDArray[np.float64],
         cuts_S: NDArray[np.int64] | None = None,
         most: int | None = None,
+        inside_words_T: NDArray[np.bool_] | None = None,
     ) -> Masked:
         """Mask a packed buffer.
 
@@ -129,6 +132,7 @@ class MaskedLM:
             cuts_S: tokens of each sequence's text before a place where it does not go on as it reads, all or none of
                 them where there is none; no n-gram lies across. None: nowhere.
             most: positions to predict at most; None: `max_predicted`.
+            inside_words_T: whether each token continues a word; None: as the vocabulary has it.
 
         Returns:
             The masked buffer; positions are ascending, at most `most` of them. Should there be more, those
@@ -154,7 +158,8 @@ class MaskedLM:
             cuts_S = lengths_S if cuts_S is None else cuts_S
             parts = np.stack((cuts_S, lengths_S - cuts_S), axis=1).ravel()
             of = np.repeat(np.arange(len(lengths_S)), 2)[parts > 0]
-            goes_on = self._goes_on.take(ids_T[starts_S[sequence] + place], mode="clip")
+            at = starts_S[sequence] + place
+            goes_on = self._goes_on.take(ids_T[at], mode="clip") if inside_words_T is None else inside_words_T[at]
             chosen = ngrams.choose(goes_on, parts[parts > 0], of, counts_S, keys_S)
         elif self._config.masking == "exact":
             order = np.argsort((sequence.astype(np.uint64) << np.uint64(40)) | (draws >> np.uint64(24)), kind="stable")

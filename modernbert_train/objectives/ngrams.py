@@ -6,10 +6,10 @@ that it ends in is cut short to as many of its words as fit, as in the published
 single words that fit, in the same order. So a sequence never has more than its budget, and what stays unspent is less
 than any word that is not predicted: nothing, as soon as one of them is a single token.
 
-A word is a token with those that go on with it (`Vocabulary.inside_words`), up to LONGEST; what is longer, such as a
-text without spaces, is several words. So fewer than LONGEST tokens stay unspent in any sequence. Of the share that is
-asked for, 0.15, text with 2.5 tokens a word gets all in sequences of 120 tokens, 99.5 % in those of 30, and 74 % in
-those of 6, where it is less than a word.
+A word is a token with those that go on with it (`Vocabulary.inside_words`, or as a segmenter has it), up to LONGEST;
+what is longer, such as a text without spaces, is several words. So fewer than LONGEST tokens stay unspent in any
+sequence. Of the share that is asked for, 0.15, text with 2.5 tokens a word gets all in sequences of 120 tokens, 99.5 %
+in those of 30, and 74 % in those of 6, where it is less than a word.
 
 Shape legend: T tokens of text, W words, G n-grams, P parts, Q sequences.
 """

@@ -247,6 +247,21 @@ def test_a_good_run_passes(load: Load) -> None:
     check(load(), num_ranks=2)
 
 
+def test_words_of_a_segmenter_are_masked_by_ngram_alone(load: Load) -> None:
+    """Anything else would ignore them; pairs have none, and held-out text is masked exactly."""
+    for name in ("mlm", "sop"):
+        config = load(f"objective={{name: {name}, masking: ngram, words: segmenter}}")
+        check(config)
+        assert config.objective.reads_words and not config.objective.for_validation().reads_words
+    (line,) = messages(load("objective.words=segmenter"))
+    assert line == (
+        "phases.one: objective.words=segmenter with objective.name=mlm, objective.masking=exact: only masking=ngram "
+        "masks whole words. Set objective.words=tokenizer, or objective.masking=ngram."
+    )
+    (line,) = messages(load("objective={name: tlm, masking: ngram, words: segmenter}"))
+    assert line.endswith("objective.masking=ngram: pairs have no words. Set objective.words=tokenizer.")
+
+
 @pytest.mark.runs
 @pytest.mark.parametrize("override", BROKEN)
 def test_one_broken_rule_gives_one_message(load: Load, override: str) -> None:

@@ -134,6 +134,25 @@ def test_a_tokenizer_without_words_is_named_where_words_are_masked(
         assert said is not None and "wordless does not mark which tokens continue a word, so each token cou" in said
 
 
+def test_shards_without_words_are_refused_where_these_are_masked(
+    tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By their card, before torch is imported; not where no phase that masks words reads them, nor held-out text."""
+    words = "objective={name: mlm, masking: ngram, words: segmenter}"
+    for verb in ("check", "train"):
+        assert main([verb, *tiny_run(words)]) == 65
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert "data.train=" in line and "its documents have no words, which objective.words=segmenter masks" in line
+        assert "again with sources.NAME.words_field, or set objective.words=tokenizer; with data.streams, give" in line
+    path = read_run(tiny_run()).data.train
+    streams = (
+        f"data={{train: null, streams: {{a: {{path: {path}, proportion: 1}}, b: {{path: {path}, proportion: 0}}}}}}"
+    )
+    with pytest.raises(DataError) as refused:
+        check_data(read_run(tiny_run(words, streams)))
+    assert str(refused.value).startswith("data.streams.a.path=") and "streams.b" not in str(refused.value)
+
+
 def change_last_byte(file: Path) -> None:
     """And put its time back."""
     old, content = file.stat(), bytearray(file.read_bytes())

@@ -22,7 +22,7 @@ from modernbert_train.data.packing import Chunk
 from modernbert_train.data.planner import BatchPlan
 from modernbert_train.objectives import build_objective
 from modernbert_train.objectives.mlm import MaskedLM
-from modernbert_train.vocabulary import read_vocabulary
+from modernbert_train.vocabulary import Vocabulary, read_vocabulary
 from tests.conftest import TinyRun
 from tests.data.batches import make_loader, make_path, rows_of, same
 
@@ -92,6 +92,33 @@ def test_the_numbers_of_a_batch_say_what_it_holds(config: RunConfig) -> None:
             objective = plan.objective
             assert isinstance(objective, MaskedLmConfig)
             assert len(labels_M) == MaskedLM(objective, vocabulary).max_predicted(objective.mask_rate, tokens)
+
+
+def test_words_of_a_segmenter_lie_where_their_tokens_do() -> None:
+    """However a document is cut and whatever stands before it in its row: a long one is masked from its middle too."""
+    document, inside = np.arange(10, 110), np.arange(100) % 3 > 0  # words of three tokens
+    documents = SimpleNamespace(
+        read=lambda number: document,
+        inside_words=lambda number: inside,
+        mask_keys=lambda chunks: np.array([chunk.start for chunk in chunks], np.uint64),
+        labels=lambda chunks: None,
+    )
+    config = MaskedLmConfig(masking="ngram", words="segmenter", mask_token_share=1.0, random_token_share=0.0)
+    vocabulary = Vocabulary(200, 1, 2, 0, 3, np.arange(10, 200), "")
+    maker = MicrobatchMaker(documents, partial(build_objective, vocabulary=vocabulary), vocabulary)
+    predicted: dict[int, set[int]] = {}
+    for rows in ([[(0, 50), (50, 70), (70, 100)]], [[(50, 70), (0, 50)], [(70, 100)]]):
+        chunks = tuple(tuple(Chunk(0, 0, first, end - first) for first, end in row) for row in rows)
+        plan = BatchPlan("p", 0, 0, chunks, len(rows), 128, len(rows), config)
+        (batch,) = maker.microbatches(chunks, plan)
+        labels = batch.targets["labels_M"].numpy()
+        found = set((labels[labels >= 0] - 10).tolist())
+        predicted[len(rows)] = found
+        for first, end in ((0, 50), (50, 70), (70, 100)):
+            for word in range(first // 3, (end - 1) // 3 + 1):
+                places = set(range(max(first, 3 * word), min(end, 3 * word + 3)))
+                assert places <= found or not places & found
+    assert predicted[1] == predicted[2] and 24 <= len(predicted[1]) <= 30
 
 
 def test_attention_launches_few_blocks_without_work(config: RunConfig) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from modernbert_train.batch import PackedText
 from modernbert_train.config.schema import MaskedLmConfig, SentenceOrderConfig
 from modernbert_train.core.keyed_random import hash64, uniform
-from modernbert_train.objectives import ngrams
+from modernbert_train.objectives import build_objective, ngrams
 from modernbert_train.objectives.mlm import Masked, MaskedLM
 from modernbert_train.objectives.sop import SentenceOrder
 from modernbert_train.vocabulary import Vocabulary
@@ -92,11 +92,50 @@ def test_words_are_predicted_whole_and_within_the_share(texts: list[list[int]], 
         assert 0 <= left < min(spared, default=left + 1) and left < ngrams.LONGEST
 
 
+# each token is a word, as the characters of Chinese BERT are
+WORDLESS = replace(VOCABULARY, inside_words=np.empty(0, np.int64))
+
+
+def test_words_of_a_segmenter_are_predicted_whole() -> None:
+    """Text without spaces: all of a word or nothing, and the share of the tokens that exact masking gives."""
+    config = replace(ALL_MASKED, words="segmenter", mask_rate=0.15)
+    texts = [np.random.default_rng(number).integers(5, 60, 30 + number % 60).tolist() for number in range(300)]
+    inside = [np.random.default_rng(number).random(len(text)) < 0.5 for number, text in enumerate(texts)]
+    ids, starts, lengths = line(texts, tail=1)
+    inside_T = np.zeros(len(ids), bool)
+    for start, each in zip(starts, inside, strict=True):
+        inside_T[start : start + len(each)] = each
+    text = PackedText(ids, starts, lengths, keys(range(300)), inside_words_T=inside_T)
+    masked = MaskedLM(config, WORDLESS).make(text, config)
+    chosen = masked.ids_T == MASK
+    long = 0
+    for start, each in zip(starts.tolist(), inside, strict=True):
+        for word in words_of(np.where(each, 60, 5).tolist()):
+            assert len({bool(chosen[start + place]) for place in word}) == 1
+            long += len(word) > 1 and bool(chosen[start + word[0]])
+    assert long > 200 and 0.97 < chosen.sum() / budgets((ids, starts, lengths), 0.15).sum() <= 1
+
+
+@pytest.mark.parametrize("name", ["mlm", "sop"])
+def test_words_of_a_segmenter_are_masked_as_those_of_a_vocabulary(name: str) -> None:
+    """To the token, whose words they are makes no difference; also where the halves of a text change places."""
+    of_pieces = {"mlm": MaskedLmConfig, "sop": SentenceOrderConfig}[name](masking="ngram")
+    ids, starts, lengths = line(texts_of([30, 1, 2, 90, 55] * 20), tail=1)
+    if name == "sop":
+        ids[starts + lengths + 1] = SEP
+    text = PackedText(ids, starts, lengths, keys(range(100)))
+    expected = build_objective(of_pieces, VOCABULARY).make(text, of_pieces)
+    of_words = replace(of_pieces, words="segmenter")
+    found = build_objective(of_words, WORDLESS).make(replace(text, inside_words_T=ids >= 60), of_words)
+    assert found.ids_T.tolist() == expected.ids_T.tolist() and found.counts == expected.counts
+    for target, values in expected.targets.items():
+        assert found.targets[target].tolist() == values.tolist()
+
+
 def test_where_every_token_is_a_word_the_share_is_exact() -> None:
     """A tokenizer that marks no words."""
     at = line(texts_of([30, 7, 1, 400, 55] * 40))
-    plain = replace(VOCABULARY, inside_words=np.empty(0, np.int64))
-    found = corrupt(at, 0.15, NGRAM, plain).positions_M
+    found = corrupt(at, 0.15, NGRAM, WORDLESS).positions_M
     assert (np.histogram(found, bins=[*at[1], len(at[0])])[0] == budgets(at, 0.15)).all()
 
 

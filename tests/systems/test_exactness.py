@@ -11,14 +11,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
-from modernbert_train.__main__ import main
+from data_prep.prepare import main as prepare
+from modernbert_train.__main__ import main, read_run
 from modernbert_train.checkpoints.checkpoint import newest_valid
+from modernbert_train.objectives.ngrams import LONGEST
 from tests import warm
 from tests.conftest import TinyRun
+from tests.data.batches import make_loader, make_path, rows_of
+from tests.data_prep.test_prepare_words import write_corpus
 from tests.distributed.test_train_ranks import assert_same_run
 from tests.systems.test_matrix import PAIRS, system
 from tests.train.faulty import Killed, at_fault
@@ -130,6 +135,48 @@ def test_predictions_that_weigh_one_over_their_rate_do_not_know_how_a_batch_is_c
     assert_same_run(runs / "cut", runs / "whole")
 
 
+def segmented(words: list[str]) -> list[str]:
+    """The tiny run on text without spaces in which a segmenter has found words, which are masked whole."""
+    file = Path(words[0])
+    run, folder = yaml.safe_load(file.read_text()), file.parent / "segmented"
+    if not folder.exists():
+        corpus, _ = write_corpus(file.parent)
+        source = f"sources.zh={{kind: jsonl, path: {corpus}, words_field: words}}"
+        common = [f"out={folder}", source, f"tokenizer.path={run['data']['tokenizer']}", "shard_bytes=65536"]
+        assert prepare([*common, "validation_share=0.1"]) == 0
+    run["data"] |= {name: str(folder / name) for name in ("train", "validation", "tokenizer")}
+    run["objective"] = {"name": "mlm", "masking": "ngram", "words": "segmenter"}
+    file.write_text(yaml.safe_dump(run, sort_keys=False))
+    return words
+
+
+@pytest.mark.runs
+def test_words_of_a_segmenter_are_masked_whoever_computes_them(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """From prepared text on: whole words alone; the same in microbatches of any size, by workers, and after a kill."""
+    common = ("checkpoint.interval_steps=3",)
+    whole = segmented(tiny_run(*common, "name=whole"))
+    config = read_run(whole)
+    path, parts = make_path(config), 0
+    for plan, step in zip(path.planned.planner, make_loader(config), strict=True):
+        for chunks, row in zip(plan.rows, rows_of(step), strict=True):
+            predicted = np.isin(np.arange(plan.row_tokens), row.predicted)
+            for chunk, begin in zip(chunks, row.boundaries, strict=False):
+                inside = path.streams.inside_words(chunk.document)[chunk.start : chunk.start + chunk.length]
+                of_word = np.cumsum(np.r_[0, inside[1:] == 0])
+                here = predicted[begin + 1 : begin + 1 + chunk.length]
+                sizes, chosen = np.bincount(of_word), np.bincount(of_word, here)
+                short = sizes <= LONGEST
+                assert (chosen == sizes * (chosen > 0))[short].all()
+                parts += int((chosen > 1).sum())
+    assert parts > 100
+    assert main(["train", *whole]) == 0
+    killed_and_gone_on(segmented(tiny_run(*common, "name=killed", "data.num_workers=1")), step=5)
+    assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole")
+    cut = ("phases.short.microbatch_tokens=64", "phases.long.microbatch_tokens=256")
+    assert main(["train", *segmented(tiny_run(*common, *cut, "name=cut"))]) == 0
+    assert_same_run(tmp_path / "runs/cut", tmp_path / "runs/whole")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("first", "second"), [("permutation", "mlm"), ("mlm", "permutation")])
 def test_a_run_learns_in_permuted_orders_and_from_masks(
@@ -229,7 +276,11 @@ def launch(words: list[str], ranks: int) -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("encoder", "objective"),
-    [*PAIRS, ("modernbert", "causal first"), ("modernbert", "1/rate"), ("albert", "shared and recomputed")],
+    [
+        *PAIRS,
+        *(("modernbert", how) for how in ("causal first", "1/rate", "segmented")),
+        ("albert", "shared and recomputed"),
+    ],
 )
 def test_two_ranks_are_as_one(tiny_run: TinyRun, tmp_path: Path, encoder: str, objective: str) -> None:
     """The loss of each term is a mean over the global batch, however it was cut."""
@@ -239,6 +290,8 @@ def test_two_ranks_are_as_one(tiny_run: TinyRun, tmp_path: Path, encoder: str, o
             return tiny_run(*CAUSAL_FIRST, *more)
         if objective == "1/rate":
             return tiny_run(f"objective={DIFFUSION}", *more)
+        if objective == "segmented":
+            return segmented(tiny_run(*more))
         if objective == "shared and recomputed":  # some layers are sharded, one is not; dropout is drawn again
             model = "model={sharing: ffn, group_layers: 1, dropout: 0.1}"
             more = (*more, model, "compute.activation_checkpointing=true", "objective.masking=ngram")

@@ -18,6 +18,7 @@ from omegaconf import MISSING
 
 SMALLEST_VOCABULARY = 320  # 256 bytes and 5 special tokens, rounded up to a multiple of 64
 LANGUAGE_FILTER = "LanguageFilter"
+ALTERING_FILTERS = ("C4QualityFilter",)  # return other text than they were given
 MOST_FIELDS = 10
 MOST_STREAMS = 100
 REST = "rest"  # the stream of what belongs to no other
@@ -34,6 +35,9 @@ class SourceConfig:
         None  # files of a folder, such as **/*.{md,txt}; None takes what is usual for the kind, see GLOBS
     )
     text_field: str | None = None  # column or key that holds the text, with dots into objects; None is `text`
+    # column or key with the words that a segmenter found in the text (jieba, MeCab, ...): a list, or a text with white
+    # space between words; stored for objective.words=segmenter. All sources of a dataset have one, or none has
+    words_field: str | None = None
     delimiter: str | None = None  # csv: the character between cells; None is a comma
     subset: str | None = None  # hub: configuration of the dataset, where it has several
     split: str | None = None  # hub: split of the dataset; None is `train`
@@ -135,12 +139,14 @@ class PrepareConfig:
 FIELDS: dict[str, tuple[str, ...]] = {
     "python_stdlib": ("fixed_fields",),
     "text": ("path", "glob", "encoding", "fixed_fields"),
-    "jsonl": ("path", "glob", "text_field", "encoding", "fields", "fixed_fields"),
-    "parquet": ("path", "glob", "text_field", "fields", "fixed_fields"),
-    "csv": ("path", "glob", "text_field", "delimiter", "encoding", "fields", "fixed_fields"),
+    "jsonl": ("path", "glob", "text_field", "words_field", "encoding", "fields", "fixed_fields"),
+    "parquet": ("path", "glob", "text_field", "words_field", "fields", "fixed_fields"),
+    "csv": ("path", "glob", "text_field", "words_field", "delimiter", "encoding", "fields", "fixed_fields"),
     "mds": ("path", "glob", "text_field", "fields", "fixed_fields"),
-    "hub": ("path", "subset", "split", "text_field", "fields", "fixed_fields"),
+    "hub": ("path", "subset", "split", "text_field", "words_field", "fields", "fixed_fields"),
 }
+
+_KEYS = tuple(dict.fromkeys(key for keys in FIELDS.values() for key in keys))
 
 # kind -> patterns of the files taken from a folder when `glob` is not given
 GLOBS: dict[str, tuple[str, ...]] = {
@@ -165,6 +171,7 @@ def prepare_problems(config: PrepareConfig) -> list[str]:
     return [
         *_source_problems(config),
         *_field_problems(config),
+        *_word_problems(config),
         *_filter_problems(config),
         *_tokenizer_problems(config.tokenizer),
         *_number_problems(config),
@@ -182,7 +189,7 @@ def _source_problems(config: PrepareConfig) -> Iterator[str]:
         if "path" in reads and not source.path:
             yield f"{where}.path: missing. A source of kind {source.kind} needs one."
         usual = SourceConfig(kind=source.kind)
-        for key in ("path", "glob", "text_field", "delimiter", "subset", "split", "encoding", "fields", "fixed_fields"):
+        for key in _KEYS:
             if key not in reads and getattr(source, key) != getattr(usual, key):
                 yield (
                     f"{where}.{key}={getattr(source, key)}: a source of kind {source.kind} does not read it. Remove it."
@@ -220,6 +227,31 @@ def _field_problems(config: PrepareConfig) -> Iterator[str]:
     if len(names) > MOST_FIELDS:
         yield f"sources: {len(names)} fields, at most {MOST_FIELDS} are counted. Remove some."
     yield from _stream_problems(config.streams, names)
+
+
+def _word_problems(config: PrepareConfig) -> Iterator[str]:
+    for name, source in config.decontaminate.items():
+        if source.words_field is not None:
+            yield f"decontaminate.{name}.words_field: an evaluation set is only compared. Remove it."
+    if not has_words(config):
+        return
+    for name, source in config.sources.items():
+        if source.words_field is None:
+            yield (
+                f"sources.{name}.words_field: missing, and other sources have one. Name it too, or prepare this source "
+                "as a dataset of its own."
+            )
+    for name, each in config.filters.items():
+        if each.filter in ALTERING_FILTERS:
+            yield (
+                f"filters.{name}.filter={each.filter}: removes lines of a text, whose words would remain. Remove it, "
+                "or clean the texts before they are segmented."
+            )
+
+
+def has_words(config: PrepareConfig) -> bool:
+    """Whether the words of a segmenter are stored beside the tokens."""
+    return any(source.words_field is not None for source in config.sources.values())
 
 
 def _stream_problems(streams: StreamsConfig, names: list[str]) -> Iterator[str]:

@@ -45,6 +45,9 @@ class _Noise:
     def read(self, document: int) -> NDArray[Any]:
         return self._ids
 
+    def inside_words(self, document: int) -> NDArray[Any]:
+        return np.zeros(len(self._ids), dtype=bool)
+
     def mask_keys(self, chunks: Sequence[Chunk]) -> Keys:
         return np.arange(len(chunks), dtype=np.uint64)
 

@@ -1,0 +1,59 @@
+"""Words that a segmenter found in a text: whether they are its own, and which tokens continue one.
+
+White space, between words or within, is not compared: segmenters drop it, keep it, or make it words.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = list[str]  # without white space, none of them empty
+_SHOWN = 20  # characters of a text in an error
+
+
+def words_of(value: Any) -> Words | None:
+    """A row's words out of a list, or out of a text with white space between them; None where it is neither."""
+    if isinstance(value, str):
+        return value.split()
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        return None
+    return list(filter(None, map(_bare, value)))
+
+
+def differs(words: Words, text: str) -> str | None:
+    """Where words do not spell a text, in words; None where they do."""
+    there, here = "".join(words), _bare(text)
+    if there == here:
+        return None
+    at = next((i for i, (a, b) in enumerate(zip(there, here, strict=False)) if a != b), min(len(there), len(here)))
+    return f"it has {here[at : at + _SHOWN]!r} where they have {there[at : at + _SHOWN]!r}"
+
+
+def inside_words(words: Words, text: str, offsets_T2: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Which tokens continue a word that a token before them began.
+
+    A token that holds the end of one word and the beginning of another joins the two. White space before a character
+    belongs to it.
+
+    Args:
+        words: they spell the text.
+        text: what was tokenised.
+        offsets_T2: characters of the text at which each token begins and ends.
+
+    Returns:
+        1 for each such token, 0 for others.
+    """
+    is_text = ~np.fromiter(map(str.isspace, text + " "), bool, len(text) + 1)
+    begins = np.zeros(int(is_text.sum()) + 1, bool)  # of the characters that are no white space, and of the end
+    begins[np.cumsum([0, *map(len, words)])] = True
+    starts_T, ends_T = offsets_T2.T
+    number_T = np.cumsum(is_text)[starts_T] - is_text[starts_T]  # of the first such character of each token
+    is_part_T = starts_T < np.concatenate([[0], ends_T])[:-1]  # of a character that several tokens are
+    return (is_part_T | ~begins[number_T]).astype(np.uint8)
+
+
+def _bare(text: str) -> str:
+    return "".join(text.split())

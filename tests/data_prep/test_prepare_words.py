@@ -1,0 +1,171 @@
+"""Words of a segmenter, from a column beside the text to a mark on each token.
+
+If this breaks, whole words are masked where there are none: the marks lie beside the tokens, or rows whose words are of
+another text are trained on without a word.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+from data_prep.make_tokenizer import encode_with_offsets, train_tokenizer
+from data_prep.prepare import main
+from data_prep.read.items import Document, LeftOut
+from data_prep.read.sources import read_source
+from data_prep.read.words import inside_words
+from data_prep.report import fingerprint
+from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
+from modernbert_train.data.dataset_card import read_card
+from modernbert_train.data.mds import TokenShards
+from tests.data.make_shards import VOCAB_SIZE
+
+CONFIG, DATA = 78, 65
+CHARACTERS = "天地玄黃宇宙洪荒日月盈昃辰宿列張"
+
+
+def chinese_bert() -> Tokenizer:
+    """Each character of Chinese is a token, and Latin words are pieces."""
+    entries = ["[UNK]", *CHARACTERS, "。", "play", "##ing", "caf", "##e"]
+    tokenizer = Tokenizer(models.WordPiece({entry: i for i, entry in enumerate(entries)}, unk_token="[UNK]"))  # type: ignore[call-arg]
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokenizer
+
+
+def marks(tokenizer: Tokenizer, words: list[str], text: str) -> list[tuple[str, int]]:
+    """What each token stands for in the text, and its mark."""
+    ((_, offsets_T2),) = encode_with_offsets(tokenizer, [text])
+    inside = inside_words(words, text, offsets_T2)
+    return [(text[a:b], int(mark)) for (a, b), mark in zip(offsets_T2.tolist(), inside, strict=True)]
+
+
+def test_a_token_that_begins_within_a_word_continues_it() -> None:
+    """By its place in the text as it was, whatever the tokenizer's normaliser makes of it; a mark is a word."""
+    words = ["天地", "玄", "Playing", "黃宇宙", "。", "洪", "Café"]
+    text = "天地玄Playing 黃宇宙。\n洪 Café"
+    assert marks(chinese_bert(), words, text) == [
+        *[("天", 0), ("地", 1), ("玄", 0), ("Play", 0), ("ing", 1), ("黃", 0), ("宇", 1), ("宙", 1)],
+        *[("。", 0), ("洪", 0), ("Caf", 0), ("é", 1)],
+    ]
+
+
+def test_parts_of_a_character_and_tokens_across_words_stay_together() -> None:
+    """Else a part of a word would be masked and the rest read. Three bytes each, which nothing joins; and tokens as a
+    vocabulary that knows no words may have them."""
+    tokenizer = train_tokenizer(iter(["a b " * 99]), 320)
+    assert marks(tokenizer, ["天", "地玄"], "天地 玄") == [
+        *[("天", 0), ("天", 1), ("天", 1), ("地", 0), ("地", 1), ("地", 1), (" ", 1), ("玄", 1), ("玄", 1), ("玄", 1)]
+    ]
+    assert inside_words(["ab", "cd"], "abcd", np.array([[0, 1], [1, 3], [3, 4]])).tolist() == [0, 1, 1]
+    assert inside_words(["ab", "c"], "ab c", np.array([[0, 2], [2, 4]])).tolist() == [0, 0]
+    assert inside_words([], "", np.empty((0, 2), np.int64)).tolist() == []
+
+
+ROWS: list[dict[str, Any]] = [
+    {"text": "天地玄", "words": ["天地", "玄"]},
+    {"text": "天 地玄", "words": ["天", " ", "地玄\n"]},
+    {"text": "天地", "words": ["天", "玄"]},
+    {"text": "天地", "words": ["天"]},
+    {"text": "天地", "words": None},
+]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv"])
+def test_every_kind_of_file_has_words(kind: str, tmp_path: Path) -> None:
+    """A list, or a text with spaces; what does not spell its text is left out, with its place and what is wrong."""
+    file = tmp_path / f"a.{kind}"
+    if kind == "jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    elif kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), file)
+    else:
+        with file.open("w", newline="", encoding="utf-8") as table:
+            written = csv.writer(table)
+            written.writerow(["words", "text"])
+            written.writerows([[" ".join(row["words"] or ["x"]), row["text"]] for row in ROWS])
+    source = SourceConfig(kind=kind, path=str(file), words_field="words")  # type: ignore[arg-type]
+    items = list(read_source("mine", source, 1000))
+    assert [item.words for item in items if isinstance(item, Document)] == [["天地", "玄"], ["天", "地玄"]]
+    out = [item for item in items if isinstance(item, LeftOut)]
+    last = "other_words" if kind == "csv" else "no_words"
+    assert [item.reason for item in out] == ["other_words", "other_words", last] and all(each.damaged for each in out)
+    assert out[0].id == f"{file}:3" and "it has '地' where they have '玄'" in out[0].detail
+    assert "it has '地' where they have ''" in out[1].detail
+
+
+def write_corpus(folder: Path, documents: int = 80) -> tuple[Path, list[dict[str, Any]]]:
+    """Texts without spaces of words of one to four characters, the same in every run."""
+    draw = random.Random(5)
+    rows = []
+    for _ in range(documents):
+        words = ["".join(draw.choices(CHARACTERS, k=draw.randint(1, 4))) for _ in range(draw.randint(20, 60))]
+        rows.append({"text": "".join(words), "words": words})
+    file = folder / "corpus.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file, rows
+
+
+@pytest.mark.runs
+def test_words_reach_the_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Document by document, in several tasks and after a row that is not its words'; every character is its bytes."""
+    file, rows = write_corpus(tmp_path)
+    with file.open("a") as lines:
+        lines.write(json.dumps({"text": "天地玄", "words": ["天地"]}) + "\n" + json.dumps(rows[0]) + "\n")
+    common = [f"out={tmp_path / 'out'}", "sources.zh={kind: jsonl, words_field: words}", f"sources.zh.path={file}"]
+    common += ["tokenizer.vocab_size=384", "task_bytes=80000", "shard_bytes=65536", "validation_share=0"]
+    assert main([*common, "max_left_out=0.001"]) == DATA
+    said = capsys.readouterr().err
+    assert f"other_words 1, the first {file}" in said and "Set sources.zh.words_field to the one with the words" in said
+    assert main([*common, "max_left_out=0.02"]) == 0
+    folder = tmp_path / "out/train"
+    card = read_card(folder)
+    assert card.words and card.documents == len(rows)
+    report = json.loads((tmp_path / "out/prepare_report.json").read_text())
+    assert report["dropped"] == {"other_words": 1, "duplicate": 1}
+    shards = TokenShards(folder, card.column, VOCAB_SIZE, 2, card=card)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "out/tokenizer/tokenizer.json"))
+    for number, row in enumerate(rows):
+        inside = shards.inside_words(number)
+        assert len(inside) == len(shards.read(number))
+        starts = np.flatnonzero(inside == 0).tolist()
+        found = [tokenizer.decode(part.tolist()) for part in np.split(shards.read(number), starts[1:])]
+        words, at = row["words"], 0
+        for each in found:  # a word, or several that a token joins
+            first = at
+            while "".join(words[first:at]) != each:
+                at += 1
+        assert at == len(words)
+
+
+def test_what_cannot_be_honoured_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before any text is read: a source without words, a filter that changes texts, kinds without such a column."""
+    sources = ["sources.zh={kind: jsonl, path: a.jsonl, words_field: words}", "sources.de={kind: jsonl, path: c.jsonl}"]
+    sources += ["sources.en={kind: text, path: b, words_field: words}"]
+    others = ["decontaminate.rte={kind: jsonl, path: d.jsonl, words_field: words}"]
+    assert main([f"out={tmp_path / 'out'}", *sources, *others, "filters.lines={filter: C4QualityFilter}"]) == CONFIG
+    said = capsys.readouterr().err
+    assert "sources.en.words_field=words: a source of kind text does not read it. Remove it." in said
+    assert "sources.de.words_field: missing, and other sources have one. Name it too, or prepare this source as" in said
+    assert "decontaminate.rte.words_field: an evaluation set is only compared. Remove it." in said
+    assert "filters.lines.filter=C4QualityFilter: removes lines of a text, whose words would remain. Remove it" in said
+
+
+def test_datasets_without_words_stay_what_they_are(tmp_path: Path) -> None:
+    """Else every corpus that was prepared before there was the key would have to be prepared again."""
+    (tmp_path / "a.jsonl").write_text("{}")
+    without, within = (
+        SourceConfig(kind="jsonl", path=str(tmp_path / "a.jsonl"), words_field=field) for field in (None, "words")
+    )
+    specs = [fingerprint(PrepareConfig(out="x", sources={"mine": source}))["spec"] for source in (without, within)]
+    assert "words_field" not in specs[0]["sources"]["mine"]
+    assert specs[1]["sources"]["mine"]["words_field"] == "words"
