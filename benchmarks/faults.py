@@ -621,6 +621,22 @@ FAULTS = (
         ("tests/objectives/test_ngrams.py",),
     ),
     Fault(
+        "words-of-the-start",
+        "modernbert_train/data/microbatches.py",
+        "words[chunk.start : chunk.start + chunk.length]",
+        "words[: chunk.length]",
+        "whole words of a segmenter: from the second row of a document on, masks have those of its start",
+        ("tests/data/test_microbatches.py",),
+    ),
+    Fault(
+        "words-across-tokens",
+        "data_prep/read/words.py",
+        "(is_part_T | ~begins[number_T])",
+        "(~begins[number_T])",
+        "whole words of a segmenter: the bytes of a character are words of their own",
+        ("tests/data_prep/test_prepare_words.py",),
+    ),
+    Fault(
         "albert-turns",
         "modernbert_train/config/albert.py",
         "group * self.group_layers + place % self.group_layers",
