@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from modernbert_train.core import installed
 from tests.compiled import CACHE
 from tests.data.make_shards import make_documents, make_shards, make_tokenizer
 
@@ -56,14 +58,14 @@ phases:
     tokens: 4000
     row_tokens: 64
     batch_rows: 8
-    microbatch_tokens: 128
+    microbatch_tokens: 256
     batch_warmup: {{start_rows: 4, step_rows: 4, tokens: 800}}
     schedule: {{warmup_tokens: 500}}
   long:
     tokens: 2000
     row_tokens: 128
     batch_rows: 4
-    microbatch_tokens: 128
+    microbatch_tokens: 256
     model: {{global_rope_theta: 160_000}}
     schedule: {{decay_tokens: 1000}}
 checkpoint:
@@ -113,6 +115,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         import modernbert_train.train.session  # noqa: F401  # a process of the whole suite trains
     if step := sys.modules.get("modernbert_train.train.step"):
         step.gc = SimpleNamespace(collect=int, freeze=int, unfreeze=int)  # type: ignore[attr-defined]  # test_garbage.py
+    if start := sys.modules.get("modernbert_train.train.start"):  # each run asks git, its packages and its own code
+        from composer.utils import collect_env
+
+        installed._git, start.code_hash = cache(installed._git), cache(start.code_hash)
+        collect_env.get_composer_commit_hash = cache(collect_env.get_composer_commit_hash)
     gc.collect()
     gc.freeze()
     gc.enable()

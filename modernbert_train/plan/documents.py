@@ -22,7 +22,7 @@ from modernbert_train.core.files import os_errors_as
 from modernbert_train.data.dataset_card import LENGTHS, DatasetCard
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.mixing import phase_weights
-from modernbert_train.data.packing import Chunk, GreedyPacker
+from modernbert_train.data.packing import GreedyPacker
 from modernbert_train.data.shard_index import read_index
 from modernbert_train.errors import DataError
 from modernbert_train.plan.census import census
@@ -228,10 +228,11 @@ def _fill(
     drawn = np.concatenate(
         [rng.choice(lengths, math.ceil(_PACKED * sequences[name] / total)) for name, lengths in cut.items()]
     )
+    lengths = rng.permutation(drawn)
+    lengths = lengths[lengths > special] - special
     packer = GreedyPacker(row_tokens, data.packing_window, data.max_wait_rows, special)
-    for index, length in enumerate(rng.permutation(drawn).tolist()):
-        if length > special:
-            packer.place(Chunk(0, index, 0, length - special))
+    chunks_C3 = np.stack([np.arange(len(lengths)), np.zeros_like(lengths), lengths], axis=1)
+    packer.place_many(chunks_C3, 0, 0, wanted=len(chunks_C3) + 1)
     if not packer.num_ready:
         packer.flush()
     chunks_C4 = packer.ready.chunks_C4

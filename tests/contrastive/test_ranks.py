@@ -24,7 +24,7 @@ from tests.distributed.test_invariance import assert_same_weights, train_each
 from tests.distributed.test_train_ranks import assert_same_run, records
 
 LONGER = (
-    "phases.main.tokens=26000", "objective.symmetric=true", "objective.margin=0.2", "objective.matryoshka=[16]",
+    "phases.main.tokens=22000", "objective.symmetric=true", "objective.margin=0.2", "objective.matryoshka=[16]",
     "objective.learn_temperature=true",
 )  # fmt: skip
 DROPOUT = "model.attention_out_dropout=0.1"

@@ -40,7 +40,10 @@ OPTIMIZERS = {
 }
 MASKINGS = ("exact", "bernoulli", "reference")
 # the second half of the short phase decays too, so that each part of the schedule is in the curve
-COMMON = ("phases.short.schedule.decay_tokens=1500", "checkpoint.keep=1", "optim.weight_decay=1e-3")
+COMMON = (
+    *("phases.short.schedule.decay_tokens=1500", "checkpoint.keep=1", "optim.weight_decay=1e-3"),
+    *("phases.short.microbatch_tokens=128", "phases.long.microbatch_tokens=128"),
+)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from tests.curves.curves import CURVES, FAULTS, FAULTY, FOLDER, differences, pla
 ONE = [name for name, curve in CURVES.items() if curve.ranks == 1]
 TWO = [name for name, curve in CURVES.items() if curve.ranks == 2]
 # each optimizer, each kind of masking and each strategy is in one of these; all of them are slow
-FEW_OF_ONE = [FAULTY, "adamw-bernoulli-1-rank", "stable_adamw-reference-1-rank", "muon-exact-1-rank", "dropout-1-rank"]
-FEW = ["stable_adamw-exact-2-fsdp2", "muon-exact-2-fsdp2", "adamw-bernoulli-2-ddp", "adamw-reference-2-ddp"]
+FEW_OF_ONE = [FAULTY, "stable_adamw-reference-1-rank", "dropout-1-rank"]
+FEW = ["muon-exact-2-fsdp2", "adamw-bernoulli-2-ddp"]
 
 
 def recorded(name: str) -> str:
@@ -28,7 +28,7 @@ def recorded(name: str) -> str:
 def assert_unchanged(found: dict[str, str]) -> None:
     here = f"# platform: {platform_text()}\n"
     checked = {name: text for name, text in found.items() if CURVES[name].anywhere or here in recorded(name)}
-    assert len(checked) > 3
+    assert len(checked) >= len(found) - 1
     if left_out := sorted(found.keys() - checked.keys()):
         warnings.warn(f"recorded on another processor, so not compared here: {', '.join(left_out)}", stacklevel=2)
     changed = {name: differences(recorded(name), text) for name, text in checked.items()}

@@ -116,14 +116,14 @@ def load_under(strategy: str, folder: Path) -> tuple[bool, int, int]:
 @pytest.mark.parametrize(
     ("strategy", "ranks", "then"),
     [
-        ("ddp", 2, (("ddp", 1), ("fsdp2", 3))),
-        ("fsdp2", 3, (("fsdp2", 2), ("ddp", 1))),
-        ("hsdp", 4, (("fsdp2", 2),)),
-        ("ddp", 1, (("hsdp", 4),)),
+        ("ddp", 2, ("fsdp2", 3)),
+        ("fsdp2", 3, ("fsdp2", 2)),
+        ("hsdp", 4, ("ddp", 1)),
+        ("ddp", 1, ("hsdp", 4)),
     ],
 )
 def test_what_some_ranks_write_others_read(
-    tmp_path: Path, strategy: str, ranks: int, then: tuple[tuple[str, int], ...]
+    tmp_path: Path, strategy: str, ranks: int, then: tuple[str, int]
 ) -> None:
     """The same bits, by each rank the rows that it holds; layers have 12 rows and fewer, so that shards are uneven."""
     written = run_ranks(save_under, ranks, strategy, tmp_path)
@@ -139,10 +139,10 @@ def test_what_some_ranks_write_others_read(
     for name, tensor in found.weights().items():
         assert torch.equal(tensor, expected[name]), name
         assert torch.equal(found.optimizer()[f"exp_avg/{name}"], expected[name] / 2), name
-    for other, number in then:
-        for same, read, whole in run_ranks(load_under, number, other, tmp_path):
-            assert same
-            assert other == "ddp" or read < 0.8 * whole
+    other, number = then
+    for same, read, whole in run_ranks(load_under, number, other, tmp_path):
+        assert same
+        assert other == "ddp" or read < 0.8 * whole
 
 
 def one_fails(folder: Path, how: str) -> tuple[str, str, list[str]]:

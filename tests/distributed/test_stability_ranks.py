@@ -31,6 +31,7 @@ from tests.train.faulty import Fault, at_fault
 SHORT = (
     "phases.long=null",
     "phases.short.batch_warmup=null",
+    "phases.short.microbatch_tokens=128",
     "phases.short.tokens=3000",  # 6 steps of 2 microbatches on each of 2 ranks
     "data.validation=null",
     "checkpoint.interval_steps=2",
@@ -38,11 +39,11 @@ SHORT = (
 )
 RUNS: list[tuple[str, Fault, tuple[str, ...]]] = [
     (f"{strategy}-{fault.kind}-{policy}", fault, (f"distributed.strategy={strategy}", f"stability.{key}={policy}"))
-    for strategy in ("ddp", "fsdp2")
-    for fault, key, policy in (
-        (Fault("forward", steps=(4,), microbatch=1, rank=1), "non_finite", "stop"),
-        (Fault("backward", steps=(4,), microbatch=1, rank=1), "non_finite", "skip"),
-        (Fault("forward", steps=(4,), rank=1, once=True), "non_finite", "roll_back"),
+    for strategy, fault, key, policy in (
+        ("ddp", Fault("forward", steps=(4,), microbatch=1, rank=1), "non_finite", "stop"),
+        ("ddp", Fault("backward", steps=(4,), microbatch=1, rank=1), "non_finite", "skip"),
+        ("fsdp2", Fault("backward", steps=(4,), microbatch=1, rank=1), "non_finite", "skip"),
+        ("fsdp2", Fault("forward", steps=(4,), rank=1, once=True), "non_finite", "roll_back"),
     )
 ]
 # a loss that only one rank sees: without the sum over ranks the others would go on

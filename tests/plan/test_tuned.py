@@ -60,7 +60,7 @@ def test_a_finding_that_fits_is_taken_and_what_is_given_stays(config: RunConfig)
     file = write(config)
     taken, text = take(config, CPU)
     assert (taken.compute.threads, taken.compute.query_block) == (1, 32)
-    assert taken.phases["short"].microbatch_tokens == 128, "the run gives it"
+    assert taken.phases["short"].microbatch_tokens == 256, "the run gives it"
     assert text == (
         f"by {file}: compute.query_block=32, compute.threads=1; 1.30 x the tokens/s of the plain settings when it was "
         "found, 2026-11-23"

@@ -28,6 +28,7 @@ from tests.train.faulty import Fault, Killed, at_fault
 SHORT = (
     "phases.long=null",
     "phases.short.batch_warmup=null",
+    "phases.short.microbatch_tokens=128",
     "phases.short.schedule.warmup_tokens=0",
     "data.validation=null",
     "checkpoint.interval_steps=1",
