@@ -172,7 +172,7 @@ def test_words_of_a_segmenter_are_masked_whoever_computes_them(tiny_run: TinyRun
     assert main(["train", *whole]) == 0
     killed_and_gone_on(segmented(tiny_run(*common, "name=killed", "data.num_workers=1")), step=5)
     assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole")
-    cut = ("phases.short.microbatch_tokens=64", "phases.long.microbatch_tokens=256")
+    cut = ("phases.short.microbatch_tokens=64", "phases.long.microbatch_tokens=128")
     assert main(["train", *segmented(tiny_run(*common, *cut, "name=cut"))]) == 0
     assert_same_run(tmp_path / "runs/cut", tmp_path / "runs/whole")
 
