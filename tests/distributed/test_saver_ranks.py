@@ -122,9 +122,7 @@ def load_under(strategy: str, folder: Path) -> tuple[bool, int, int]:
         ("ddp", 1, ("hsdp", 4)),
     ],
 )
-def test_what_some_ranks_write_others_read(
-    tmp_path: Path, strategy: str, ranks: int, then: tuple[str, int]
-) -> None:
+def test_what_some_ranks_write_others_read(tmp_path: Path, strategy: str, ranks: int, then: tuple[str, int]) -> None:
     """The same bits, by each rank the rows that it holds; layers have 12 rows and fewer, so that shards are uneven."""
     written = run_ranks(save_under, ranks, strategy, tmp_path)
     total = written[0]["of"]

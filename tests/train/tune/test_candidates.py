@@ -32,7 +32,7 @@ CPU: dict[str, Any] = {
 
 @pytest.fixture
 def run(tiny_run: TinyRun) -> RunConfig:
-    config = load_run([tiny_run()[0]])
+    config = load_run([tiny_run()[0]], [*(f"phases.{phase}.microbatch_tokens=128" for phase in ("short", "long"))])
     return replace(config, data=replace(config.data, num_workers=None))
 
 

@@ -55,7 +55,7 @@ class Fake:
 @pytest.fixture
 def fake(tmp_path: Path, tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> Fake:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    return Fake(tmp_path, [*tiny_run(), f"runs_folder={tmp_path}/runs"])
+    return Fake(tmp_path, [*tiny_run(), "phases.short.microbatch_tokens=128", f"runs_folder={tmp_path}/runs"])
 
 
 def rows(folder: Path) -> dict[str, tuple[str, str]]:
