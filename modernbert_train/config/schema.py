@@ -354,7 +354,7 @@ class StartConfig:
     """
 
     checkpoint: str = MISSING  # a checkpoint, or a run, whose newest checkpoint it then is
-    clock: Literal["reset", "keep"] = "reset"  # reset: tokens and steps begin at 0, with the first phase
+    clock: Literal["keep", "reset"] = "reset"  # reset: tokens and steps begin at 0, with the first phase
     moments: Literal["keep", "reset"] = "keep"  # the optimizer's state
     data: Literal["keep", "restart"] = "keep"  # keep: continue with the text not yet seen; restart: a new first pass
 

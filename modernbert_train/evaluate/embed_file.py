@@ -34,7 +34,7 @@ def embed_file(
     out: Path,
     *,
     column: str,
-    pooling: Literal["mean", "cls"],
+    pooling: Literal["cls", "mean"],
     batch_tokens: int,
     precision: Literal["auto", "fp32", "bf16"],
     dtype: Literal["float32", "float16"],

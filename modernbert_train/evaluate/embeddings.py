@@ -87,7 +87,7 @@ def embed_packed(
     *,
     order: Order,
     max_tokens: int,
-    pooling: Literal["mean", "cls"],
+    pooling: Literal["cls", "mean"],
     batch_tokens: int,
 ) -> Tensor:
     """Embed texts in this process alone, end to end without rows: nothing pads them.

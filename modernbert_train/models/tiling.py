@@ -23,7 +23,7 @@ from modernbert_train.config.schema import ModelConfig, ModernBertConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 
-Mode = Literal["paper", "fitted"]
+Mode = Literal["fitted", "paper"]
 
 GROWING = ("hidden_size", "num_layers", "num_heads", "intermediate_size")
 EQUAL = ("vocab_size", "head_size", "global_attn_every_n_layers", "local_attention", "norm_eps")

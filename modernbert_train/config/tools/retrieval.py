@@ -28,7 +28,7 @@ class EvaluateConfig:
     encode_batch: int = knob(32, low=1)  # texts that are encoded at once; changes speed and memory alone
     ignore_identical_ids: bool = False  # leave out the document that has the query's id, as for ArguAna and Quora
     # over all tokens, or the first; None: mean. A folder of sentence-transformers has its own, and of the next three
-    pooling: Literal["mean", "cls"] | None = None
+    pooling: Literal["cls", "mean"] | None = None
     normalize: bool | None = None  # vectors of length 1; None: true
     query_prompt: str | None = None  # put before each query, its space included; None: nothing
     document_prompt: str | None = None  # before each document

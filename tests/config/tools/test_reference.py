@@ -88,3 +88,13 @@ def test_a_section_without_a_docstring_is_refused() -> None:
 @dataclasses.dataclass
 class Unsaid:
     number: int = 1
+
+
+def test_choices_of_the_same_values_stand_in_one_order() -> None:
+    """`typing` takes Literals of other orders for equal: the page would follow from which was imported first."""
+    orders: dict[frozenset[str], set[tuple[str, ...]]] = {}
+    for file in (PAGE.parents[1] / "modernbert_train").rglob("*.py"):
+        for words in re.findall(r"\bLiteral\[([^\]]*)\]", file.read_text(encoding="utf-8")):
+            values = tuple(re.findall(r'"([^"]*)"', words))
+            orders.setdefault(frozenset(values), set()).add(values)
+    assert [each for each in orders.values() if len(each) > 1] == []
