@@ -42,6 +42,11 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in e.items() if k not in TIMES} for e in entries if e["kind"] in ("step", "evaluation")]
 
 
+def predictions(folder: Path, split: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [line for line in lines if line.pop("split") == split]
+
+
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     newest, _ = newest_valid(folder / "checkpoints")
     assert newest is not None
@@ -219,11 +224,21 @@ def write_tags(folder: Path, write_task: WriteTask) -> Path:
 
 
 def test_words_are_tagged_and_served(write_task: WriteTask, models: dict[str, Path], tmp_path: Path) -> None:
-    """Entity F1 on exact spans, and the same tags by transformers' pipeline on the plain text."""
+    """Entity F1 on exact spans, a tag for each word, and the same by transformers' pipeline on the plain text."""
     from transformers import pipeline
 
-    result = finetune(write_tags(tmp_path, write_task), models["modernbert"], tmp_path / "runs", "epochs=12")
+    task, sentence = write_tags(tmp_path, write_task), ["nabe", "aki", "ruto"]
+    asked = [json.dumps({"tokens": words}) + "\n" for words in (sentence, sentence * 20)]
+    (tmp_path / "more.jsonl").write_text("".join(asked))
+    words = ["epochs=12", f"predict.more={tmp_path}/more.jsonl"]
+    result = finetune(task, models["modernbert"], tmp_path / "runs", *words)
     assert result["figures"]["dev"]["entity_f1"] > 0.9
+    told = predictions(tmp_path / "runs" / "tone", "dev")
+    pairs = [pair for each in told for pair in zip(each["prediction"], each["label"], strict=True)]
+    assert sum(mine == its for mine, its in pairs) > 0.95 * len(pairs)
+    first, long = predictions(tmp_path / "runs" / "tone", "more")
+    assert first["prediction"] == ["O", "B-up", "O"] and min(first["scores"]) > 0.5
+    assert len(long["prediction"]) == 60 and long["prediction"][-1] is None, "beyond the context nothing is said"
     assert result["labels"] == ["O", "B-down", "B-up"]
     serve = pipeline(
         "token-classification", str(tmp_path / "runs" / "tone" / "hf"), device="cpu", aggregation_strategy="first"

@@ -21,15 +21,10 @@ from modernbert_train.evaluate.finetune.numbers import number_labels
 from modernbert_train.evaluate.finetune.read import read_splits
 from modernbert_train.evaluate.finetune.shards import prepare
 from tests.evaluate.finetune.conftest import PLAIN, WriteTask, sentences, write_tsv
-from tests.evaluate.finetune.test_finetune import finetune, metrics, write_tags
+from tests.evaluate.finetune.test_finetune import finetune, metrics, predictions
 from tests.evaluate.finetune.test_texts import documents, task_of
 
 OTHER = {"up": "down", "down": "up"}
-
-
-def predictions(folder: Path, split: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [line for line in lines if line.pop("split") == split]
 
 
 @pytest.mark.runs
@@ -98,23 +93,6 @@ def test_scores_and_several_classes_are_predicted(
     else:
         assert np.mean([each["prediction"] == each["label"] for each in told]) > 0.9
         assert all((each["scores"]["a"] > 0.5) == ("a" in each["prediction"]) for each in told)
-
-
-@pytest.mark.runs
-def test_words_are_predicted_one_by_one(write_task: WriteTask, models: dict[str, Path], tmp_path: Path) -> None:
-    task = write_tags(tmp_path, write_task)
-    sentence = ["nabe", "aki", "ruto"]
-    (tmp_path / "more.jsonl").write_text(
-        json.dumps({"tokens": sentence}) + "\n" + json.dumps({"tokens": sentence * 20})
-    )
-    words = ["epochs=12", f"predict.more={tmp_path}/more.jsonl"]
-    result = finetune(task, models["modernbert"], tmp_path / "runs", *words)
-    told = predictions(tmp_path / "runs" / "tone", "dev")
-    pairs = [pair for each in told for pair in zip(each["prediction"], each["label"], strict=True)]
-    assert result["figures"]["dev"]["entity_f1"] > 0.9 and np.mean([mine == its for mine, its in pairs]) > 0.95
-    first, long = predictions(tmp_path / "runs" / "tone", "more")
-    assert first["prediction"] == ["O", "B-up", "O"] and min(first["scores"]) > 0.5
-    assert len(long["prediction"]) == 60 and long["prediction"][-1] is None, "beyond the context nothing is said"
 
 
 def test_lists_of_words_and_tags_are_what_a_conll_file_is(tmp_path: Path, tokenizer: Path) -> None:

@@ -11,14 +11,9 @@ import torch
 
 from modernbert_train.__main__ import main
 from tests.evaluate.finetune.conftest import WriteTask, write_choices, write_questions
-from tests.evaluate.finetune.test_finetune import finetune
+from tests.evaluate.finetune.test_finetune import finetune, predictions
 
 pytestmark = pytest.mark.runs
-
-
-def predictions_of(folder: Path, split: str = "dev") -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["split"] == split]
 
 
 def test_answers_are_learned_and_served(write_task: WriteTask, models: dict[str, Path], tmp_path: Path) -> None:
@@ -35,8 +30,8 @@ def test_answers_are_learned_and_served(write_task: WriteTask, models: dict[str,
     result = finetune(task, models["modernbert"], tmp_path / "runs")
     figures, folder = result["figures"]["dev"], tmp_path / "runs" / "tone"
     assert figures["f1"] > 0.85 and figures["num_texts"] == 40
-    said, alike = (predictions_of(folder, split) for split in ("dev", "test"))
-    assert alike == [{key: value for key, value in line.items() if key != "label"} | {"split": "test"} for line in said]
+    said, alike = (predictions(folder, split) for split in ("dev", "test"))
+    assert alike == [{key: value for key, value in line.items() if key != "label"} for line in said]
 
     class Asked:
         def __init__(self, line: dict[str, Any]) -> None:
@@ -69,7 +64,7 @@ def test_choices_are_learned_and_served(write_task: WriteTask, models: dict[str,
     result = finetune(write_choices(tmp_path, write_task, epochs=12), models["bert"], tmp_path / "runs")
     figures, folder = result["figures"]["dev"], tmp_path / "runs" / "tone"
     assert figures["accuracy"] > 0.9
-    said = predictions_of(folder)
+    said = predictions(folder, "dev")
     assert figures["accuracy"] == pytest.approx(sum(each["label"] == each["prediction"] for each in said) / 40)
     served = AutoModelForMultipleChoice.from_pretrained(folder / "hf").eval()
     reader = AutoTokenizer.from_pretrained(folder / "hf")
