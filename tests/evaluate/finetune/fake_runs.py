@@ -12,23 +12,41 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from modernbert_train.evaluate.finetune.task import asked, named_model, read_task
-from modernbert_train.evaluate.suite import cells
+if TYPE_CHECKING:
+    from modernbert_train.evaluate.suite.cells import Cell
 
 BEHAVE = "behave.json"  # in the folder of all: names of runs that "fail" or "wait" for a signal
 
 
 def install() -> None:
     """Have runs be such ones, in this process."""
+    from modernbert_train.evaluate.suite import cells
+
     cells._command = _command
 
 
-def _command(cell: cells.Cell, out: Path) -> list[str]:
-    own = [f"runs_folder={out}", f"name={cell.name}", f"seed={cell.seed}"]
-    words = [cell.task, cell.model, *cell.overrides, *own]
-    return [sys.executable, "-m", "tests.evaluate.finetune.fake_runs", "run", *words]
+def _command(cell: Cell, out: Path) -> list[str]:
+    """A run that knows its result already, and so imports nothing."""
+    from modernbert_train.evaluate.finetune.task import asked, named_model, read_task
+
+    figures: dict[str, Any]
+    if Path(cell.task).suffix != ".yaml":  # a set of retrieval
+        figures = {cell.task: {name: figure_of(cell.name) for name in ("ndcg_at_10", "main_score")}}
+        result = {"task": cell.task, "seed": None, "figures": figures, "settings": {}, "source": cell.model}
+    else:
+        words = [*cell.overrides, f"runs_folder={out}", f"name={cell.name}", f"seed={cell.seed}"]
+        task, rest = read_task(cell.task, words)
+        figures = {metric: figure_of(cell.name) for metric in task.measured}
+        result = {
+            "task": Path(cell.task).stem, "source": cell.model, "seed": cell.seed, "weights": "scratch",
+            "figures": {split: figures | {"loss": 1.0, "num_texts": 9.0} for split in task.validation},
+            "settings": {"kind": task.kind, "validation": task.validation, "metrics": task.metrics},
+            "asked": asked(task, cell.model, rest),
+        }  # fmt: skip
+    words = ["run", str(out / cell.name), named_model(cell.model).source, json.dumps(result)]
+    return [sys.executable, "-S", __file__, *words]
 
 
 def figure_of(name: str) -> float:
@@ -36,40 +54,23 @@ def figure_of(name: str) -> float:
     return int(hashlib.sha256(name.encode()).hexdigest()[:4], 16) / 65536
 
 
-def run(task_name: str, model: str, *words: str) -> int:
+def run(name: str, source: str, result: str) -> int:
     """A run, as far as others see it."""
-    last = dict(word.split("=", 1) for word in words)
-    out = Path(last["runs_folder"])
-    folder = out / last["name"]
+    folder = Path(name)
     folder.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda number, frame: _saved(folder))
     with (folder / "starts").open("a") as file:
         file.write(f"{os.getpid()} {os.environ.get('CUDA_VISIBLE_DEVICES')} {os.environ['OMP_NUM_THREADS']}\n")
-    behave = json.loads((out / BEHAVE).read_text()) if (out / BEHAVE).exists() else {}
-    while last["name"] in behave.get("wait", ()):
+    behaviour = folder.parent / BEHAVE
+    behave = json.loads(behaviour.read_text()) if behaviour.exists() else {}
+    while folder.name in behave.get("wait", ()):
         time.sleep(0.05)
-    if last["name"] in behave.get("fail", ()):
+    if folder.name in behave.get("fail", ()):
         print("error: the texts are of nobody. Name others.")
         return 65
-    source = named_model(model).source
     if not Path(source).exists():
         return 74
-    figures: dict[str, Any]
-    if Path(task_name).suffix != ".yaml":  # a set of retrieval
-        figures = {task_name: {name: figure_of(last["name"]) for name in ("ndcg_at_10", "main_score")}}
-        (folder / "result.json").write_text(
-            json.dumps({"task": task_name, "seed": None, "figures": figures, "settings": {}, "source": model})
-        )
-        return 0
-    task, rest = read_task(task_name, words)
-    figures = {metric: figure_of(last["name"]) for metric in task.measured}
-    result = {
-        "task": Path(task_name).stem, "source": model, "seed": int(last["seed"]), "weights": "scratch",
-        "figures": {split: figures | {"loss": 1.0, "num_texts": 9.0} for split in task.validation},
-        "settings": {"kind": task.kind, "validation": task.validation, "metrics": task.metrics},
-        "asked": asked(task, model, rest),
-    }  # fmt: skip
-    (folder / "result.json").write_text(json.dumps(result))
+    (folder / "result.json").write_text(result)
     return 0
 
 
