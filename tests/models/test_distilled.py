@@ -175,7 +175,9 @@ def taught(*, bf16: bool = False, compiled: bool = False) -> Any:
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "bf16", [pytest.param(False, id="fp32"), pytest.param(True, id="bf16", marks=pytest.mark.slow)]
+)
 def test_compiled_it_takes_the_same_step(sequences: Make, pack: Make, bf16: bool) -> None:
     """Layers of both, the loss and the divergence; and the second step compiles nothing again."""
     batch, _ = batch_of(sequences, pack, [*ALL.terms])
