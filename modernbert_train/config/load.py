@@ -276,7 +276,9 @@ def _fill_overrides(
             errors.append(_unphased((*here, key), section, allowed, origins))
         elif item is not None:
             mistakes = len(errors)
-            _set_leaf(typed, key, item, _strip_optional(_hints(schema)[key]), (*here, key), origins, errors)
+            _set_leaf(
+                typed, key, item, _strip_optional(typing.get_type_hints(schema)[key]), (*here, key), origins, errors
+            )
             if len(errors) == mistakes:
                 config[section][key] = typed._get_node(key)
 
