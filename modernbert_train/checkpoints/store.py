@@ -190,8 +190,6 @@ class Store:
         where = f"{self.url}/{name}".rstrip("/")
         try:
             yield
-        except RunError:
-            raise
         except FileNotFoundError:
             raise DataError(f"{where}: no such object, or no such bucket. Correct {self._key}.") from None
         except PermissionError as error:
@@ -201,6 +199,8 @@ class Store:
                 "stores other than AWS)."
             ) from None
         except Exception as error:  # of whatever library reads this store
+            if isinstance(error, RunError):
+                raise
             if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
                 raise ConfigError(f"{where}: no credentials ({error}). Set AWS_PROFILE, or the two keys.") from None
             raise StorageError(f"{where}: {type(error).__name__}: {error}") from None

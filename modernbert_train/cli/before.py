@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modernbert_train.cli.arguments import read_run, with_run
-from modernbert_train.cli.parser import Call, positive, token_count
+from modernbert_train.cli.parser import Call, float_or_nan, positive, token_count
 from modernbert_train.config.check import check as check_config
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.installed import YAMLS
@@ -230,10 +230,7 @@ def _gpu(text: str) -> str:
 
 def _price(text: str) -> tuple[str, float]:
     name, _, dollars = text.partition("=")
-    try:
-        price = float(dollars)
-    except ValueError:
-        price = math.nan
+    price = float_or_nan(dollars)
     if _gpu(name) and not (math.isfinite(price) and price >= 0):
         raise argparse.ArgumentTypeError(f"{text}: write NAME=DOLLARS, for example h100=2.50")
     return name, price

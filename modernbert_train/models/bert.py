@@ -23,16 +23,14 @@ from torch.utils.checkpoint import checkpoint
 
 from modernbert_train.batch import Packed
 from modernbert_train.config.schema import BertShape, ComputeConfig
-from modernbert_train.models.attention import Kernel, choose_kernel
-from modernbert_train.models.attention.visible import Visible
+from modernbert_train.models.attention import Kernel, for_all_layers
 from modernbert_train.models.casts import Linear
-from modernbert_train.models.encoder import Encoder, TokenHead
+from modernbert_train.models.encoder import GELU, Encoder, TokenHead
+from modernbert_train.models.heads import PredictionHead
 from modernbert_train.models.layers import compute_dtype
 from modernbert_train.models.masked_lm import ForMaskedLM
 
 _PLAIN = ComputeConfig()
-
-GELU = {"gelu": "none", "gelu_tanh": "tanh"}  # activation -> torch's name for how it is approximated
 
 
 def layer_norm(config: BertShape) -> nn.LayerNorm:
@@ -122,24 +120,14 @@ class Bert(Encoder):
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_layers))
 
-    def embedding(self) -> nn.Parameter:
-        """See `Encoder`."""
-        return self.embeddings.get_parameter("tok_embeddings.weight")
-
     def prediction_head(self) -> nn.Module:
         """See `Encoder`."""
-        return PredictionHead(self.config, self.embedding().shape[1])
+        approximate = GELU[self.config.activation]
+        return PredictionHead(self.config, self.embedding().shape[1], bias=True, approximate=approximate)
 
     def token_head(self) -> nn.Module:
         """See `Encoder`; ELECTRA's."""
         return TokenHead(self.config.hidden_size, GELU[self.config.activation])
-
-    def set_phase(self, model: BertShape) -> None:
-        """See `Encoder`: a phase may have another dropout."""
-        self.config = model
-        for module in self.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = model.dropout
 
     def forward(self, packed: Packed) -> Tensor:
         """See `Encoder`.
@@ -149,11 +137,7 @@ class Bert(Encoder):
         """
         self._check(packed)
         hidden_TD = self.embeddings(packed)
-        device, dtype, order = hidden_TD.device, compute_dtype(hidden_TD), packed.order
-        name = self.compute.global_attention or self.compute.attention  # all layers are global
-        key = "compute.global_attention" if self.compute.global_attention else "compute.attention"
-        kernel = choose_kernel(name, device, dtype, key, order)
-        layout = kernel.prepare(packed, Visible(order=order))
+        kernel, layout = for_all_layers(self.compute, packed, hidden_TD.device, compute_dtype(hidden_TD))
         recompute = self.compute.activation_checkpointing and torch.is_grad_enabled()
         for layer in self.layers:
             inputs = (hidden_TD, kernel, layout)
@@ -168,24 +152,6 @@ class Bert(Encoder):
             )
         if packed.segment_ids_T is not None and self.config.token_types == 1:
             raise ValueError("the objective makes pairs, but model.segments=1. Set model.segments=2.")
-
-
-class PredictionHead(nn.Module):
-    """norm(gelu(dense(h))), with biases; the decoder that follows is tied to the embedding, and its bias is its own.
-
-    Args:
-        config: the encoder's.
-        width: E, of what follows; None: the encoder's.
-    """
-
-    def __init__(self, config: BertShape, width: int | None = None) -> None:
-        super().__init__()
-        self.approximate = GELU[config.activation]
-        self.dense = Linear(config.hidden_size, width or config.hidden_size)
-        self.norm = nn.LayerNorm(width or config.hidden_size, eps=config.norm_eps)
-
-    def forward(self, hidden_MD: Tensor) -> Tensor:
-        return self.norm(F.gelu(self.dense(hidden_MD), approximate=self.approximate))
 
 
 class BertForMaskedLM(ForMaskedLM):

@@ -35,12 +35,11 @@ from torch.utils.checkpoint import checkpoint
 
 from modernbert_train.batch import Packed
 from modernbert_train.config.schema import ComputeConfig, DebertaConfig
-from modernbert_train.models.attention import Kernel, choose_kernel
-from modernbert_train.models.attention.visible import Visible
-from modernbert_train.models.encoder import Encoder
+from modernbert_train.models.attention import Kernel, for_all_layers
+from modernbert_train.models.encoder import GELU, Encoder
+from modernbert_train.models.heads import PredictionHead
 from modernbert_train.models.layers import compute_dtype
 
-GELU = {"gelu": "none", "gelu_tanh": "tanh"}  # activation -> torch's name for how it is approximated
 SCORES = 3**-0.5  # three are added
 
 
@@ -298,13 +297,10 @@ class Deberta(Encoder):
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_layers))
         self.convolution = Convolution(config) if config.convolution else None
 
-    def embedding(self) -> nn.Parameter:
-        """See `Encoder`."""
-        return self.embeddings.get_parameter("tok_embeddings.weight")
-
     def prediction_head(self) -> nn.Module:
         """See `Encoder`."""
-        return PredictionHead(self.config, self.embedding().shape[1])
+        approximate = GELU[self.config.activation]
+        return PredictionHead(self.config, self.embedding().shape[1], bias=True, approximate=approximate)
 
     def token_head(self) -> nn.Module:
         """See `Encoder`; DeBERTaV3's."""
@@ -313,13 +309,6 @@ class Deberta(Encoder):
     def token_states(self, hidden_TD: Tensor, packed: Packed) -> Tensor:
         """See `Encoder`: the state of its sequence's first token is added to each."""
         return hidden_TD + hidden_TD[packed.cu_seqlens_S[sequences_of(packed)].long()]
-
-    def set_phase(self, model: DebertaConfig) -> None:
-        """See `Encoder`: a phase may have another dropout, and other distances."""
-        self.config = model
-        for module in self.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = model.dropout
 
     def forward(self, packed: Packed) -> Tensor:
         """See `Encoder`. On a GPU `sdpa` waits for the device once, see there.
@@ -333,11 +322,8 @@ class Deberta(Encoder):
                 "Raise it, in the phase too; it changes no weights."
             )
         hidden_TD = self.dropout(self.norm(self.projection(self.embeddings(packed))))
-        device, dtype, order = hidden_TD.device, compute_dtype(hidden_TD), packed.order
-        name = self.compute.global_attention or self.compute.attention  # all layers are global
-        key = "compute.global_attention" if self.compute.global_attention else "compute.attention"
-        kernel = choose_kernel(name, device, dtype, key, order, self.config.score_bias)
-        layout = kernel.prepare(packed, Visible(order=order))
+        device, dtype = hidden_TD.device, compute_dtype(hidden_TD)
+        kernel, layout = for_all_layers(self.compute, packed, device, dtype, self.config.score_bias)
         places = Places.within(packed.position_ids_T, distance_rows(self.config, packed.max_seqlen))
         table_PD = self.distance_norm(self.distances.weight)
         recompute = self.compute.activation_checkpointing and torch.is_grad_enabled()
@@ -361,21 +347,3 @@ class TokenHead(nn.Module):
 
     def forward(self, hidden_TD: Tensor) -> Tensor:
         return F.gelu(self.dense(self.norm(hidden_TD)), approximate=self.approximate)
-
-
-class PredictionHead(nn.Module):
-    """norm(gelu(dense(h))), with biases, in the width of the embedding, which the decoder is tied to.
-
-    Args:
-        config: the encoder's.
-        width: E.
-    """
-
-    def __init__(self, config: DebertaConfig, width: int) -> None:
-        super().__init__()
-        self.approximate = GELU[config.activation]
-        self.dense = nn.Linear(config.hidden_size, width)
-        self.norm = nn.LayerNorm(width, eps=config.norm_eps)
-
-    def forward(self, hidden_MD: Tensor) -> Tensor:
-        return self.norm(F.gelu(self.dense(hidden_MD), approximate=self.approximate))

@@ -24,6 +24,7 @@ from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.checkpoints.saved_state import SavedState
 from modernbert_train.checkpoints.verified import step_folders
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.files import errors_to, warn
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.tensor_files import write_tensors
 from modernbert_train.core.version import __version__
@@ -71,15 +72,11 @@ def push_run(
     if every_checkpoint:
         _push_first(hub, config, newest, licence)
         for folder in step_folders(newest.folder.parent):
-            if folder == newest.folder:
-                found = newest
-            else:
-                try:
-                    found = verify(folder)
-                except StorageError as error:
-                    print(f"warning: left out: {error}")
-                    continue
-            _push(hub, config, found, folder.name, licence)
+            found = newest if folder == newest.folder else None
+            with errors_to(warn, StorageError, before="left out: "):
+                found = found or verify(folder)
+            if found is not None:
+                _push(hub, config, found, folder.name, licence)
     _push(hub, config, newest, MAIN, licence, again=True)
     print(hub.address)
 
@@ -96,12 +93,11 @@ def check_repo_id(repo_id: str) -> None:
 def _push_first(hub: Hub, config: RunConfig, newest: Checkpoint, licence: str | None) -> None:
     """The weights before the first step, where they can be made again."""
     with tempfile.TemporaryDirectory() as folder:
-        try:
+        first = None
+        with errors_to(warn, RunError, before=f"no revision {FIRST}: "):
             first = first_checkpoint(newest, Path(folder))
-        except RunError as error:
-            print(f"warning: no revision {FIRST}: {error}")
-            return
-        _push(hub, config, first, FIRST, licence)
+        if first is not None:
+            _push(hub, config, first, FIRST, licence)
 
 
 def first_checkpoint(newest: Checkpoint, folder: Path) -> Checkpoint:
