@@ -28,7 +28,7 @@ from data_prep.report import fingerprint  # noqa: E402
 from data_prep.sample import TextSample, look_at_text, shown, size_text  # noqa: E402
 from launch.budget import LEAST_HELD_OUT, MOST_HELD_OUT, Chosen, Device, choose, device_of, held_out_share  # noqa: E402
 from launch.stages import TYPED, run_stages, text_to_model  # noqa: E402
-from modernbert_train.cli.parser import Parser, float_or_nan, positive, token_count  # noqa: E402
+from modernbert_train.cli.parser import Parser, positive, token_count  # noqa: E402
 from modernbert_train.clock import Clock  # noqa: E402
 from modernbert_train.config.check import check  # noqa: E402
 from modernbert_train.config.load import load_run, load_typed  # noqa: E402
@@ -36,7 +36,7 @@ from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, T
 from modernbert_train.core.files import os_errors_as, write_whole  # noqa: E402
 from modernbert_train.core.lasting_output import lasting_output  # noqa: E402
 from modernbert_train.core.read_json import read_lines  # noqa: E402
-from modernbert_train.core.text import duration, plural, table, tokens_text  # noqa: E402
+from modernbert_train.core.text import duration, number_in, plural, table, tokens_text  # noqa: E402
 from modernbert_train.distributed.gpus import shown_gpus  # noqa: E402
 from modernbert_train.errors import (  # noqa: E402
     ConfigError,
@@ -118,7 +118,7 @@ def make_parser() -> Parser:
 
 
 def _hours(text: str) -> float:
-    hours = float_or_nan(text)
+    hours = number_in(text)
     if not 0 < hours < 1e6:
         raise argparse.ArgumentTypeError(f"{text}: a number of hours is expected, such as 8 or 0.5")
     return hours

@@ -19,6 +19,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its type
 from launch.network import interface_of, is_here, local_address
 from launch.topology import Topology
 from modernbert_train.config.launch import split_endpoint
+from modernbert_train.core.text import first_line
 from modernbert_train.distributed.rendezvous import wait_for_store, who_listens
 from modernbert_train.errors import ConfigError
 
@@ -95,7 +96,7 @@ def _hold(topology: Topology, endpoint: tuple[str, int], run_id: str) -> TCPStor
         )  # fmt: skip
     except RuntimeError as error:
         if "EADDRINUSE" not in str(error):
-            raise TimeoutError(f"{host}:{port}: {_first_line(error)}") from error
+            raise TimeoutError(f"{host}:{port}: {first_line(error)}") from error
         owner = _owner(endpoint)
         if topology.node_rank is None and owner == run_id:
             return None  # two of the machines are this one, and the other launcher came first
@@ -146,7 +147,3 @@ def _leave(store: TCPStore, nodes: int, is_host: bool) -> None:
         while is_host and gone < nodes and time.monotonic() < deadline:
             time.sleep(0.1)
             gone = store.add(_LEFT, 0)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modernbert_train.cli.arguments import read_run, with_run
-from modernbert_train.cli.parser import Call, float_or_nan, positive, token_count
+from modernbert_train.cli.parser import Call, positive, token_count
 from modernbert_train.config.check import check as check_config
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.installed import YAMLS
+from modernbert_train.core.text import number_in
 from modernbert_train.errors import ConfigError
 from modernbert_train.plan.recipe import SIZES, Asked, run_yaml, tokens_for
 
@@ -230,7 +231,7 @@ def _gpu(text: str) -> str:
 
 def _price(text: str) -> tuple[str, float]:
     name, _, dollars = text.partition("=")
-    price = float_or_nan(dollars)
+    price = number_in(dollars)
     if _gpu(name) and not (math.isfinite(price) and price >= 0):
         raise argparse.ArgumentTypeError(f"{text}: write NAME=DOLLARS, for example h100=2.50")
     return name, price

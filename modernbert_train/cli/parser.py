@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 EXIT_CODE = 64
@@ -60,13 +58,6 @@ class Parser(argparse.ArgumentParser):
         """Print the usage and what is wrong, and end the process."""
         self.print_usage(sys.stderr)
         self.exit(EXIT_CODE, f"error: {message}\n")
-
-
-def float_or_nan(text: str) -> float:
-    """A number, NaN where it is none: for `type=` functions, which say what they expect."""
-    with suppress(ValueError):
-        return float(text)
-    return math.nan
 
 
 def positive(text: str) -> int:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from modernbert_train.core.text import first_line
 from modernbert_train.errors import RunError
 
 
@@ -74,8 +75,7 @@ def anything_as(kind: type[RunError], what: str, remedy: str) -> Iterator[None]:
     except Exception as error:  # hubs, caches and damaged files can fail in any way
         if isinstance(error, RunError):
             raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-        raise kind(f"{what} ({reason}). {remedy}") from None
+        raise kind(f"{what} ({first_line(error)[:300]}). {remedy}") from None
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.read_json import parse_json
-from modernbert_train.core.text import plural, shorten
+from modernbert_train.core.text import first_line, plural, shorten
 
 _AT_ONCE = 1024  # rows
 _LONGEST = 1 << 26  # characters of a line
@@ -104,7 +104,7 @@ def _parquet(path: Path, text_columns: Sequence[str], others: Sequence[str], key
                     number += 1
                     yield _row(number, entry, text_columns, others)
     except pyarrow.ArrowException as error:
-        raise ValueError(f"no whole Parquet file ({str(error).splitlines()[0]}). Restore it.") from None
+        raise ValueError(f"no whole Parquet file ({first_line(error)}). Restore it.") from None
 
 
 def _table(path: Path, text_columns: Sequence[str], others: Sequence[str], keys: str) -> Iterator[Row]:

@@ -27,6 +27,7 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.files import errors_to, warn
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.tensor_files import write_tensors
+from modernbert_train.core.text import first_line
 from modernbert_train.core.version import __version__
 from modernbert_train.errors import ConfigError, RunError, StorageError
 from modernbert_train.models.build import build_model
@@ -203,8 +204,4 @@ def _told(repo_id: str) -> Iterator[None]:
             ) from None
         raise StorageError(f"push {repo_id}: the hub failed ({code}: {said}). {again}") from None
     except (EntryNotFoundError, httpx.HTTPError, OSError) as error:  # the first without an answer of the hub
-        raise StorageError(f"push {repo_id}: the hub cannot be reached ({_first_line(error)}). {again}") from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        raise StorageError(f"push {repo_id}: the hub cannot be reached ({first_line(error)[:300]}). {again}") from None
