@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from modernbert_train.batch import Packed
-from modernbert_train.config.schema import BertShape, ComputeConfig
+from modernbert_train.config.schema import BertShape, ComputeConfig, DebertaConfig, ModelConfig
 from modernbert_train.models.attention import Kernel, for_all_layers
 from modernbert_train.models.casts import Linear
 from modernbert_train.models.encoder import GELU, Encoder, TokenHead
@@ -33,7 +33,7 @@ from modernbert_train.models.masked_lm import ForMaskedLM
 _PLAIN = ComputeConfig()
 
 
-def layer_norm(config: BertShape) -> nn.LayerNorm:
+def layer_norm(config: Any) -> nn.LayerNorm:
     return nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
 
 
@@ -82,7 +82,7 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """Two matrices with biases, GELU between them, dropout after them."""
 
-    def __init__(self, config: BertShape) -> None:
+    def __init__(self, config: BertShape | DebertaConfig) -> None:
         super().__init__()
         self.approximate = GELU[config.activation]
         self.Wi = Linear(config.hidden_size, config.intermediate_size)
@@ -94,17 +94,17 @@ class FeedForward(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Post-norm: norm(x + attn(x)), then norm(x + mlp(x))."""
+    """Post-norm: norm(x + attn(x)), then norm(x + mlp(x)); what follows x in `forward` is the attention's."""
 
-    def __init__(self, config: BertShape) -> None:
+    def __init__(self, config: ModelConfig, attn: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
-        self.attn = Attention(config)
+        self.attn = attn
         self.attn_norm = layer_norm(config)
-        self.mlp = FeedForward(config)
+        self.mlp = mlp
         self.mlp_norm = layer_norm(config)
 
-    def forward(self, x_TD: Tensor, kernel: Kernel, layout: Any) -> Tensor:
-        x_TD = self.attn_norm(x_TD + self.attn(x_TD, kernel, layout))
+    def forward(self, x_TD: Tensor, *inputs: Any) -> Tensor:
+        x_TD = self.attn_norm(x_TD + self.attn(x_TD, *inputs))
         return self.mlp_norm(x_TD + self.mlp(x_TD))
 
 
@@ -118,7 +118,8 @@ class Bert(Encoder):
         self.config = config
         self.compute = compute
         self.embeddings = Embeddings(config)
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_layers))
+        parts = ((Attention(config), FeedForward(config)) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(EncoderLayer(config, *each) for each in parts)
 
     def prediction_head(self) -> nn.Module:
         """See `Encoder`."""

@@ -36,15 +36,12 @@ from torch.utils.checkpoint import checkpoint
 from modernbert_train.batch import Packed
 from modernbert_train.config.schema import ComputeConfig, DebertaConfig
 from modernbert_train.models.attention import Kernel, for_all_layers
+from modernbert_train.models.bert import EncoderLayer, FeedForward, layer_norm
 from modernbert_train.models.encoder import GELU, Encoder
 from modernbert_train.models.heads import PredictionHead
 from modernbert_train.models.layers import compute_dtype
 
 SCORES = 3**-0.5  # three are added
-
-
-def layer_norm(config: DebertaConfig) -> nn.LayerNorm:
-    return nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
 
 
 def distance_rows(config: DebertaConfig, longest: int) -> Tensor:
@@ -226,20 +223,6 @@ class Bias(nn.Module):
         return x_TNH + self.bias.to(x_TNH.dtype).view(x_TNH.shape[1:])
 
 
-class FeedForward(nn.Module):
-    """Two matrices with biases, GELU between them, dropout after them."""
-
-    def __init__(self, config: DebertaConfig) -> None:
-        super().__init__()
-        self.approximate = GELU[config.activation]
-        self.Wi = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.Wo = nn.Linear(config.intermediate_size, config.hidden_size)
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(self, x_TD: Tensor) -> Tensor:
-        return self.dropout(self.Wo(F.gelu(self.Wi(x_TD), approximate=self.approximate)))
-
-
 class Convolution(nn.Module):
     """norm(x + gelu(W e)): x of the first layer, e the embeddings of a token and of those beside it in its sequence."""
 
@@ -264,21 +247,6 @@ def sequences_of(packed: Packed) -> Tensor:
     return torch.searchsorted(packed.cu_seqlens_S[1:].contiguous(), place_T, right=True)
 
 
-class EncoderLayer(nn.Module):
-    """Post-norm: norm(x + attn(x)), then norm(x + mlp(x))."""
-
-    def __init__(self, config: DebertaConfig) -> None:
-        super().__init__()
-        self.attn = (FirstAttention if config.version == "v1" else Attention)(config)
-        self.attn_norm = layer_norm(config)
-        self.mlp = FeedForward(config)
-        self.mlp_norm = layer_norm(config)
-
-    def forward(self, x_TD: Tensor, table_PD: Tensor, places: Places, kernel: Kernel, layout: Any) -> Tensor:
-        x_TD = self.attn_norm(x_TD + self.attn(x_TD, table_PD, places, kernel, layout))
-        return self.mlp_norm(x_TD + self.mlp(x_TD))
-
-
 class Deberta(Encoder):
     """Embeddings, the table of distances, and layers; the last layer's norm is the last thing."""
 
@@ -294,7 +262,9 @@ class Deberta(Encoder):
         self.dropout = nn.Dropout(config.dropout)
         self.distances = nn.Embedding(config.distance_rows, config.hidden_size)
         self.distance_norm = layer_norm(config) if config.version == "v2" else nn.Identity()
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_layers))
+        attention = FirstAttention if config.version == "v1" else Attention
+        parts = ((attention(config), FeedForward(config)) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(EncoderLayer(config, *each) for each in parts)
         self.convolution = Convolution(config) if config.convolution else None
 
     def prediction_head(self) -> nn.Module:

@@ -26,13 +26,10 @@ from torch.utils.checkpoint import checkpoint
 from modernbert_train.batch import QUERY_RANK, Packed
 from modernbert_train.config.schema import ComputeConfig, XLNetConfig
 from modernbert_train.models.attention import Kernel, for_all_layers
+from modernbert_train.models.bert import EncoderLayer
 from modernbert_train.models.casts import Linear
 from modernbert_train.models.encoder import GELU, Encoder
 from modernbert_train.models.layers import compute_dtype
-
-
-def layer_norm(config: XLNetConfig) -> nn.LayerNorm:
-    return nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
 
 
 def distance_table(longest: int, width: int, device: torch.device) -> Tensor:
@@ -176,21 +173,6 @@ class FeedForward(nn.Module):
         return self.dropout(self.Wo(inner_TF))
 
 
-class EncoderLayer(nn.Module):
-    """Post-norm: norm(x + attn(x)), then norm(x + mlp(x))."""
-
-    def __init__(self, config: XLNetConfig) -> None:
-        super().__init__()
-        self.attn = Attention(config)
-        self.attn_norm = layer_norm(config)
-        self.mlp = FeedForward(config)
-        self.mlp_norm = layer_norm(config)
-
-    def forward(self, x_TD: Tensor, table_PD: Tensor, places: Places, kernel: Kernel, layout: Any) -> Tensor:
-        x_TD = self.attn_norm(x_TD + self.attn(x_TD, table_PD, places, kernel, layout))
-        return self.mlp_norm(x_TD + self.mlp(x_TD))
-
-
 class XLNet(Encoder):
     """Embeddings and layers, and dropout after the last."""
 
@@ -199,7 +181,8 @@ class XLNet(Encoder):
         self.config = config
         self.compute = compute
         self.embeddings = Embeddings(config)
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_layers))
+        parts = ((Attention(config), FeedForward(config)) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(EncoderLayer(config, *each) for each in parts)
         self.dropout = nn.Dropout(config.dropout)
 
     def prediction_head(self) -> nn.Module:
