@@ -25,6 +25,7 @@ if not __package__:  # run as a script: sys.path begins with this folder, the pa
 import numpy as np
 from numpy.typing import NDArray
 
+from data_prep.clean.fields import as_score
 from data_prep.program import finish
 from data_prep.read.tables import hub_rows
 from data_prep.write.workspace import workspace
@@ -208,10 +209,9 @@ def _row(texts: Sequence[str], cells: Sequence[Any], place: str, asked: argparse
 def _scores(texts: Sequence[Any], cell: Any, place: str, asked: argparse.Namespace) -> list[float]:
     """The scores of a cell as shares of their range, as many as there are texts."""
     found, (low, high) = _listed(cell), asked.score_range
-    try:
-        scores = [float(each) for each in found]
-    except (TypeError, ValueError):
-        raise ValueError(f"{place}: {found} is no score. Give numbers.") from None
+    scores = [score for each in found if (score := as_score(each)) is not None]
+    if len(scores) < len(found):
+        raise ValueError(f"{place}: {found} is no score. Give numbers.")
     if len(scores) != len(texts):
         raise ValueError(
             f"{place}: {plural(len(texts), 'text')}, and {plural(len(scores), 'score')}. Give one for each."

@@ -160,12 +160,9 @@ def _exit_code(pid: int) -> int | None:
 
     A rank has no process, 0, until it has said which; the system would refuse to look for that.
     """
-    if pid == 0:
-        return None
-    try:
-        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return None
+    found = None
+    with suppress(ChildProcessError):
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) if pid else None
     if found is None:
         return None
     return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status

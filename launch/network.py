@@ -5,6 +5,9 @@ from __future__ import annotations
 import fcntl
 import socket
 import struct
+from contextlib import suppress
+
+from modernbert_train.core.files import os_errors_as
 
 _SIOCGIFADDR = 0x8915  # asks Linux for the address of a network interface
 
@@ -15,23 +18,19 @@ def local_address(host: str, port: int) -> str:
     Raises:
         TimeoutError: the host has no address, or there is no way to it.
     """
-    try:
+    with os_errors_as(TimeoutError, host):
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
             probe.connect(address)
             return str(probe.getsockname()[0])
-    except OSError as error:
-        raise TimeoutError(f"{host}: {error.strerror}") from error
 
 
 def interface_of(address: str) -> str | None:
     """The network interface that has an IPv4 address; None if none has it."""
     for _, name in socket.if_nameindex():
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            try:
-                reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))
-            except OSError:
-                continue  # it has no address
+        # one without an address is refused
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))
             if socket.inet_ntoa(reply[20:24]) == address:
                 return name
     return None
@@ -39,10 +38,9 @@ def interface_of(address: str) -> str | None:
 
 def is_here(host: str) -> bool:
     """Whether a name or an address is one of this machine's."""
-    try:
+    with suppress(OSError):
         family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
             probe.bind(address)
-    except OSError:
-        return False
-    return True
+            return True
+    return False

@@ -15,6 +15,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, T
 from modernbert_train.core.files import os_errors_as, write_whole  # noqa: E402
 from modernbert_train.core.lasting_output import lasting_output  # noqa: E402
 from modernbert_train.core.read_json import read_lines  # noqa: E402
-from modernbert_train.core.text import duration, plural, table, tokens_text  # noqa: E402
+from modernbert_train.core.text import duration, number_in, plural, table, tokens_text  # noqa: E402
 from modernbert_train.distributed.gpus import shown_gpus  # noqa: E402
 from modernbert_train.errors import (  # noqa: E402
     ConfigError,
@@ -43,6 +44,7 @@ from modernbert_train.errors import (  # noqa: E402
     StoppedEarly,
     StorageError,
     exit_code_of,
+    interrupts_as,
 )
 from modernbert_train.plan.answer import answer  # noqa: E402
 from modernbert_train.plan.expected_loss import expect, is_ruled  # noqa: E402
@@ -116,10 +118,7 @@ def make_parser() -> Parser:
 
 
 def _hours(text: str) -> float:
-    try:
-        hours = float(text)
-    except ValueError:
-        hours = 0.0
+    hours = number_in(text)
     if not 0 < hours < 1e6:
         raise argparse.ArgumentTypeError(f"{text}: a number of hours is expected, such as 8 or 0.5")
     return hours
@@ -131,11 +130,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = make_parser().parse_args(arguments)
     if options.tokens is not None and options.size is None:
         make_parser().error("--tokens is of --size: hours say how many there are time for.")
-    try:
-        return exit_code_of(lambda: _pretrain(options))
-    except KeyboardInterrupt:
-        print("stopped; nothing has been trained yet.", file=sys.stderr)
-        return 75
+
+    def interruptible() -> int:
+        with interrupts_as("stopped; nothing has been trained yet."):
+            return _pretrain(options)
+
+    return exit_code_of(interruptible)
 
 
 def _pretrain(options: argparse.Namespace) -> int:
@@ -305,11 +305,10 @@ def _keeps(place: Place, question: dict[str, Any], digest: str) -> bool:
 
 def _record(file: Path) -> dict[str, Any] | None:
     """What `pretrain` wrote about a run.yaml; None where there is none."""
-    try:
+    found = None
+    with suppress(OSError, ValueError):
         first = file.read_text(encoding="utf-8").partition("\n")[0]
         found = json.loads(first.removeprefix(_LINE)) if first.startswith(_LINE) else None
-    except (OSError, ValueError):
-        return None
     return found if isinstance(found, dict) and {"question", "digest", "body"} <= found.keys() else None
 
 

@@ -265,13 +265,11 @@ def rank_processes() -> list[int]:
     """The ranks among this process's children: the agent gives each a session of its own."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
+        with suppress(OSError):  # it has ended since
             _, _, rest = path.read_text(encoding="utf-8", errors="replace").rpartition(")")
-        except OSError:
-            continue  # it has ended since
-        parent, session = int(rest.split()[1]), int(rest.split()[3])
-        if parent == os.getpid() and session == int(path.parent.name):
-            found.append(session)
+            parent, session = int(rest.split()[1]), int(rest.split()[3])
+            if parent == os.getpid() and session == int(path.parent.name):
+                found.append(session)
     return found
 
 

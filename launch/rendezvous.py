@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its type
 from launch.network import interface_of, is_here, local_address
 from launch.topology import Topology
 from modernbert_train.config.launch import split_endpoint
+from modernbert_train.core.text import first_line
 from modernbert_train.distributed.rendezvous import wait_for_store, who_listens
 from modernbert_train.errors import ConfigError
 
@@ -76,13 +77,11 @@ def rendezvous(topology: Topology, run_id: str, seconds: float) -> Iterator[Meet
 
 def _address(endpoint: tuple[str, int], deadline: float) -> str:
     """This machine's address on its way to the others; the name of a machine that is starting may come late."""
-    while True:
-        try:
+    while time.monotonic() < deadline:
+        with suppress(TimeoutError):
             return local_address(*endpoint)
-        except TimeoutError:
-            if time.monotonic() > deadline:
-                raise
         time.sleep(0.5)
+    return local_address(*endpoint)
 
 
 def _hold(topology: Topology, endpoint: tuple[str, int], run_id: str) -> TCPStore | None:
@@ -97,7 +96,7 @@ def _hold(topology: Topology, endpoint: tuple[str, int], run_id: str) -> TCPStor
         )  # fmt: skip
     except RuntimeError as error:
         if "EADDRINUSE" not in str(error):
-            raise TimeoutError(f"{host}:{port}: {_first_line(error)}") from error
+            raise TimeoutError(f"{host}:{port}: {first_line(error)}") from error
         owner = _owner(endpoint)
         if topology.node_rank is None and owner == run_id:
             return None  # two of the machines are this one, and the other launcher came first
@@ -114,11 +113,10 @@ def _owner(endpoint: tuple[str, int]) -> str | None:
     """The run whose store listens there; empty if it is not of this project, None if it is no store."""
     if who_listens(*endpoint) != "store":
         return None
-    try:
+    with suppress(RuntimeError):  # it has ended since
         store = TCPStore(*endpoint, is_master=False, timeout=timedelta(seconds=_WAIT_SECONDS))
         return store.get(_RUN).decode() if store.check([_RUN]) else ""
-    except RuntimeError:  # it has ended since
-        return None
+    return None
 
 
 def _come(endpoint: tuple[str, int], run_id: str, deadline: float) -> TCPStore:
@@ -129,11 +127,9 @@ def _come(endpoint: tuple[str, int], run_id: str, deadline: float) -> TCPStore:
         wait_for_store(*endpoint, max(0.0, deadline - time.monotonic()), lambda line: print(line, flush=True))
         owner = _owner(endpoint)
         if owner == run_id:
-            try:
+            with suppress(RuntimeError):  # it has ended since
                 return TCPStore(*endpoint, is_master=False, timeout=timedelta(seconds=_WAIT_SECONDS))
-            except RuntimeError:
-                continue  # it has ended since
-        if owner is not None:
+        elif owner is not None:
             what = f"the run {owner.removeprefix('modernbert-train-')}" if owner else "another program"
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{where} is where {what} meets, not this one")
@@ -145,15 +141,9 @@ def _come(endpoint: tuple[str, int], run_id: str, deadline: float) -> TCPStore:
 
 def _leave(store: TCPStore, nodes: int, is_host: bool) -> None:
     """Note that this machine needs the store no more; who holds it waits for the others, or for some seconds."""
-    try:
+    with suppress(RuntimeError):  # the store is lost, and what led to that is being told
         gone = store.add(_LEFT, 1)
         deadline = time.monotonic() + LINGER_SECONDS
         while is_host and gone < nodes and time.monotonic() < deadline:
             time.sleep(0.1)
             gone = store.add(_LEFT, 0)
-    except RuntimeError:
-        pass  # the store is lost, and what led to that is being told
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

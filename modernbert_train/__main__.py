@@ -27,7 +27,7 @@ from modernbert_train.core.version import __version__
 from modernbert_train.distributed import orphans, scratch
 from modernbert_train.distributed.gpus import use_expandable_segments
 from modernbert_train.distributed.launched import speaks_for_all
-from modernbert_train.errors import RunError, StoppedEarly
+from modernbert_train.errors import RunError, exit_code_of
 
 __all__ = ["main", "program", "read_run"]
 
@@ -68,20 +68,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(make_parser(verb), words[1:])
     use_expandable_segments()  # whatever the verb computes, in this process or in those that it starts
     try:
-        options.call(options)
-    except StoppedEarly as stopped:
-        if speaks_for_all():
-            print(stopped, file=sys.stderr)
-        return stopped.exit_code
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        return exit_code_of(lambda: options.call(options), speaks=speaks_for_all())
     except Exception as error:  # a bug, told as one
         if not getattr(error, "shown", False):  # of several ranks it was, before the others were told
             print(redact(traceback.format_exc()), end="", file=sys.stderr)
         print("error: this is a bug. Report it with the lines above and the output of `doctor`.", file=sys.stderr)
         return RunError.exit_code
-    return 0
 
 
 def parse(of_verb: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:

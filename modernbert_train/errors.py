@@ -6,7 +6,8 @@ finished run and 64 wrong arguments; docs/faults.md has the whole table.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from modernbert_train.core.redact import redact
 from modernbert_train.core.text import printable
@@ -75,10 +76,26 @@ class HangError(RunError):
     exit_code = 124
 
 
-def exit_code_of(work: Callable[[], int | None]) -> int:
-    """Do what a program is for; an error of the user's is printed. Returns the exit code, 0 for None."""
+def exit_code_of(work: Callable[[], int | None], *, speaks: bool = True) -> int:
+    """Do what a program is for; an error of the user's is printed. Returns the exit code, 0 for None.
+
+    Args:
+        work: what it is for.
+        speaks: print that it was stopped, too; of several ranks one does.
+    """
     try:
         return work() or 0
     except RunError as error:
-        print(error if isinstance(error, StoppedEarly) else f"error: {error}", file=sys.stderr)
+        stopped = isinstance(error, StoppedEarly)
+        if speaks or not stopped:
+            print(error if stopped else f"error: {error}", file=sys.stderr)
         return error.exit_code
+
+
+@contextmanager
+def interrupts_as(text: str) -> Iterator[None]:
+    """Turn Ctrl-C within the block into StoppedEarly with this text."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise StoppedEarly(text) from None

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import content_of, parse_json
 from modernbert_train.core.read_once import read_once
@@ -155,7 +156,9 @@ def _inside_words(ids: Mapping[str, int]) -> set[int]:
 
 
 def _parse(path: Path) -> _Tokenizer:
-    try:
+    damage = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
+    remedy = "data.tokenizer must name a tokenizer folder, as `prepare` makes it."
+    with os_errors_as(DataError, f"{path}: not a readable tokenizer", remedy, *damage):
         content = content_of(path)
         tokenizer = parse_json(content)
         listed = tokenizer["model"]["vocab"]
@@ -168,12 +171,6 @@ def _parse(path: Path) -> _Tokenizer:
             raise ValueError(f"{wrong[0][:40]!r} has the id {vocabulary[wrong[0]]:.9g}")
         pairs = _segments_of_pairs(tokenizer.get("post_processor") or {})
         return _Tokenizer(hashlib.sha256(content).hexdigest(), vocabulary, added, pairs)
-    except FileNotFoundError:
-        raise DataError(
-            f"{path}: no such file. data.tokenizer must name a tokenizer folder, as `prepare` makes it."
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise DataError(f"{path}: not a readable tokenizer ({type(error).__name__}: {error}).") from None
 
 
 def _segments_of_pairs(post_processor: Mapping[str, Any]) -> bool:

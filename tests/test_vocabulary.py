@@ -60,7 +60,7 @@ def test_missing_special_tokens_are_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such file. data.tokenizer must name a tokenizer folder"):
+    with pytest.raises(DataError, match="No such file.*data.tokenizer must name a tokenizer folder"):
         read_vocabulary(tmp_path / "absent")
 
 

@@ -7,6 +7,7 @@ by them; a run weighs streams (docs/mixtures.md), exactly, in every phase as it 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from math import isfinite
 from typing import Any
 
@@ -46,11 +47,9 @@ def as_score(value: Any) -> float | None:
     """A field's value as a number, also where it is written as text; None where it is none."""
     if not isinstance(value, (bool, int, float, str)):
         return None
-    try:
-        score = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return score if isfinite(score) else None
+    with suppress(ValueError, OverflowError):
+        return score if isfinite(score := float(value)) else None
+    return None
 
 
 def stream_of(streams: StreamsConfig, fields: Mapping[str, Any]) -> str:

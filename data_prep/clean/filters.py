@@ -14,7 +14,7 @@ from typing import Any
 
 from data_prep.read.items import LeftOut
 from modernbert_train.config.tools.prepare import ALTERING_FILTERS, LANGUAGE_FILTER, FilterConfig
-from modernbert_train.core.files import os_errors_as
+from modernbert_train.core.files import anything_as, os_errors_as
 from modernbert_train.errors import ConfigError
 
 
@@ -97,13 +97,9 @@ def _make(name: str, config: FilterConfig) -> Any:
         from data_prep.clean.words import PlainWords
 
         arguments.setdefault("language", PlainWords())
-    try:
+    remedy = f"Correct {place}.arguments, or install what it names."
+    with anything_as(ConfigError, f"{place}: {config.filter} cannot be made", remedy):
         block = kind(**arguments)
-    except Exception as error:  # datatrove raises ImportError, ValueError, AssertionError
-        raise ConfigError(
-            f"{place}: {config.filter} cannot be made ({type(error).__name__}: {error}). Correct "
-            f"{place}.arguments, or install what it names."
-        ) from None
     if config.filter == LANGUAGE_FILTER:
         assert config.model is not None
         block.model = _language_model(place, Path(config.model), block.languages)

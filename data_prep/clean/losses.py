@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from data_prep.clean.documents import SourceTally, Tally
@@ -107,9 +108,7 @@ def encodings_of(files: list[Path]) -> Counter[str | None]:
     """What the first files look like, by encoding; None where it cannot be told."""
     found: Counter[str | None] = Counter()
     for file in files[:_FILES]:
-        try:
+        with suppress(OSError, EOFError, ValueError):  # which is counted as unreadable
             encoding = look_at(file)
             found[encoding and family(encoding)] += 1
-        except (OSError, EOFError, ValueError):
-            continue  # which is counted as unreadable
     return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -124,11 +125,10 @@ def look_at(file: Path) -> str | None:
 
 
 def _is_utf_8(raw: bytes) -> bool:
-    try:
+    with suppress(UnicodeDecodeError):
         raw.decode(UTF_8)
-    except UnicodeDecodeError:
-        return False
-    return True
+        return True
+    return False
 
 
 def is_surely_utf_8(raw: bytes) -> bool:

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 from data_prep.read.encodings import AUTO, UTF_8, codec_of, has_utf_16_mark, is_ascii_based
 from data_prep.read.items import Document, LeftOut, Span, decode, decoded_as, no_lines, take_text
 from modernbert_train.config.tools.prepare import SourceConfig
+from modernbert_train.core.files import values_as
 
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zstd")  # compressed files, by the end of their names
 _BLOCK_BYTES = 1 << 17  # small, because a block of repetitions decompresses to thousands of times its size
@@ -185,10 +186,9 @@ def _zstd_blocks(raw: BinaryIO) -> Iterator[bytes]:
     while block := raw.read(_BLOCK_BYTES):
         while block:
             decoder = decoder or zstandard.ZstdDecompressor().decompressobj()
-            try:
-                yield decoder.decompress(block)
-            except zstandard.ZstdError as error:
-                raise EOFError(f"damaged zstd data: {error}") from None
+            with values_as(EOFError, "damaged zstd data", zstandard.ZstdError):
+                read = decoder.decompress(block)
+            yield read
             block = decoder.unused_data if decoder.eof else b""
             decoder = None if decoder.eof else decoder
     if decoder is not None:

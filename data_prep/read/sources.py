@@ -11,6 +11,7 @@ import re
 import sysconfig
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -170,11 +171,10 @@ def _matching(folder: Path, parts: tuple[str, ...]) -> Iterator[Path]:
 
 def file_state(path: Path) -> tuple[int, int]:
     """Size in bytes and time of change in nanoseconds; (-1, 0) of a dangling link, which reading will report."""
-    try:
+    with suppress(OSError):
         stat = path.stat()
-    except OSError:
-        return -1, 0
-    return stat.st_size, stat.st_mtime_ns
+        return stat.st_size, stat.st_mtime_ns
+    return -1, 0
 
 
 def whole_spans(name: str, source: SourceConfig) -> Iterator[Span]:

@@ -6,12 +6,13 @@ A Parquet file can be cut between its row groups, and a hub dataset where `datas
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
 from data_prep.read.items import Document, LeftOut, Span, no_lines, no_text, take_text, text_field_of
 from modernbert_train.config.tools.prepare import SourceConfig
+from modernbert_train.core.files import anything_as
 from modernbert_train.errors import DataError
 
 _ROWS = 64  # turned into Python objects at once
@@ -22,11 +23,10 @@ def parquet_groups(file: Path) -> list[int]:
     """Bytes of each row group, decompressed; empty when the file is damaged, which reading will report."""
     import pyarrow.parquet
 
-    try:
+    with suppress(OSError, ValueError):  # pyarrow's own errors are both
         metadata = pyarrow.parquet.read_metadata(file)
-    except (OSError, ValueError):  # pyarrow's own errors are both
-        return []
-    return [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
+        return [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
+    return []
 
 
 def parquet_columns(file: Path) -> list[str]:
@@ -96,12 +96,6 @@ def _hub_rows(source: SourceConfig) -> Any:
     return datasets.load_dataset(source.path, source.subset, split=source.split or "train", streaming=True)
 
 
-@contextmanager
-def _told(name: str, source: SourceConfig) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # of the hub, the network, and any reader of `datasets`
-        raise DataError(
-            f"sources.{name}.path={source.path}: split {source.split or 'train'} cannot be read to its end "
-            f"({type(error).__name__}: {' '.join(str(error).split())}). Correct path, subset and split, or try again."
-        ) from error
+def _told(name: str, source: SourceConfig) -> AbstractContextManager[None]:
+    what = f"sources.{name}.path={source.path}: split {source.split or 'train'} cannot be read to its end"
+    return anything_as(DataError, what, "Correct path, subset and split, or try again.")

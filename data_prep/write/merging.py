@@ -139,9 +139,9 @@ def _link_shards(parts: list[Path], folder: Path) -> Iterator[dict[str, Any]]:
 def _link(old: Path, new: Path) -> None:
     try:
         os.link(old, new)
-    except FileExistsError:  # a copy would replace it
-        raise
     except OSError:  # a file system without hard links
+        if new.exists():  # which a copy would replace
+            raise
         shutil.copyfile(old, new)
 
 

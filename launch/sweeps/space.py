@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from optuna.distributions import (
 
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.config.tools.sweep import DimensionConfig, SweepConfig, grid_values, sweep_problems
+from modernbert_train.core.files import errors_to
 from modernbert_train.errors import ConfigError
 from modernbert_train.weights.named_model import read_config
 
@@ -86,13 +88,11 @@ def make_space(sweep: SweepConfig) -> Space:
     samples = {key: _samples(dimension) for key, dimension in sweep.space.items()}
     corner = {key: values[0] for key, values in samples.items()}
     config = _load(sweep, corner)
-    messages = []
+    messages: list[str] = []
     for key, values in samples.items():
         for value in values[1:]:
-            try:
+            with errors_to(messages.append, ConfigError):
                 _load(sweep, corner | {key: value})
-            except ConfigError as error:
-                messages.append(str(error))
     if messages:
         raise ConfigError("\n".join(dict.fromkeys(messages)))
     _check_objective(sweep, config)
@@ -169,11 +169,10 @@ def _distribution(sweep: SweepConfig, corner: Params, key: str, dimension: Dimen
 
 def _is_whole(sweep: SweepConfig, corner: Params, key: str) -> bool:
     """Whether a run takes only whole numbers for this key; its loader knows."""
-    try:
+    with suppress(ConfigError):
         load_point(sweep, [override(name, value) for name, value in (dict(corner) | {key: 0.5}).items()])
-    except ConfigError:
-        return True
-    return False
+        return False
+    return True
 
 
 def _points(sweep: SweepConfig, distributions: Mapping[str, BaseDistribution]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ import time
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -113,13 +113,12 @@ class Store:
         Returns:
             False if it was given up in the meantime, because this worker seemed dead.
         """
-        try:
+        with suppress(UpdateFinishedTrialError, ValueError):
             for name, given in attributes.items():
                 trial.set_user_attr(name, given)
             self.study.tell(trial, value, state)
-        except (UpdateFinishedTrialError, ValueError):
-            return False
-        return True
+            return True
+        return False
 
     def crashes(self, slot: int) -> int:
         """Attempts at a slot that failed by themselves."""
@@ -155,10 +154,10 @@ class Store:
             )
 
     def _take(self, attempt: FrozenTrial) -> bool:
-        try:
-            if not self._storage.set_trial_state_values(id_of(attempt), TrialState.RUNNING):
-                return False
-        except UpdateFinishedTrialError:
+        taken = False
+        with suppress(UpdateFinishedTrialError):
+            taken = self._storage.set_trial_state_values(id_of(attempt), TrialState.RUNNING)
+        if not taken:
             return False
         others = slots(self.attempts())[attempt.user_attrs[SLOT]]
         if any(over(o) or (o.number < attempt.number and not o.state.is_finished()) for o in others):
@@ -268,10 +267,9 @@ def _reachable(sweep: SweepConfig) -> Iterator[None]:
 def _without_password(sweep: SweepConfig) -> str:
     if sweep.storage is None:
         return f"sqlite:///{sweep.folder}/sweep.db"
-    try:
+    with suppress(ArgumentError):
         return sqlalchemy.make_url(sweep.storage).render_as_string(hide_password=True)
-    except ArgumentError:
-        return sweep.storage.split("://", maxsplit=1)[0] + "://..."
+    return sweep.storage.split("://", maxsplit=1)[0] + "://..."
 
 
 def _pruner(space: Space) -> optuna.pruners.BasePruner:

@@ -293,9 +293,8 @@ def commit(
                 phase_end=phase_end,
                 milestone=milestone,
             )
-    except StorageError:
+    finally:
         shutil.rmtree(staging, ignore_errors=True)
-        raise
     return final
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from modernbert_train.core.files import append_line
+from modernbert_train.core.files import append_line, errors_to, warn
 from modernbert_train.core.read_json import is_count, number, read_lines
 from modernbert_train.core.text import shorten
 from modernbert_train.core.version import __version__
@@ -85,12 +84,9 @@ def keep_result(
         "version": __version__,
     }
     file = run / EVALUATIONS
-    try:
-        if any({key: each.get(key) for key in entry} == entry for each in read_lines(file)[0]):
-            return
-        append_line(file, json.dumps(entry | {"time": round(time.time(), 3)}))
-    except OSError as error:
-        print(f"warning: {file}: cannot be written ({error.strerror}), so the figures are not kept", file=sys.stderr)
+    with errors_to(warn, OSError, before=f"{file}: cannot be written, so the figures are not kept: "):
+        if not any({key: each.get(key) for key in entry} == entry for each in read_lines(file)[0]):
+            append_line(file, json.dumps(entry | {"time": round(time.time(), 3)}))
 
 
 def read_results(run_folder: Path) -> list[Result]:

@@ -32,7 +32,7 @@ from modernbert_train.config.knob import may
 from modernbert_train.config.load import differences, load_run, to_yaml
 from modernbert_train.config.plugins import versions
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.core.files import append_line, lock_now, os_errors_as, write_whole
+from modernbert_train.core.files import append_line, lock_now, os_errors_as, values_as, write_whole
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import Count, as_type, is_count, read_lines
 from modernbert_train.core.redact import redact, redacted
@@ -42,6 +42,10 @@ from modernbert_train.errors import ConfigError, RunError, StorageError
 
 SAMPLES = "samples.jsonl"
 _GONE_SECONDS = 60.0  # a process that trains records more often, mostly; a scheduler starts a lost job again later
+_OF_FAULTS = (
+    ". It lists the updates that the run has skipped, and without it the run would not continue as it did. Restore it "
+    "from a copy; or remove the damaged lines, if those updates lie before the newest checkpoint."
+)
 _RECORDS = ("config.yaml", DATA, "metrics.jsonl", "faults.jsonl")  # written by who has the folder, and by nobody else
 
 
@@ -143,13 +147,13 @@ class RunFolder:
         saved = self.path / "config.yaml"
         if not saved.exists():
             return []
-        try:
+        remedy = (
+            "\nContinue with the version that wrote it, give this run another name=, or start over with --fresh (the "
+            "old run is kept beside it)."
+        )
+        others = f"{saved}: not written by this version, which has other keys"
+        with values_as(ConfigError, others, ConfigError, after=remedy):
             last = load_run([saved])
-        except ConfigError as error:
-            raise ConfigError(
-                f"{saved}: not written by this version, which has other keys:\n{error}\nContinue with the version that "
-                "wrote it, give this run another name=, or start over with --fresh (the old run is kept beside it)."
-            ) from None
         changed = differences(filled(last, {}), recorded(self.config, last))
         before, after = list(last.phases), list(self.config.phases)
         if before != after and sorted(before) == sorted(after):
@@ -236,12 +240,10 @@ class RunFolder:
         """
         entries, damaged = _read(self.faults)
         for number, entry in enumerate(entries, start=1):
-            try:
+            with values_as(StorageError, f"{self.faults}: damaged; entry {number}", after=_OF_FAULTS):
                 _check_fault(entry)
-            except ValueError as error:
-                raise _damaged_fault(self.faults, f"entry {number}: {error}") from None
         if damaged:
-            raise _damaged_fault(self.faults, f"{damaged} lines are no JSON or tell of no step")
+            raise StorageError(f"{self.faults}: damaged; {damaged} lines are no JSON or tell of no step{_OF_FAULTS}")
         return entries
 
     def rewind_metrics(self, step: int) -> None:
@@ -329,14 +331,6 @@ def _check_fault(entry: dict[str, Any]) -> None:
         as_type(kind, entry.get(key), key)
     if entry["action"] == "roll_back" and not re.fullmatch(r"step-\d{8,18}", as_type(str, entry.get("to"), "to")):
         raise ValueError(f"to: expected the name of a checkpoint, found {entry['to'][:60]!r}")
-
-
-def _damaged_fault(path: Path, found: str) -> StorageError:
-    return StorageError(
-        f"{path}: damaged; {found}. It lists the updates that the run has skipped, and without it the run would "
-        "not continue as it did. Restore it from a copy; or remove the damaged lines, if those updates lie before the "
-        "newest checkpoint."
-    )
 
 
 def _change(key: str, old: Any, new: Any) -> str:

@@ -33,7 +33,7 @@ from modernbert_train.checkpoints.checkpoint import (
     write_part,
 )
 from modernbert_train.checkpoints.verified import METRICS
-from modernbert_train.core.files import sync
+from modernbert_train.core.files import errors_to, os_errors_as, sync, warn
 from modernbert_train.core.read_json import as_type
 from modernbert_train.distributed.group import gather_from_all, num_ranks, on_rank_zero, this_rank
 from modernbert_train.distributed.heartbeat import GRACE_SECONDS
@@ -194,10 +194,8 @@ class Saver:
 
     def settle(self, at_most: float) -> None:
         """Before a run ends with an error: let the checkpoint be completed that is being written, and raise nothing."""
-        try:
+        with errors_to(warn, RunError):
             self.wait(at_most)
-        except RunError as error:
-            print(f"warning: {error}", flush=True)
 
     def _tell(self) -> None:
         self._moved = time.monotonic()
@@ -244,14 +242,9 @@ class Saver:
                 shutil.rmtree(staging, ignore_errors=True)
             raise
         self._post("end", {})  # it is whole now, whatever becomes of the older ones
-        try:
+        left = f"{final} is written; those that checkpoint.keep={self._keep} no longer keeps could not be removed"
+        with errors_to(warn, StorageError), os_errors_as(StorageError, left, "The next checkpoint tries again."):
             clean(self._checkpoints, self._keep)
-        except OSError as error:
-            print(
-                f"warning: {final} is written; those that checkpoint.keep={self._keep} no longer keeps could not be "
-                f"removed ({error.strerror or error}). The next checkpoint tries again.",
-                flush=True,
-            )
         return written
 
     def _others(self, final: Path, seconds: float) -> list[Part]:

@@ -29,18 +29,13 @@ _WITH_PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
 Moved = Callable[[int], None]  # is told of the bytes that have moved
 
 
-def problem_of(url: str, key: str = KEY) -> str | None:
-    """What is wrong with a URL, found without asking the store; None if nothing is.
-
-    Args:
-        url: of the store.
-        key: where it was set.
-    """
+def problem_of(url: str) -> str | None:
+    """What is wrong with the URL of a store, found without asking it; None if nothing is."""
     if "://" not in url:
-        return f"{key}={url}: not a URL. Write s3://BUCKET/FOLDER, gs://... or file:///OTHER/DISK."
+        return f"{KEY}={url}: not a URL. Write s3://BUCKET/FOLDER, gs://... or file:///OTHER/DISK."
     if _WITH_PASSWORD.search(url):
         return (
-            f"{key}: has a password in it, and is saved with the run. Leave it out, and give credentials "
+            f"{KEY}: has a password in it, and is saved with the run. Leave it out, and give credentials "
             "as the store's library takes them (for S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile)."
         )
     from fsspec import available_protocols, get_filesystem_class
@@ -49,10 +44,10 @@ def problem_of(url: str, key: str = KEY) -> str | None:
     try:
         get_filesystem_class(protocol)
     except ValueError:
-        return f"{key}={url}: no such kind of store. There are {', '.join(sorted(available_protocols()))}."
+        return f"{KEY}={url}: no such kind of store. There are {', '.join(sorted(available_protocols()))}."
     except ImportError as error:
         remedy = "pip install 'modernbert-train[s3]'" if protocol == "s3" else "Install the package it names"
-        return f"{key}={url}: cannot be used here ({error}). {remedy}."
+        return f"{KEY}={url}: cannot be used here ({error}). {remedy}."
     return None
 
 
@@ -64,16 +59,12 @@ class Store:
         run: name of the run.
         timeout_seconds: an answer that takes longer is an error, where the store's library can be told so.
         moved: is told of the bytes that have moved, as they move.
-        key: where the URL was set, for errors.
     """
 
-    def __init__(
-        self, url: str, run: str, timeout_seconds: float, moved: Moved = lambda count: None, key: str = KEY
-    ) -> None:
+    def __init__(self, url: str, run: str, timeout_seconds: float, moved: Moved = lambda count: None) -> None:
         from fsspec.core import url_to_fs
 
         self.url = f"{url.rstrip('/')}/{run}"
-        self._key = key
         self._moved = moved
         with self._errors(""):
             self._fs, self._root = url_to_fs(self.url, **_options(url, timeout_seconds))
@@ -190,10 +181,8 @@ class Store:
         where = f"{self.url}/{name}".rstrip("/")
         try:
             yield
-        except RunError:
-            raise
         except FileNotFoundError:
-            raise DataError(f"{where}: no such object, or no such bucket. Correct {self._key}.") from None
+            raise DataError(f"{where}: no such object, or no such bucket. Correct {KEY}.") from None
         except PermissionError as error:
             raise ConfigError(
                 f"{where}: access refused ({error}). Give this machine credentials that may read, write and delete "
@@ -201,6 +190,8 @@ class Store:
                 "stores other than AWS)."
             ) from None
         except Exception as error:  # of whatever library reads this store
+            if isinstance(error, RunError):
+                raise
             if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
                 raise ConfigError(f"{where}: no credentials ({error}). Set AWS_PROFILE, or the two keys.") from None
             raise StorageError(f"{where}: {type(error).__name__}: {error}") from None

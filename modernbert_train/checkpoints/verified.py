@@ -17,7 +17,7 @@ from modernbert_train.checkpoints.saved_state import SavedState, read_state
 from modernbert_train.config.load import load_run
 from modernbert_train.config.read import INCLUDE
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.core.files import os_errors_as
+from modernbert_train.core.files import errors_to, os_errors_as
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import content_of
 from modernbert_train.errors import ConfigError, PluginError, StorageError
@@ -175,10 +175,8 @@ def newest_of(folder: Path, opened: Callable[[Path], T], last_step: int | None =
     for path in reversed(step_folders(folder)):
         if last_step is not None and step_of(path) > last_step:
             continue
-        try:
+        with errors_to(passed_over.append, StorageError):
             return opened(path), passed_over
-        except StorageError as error:
-            passed_over.append(str(error))
     if passed_over:
         raise StorageError(
             f"{folder}: no checkpoint is whole.\n  "

@@ -13,6 +13,7 @@ from modernbert_train.cli.parser import Call, positive, token_count
 from modernbert_train.config.check import check as check_config
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.installed import YAMLS
+from modernbert_train.core.text import number_in
 from modernbert_train.errors import ConfigError
 from modernbert_train.plan.recipe import SIZES, Asked, run_yaml, tokens_for
 
@@ -230,10 +231,7 @@ def _gpu(text: str) -> str:
 
 def _price(text: str) -> tuple[str, float]:
     name, _, dollars = text.partition("=")
-    try:
-        price = float(dollars)
-    except ValueError:
-        price = math.nan
+    price = number_in(dollars)
     if _gpu(name) and not (math.isfinite(price) and price >= 0):
         raise argparse.ArgumentTypeError(f"{text}: write NAME=DOLLARS, for example h100=2.50")
     return name, price

@@ -15,6 +15,7 @@ from modernbert_train.checkpoints.tools.places import (
 )
 from modernbert_train.cli.parser import Call, Parser
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.text import first_line
 from modernbert_train.errors import ConfigError, StorageError
 
 _RUN = "a run's folder, or the folder of one of its checkpoints"
@@ -132,7 +133,7 @@ def _config(place: Place, *, warn: bool) -> RunConfig | None:
     except ConfigError as error:
         if not warn:
             raise
-        _warn(f"what keeps checkpoints is known in part: {str(error).splitlines()[0]}")
+        _warn(f"what keeps checkpoints is known in part: {first_line(error)}")
         return None
 
 

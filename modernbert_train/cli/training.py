@@ -8,8 +8,9 @@ from pathlib import Path
 
 from modernbert_train.cli.arguments import many_imports, read_run, with_run
 from modernbert_train.cli.parser import Call, positive
+from modernbert_train.core.files import errors_to, warn
 from modernbert_train.core.text import plural, printable
-from modernbert_train.errors import ConfigError, StoppedEarly, StorageError
+from modernbert_train.errors import ConfigError, StorageError, interrupts_as
 
 
 def train(parser: argparse.ArgumentParser) -> Call:
@@ -49,10 +50,8 @@ def tune(parser: argparse.ArgumentParser) -> Call:
 def _tune(options: argparse.Namespace) -> None:
     from modernbert_train.train.tune.session import tune
 
-    try:
+    with interrupts_as("tune: stopped. What was measured is kept, and the same command resumes."):
         tune(read_run(options.run), phase=options.phase, minutes=options.minutes, fresh=options.fresh)
-    except KeyboardInterrupt:
-        raise StoppedEarly("tune: stopped. What was measured is kept, and the same command resumes.") from None
 
 
 def report(parser: argparse.ArgumentParser) -> Call:
@@ -107,16 +106,15 @@ def newest_valid(run: Path) -> tuple[str, str]:
     """For the report of a run: the checkpoint that training would resume from, with a word on those passed over."""
     from modernbert_train.checkpoints.verified import newest_of, tell_choice, verify_files
 
-    try:
+    none = "not one of those there is valid"
+    with errors_to(warn, StorageError):
         found, passed_over = newest_of(run / "checkpoints", verify_files)
-    except StorageError as error:
-        print(f"warning: {error}")
-        return "none", "not one of those there is valid"
-    if found is None:
-        return "none", "no checkpoint in the run's folder"
-    tell_choice(found, passed_over)
-    damaged = f"; {plural(len(passed_over), 'newer one')} damaged" if passed_over else ""
-    return f"step {found.step:,}", f"{found.state.tokens:,} tokens{damaged}"
+        none = "no checkpoint in the run's folder"
+        if found is not None:
+            tell_choice(found, passed_over)
+            damaged = f"; {plural(len(passed_over), 'newer one')} damaged" if passed_over else ""
+            return f"step {found.step:,}", f"{found.state.tokens:,} tokens{damaged}"
+    return "none", none
 
 
 def runs(parser: argparse.ArgumentParser) -> Call:

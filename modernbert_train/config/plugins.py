@@ -16,6 +16,7 @@ import importlib.util
 import re
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, TypeVar
@@ -163,10 +164,9 @@ def _hash(name: str) -> str:
 def _find(name: str) -> ModuleSpec | None:
     """Where a module is, without importing it or the packages that it is in."""
     package, *inner = name.split(".")
-    try:
+    spec = None
+    with suppress(ImportError, ValueError):
         spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return None
     for part in inner:
         if spec is None or spec.submodule_search_locations is None:
             return None

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from modernbert_train.config.bounded_yaml import MAX_DEPTH, MAX_KEY, Loader, compose, read_bounded
+from modernbert_train.core.text import first_line
 
 Origins = dict[tuple[str, ...], str]
 INCLUDE = "include"
@@ -155,7 +156,7 @@ def _construct(
         try:
             found[key] = Loader("").construct_object(value_node, deep=True)
         except (yaml.YAMLError, ValueError) as error:
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             errors.append(f"{dotted} ({line}): not a plain value ({reason}). Quote it if it is text.")
     return found
 

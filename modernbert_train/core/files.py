@@ -12,48 +12,55 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from modernbert_train.core.text import first_line
 from modernbert_train.errors import RunError
 
 
+def reason_of(error: Exception) -> str:
+    """Why, in the words of the error; of kinds whose words alone say little, with the kind."""
+    says_all = isinstance(error, OSError | ValueError | ImportError | RunError)
+    return f"{'' if says_all else f'{type(error).__name__}: '}{getattr(error, 'strerror', None) or error}"
+
+
 @contextmanager
-def os_errors_as(kind: type[RunError], what: str, remedy: str = "", *others: type[Exception]) -> Iterator[None]:
+def os_errors_as(kind: type[Exception], what: str, remedy: str = "", *others: type[Exception]) -> Iterator[None]:
     """Turn an OSError of the block into an error for the user: `WHAT (reason). REMEDY`.
 
     Args:
-        kind: StorageError for files that we write, DataError for the user's.
+        kind: StorageError for files that we write, DataError for the user's, ValueError where a caller knows which.
         what: the file or folder, and what cannot be done with it.
         remedy: what the user can do.
         others: kinds of errors that are told as one of the disk is.
 
     Raises:
-        RunError: of this kind.
+        Exception: of this kind.
     """
     kinds: tuple[type[Exception], ...] = (OSError, *others)
     try:
         yield
     except kinds as error:
-        reason = getattr(error, "strerror", None) or error
-        name = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "  # it says little itself
-        text = f"{what} ({name}{reason})"
+        text = f"{what} ({reason_of(error)})"
         raise kind(f"{text}. {remedy}" if remedy else text) from error
 
 
 @contextmanager
-def values_as(kind: type[RunError], where: str) -> Iterator[None]:
-    """Say where a ValueError of the block, as readers of foreign files raise it, comes from: `WHERE: REASON`.
+def values_as(kind: type[Exception], where: str, *others: type[Exception], after: str = "") -> Iterator[None]:
+    """Say where a ValueError of the block, as readers of foreign files raise it, comes from: `WHERE: REASON`, AFTER.
 
     Raises:
-        RunError: of this kind.
+        Exception: of this kind.
     """
+    kinds: tuple[type[Exception], ...] = (ValueError, *others)
     try:
         yield
-    except ValueError as error:
-        raise kind(f"{where}: {error}") from None
+    except kinds as error:
+        raise kind(f"{where}: {error}{after}") from None
 
 
 @contextmanager
@@ -61,13 +68,32 @@ def anything_as(kind: type[RunError], what: str, remedy: str) -> Iterator[None]:
     """Turn whatever a library raises of a stranger's file, or of a network: `WHAT (first line of the reason). REMEDY`.
 
     Raises:
-        RunError: of this kind.
+        RunError: of this kind; or the block's own.
     """
     try:
         yield
     except Exception as error:  # hubs, caches and damaged files can fail in any way
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-        raise kind(f"{what} ({reason}). {remedy}") from None
+        if isinstance(error, RunError):
+            raise
+        raise kind(f"{what} ({first_line(error)[:300]}). {remedy}") from None
+
+
+@contextmanager
+def errors_to(tell: Callable[[str], object], *kinds: type[Exception], before: str = "") -> Iterator[None]:
+    """Go on behind the block after an error of these kinds, and tell it: BEFORE, its own words.
+
+    Args:
+        tell: what is done with the words: `warn`, or `append` of the list of all that is wrong.
+    """
+    try:
+        yield
+    except kinds as error:
+        tell(before + reason_of(error))
+
+
+def warn(text: str) -> None:
+    """Say on standard error what does not end the program."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -130,9 +156,8 @@ def write_whole(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
-    except OSError:
+    finally:
         aside.unlink(missing_ok=True)
-        raise
 
 
 def append_line(path: Path, line: str) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ import torch
 import xxhash
 from safetensors import SafetensorError
 from torch import Tensor
+
+from modernbert_train.core.files import values_as
 
 _WRONG = (SafetensorError, ValueError, KeyError, TypeError, RuntimeError)  # a header that says what cannot be
 _FLOATING = ("F64", "F32", "F16", "BF16")
@@ -64,13 +66,9 @@ def read_tensors(path: Path, *, floating: bool = True) -> dict[str, Tensor]:
         return safetensors.torch.load_file(path)
 
 
-@contextmanager
-def _reading() -> Iterator[None]:
+def _reading() -> AbstractContextManager[None]:
     """Within it, whatever the library raises is a ValueError."""
-    try:
-        yield
-    except _WRONG as error:
-        raise ValueError(f"not a readable safetensors file ({error})") from None
+    return values_as(ValueError, "not a readable safetensors file", *_WRONG)
 
 
 def read_shapes(path: Path, *, floating: bool = True) -> dict[str, tuple[int, ...]]:

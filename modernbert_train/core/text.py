@@ -109,6 +109,11 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says first; its kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def number_in(value: object) -> float:
     """The number that a text, or a value out of JSON, says; NaN of what says none."""
     with suppress(TypeError, ValueError, OverflowError):

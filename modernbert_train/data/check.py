@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 
 from modernbert_train.config.schema import ObjectiveConfig, RunConfig
+from modernbert_train.core.files import errors_to
 from modernbert_train.core.text import table
 from modernbert_train.data.facts import DataFacts, FolderFacts, further_folders, named_folders, read_facts, read_folder
 from modernbert_train.data.mixing import phase_weights, token_shares
@@ -57,9 +58,9 @@ def check_data(config: RunConfig) -> DataFacts:
     pairless = unread_streams(config, lambda objective: objective.compares)
     wordless = unread_streams(config, lambda objective: objective.reads_words)
     training = [key for key, _ in named_folders(config.data)][: len(config.data.all_streams)]
-    mistakes = []
+    mistakes: list[str] = []
     for key, path in [*named_folders(config.data), *further_folders(config.evals)]:
-        try:
+        with errors_to(mistakes.append, DataError):
             folder = read_folder(key, path, config.data)
             require_tokenizer(folder, config.data.tokenizer, vocabulary)
             if labelled and folder.card.labels_sha256 is None:
@@ -75,8 +76,6 @@ def check_data(config: RunConfig) -> DataFacts:
                     "again with sources.NAME.words_field, or set objective.words=tokenizer; with data.streams, give "
                     "this one a proportion of 0 in that phase."
                 )
-        except DataError as error:
-            mistakes.append(str(error))
     if mistakes:
         raise DataError("\n".join(mistakes))
     return read_facts(config.data)

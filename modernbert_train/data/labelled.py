@@ -151,7 +151,5 @@ def class_name(value: Any, column: str) -> str:
 
 
 def _label(value: Any, column: str, line: int) -> str:
-    try:
+    with values_as(ValueError, f"line {line}"):
         return class_name(value, column)
-    except ValueError as error:
-        raise ValueError(f"line {line}: {error}") from None

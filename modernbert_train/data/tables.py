@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.read_json import parse_json
-from modernbert_train.core.text import plural, shorten
+from modernbert_train.core.text import first_line, plural, shorten
 
 _AT_ONCE = 1024  # rows
 _LONGEST = 1 << 26  # characters of a line
@@ -69,10 +70,8 @@ def objects(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str,
     for number, line in enumerate(lines_of(path), start=1):
         if not line.strip():
             continue
-        try:
+        with os_errors_as(ValueError, f"line {number} is not JSON", "Correct it, or remove it.", ValueError):
             entry = parse_json(line)
-        except ValueError as error:
-            raise ValueError(f"line {number} is not JSON ({error}). Correct it, or remove it.") from None
         if not isinstance(entry, dict):
             raise ValueError(f"line {number} is no object. Write one a line, such as {{{_shown(columns)}}}.")
         yield number, entry
@@ -105,7 +104,7 @@ def _parquet(path: Path, text_columns: Sequence[str], others: Sequence[str], key
                     number += 1
                     yield _row(number, entry, text_columns, others)
     except pyarrow.ArrowException as error:
-        raise ValueError(f"no whole Parquet file ({str(error).splitlines()[0]}). Restore it.") from None
+        raise ValueError(f"no whole Parquet file ({first_line(error)}). Restore it.") from None
 
 
 def _table(path: Path, text_columns: Sequence[str], others: Sequence[str], keys: str) -> Iterator[Row]:

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from modernbert_train.core.files import errors_to, warn
 from modernbert_train.core.redact import redact
 from modernbert_train.core.torch_internals import default_store, gpu_collectives
 from modernbert_train.distributed.heartbeat import (
@@ -142,13 +143,11 @@ class _Watch:
         telling.start()
         telling.join(2 * _HEARD_SECONDS)
         if telling.is_alive():
-            print(f"warning: the other ranks could not be informed: {self._meets()} does not answer", file=sys.stderr)
+            warn(f"the other ranks could not be informed: {self._meets()} does not answer")
 
     def _tell(self, entry: dict[str, Any]) -> None:
-        try:
+        with errors_to(warn, RuntimeError, before="the other ranks could not be informed: "):
             self._publish(entry)
-        except RuntimeError as lost:
-            print(f"warning: the other ranks could not be informed: {lost}", file=sys.stderr)
 
     def _publish(self, entry: dict[str, Any]) -> dict[str, Any]:
         """Write an error for all ranks unless there is one, and return the one that counts, once it has been read."""

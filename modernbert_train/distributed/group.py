@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from modernbert_train.core.text import first_line
 from modernbert_train.core.torch_internals import set_timeouts
 from modernbert_train.distributed import heartbeat
 from modernbert_train.distributed.fail_together import failing_together, holds_store
@@ -169,10 +170,9 @@ def _meet(timeout_seconds: float) -> Any:
     except (TimeoutError, dist.DistError) as error:
         holder = "rank 0 is gone or never came" if holds_store(0) else "the launcher that holds it is gone"
         here = f"MASTER_PORT={port} may be taken" if is_holder else f"{holder}, or the network to it is lost"
-        first = (str(error).splitlines() or [""])[0]
         raise RunError(
             f"rank {this_rank()} on {socket.gethostname()} cannot come to {host}:{port}, where the ranks "
-            f"meet: {here} ({first}). Look at the output of the others; then start the same command again."
+            f"meet: {here} ({first_line(error)}). Look at the output of the others; then start the same command again."
         ) from error
     return dist.PrefixStore(STORE_PREFIX, store)  # type: ignore[attr-defined]
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from modernbert_train.core.text import first_line
 from modernbert_train.core.torch_internals import default_store
 from modernbert_train.errors import RunError
 
@@ -68,4 +69,4 @@ class Mailbox:
         try:
             return call()
         except RuntimeError as error:
-            raise RunError(f"the store that the ranks met in is gone: {str(error).splitlines()[0]}") from error
+            raise RunError(f"the store that the ranks met in is gone: {first_line(error)}") from error

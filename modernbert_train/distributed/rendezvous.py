@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Literal
 
 ANSWER_SECONDS = 5.0  # a store answers a ping within milliseconds
@@ -25,21 +26,14 @@ Found = Literal["nothing", "store", "other"]
 def who_listens(host: str, port: int) -> Found:
     """What answers there: nothing, a store, or something else, which takes connections and is no store."""
     nonce = struct.pack("=I", os.getpid())
-    try:
-        with socket.create_connection((host, port), timeout=ANSWER_SECONDS) as connection:
-            try:
-                connection.sendall(struct.pack("=BI", _VALIDATE, _MAGIC) + struct.pack("=B", _PING) + nonce)
-                answer = b""
-                while len(answer) < len(nonce):
-                    part = connection.recv(len(nonce) - len(answer))
-                    if not part:
-                        return "other"
-                    answer += part
-            except OSError:
-                return "other"
-    except OSError:
-        return "nothing"
-    return "store" if answer == nonce else "other"
+    found: Found = "nothing"
+    with suppress(OSError), socket.create_connection((host, port), timeout=ANSWER_SECONDS) as connection:
+        found = "other"
+        connection.sendall(struct.pack("=BI", _VALIDATE, _MAGIC) + struct.pack("=B", _PING) + nonce)
+        with connection.makefile("rb") as answers:
+            if answers.read(len(nonce)) == nonce:
+                found = "store"
+    return found
 
 
 def wait_for_store(host: str, port: int, seconds: float, tell: Callable[[str], None]) -> None:

@@ -54,17 +54,13 @@ def use_for_temporary_files() -> None:
 def remove_dead() -> None:
     """Remove the folders of this user's processes that were killed."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}????????"):
-        try:
+        with suppress(OSError):  # another user's, or gone; or nothing can be locked here
             handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError:
-            continue  # another user's, or gone
-        try:
-            if lock_now(handle):
-                shutil.rmtree(path, ignore_errors=True)
-        except OSError:
-            pass  # nothing can be locked here
-        finally:
-            os.close(handle)
+            try:
+                if lock_now(handle):
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(handle)
 
 
 def _make() -> Path:

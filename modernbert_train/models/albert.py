@@ -25,16 +25,14 @@ from torch.utils.checkpoint import checkpoint
 
 from modernbert_train.batch import Packed
 from modernbert_train.config.schema import AlbertConfig, ComputeConfig
-from modernbert_train.models.attention import Kernel, choose_kernel
-from modernbert_train.models.attention.visible import Visible
+from modernbert_train.models.attention import Kernel, for_all_layers
 from modernbert_train.models.casts import Linear
-from modernbert_train.models.encoder import Encoder
+from modernbert_train.models.encoder import GELU, Encoder
+from modernbert_train.models.heads import PredictionHead
 from modernbert_train.models.layers import compute_dtype
 from modernbert_train.models.masked_lm import ForMaskedLM
 
 _PLAIN = ComputeConfig()
-
-GELU = {"gelu": "none", "gelu_tanh": "tanh"}  # activation -> torch's name for how it is approximated
 
 
 class Embeddings(nn.Module):
@@ -107,20 +105,10 @@ class Albert(Encoder):
         attentions = (Attention(config) for _ in config.passes("attention"))
         self.layers = nn.ModuleList([*attentions, *(FeedForward(config) for _ in config.passes("ffn"))])
 
-    def embedding(self) -> nn.Parameter:
-        """See `Encoder`."""
-        return self.embeddings.get_parameter("tok_embeddings.weight")
-
     def prediction_head(self) -> nn.Module:
         """See `Encoder`."""
-        return PredictionHead(self.config)
-
-    def set_phase(self, model: AlbertConfig) -> None:
-        """See `Encoder`: a phase may have another dropout."""
-        self.config = model
-        for module in self.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = model.dropout
+        approximate = GELU[self.config.activation]
+        return PredictionHead(self.config, self.config.embedding_size, bias=True, approximate=approximate)
 
     def forward(self, packed: Packed) -> Tensor:
         """See `Encoder`.
@@ -130,11 +118,7 @@ class Albert(Encoder):
         """
         self._check(packed)
         hidden_TD = self.projection(self.embeddings(packed))
-        device, dtype, order = hidden_TD.device, compute_dtype(hidden_TD), packed.order
-        name = self.compute.global_attention or self.compute.attention  # all layers are global
-        key = "compute.global_attention" if self.compute.global_attention else "compute.attention"
-        kernel = choose_kernel(name, device, dtype, key, order)
-        layout = kernel.prepare(packed, Visible(order=order))
+        kernel, layout = for_all_layers(self.compute, packed, hidden_TD.device, compute_dtype(hidden_TD))
         recompute = self.compute.activation_checkpointing and torch.is_grad_enabled()
         for attention, ffn in self.config.path:
             for unit, inputs in ((attention, (kernel, layout)), (ffn, ())):
@@ -156,19 +140,6 @@ class Albert(Encoder):
             raise ValueError(
                 f"the objective makes pairs, but model.segments={self.config.segments}. Set model.segments=2."
             )
-
-
-class PredictionHead(nn.Module):
-    """norm(gelu(dense(h))), with biases, from the model's width to the embedding's, which the decoder is tied to."""
-
-    def __init__(self, config: AlbertConfig) -> None:
-        super().__init__()
-        self.approximate = GELU[config.activation]
-        self.dense = Linear(config.hidden_size, config.embedding_size)
-        self.norm = nn.LayerNorm(config.embedding_size, eps=config.norm_eps)
-
-    def forward(self, hidden_MD: Tensor) -> Tensor:
-        return self.norm(F.gelu(self.dense(hidden_MD), approximate=self.approximate))
 
 
 class AlbertForMaskedLM(ForMaskedLM):

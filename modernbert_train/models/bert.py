@@ -22,20 +22,18 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from modernbert_train.batch import Packed
-from modernbert_train.config.schema import BertShape, ComputeConfig
-from modernbert_train.models.attention import Kernel, choose_kernel
-from modernbert_train.models.attention.visible import Visible
+from modernbert_train.config.schema import BertShape, ComputeConfig, DebertaConfig, ModelConfig
+from modernbert_train.models.attention import Kernel, for_all_layers
 from modernbert_train.models.casts import Linear
-from modernbert_train.models.encoder import Encoder, TokenHead
+from modernbert_train.models.encoder import GELU, Encoder, TokenHead
+from modernbert_train.models.heads import PredictionHead
 from modernbert_train.models.layers import compute_dtype
 from modernbert_train.models.masked_lm import ForMaskedLM
 
 _PLAIN = ComputeConfig()
 
-GELU = {"gelu": "none", "gelu_tanh": "tanh"}  # activation -> torch's name for how it is approximated
 
-
-def layer_norm(config: BertShape) -> nn.LayerNorm:
+def layer_norm(config: Any) -> nn.LayerNorm:
     return nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
 
 
@@ -84,7 +82,7 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """Two matrices with biases, GELU between them, dropout after them."""
 
-    def __init__(self, config: BertShape) -> None:
+    def __init__(self, config: BertShape | DebertaConfig) -> None:
         super().__init__()
         self.approximate = GELU[config.activation]
         self.Wi = Linear(config.hidden_size, config.intermediate_size)
@@ -96,17 +94,17 @@ class FeedForward(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Post-norm: norm(x + attn(x)), then norm(x + mlp(x))."""
+    """Post-norm: norm(x + attn(x)), then norm(x + mlp(x)); what follows x in `forward` is the attention's."""
 
-    def __init__(self, config: BertShape) -> None:
+    def __init__(self, config: ModelConfig, attn: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
-        self.attn = Attention(config)
+        self.attn = attn
         self.attn_norm = layer_norm(config)
-        self.mlp = FeedForward(config)
+        self.mlp = mlp
         self.mlp_norm = layer_norm(config)
 
-    def forward(self, x_TD: Tensor, kernel: Kernel, layout: Any) -> Tensor:
-        x_TD = self.attn_norm(x_TD + self.attn(x_TD, kernel, layout))
+    def forward(self, x_TD: Tensor, *inputs: Any) -> Tensor:
+        x_TD = self.attn_norm(x_TD + self.attn(x_TD, *inputs))
         return self.mlp_norm(x_TD + self.mlp(x_TD))
 
 
@@ -120,26 +118,17 @@ class Bert(Encoder):
         self.config = config
         self.compute = compute
         self.embeddings = Embeddings(config)
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_layers))
-
-    def embedding(self) -> nn.Parameter:
-        """See `Encoder`."""
-        return self.embeddings.get_parameter("tok_embeddings.weight")
+        parts = ((Attention(config), FeedForward(config)) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(EncoderLayer(config, *each) for each in parts)
 
     def prediction_head(self) -> nn.Module:
         """See `Encoder`."""
-        return PredictionHead(self.config, self.embedding().shape[1])
+        approximate = GELU[self.config.activation]
+        return PredictionHead(self.config, self.embedding().shape[1], bias=True, approximate=approximate)
 
     def token_head(self) -> nn.Module:
         """See `Encoder`; ELECTRA's."""
         return TokenHead(self.config.hidden_size, GELU[self.config.activation])
-
-    def set_phase(self, model: BertShape) -> None:
-        """See `Encoder`: a phase may have another dropout."""
-        self.config = model
-        for module in self.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = model.dropout
 
     def forward(self, packed: Packed) -> Tensor:
         """See `Encoder`.
@@ -149,11 +138,7 @@ class Bert(Encoder):
         """
         self._check(packed)
         hidden_TD = self.embeddings(packed)
-        device, dtype, order = hidden_TD.device, compute_dtype(hidden_TD), packed.order
-        name = self.compute.global_attention or self.compute.attention  # all layers are global
-        key = "compute.global_attention" if self.compute.global_attention else "compute.attention"
-        kernel = choose_kernel(name, device, dtype, key, order)
-        layout = kernel.prepare(packed, Visible(order=order))
+        kernel, layout = for_all_layers(self.compute, packed, hidden_TD.device, compute_dtype(hidden_TD))
         recompute = self.compute.activation_checkpointing and torch.is_grad_enabled()
         for layer in self.layers:
             inputs = (hidden_TD, kernel, layout)
@@ -168,24 +153,6 @@ class Bert(Encoder):
             )
         if packed.segment_ids_T is not None and self.config.token_types == 1:
             raise ValueError("the objective makes pairs, but model.segments=1. Set model.segments=2.")
-
-
-class PredictionHead(nn.Module):
-    """norm(gelu(dense(h))), with biases; the decoder that follows is tied to the embedding, and its bias is its own.
-
-    Args:
-        config: the encoder's.
-        width: E, of what follows; None: the encoder's.
-    """
-
-    def __init__(self, config: BertShape, width: int | None = None) -> None:
-        super().__init__()
-        self.approximate = GELU[config.activation]
-        self.dense = Linear(config.hidden_size, width or config.hidden_size)
-        self.norm = nn.LayerNorm(width or config.hidden_size, eps=config.norm_eps)
-
-    def forward(self, hidden_MD: Tensor) -> Tensor:
-        return self.norm(F.gelu(self.dense(hidden_MD), approximate=self.approximate))
 
 
 class BertForMaskedLM(ForMaskedLM):

@@ -35,17 +35,13 @@ from torch.utils.checkpoint import checkpoint
 
 from modernbert_train.batch import Packed
 from modernbert_train.config.schema import ComputeConfig, DebertaConfig
-from modernbert_train.models.attention import Kernel, choose_kernel
-from modernbert_train.models.attention.visible import Visible
-from modernbert_train.models.encoder import Encoder
+from modernbert_train.models.attention import Kernel, for_all_layers
+from modernbert_train.models.bert import EncoderLayer, FeedForward, layer_norm
+from modernbert_train.models.encoder import GELU, Encoder
+from modernbert_train.models.heads import PredictionHead
 from modernbert_train.models.layers import compute_dtype
 
-GELU = {"gelu": "none", "gelu_tanh": "tanh"}  # activation -> torch's name for how it is approximated
 SCORES = 3**-0.5  # three are added
-
-
-def layer_norm(config: DebertaConfig) -> nn.LayerNorm:
-    return nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
 
 
 def distance_rows(config: DebertaConfig, longest: int) -> Tensor:
@@ -227,20 +223,6 @@ class Bias(nn.Module):
         return x_TNH + self.bias.to(x_TNH.dtype).view(x_TNH.shape[1:])
 
 
-class FeedForward(nn.Module):
-    """Two matrices with biases, GELU between them, dropout after them."""
-
-    def __init__(self, config: DebertaConfig) -> None:
-        super().__init__()
-        self.approximate = GELU[config.activation]
-        self.Wi = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.Wo = nn.Linear(config.intermediate_size, config.hidden_size)
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(self, x_TD: Tensor) -> Tensor:
-        return self.dropout(self.Wo(F.gelu(self.Wi(x_TD), approximate=self.approximate)))
-
-
 class Convolution(nn.Module):
     """norm(x + gelu(W e)): x of the first layer, e the embeddings of a token and of those beside it in its sequence."""
 
@@ -265,21 +247,6 @@ def sequences_of(packed: Packed) -> Tensor:
     return torch.searchsorted(packed.cu_seqlens_S[1:].contiguous(), place_T, right=True)
 
 
-class EncoderLayer(nn.Module):
-    """Post-norm: norm(x + attn(x)), then norm(x + mlp(x))."""
-
-    def __init__(self, config: DebertaConfig) -> None:
-        super().__init__()
-        self.attn = (FirstAttention if config.version == "v1" else Attention)(config)
-        self.attn_norm = layer_norm(config)
-        self.mlp = FeedForward(config)
-        self.mlp_norm = layer_norm(config)
-
-    def forward(self, x_TD: Tensor, table_PD: Tensor, places: Places, kernel: Kernel, layout: Any) -> Tensor:
-        x_TD = self.attn_norm(x_TD + self.attn(x_TD, table_PD, places, kernel, layout))
-        return self.mlp_norm(x_TD + self.mlp(x_TD))
-
-
 class Deberta(Encoder):
     """Embeddings, the table of distances, and layers; the last layer's norm is the last thing."""
 
@@ -295,16 +262,15 @@ class Deberta(Encoder):
         self.dropout = nn.Dropout(config.dropout)
         self.distances = nn.Embedding(config.distance_rows, config.hidden_size)
         self.distance_norm = layer_norm(config) if config.version == "v2" else nn.Identity()
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_layers))
+        attention = FirstAttention if config.version == "v1" else Attention
+        parts = ((attention(config), FeedForward(config)) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(EncoderLayer(config, *each) for each in parts)
         self.convolution = Convolution(config) if config.convolution else None
-
-    def embedding(self) -> nn.Parameter:
-        """See `Encoder`."""
-        return self.embeddings.get_parameter("tok_embeddings.weight")
 
     def prediction_head(self) -> nn.Module:
         """See `Encoder`."""
-        return PredictionHead(self.config, self.embedding().shape[1])
+        approximate = GELU[self.config.activation]
+        return PredictionHead(self.config, self.embedding().shape[1], bias=True, approximate=approximate)
 
     def token_head(self) -> nn.Module:
         """See `Encoder`; DeBERTaV3's."""
@@ -313,13 +279,6 @@ class Deberta(Encoder):
     def token_states(self, hidden_TD: Tensor, packed: Packed) -> Tensor:
         """See `Encoder`: the state of its sequence's first token is added to each."""
         return hidden_TD + hidden_TD[packed.cu_seqlens_S[sequences_of(packed)].long()]
-
-    def set_phase(self, model: DebertaConfig) -> None:
-        """See `Encoder`: a phase may have another dropout, and other distances."""
-        self.config = model
-        for module in self.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = model.dropout
 
     def forward(self, packed: Packed) -> Tensor:
         """See `Encoder`. On a GPU `sdpa` waits for the device once, see there.
@@ -333,11 +292,8 @@ class Deberta(Encoder):
                 "Raise it, in the phase too; it changes no weights."
             )
         hidden_TD = self.dropout(self.norm(self.projection(self.embeddings(packed))))
-        device, dtype, order = hidden_TD.device, compute_dtype(hidden_TD), packed.order
-        name = self.compute.global_attention or self.compute.attention  # all layers are global
-        key = "compute.global_attention" if self.compute.global_attention else "compute.attention"
-        kernel = choose_kernel(name, device, dtype, key, order, self.config.score_bias)
-        layout = kernel.prepare(packed, Visible(order=order))
+        device, dtype = hidden_TD.device, compute_dtype(hidden_TD)
+        kernel, layout = for_all_layers(self.compute, packed, device, dtype, self.config.score_bias)
         places = Places.within(packed.position_ids_T, distance_rows(self.config, packed.max_seqlen))
         table_PD = self.distance_norm(self.distances.weight)
         recompute = self.compute.activation_checkpointing and torch.is_grad_enabled()
@@ -361,21 +317,3 @@ class TokenHead(nn.Module):
 
     def forward(self, hidden_TD: Tensor) -> Tensor:
         return F.gelu(self.dense(self.norm(hidden_TD)), approximate=self.approximate)
-
-
-class PredictionHead(nn.Module):
-    """norm(gelu(dense(h))), with biases, in the width of the embedding, which the decoder is tied to.
-
-    Args:
-        config: the encoder's.
-        width: E.
-    """
-
-    def __init__(self, config: DebertaConfig, width: int) -> None:
-        super().__init__()
-        self.approximate = GELU[config.activation]
-        self.dense = nn.Linear(config.hidden_size, width)
-        self.norm = nn.LayerNorm(width, eps=config.norm_eps)
-
-    def forward(self, hidden_MD: Tensor) -> Tensor:
-        return self.norm(F.gelu(self.dense(hidden_MD), approximate=self.approximate))

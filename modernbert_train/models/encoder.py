@@ -16,6 +16,8 @@ from modernbert_train.batch import Batch, Packed, Sums
 from modernbert_train.config.schema import ComputeConfig, ModelConfig
 from modernbert_train.models.compiler import set_up_compiler
 
+GELU = {"gelu": "none", "gelu_tanh": "tanh"}  # activation -> torch's name for how it is approximated
+
 
 class Encoder(nn.Module):
     """An encoder on packed buffers. One file an architecture, the whole of it, top to bottom.
@@ -43,9 +45,9 @@ class Encoder(nn.Module):
             ConfigError: compute.attention names a kernel that cannot serve this device, precision or order.
         """
 
-    @abstractmethod
     def embedding(self) -> nn.Parameter:
         """[V, E], what a decoder is tied to; its name is embeddings.tok_embeddings.weight, as weights/ knows it."""
+        return self.embeddings.get_parameter("tok_embeddings.weight")
 
     @abstractmethod
     def prediction_head(self) -> nn.Module:
@@ -59,9 +61,12 @@ class Encoder(nn.Module):
         """What that head reads of final hidden states: them."""
         return hidden_TD
 
-    @abstractmethod
     def set_phase(self, model: Any) -> None:
         """Go on with the architecture as it is in a phase: other values of its `phased` fields; before every step."""
+        self.config = model
+        for module in self.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = model.dropout
 
 
 class TokenHead(nn.Module):

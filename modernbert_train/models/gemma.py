@@ -18,8 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from modernbert_train.batch import Packed
 from modernbert_train.config.schema import ComputeConfig, GemmaConfig
-from modernbert_train.models.attention import Kernel, choose_kernel
-from modernbert_train.models.attention.visible import Visible
+from modernbert_train.models.attention import Kernel, for_each_reach
 from modernbert_train.models.layers import compute_dtype, rotary_tables
 from modernbert_train.models.llama import Attention, Embeddings, Llama, SwiGLU
 
@@ -85,16 +84,11 @@ class Gemma(Llama):
 
     def forward(self, packed: Packed) -> Tensor:
         """See `Encoder`."""
-        config, compute, order = self.config, self.compute, packed.order
+        config, compute = self.config, self.compute
         hidden_TD = self.embeddings(packed.input_ids_T)
         device, dtype = hidden_TD.device, compute_dtype(hidden_TD)
-        visible = Visible.around(config.half_window(order), order, compute.query_block)
-        local = choose_kernel(compute.attention, device, dtype, order=order, local_heads=config.local_heads)
-        attention = dict.fromkeys((True, False), (local, local.prepare(packed, visible)))
-        if compute.global_attention is not None:
-            wide = choose_kernel(compute.global_attention, device, dtype, "compute.global_attention", order)
-            if wide is not local:
-                attention[True] = (wide, wide.prepare(packed, visible))
+        half_window = config.half_window(packed.order)
+        attention = for_each_reach(compute, packed, device, dtype, half_window, config.local_heads)
         positions_T = packed.position_ids_T
         rotary = {
             True: self.rotary(positions_T, dtype),

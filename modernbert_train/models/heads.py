@@ -20,26 +20,28 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from modernbert_train.batch import IGNORED_LABEL
-from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.casts import Linear
 from modernbert_train.models.layers import compute_dtype
 
 
 class PredictionHead(nn.Module):
-    """norm(gelu(dense(h))), without biases; the decoder that follows is tied to the embedding.
+    """norm(gelu(dense(h))); the decoder that follows is tied to the embedding.
 
     Args:
         config: the encoder's.
         width: E, of what follows; None: the encoder's.
+        bias: whether both have one: BERT's and its like have, ModernBERT's have none.
+        approximate: torch's name for how GELU is.
     """
 
-    def __init__(self, config: ModernBertConfig, width: int | None = None) -> None:
+    def __init__(self, config: Any, width: int | None = None, *, bias: bool = False, approximate: str = "none") -> None:
         super().__init__()
-        self.dense = Linear(config.hidden_size, width or config.hidden_size, bias=False)
-        self.norm = nn.LayerNorm(width or config.hidden_size, eps=config.norm_eps, bias=False)
+        self.approximate = approximate
+        self.dense = Linear(config.hidden_size, width or config.hidden_size, bias=bias)
+        self.norm = nn.LayerNorm(width or config.hidden_size, eps=config.norm_eps, bias=bias)
 
     def forward(self, hidden_MD: Tensor) -> Tensor:
-        return self.norm(F.gelu(self.dense(hidden_MD)))
+        return self.norm(F.gelu(self.dense(hidden_MD), approximate=self.approximate))
 
 
 def masked_lm_loss_sum(logits_MV: Tensor, labels_M: Tensor, z_loss: float, weights_M: Tensor | None = None) -> Tensor:

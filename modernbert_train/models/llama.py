@@ -24,8 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from modernbert_train.batch import Packed
 from modernbert_train.config.schema import ComputeConfig, LlamaConfig, ModelConfig
-from modernbert_train.models.attention import Kernel, choose_kernel
-from modernbert_train.models.attention.visible import Visible
+from modernbert_train.models.attention import Kernel, for_all_layers
 from modernbert_train.models.casts import Linear
 from modernbert_train.models.encoder import Encoder
 from modernbert_train.models.layers import compute_dtype, rotary_of, rotate
@@ -155,27 +154,16 @@ class Llama(Encoder):
         """What `rotate` takes, of all layers or of global ones."""
         return rotary_of(position_ids_T, inverse_frequencies(self.config, position_ids_T.device), dtype)
 
-    def embedding(self) -> nn.Parameter:
-        """See `Encoder`."""
-        return self.embeddings.get_parameter("tok_embeddings.weight")
-
     def prediction_head(self) -> nn.Module:
         """See `Encoder`: nothing stands before the decoder, but where it is tied to a wider model's embedding."""
         width = self.embedding().shape[1]
         return nn.Identity() if width == self.config.hidden_size else Linear(self.config.hidden_size, width)
 
-    def set_phase(self, model: ModelConfig) -> None:
-        """See `Encoder`: a phase may have other rotary positions."""
-        self.config = model
-
     def forward(self, packed: Packed) -> Tensor:
         """See `Encoder`."""
         hidden_TD = self.embeddings(packed.input_ids_T)
-        device, dtype, order = hidden_TD.device, compute_dtype(hidden_TD), packed.order
-        name = self.compute.global_attention or self.compute.attention  # all layers are global
-        key = "compute.global_attention" if self.compute.global_attention else "compute.attention"
-        kernel = choose_kernel(name, device, dtype, key, order)
-        layout = kernel.prepare(packed, Visible(order=order))
+        device, dtype = hidden_TD.device, compute_dtype(hidden_TD)
+        kernel, layout = for_all_layers(self.compute, packed, device, dtype)
         rotary = self.rotary(packed.position_ids_T, dtype)
         recompute = self.compute.activation_checkpointing and torch.is_grad_enabled()
         for layer in self.layers:

@@ -19,8 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from modernbert_train.batch import Packed
 from modernbert_train.config.schema import ComputeConfig, ModernBertConfig
-from modernbert_train.models.attention import choose_kernel
-from modernbert_train.models.attention.visible import Visible
+from modernbert_train.models.attention import for_each_reach
 from modernbert_train.models.encoder import Encoder
 from modernbert_train.models.heads import PredictionHead
 from modernbert_train.models.layers import EncoderLayer, compute_dtype, layer_norm, rotary_tables
@@ -60,10 +59,6 @@ class ModernBert(Encoder):
             False: rotary_tables(position_ids_T, config.local_rope_theta, size, dtype),
         }
 
-    def embedding(self) -> nn.Parameter:
-        """See `Encoder`."""
-        return self.embeddings.get_parameter("tok_embeddings.weight")
-
     def prediction_head(self) -> nn.Module:
         """See `Encoder`."""
         return PredictionHead(self.config, self.embedding().shape[1])
@@ -80,16 +75,10 @@ class ModernBert(Encoder):
         """See `Encoder`."""
         config, compute = self.config, self.compute
         hidden_TD, added_TD = self.embeddings(packed.input_ids_T), None
-        device, dtype, order = hidden_TD.device, compute_dtype(hidden_TD), packed.order
+        device, dtype = hidden_TD.device, compute_dtype(hidden_TD)
         if compute.residual_precision == "bf16":  # all sums of the layers are in it then
             hidden_TD = hidden_TD.to(dtype)
-        visible = Visible.around(config.half_window, order, compute.query_block)
-        local = choose_kernel(compute.attention, device, dtype, order=order, local_heads=config.local_heads)
-        attention = dict.fromkeys((True, False), (local, local.prepare(packed, visible)))
-        if compute.global_attention is not None:
-            wide = choose_kernel(compute.global_attention, device, dtype, "compute.global_attention", order)
-            if wide is not local:
-                attention[True] = (wide, wide.prepare(packed, visible))
+        attention = for_each_reach(compute, packed, device, dtype, config.half_window, config.local_heads)
         rotary = self.rotary(packed.position_ids_T, dtype)
         recompute = compute.activation_checkpointing and torch.is_grad_enabled()
         for index, layer in enumerate(self.layers):

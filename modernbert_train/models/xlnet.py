@@ -25,17 +25,11 @@ from torch.utils.checkpoint import checkpoint
 
 from modernbert_train.batch import QUERY_RANK, Packed
 from modernbert_train.config.schema import ComputeConfig, XLNetConfig
-from modernbert_train.models.attention import Kernel, choose_kernel
-from modernbert_train.models.attention.visible import Visible
+from modernbert_train.models.attention import Kernel, for_all_layers
+from modernbert_train.models.bert import EncoderLayer
 from modernbert_train.models.casts import Linear
-from modernbert_train.models.encoder import Encoder
+from modernbert_train.models.encoder import GELU, Encoder
 from modernbert_train.models.layers import compute_dtype
-
-GELU = {"gelu": "none", "gelu_tanh": "tanh"}  # activation -> torch's name for how it is approximated
-
-
-def layer_norm(config: XLNetConfig) -> nn.LayerNorm:
-    return nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
 
 
 def distance_table(longest: int, width: int, device: torch.device) -> Tensor:
@@ -179,21 +173,6 @@ class FeedForward(nn.Module):
         return self.dropout(self.Wo(inner_TF))
 
 
-class EncoderLayer(nn.Module):
-    """Post-norm: norm(x + attn(x)), then norm(x + mlp(x))."""
-
-    def __init__(self, config: XLNetConfig) -> None:
-        super().__init__()
-        self.attn = Attention(config)
-        self.attn_norm = layer_norm(config)
-        self.mlp = FeedForward(config)
-        self.mlp_norm = layer_norm(config)
-
-    def forward(self, x_TD: Tensor, table_PD: Tensor, places: Places, kernel: Kernel, layout: Any) -> Tensor:
-        x_TD = self.attn_norm(x_TD + self.attn(x_TD, table_PD, places, kernel, layout))
-        return self.mlp_norm(x_TD + self.mlp(x_TD))
-
-
 class XLNet(Encoder):
     """Embeddings and layers, and dropout after the last."""
 
@@ -202,33 +181,20 @@ class XLNet(Encoder):
         self.config = config
         self.compute = compute
         self.embeddings = Embeddings(config)
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_layers))
+        parts = ((Attention(config), FeedForward(config)) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(EncoderLayer(config, *each) for each in parts)
         self.dropout = nn.Dropout(config.dropout)
-
-    def embedding(self) -> nn.Parameter:
-        """See `Encoder`."""
-        return self.embeddings.get_parameter("tok_embeddings.weight")
 
     def prediction_head(self) -> nn.Module:
         """See `Encoder`: nothing stands before the decoder, but where it is tied to a wider model's embedding."""
         width = self.embedding().shape[1]
         return nn.Identity() if width == self.config.hidden_size else Linear(self.config.hidden_size, width)
 
-    def set_phase(self, model: XLNetConfig) -> None:
-        """See `Encoder`: a phase may have another dropout."""
-        self.config = model
-        for module in self.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = model.dropout
-
     def forward(self, packed: Packed) -> Tensor:
         """See `Encoder`. On a GPU `sdpa` waits for the device once, see there."""
         hidden_TD = self.embeddings(packed)
-        device, dtype, order = hidden_TD.device, compute_dtype(hidden_TD), packed.order
-        name = self.compute.global_attention or self.compute.attention  # all layers are global
-        key = "compute.global_attention" if self.compute.global_attention else "compute.attention"
-        kernel = choose_kernel(name, device, dtype, key, order, self.config.score_bias)
-        layout = kernel.prepare(packed, Visible(order=order))
+        device, dtype = hidden_TD.device, compute_dtype(hidden_TD)
+        kernel, layout = for_all_layers(self.compute, packed, device, dtype, self.config.score_bias)
         places = Places(packed.position_ids_T, packed.segment_ids_T, packed.max_seqlen)
         table_PD = self.dropout(distance_table(packed.max_seqlen, hidden_TD.shape[1], device).to(hidden_TD.dtype))
         recompute = self.compute.activation_checkpointing and torch.is_grad_enabled()

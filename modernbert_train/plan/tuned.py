@@ -40,6 +40,7 @@ from modernbert_train.config.packages import missing_packages
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.read_json import as_type, read_json
 from modernbert_train.core.read_once import read_once
+from modernbert_train.core.text import first_line
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.attention import KERNELS
@@ -246,7 +247,7 @@ def read_findings(folder: Path) -> tuple[dict[Path, Tuned], list[str]]:
         try:
             found[file] = read_once(file, read_tuned)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            damaged.append(f"{file} is damaged ({str(error).splitlines()[0][:120]}); tune again")
+            damaged.append(f"{file} is damaged ({first_line(error)[:120]}); tune again")
     return found, damaged
 
 
@@ -281,7 +282,7 @@ def _refusal(config: RunConfig, compute: Compute) -> str | None:
     try:
         check(config)
     except ConfigError as error:
-        return str(error).splitlines()[0]
+        return first_line(error)
     on_gpu, sections = compute.device.type == "cuda", (config.callbacks, config.loggers)
     if missing := list(missing_packages(config.compute, config.optim, *sections, on_gpu=on_gpu)):
         return missing[0]

@@ -19,7 +19,7 @@ from typing import Any
 from modernbert_train.checkpoints.provenance import read_starts
 from modernbert_train.config.evals import BITS_PER_BYTE
 from modernbert_train.config.load import load_run
-from modernbert_train.core.files import lock_now
+from modernbert_train.core.files import errors_to, lock_now
 from modernbert_train.core.read_json import number, open_file, parse_object
 from modernbert_train.core.text import duration, fixed, percent, printable, table, tokens_text, whole
 from modernbert_train.errors import ConfigError
@@ -74,11 +74,13 @@ def list_runs(folders: Sequence[Path], now: float | None = None) -> tuple[list[R
             raise ConfigError(f"runs {folder}: no such folder. Name one that holds runs, as runs_folder of a run does.")
     found: list[RunState] = []
     wrong: list[str] = []
+
+    def leave_out(why: str) -> None:
+        wrong.append(f"{folder}: left out, {why.splitlines()[0]}")
+
     for folder in run_folders(folders):
-        try:
+        with errors_to(leave_out, OSError, ValueError, ConfigError):
             found.append(read_run_state(folder, time.time() if now is None else now))
-        except (OSError, ValueError, ConfigError) as error:
-            wrong.append(f"{folder}: left out, {str(error).splitlines()[0]}")
     found.sort(key=lambda run: math.inf if run.age_seconds is None else run.age_seconds)
     return found, wrong
 

@@ -8,6 +8,7 @@ import torch
 
 from modernbert_train.clock import Position
 from modernbert_train.config.schema import ComputeConfig, DistributedConfig
+from modernbert_train.core.text import first_line
 from modernbert_train.distributed.group import num_ranks
 from modernbert_train.errors import OutOfMemory
 
@@ -37,8 +38,7 @@ def out_of_memory(
         remedies.append("compute.activation_checkpointing=true")
     if num_ranks() > 1 and shared.strategy == "ddp":
         remedies.append("distributed.strategy=fsdp2")
-    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    said, *_ = said.split(" GPU ")  # torch goes on with what is said here in other words
+    said, *_ = first_line(error).split(" GPU ")  # torch goes on with what is said here in other words
     return OutOfMemory(
         f"step {step} ran out of memory with microbatches of {phase.microbatch_rows} rows of "
         f"{phase.row_tokens:,} tokens ({key}={phase.tokens_at_once}){where}: {said} Set "

@@ -16,6 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from modernbert_train.config.schema import ProfileConfig
+from modernbert_train.core.files import errors_to
 from modernbert_train.report.progress import Progress
 
 TOP = 10
@@ -92,13 +93,11 @@ class Profile:
         tables = [table("operators by their own CPU time", host_rows(averages), seconds, recorded)]
         if self._on_gpu:
             tables.insert(0, table("kernels by GPU time", device_rows(averages), seconds, recorded))
-        try:
+        unwritten = f"warning: the profile could not be written to {self._folder}: "
+        with errors_to(self._progress.line, OSError, RuntimeError, before=unwritten):
             self._folder.mkdir(parents=True, exist_ok=True)
             path.with_suffix("").with_suffix(".txt").write_text("\n\n".join(tables) + "\n", encoding="utf-8")
             profiler.export_chrome_trace(str(path))
-        except (OSError, RuntimeError) as error:
-            self._progress.line(f"warning: the profile could not be written to {self._folder}: {error}")
-        else:
             self._progress.line(f"{tables[0]}\nprofile: {path}, for ui.perfetto.dev or chrome://tracing")
 
 

@@ -24,6 +24,7 @@ from modernbert_train.clock import Clock, Position
 from modernbert_train.config.check import check
 from modernbert_train.config.load import flat
 from modernbert_train.config.schema import DataConfig, PhaseConfig, RunConfig
+from modernbert_train.core.files import errors_to, warn
 from modernbert_train.data.check import check_data
 from modernbert_train.data.dataset_card import file_sha256, file_xxh3
 from modernbert_train.data.facts import DataFacts, read_facts
@@ -352,10 +353,9 @@ def _redraw(folder: RunFolder) -> None:
 
     if not (folder.path / "metrics.jsonl").exists():
         return  # it ended before its first line: there is nothing to draw
-    try:
+    # whatever it is: all is saved, and `report` draws it again, or tells the bug
+    with errors_to(warn, Exception, before=f"{folder.path}/report.html could not be drawn: "):
         write_report(folder.path)
-    except Exception as error:  # all is saved, and `report` draws it again, or tells the bug
-        print(f"warning: {folder.path}/report.html could not be drawn: {type(error).__name__}: {error}")
 
 
 def _say(line: str) -> None:

@@ -28,7 +28,7 @@ from modernbert_train.checkpoints.manifest import CONFIG_YAML
 from modernbert_train.checkpoints.saved_state import Averaged
 from modernbert_train.config.knob import phased_keys
 from modernbert_train.config.load import load_run, to_yaml
-from modernbert_train.core.files import write_whole
+from modernbert_train.core.files import errors_to, warn, write_whole
 from modernbert_train.errors import ConfigError, StorageError
 from modernbert_train.weights.source import Source, open_source, other_architecture
 
@@ -197,13 +197,9 @@ def _last_of_decay(names: Sequence[str], last: int) -> list[Path]:
     for folder in sorted((run / "checkpoints").glob("step-" + "[0-9]" * 8 + "*"), reverse=True):
         if "." in folder.name or len(found) == last:
             continue
-        try:
-            tokens = verify(folder).state.tokens
-        except StorageError as error:
-            print(f"warning: passed over a damaged checkpoint: {error}")
-            continue
-        if tokens > start:
-            found.insert(0, folder)
+        with errors_to(warn, StorageError, before="passed over a damaged checkpoint: "):
+            if verify(folder).state.tokens > start:
+                found.insert(0, folder)
     if len(found) < last:
         raise StorageError(
             f"{run}: {len(found)} whole checkpoints of its decay, which begins at {start:,} tokens; --last={last} asks "

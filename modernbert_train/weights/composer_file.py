@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from modernbert_train.config.schema import ModernBertConfig
+from modernbert_train.core.files import anything_as
 from modernbert_train.errors import DataError
 from modernbert_train.weights.formats import modernbert
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, read_object
@@ -152,10 +153,18 @@ class _Nothing:
 def _read(path: Path) -> dict[Any, Any]:
     if not path.is_file():
         raise DataError(f"{path}: no such file. Name a checkpoint of Composer, such as ep0-ba4000-rank0.pt.")
+    with anything_as(DataError, f"{path}: damaged, or no checkpoint of torch", "Copy it again."):
+        content = _unpickled(path)
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: holds a {type(content).__name__} and not a checkpoint. Name another file.")
+    return content
+
+
+def _unpickled(path: Path) -> Any:
     try:
         unknown = torch.serialization.get_unsafe_globals_in_checkpoint(path)
         with torch.serialization.safe_globals([(_Nothing, name) for name in unknown]):
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("Check the doc")]
         raise DataError(
@@ -164,12 +173,6 @@ def _read(path: Path) -> dict[Any, Any]:
             "map_location='cpu', weights_only=False)['state']; torch.save({'state': {k: s[k] for k in ('model', "
             "'integrations')}}, 'new.pt')\""
         ) from None
-    except Exception as error:  # a damaged file can fail in any way
-        reason = (str(error).strip() or type(error).__name__).partition("\n")[0].partition(". ")[0]
-        raise DataError(f"{path}: damaged, or no checkpoint of torch ({reason}). Copy it again.") from None
-    if not isinstance(content, dict):
-        raise DataError(f"{path}: holds a {type(content).__name__} and not a checkpoint. Name another file.")
-    return content
 
 
 def _dig(content: Any, *keys: str) -> Any:

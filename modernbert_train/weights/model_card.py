@@ -280,8 +280,8 @@ def _training(trained: RunConfig, step: int, tokens: int) -> str:
     if trained.start is not None:
         origin = f"`start.checkpoint={trained.start.checkpoint}`"
     more = model.phased_details
-    headings = "".join(f" {each} |" for each in more)
-    rows = "\n".join(_phase_row(name, phase, trained) for name, phase in trained.phases.items())
+    heads = ("phase", "tokens", "context", "rows in a batch", "predicted", "peak learning rate", "schedule", *more)
+    rows = [_phase_row(name, phase, trained) for name, phase in trained.phases.items()]
     return f"""{tokens:,} tokens of {trained.total_tokens:,} planned, in {step:,} steps, seed {trained.seed}.
 
 - First weights: {origin}.
@@ -290,9 +290,7 @@ def _training(trained: RunConfig, step: int, tokens: int) -> str:
 - Objective: {_objectives(trained)}.
 - Optimizer: {optim.name}, betas {tuple(optim.betas)}, epsilon {optim.eps:g}, weight decay {optim.weight_decay:g}.
 
-| phase | tokens | context | rows in a batch | predicted | peak learning rate | schedule |{headings}
-| --- | --- | --- | --- | --- | --- | --- |{" --- |" * len(more)}
-{rows}"""
+{markdown_table(heads, rows)}"""
 
 
 def _objectives(trained: RunConfig) -> str:
@@ -307,7 +305,7 @@ def _objective(objective: ObjectiveConfig) -> str:
     return objective.details or _titled(*objective.title)
 
 
-def _phase_row(name: str, phase: PhaseConfig, trained: RunConfig) -> str:
+def _phase_row(name: str, phase: PhaseConfig, trained: RunConfig) -> list[str]:
     schedule, warmup = phase.schedule, phase.batch_warmup
     parts = [f"warmup {schedule.warmup_tokens:,} tokens"] if schedule.warmup_tokens else []
     parts.append(schedule.plateau if schedule.decay_tokens < phase.tokens else "no plateau")
@@ -317,16 +315,16 @@ def _phase_row(name: str, phase: PhaseConfig, trained: RunConfig) -> str:
     now = trained.in_phase[name]
     cells = [name, f"{phase.tokens:,}", f"{phase.row_tokens:,}", size, f"{now.objective.predicted_share:.0%}"]
     cells += [f"{now.optim.lr * phase.lr_ratio:.2e}", ", ".join(parts)]
-    return "| " + " | ".join([*cells, *now.model.phased_details.values()]) + " |"
+    return [*cells, *now.model.phased_details.values()]
 
 
 def _averaging(average: Sequence[Averaged], averaged_by: str) -> str:
-    rows = "\n".join(
-        f"| {Path(part.checkpoint).name} | {part.step:,} | {part.tokens:,} | {part.weight:.4f} |" for part in average
-    )
+    rows = [
+        (Path(each.checkpoint).name, f"{each.step:,}", f"{each.tokens:,}", f"{each.weight:.4f}") for each in average
+    ]
     return (
         f"\n\nThe weights are made of these checkpoints ({averaged_by}); the numbers above are those of the last.\n\n"
-        "| checkpoint | steps | tokens | weight |\n| --- | --- | --- | --- |\n" + rows
+        + markdown_table(("checkpoint", "steps", "tokens", "weight"), rows)
     )
 
 
@@ -380,14 +378,14 @@ def _scores(tokens: int, metrics: Sequence[dict[str, Any]]) -> str:
         if isinstance(entry.get("name"), str) and isinstance(entry.get("figures"), dict)
     }
     rows = [
-        f"| {name} | {figure} | {value:.4f} |"
+        (name, figure, f"{value:.4f}")
         for name, figures in last.items()
         for figure, value in figures.items()
         if number(value) is not None and not str(figure).startswith("num_")
     ]
     if not rows:
         return "Not measured: the run named no labelled texts to measure on, or had not come to it."
-    return "| texts | figure | value |\n| --- | --- | --- |\n" + "\n".join(rows)
+    return markdown_table(("texts", "figure", "value"), rows)
 
 
 def _bits(last: Mapping[str, Any]) -> str:

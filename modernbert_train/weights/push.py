@@ -24,8 +24,10 @@ from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.checkpoints.saved_state import SavedState
 from modernbert_train.checkpoints.verified import step_folders
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.files import errors_to, warn
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.tensor_files import write_tensors
+from modernbert_train.core.text import first_line
 from modernbert_train.core.version import __version__
 from modernbert_train.errors import ConfigError, RunError, StorageError
 from modernbert_train.models.build import build_model
@@ -71,15 +73,11 @@ def push_run(
     if every_checkpoint:
         _push_first(hub, config, newest, licence)
         for folder in step_folders(newest.folder.parent):
-            if folder == newest.folder:
-                found = newest
-            else:
-                try:
-                    found = verify(folder)
-                except StorageError as error:
-                    print(f"warning: left out: {error}")
-                    continue
-            _push(hub, config, found, folder.name, licence)
+            found = newest if folder == newest.folder else None
+            with errors_to(warn, StorageError, before="left out: "):
+                found = found or verify(folder)
+            if found is not None:
+                _push(hub, config, found, folder.name, licence)
     _push(hub, config, newest, MAIN, licence, again=True)
     print(hub.address)
 
@@ -96,12 +94,11 @@ def check_repo_id(repo_id: str) -> None:
 def _push_first(hub: Hub, config: RunConfig, newest: Checkpoint, licence: str | None) -> None:
     """The weights before the first step, where they can be made again."""
     with tempfile.TemporaryDirectory() as folder:
-        try:
+        first = None
+        with errors_to(warn, RunError, before=f"no revision {FIRST}: "):
             first = first_checkpoint(newest, Path(folder))
-        except RunError as error:
-            print(f"warning: no revision {FIRST}: {error}")
-            return
-        _push(hub, config, first, FIRST, licence)
+        if first is not None:
+            _push(hub, config, first, FIRST, licence)
 
 
 def first_checkpoint(newest: Checkpoint, folder: Path) -> Checkpoint:
@@ -207,8 +204,4 @@ def _told(repo_id: str) -> Iterator[None]:
             ) from None
         raise StorageError(f"push {repo_id}: the hub failed ({code}: {said}). {again}") from None
     except (EntryNotFoundError, httpx.HTTPError, OSError) as error:  # the first without an answer of the hub
-        raise StorageError(f"push {repo_id}: the hub cannot be reached ({_first_line(error)}). {again}") from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        raise StorageError(f"push {repo_id}: the hub cannot be reached ({first_line(error)[:300]}). {again}") from None

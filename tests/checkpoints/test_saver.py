@@ -224,4 +224,4 @@ def test_older_checkpoints_that_cannot_be_removed_cost_no_whole_one(
     run.saver.wait()
     found, _ = newest_valid(run.folder)
     assert found is not None and found.step == 1 and run.saver.take_saved() is not None
-    assert "step-00000001 is written; those that checkpoint.keep=2 no longer keeps" in capsys.readouterr().out
+    assert "step-00000001 is written; those that checkpoint.keep=2 no longer keeps" in capsys.readouterr().err

@@ -21,7 +21,7 @@ from torch._dynamo.utils import counters
 from benchmarks.batches import lay_out
 from modernbert_train.batch import Batch, Order
 from modernbert_train.config.schema import DebertaConfig
-from modernbert_train.models import deberta as deberta_model
+from modernbert_train.models import attention
 from modernbert_train.models.attention import flex, sdpa
 from modernbert_train.models.deberta import distance_rows
 from modernbert_train.weights.formats import deberta
@@ -91,7 +91,7 @@ def test_flex_looks_up_what_sdpa_adds(config: DebertaConfig, order: Order, monke
         line = replace(line, position_ids_T=line.position_ids_T // 2)
     found = []
     for kernel in (flex, sdpa):
-        monkeypatch.setattr(deberta_model, "choose_kernel", lambda *_, kernel=kernel: kernel)
+        monkeypatch.setattr(attention, "choose_kernel", lambda *_, kernel=kernel: kernel)
         model = build(config)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it is slow
@@ -118,9 +118,9 @@ def test_flex_compiles_once_for_all_documents(monkeypatch: pytest.MonkeyPatch) -
     model = build(config)
     for boundaries in ([0, 45, 70, 76, 172, 200], [0, 10, 20, 30, 110, 200], [0, 1, 2, 95, 190, 200]):
         line = replace(lay_out(ids(200), boundaries), max_seqlen=96)
-        monkeypatch.setattr(deberta_model, "choose_kernel", lambda *_: flex)
+        monkeypatch.setattr(attention, "choose_kernel", lambda *_: flex)
         ours = model.encode(line)
-        monkeypatch.setattr(deberta_model, "choose_kernel", lambda *_: sdpa)
+        monkeypatch.setattr(attention, "choose_kernel", lambda *_: sdpa)
         torch.testing.assert_close(ours, model.encode(line), **CLOSE)
     assert counters["stats"]["unique_graphs"] == 1
 

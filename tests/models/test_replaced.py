@@ -28,7 +28,7 @@ from modernbert_train.config.schema import (
     ModernBertConfig,
     ReplacedTokensConfig,
 )
-from modernbert_train.models import bert
+from modernbert_train.models import attention
 from modernbert_train.models.build import build_model
 from modernbert_train.models.heads import ChunkedLoss, loss_and_gradient, sample
 from modernbert_train.models.init import initialize
@@ -338,7 +338,7 @@ def test_both_encoders_compile_once(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     counters.clear()
     kernel = opaque_attention()
-    monkeypatch.setattr(bert, "choose_kernel", lambda *_, **__: kernel)
+    monkeypatch.setattr(attention, "choose_kernel", lambda *_, **__: kernel)
     model, plain = built(BERT, sharing="none"), built(BERT, sharing="none")
     plain.load_state_dict(model.state_dict())
     model.compile_layers(backend="aot_eager")

@@ -25,7 +25,7 @@ from modernbert_train.batch import IGNORED_LABEL, WEIGHT_UNIT, Batch, PackedText
 from modernbert_train.config.schema import ComputeConfig, MaskedLmConfig, ModernBertConfig
 from modernbert_train.core.keyed_random import hash64, uniform
 from modernbert_train.errors import ConfigError
-from modernbert_train.models import modernbert
+from modernbert_train.models import attention
 from modernbert_train.models.attention import choose_kernel, sdpa, varlen
 from modernbert_train.models.attention.visible import Visible
 from modernbert_train.models.heads import ChunkedLoss, loss_and_gradient, masked_lm_loss_sum
@@ -234,7 +234,7 @@ def recorded_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str
             return sdpa.attend(q, k, v, layout, window)
 
     kernels = {name: Recorded(name) for name in ("a", "b")}
-    monkeypatch.setattr(modernbert, "choose_kernel", lambda name, *_, **__: kernels[name])
+    monkeypatch.setattr(attention, "choose_kernel", lambda name, *_, **__: kernels[name])
     yield calls
 
 
@@ -311,7 +311,7 @@ def test_layers_are_compiled_in_every_phase_or_the_run_ends(
     model = build(small(num_layers=4)).train()
     model.compile_layers(backend="eager")
     kernel = opaque_attention()
-    monkeypatch.setattr(modernbert, "choose_kernel", lambda *_, **__: kernel)
+    monkeypatch.setattr(attention, "choose_kernel", lambda *_, **__: kernel)
     seen = []
     for row_tokens in range(30, 40):
         model(first_predictions(pack([sequences([row_tokens])], row_tokens), 4))

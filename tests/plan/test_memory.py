@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.profiler import ProfilerActivity, profile
 
 from modernbert_train.config.schema import ComputeConfig, ModernBertConfig, StableAdamWConfig
-from modernbert_train.models import modernbert
+from modernbert_train.models import attention
 from modernbert_train.models.attention import varlen
 from modernbert_train.models.heads import loss_and_gradient
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
@@ -81,7 +81,7 @@ _attend.register_autograd(_backward, setup_context=_setup)
 def use_kernel(monkeypatch: pytest.MonkeyPatch, attend: Any) -> None:
     """Kernels for GPUs do not run here; what memory they take does not depend on what they compute."""
     kernel = SimpleNamespace(prepare=lambda batch, side: None, attend=attend)
-    monkeypatch.setattr(modernbert, "choose_kernel", lambda *_, **__: kernel)
+    monkeypatch.setattr(attention, "choose_kernel", lambda *_, **__: kernel)
 
 
 @contextmanager
@@ -133,7 +133,7 @@ def test_base_with_98304_tokens_keeps_what_is_said(
     monkeypatch: pytest.MonkeyPatch, bf16: bool, checkpointing: bool
 ) -> None:
     """At the published size, with the kernel GPUs use: fake tensors have shapes, storages and no memory."""
-    monkeypatch.setattr(modernbert, "choose_kernel", lambda *_, **__: varlen)
+    monkeypatch.setattr(attention, "choose_kernel", lambda *_, **__: varlen)
     config, compute = BASE, ComputeConfig(activation_checkpointing=checkpointing)
     tokens, predicted = 96 * 1024, 29_528
     with FakeTensorMode(allow_non_fake_inputs=True):

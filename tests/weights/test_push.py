@@ -147,4 +147,4 @@ def test_first_weights_from_a_model_that_is_gone_are_left_out_aloud(
     shutil.rmtree(copy)
     capsys.readouterr()
     assert main(["push", str(tmp_path / "second"), "me/second", "--every-checkpoint"]) == 0
-    assert "warning: no revision step-00000000" in capsys.readouterr().out and "step-00000000" not in hub.commits
+    assert "warning: no revision step-00000000" in capsys.readouterr().err and "step-00000000" not in hub.commits

@@ -14,6 +14,7 @@ from modernbert_train.checkpoints.verified import NAME, step_folders, step_of
 from modernbert_train.config.load import load_run
 from modernbert_train.config.read import runs_beside
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.files import errors_to
 from modernbert_train.errors import ConfigError, RunError, StorageError
 
 
@@ -121,17 +122,14 @@ def verify_copies(store: Store, only: int | None, say: Callable[[str], None]) ->
     Raises:
         RunError: the store cannot be asked.
     """
-    wrong = []
+    wrong: list[str] = []
     for step, name in sorted(store.steps().items()):
         if only not in (None, step):
             continue
-        try:
+        with errors_to(wrong.append, StorageError):
             manifest = manifest_of(store, name)
             for each, expected in manifest.files.items():
                 if (found := store.digest(f"{name}/{each}")) != expected:
                     raise StorageError(f"{store.url}/{name}/{each}: {found}, the manifest says {expected}")
-        except StorageError as error:
-            wrong.append(str(error))
-            continue
-        say(f"{store.url}/{name}: valid")
+            say(f"{store.url}/{name}: valid")
     return wrong

@@ -9,26 +9,28 @@ from typing import Literal
 from omegaconf import MISSING
 
 from modernbert_train.config.evals import METRICS_OF, SPANS
+from modernbert_train.config.knob import knob, knobs
 
 KINDS = tuple(METRICS_OF)
+_SHRINKS = "since it is the share by which weights shrink in a step; usual are 1e-6 to 1e-5"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LargeConfig:
     """What is other for models of a width from 1,024."""
 
-    lr: float | None = None
-    weight_decay: float | None = None
-    epochs: float | None = None
+    lr: float | None = knob(None, above=0)
+    weight_decay: float | None = knob(None, low=0, below=1, why=_SHRINKS)
+    epochs: float | None = knob(None, above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenConfig:
     """What is other where the encoder is frozen, whatever its width: only a matrix learns, and passes are cheap."""
 
-    lr: float = 1e-3
-    weight_decay: float = 0.0
-    epochs: float = 10.0  # without gradients of the encoder about as long as three with them
+    lr: float = knob(1e-3, above=0)
+    weight_decay: float = knob(0.0, low=0, below=1, why=_SHRINKS)
+    epochs: float = knob(10.0, above=0)  # without gradients of the encoder about as long as three with them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,7 @@ class TaskConfig:
     unanswerable: bool = False
     # no answer is given where [CLS] has more than the best answer by more than this, as null_score_diff_threshold
     null_threshold: float = 0.0
-    max_answer_tokens: int = 30  # longest answer
+    max_answer_tokens: int = knob(30, low=1)  # longest answer
     overlap_tokens: int = 128  # that two windows of a long context share, as transformers' doc_stride
     id_column: str | None = None  # column of what names a text in predictions.jsonl, where its line does not do
     label_separator: str = ","  # multi-label: between the classes of a text, where they are not a list
@@ -70,19 +72,22 @@ class TaskConfig:
     # the epoch that counts is that with the best of this metric, or the lowest `loss`, on the first of `validation`;
     # None: the last
     best: str | None = None
-    lr: float = 5e-5  # peak
-    weight_decay: float = 1e-5  # of each step at the peak, whatever the rate: Composer's decoupled decay
-    epochs: float = 3.0
-    steps: int | None = None  # about so many updates, in place of epochs
+    lr: float = knob(5e-5, above=0)  # peak
+    # of each step at the peak, whatever the rate: Composer's decoupled decay
+    weight_decay: float = knob(1e-5, low=0, below=1, why=_SHRINKS)
+    epochs: float = knob(3.0, above=0)
+    steps: int | None = knob(None, above=0)  # about so many updates, in place of epochs
     large: LargeConfig = field(default_factory=LargeConfig)
     # the encoder keeps its weights, and a linear head learns on its states: a baseline, and a measure of the encoder
     freeze: bool = False
     frozen: FrozenConfig = field(default_factory=FrozenConfig)
-    batch_texts: int = 64  # about; a batch is whole rows of packed texts
-    max_tokens: int = 256  # longer texts are cut, special tokens included
+    batch_texts: int = knob(64, above=0)  # about; a batch is whole rows of packed texts
+    # longer texts are cut, special tokens included
+    max_tokens: int = knob(256, low=8, why="for text between the special tokens")
     # the gradient of a step is scaled to at most this norm, as transformers' Trainer does; None: it is not
-    max_grad_norm: float | None = 1.0
-    warmup: float = 0.06  # share of the training in which the rate rises; then it falls, linearly, to 0
+    max_grad_norm: float | None = knob(1.0, above=0, why="or null, which does not clip")
+    # share of the training in which the rate rises; then it falls, linearly, to 0
+    warmup: float = knob(0.06, low=0, below=1)
     pooling: Literal["cls", "mean"] | None = None  # None: mean of a ModernBERT and of what is frozen, cls of others
 
     @property
@@ -114,6 +119,8 @@ KEYS_OF_KIND = {  # that are of one kind alone
 
 def task_problems(task: TaskConfig) -> Iterator[str]:
     """What is wrong with a task, as far as it can be told without its files."""
+    for key, value, facts in knobs(task):
+        yield from facts.mistakes(key, value)
     yield from split_name_problems(task.validation)
     for name in task.predict:
         if name in task.validation or not _plain(name):
@@ -137,24 +144,6 @@ def task_problems(task: TaskConfig) -> Iterator[str]:
             yield f"metrics: {name} is none of kind={task.kind}. Choose from {', '.join(METRICS_OF[task.kind])}."
     if task.kind == "single-label" and "f1" in task.metrics and len(task.labels) != 2:
         yield f"metrics: f1 is that of the second of two labels, and labels={task.labels}. Name two, or use macro_f1."
-    own: dict[str, TaskConfig | FrozenConfig] = {"": task, "frozen.": task.frozen}
-    for at, each in own.items():
-        for key in ("lr", "epochs"):
-            if getattr(each, key) <= 0:
-                yield f"{at}{key}={getattr(each, key)}: must be above 0."
-        if not 0 <= each.weight_decay < 1:
-            shown = f"{at}weight_decay={each.weight_decay}"
-            yield f"{shown}: the share by which weights shrink in a step. Usual are 1e-6 to 1e-5."
-    if task.max_grad_norm is not None and task.max_grad_norm <= 0:
-        yield f"max_grad_norm={task.max_grad_norm}: must be above 0; null does not clip."
-    if task.steps is not None and task.steps <= 0:
-        yield f"steps={task.steps}: must be above 0; null counts in epochs."
-    if task.batch_texts <= 0:
-        yield f"batch_texts={task.batch_texts}: must be above 0."
-    if not 0 <= task.warmup < 1:
-        yield f"warmup={task.warmup}: a share of the training, from 0 and below 1."
-    if task.max_tokens < 8:
-        yield f"max_tokens={task.max_tokens}: must be at least 8, for text between the special tokens."
 
 
 def _question_problems(task: TaskConfig) -> Iterator[str]:
@@ -174,8 +163,6 @@ def _question_problems(task: TaskConfig) -> Iterator[str]:
         yield f"labels={task.labels}: answers are no classes. Remove them."
     if not 0 <= task.overlap_tokens < task.max_tokens:
         yield f"overlap_tokens={task.overlap_tokens}: from 0, and below max_tokens={task.max_tokens}."
-    if task.max_answer_tokens < 1:
-        yield f"max_answer_tokens={task.max_answer_tokens}: must be at least 1."
     for name in task.metrics:
         if "_answer_" in name and not task.unanswerable:
             yield f"metrics: {name} is of questions that may have no answer. Set unanswerable=true, or remove it."

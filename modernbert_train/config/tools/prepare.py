@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 from omegaconf import MISSING
 
+from modernbert_train.config.knob import knob, knobs
+
 SMALLEST_VOCABULARY = 320  # 256 bytes and 5 special tokens, rounded up to a multiple of 64
 LANGUAGE_FILTER = "LanguageFilter"
 ALTERING_FILTERS = ("C4QualityFilter",)  # return other text than they were given
@@ -48,7 +50,7 @@ class SourceConfig:
     # documents and tokens have which value is counted
     fields: dict[str, str] = field(default_factory=dict)
     fixed_fields: dict[str, str] = field(default_factory=dict)  # such facts that all its documents share
-    max_left_out: float | None = None  # of this source; None is that of the spec
+    max_left_out: float | None = knob(None, low=0, high=1)  # of this source; None is that of the spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,8 @@ class TokenizerConfig:
     extend: bool = False  # add the special tokens that it lacks, and spare entries up to a multiple of 64
     vocab_size: int = 8192  # entries of a trained tokenizer, special and spare ones included; a multiple of 64
     spare_entries: int = 0  # entries [unused0], ... that no text gives; with `extend` at least so many
-    training_share: float = 1.0  # share of the training documents, picked by hash, that a tokenizer is trained on
+    # share of the training documents, picked by hash, that a tokenizer is trained on
+    training_share: float = knob(1.0, above=0, high=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +86,10 @@ class FilterConfig:
 class NearDuplicatesConfig:
     """MinHash (Broder 1997): two documents are near duplicates if they agree on all hashes of any one bucket."""
 
-    ngram_words: int = 5  # words in a shingle; a document of fewer words is never a near duplicate
-    buckets: int = 14  # more buckets find less similar pairs
-    hashes_per_bucket: int = 8  # more hashes find only more similar pairs; 14 x 8 finds 92 % of those 80 % alike
+    ngram_words: int = knob(5, low=1)  # words in a shingle; a document of fewer words is never a near duplicate
+    buckets: int = knob(14, low=1)  # more buckets find less similar pairs
+    # more hashes find only more similar pairs; 14 x 8 finds 92 % of those 80 % alike
+    hashes_per_bucket: int = knob(8, low=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +109,7 @@ class ExecutorConfig:
     """Who runs the tasks: nothing here changes what is written."""
 
     name: Literal["local", "slurm", "ray"] = "local"
-    workers: int | None = None  # tasks run at a time; None is one per core; slurm, ray: no limit
+    workers: int | None = knob(None, low=1)  # tasks run at a time; None is one per core; slurm, ray: no limit
     options: dict[str, Any] = field(default_factory=dict)  # slurm, ray: arguments of datatrove's executor
 
 
@@ -120,18 +124,22 @@ class PrepareConfig:
     near_duplicates: NearDuplicatesConfig = field(default_factory=NearDuplicatesConfig)  # how near, for `near`
     # evaluation sets by name: documents that share overlap_words words in a row with one are left out
     decontaminate: dict[str, SourceConfig] = field(default_factory=dict)
-    overlap_words: int = 13  # fewer find more, and leave more out by chance; shorter texts are compared whole
+    # fewer find more, and leave more out by chance; shorter texts are compared whole
+    overlap_words: int = knob(13, low=1, high=1000)
     streams: StreamsConfig = field(default_factory=StreamsConfig)  # training documents by language, score, ...
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
-    validation_share: float = 0.05  # share of the documents, by hash of their text, that is held out; 0 holds out none
+    # share of the documents, by hash of their text, that is held out; 0 holds out none
+    validation_share: float = knob(0.05, low=0, below=1)
     min_characters: int = 1  # shorter documents are left out and counted
     max_characters: int = 5_000_000  # longer ones are damage: tokenising takes about 200 bytes of memory a character
     on_error: Literal["skip", "stop"] = "skip"  # damaged documents: leave out and count, or stop at the first
     # the share of a source's documents that may be damaged and left out; more ends the command, and so does a source of
     # which nothing is left
-    max_left_out: float = 0.01
-    shard_bytes: int = 1 << 24  # size of one shard before compression, in bytes
-    task_bytes: int = 1 << 27  # input read by one task, in bytes; a file that cannot be cut may be more
+    max_left_out: float = knob(0.01, low=0, high=1)
+    # size of one shard before compression, in bytes
+    shard_bytes: int = knob(1 << 24, low=1 << 16, high=1 << 31, why="16777216 for local disks, 67108864 for stores")
+    # input read by one task, in bytes; a file that cannot be cut may be more
+    task_bytes: int = knob(1 << 27, low=1024)
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
 
 
@@ -305,9 +313,6 @@ def _filter_problems(config: PrepareConfig) -> Iterator[str]:
         if "exclusion_writer" in each.arguments:
             yield f"filters.{name}.arguments.exclusion_writer: not supported; what is left out is counted. Remove it."
     near = config.near_duplicates
-    for key in ("ngram_words", "buckets", "hashes_per_bucket"):
-        if getattr(near, key) < 1:
-            yield f"near_duplicates.{key}={getattr(near, key)}: must be at least 1. Remove it to have the default."
     if near != NearDuplicatesConfig() and config.duplicates != "near":
         yield f"near_duplicates: not read with duplicates={config.duplicates}. Set duplicates=near, or remove it."
 
@@ -326,40 +331,19 @@ def _tokenizer_problems(settings: TokenizerConfig) -> Iterator[str]:
         yield "tokenizer.extend=true: there is no tokenizer.path to extend. Name one, or remove extend."
     if spare and settings.path is not None and not settings.extend:
         yield f"tokenizer.spare_entries={spare}: a given tokenizer stays as it is. Set tokenizer.extend=true."
-    if not 0 < settings.training_share <= 1:
-        yield (
-            f"tokenizer.training_share={settings.training_share}: must be above 0 and at most 1. "
-            "1 trains the tokenizer on every training document."
-        )
 
 
 def _number_problems(config: PrepareConfig) -> Iterator[str]:
-    if not 0 <= config.validation_share < 1:
-        yield f"validation_share={config.validation_share}: must be at least 0 and below 1. 0.05 holds out 5 %."
-    shares: dict[str, float | None] = {"max_left_out": config.max_left_out}
-    shares |= {f"sources.{name}.max_left_out": source.max_left_out for name, source in config.sources.items()}
-    for key, share in shares.items():
-        if share is not None and not 0 <= share <= 1:
-            yield f"{key}={share}: must be from 0 to 1. 0.01 lets one document of a hundred be left out."
+    for key, value, facts in knobs(config):
+        yield from facts.mistakes(key, value)
     if not 1 <= config.min_characters <= config.max_characters:
         yield (
             f"min_characters={config.min_characters}: must be at least 1 and at most max_characters="
             f"{config.max_characters}. Change one of the two."
         )
-    if not 1 << 16 <= config.shard_bytes <= 1 << 31:
-        yield (
-            f"shard_bytes={config.shard_bytes}: must be from 65536 (64 KiB) to 2147483648 (2 GiB). "
-            "16777216 suits local disks, 67108864 object stores."
-        )
-    if not 1 <= config.overlap_words <= 1000:
-        yield f"overlap_words={config.overlap_words}: must be from 1 to 1000. 13 is usual."
-    if config.task_bytes < 1024:
-        yield f"task_bytes={config.task_bytes}: must be at least 1024. 134217728 (128 MiB) suits most."
 
 
 def _executor_problems(executor: ExecutorConfig) -> Iterator[str]:
-    if executor.workers is not None and executor.workers < 1:
-        yield f"executor.workers={executor.workers}: must be at least 1. null takes one per core."
     if executor.name == "local" and executor.options:
         yield f"executor.options={executor.options}: the local executor has none. Remove them."
     if executor.name == "slurm":

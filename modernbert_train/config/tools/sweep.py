@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 from omegaconf import MISSING
 
+from modernbert_train.config.knob import knob, knobs
+
 
 @dataclass(frozen=True, kw_only=True)
 class DimensionConfig:
@@ -54,14 +56,15 @@ class SweepConfig:
     )
     direction: Literal["minimize", "maximize"] = "minimize"
     sampler: Literal["tpe", "random", "grid"] = "tpe"  # tpe learns from earlier trials; grid tries every combination
-    seed: int = 17  # of the sampler; trials have the seed of the run
-    trials: int | None = None  # trials in all, may be raised later; None: every point of the grid
-    startup_trials: int = 8  # at random before tpe begins; completed before median ends any
+    seed: int = knob(17, low=0)  # of the sampler; trials have the seed of the run
+    trials: int | None = knob(None, low=1)  # trials in all, may be raised later; None: every point of the grid
+    startup_trials: int = knob(8, low=0)  # at random before tpe begins; completed before median ends any
     prune: PruneConfig = field(default_factory=PruneConfig)
-    workers: int = 1  # trials at a time on this machine, each with its share of the GPUs
-    ranks: int | None = None  # processes of a trial; None: one for each GPU of its share, or one
-    attempts: int = 3  # starts of a trial that crashes before it counts as failed
-    heartbeat_seconds: int = 30  # a worker that is silent for three times as long has died; others resume its trial
+    workers: int = knob(1, low=1)  # trials at a time on this machine, each with its share of the GPUs
+    ranks: int | None = knob(None, low=1)  # processes of a trial; None: one for each GPU of its share, or one
+    attempts: int = knob(3, low=1)  # starts of a trial that crashes before it counts as failed
+    # a worker that is silent for three times as long has died; others resume its trial
+    heartbeat_seconds: int = knob(30, low=1)
 
     @property
     def folder(self) -> str:
@@ -84,14 +87,8 @@ def sweep_problems(config: SweepConfig) -> list[str]:
 def _number_problems(config: SweepConfig) -> Iterator[str]:
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", config.name) or config.name in (".", ".."):
         yield f"name={config.name!r}: a sweep's name becomes its folder. Use letters, digits, '.', '_' and '-'."
-    for key in ("workers", "ranks", "attempts", "heartbeat_seconds", "trials"):
-        value = getattr(config, key)
-        if value is not None and value < 1:
-            yield f"{key}={value}: must be at least 1."
-    if config.startup_trials < 0:
-        yield f"startup_trials={config.startup_trials}: must not be negative."
-    if config.seed < 0:
-        yield f"seed={config.seed}: must not be negative."
+    for key, value, facts in knobs(config):
+        yield from facts.mistakes(key, value)
     if config.storage is not None and "://" not in config.storage:
         yield (
             f"storage={config.storage}: not a database URL. Write for example postgresql://user@host/database or "

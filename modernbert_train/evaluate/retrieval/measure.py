@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modernbert_train.config.tools.retrieval import MTEB, RANKING, EvaluateConfig, MeasureConfig
+from modernbert_train.core.files import errors_to
 from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.evaluate.retrieval.beir import CORPUS, Beir
@@ -30,7 +31,7 @@ def measure_all(
     """Figures by set, how texts became vectors or scores, and what is wrong with tasks whose data is missing."""
     figures: Figures = {}
     about: dict[str, Any] = {}
-    lost = []
+    lost: list[str] = []
     if tasks:
         from modernbert_train.evaluate.retrieval.mteb_tasks import find_task, measure_task, open_for_mteb
     found = {name: find_task(name) for name in tasks}  # a name that is wrong is told before anything is computed
@@ -44,10 +45,8 @@ def measure_all(
         for_mteb, described = open_for_mteb(model, config)
         about |= asdict(described)
         for name, task in found.items():
-            try:
+            with errors_to(lost.append, DataError):
                 figures[name], about[f"{MTEB}{name}"] = measure_task(task, for_mteb, config, out)
-            except DataError as error:
-                lost.append(str(error))
     return figures, about, lost
 
 

@@ -18,6 +18,7 @@ from modernbert_train.config.load import load_typed
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.config.tools.retrieval import RANKING, MeasureConfig, RetrievalConfig, retrieval_problems
 from modernbert_train.config.tools.suite import SuiteConfig, SuiteTaskConfig, each_alone, suite_problems
+from modernbert_train.core.files import errors_to
 from modernbert_train.core.installed import YAMLS
 from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.finetune.result import RESULT, read_result
@@ -101,10 +102,8 @@ class Plan:
         own = [each for each in overrides if each.partition("=")[0] in _OWN]
         problems = [f"{each}: each of several runs has its own. Use --out and --seeds." for each in own]
         for name in suite.tasks:
-            try:
+            with errors_to(problems.append, ConfigError, before=f"tasks.{name}: "):
                 problems += [f"tasks.{name}.{problem}" for problem in self._problems(name)]
-            except ConfigError as error:
-                problems.append(f"tasks.{name}: {error}")
         if problems:
             raise ConfigError("\n".join(problems))
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from modernbert_train.batch import Order, Packed
 from modernbert_train.config.model import Bias
+from modernbert_train.config.schema import ComputeConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.attention import flash, flex, sdpa, tiles, varlen
 from modernbert_train.models.attention.visible import ScoreBias, Visible
@@ -91,6 +92,46 @@ def choose_kernel(
         raise ConfigError(f"{key}={name}: {reason}. Usable here: {', '.join(usable)}. Or set {key}=auto.")
     log.info("%s=%s: using %s on %s in %s", key, name, chosen, device, str(dtype).removeprefix("torch."))
     return KERNELS[chosen]
+
+
+def for_all_layers(
+    compute: ComputeConfig, packed: Packed, device: torch.device, dtype: torch.dtype, bias: Bias | None = None
+) -> tuple[Kernel, Any]:
+    """The kernel of an encoder all of whose layers are global, and what it has prepared of these sequences.
+
+    Raises:
+        ConfigError: see `choose_kernel`.
+    """
+    key = "attention" if compute.global_attention is None else "global_attention"
+    kernel = choose_kernel(getattr(compute, key), device, dtype, f"compute.{key}", packed.order, bias)
+    return kernel, kernel.prepare(packed, Visible(order=packed.order))
+
+
+def for_each_reach(
+    compute: ComputeConfig,
+    packed: Packed,
+    device: torch.device,
+    dtype: torch.dtype,
+    half_window: int,
+    local_heads: int | None,
+) -> dict[bool, tuple[Kernel, Any]]:
+    """The same of an encoder with local layers: of the global ones (True), and of those.
+
+    Args:
+        compute: how it is computed.
+        packed: the sequences.
+        device, dtype: see `choose_kernel`.
+        half_window: see `Visible.around`.
+        local_heads: see `ModelConfig.local_heads`.
+    """
+    visible = Visible.around(half_window, packed.order, compute.query_block)
+    local = choose_kernel(compute.attention, device, dtype, order=packed.order, local_heads=local_heads)
+    found = dict.fromkeys((True, False), (local, local.prepare(packed, visible)))
+    if compute.global_attention is not None:
+        wide = choose_kernel(compute.global_attention, device, dtype, "compute.global_attention", packed.order)
+        if wide is not local:
+            found[True] = (wide, wide.prepare(packed, visible))
+    return found
 
 
 def by_preference(

@@ -14,6 +14,7 @@ Shape legend: T packed tokens, S sequences (padded), N heads, H head width.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,31 +25,35 @@ from torch.nn import attention as torch_attention
 
 from modernbert_train.batch import Order, Packed
 from modernbert_train.config.model import Bias
+from modernbert_train.core.files import errors_to
 from modernbert_train.models.attention import varlen
 from modernbert_train.models.attention.varlen import gpu_support, without_mask
 from modernbert_train.models.attention.visible import ScoreBias, Visible
 
-# OSError: built for another torch or CUDA
 MISSING: list[str] = []
-try:
-    from flash_attn import flash_attn_varlen_func as flash2
-except (ImportError, OSError) as error:
-    flash2: Any = None  # type: ignore[no-redef]
-    MISSING.append(f"flash-attn: {error}")
-try:
-    import flash_attn_interface as flash3
+flash2: Any = None
+flash3: Any = None
+flash4: Any = None
+
+
+def _installed(package: str) -> AbstractContextManager[None]:
+    """Within it a package is looked for; OSError: it is built for another torch or CUDA."""
+    return errors_to(MISSING.append, ImportError, OSError, AttributeError, before=f"{package}: ")
+
+
+with _installed("flash-attn"):
+    import flash_attn
+
+    flash2 = flash_attn.flash_attn_varlen_func
+with _installed("flash_attn_interface"):
+    import flash_attn_interface
 
     # what torch's switch wants of it
     torch.ops.flash_attn_3.fwd, torch.ops.flash_attn_3.bwd, torch_attention.activate_flash_attention_impl  # noqa: B018
-except (ImportError, OSError, AttributeError) as error:
-    flash3: Any = None  # type: ignore[no-redef]
-    MISSING.append(f"flash_attn_interface: {error}")
-try:
+    flash3 = flash_attn_interface
+with _installed("flash-attn-4"):
     from flash_attn.cute import flash_attn_varlen_func
-except (ImportError, OSError) as error:
-    flash4: Any = None
-    MISSING.append(f"flash-attn-4: {error}")
-else:
+
     flash4 = torch.compiler.disable(flash_attn_varlen_func)  # no custom operator: a compiler would trace into it
 
 name = "flash"

@@ -17,17 +17,11 @@ import torch
 import torch._dynamo
 from torch import Tensor
 from torch.nn import attention as torch_attention
+from torch.nn.attention import varlen as torch_varlen
 
 from modernbert_train.batch import Order, Packed
 from modernbert_train.config.model import Bias
 from modernbert_train.models.attention.visible import ScoreBias, Visible
-
-try:
-    from torch.nn.attention import varlen as torch_varlen
-except ImportError:
-    MISSING: str | None = f"torch {torch.__version__} has no torch.nn.attention.varlen (2.11 has)"
-else:
-    MISSING = None
 
 name = "varlen"
 traits = "window; backward, deterministic with compute.deterministic"
@@ -56,7 +50,7 @@ class Layout:
 
 def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias: Bias | None = None) -> str | None:
     """See `Kernel.support`."""
-    return without_mask(order, bias) or MISSING or gpu_support(device, dtype)
+    return without_mask(order, bias) or gpu_support(device, dtype)
 
 
 def without_mask(order: Order, bias: Bias | None) -> str | None:

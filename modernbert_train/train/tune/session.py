@@ -16,7 +16,7 @@ from modernbert_train.config.auto import MICROBATCH, OPEN
 from modernbert_train.config.check import check
 from modernbert_train.config.load import to_yaml
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.core.files import os_errors_as
+from modernbert_train.core.files import os_errors_as, values_as
 from modernbert_train.core.read_json import as_type
 from modernbert_train.core.text import plural
 from modernbert_train.data.check import check_data
@@ -173,9 +173,8 @@ def _look(config: RunConfig, phase: str, command: Commands) -> Mapping[str, Any]
     with tempfile.TemporaryDirectory() as folder:
         process = launch(case, Path(folder), command, case.plain)
         try:
-            facts = process.ask(LOOK_SECONDS, do="look")
-        except Failure as failure:
-            raise ConfigError(f"tune: this device cannot be used: {failure.text}") from failure
+            with values_as(ConfigError, "tune: this device cannot be used", Failure):
+                facts = process.ask(LOOK_SECONDS, do="look")
         finally:
             process.close()
     return facts

@@ -118,15 +118,11 @@ def answer(do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What a command comes to, or why it does not."""
     try:
         return do()
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        found = {"out_of_memory": True, "error": _first_line(error)}
-    except RunError as error:
-        found = {"error": str(error).splitlines()[0]}
     except Exception as error:  # kernels and compilers of others fail in any way, and the table says how
-        text = str(error)
-        full = "can't allocate memory" in text or "out of memory" in text.lower()
-        found = {"out_of_memory": True} if full else {}
-        found["error"] = _first_line(error)
+        text = str(error).lower()
+        full = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        full = full or "can't allocate memory" in text or "out of memory" in text
+        found = {"out_of_memory": full, "error": _first_line(error)}
     gc.collect()
     with suppress(RuntimeError):
         torch.cuda.empty_cache()
@@ -135,7 +131,7 @@ def answer(do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def _first_line(error: BaseException) -> str:
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")
-    return f"{type(error).__name__}: {first}"[:300]
+    return first if isinstance(error, RunError) else f"{type(error).__name__}: {first}"[:300]
 
 
 def _free_memory() -> int:

@@ -75,100 +75,69 @@ class Kind:
 
 
 _OWN = {"head.dense": "head.dense", "head.norm": "head.norm", "classifier": "classifier"}
-_ALBERT = (albert, "albert", "AlbertForMaskedLM")
-_BERT, _ROBERTA = (bert, "bert", "BertForMaskedLM"), (bert, "roberta", "RobertaForMaskedLM")
-_DISTILBERT = (distilbert, "distilbert", distilbert.ARCHITECTURE)
-_DEBERTA = {kind: (deberta, kind, name) for kind, (_, name) in deberta.VERSIONS.items()}
-_CONTEXT = {"pooler.dense": "pooler.dense", "classifier": "classifier"}  # of DeBERTa, with GELU unless it says tanh
+_ALONE = {"classifier": "classifier"}
 _ANSWERS = {"classifier": "qa_outputs"}
-_LLAMA = {kind: (llama, kind, name) for kind, (name, _) in llama.KINDS.items()}
-_MODERNBERT = (modernbert, "modernbert", modernbert.ARCHITECTURE)
-_XLNET = (xlnet, "xlnet", xlnet.ARCHITECTURE)
-_SUMMARY = {"pooler.dense": "sequence_summary.summary", "classifier": "logits_proj"}
+_Texts = tuple[Any, ...]  # heads, poolings, says and dropout of a `Kind`
+
+
+def _pooled(theirs: str, *others: Any) -> _Texts:
+    """Of a class that reads [CLS] through a matrix of this name."""
+    return {"pooler.dense": theirs, **_ALONE}, ("cls",), *others
+
+
+def _family(
+    name: str,
+    encoder: tuple[Encoders, str, str],
+    texts: _Texts | None = None,
+    choices: _Texts | None = None,
+    words: Mapping[str, str] = _ALONE,
+    answers: Mapping[str, str] | None = _ANSWERS,
+    suffix: str = "",
+    answers_dropout: str = "classifier_dropout",
+) -> dict[str, Kind]:
+    """The classes of one architecture, of texts, words, answers and choices: those that transformers has."""
+    kinds = {
+        "SequenceClassification": texts and Kind(*encoder, ClassifyConfig, *texts),
+        "TokenClassification": Kind(*encoder, TagConfig, words),
+        f"QuestionAnswering{suffix}": answers and Kind(*encoder, AnswerConfig, answers, dropout=answers_dropout),
+        "MultipleChoice": choices and Kind(*encoder, ChooseConfig, *choices),
+    }
+    return {f"{name}For{what}": kind for what, kind in kinds.items() if isinstance(kind, Kind)}
+
+
+_MODERNBERT = (_OWN, ("cls", "mean"))
+_ALBERT = _pooled("albert.pooler")
+_BERT = _pooled("bert.pooler.dense")
+_ROBERTA = ({"pooler.dense": "classifier.dense", "classifier": "classifier.out_proj"}, ("cls",))
+_DEBERTA = _pooled("pooler.dense", {"pooler_hidden_act": "tanh"}, "cls_dropout")  # with GELU unless it says tanh
+_DISTILBERT = _pooled("pre_classifier", {}, "seq_classif_dropout")
+_EUROBERT = ({"pooler.dense": "dense", **_ALONE}, ("mean",), {"classifier_pooling": "mean"})
 # its [CLS] comes last, by default; here it is first, as everywhere
 _SUMMARISED = {"summary_type": "first", "summary_use_proj": True, "summary_activation": "tanh"}
+_SUMMARY = {"pooler.dense": "sequence_summary.summary", "classifier": "logits_proj"}
+_XLNET = (_SUMMARY, ("cls",), _SUMMARISED, "summary_last_dropout")
+_DEBERTAS = {kind: (deberta, kind, name) for kind, (_, name) in deberta.VERSIONS.items()}
+_LLAMAS = {kind: (llama, kind, name) for kind, (name, _) in llama.KINDS.items()}
 
 # class of transformers -> what it is
 KINDS: dict[str, Kind] = {
-    "ModernBertForSequenceClassification": Kind(*_MODERNBERT, ClassifyConfig, _OWN, ("cls", "mean")),
-    "ModernBertForTokenClassification": Kind(*_MODERNBERT, TagConfig, _OWN),
-    "ModernBertForQuestionAnswering": Kind(*_MODERNBERT, AnswerConfig, _OWN),
-    "ModernBertForMultipleChoice": Kind(*_MODERNBERT, ChooseConfig, _OWN, ("cls", "mean")),
-    "AlbertForSequenceClassification": Kind(
-        *_ALBERT, ClassifyConfig, {"pooler.dense": "albert.pooler", "classifier": "classifier"}, ("cls",)
+    **_family(
+        "ModernBert", (modernbert, "modernbert", modernbert.ARCHITECTURE), _MODERNBERT, _MODERNBERT, _OWN, _OWN
     ),
-    "AlbertForTokenClassification": Kind(*_ALBERT, TagConfig, {"classifier": "classifier"}),
-    "AlbertForQuestionAnswering": Kind(*_ALBERT, AnswerConfig, _ANSWERS),
-    "AlbertForMultipleChoice": Kind(
-        *_ALBERT, ChooseConfig, {"pooler.dense": "albert.pooler", "classifier": "classifier"}, ("cls",)
+    **_family("Albert", (albert, "albert", "AlbertForMaskedLM"), _ALBERT, _ALBERT),
+    **_family("Bert", (bert, "bert", "BertForMaskedLM"), _BERT, _BERT),
+    **_family("Deberta", _DEBERTAS["deberta"], _DEBERTA),
+    **_family("DebertaV2", _DEBERTAS["deberta-v2"], _DEBERTA, _DEBERTA),
+    **_family(
+        "DistilBert", (distilbert, "distilbert", distilbert.ARCHITECTURE), _DISTILBERT, _DISTILBERT,
+        answers_dropout="qa_dropout",
     ),
-    "BertForSequenceClassification": Kind(
-        *_BERT, ClassifyConfig, {"pooler.dense": "bert.pooler.dense", "classifier": "classifier"}, ("cls",)
-    ),
-    "BertForTokenClassification": Kind(*_BERT, TagConfig, {"classifier": "classifier"}),
-    "BertForQuestionAnswering": Kind(*_BERT, AnswerConfig, _ANSWERS),
-    "BertForMultipleChoice": Kind(
-        *_BERT, ChooseConfig, {"pooler.dense": "bert.pooler.dense", "classifier": "classifier"}, ("cls",)
-    ),
-    "DebertaForSequenceClassification": Kind(
-        *_DEBERTA["deberta"], ClassifyConfig, _CONTEXT, ("cls",), {"pooler_hidden_act": "tanh"}, "cls_dropout"
-    ),
-    "DebertaForTokenClassification": Kind(*_DEBERTA["deberta"], TagConfig, {"classifier": "classifier"}),
-    "DebertaForQuestionAnswering": Kind(*_DEBERTA["deberta"], AnswerConfig, _ANSWERS),
-    "DebertaV2ForSequenceClassification": Kind(
-        *_DEBERTA["deberta-v2"], ClassifyConfig, _CONTEXT, ("cls",), {"pooler_hidden_act": "tanh"}, "cls_dropout"
-    ),
-    "DebertaV2ForTokenClassification": Kind(*_DEBERTA["deberta-v2"], TagConfig, {"classifier": "classifier"}),
-    "DebertaV2ForQuestionAnswering": Kind(*_DEBERTA["deberta-v2"], AnswerConfig, _ANSWERS),
-    "DebertaV2ForMultipleChoice": Kind(
-        *_DEBERTA["deberta-v2"], ChooseConfig, _CONTEXT, ("cls",), {"pooler_hidden_act": "tanh"}, "cls_dropout"
-    ),
-    "DistilBertForSequenceClassification": Kind(
-        *_DISTILBERT,
-        ClassifyConfig,
-        {"pooler.dense": "pre_classifier", "classifier": "classifier"},
-        ("cls",),
-        dropout="seq_classif_dropout",
-    ),
-    "DistilBertForTokenClassification": Kind(*_DISTILBERT, TagConfig, {"classifier": "classifier"}),
-    "DistilBertForQuestionAnswering": Kind(*_DISTILBERT, AnswerConfig, _ANSWERS, dropout="qa_dropout"),
-    "DistilBertForMultipleChoice": Kind(
-        *_DISTILBERT,
-        ChooseConfig,
-        {"pooler.dense": "pre_classifier", "classifier": "classifier"},
-        ("cls",),
-        dropout="seq_classif_dropout",
-    ),
-    "EuroBertForSequenceClassification": Kind(
-        *_LLAMA["eurobert"],
-        ClassifyConfig,
-        {"pooler.dense": "dense", "classifier": "classifier"},
-        ("mean",),
-        {"classifier_pooling": "mean"},
-    ),
-    "EuroBertForTokenClassification": Kind(*_LLAMA["eurobert"], TagConfig, {"classifier": "classifier"}),
-    "Qwen2ForTokenClassification": Kind(*_LLAMA["qwen2"], TagConfig, {"classifier": "score"}),
-    "Qwen3ForTokenClassification": Kind(*_LLAMA["qwen3"], TagConfig, {"classifier": "score"}),
-    "RobertaForSequenceClassification": Kind(
-        *_ROBERTA,
-        ClassifyConfig,
-        {"pooler.dense": "classifier.dense", "classifier": "classifier.out_proj"},
-        ("cls",),
-    ),
-    "RobertaForTokenClassification": Kind(*_ROBERTA, TagConfig, {"classifier": "classifier"}),
-    "RobertaForQuestionAnswering": Kind(*_ROBERTA, AnswerConfig, _ANSWERS),
-    "RobertaForMultipleChoice": Kind(
-        *_ROBERTA, ChooseConfig, {"pooler.dense": "roberta.pooler.dense", "classifier": "classifier"}, ("cls",)
-    ),
-    "XLNetForSequenceClassification": Kind(
-        *_XLNET, ClassifyConfig, _SUMMARY, ("cls",), _SUMMARISED, dropout="summary_last_dropout"
-    ),
-    "XLNetForTokenClassification": Kind(*_XLNET, TagConfig, {"classifier": "classifier"}),
-    "XLNetForQuestionAnsweringSimple": Kind(*_XLNET, AnswerConfig, _ANSWERS),
-    "XLNetForMultipleChoice": Kind(
-        *_XLNET, ChooseConfig, _SUMMARY, ("cls",), _SUMMARISED, dropout="summary_last_dropout"
-    ),
-}
+    **_family("EuroBert", _LLAMAS["eurobert"], _EUROBERT, answers=None),
+    **_family("Qwen2", _LLAMAS["qwen2"], words={"classifier": "score"}, answers=None),
+    **_family("Qwen3", _LLAMAS["qwen3"], words={"classifier": "score"}, answers=None),
+    **_family("Roberta", (bert, "roberta", "RobertaForMaskedLM"), _ROBERTA, _pooled("roberta.pooler.dense")),
+    **_family("XLNet", (xlnet, "xlnet", xlnet.ARCHITECTURE), _XLNET, _XLNET, suffix="Simple"),
+}  # fmt: skip
 # model_type -> why its classes in transformers tell something else than what is trained here
 _OTHERWISE = dict.fromkeys(
     ("qwen2", "qwen3", "gemma3_text"), " (its classes of texts read the last token alone, as a decoder's)"

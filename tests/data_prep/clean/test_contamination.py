@@ -131,7 +131,7 @@ def test_contaminated_documents_are_left_out_counted_and_listed(
     for change, code, message in (
         ("decontaminate.rivers.text_field=empty", 65, "none of its 1 texts has a word"),
         (f"decontaminate.rivers.path={tmp_path}/gone", 65, "decontaminate.rivers.path="),
-        ("overlap_words=0", 78, "overlap_words=0: must be from 1"),
+        ("overlap_words=0", 78, "overlap_words=0: must be at least 1"),
         ("decontaminate.rivers.text_field=gone", 65, "decontaminate.rivers: "),
         ("decontaminate.rivers.split=test", 78, "decontaminate.rivers.split=test: a source of kind jsonl does not"),
     ):

@@ -329,9 +329,9 @@ def test_a_hub_that_does_not_answer_says_what_to_do(monkeypatch: pytest.MonkeyPa
         ({"metrics": ["bleu"]}, "bleu is none of kind=single-label"),
         ({"metrics": ["f1"]}, "f1 is that of the second of two labels"),
         ({"kind": "regression", "labels": ["a", "b"]}, "a score has none"),
-        ({"warmup": 1.5}, "a share of the training"),
+        ({"warmup": 1.5}, "warmup=1.5: must be at least 0 and below 1"),
         ({"epochs": 0}, "must be above 0"),
-        ({"max_grad_norm": 0}, "max_grad_norm=0: must be above 0; null does not clip"),
+        ({"max_grad_norm": 0}, "max_grad_norm=0: must be above 0, or null, which does not clip"),
     ],
 )
 def test_a_mistake_in_a_task_is_told_without_its_files(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
