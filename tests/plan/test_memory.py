@@ -127,8 +127,15 @@ def autocast(bf16: bool) -> Iterator[None]:
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
-@pytest.mark.parametrize("bf16", [True, False], ids=["bf16", "fp32"])
+@pytest.mark.parametrize(
+    ("bf16", "checkpointing"),
+    [
+        pytest.param(True, False, id="bf16-kept"),
+        pytest.param(False, True, id="fp32-checkpointed"),
+        pytest.param(True, True, id="bf16-checkpointed", marks=pytest.mark.slow),
+        pytest.param(False, False, id="fp32-kept", marks=pytest.mark.slow),
+    ],
+)
 def test_base_with_98304_tokens_keeps_what_is_said(
     monkeypatch: pytest.MonkeyPatch, bf16: bool, checkpointing: bool
 ) -> None:
@@ -149,8 +156,15 @@ def test_base_with_98304_tokens_keeps_what_is_said(
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("residual", ["fp32", "bf16"])
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize(
+    ("checkpointing", "residual"),
+    [
+        pytest.param(False, "fp32", id="kept-fp32"),
+        pytest.param(True, "bf16", id="checkpointed-bf16"),
+        pytest.param(False, "bf16", id="kept-bf16", marks=pytest.mark.slow),
+        pytest.param(True, "fp32", id="checkpointed-fp32", marks=pytest.mark.slow),
+    ],
+)
 def test_compiled_layers_keep_what_is_said(monkeypatch: pytest.MonkeyPatch, residual: Any, checkpointing: bool) -> None:
     """What torch.compile decides to keep; the decision is made before any code is generated, by the same function."""
     use_kernel(monkeypatch, lambda q, k, v, layout, window: _attend(q, k, v)[0])
