@@ -436,8 +436,8 @@ FAULTS = (
     Fault(
         "average-decay-start",
         "modernbert_train/weights/average.py",
-        "if tokens > start:",
-        "if tokens >= start:",
+        "state.tokens > start:",
+        "state.tokens >= start:",
         "an average of the decay alone: the checkpoint before it is in",
         ("tests/weights/test_average.py",),
     ),
