@@ -58,7 +58,7 @@ def test_mistakes_are_errors_that_a_program_can_catch(tiny_run: TinyRun) -> None
 
 
 def test_batches_are_the_same_in_every_call_and_shared_by_ranks(tiny_run: TinyRun) -> None:
-    config = load_config(*tiny_run())
+    config = load_config(*tiny_run("phases.short.microbatch_tokens=128"))
     first, again = ([step.microbatches for step in iter_batches(config)] for _ in range(2))
     assert len(first) == plan_run(config).steps > 5
     for mine, same in zip(first, again, strict=True):

@@ -50,8 +50,7 @@ def run(trained: Path, tmp_path: Path, tiny_run: TinyRun) -> Path:
 def said_by(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     capsys.readouterr()
     assert main(words) == 0
-    out, _ = capsys.readouterr()
-    return out
+    return "".join(capsys.readouterr())
 
 
 VERBS: dict[str, Callable[[Path], list[str]]] = {

@@ -117,7 +117,7 @@ def test_a_microbatch_that_does_not_fit_ends_the_run_instead_of_being_halved(
         return forward(model, batch, figures)
 
     monkeypatch.setattr(ForMaskedLM, "forward", too_large)
-    assert main(["train", *tiny_run("data.validation=null")]) == 70
+    assert main(["train", *tiny_run("data.validation=null", "phases.short.microbatch_tokens=128")]) == 70
     assert computed == 3 and len(steps(tmp_path / "runs/tiny")) == 1  # 4 rows, 2 in a microbatch
 
 
