@@ -47,7 +47,7 @@ class SentenceOrder:
         swapped_Q = uniform(hash64(text.keys_Q, np.broadcast_to(_SWAP, text.keys_Q.shape))) < settings.swapped_share
         draws_Q = uniform(hash64(text.keys_Q, np.broadcast_to(_CUT, text.keys_Q.shape)))
         pairs, labels = [], []
-        order_T = np.arange(len(ids_T))  # of each place where its token stood, had the halves nothing between them
+        inside_T = None if text.inside_words_T is None else text.inside_words_T.copy()  # of halves end to end
         starts, lengths = [], []  # of the halves, which are masked as two texts under one key would be as one
         for start, length, swapped, draw in zip(
             text.starts_Q.tolist(), text.lengths_Q.tolist(), swapped_Q.tolist(), draws_Q.tolist(), strict=True
@@ -59,8 +59,8 @@ class SentenceOrder:
             own = text.ids_T[start : start + length]
             cut = self._cut(own, draw)
             first, second = (own[cut:], own[:cut]) if swapped else (own[:cut], own[cut:])
-            if swapped:
-                order_T[start : start + length] = np.roll(order_T[start : start + length], -cut)
+            if swapped and inside_T is not None:
+                inside_T[start : start + length] = np.roll(inside_T[start : start + length], -cut)
             middle = start + len(first)
             ids_T[start:middle], ids_T[middle] = first, self._sep_id
             ids_T[middle + 1 : middle + 1 + len(second)] = second
@@ -69,8 +69,7 @@ class SentenceOrder:
             labels.append(int(swapped))
             starts.append((start, middle + 1))
             lengths.append((len(first), len(second)))
-        if text.inside_words_T is not None:
-            text = replace(text, inside_words_T=text.inside_words_T[order_T])
+        text = replace(text, inside_words_T=inside_T)
         masked = self._mask(text, ids_T, np.array(starts).reshape(-1, 2), np.array(lengths).reshape(-1, 2), settings)
         spare = len(text.ids_T) // 4 - len(pairs)  # a pair has at least five tokens
         targets = {
