@@ -26,7 +26,7 @@ style: venv
 	$(PYTHON_IN_VENV) -m ruff format --check .
 
 lint: style ## style and types
-	$(PYTHON_IN_VENV) -m mypy
+	$(VENV)/bin/pyrefly check --python-interpreter-path $(PYTHON_IN_VENV)
 
 test: style ## style, types and the tests that need no GPU, on all cores
 	$(PYTEST) --dist loadfile --no-loadscope-reorder
@@ -76,5 +76,5 @@ docs: venv ## the documentation as a site, in .site
 	$(PYTHON_IN_VENV) -m mkdocs build --strict -f .mkdocs.yml
 
 clean: ## remove caches and builds; the environment and the runs stay
-	rm -rf build dist .site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist .site *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -path './$(VENV)' -prune -o -path './$(CUDA_VENV)' -prune -o -path './.venv-3.*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -45,7 +45,7 @@ def fingerprint(config: PrepareConfig) -> Fingerprint:
     Raises:
         DataError: a source has no files, or the given tokenizer does not exist.
     """
-    spec = dataclasses.asdict(config)
+    spec: dict[str, Any] = dataclasses.asdict(config)
     del spec["out"], spec["executor"], spec["max_left_out"]
     for each in [*spec["sources"].values(), *spec["decontaminate"].values()]:
         if each["encoding"] == UTF_8:

@@ -10,7 +10,7 @@ Shape legend: R rows, T tokens of a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 from modernbert_train.data.packing import pack_greedy
@@ -32,7 +32,7 @@ def pack(sequences: Sequence[int] | Sequence[Sequence[Any]], row_tokens: int) ->
     Raises:
         ValueError: a sequence is empty or longer than a row; names its index and both lengths.
     """
-    return pack_greedy([len(s) if hasattr(s, "__len__") else int(s) for s in sequences], row_tokens)
+    return pack_greedy([len(s) if isinstance(s, Sized) else int(s) for s in sequences], row_tokens)
 
 
 class PackingCollator:

@@ -12,5 +12,6 @@ import pytest
 @pytest.mark.runs
 def test_types_fit() -> None:
     root = Path(__file__).resolve().parents[1]
-    done = subprocess.run([sys.executable, "-m", "mypy"], cwd=root, capture_output=True, text=True)
+    command = [Path(sys.executable).with_name("pyrefly"), "check", "--python-interpreter-path", sys.executable]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -93,7 +93,7 @@ def edit_json(path: Path, draw: random.Random) -> str:
 
 
 def nodes(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, dict | list) and tree:
+    if isinstance(tree, (dict, list)) and tree:
         yield tree
         for each in tree.values() if isinstance(tree, dict) else tree:
             yield from nodes(each)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from modernbert_train.config.schema import PLAIN_WORKERS, RunConfig
@@ -107,6 +107,6 @@ def assigned(key: str, value: Any) -> str:
 
 def _replaced(tree: Any, path: list[str], value: Any) -> Any:
     first, *rest = path
-    if is_dataclass(tree) and not isinstance(tree, type):
-        return replace(tree, **{first: _replaced(getattr(tree, first), rest, value) if rest else value})
-    return tree | {first: _replaced(tree[first], rest, value) if rest else value}
+    if isinstance(tree, Mapping):
+        return {**tree, first: _replaced(tree[first], rest, value) if rest else value}
+    return replace(tree, **{first: _replaced(getattr(tree, first), rest, value) if rest else value})

@@ -40,8 +40,11 @@ from modernbert_train.errors import ConfigError
 
 # kernel -> orders that it serves; models/attention says the same of the device and precision at hand
 KERNEL_ORDERS: dict[str, tuple[Order, ...]] = {
-    **dict.fromkeys(("varlen", "flash", "tiles"), ("all", "causal")),
-    **dict.fromkeys(("flex", "sdpa"), ("all", "causal", "given")),
+    "varlen": ("all", "causal"),
+    "flash": ("all", "causal"),
+    "tiles": ("all", "causal"),
+    "flex": ("all", "causal", "given"),
+    "sdpa": ("all", "causal", "given"),
 }
 
 # what a model adds to scores -> kernels that serve it

@@ -60,7 +60,7 @@ class Knob:
 
     def mistakes(self, key: str, value: Any) -> Iterator[str]:
         """A message for the value, or for each of a list, that lies outside the bounds; None lies nowhere."""
-        if isinstance(value, tuple | list):
+        if isinstance(value, (tuple, list)):
             for index, each in enumerate(value):
                 yield from self.mistakes(f"{key}[{index}]", each)
         elif isinstance(value, int | float) and not self._holds(value):

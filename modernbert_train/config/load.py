@@ -442,7 +442,7 @@ def _secret_in(value: Any) -> tuple[str, ...] | None:
     """Where within a value, however deep, something is named or shaped as secrets are; None if nothing is."""
     if isinstance(value, Mapping):
         entries = [(str(name), each) for name, each in value.items()]
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, (list, tuple)):
         entries = [(str(number), each) for number, each in enumerate(value)]
     else:
         return () if isinstance(value, str) and has_secret(value) else None

@@ -67,7 +67,7 @@ def redacted(value: Any) -> Any:
     if isinstance(value, Mapping):
         hide = {key for key, each in value.items() if isinstance(each, str) and each and is_secret_name(str(key))}
         return {key: HIDDEN if key in hide else redacted(each) for key, each in value.items()}
-    return [redacted(each) for each in value] if isinstance(value, list | tuple) else value
+    return [redacted(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _in_environment() -> set[str]:

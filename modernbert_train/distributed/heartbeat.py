@@ -255,7 +255,7 @@ class Heartbeat:
 
     def first_host(self) -> str | None:
         """The machine of rank 0; None if it has never been heard of."""
-        return self._last_of_first and self._last_of_first.host
+        return None if self._last_of_first is None else self._last_of_first.host
 
     def _has_ended(self, beat: Beat | None) -> bool:
         """Whether a rank of this machine has no process any more, and did not leave in order."""

@@ -44,7 +44,7 @@ class _InPlaceOf(torch.autograd.Function):
         return cast.view_as(cast)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return grad.float(), None
 
 

@@ -205,6 +205,6 @@ class ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         grads = (None if saved is None else saved * grad for saved in ctx.saved_tensors)
         return *grads, None, None, None, None, None, None, None

@@ -92,7 +92,7 @@ class _MaxSim(torch.autograd.Function):
         return torch.segment_reduce(best_AC, "sum", lengths=lengths_R, axis=0, unsafe=True)
 
     @staticmethod
-    def backward(ctx: Any, gradient_RC: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, gradient_RC: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
         vectors_VW, tokens_A, lengths_R, which_AC = ctx.saved_tensors
         gradient_VW = torch.zeros_like(vectors_VW)
         of_query_A = torch.arange(len(lengths_R), device=lengths_R.device).repeat_interleave(lengths_R)

@@ -120,7 +120,7 @@ class SumDecoder(nn.Module):
         bias: whether it has one, its own.
     """
 
-    cast = None  # the sum is another in each pass
+    cast: None = None  # the sum is another in each pass
 
     def __init__(self, table: Disentangled, bias: bool) -> None:
         super().__init__()

@@ -115,7 +115,8 @@ def _kept(old: ModelConfig, new: ModelConfig) -> dict[str, dict[int, Tensor]]:
     found: dict[str, dict[int, Tensor]] = {}
     width: dict[str, Any] = {"hidden_size": new.hidden_size, "num_heads": new.num_heads}
     before = shapes_of(old, MaskedLmConfig())
-    for changes, unit in ((width, old.hidden_size // old.num_heads), ({"intermediate_size": new.intermediate_size}, 1)):
+    inner: dict[str, Any] = {"intermediate_size": new.intermediate_size}
+    for changes, unit in ((width, old.hidden_size // old.num_heads), (inner, 1)):
         key, size = next(iter(changes.items()))
         there = getattr(old, key)
         if size == there:

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import triton  # type: ignore[import-not-found, unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+import triton
+import triton.language as tl
 from torch import Tensor
 
 CHUNK = 1 << 15  # weights of one program
@@ -28,14 +28,14 @@ ACCESS = 16  # bytes of the widest access
 
 
 @triton.jit
-def _find(table, part, chunk, num_params, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _find(table, part, chunk, num_params, ALIGNED: tl.constexpr):
     """The address of this chunk's tensor in one of the table's four columns."""
     address = tl.load(table + part * num_params + chunk).to(tl.pointer_type(tl.float32))
     return tl.multiple_of(address, 16) if ALIGNED else address
 
 
 @triton.jit
-def _bounds(owner, chunk, start_K, size_P, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _bounds(owner, chunk, start_K, size_P, ALIGNED: tl.constexpr):
     """First element of a chunk, and size of its tensor; the compiler is told what divides them."""
     start, size = tl.load(start_K + chunk), tl.load(size_P + owner)
     if ALIGNED:
@@ -44,7 +44,7 @@ def _bounds(owner, chunk, start_K, size_P, ALIGNED: tl.constexpr):  # type: igno
 
 
 @triton.jit
-def _move_moments(  # type: ignore[no-untyped-def]
+def _move_moments(
     table,
     owner_K,
     start_K,
@@ -90,7 +90,7 @@ def _move_moments(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _apply(  # type: ignore[no-untyped-def]
+def _apply(
     table,
     owner_K,
     start_K,

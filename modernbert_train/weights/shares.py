@@ -101,7 +101,7 @@ class _Memory:
             memory = torch.frombuffer(pages, dtype=torch.uint8)
             cudart: Any = torch.cuda.cudart()
             torch.cuda.check_error(int(cudart.cudaHostRegister(memory.data_ptr(), starts[-1], 0)))
-            release = weakref.finalize(self, cudart.cudaHostUnregister, memory.data_ptr())
+            release: Any = weakref.finalize(self, cudart.cudaHostUnregister, memory.data_ptr())
             release.atexit = False  # the process takes it with it
         else:
             memory = torch.empty(starts[-1], dtype=torch.uint8)

@@ -179,7 +179,7 @@ def test_the_image_can_use_infiniband() -> None:
 def test_the_image_has_the_tested_versions_and_no_tools_of_developers() -> None:
     whole, image = _pins("pinned.txt"), _pins("image.txt")
     assert image.items() <= whole.items()  # versions and hashes
-    tools = {"pytest", "hypothesis", "ruff", "mypy", "moto", "flask", "mkdocs", "mkdocs-material", "torch-optimi"}
+    tools = {"pytest", "hypothesis", "ruff", "pyrefly", "moto", "flask", "mkdocs", "mkdocs-material", "torch-optimi"}
     assert tools <= whole.keys() and not tools & image.keys()
     wanted = [re.split(r"[\[=<> #]", line)[0] for line in (ROOT / "requirements/image-in.txt").read_text().splitlines()]
     assert {name for name in wanted if name} <= image.keys()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,7 @@ def list_checkpoints(
                 listed = _listed(path, (), None, None)
                 state = listed.state if listed.state == DAMAGED else SET_ASIDE
                 name = str(path.relative_to(place.checkpoints))
-                found.append(Listed(**asdict(listed) | {"name": name, "state": state, "kept": ()}))
+                found.append(replace(listed, name=name, state=state, kept=()))
     return sorted(found, key=lambda each: (each.state == SET_ASIDE or "/" in each.name, each.step, each.name))
 
 
@@ -245,7 +245,8 @@ def as_text(found: Sequence[Listed], place: Place) -> str:
     if not found:
         return f"no checkpoint yet in {place.checkpoints}"
     copies = any(each.in_second_home is not None for each in found)
-    rows = [("step", "tokens", "phase", "written", "MB", "state", *(["second home"] if copies else []), "kept as")]
+    places = ["second home"] if copies else []
+    rows: list[tuple[str, ...]] = [("step", "tokens", "phase", "written", "MB", "state", *places, "kept as")]
     for each in found:
         cells = [
             f"{each.step:,}",

@@ -79,7 +79,8 @@ def _is_of_task(key: str) -> bool:
 def as_trained(task: TaskConfig, named: Named, width: int) -> TaskConfig:
     """The task with the rates that count for a model: those of large ones, or those of what is frozen."""
     if width >= _LARGE:
-        task = replace(task, **{key: value for key, value in asdict(task.large).items() if value is not None})
+        rates: dict[str, Any] = {key: value for key, value in asdict(task.large).items() if value is not None}
+        task = replace(task, **rates)
     if task.freeze or FROZEN in named.baseline:
         task = replace(task, freeze=True, **asdict(task.frozen))
     return task

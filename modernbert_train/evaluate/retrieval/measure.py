@@ -40,7 +40,7 @@ def measure_all(
     elif folders:
         opened = open_sentence_model(model, config)
         figures = {name: measure(opened, each, config) for name, each in folders.items()}
-        about = asdict(describe(opened))
+        about |= asdict(describe(opened))
     if found:
         for_mteb, described = open_for_mteb(model, config)
         about |= asdict(described)
@@ -111,7 +111,7 @@ def _search(model: Model, beir: Beir, config: EvaluateConfig, top: int) -> dict[
     if index is not None:
         from modernbert_train.evaluate.retrieval.index import make_index, weights_sha256
 
-        about = {"corpus": file_sha256(beir.folder / CORPUS), "weights": weights_sha256(model)}
+        about: dict[str, Any] = {"corpus": file_sha256(beir.folder / CORPUS), "weights": weights_sha256(model)}
         about |= {key: value for key, value in asdict(describe(model)).items() if key in _OF_DOCUMENTS}
         kept = make_index(Path(index) / f"{beir.folder.resolve().name}-{about['weights'][:8]}", about, texts, encode)
         parts = kept.parts(model.device)

@@ -48,7 +48,7 @@ class Choice(NamedTuple):
 
 
 def _word(key: str, value: Any) -> str:
-    return f"{key}={json.dumps(value) if isinstance(value, list | dict | bool) or value is None else value}"
+    return f"{key}={json.dumps(value) if isinstance(value, (list, dict, bool)) or value is None else value}"
 
 
 def read_suite(name: str) -> tuple[SuiteConfig, Path]:

@@ -156,7 +156,7 @@ def _switch_to_third() -> None:
         torch_attention.activate_flash_attention_impl("FA3")
 
 
-def _newest(device: torch.device) -> Callable[..., Any] | None:
+def _newest(device: torch.device) -> Any:
     if flash3 is not None and _major(device) == 9:
         return flash3
     return flash4 if flash4 is not None and _major(device) >= 9 else flash2

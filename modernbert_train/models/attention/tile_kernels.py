@@ -15,8 +15,8 @@ import math
 from typing import Any
 
 import torch
-import triton  # type: ignore[import-not-found, unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+import triton
+import triton.language as tl
 from torch import Tensor
 
 TILE = 64
@@ -24,7 +24,7 @@ LN_2 = tl.constexpr(math.log(2))
 
 
 @triton.jit
-def _load(base, line, stride, num_tokens, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _load(base, line, stride, num_tokens, WIDTH: tl.constexpr):
     """Lines of one head: [lines, WIDTH], zeros beyond the last token."""
     columns = tl.arange(0, WIDTH)
     return tl.load(
@@ -33,14 +33,14 @@ def _load(base, line, stride, num_tokens, WIDTH: tl.constexpr):  # type: ignore[
 
 
 @triton.jit
-def _store(base, line, stride, num_tokens, values, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _store(base, line, stride, num_tokens, values, WIDTH: tl.constexpr):
     columns = tl.arange(0, WIDTH)
     place = base + line.to(tl.int64)[:, None] * stride + columns[None, :]
     tl.store(place, values.to(base.dtype.element_ty), mask=(line < num_tokens)[:, None])
 
 
 @triton.jit
-def _forward(  # type: ignore[no-untyped-def]
+def _forward(
     q_TNH,
     k_TNH,
     v_TNH,
@@ -91,7 +91,7 @@ def _forward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _backward_queries(  # type: ignore[no-untyped-def]
+def _backward_queries(
     q_TNH,
     k_TNH,
     v_TNH,
@@ -144,7 +144,7 @@ def _backward_queries(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _backward_keys(  # type: ignore[no-untyped-def]
+def _backward_keys(
     q_TNH,
     k_TNH,
     v_TNH,

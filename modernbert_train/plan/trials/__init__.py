@@ -69,7 +69,7 @@ def attempt(command: list[str], seconds: float) -> Outcome:
             if process.returncode is None:  # it hangs, or somebody ends the doctor
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
-    return _outcome(output, process.returncode)
+    return _outcome(output, process.wait())
 
 
 def _outcome(output: str, code: int) -> Outcome:

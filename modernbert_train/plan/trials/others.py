@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,7 +30,7 @@ def try_compile() -> str:
     compiled = copy.deepcopy(plain)
     compiled.compile(dynamic=False)
     x_TD = torch.randn(64, config.hidden_size, device=device)
-    results = []
+    results: list[list[Any]] = []
     for block in (plain, compiled):
         with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
             out_TD = block(x_TD)
