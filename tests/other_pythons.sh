@@ -1,5 +1,5 @@
 #!/bin/sh
-# The quick tests under each supported Python that VENV is not made of:  sh tests/other_pythons.sh VENV
+# The quick tests under each supported Python, or under PYTHONS, that VENV is not made of:  sh tests/other_pythons.sh VENV
 # They take the CUDA build of torch, with or without a GPU; each has an environment beside VENV, of 8 GB. A Python that
 # this machine does not have is named, and only a test or an install that fails makes this fail.
 set -eu
@@ -13,7 +13,7 @@ is_version() { # PYTHON VERSION
 }
 
 there=
-for version in 3.11 3.12 3.13; do
+for version in ${PYTHONS:-3.11 3.12 3.13}; do
     if is_version "$venv/bin/python" "$version"; then continue; fi
     found=
     for python in "python$version" "$HOME/.pyenv/versions/$version".*/bin/python3; do
