@@ -34,6 +34,7 @@ from modernbert_train.core.redact import has_secret, is_secret_name
 from modernbert_train.errors import ConfigError
 
 T = TypeVar("T")
+KeyPath = tuple[str, ...]  # of a key
 
 _MAX_ERRORS = 100
 
@@ -156,7 +157,7 @@ def flat(config: Any) -> dict[str, Any]:
 
 def _build(schema: type, tree: dict[str, Any], origins: Origins, errors: list[str]) -> Any:
     config = _structured(schema)
-    _fill(config, schema, tree, (), origins, errors)
+    _Filling(config, origins, errors).fill(config, schema, tree, ())
     if not errors:
         try:
             OmegaConf.resolve(config)
@@ -195,196 +196,192 @@ def _set_editable(config: Any) -> None:
             _set_editable(config[key])
 
 
-def _fill(config: Any, schema: type, tree: Any, path: tuple[str, ...], origins: Origins, errors: list[str]) -> None:
-    hints = _hints(schema)
-    names = [f.name for f in dataclasses.fields(schema)]
-    facts = {f.name: facts_of(f) for f in dataclasses.fields(schema)}
-    for key, value in sorted(tree.items(), key=lambda item: item[0] == "phases"):  # after what they override
-        here = (*path, key)
-        if key not in names:
-            of_the_run = schema is PhaseConfig and key in RunConfig.__dataclass_fields__ and new_name(here) is None
-            errors.append(_unphased(here, key, [], origins) if of_the_run else _unknown(here, names, origins))
-            continue
-        hint = _strip_optional(hints[key])
-        inner: type | None = _dataclass_in_dict(hint)
-        if facts[key].overrides:
-            _fill_overrides(config, key, value, here, origins, errors)
-        elif not path and key in ARGUMENTS:
-            _fill_callbacks(config, key, value, origins, errors)
-        elif inner is not None:
-            if not isinstance(value, Mapping):
-                errors.append(_bad(here, value, "a section with one entry for each name", origins))
+class _Filling:
+    """A structured config that a plain tree is written into, key by key, and the mistakes that are met."""
+
+    def __init__(self, root: Any, origins: Origins, errors: list[str]) -> None:
+        self._root, self._origins, self._errors = root, origins, errors
+
+    def fill(self, config: Any, schema: type, tree: Any, path: KeyPath) -> None:
+        hints, names = _hints(schema), _names(schema)
+        facts = {field.name: facts_of(field) for field in dataclasses.fields(schema)}
+        for key, value in sorted(tree.items(), key=lambda item: item[0] == "phases"):  # after what they override
+            here = (*path, key)
+            if key not in names:
+                of_the_run = schema is PhaseConfig and key in RunConfig.__dataclass_fields__ and new_name(here) is None
+                self._unphased(here, key, []) if of_the_run else self._unknown(here, names)
                 continue
-            for name, entry in value.items():
-                if entry is None:
-                    continue
-                schema_of_entry = _variant(here, (*here, name), entry, inner, None, origins, errors)
-                if schema_of_entry is None:
-                    continue
-                config[key][name] = _structured(schema_of_entry)
-                _set_editable(config[key][name])
-                _fill_section(config[key], name, schema_of_entry, entry, (*here, name), origins, errors)
-        elif dataclasses.is_dataclass(hint):
-            if value is None and hint is not hints[key]:
+            hint = _strip_optional(hints[key])
+            inner = _dataclass_in_dict(hint)
+            if facts[key].overrides:
+                self._overrides(config, key, value, here)
+            elif not path and key in ARGUMENTS:
+                self._arguments(config, key, value)
+            elif inner is not None:
+                if self._is_section(here, value, "one entry for each name"):
+                    for name, entry in value.items():
+                        if entry is not None:
+                            self._section(config[key], name, here, (*here, name), entry, inner)
+            elif not dataclasses.is_dataclass(hint):
+                self._leaf(config, key, value, hint, here)
+            elif value is None and hint is not hints[key]:
                 config[key] = None
-                continue
-            variant = _variant(here, here, value, typing.cast(type, hint), config, origins, errors)
-            if variant is None:
-                continue
-            assert isinstance(variant, type)
-            if config[key] is None or OmegaConf.get_type(config, key) is not variant:
-                config[key] = _structured(variant)
-                _set_editable(config[key])
-            _fill_section(config, key, typing.cast(type, variant), value, here, origins, errors)
-        else:
-            _set_leaf(config, key, value, hint, here, origins, errors)
+            else:
+                self._section(config, key, here, here, value, typing.cast(type, hint))
 
-
-def _fill_section(
-    config: Any, key: str, schema: type, value: Any, here: tuple[str, ...], origins: Origins, errors: list[str]
-) -> None:
-    if not isinstance(value, Mapping):
-        known = ", ".join(f.name for f in dataclasses.fields(schema))
-        errors.append(_bad(here, value, f"a section with keys {known}", origins))
-        return
-    _fill(config[key], schema, value, here, origins, errors)
-
-
-def _fill_overrides(
-    config: Any, section: str, value: Any, here: tuple[str, ...], origins: Origins, errors: list[str]
-) -> None:
-    """What a phase changes of a section of the run, as typed as it is there; null takes a change back."""
-    schema = OmegaConf.get_type(config._get_root(), section)
-    assert schema is not None
-    allowed, known = phased_keys(schema), [field.name for field in dataclasses.fields(schema)]
-    if value is None:
-        return
-    if not isinstance(value, Mapping):
-        errors.append(_bad(here, value, f"a section with keys {', '.join(allowed)}", origins))
-        return
-    if section in CHANGED_WHOLE and value.get("name", None) not in (None, config._get_root()[section].name):
-        variant = _variant((section,), (section,), value, schema, config._get_root(), origins, errors)
-        if variant is None:
+    def _section(self, config: Any, key: str, section: KeyPath, here: KeyPath, value: Any, base: type) -> None:
+        """The section at `here`, of `base` or of the variant that it names."""
+        schema = self._variant(section, here, value, base, config.get(key))
+        if schema is None:
             return
-        schema, allowed = variant, [field.name for field in dataclasses.fields(variant)]
-        known = allowed
-    typed = _structured(schema)
-    for key, item in value.items():
-        if key not in known:
-            errors.append(_unknown((*here, key), allowed, origins))
-        elif key not in allowed:
-            errors.append(_unphased((*here, key), section, allowed, origins))
-        elif item is not None:
-            mistakes = len(errors)
-            _set_leaf(
-                typed, key, item, _strip_optional(typing.get_type_hints(schema)[key]), (*here, key), origins, errors
-            )
-            if len(errors) == mistakes:
-                config[section][key] = typed._get_node(key)
+        if config.get(key) is None or OmegaConf.get_type(config, key) is not schema:
+            config[key] = _structured(schema)
+            _set_editable(config[key])
+        if self._is_section(here, value, f"keys {', '.join(_names(schema))}"):
+            self.fill(config[key], schema, value, here)
+
+    def _variant(self, section: KeyPath, here: KeyPath, value: Any, base: type, default: Any) -> type | None:
+        """The schema of what stands at `here`: `base`, or that of its name in the table of the section.
+
+        The section is `here` itself or, where it has an entry for each name, the one above.
+        """
+        table = VARIANTS.get(".".join(section))
+        if table is None:
+            return base
+        if value is not None and not self._is_section(here, value, f"a name, one of {', '.join(table)}, and its keys"):
+            return None
+        name = None if value is None else value.get("name", None if default is None else default.get("name"))
+        if not isinstance(name, str) or name not in table:
+            self._bad((*here, "name"), name, "one of " + ", ".join(table), _nearest(str(name), list(table)))
+            return None
+        return table[name]
+
+    def _overrides(self, config: Any, section: str, value: Any, here: KeyPath) -> None:
+        """What a phase changes of a section of the run, as typed as it is there; null takes a change back."""
+        schema = OmegaConf.get_type(self._root, section)
+        assert schema is not None
+        allowed = phased_keys(schema)
+        if value is None or not self._is_section(here, value, f"keys {', '.join(allowed)}"):
+            return
+        of_run = self._root[section]
+        if section in CHANGED_WHOLE and value.get("name", None) not in (None, of_run.name):
+            variant = self._variant((section,), (section,), value, schema, of_run)
+            if variant is None:
+                return
+            schema, allowed = variant, _names(variant)
+        typed = _structured(schema)
+        for key, item in value.items():
+            if key not in _names(schema):
+                self._unknown((*here, key), allowed)
+            elif key not in allowed:
+                self._unphased((*here, key), section, allowed)
+            elif item is not None:
+                mistakes = len(self._errors)
+                self._leaf(typed, key, item, _strip_optional(_hints(schema)[key]), (*here, key))
+                if len(self._errors) == mistakes:
+                    config[section][key] = typed._get_node(key)
+
+    def _arguments(self, config: Any, section: str, value: Any) -> None:
+        """`callbacks:` and `loggers:`, whose entries are what Composer's constructors take; see config/callbacks.py."""
+        if not self._is_section((section,), value, "one entry for each name"):
+            return
+        known = ARGUMENTS[section]
+        for name, arguments in value.items():
+            here = (section, name)
+            if self._is_refused(here):
+                continue
+            if name not in known:
+                self._unknown(here, list(known))
+            elif isinstance(arguments, Mapping):
+                mistakes = len(self._errors)
+                for key in arguments:
+                    if key not in known[name] and not self._is_refused((*here, key)):
+                        self._unknown((*here, key), list(known[name]))
+                for key, each in arguments.items():
+                    for text in _texts(each):
+                        if "${" in text and ":" in text:
+                            self._bad((*here, key), text, _NO_RESOLVERS)
+                self._has_secret(
+                    here, {key: arguments[key] for key in arguments if ".".join((*here, key)) not in REFUSED}
+                )
+                if len(self._errors) == mistakes:
+                    config[section][name] = arguments
+            elif arguments is not False:
+                self._bad(here, arguments, "a section with its arguments, {} for none, or false to leave it out")
+
+    def _leaf(self, config: Any, key: str, value: Any, hint: Any, here: KeyPath) -> None:
+        if self._has_secret(here, value):
+            return
+        interpolations = [text for text in _texts(value) if "${" in text]
+        if any(":" in text for text in interpolations):
+            # a resolver such as oc.env would copy secrets of the environment into the saved configuration
+            self._bad(here, value, _NO_RESOLVERS)
+            return
+        value = _as_meant(value, hint)
+        try:
+            if value is not None and not interpolations and not _fits(value, hint):
+                raise ValueError(value)
+            config[key] = value
+        except (OmegaConfBaseException, ValueError, TypeError):
+            choices = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
+            near = _nearest(str(value), [str(choice) for choice in choices]) if choices else _spelled_out(value, hint)
+            self._bad(here, value, _describe(hint), near)
+
+    def _is_section(self, here: KeyPath, value: Any, wanted: str) -> bool:
+        if not isinstance(value, Mapping):
+            self._bad(here, value, f"a section with {wanted}")
+        return isinstance(value, Mapping)
+
+    def _is_refused(self, here: KeyPath) -> bool:
+        reason = REFUSED.get(".".join(here))
+        if reason is not None:
+            self._say(here, f"cannot work here, {reason}. Remove it.")
+        return reason is not None
+
+    def _has_secret(self, here: KeyPath, value: Any) -> bool:
+        secret = _secret_in(value)
+        if secret is not None:
+            self._errors.append(f"{'.'.join((*here, *secret))} ({self._origin(here)}): {_NO_SECRETS}")
+        return secret is not None
+
+    def _unphased(self, here: KeyPath, section: str, allowed: list[str]) -> None:
+        may = ", ".join(f"{section}.{name}" for name in allowed) or f"nothing of {section}"
+        instead = f" Its peak rate follows from {'.'.join(here[:2])}.lr_ratio." if here[2:] == ("optim", "lr") else ""
+        self._say(here, f"the same in all phases. A phase may change {may}.{instead}")
+
+    def _unknown(self, here: KeyPath, names: list[str]) -> None:
+        renamed, word = new_name(here), own_word(here, names)
+        if renamed is not None:
+            self._say(here, f"is {renamed} now. Rename it.")
+        elif word:
+            self._say(here, f"unknown key. {word}.")
+        else:
+            near = _nearest(here[-1], names, ".".join(here[:-1])) or f" Known here: {', '.join(names) or 'none'}."
+            self._say(here, f"unknown key.{near}")
+
+    def _bad(self, here: KeyPath, value: Any, wanted: str, near: str = "") -> None:
+        self._errors.append(f"{'.'.join(here)}={shown(value)} ({self._origin(here)}): expected {wanted}.{near}")
+
+    def _say(self, here: KeyPath, what: str) -> None:
+        self._errors.append(f"{'.'.join(here)} ({self._origin(here)}): {what}")
+
+    def _origin(self, here: KeyPath) -> str:
+        return self._origins.get(here) or self._origins.get(here[:-1], "default")
 
 
-def _unphased(here: tuple[str, ...], section: str, allowed: list[str], origins: Origins) -> str:
-    may = ", ".join(f"{section}.{name}" for name in allowed) or f"nothing of {section}"
-    instead = f" Its peak rate follows from {'.'.join(here[:2])}.lr_ratio." if here[2:] == ("optim", "lr") else ""
-    return f"{'.'.join(here)} ({_origin(here, origins)}): the same in all phases. A phase may change {may}.{instead}"
-
-
-def _fill_callbacks(config: Any, section: str, value: Any, origins: Origins, errors: list[str]) -> None:
-    """`callbacks:` and `loggers:`, whose entries are what Composer's constructors take; see config/callbacks.py."""
-    if not isinstance(value, Mapping):
-        errors.append(_bad((section,), value, "a section with one entry for each name", origins))
-        return
-    known = ARGUMENTS[section]
-    for name, arguments in value.items():
-        here = (section, name)
-        if _refused(here, origins, errors):
-            continue
-        if name not in known:
-            errors.append(_unknown(here, list(known), origins))
-        elif isinstance(arguments, Mapping):
-            wrong = [key for key in arguments if key not in known[name] and not _refused((*here, key), origins, errors)]
-            errors.extend(_unknown((*here, key), list(known[name]), origins) for key in wrong)
-            texts = [(key, text) for key, value in arguments.items() for text in _texts(value)]
-            resolvers = [(key, text) for key, text in texts if "${" in text and ":" in text]
-            errors.extend(_bad((*here, key), text, _NO_RESOLVERS, origins) for key, text in resolvers)
-            secret = _secret_in(
-                {key: each for key, each in arguments.items() if f"{section}.{name}.{key}" not in REFUSED}
-            )
-            if secret is not None:
-                errors.append(f"{'.'.join((*here, *secret))} ({_origin(here, origins)}): {_NO_SECRETS}")
-            if not wrong and not resolvers and secret is None:
-                config[section][name] = arguments
-        elif arguments is not False:
-            wanted = "a section with its arguments, {} for none, or false to leave it out"
-            errors.append(_bad(here, arguments, wanted, origins))
-
-
-def _refused(here: tuple[str, ...], origins: Origins, errors: list[str]) -> bool:
-    reason = REFUSED.get(".".join(here))
-    if reason is not None:
-        errors.append(f"{'.'.join(here)} ({_origin(here, origins)}): cannot work here, {reason}. Remove it.")
-    return reason is not None
-
-
-def _variant(
-    section: tuple[str, ...],
-    here: tuple[str, ...],
-    value: Any,
-    base: type,
-    config: Any,
-    origins: Origins,
-    errors: list[str],
-) -> type | None:
-    """The schema of what stands at `here`: `base`, or that of its name in the table of the section.
-
-    The section is `here` itself or, where it has an entry for each name, the one above. Its default is in `config`;
-    entries have none.
-    """
-    table = VARIANTS.get(".".join(section))
-    if table is None:
-        return base
-    if value is not None and not isinstance(value, Mapping):
-        errors.append(_bad(here, value, f"a section with a name, one of {', '.join(table)}, and its keys", origins))
-        return None
-    default = None if config is None else config[here[-1]].get("name")
-    name = None if value is None else value.get("name", default)
-    if not isinstance(name, str) or name not in table:
-        near = _nearest(str(name), list(table))
-        errors.append(_bad((*here, "name"), name, "one of " + ", ".join(table), origins) + near)
-        return None
-    return table[name]
-
-
-def _set_leaf(
-    config: Any, key: str, value: Any, hint: Any, here: tuple[str, ...], origins: Origins, errors: list[str]
-) -> None:
-    if (secret := _secret_in(value)) is not None:
-        errors.append(f"{'.'.join((*here, *secret))} ({_origin(here, origins)}): {_NO_SECRETS}")
-        return
-    interpolations = [text for text in _texts(value) if "${" in text]
-    if any(":" in text for text in interpolations):
-        # a resolver such as oc.env would copy secrets of the environment into the saved configuration
-        errors.append(_bad(here, value, _NO_RESOLVERS, origins))
-        return
+def _as_meant(value: Any, hint: Any) -> Any:
+    """A value of the type of its key, where YAML has another for it."""
     if hint is int and isinstance(value, float) and value.is_integer():
-        value = int(value)  # 1e9 tokens is a whole number, whatever YAML thinks
-    elif hint is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    elif typing.get_origin(hint) is tuple and isinstance(value, list):
+        return int(value)  # 1e9 tokens is a whole number, whatever YAML thinks
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if typing.get_origin(hint) is tuple and isinstance(value, list):
         numbers = float in typing.get_args(hint)
-        value = tuple(float(item) if numbers and isinstance(item, int) else item for item in value)
-    elif hint == dict[str, str] and isinstance(value, Mapping):
+        return tuple(float(item) if numbers and isinstance(item, int) else item for item in value)
+    if hint == dict[str, str] and isinstance(value, Mapping):
         simple = (bool, int, float)  # true and 1 are what someone writes who means the texts
-        value = {name: json.dumps(item) if isinstance(item, simple) else item for name, item in value.items()}
-    wrong_kind = value is not None and not interpolations and not _fits(value, hint)
-    try:
-        if wrong_kind:
-            raise ValueError(value)
-        config[key] = value
-    except (OmegaConfBaseException, ValueError, TypeError):
-        choices = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
-        near = _nearest(str(value), [str(choice) for choice in choices]) if choices else _spelled_out(value, hint)
-        errors.append(_bad(here, value, _describe(hint), origins) + near)
+        return {name: json.dumps(item) if isinstance(item, simple) else item for name, item in value.items()}
+    return value
 
 
 def _spelled_out(value: Any, hint: Any) -> str:
@@ -412,25 +409,8 @@ def _fits(value: Any, hint: Any) -> bool:
     return hint not in (str, bool, int, float) or type(value) is hint
 
 
-def _unknown(here: tuple[str, ...], names: list[str], origins: Origins) -> str:
-    renamed = new_name(here)
-    if renamed is not None:
-        return f"{'.'.join(here)} ({_origin(here, origins)}): is {renamed} now. Rename it."
-    word = own_word(here, names)
-    near = (
-        f" {word}."
-        if word
-        else _nearest(here[-1], names, ".".join(here[:-1])) or f" Known here: {', '.join(names) or 'none'}."
-    )
-    return f"{'.'.join(here)} ({_origin(here, origins)}): unknown key.{near}"
-
-
-def _bad(here: tuple[str, ...], value: Any, wanted: str, origins: Origins) -> str:
-    return f"{'.'.join(here)}={shown(value)} ({_origin(here, origins)}): expected {wanted}."
-
-
-def _origin(here: tuple[str, ...], origins: Origins) -> str:
-    return origins.get(here) or origins.get(here[:-1], "default")
+def _names(schema: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(schema)]
 
 
 def _nearest(word: str, names: list[str], prefix: str = "") -> str:
