@@ -59,9 +59,10 @@ def test_two_ranks_train_as_one_does_under_ddp_and_fsdp2(tiny_run: TinyRun, tmp_
     """Losses, gradient norms, updates, validation and final weights within float error; the batches exactly. Then the
     run that two sharded ranks began goes on upon one, and ends as if it had always been one."""
     runs = tmp_path / "runs"
-    assert main(["train", *tiny_run("name=one")]) == 0
+    short = ("phases.short.tokens=2500", "phases.long.tokens=1200")
+    assert main(["train", *tiny_run(*short, "name=one")]) == 0
     for strategy in ("ddp", "fsdp2"):
-        launch(tiny_run(f"name={strategy}", f"distributed.strategy={strategy}", "data.num_workers=1"))
+        launch(tiny_run(*short, f"name={strategy}", f"distributed.strategy={strategy}", "data.num_workers=1"))
         assert_same_run(runs / strategy, runs / "one")
         for name, tensor in weights(runs / strategy).items():
             torch.testing.assert_close(tensor, weights(runs / "one")[name], rtol=2e-3, atol=2e-5)
@@ -72,7 +73,7 @@ def test_two_ranks_train_as_one_does_under_ddp_and_fsdp2(tiny_run: TinyRun, tmp_
     for path in last.iterdir():
         path.unlink()
     last.rmdir()
-    assert main(["train", *tiny_run("name=fsdp2")]) == 0
+    assert main(["train", *tiny_run(*short, "name=fsdp2")]) == 0
     assert records(runs / "fsdp2", "resume")
     assert_same_run(runs / "fsdp2", runs / "one")
 

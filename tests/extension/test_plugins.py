@@ -45,10 +45,7 @@ def build(config, weights):
     return SGD(decay_groups(weights, config.weight_decay), config.lr, momentum=config.momentum)
 """
 HEAVY = (
-    "plugins=[heavy_ball]",
-    "optim={name: heavy, lr: 0.5}",
-    "phases.long=null",
-    "phases.short.tokens=3000",
+    *("plugins=[heavy_ball]", "optim={name: heavy, lr: 0.5}", "phases.long=null", "phases.short.tokens=3000"),
     "checkpoint.interval_steps=3",
 )
 
