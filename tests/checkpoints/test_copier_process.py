@@ -89,7 +89,7 @@ def test_a_killed_copier_is_started_again(store: Store, tmp_path: Path) -> None:
 @pytest.mark.timeout(280)
 def test_a_store_that_hangs_is_reported_and_used_again_once_it_answers(store: Store, tmp_path: Path) -> None:
     """The time stated is longer than a busy machine takes to import a client, which else would count as hanging too."""
-    config, said = config_in(tmp_path, "hangs", timeout_seconds=10), list[str]()
+    config, said = config_in(tmp_path, "hangs", timeout_seconds=6), list[str]()
     store.fault, store.faults_left = "hang", 1000
     with SecondHome(config.checkpoint, Path(config.folder), said.append) as home:
         home.start()
@@ -113,8 +113,9 @@ def test_a_store_that_never_answers_is_not_waited_for_at_the_end(store: Store, t
 def test_a_run_whose_folder_is_lost_equals_one_that_never_stopped(
     tiny_run: TinyRun, store: Store, tmp_path: Path
 ) -> None:
-    common = ["checkpoint.interval_steps=2", f"checkpoint.copy_to=s3://{BUCKET}/lost"]
-    code, output = finish(tiny_run("checkpoint.interval_steps=2", "name=whole"))
+    short = ("phases.long=null", "checkpoint.interval_steps=2")
+    common = [*short, f"checkpoint.copy_to=s3://{BUCKET}/lost"]
+    code, output = finish(tiny_run(*short, "name=whole"))
     assert code == 0, output
     words, folder = tiny_run(*common, "name=lost"), tmp_path / "runs/lost"
     process = start(words)

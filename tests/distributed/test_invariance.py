@@ -138,9 +138,8 @@ def test_four_ranks_train_as_one_does_under_ddp_fsdp2_and_hsdp(tiny_run: TinyRun
 def test_microbatches_do_not_change_the_run(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Without dropout, whose key is the microbatch."""
     runs = tmp_path / "runs"
-    for name, tokens in (("64", 64), ("128", 128), ("512", 512)):
+    for name, tokens in (("64", 64), ("512", 512)):
         words = (f"phases.short.microbatch_tokens={tokens}", f"phases.long.microbatch_tokens={max(128, tokens)}")
         assert main(["train", *tiny_run(f"name=of{name}", *words)]) == 0
-    for name in ("of64", "of512"):
-        assert_same_run(runs / name, runs / "of128")
-        assert_same_weights(runs / name, runs / "of128")
+    assert_same_run(runs / "of64", runs / "of512")
+    assert_same_weights(runs / "of64", runs / "of512")

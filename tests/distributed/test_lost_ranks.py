@@ -20,7 +20,14 @@ from tests.launch.jobs import LONG, RUN, Job, losses
 
 HERE = socket.gethostname()
 
-DIE = """
+QUICK = """
+from modernbert_train.distributed import fail_together, heartbeat
+fail_together._LOOK_SECONDS, fail_together._HEARD_SECONDS, heartbeat._LISTEN_SECONDS = 0.1, 1.0, 0.1
+fail_together.GRACE_SECONDS = 1.0
+"""
+DIE = (
+    QUICK
+    + """
 import os, signal, sys, time
 import torch, torch.distributed as dist
 from modernbert_train.distributed.fail_together import failing_together
@@ -28,7 +35,7 @@ victim, moment = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo")
 with failing_together():
     dist.all_reduce(torch.ones(1))
-    time.sleep(2)  # long enough to hear of each other
+    time.sleep(1)  # long enough to hear of each other
     if dist.get_rank() == victim:
         os._exit(3) if moment == "exit" else os.kill(os.getpid(), signal.SIGKILL)
     if moment == "reading":
@@ -38,6 +45,7 @@ with failing_together():
     except RuntimeError as error:
         raise ValueError("what a library makes of it") from error
 """
+)
 
 
 @pytest.mark.runs
@@ -50,7 +58,9 @@ def test_the_last_line_names_the_dead_rank(victim: int, moment: str) -> None:
     assert output.splitlines()[-1].startswith(f"error: rank {victim} on {HERE}: is gone: its process has ended")
 
 
-FREEZE = """
+FREEZE = (
+    QUICK
+    + """
 import os, signal, sys, time
 import torch, torch.distributed as dist
 from modernbert_train.errors import StorageError
@@ -58,7 +68,7 @@ from modernbert_train.distributed.fail_together import failing_together
 dist.init_process_group("gloo")
 with failing_together(timeout_seconds=4):
     dist.all_reduce(torch.ones(1))
-    time.sleep(2)  # long enough to hear of each other
+    time.sleep(1)  # long enough to hear of each other
     if dist.get_rank() == 0:
         os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(1)
@@ -66,6 +76,7 @@ with failing_together(timeout_seconds=4):
         raise StorageError("a full disk")
     dist.all_reduce(torch.ones(1))
 """
+)
 
 
 @pytest.mark.runs

@@ -116,10 +116,9 @@ def load_under(strategy: str, folder: Path) -> tuple[bool, int, int]:
 @pytest.mark.parametrize(
     ("strategy", "ranks", "then"),
     [
-        ("ddp", 2, ("fsdp2", 3)),
+        ("ddp", 2, ("hsdp", 4)),
         ("fsdp2", 3, ("fsdp2", 2)),
-        ("hsdp", 4, ("ddp", 1)),
-        ("ddp", 1, ("hsdp", 4)),
+        pytest.param("hsdp", 4, ("ddp", 1), marks=pytest.mark.slow),
     ],
 )
 def test_what_some_ranks_write_others_read(tmp_path: Path, strategy: str, ranks: int, then: tuple[str, int]) -> None:
@@ -147,7 +146,7 @@ def one_fails(folder: Path, how: str) -> tuple[str, str, list[str]]:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     failed: list[str] = []
     copier = Copier(rank, [0, 1], ranks)
-    saver = Saver(folder, 3, [0, 1], 6.0, lambda: failed.append("failed"))
+    saver = Saver(folder, 3, [0, 1], 3.0 if how == "late" else 30.0, lambda: failed.append("failed"))
     model, optimizer = trained("ddp", values())
     saver.start(snapshot(copier, model, optimizer, 1))
     saver.wait()
@@ -155,7 +154,7 @@ def one_fails(folder: Path, how: str) -> tuple[str, str, list[str]]:
 
     def bad(*args: Any) -> Any:
         if how == "late":
-            time.sleep(10.0)
+            time.sleep(5.0)
         if how == "full":
             raise OSError(28, "No space left on device")
         return real(*args)

@@ -42,7 +42,6 @@ RUNS: list[tuple[str, Fault, tuple[str, ...]]] = [
     for strategy, fault, key, policy in (
         ("ddp", Fault("forward", steps=(4,), microbatch=1, rank=1), "non_finite", "stop"),
         ("ddp", Fault("backward", steps=(4,), microbatch=1, rank=1), "non_finite", "skip"),
-        ("fsdp2", Fault("backward", steps=(4,), microbatch=1, rank=1), "non_finite", "skip"),
         ("fsdp2", Fault("forward", steps=(4,), rank=1, once=True), "non_finite", "roll_back"),
     )
 ]

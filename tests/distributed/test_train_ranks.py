@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.checkpoint import newest_valid
 from tests import warm
 from tests.conftest import TinyRun
@@ -23,7 +24,7 @@ SAME = ("step", "phase", "epoch", "tokens", "rows", "row_tokens", "lr", "packing
 MEASURED = ("loss", "grad_norm", "update_norm")
 
 
-def launch(words: list[str], ranks: int) -> None:
+def launch(words: list[str], ranks: int = 2) -> None:
     command = [sys.executable, str(ROOT / "launch/run.py"), *words, "--ranks", str(ranks)]
     done = warm.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -36,7 +37,7 @@ def records(folder: Path, kind: str = "step") -> list[dict[str, Any]]:
 
 def assert_same_run(folder: Path, expected: Path) -> None:
     found, wanted = records(folder), records(expected)
-    assert len(found) == len(wanted) > 10
+    assert len(found) == len(wanted) > 5
     for one, other in zip(found, wanted, strict=True):
         assert [one[key] for key in SAME] == [other[key] for key in SAME]
         for key in MEASURED:
@@ -58,9 +59,10 @@ def test_two_ranks_train_as_one_does_under_ddp_and_fsdp2(tiny_run: TinyRun, tmp_
     """Losses, gradient norms, updates, validation and final weights within float error; the batches exactly. Then the
     run that two sharded ranks began goes on upon one, and ends as if it had always been one."""
     runs = tmp_path / "runs"
-    launch(tiny_run("name=one"), ranks=1)
+    short = ("phases.short.tokens=2500", "phases.long.tokens=1200")
+    assert main(["train", *tiny_run(*short, "name=one")]) == 0
     for strategy in ("ddp", "fsdp2"):
-        launch(tiny_run(f"name={strategy}", f"distributed.strategy={strategy}", "data.num_workers=1"), ranks=2)
+        launch(tiny_run(*short, f"name={strategy}", f"distributed.strategy={strategy}", "data.num_workers=1"))
         assert_same_run(runs / strategy, runs / "one")
         for name, tensor in weights(runs / strategy).items():
             torch.testing.assert_close(tensor, weights(runs / "one")[name], rtol=2e-3, atol=2e-5)
@@ -71,7 +73,7 @@ def test_two_ranks_train_as_one_does_under_ddp_and_fsdp2(tiny_run: TinyRun, tmp_
     for path in last.iterdir():
         path.unlink()
     last.rmdir()
-    launch(tiny_run("name=fsdp2"), ranks=1)
+    assert main(["train", *tiny_run(*short, "name=fsdp2")]) == 0
     assert records(runs / "fsdp2", "resume")
     assert_same_run(runs / "fsdp2", runs / "one")
 

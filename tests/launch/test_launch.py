@@ -24,7 +24,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 @pytest.fixture
 def job(tiny_run: TinyRun, tmp_path: Path) -> Job:
     """Two ranks that train for minutes, in their fourth step or later."""
-    words = tiny_run(*LONG, "distributed.timeout_seconds=8", "data.num_workers=1")
+    words = tiny_run(*LONG, "distributed.timeout_seconds=5", "data.num_workers=1")
     job = Job([*RUN, *words, "--ranks", "2"], tmp_path / "runs/tiny", tmp_path / "log")
     job.wait_for_steps(4)
     return job
@@ -50,10 +50,10 @@ def test_a_frozen_rank_ends_the_job_with_its_name(job: Job) -> None:
     """Stated: distributed.timeout_seconds and 30 seconds. Nothing may be left, or the GPU's memory stays taken."""
     ranks = job.ranks()
     os.kill(ranks[1], signal.SIGSTOP)
-    code, output = job.end(8 + 30 + 30)  # the last 30 for a machine that is busy with other tests
+    code, output = job.end(5 + 30 + 30)  # the last 30 for a machine that is busy with other tests
     assert code == 124, output
     assert output.splitlines()[-1].startswith(f"error: rank 1 on {HERE} gave no sign of life")
-    assert f"error: rank 1 on {HERE}: hangs: no sign of life for 8 s." in output
+    assert f"error: rank 1 on {HERE}: hangs: no sign of life for 5 s." in output
     assert not any(alive(pid) for pid in ranks)
 
 
@@ -64,7 +64,7 @@ def test_a_rank_that_waits_for_its_data_for_too_long_is_named(job: Job) -> None:
     rank = job.ranks()[1]
     (worker,) = (int(pid) for pid in Path(f"/proc/{rank}/task/{rank}/children").read_text().split())
     os.kill(worker, signal.SIGSTOP)
-    code, output = job.end(8 + 30 + 30)
+    code, output = job.end(5 + 30 + 30)
     assert code == 124, output
     last = output.splitlines()[-1]
     assert last.startswith(f"error: rank 1 on {HERE}: hangs: it has not come beyond 'before_dataloader of step "), last

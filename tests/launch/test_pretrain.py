@@ -36,9 +36,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with 60 texts of 10 kB in texts/, where each size of model trains 20,000 tokens a second."""
+    """A folder with 60 texts of 7 kB in texts/, where each size of model trains 20,000 tokens a second."""
     for number in range(60):
-        write(tmp_path, f"texts/{number}.txt", prose(10_000, number))
+        write(tmp_path, f"texts/{number}.txt", prose(7_000, number))
     monkeypatch.chdir(tmp_path)
     predicted = launch.budget._speeds
 
@@ -139,7 +139,7 @@ def test_what_is_wrong_with_text_is_said_with_its_remedy(folder: Path, capsys: p
     write(folder, "one/a.txt", prose(200_000))
     assert "1 document in 1 .txt" in pretrain(capsys, "one", "--size", "tiny", code=65)
     for number in range(40):
-        write(folder, f"mixed/{number}.txt", prose(10_000, number) if number < 24 else bytes(range(1, 256)) * 40)
+        write(folder, f"mixed/{number}.txt", prose(7_000, number) if number < 24 else bytes(range(1, 256)) * 40)
     assert "not_utf8" in pretrain(capsys, "mixed", "--size", "tiny", code=65)
 
 

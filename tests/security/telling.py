@@ -2,8 +2,8 @@
 
     python -m tests.security.telling FOLDER
 
-Prints a line of JSON for each shape. Each is planted once in the environment and the command line of a run that trains,
-is exported, reported, listed and doctored, and once in its configuration.
+Prints a line of JSON for each of USES: all secrets at once on the command line, in the errors of libraries, and in the
+environment of a run that trains, is exported, reported and listed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,24 +61,31 @@ SHAPES = {
 }
 
 
-def uses(shape: Shape, name: str) -> Iterator[tuple[list[str], Any]]:
-    """Words, and what is done in the process before."""
+WORDS = {str(shape.word).split("=")[0]: str(shape.word) for shape in SHAPES.values() if shape.word}
+TEXTS = [shape.raised for shape in SHAPES.values() if shape.raised and not shape.variable]
 
-    def before() -> None:
-        if shape.variable:
-            os.environ[shape.variable] = shape.secret
-        if name == "the name of a host":
-            another_host(shape.secret)
-        if shape.raised is not None:
-            _fail(shape.raised)
 
-    more = [shape.word] if shape.word else []
-    yield ["check", "run.yaml", *more], before
-    yield ["train", "run.yaml", "name=told", *more], before
-    if shape.raised is None and shape.word is None:
-        yield ["export", "runs/told", "--out", "out"], before
-        yield ["report", "runs/told"], before
-        yield ["runs", "runs", "--json"], before
+def plant(which: str) -> None:
+    """Done in the process before its verb."""
+    if which == "in errors":
+        os.environ["HF_TOKEN"] = SHAPES["hub token in the environment"].secret
+        _fail("; ".join(TEXTS))
+    elif which == "trained with":
+        os.environ.update({shape.variable: shape.secret for shape in SHAPES.values() if shape.variable})
+        another_host(SHAPES["the name of a host"].secret)
+
+
+# where secrets stand -> what is done with them
+USES = {
+    "as words": [["check", "run.yaml", *WORDS.values()], ["train", "run.yaml", *WORDS.values()]],
+    "in errors": [["train", "run.yaml", "name=told"]],
+    "trained with": [
+        ["train", "run.yaml", "name=told"],
+        ["export", "runs/told", "--out", "out"],
+        ["report", "runs/told"],
+        ["runs", "runs", "--json"],
+    ],
+}
 
 
 def _fail(text: str) -> None:
@@ -97,19 +103,21 @@ def main(arguments: list[str]) -> None:
     (folder / "tmp").mkdir(parents=True)
     prepare()
     make_good(folder / "good")
-    for name, shape in SHAPES.items():
-        case, codes, told = folder / "case", [], []
+    secrets = {shape.secret for shape in SHAPES.values()}
+    for which, verbs in USES.items():
+        case, codes, told, said = folder / "case", [], [], ""
         shutil.rmtree(case, ignore_errors=True)
         shutil.copytree(folder / "good", case, symlinks=True)
-        for words, before in uses(shape, name):
-            found = open_in(case, words, folder / "output.txt", before)
+        for words in verbs:
+            found = open_in(case, words, folder / "output.txt", lambda which=which: plant(which))  # type: ignore[misc]
             codes.append(found["code"])
-            if shape.secret in (folder / "output.txt").read_text(errors="replace"):
-                told.append(f"said by {words[0]}")
+            said += (folder / "output.txt").read_text(errors="replace")
         for path in case.rglob("*"):
-            if shape.secret in path.name or (path.is_file() and shape.secret.encode() in path.read_bytes()):
+            content = path.read_bytes() if path.is_file() else b""
+            if any(secret in path.name or secret.encode() in content for secret in secrets):
                 told.append(str(path.relative_to(case)))
-        print(json.dumps({"name": name, "codes": codes, "told": told}), flush=True)
+        told += ["said"] * any(secret in said for secret in secrets)
+        print(json.dumps({"use": which, "codes": codes, "told": told, "said": said[:20000]}), flush=True)
 
 
 if __name__ == "__main__":

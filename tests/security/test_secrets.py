@@ -17,7 +17,7 @@ from modernbert_train.core.redact import HIDDEN, has_secret, redact, redacted
 from modernbert_train.errors import ConfigError, DataError
 from tests import warm
 from tests.conftest import TinyRun
-from tests.security.telling import SHAPES
+from tests.security.telling import SHAPES, TEXTS, WORDS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -72,9 +72,11 @@ def test_no_secret_is_said_or_kept(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.security.telling", str(tmp_path)]
     done = warm.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = {entry["name"]: entry for entry in map(json.loads, done.stdout.splitlines())}
-    assert found.keys() == SHAPES.keys() and len(SHAPES) >= 12
-    assert {name: entry["told"] for name, entry in found.items() if entry["told"]} == {}
-    for name, shape in SHAPES.items():  # what was looked at has really run, failed or been refused
-        codes = found[name]["codes"]
-        assert codes == [78, 78] if shape.word else codes[1] == 70 if shape.raised else set(codes) == {0}, name
+    found = {entry.pop("use"): entry for entry in map(json.loads, done.stdout.splitlines())}
+    assert {use: entry["told"] for use, entry in found.items() if entry["told"]} == {}
+    # what was looked at has really run, failed or been refused, with each secret in its place
+    assert {use: entry["codes"] for use, entry in found.items()} == {
+        "as words": [78, 78], "in errors": [70], "trained with": [0, 0, 0, 0],
+    }  # fmt: skip
+    assert all(found["as words"]["said"].count(key) >= 2 for key in WORDS)
+    assert found["in errors"]["said"].count(HIDDEN) >= len(TEXTS)

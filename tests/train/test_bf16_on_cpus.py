@@ -47,7 +47,8 @@ def test_a_run_and_its_verbs_compute_in_bf16(
 ) -> None:
     """Products round, weights and moments do not; whoever asks a trained model in bf16 gets its vectors, rounded."""
     folder = tmp_path / "runs/tiny"
-    words = tiny_run(BF16, "checkpoint.interval_steps=3", "checkpoint.keep=100", "model.attention_out_dropout=0.2")
+    short = ("phases.long=null", "checkpoint.interval_steps=3", "checkpoint.keep=100")
+    words = tiny_run(BF16, *short, "model.attention_out_dropout=0.2")
     assert main(["train", *words]) == 0
     assert ", bf16 autocast over fp32 weights" in capsys.readouterr().out
     steps = [{key: value for key, value in each.items() if key not in TIMES} for each in records(folder)]
@@ -87,7 +88,8 @@ def test_a_run_and_its_verbs_compute_in_bf16(
 @pytest.mark.runs
 def test_a_residual_in_bf16_is_one_and_the_model_as_ever(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Between the layers alone: weights, states and exports are what another program takes for those of any run."""
-    words = tiny_run(BF16, "compute.residual_precision=bf16", "phases.long=null", "data.validation=null")
+    short = ("phases.long=null", "phases.short.tokens=2000", "data.validation=null")
+    words = tiny_run(BF16, "compute.residual_precision=bf16", *short)
     seen: set[tuple[torch.dtype, torch.dtype]] = set()
     forward = EncoderLayer.forward
 
@@ -145,7 +147,8 @@ def test_attention_is_in_fp32_where_that_is_faster(lengths: tuple[int, ...], win
 @pytest.mark.runs
 def test_a_fault_names_the_precision(tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Who sees a loss diverge would look for the cause in the text, and never try fp32."""
-    words = tiny_run(BF16, "phases.long=null", "data.validation=null", "checkpoint.interval_steps=1")
+    short = ("phases.long=null", "phases.short.tokens=1500", "data.validation=null", "checkpoint.interval_steps=1")
+    words = tiny_run(BF16, *short)
     with at_fault(Fault("forward", steps=(3,), microbatch=0)):
         assert main(["train", *words, "stability.non_finite=stop"]) != 0
     told = capsys.readouterr().err

@@ -174,10 +174,10 @@ def test_a_stop_saves_first_and_the_next_start_measures_what_was_due(
     """Thirty seconds are all that a scheduler leaves. The curve of the run lacks no point in the end."""
     words = ("eval.times_per_phase=1000", "evals.other={name: text, shards: {data}, every_tokens: 1}")
     text = str(tmp_path / "tiny.yaml")
-    whole = tiny_run("name=whole", words[0])
+    whole = tiny_run("name=whole", "phases.long=null", words[0])
     data = next(line.split()[1] for line in Path(text).read_text().splitlines() if "validation:" in line)
-    given = [words[0], words[1].replace("{data}", data)]
-    assert main(["train", *whole, *given[1:]]) == 0
+    given = ["phases.long=null", words[0], words[1].replace("{data}", data)]
+    assert main(["train", *whole, given[-1]]) == 0
     real = Loop.set_clock
 
     def set_clock(self: Loop, plan: Any) -> None:
@@ -196,7 +196,7 @@ def test_a_stop_saves_first_and_the_next_start_measures_what_was_due(
     for kind, keys in (("validation", ("step", "tokens", "phase", "loss")), ("evaluation", ("step", "figures"))):
         lines = [[{key: line[key] for key in keys} for line in records(tmp_path / "runs" / name, kind)]
                  for name in ("whole", "stopped")]  # fmt: skip
-        assert lines[0] == lines[1] and len(lines[0]) > 10
+        assert lines[0] == lines[1] and len(lines[0]) > 6
 
 
 FAILING = """
@@ -236,7 +236,7 @@ def test_an_error_on_several_ranks_ends_all_and_the_pending_one_is_whole_or_not_
 ) -> None:
     """It is the rank's own error, so the others live, and write their shares: what can be written in half the time that
     ranks wait for each other is kept, with up to half an hour of training. Then all end; the same command goes on."""
-    words = tiny_run(*EVERY_FOUR, "distributed.timeout_seconds=20")
+    words = tiny_run(*EVERY_FOUR, "phases.long=null", "distributed.timeout_seconds=20")
     found = run_ranks("-c", FAILING, ranks, writer, str(seconds), *words)
     folder = tmp_path / "runs/tiny"
     assert [code for code, _ in found] == [70, 70], found

@@ -79,24 +79,24 @@ def interrupt_after(words: list[str], folder: Path, steps: int, number: signal.S
 def test_a_run_killed_again_and_again_equals_one_that_never_stopped(tiny_run: TinyRun, tmp_path: Path) -> None:
     """kill -9 and SIGTERM at random steps, other numbers of workers each time, dropout on: the same record, bit for
     bit, the same validation, the same weights."""
-    common = ["model.attention_out_dropout=0.1", "checkpoint.interval_steps=2", "phases.short.tokens=9000"]
+    common = ["model.attention_out_dropout=0.1", "checkpoint.interval_steps=2", "phases.short.tokens=5000"]
     whole, broken = tmp_path / "runs/whole", tmp_path / "runs/broken"
     code, output = finish(tiny_run(*common, "name=whole", "data.num_workers=0"))
     assert code == 0, output
     expected = records(whole)
-    assert len(expected) > 20
+    assert len(expected) > 15
 
     draw = random.Random(1)
-    for number, workers in ((signal.SIGKILL, 2), (signal.SIGKILL, 0), (signal.SIGTERM, 1), (signal.SIGKILL, 1)):
+    for number, workers in ((signal.SIGKILL, 2), (signal.SIGTERM, 0), (signal.SIGKILL, 1)):
         words = tiny_run(*common, "name=broken", f"data.num_workers={workers}")
-        code = interrupt_after(words, broken, draw.randint(1, 4), number, checkpoints=1)
+        code = interrupt_after(words, broken, draw.randint(1, 3), number, checkpoints=1)
         assert code == (75 if number == signal.SIGTERM else -signal.SIGKILL)
     code, output = finish(tiny_run(*common, "name=broken", "data.num_workers=1"))
     assert code == 0, output
 
     assert records(broken) == expected
     assert records(broken, "validation") == records(whole, "validation")
-    assert len(records(broken, "resume")) >= 3
+    assert len(records(broken, "resume")) == 3
     one, other = newest_valid(whole / "checkpoints")[0], newest_valid(broken / "checkpoints")[0]
     assert one is not None and other is not None and one.step == other.step == expected[-1]["step"]
     for name, tensor in one.weights().items():
@@ -110,7 +110,7 @@ def test_a_run_killed_again_and_again_equals_one_that_never_stopped(tiny_run: Ti
 def test_a_run_goes_on_from_before_its_first_step(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Step 0 is a checkpoint like all others: what begins there ends as the run did, and eval and export take it."""
     whole, again = tmp_path / "runs/whole", tmp_path / "runs/again"
-    words = ("checkpoint.milestones=pythia", "checkpoint.keep=1")
+    words = ("checkpoint.milestones=pythia", "checkpoint.keep=1", "phases.long=null")
     code, output = finish(tiny_run(*words, "name=whole"))
     assert code == 0 and "effective training time" in output, output
     steps = sorted(int(path.name.removeprefix("step-")) for path in (whole / "checkpoints").iterdir())
@@ -133,14 +133,15 @@ def test_a_run_goes_on_from_before_its_first_step(tiny_run: TinyRun, tmp_path: P
 def test_starting_a_finished_damaged_or_foreign_run_again(tiny_run: TinyRun, tmp_path: Path) -> None:
     """The second start of a run folder: each case must end in the right code and say what to do."""
     folder = tmp_path / "runs/tiny"
-    code, output = finish(tiny_run("checkpoint.interval_steps=2"))
+    words = tiny_run("checkpoint.interval_steps=2", "phases.long=null", "phases.short.tokens=2500")
+    code, output = finish(words)
     assert code == 0, output
     last = records(folder)[-1]
 
-    code, output = finish(tiny_run("checkpoint.interval_steps=2"))
+    code, output = finish(words)
     assert code == 0 and "already trained to its end" in output
 
-    code, output = finish(tiny_run("optim.lr=1e-2"))
+    code, output = finish([*words, "optim.lr=1e-2"])
     assert code == 78
     assert "optim.lr: 0.005 -> 0.01" in output and "--fresh" in output and str(folder) in output
 
@@ -149,13 +150,13 @@ def test_starting_a_finished_damaged_or_foreign_run_again(tiny_run: TinyRun, tmp
     assert newest is not None
     weights = newest.folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    code, output = finish(tiny_run("checkpoint.interval_steps=2"))
+    code, output = finish(words)
     assert code == 0, output
     assert "passed over a damaged checkpoint" in output and "model.safetensors" in output
     assert records(folder)[-1] == last
     assert records(folder, "resume")[-1]["step"] < last["step"]
 
-    code, output = finish(tiny_run("checkpoint.interval_steps=2", "optim.lr=1e-2"), "--fresh")
+    code, output = finish([*words, "optim.lr=1e-2"], "--fresh")
     assert code == 0, output
     assert len(list((tmp_path / "runs").glob("tiny.until-*"))) == 1  # nothing was deleted
     assert records(folder)[0]["step"] == 1

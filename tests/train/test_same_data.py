@@ -71,8 +71,9 @@ VERBS: dict[str, Callable[[list[str], Path, str], int]] = {
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("key", ["validation", "train"])
+@pytest.mark.parametrize(
+    ("verb", "key"), [*((verb, "validation") for verb in VERBS), ("train", "train"), ("inspect", "train")]
+)
 def test_every_verb_refuses_shards_of_another_tokenizer(
     tiny_run: TinyRun, finished: Path, other_data: Path, verb: str, key: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,7 +72,12 @@ def test_a_stopped_mixture_goes_on_to_the_same_losses_and_never_over_another(
     words: TinyRun, folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From a checkpoint in each phase; a folder may move, but what is in it may not change."""
-    often = ("checkpoint.interval_steps=1", "checkpoint.keep=99")
+    often = (
+        "checkpoint.interval_steps=1",
+        "checkpoint.keep=99",
+        "phases.short.batch_warmup=null",
+        "phases.short.tokens=2500",
+    )
     assert main(["train", *words("name=whole", *often)]) == 0
     whole = steps(tmp_path / "runs/whole")
     for kept in (3, len(whole) - 2):

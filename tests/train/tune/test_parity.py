@@ -79,7 +79,7 @@ def test_an_optimizer_that_goes_astray_is_found(candidate: RunConfig, monkeypatc
     assert not equal and text.startswith("loss off by "), text
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_without_a_compiler_the_candidate_is_named_and_nothing_else_ends(
     candidate: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,17 +109,18 @@ def test_what_is_no_faster_in_turns_is_not_written(fake: Fake, monkeypatch: pyte
 
 
 def test_a_killed_tune_goes_on_where_it_was(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    few = ("compute.compile=false", "compute.query_block=64")
     fake.rule({"compute.threads": 2}, rate=1.5)
-    folder = fake.tune()
+    folder = fake.tune(*few)
     whole, asked = (folder / SETTINGS).read_text(), len(fake.asked)
     journal = (folder / JOURNAL).read_text().splitlines(keepends=True)
     (folder / JOURNAL).write_text("".join(journal[: len(journal) // 2]) + journal[len(journal) // 2][:20])
-    fake.tune()
+    fake.tune(*few)
     assert re.search(r"\d+ measurements of an earlier start remembered", capsys.readouterr().out)
     assert (folder / SETTINGS).read_text() == whole
     again = len(fake.asked) - asked
     assert again < asked
-    fake.tune()
+    fake.tune(*few)
     assert len(fake.asked) == asked + again + 2, "nothing but a look at the device"
 
 
@@ -133,7 +134,7 @@ def test_what_was_measured_of_another_run_is_put_aside(fake: Fake) -> None:
 def test_a_microbatch_that_does_not_fit_is_halved_and_reported(fake: Fake) -> None:
     """The tune survives it, and the run's own is halved until it fits."""
     fake.what["most_tokens"] = 64
-    folder = fake.tune()
+    folder = fake.tune("compute.compile=false", "compute.query_block=64")
     assert read_tuned(folder / SETTINGS).settings["microbatch_tokens"] == 64
     outcome, reason = rows(folder)["microbatch_tokens=128"]
     assert outcome == "does not fit" and "out of memory" in reason
