@@ -270,7 +270,7 @@ def test_a_real_run(
 
     task, out = str(write_task(epochs=1, frozen={"epochs": 1})), tmp_path / "out"
     named = f"frozen:{models['bert']}"
-    words = ["finetune", task, *FAST, "--model", named, "--out", str(out)]
+    words = ["finetune", task, *FAST, "--model", named, "--out", str(out), "--jobs", "2"]
     assert main(words) == 0, capsys.readouterr()
     assert [row["model"] for row in json.loads((out / "table.json").read_text())["rows"]] == ["frozen-bert"]
     run = run_of(out, "tone", "frozen-bert", 1618)
