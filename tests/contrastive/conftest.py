@@ -16,8 +16,9 @@ from tests.data.make_shards import make_documents, make_shards, make_tokenizer
 
 Row = dict[str, Any]
 MODEL = {
-    "name": "modernbert", "vocab_size": 512, "hidden_size": 32, "num_layers": 4, "num_heads": 2,
-    "intermediate_size": 48, "local_attention": 16, "init_std": 0.1, "attention_out_dropout": 0.0,
+    "name": "modernbert", "vocab_size": 512, "hidden_size": 32, "num_layers": 3, "num_heads": 2,
+    "global_attn_every_n_layers": 2, "intermediate_size": 48, "local_attention": 16, "init_std": 0.1,
+    "attention_out_dropout": 0.0,
 }  # fmt: skip
 
 _draw = random.Random(7)

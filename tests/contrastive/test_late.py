@@ -264,7 +264,8 @@ def test_two_ranks_score_as_one_does(contrastive_run: ContrastiveRun, tmp_path: 
         "objective.pooling=late",
         "objective.token_vectors=16",
         "objective.matryoshka=[8]",
-        "phases.main.tokens=22000",
+        "phases.main.tokens=12000",
+        "phases.main.batch_rows=4",
     )
     run_ranks(train_each, 1, [contrastive_run("name=one", *longer)], False)
     run_ranks(train_each, 2, [contrastive_run("name=two", f"distributed.strategy={strategy}", *longer)], False)

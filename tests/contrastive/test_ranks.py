@@ -24,8 +24,8 @@ from tests.distributed.test_invariance import assert_same_weights, train_each
 from tests.distributed.test_train_ranks import assert_same_run, records
 
 LONGER = (
-    "phases.main.tokens=22000", "objective.symmetric=true", "objective.margin=0.2", "objective.matryoshka=[16]",
-    "objective.learn_temperature=true",
+    "phases.main.tokens=12000", "phases.main.batch_rows=4", "objective.symmetric=true", "objective.margin=0.2",
+    "objective.matryoshka=[16]", "objective.learn_temperature=true",
 )  # fmt: skip
 DROPOUT = "model.attention_out_dropout=0.1"
 
@@ -75,7 +75,7 @@ def test_both_ranks_read_the_same_stream_in_each_batch(
         assert prepare_pairs([str(tmp_path / name), str(file), *options]) == 0
         streams[name] = {"path": str(tmp_path / name / "train"), "proportion": 0.5}
         texts[name] = {text_hash(row[text]) for row in part for text in ("query", "positive")}
-    words = contrastive_run("objective.one_source=true", "data.validation=null", "phases.main.tokens=20000")
+    words = contrastive_run("objective.one_source=true", "data.validation=null", "phases.main.tokens=16000")
     tree = yaml.safe_load(Path(words[0]).read_text(encoding="utf-8"))
     del tree["data"]["train"]
     tree["data"]["streams"] = streams

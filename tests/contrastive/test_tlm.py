@@ -86,8 +86,9 @@ def test_a_run_on_translations_learns_and_resumes_to_the_bit(contrastive_run: Co
     """Words and their twins: what is masked in one text stands in the other."""
     common = (
         "optim.lr=1e-2",
-        "checkpoint.interval_steps=10",
-        "phases.main.tokens=120_000",
+        "checkpoint.interval_steps=60",
+        "phases.main.tokens=40_000",
+        "phases.main.batch_rows=2",
         "objective.reset_positions=true",
     )
     assert main(["train", *contrastive_run("objective.name=tlm", *common, "name=tlm")]) == 0

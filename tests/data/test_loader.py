@@ -81,7 +81,7 @@ def test_the_small_run_shows_everything(config: RunConfig, whole: list[Any]) -> 
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize(("num_ranks", "num_workers"), [(1, 3), (2, 0), (4, 1)])
+@pytest.mark.parametrize(("num_ranks", "num_workers"), [(1, 3), (2, 1)])
 def test_ranks_and_workers_do_not_change_the_global_batches(
     config: RunConfig, whole: list[Any], num_ranks: int, num_workers: int
 ) -> None:
@@ -110,11 +110,12 @@ def test_a_batch_says_what_its_rows_are_made_of(config: RunConfig, num_workers: 
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("num_ranks", [1, 4])
+@pytest.mark.parametrize(("num_ranks", "every"), [(1, 1), (4, 5)])
 def test_resuming_at_any_batch_on_any_number_of_ranks_goes_on_equally(
-    config: RunConfig, whole: list[Any], num_ranks: int
+    config: RunConfig, whole: list[Any], num_ranks: int, every: int
 ) -> None:
-    for taken, (_, state) in enumerate(whole, start=1):
+    for taken in range(1, len(whole) + 1, every):
+        _, state = whole[taken - 1]
         saved = json.loads(json.dumps(state))
         assert list(global_batches(config, num_ranks, 0, saved)) == whole[taken:]
 
@@ -205,8 +206,6 @@ def broken_copy(tiny_data: Path, folder: Path, fault: str) -> list[str]:
     elif fault == "damaged":
         content[50] ^= 255
         file.write_bytes(content)
-    elif fault == "swapped":
-        file.write_bytes((tiny_data / "validation/shard.00000.mds.zstd").read_bytes())
     elif fault == "lengths":
         lengths = np.load(folder / "lengths.npy")
         np.save(folder / "lengths.npy", lengths[::-1])
@@ -217,16 +216,14 @@ def broken_copy(tiny_data: Path, folder: Path, fault: str) -> list[str]:
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
-    ("fault", "message"),
+    ("fault", "message", "num_workers"),
     [
-        ("missing", "shard.00002.mds.zstd: cannot be read"),
-        ("truncated", "shard.00002.mds.zstd: has "),
-        ("damaged", "shard.00002.mds.zstd: is damaged"),
-        ("swapped", "shard.00002.mds.zstd: has "),
-        ("lengths", "tokens, lengths.npy says"),
-        ("foreign", "holds token id 511, the tokenizer has 511 entries"),
+        ("missing", "shard.00002.mds.zstd: cannot be read", 0),
+        ("truncated", "shard.00002.mds.zstd: has ", 0),
+        ("damaged", "shard.00002.mds.zstd: is damaged", 2),
+        ("lengths", "tokens, lengths.npy says", 0),
+        ("foreign", "holds token id 511, the tokenizer has 511 entries", 2),
     ],
 )
 def test_bad_shards_end_a_run_with_their_name_and_never_hang_it(

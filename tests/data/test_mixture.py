@@ -144,7 +144,7 @@ def draw_shares(data: st.DataObject, mixture: Mixture) -> dict[str, int]:
 
 
 @pytest.mark.runs
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(Mixtures, st.sampled_from(["tokens", "documents"]), st.data())
 def test_what_is_drawn_keeps_to_the_shares_after_every_batch(mixture: Mixture, by: str, data: st.DataObject) -> None:
     """By tokens as well as by documents: within one chunk or document of what was asked for; the packer holds some of
@@ -170,7 +170,7 @@ def test_what_is_drawn_keeps_to_the_shares_after_every_batch(mixture: Mixture, b
 
 
 @pytest.mark.runs
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(Mixtures, st.sampled_from(["tokens", "documents"]), st.data())
 def test_the_counts_of_a_batch_say_what_it_has_of_each_stream(mixture: Mixture, by: str, data: st.DataObject) -> None:
     """They are the record of what a model was trained on."""
@@ -190,7 +190,7 @@ def test_the_counts_of_a_batch_say_what_it_has_of_each_stream(mixture: Mixture, 
 
 
 @pytest.mark.runs
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(Mixtures, st.sampled_from([(64,), (64, 256, 64), (256, 16), (16, 64)]), st.data())
 def test_every_token_of_each_streams_epochs_once(
     mixture: Mixture, row_tokens: tuple[int, ...], data: st.DataObject
@@ -221,7 +221,7 @@ def test_every_token_of_each_streams_epochs_once(
 
 
 @pytest.mark.runs
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(Mixtures, st.sampled_from([(64,), (64, 256, 64), (64, 16)]), st.sampled_from(["tokens", "documents"]), st.data())
 def test_stopping_anywhere_leaves_the_same_plans(
     mixture: Mixture, row_tokens: tuple[int, ...], by: str, data: st.DataObject
@@ -240,7 +240,7 @@ def test_stopping_anywhere_leaves_the_same_plans(
 
 
 @pytest.mark.runs
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(Mixtures, Sizes)
 def test_another_stream_does_not_change_the_order_of_the_others(mixture: Mixture, more: list[list[int]]) -> None:
     """Experiments with mixtures compare only if what they share is the same."""
@@ -345,7 +345,7 @@ def take(group: list[PackedLoader], most: int) -> list[list[Any]]:
 
 
 @pytest.mark.runs
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     Mixtures,
     st.sampled_from([(64,), (32, 128), (64, 16), (64, 256, 64)]),
@@ -442,7 +442,7 @@ def test_check_tells_the_shares_and_the_passes(
 
 
 @pytest.mark.runs
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(Mixtures, st.data())
 def test_a_batch_of_one_source_keeps_to_the_shares_and_resumes(mixture: Mixture, data: st.DataObject) -> None:
     """No stream is more than two batches from its share, and a stop anywhere changes no batch."""

@@ -207,16 +207,14 @@ def test_a_missing_object(store: Store, data: DataConfig, tmp_path: Path) -> Non
     assert "dataset.json: no such object" in refusal(replace(data, train="s3://no-such-bucket/x"))
 
 
-@pytest.mark.parametrize("fault", ["truncated", "flipped", "swapped", "larger"])
+@pytest.mark.parametrize("fault", ["flipped", "larger"])
 def test_an_object_that_is_not_what_the_index_says(store: Store, data: DataConfig, tmp_path: Path, fault: str) -> None:
     """It is fetched once more, in case the way was to blame, and never seen by a reader."""
     key = f"{tmp_path.name}/shard.00001.mds.zstd"
     content = store.get(key)
     middle = len(content) // 2
     broken, message = {
-        "truncated": (content[:-7], f"has {len(content) - 7} bytes, index.json says {len(content)}"),
         "flipped": (content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :], "is damaged: its xxh64"),
-        "swapped": (store.get(f"{tmp_path.name}/shard.00002.mds.zstd"), "shard.00001.mds.zstd: "),
         "larger": (content * 1000, "bytes, index.json says"),
     }[fault]
     store.put(key, broken)
@@ -305,9 +303,9 @@ def test_refused_credentials(store: Store, data: DataConfig, monkeypatch: pytest
     assert "access refused (NoCredentialsError" in refusal(data, ConfigError)
 
 
-@pytest.mark.parametrize("train", ["foo://bucket/x", "oci://bucket/x"])
-def test_a_store_that_cannot_be_read_from_here(data: DataConfig, train: str) -> None:
-    assert "Streaming cannot read from this store here" in refusal(replace(data, train=train), ConfigError)
+def test_a_store_that_cannot_be_read_from_here(data: DataConfig) -> None:
+    for train in ("foo://bucket/x", "oci://bucket/x"):  # the scheme; a package that is missing
+        assert "Streaming cannot read from this store here" in refusal(replace(data, train=train), ConfigError)
 
 
 def test_a_cache_that_cannot_be_written(data: DataConfig, tmp_path: Path) -> None:
@@ -365,22 +363,17 @@ def test_the_url_of_a_broken_index_is_told(store: Store, data: DataConfig, tiny_
 def test_a_run_from_a_store_is_the_run_from_a_disk(
     store: Store, tiny_run: TinyRun, tiny_data: Path, url: str, tmp_path: Path
 ) -> None:
-    """Batch for batch, validation and baseline included, with a cache for everything and for a single block."""
+    """Batch for batch, validation and baseline included, with a cache for a single block."""
     held_out = store.upload(tiny_data / "validation", "held-out")
     common = ["phases.long=null", "phases.short.tokens=2500", "data.num_workers=1", "data.shuffle_block_shards=2"]
     sizes = sorted(TokenShards(tiny_data / "train", "tokens", 512, 2).shard_bytes)
     far = [f"data.train={url}", f"data.validation={held_out}", f"data.cache_folder={tmp_path / 'cache'}"]
-    runs = {
-        "near": common,
-        "far": [*common, *far],
-        "narrow": [*common, *far, f"data.cache_limit_bytes={sum(sizes[-2:])}"],
-    }
+    runs = {"near": common, "far": [*common, *far, f"data.cache_limit_bytes={sum(sizes[-2:])}"]}
     records = {}
     for name, words in runs.items():
         assert main(["train", *tiny_run(*words, f"name={name}")]) == 0
         lines = [json.loads(line) for line in (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()]
         kept = [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
         records[name] = [line for line in kept if line["kind"] in ("step", "validation")]
-        if name == "far":
-            assert sum("shard." in key for key in store.downloads) >= 4
-    assert records["far"] == records["narrow"] == records["near"] and len(records["near"]) > 5
+    assert sum("shard." in key for key in store.downloads) >= 4
+    assert records["far"] == records["near"] and len(records["near"]) > 5

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
+from loguru._better_exceptions import ExceptionFormatter
 
 from data_prep.prepare import main
 
 Command = Callable[..., int]
+# datatrove opens three logs for each task, and each asks 36 times where Python lies: half the time of a small corpus
+ExceptionFormatter._get_lib_dirs = staticmethod(cache(ExceptionFormatter._get_lib_dirs))  # type: ignore[method-assign]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def texts() -> list[str]:
     """60 distinct documents of some 100 words, the same in every run."""
     draw = random.Random(7)
@@ -25,7 +29,10 @@ def texts() -> list[str]:
 @pytest.fixture
 def corpus(tmp_path: Path, texts: list[str]) -> Path:
     """The texts as files, some of them in folders."""
-    folder = tmp_path / "corpus"
+    return write_corpus(tmp_path / "corpus", texts)
+
+
+def write_corpus(folder: Path, texts: list[str]) -> Path:
     for i, text in enumerate(texts):
         file = folder / f"part{i % 3}" / f"{i:03}.txt"
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -42,7 +42,7 @@ ELSEWHERE = {
     ),
     "modernbert-train finetune my/tone.yaml --model runs/quickstart frozen:runs/quickstart --seeds 1618 42 "
     "--out runs/judged --jobs 2": (
-        "tests/evaluate/finetune/test_many.py::test_a_real_run_and_its_frozen_twin",
+        "tests/evaluate/finetune/test_many.py::test_a_real_run",
         ("frozen:", "--jobs", "--out"),
     ),
     "modernbert-train stats en.jsonl de.jsonl --kind jsonl --tokenizer words.json --parallel": (

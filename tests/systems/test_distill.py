@@ -103,8 +103,11 @@ def test_two_ranks_are_as_one(tiny_run: TinyRun, tmp_path: Path, strategy: str) 
 def test_masked_tokens_first_and_a_teacher_after_them(tiny_run: TinyRun, tmp_path: Path) -> None:
     """In one run: the first phase is masked-language modelling to the bit, also with a matrix for a wider teacher."""
     assert main(["train", *tiny_run(*WIDER)]) == 0
-    assert main(["train", *tiny_run("name=plain", "phases.long=null", "model.num_layers=1")]) == 0
+    short = "phases.short.tokens=2500"
+    assert main(["train", *tiny_run("name=plain", "phases.long=null", "model.num_layers=1", short)]) == 0
     asked = (
+        short,
+        "phases.long.tokens=1200",
         f"objective={{name: distill, teacher: {tmp_path / 'runs/teacher'}, teacher_width: 64, mask_rate: 0.3, "
         "pooled_weight: 1.0}",
         "phases.short.objective={name: mlm}",
@@ -163,7 +166,7 @@ def test_the_price_of_each_choice_is_told_before_any_training(
 
     The last is the run's first loss, and words are fewer with a trimmed tokenizer, whose rows are those of the teacher.
     """
-    assert main(["train", *tiny_run(*WIDER, "phases.short.tokens=4000")]) == 0
+    assert main(["train", *tiny_run(*WIDER)]) == 0
     large = held_out(tmp_path / "runs/teacher")[-1]
     few = tmp_path / "few"
     (tmp_path / "texts.txt").write_text("\n".join(make_texts(20)), encoding="utf-8")

@@ -11,6 +11,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,6 +98,8 @@ class Plan:
         self.seeds = list(seeds or suite.seeds)
         self.labels = labels_of(models)
         self._home, self._overrides = home, tuple(overrides)
+        # the table is made anew after every run, and asks for every cell
+        self._read_task, self._load, self._read_settings = cache(read_task), cache(load_typed), cache(read_settings)
         if len({*self.seeds}) < len(self.seeds):
             raise ConfigError(f"--seeds {' '.join(map(str, self.seeds))}: one is named twice. Name each once.")
         own = [each for each in overrides if each.partition("=")[0] in _OWN]
@@ -113,11 +116,11 @@ class Plan:
         for choice in choices_of(task):
             asked = self._asked(name, self.models[0], choice)
             if task.finetune is not None:
-                rest = read_task(self._what(task), self._words(name, choice))[1]
+                rest = self._read_task(self._what(task), self._words(name, choice))[1]
                 rest = [word for word in rest if not word.startswith(_OF_MODEL)]
-                load_typed(RunConfig, [YAMLS / "quickstart.yaml"], ["optim.name=adamw", *rest])  # as any run has them
+                self._load(RunConfig, (YAMLS / "quickstart.yaml",), ("optim.name=adamw", *rest))  # as any run has them
         if task.finetune is not None:
-            config, _ = read_task(self._what(task), self._words(name, Choice(())))
+            config, _ = self._read_task(self._what(task), self._words(name, Choice(())))
             splits, metrics = list(config.validation), config.measured
         elif task.mteb is not None:
             splits, metrics = [str(task.mteb)], [MAIN_SCORE]
@@ -149,7 +152,7 @@ class Plan:
             return task.metric
         if task.finetune is None:
             return NDCG if task.mteb is None else MAIN_SCORE
-        return read_task(self._what(task), self._words(name, Choice(())))[0].measured[0]
+        return self._read_task(self._what(task), self._words(name, Choice(())))[0].measured[0]
 
     def seeds_of(self, name: str) -> list[int | None]:
         """Those of a task; one of None where nothing is drawn."""
@@ -239,12 +242,12 @@ class Plan:
         """What decides the figures of a run, but for the seed."""
         task, words = self.suite.tasks[name], self._words(name, choice)
         if task.finetune is not None:
-            config, rest = read_task(self._what(task), words)
+            config, rest = self._read_task(self._what(task), words)
             return asked(config, source, rest)
         if task.retrieval is not None:
-            recipe = read_settings(RetrievalConfig, retrieval_problems, Path(self._what(task)), words)
+            recipe = self._read_settings(RetrievalConfig, retrieval_problems, Path(self._what(task)), words)
             return {**asdict(recipe), "model": source}
-        return {**asdict(load_typed(MeasureConfig, [], words)), "beir": self._what(task), "model": source}
+        return {**asdict(self._load(MeasureConfig, (), words)), "beir": self._what(task), "model": source}
 
 
 def choices_of(task: SuiteTaskConfig) -> list[Choice]:

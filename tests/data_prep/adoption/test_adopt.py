@@ -75,8 +75,7 @@ def theirs(tmp_path: Path, documents: Documents, vocabulary: Vocabulary) -> Call
     return write
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(("layout", "apart"), [*((layout, False) for layout in LAYOUTS), ("ettin", True)])
 def test_documents_are_those_of_prepared_shards_to_the_bit(
     theirs: Callable[[str], Path], documents: Documents, tokenizer: str, tmp_path: Path, layout: str, apart: bool
 ) -> None:

@@ -45,7 +45,7 @@ def read_all(path: str, tokenizer: Path, cache: Path) -> list[list[int]]:
 def test_shards_in_a_store_are_adopted_and_read(store: Store, tiny_data: Path, tmp_path: Path) -> None:
     """By a folder of small files here, or by those files beside the shards there; each shard fetched once."""
     tokenizer = tiny_data / "tokenizer"
-    documents = make_documents(tokenizer, [40] * 60, seed=12)
+    documents = make_documents(tokenizer, [40] * 20, seed=12)
     layouts.ettin(tmp_path / "theirs", documents, read_vocabulary(tokenizer))
     url = upload(store, tmp_path / "theirs", f"{tmp_path.name}/theirs")
     with pytest.raises(ConfigError, match="the card cannot be written there. Give a folder of this machine with --out"):
@@ -78,7 +78,7 @@ def test_archives_that_were_unpacked_before_the_upload(store: Store, tiny_data: 
     from streaming.base.compression import decompress
 
     tokenizer = tiny_data / "tokenizer"
-    documents = make_documents(tokenizer, [40] * 60, seed=12)
+    documents = make_documents(tokenizer, [40] * 20, seed=12)
     layouts.ettin(tmp_path / "theirs", documents, read_vocabulary(tokenizer))
     for path in list((tmp_path / "theirs").rglob("*.zstd")):
         path.with_suffix("").write_bytes(decompress("zstd", path.read_bytes()))

@@ -34,7 +34,7 @@ def steps(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in entry.items() if k not in TIMES} for entry in entries if entry["kind"] == "step"]
 
 
-def test_every_layout_trains_as_prepared_shards_do(
+def test_layouts_of_others_train_as_prepared_shards_do(
     tiny_data: Path, tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same documents in as many shards give the same batches, and so the same losses and gradients."""
@@ -48,9 +48,9 @@ def test_every_layout_trains_as_prepared_shards_do(
         assert main(["train", *tiny_run(*words, "data.validation=null")]) == 0
         return steps(tmp_path / "runs" / name)
 
-    for number, (layout, write) in enumerate(layouts.LAYOUTS.items()):
+    for number, layout in enumerate(("ettin", "raw bytes")):
         theirs, out = tmp_path / f"theirs{number}", tmp_path / f"adopted{number}"
-        write(theirs, documents, read_vocabulary(tokenizer))
+        layouts.LAYOUTS[layout](theirs, documents, read_vocabulary(tokenizer))
         adopt(str(theirs), str(tokenizer), out=str(out), dtype="int64" if layout == "raw bytes" else None)
         shards = tuple(opened(out, str(tokenizer)).shard_documents)
         if shards not in prepared:

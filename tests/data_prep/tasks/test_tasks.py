@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,31 +22,46 @@ from data_prep.prepare import main
 from data_prep.tasks.workers import Workers
 from modernbert_train.errors import DataError, RunError
 from tests import warm
+from tests.data_prep.conftest import write_corpus
 from tests.data_prep.fake_tasks import BadData, KilledAtTwo, Squares
 
 Files = Callable[[Path], dict[str, bytes]]
 Words = Callable[..., list[str]]
 
 
-@pytest.fixture
-def words(tmp_path: Path, corpus: Path, texts: list[str]) -> Words:
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the corpus and all that is made of it: its path stands in what is made."""
+    return tmp_path_factory.mktemp("tasks")
+
+
+@pytest.fixture(scope="module")
+def words(home: Path, texts: list[str]) -> Words:
     """A command line with three sources, duplicates between them, and a dozen tasks."""
+    corpus = write_corpus(home / "corpus", texts)
     backwards = [text[::-1] for text in texts[:18]]
     every = enumerate([*texts[5:20], *(f"{text}more" for text in texts[:30]), *backwards, "", "x"])
     lines = [json.dumps({"text": text, "by": {"licence": ["MIT", "CC0", None][i % 3]}}) for i, text in every]
     (corpus / "a.jsonl").write_text("\n".join([*lines, "{", '{"text": null}']))
-    (tmp_path / "near.txt").write_text(texts[3].replace(texts[3].split()[50], "replaced"))
+    (home / "near.txt").write_text(texts[3].replace(texts[3].split()[50], "replaced"))
 
     def line(out: str, *more: str) -> list[str]:
-        usual = [f"out={tmp_path / out}", "tokenizer.vocab_size=384", "validation_share=0.2", "task_bytes=10000"]
+        usual = [f"out={home / out}", "tokenizer.vocab_size=384", "validation_share=0.2", "task_bytes=10000"]
         usual += ["sources.lines.max_left_out=0.1"]
         usual += ["sources.texts.kind=text", f"sources.texts.path={corpus}"]
         usual += ["sources.lines.kind=jsonl", f"sources.lines.path={corpus}"]
         usual += ["sources.lines.fields.licence=by.licence", "sources.texts.fixed_fields.licence=mine"]
-        usual += ["sources.near.kind=text", f"sources.near.path={tmp_path}/near.txt"]
+        usual += ["sources.near.kind=text", f"sources.near.path={home}/near.txt"]
         return [*usual, *more]
 
     return line
+
+
+@pytest.fixture(scope="module")
+def one(words: Words, home: Path) -> Path:
+    """What one process makes without a stop."""
+    assert main(words("one")) == 0
+    return home / "one"
 
 
 def start(line: list[str]) -> int:
@@ -73,36 +87,36 @@ def run_and_kill(line: list[str], seconds: float) -> bool:
 
 
 @pytest.mark.runs
-def test_killed_anywhere_and_started_again_gives_the_same_bytes(words: Words, tmp_path: Path, files_of: Files) -> None:
+def test_killed_anywhere_and_started_again_gives_the_same_bytes(
+    words: Words, one: Path, home: Path, files_of: Files
+) -> None:
     """A preemption in hour ten must cost minutes, and nobody may have to ask whether the data is still good."""
     near = ["duplicates=near", "near_duplicates.buckets=4", "near_duplicates.hashes_per_bucket=6"]
     near += ["streams.field=licence", "streams.values={open: [MIT, CC0], own: [mine]}"]
-    main(words("warm", *near))  # imports
     started = time.monotonic()
     assert main(words("whole", *near)) == 0
     whole = time.monotonic() - started
     draw = random.Random(3)
     completed = []
     while not run_and_kill(words("killed", *near), draw.uniform(0.02, 0.4) * whole):
-        completed.append(sum(1 for _ in (tmp_path / "killed.work").rglob("completions/*")))
-        if (tmp_path / "killed").exists():  # killed while it cleared away
+        completed.append(sum(1 for _ in (home / "killed.work").rglob("completions/*")))
+        if (home / "killed").exists():  # killed while it cleared away
             break
         assert len(completed) < 200
     assert len(set(completed)) >= 3  # each time it had got further
     assert main(words("killed", *near)) == 0
-    assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
-    assert {path.name for path in (tmp_path / "killed").glob("train-*")} == {"train-open", "train-own", "train-rest"}
-    assert not list(tmp_path.glob("killed.*"))
+    assert files_of(home / "killed") == files_of(home / "whole")
+    assert {path.name for path in (home / "killed").glob("train-*")} == {"train-open", "train-own", "train-rest"}
+    assert not list(home.glob("killed.*"))
 
 
 @pytest.mark.runs
-def test_two_processes_killed_with_all_their_children(words: Words, tmp_path: Path, files_of: Files) -> None:
+def test_two_processes_killed_with_all_their_children(words: Words, one: Path, home: Path, files_of: Files) -> None:
     """The scheduler kills the command, and its processes must not go on writing under the next one's feet."""
-    assert main(words("one")) == 0
     root = str(Path(data_prep.__file__).parent.parent)
-    line = [sys.executable, f"{root}/data_prep/prepare.py", *words("two", "executor.workers=2")]
-    process = warm.Popen(line, stdout=subprocess.DEVNULL)
-    completions = tmp_path / "two.work/stages/survey/completions"
+    line = [sys.executable, f"{root}/data_prep/prepare.py", *words("two")]
+    process = warm.Popen([*line, "executor.workers=2"], stdout=subprocess.DEVNULL)
+    completions = home / "two.work/stages/tokenise/completions"
     while len(list(completions.glob("*"))) < 2:
         assert process.poll() is None
         time.sleep(0.01)
@@ -115,22 +129,21 @@ def test_two_processes_killed_with_all_their_children(words: Words, tmp_path: Pa
         assert time.monotonic() < deadline, "a worker outlives its parent"
         time.sleep(0.05)
     assert warm.run(line, stdout=subprocess.DEVNULL).returncode == 0
-    assert files_of(tmp_path / "two") == files_of(tmp_path / "one")
-    assert len(list((tmp_path / "two/train").glob("shard.*"))) > 10  # there were many tasks
+    assert files_of(home / "two") == files_of(one)
+    assert len(list((home / "two/train").glob("shard.*"))) > 10  # there were many tasks
 
 
 @pytest.mark.runs
-def test_two_machines_with_a_shared_folder(words: Words, tmp_path: Path, files_of: Files) -> None:
+def test_two_machines_with_a_shared_folder(words: Words, one: Path, home: Path, files_of: Files) -> None:
     """Neither an engine nor a network between them is needed, and the outcome is that of one machine."""
-    assert main(words("one")) == 0
     children = [start([*words("both"), "--part", part]) for part in ("2/2", "1/2")]
     assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
-    assert files_of(tmp_path / "both") == files_of(tmp_path / "one")
-    assert not (tmp_path / "both.work").exists()
+    assert files_of(home / "both") == files_of(one)
+    assert not (home / "both.work").exists()
 
 
 @pytest.mark.runs
-def test_a_machine_that_fails_ends_the_others(words: Words, tmp_path: Path, capfd: Any) -> None:
+def test_a_machine_that_fails_ends_the_others(words: Words, capfd: Any) -> None:
     """Seven machines that wait for ever for the eighth cost more than the eighth's failure."""
     child = start([*words("out", "tokenizer.vocab_size=65536"), "--part", "1/2"])
     assert main([*words("out", "tokenizer.vocab_size=65536"), "--part", "2/2"]) == 65  # the last does what is one task
@@ -141,29 +154,26 @@ def test_a_machine_that_fails_ends_the_others(words: Words, tmp_path: Path, capf
 
 
 @pytest.mark.runs
-def test_unfinished_work_of_another_spec_is_not_mixed_in(words: Words, tmp_path: Path, capsys: Any) -> None:
+def test_unfinished_work_of_another_spec_is_not_mixed_in(words: Words, home: Path, capsys: Any) -> None:
     """Half the tasks with one filter and half with another would be a dataset that no spec describes."""
-    child = start(words("out"))
-    while not (tmp_path / "out.work/tasks.json").exists():
+    child = start(words("changed"))
+    while not (home / "changed.work/tasks.json").exists():
         time.sleep(0.005)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    assert main(words("out", "min_characters=2")) == 78
+    assert main(words("changed", "min_characters=2")) == 78
     assert "spec.min_characters: 1 there, 2 now" in capsys.readouterr().err
-    assert main([*words("out", "min_characters=2"), "--overwrite"]) == 0
-    assert json.loads((tmp_path / "out/prepare_report.json").read_text())["dropped"]["too_short"] == 1
+    assert main([*words("changed", "min_characters=2"), "--overwrite"]) == 0
+    assert json.loads((home / "changed/prepare_report.json").read_text())["dropped"]["too_short"] == 1
 
 
 @pytest.mark.runs
-def test_number_of_tasks_changes_no_document(words: Words, tmp_path: Path) -> None:
+def test_number_of_tasks_changes_no_document(words: Words, one: Path, home: Path) -> None:
     """How the corpus is cut is a matter of speed; which documents are kept must not depend on it."""
-    reports = []
-    for out, size in (("few", 10**9), ("many", 5000)):
-        assert main(words(out, f"task_bytes={size}", "duplicates=keep")) == 0
-        reports.append(json.loads((tmp_path / out / "prepare_report.json").read_text()))
-        shutil.rmtree(tmp_path / out)
-    assert reports[0]["tasks"] == 1 and reports[1]["tasks"] > 10
-    assert [report["sources"] for report in reports] == [reports[0]["sources"]] * 2
+    assert main(words("uncut", "task_bytes=1000000000")) == 0
+    uncut, cut = (json.loads((out / "prepare_report.json").read_text()) for out in (home / "uncut", one))
+    assert uncut["tasks"] == 1 and cut["tasks"] > 10
+    assert uncut["sources"] == cut["sources"]
 
 
 @pytest.mark.runs
@@ -196,9 +206,9 @@ echo "Submitted batch job $$"
 
 
 @pytest.mark.slow
-def test_slurm_runs_the_stages_as_job_arrays(words: Words, tmp_path: Path, files_of: Files) -> None:
+def test_slurm_runs_the_stages_as_job_arrays(words: Words, home: Path, tmp_path: Path, files_of: Files) -> None:
     """datatrove's scripts and pickles, with an sbatch that runs every job at once on this machine."""
-    assert main(words("one", "task_bytes=50000")) == 0
+    assert main(words("few", "task_bytes=50000")) == 0
     folder = tmp_path / "bin"
     folder.mkdir()
     srun = '#!/bin/sh\nwhile [ "$1" != launch_pickled_pipeline ]; do shift; done\nexec "$@"\n'
@@ -207,10 +217,10 @@ def test_slurm_runs_the_stages_as_job_arrays(words: Words, tmp_path: Path, files
         (folder / name).chmod(0o755)
     root = str(Path(data_prep.__file__).parent.parent)
     slurm = ["executor.name=slurm", "executor.options={time: '1:00:00', partition: p}"]
-    line = [sys.executable, f"{root}/data_prep/prepare.py", *words("out", "task_bytes=50000", *slurm)]
+    line = [sys.executable, f"{root}/data_prep/prepare.py", *words("slurm", "task_bytes=50000", *slurm)]
     path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     first = subprocess.run(line, env=os.environ | {"PATH": path}, capture_output=True, text=True)
     assert "handed to Slurm" in first.stdout, first.stderr
     second = subprocess.run(line, env=os.environ | {"PATH": path}, capture_output=True, text=True)
     assert "already complete" in second.stdout, second.stderr + (folder / "sbatch.log").read_text()
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
+    assert files_of(home / "slurm") == files_of(home / "few")

@@ -29,7 +29,9 @@ from modernbert_train.weights.hf_folder import export
 from tests.data.make_shards import make_tokenizer
 
 SIZE = {"vocab_size": 512, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "init_std": 0.4}
-MODERNBERT = ModernBertConfig(**SIZE, num_layers=4, local_attention=16, attention_out_dropout=0.0)
+MODERNBERT = ModernBertConfig(
+    **SIZE, num_layers=3, global_attn_every_n_layers=2, local_attention=16, attention_out_dropout=0.0
+)
 BERT = BertConfig(**SIZE, num_layers=2, max_positions=64, dropout=0.0)
 ROBERTA = BertConfig(**SIZE, num_layers=2, max_positions=64, segments=1, position_offset=1, dropout=0.0)
 ALBERT = AlbertConfig(**SIZE, embedding_size=24, num_layers=3, max_positions=64, dropout=0.0)

@@ -60,7 +60,7 @@ def test_a_task_is_learned_measured_and_served(
     from transformers import pipeline
 
     result = finetune(
-        write_task(epochs=16, metrics=["accuracy", "f1"], labels=["down", "up"]),
+        write_task(epochs=8, metrics=["accuracy", "f1"], labels=["down", "up"]),
         models["modernbert"],
         tmp_path / "runs",
     )
@@ -82,7 +82,7 @@ def test_a_task_is_learned_measured_and_served(
     )
     assert "text-classification" in (folder / "hf" / "README.md").read_text()
     evaluations = [entry for entry in metrics(folder) if entry["kind"] == "evaluation"]
-    assert len(evaluations) == 16
+    assert len(evaluations) == 8
     assert main(["eval", str(folder)]) == 0
     assert f"accuracy {figures['accuracy']:.3f}" in capsys.readouterr().out
     assert main(["report", str(folder)]) == 0
@@ -91,7 +91,7 @@ def test_a_task_is_learned_measured_and_served(
     # once more: nothing to do, the same result; and another task from it: fresh classes, the rest is kept
     assert (
         finetune(
-            write_task(epochs=16, metrics=["accuracy", "f1"], labels=["down", "up"]),
+            write_task(epochs=8, metrics=["accuracy", "f1"], labels=["down", "up"]),
             models["modernbert"],
             tmp_path / "runs",
         )

@@ -20,7 +20,6 @@ from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.finetune.task import as_trained, label_of, labels_of, named_model, read_task
 from modernbert_train.evaluate.suite.cells import LOGS
 from modernbert_train.evaluate.suite.run import finetune_many
-from modernbert_train.evaluate.suite.table import spread
 from tests.evaluate.finetune import fake_runs
 from tests.evaluate.finetune.conftest import WriteTask
 
@@ -77,13 +76,6 @@ def test_gpus_and_cores_are_shared_out() -> None:
     assert [each["CUDA_VISIBLE_DEVICES"] for each in own] == ["4", "6", "4"]
     assert {each["OMP_NUM_THREADS"] for each in own} == {"2"}
     assert environments(1, {"OMP_NUM_THREADS": "5"}, 0, 8) == [{"OMP_NUM_THREADS": "5"}]
-
-
-def test_mean_and_spread_by_hand() -> None:
-    found = spread({"1": 0.5, "2": 0.7})
-    assert found is not None and found["n"] == 2
-    assert (found["mean"], found["standard_deviation"]) == pytest.approx((0.6, 0.14142), abs=1e-5)
-    assert spread({}) is None
 
 
 # --- with processes in place of runs ----------------------------------------------------------------------------------
@@ -270,20 +262,19 @@ def test_several_runs_need_a_folder_and_no_launcher(
 
 @pytest.mark.runs
 @pytest.mark.timeout(600)
-def test_a_real_run_and_its_frozen_twin(
+def test_a_real_run(
     write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What the fakes leave open: that real processes find the package and the model, and end."""
     from tests.evaluate.finetune.test_finetune import FAST
 
     task, out = str(write_task(epochs=1, frozen={"epochs": 1})), tmp_path / "out"
-    named = [str(models["bert"]), f"frozen:{models['bert']}"]
-    assert main(["finetune", task, *FAST, "--model", *named, "--out", str(out), "--jobs", "2"]) == 0, (
-        capsys.readouterr()
-    )
-    assert [row["model"] for row in json.loads((out / "table.json").read_text())["rows"]] == ["bert", "frozen-bert"]
-    run = run_of(out, "tone", "bert", 1618)
+    named = f"frozen:{models['bert']}"
+    words = ["finetune", task, *FAST, "--model", named, "--out", str(out), "--jobs", "2"]
+    assert main(words) == 0, capsys.readouterr()
+    assert [row["model"] for row in json.loads((out / "table.json").read_text())["rows"]] == ["frozen-bert"]
+    run = run_of(out, "tone", "frozen-bert", 1618)
     assert f"{run.name}: dev accuracy" in (out / LOGS / f"{run.name}.log").read_text()
     finished = (run / "result.json").stat().st_mtime_ns
-    assert main(["finetune", task, *FAST, "--model", *named, "--out", str(out), "--jobs", "2"]) == 0
+    assert main(words) == 0
     assert (run / "result.json").stat().st_mtime_ns == finished

@@ -66,7 +66,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ("qnli", "wnut17") else name for name in TASKS]
+)
 def test_every_text_is_read(name: str, tokenizer: Path, tmp_path: Path) -> None:
     prepared = prepare(TaskConfig(**keys_of(name)), tokenizer, 256, tmp_path / "run" / "task")
     _, texts, classes = TASKS[name]

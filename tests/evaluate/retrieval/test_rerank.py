@@ -46,7 +46,7 @@ def reranker(toy: Path, encoder: Path, out: Path, **keys: object) -> Path:
 
 @pytest.mark.runs
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("two_classes", [False, True])
+@pytest.mark.parametrize("two_classes", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_candidates_are_ranked_as_by_a_cross_encoder(
     two_classes: bool, encoder: Path, tokenizer: Path, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
