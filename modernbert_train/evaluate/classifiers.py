@@ -1,4 +1,4 @@
-"""Classifiers of embeddings, and how well they tell. In fp64 on the CPU, from zero: the same figures every time.
+"""Classifiers of embeddings. In fp64 on the CPU, from zero: the same figures every time.
 
 Shape legend: L texts learned from, N texts to be told, D width, C classes.
 """
@@ -61,15 +61,3 @@ def majority(learned_LD: Tensor, labels_L: Tensor, num_classes: int, told_ND: Te
 
 
 CLASSIFIERS: dict[str, Classify] = {"linear": linear, "nearest": nearest}
-
-
-def accuracy(told_N: Tensor, labels_N: Tensor) -> float:
-    """Share of texts that were told right."""
-    return float((told_N == labels_N).double().mean())
-
-
-def macro_f1(told_N: Tensor, labels_N: Tensor, num_classes: int) -> float:
-    """Mean of the classes' F1, whatever their sizes; classes that no text has, nor was told to have, are left out."""
-    right_C = torch.bincount(labels_N[told_N == labels_N], minlength=num_classes).double()
-    both_C = (torch.bincount(told_N, minlength=num_classes) + torch.bincount(labels_N, minlength=num_classes)).double()
-    return float((2 * right_C / both_C)[both_C > 0].mean())

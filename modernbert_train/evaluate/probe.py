@@ -21,9 +21,10 @@ from modernbert_train.config.schema import ProbeConfig
 from modernbert_train.data.labelled import ONLY_LEARNED, Labelled, read_labelled
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.group import on_rank_zero_slowly
-from modernbert_train.evaluate.classifiers import CLASSIFIERS, Classify, accuracy, macro_f1, majority
+from modernbert_train.evaluate.classifiers import CLASSIFIERS, Classify, majority
 from modernbert_train.evaluate.embeddings import embed, most_tokens
 from modernbert_train.evaluate.heldout import HeldOutTexts
+from modernbert_train.evaluate.metrics import accuracy, macro_f1
 from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
 
@@ -74,7 +75,7 @@ class Probe:
             if prefix or bool(embeddings_ND.isfinite().all()):
                 told_N = self._told(classify, embeddings_ND)[is_told_N]
                 found[f"{prefix}accuracy"] = accuracy(told_N, labels_N)
-                found[f"{prefix}macro_f1"] = macro_f1(told_N, labels_N, self._num_classes)
+                found[f"{prefix}macro_f1"] = macro_f1(told_N, labels_N)
             else:
                 found |= {"accuracy": math.nan, "macro_f1": math.nan}
         return found | {"num_texts": float(len(labels_N))}

@@ -26,7 +26,7 @@ from modernbert_train.data.path import plan_path
 from tests.data.make_shards import make_documents, make_shards
 from tests.data.test_mixing import config
 
-STREAMS = 2000  # of which the fast test opens a tenth
+STREAMS = 2000  # of which the fast test opens a twentieth
 
 
 _opened: Counter[str] | None = None
@@ -64,7 +64,7 @@ def make_many(folder: Path, number: int, tokenizer: Path) -> list[Path]:
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("number", [STREAMS // 10, pytest.param(STREAMS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [STREAMS // 20, pytest.param(STREAMS, marks=pytest.mark.slow)])
 def test_two_thousand_languages_begin_with_work_that_is_counted(tmp_path: Path, tiny_data: Path, number: int) -> None:
     """Three small files of each are opened, seven times in all, and no shard; some kilobytes of each are held."""
     folders = make_many(tmp_path / "many", number, tiny_data / "tokenizer")

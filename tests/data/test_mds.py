@@ -6,6 +6,7 @@ If this breaks, damaged text is trained on, a foreign file is read, or a run end
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -75,65 +76,107 @@ def test_only_a_few_shards_stay_in_memory(folder: Path) -> None:
         shards.read(first[1])
 
 
-def test_a_flipped_bit(folder: Path) -> None:
+def change(number: int, **values: object) -> Callable[[Path], None]:
+    """Other values in an entry of the index."""
+    return lambda folder: edit_index(folder, lambda index: index["shards"][number].update(values))
+
+
+def move_a_document(folder: Path) -> None:
+    def moved(index: Index) -> None:
+        index["shards"][0]["samples"] += 1
+        index["shards"][1]["samples"] -= 1
+
+    edit_index(folder, moved)
+
+
+def swap(folder: Path) -> None:
+    first, second, *_ = shard_files(folder)
+    aside = folder / "aside"
+    first.rename(aside), second.rename(first), aside.rename(second)
+
+
+def replace_by_folder(folder: Path) -> None:
+    file = shard_files(folder)[0]
+    file.unlink()
+    file.mkdir()
+
+
+def flip(folder: Path) -> None:
     file = shard_files(folder)[1]
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    assert refusal(folder).startswith("shard.00001.mds.zstd: is damaged: its xxh64 is ")
 
 
-def test_a_truncated_shard(folder: Path) -> None:
-    file = shard_files(folder)[1]
-    size = file.stat().st_size
-    file.write_bytes(file.read_bytes()[:-1])
-    assert refusal(folder).startswith(f"shard.00001.mds.zstd: has {size - 1} bytes, index.json says {size}. Restore it")
+def change_file(which: str, **values: object) -> Callable[[Path], None]:
+    return lambda folder: edit_index(folder, lambda index: index["shards"][1][which].update(values))
 
 
-def test_a_missing_shard(folder: Path) -> None:
-    shard_files(folder)[1].unlink()
-    assert refusal(folder).startswith("shard.00001.mds.zstd: cannot be read (No such file or directory).")
+def be(content: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "index.json").write_text(content)
 
 
-def test_two_swapped_shards(folder: Path) -> None:
-    first, second, *_ = shard_files(folder)
-    aside = folder / "aside"
-    first.rename(aside), second.rename(first), aside.rename(second)
-    assert refusal(folder).startswith("shard.00000.mds.zstd: ")
+def pickle_lengths(folder: Path) -> None:
+    np.save(folder / "lengths.npy", np.array([{}] * 60), allow_pickle=True)
 
 
-def test_a_folder_in_the_place_of_a_shard(folder: Path) -> None:
-    file = shard_files(folder)[0]
-    file.unlink()
-    file.mkdir()
-    assert refusal(folder).startswith("shard.00000.mds.zstd: cannot be read (Is a directory).")
+def cut_lengths(folder: Path) -> None:
+    np.save(folder / "lengths.npy", np.load(folder / "lengths.npy")[:-1])
 
 
-def test_an_index_that_moves_a_document_between_shards(folder: Path) -> None:
-    def change(index: Index) -> None:
-        index["shards"][0]["samples"] += 1
-        index["shards"][1]["samples"] -= 1
+FIRST, SECOND = "shard.00000.mds.zstd", "shard.00001.mds.zstd"
+OUTSIDE = "index.json: names a file outside its folder: "
+NO_INDEX = "index.json: not a readable MDS index ("
+NO_CHECK = f"index.json: {SECOND} has no size or no hash to be checked by."
+NO_LENGTHS = "lengths.npy: cannot be read ("
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a flipped bit": (flip, f"{SECOND}: is damaged: its xxh64 is "),
+    "a cut shard": (lambda folder: os.truncate(folder / SECOND, 99), f"{SECOND}: has 99 bytes, index.json says "),
+    "a missing shard": (lambda folder: (folder / SECOND).unlink(), f"{SECOND}: cannot be read (No such file"),
+    "two swapped shards": (swap, f"{FIRST}: "),
+    "a folder in place of one": (replace_by_folder, f"{FIRST}: cannot be read (Is a directory)."),
+    "a document moved": (move_a_document, f"{FIRST}: "),
+    "a document invented": (change(-1, samples=1000), "lengths.npy: has 60 lengths, index.json has "),
+    "a path out of the folder": (change_file("zip_data", basename="../outside"), f"{OUTSIDE}'../outside'."),
+    "an absolute path": (change_file("raw_data", basename="/etc/passwd"), f"{OUTSIDE}'/etc/passwd'."),
+    "no name": (change_file("zip_data", basename=""), f"{OUTSIDE}''."),
+    "a size that lies": (
+        change_file("raw_data", bytes=7),
+        f"{SECOND}: cannot be opened as index.json says (unpacks to ",
+    ),
+    "a pickled column": (change(1, column_encodings=["pkl"]), "index.json: a column is pickled, and unpickling runs"),
+    "another column": (change(1, column_names=["text"]), "index.json: no MDS column 'tokens' in ['text']."),
+    "another format": (change(1, format="jsonl"), "index.json: 'jsonl' and not mds is the format of a shard."),
+    "a negative size": (change(1, samples=-1), NO_CHECK),
+    "no file": (change(1, zip_data=None, raw_data=None), f"{NO_INDEX}TypeError"),
+    "no sizes of columns": (change(1, column_sizes=[]), f"{SECOND}: "),
+    "a compression of nobody": (change(1, compression="none"), f"{SECOND}: cannot be opened as index.json says"),
+    "no hash": (change_file("zip_data", hashes={}), NO_CHECK),
+    "a hash of nobody": (
+        change_file("zip_data", hashes={"x": "0"}),
+        f"{SECOND}: has a hash of an unknown kind in index",
+    ),
+    "an empty index": (be(""), NO_INDEX),
+    "a list": (be("[]"), NO_INDEX),
+    "shards that are none": (be('{"shards": [3]}'), NO_INDEX),
+    "no shards": (
+        lambda folder: edit_index(folder, lambda index: index.update(shards=[])),
+        "index.json: lists no shards.",
+    ),
+    "no index": (lambda folder: (folder / "index.json").unlink(), "index.json: no such file, so there are no shards"),
+    "a length less": (cut_lengths, "lengths.npy: has 59 lengths, index.json has 60 documents."),
+    "lengths that are none": (lambda folder: (folder / "lengths.npy").write_bytes(b"x"), NO_LENGTHS),
+    "pickled lengths": (pickle_lengths, NO_LENGTHS),
+    "no lengths": (lambda folder: (folder / "lengths.npy").unlink(), NO_LENGTHS),
+}
 
-    edit_index(folder, change)
-    assert "documents, index.json says" in refusal(folder)
 
-
-def test_an_index_that_invents_a_document(folder: Path) -> None:
-    edit_index(folder, lambda index: index["shards"][-1].update(samples=index["shards"][-1]["samples"] + 1))
-    assert refusal(folder).startswith("lengths.npy: has 60 lengths, index.json has 61 documents.")
-
-
-@pytest.mark.parametrize("basename", ["../outside", "/etc/passwd", "a/b", "..", "", "a\0b"])
-@pytest.mark.parametrize("which", ["raw_data", "zip_data"])
-def test_an_index_that_climbs_out_of_its_folder(folder: Path, basename: str, which: str) -> None:
-    edit_index(folder, lambda index: index["shards"][1][which].update(basename=basename))
-    assert refusal(folder).startswith(f"index.json: names a file outside its folder: {basename!r}.")
-
-
-def test_an_index_that_lies_about_the_size_of_what_it_packed(folder: Path) -> None:
-    """A small file can unpack to all of the memory there is, or to less than its documents."""
-    edit_index(folder, lambda index: index["shards"][1]["raw_data"].update(bytes=7))
-    assert "shard.00001.mds.zstd: cannot be opened as index.json says (unpacks to " in refusal(folder)
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_folder_is_refused_with_its_file(folder: Path, case: str) -> None:
+    """A small file can unpack to all of the memory there is; unpickling runs code of whoever wrote it."""
+    harm, message = BROKEN[case]
+    harm(folder)
+    assert refusal(folder).startswith(message)
 
 
 def test_a_column_that_holds_no_token_ids(folder: Path) -> None:
@@ -165,78 +208,12 @@ def test_chunks_of_a_long_document_cost_nothing_more(folder: Path) -> None:
     assert np.shares_memory(one, other) and not one.flags.writeable
 
 
-def test_a_pickled_column_is_not_unpickled(folder: Path) -> None:
-    """Unpickling runs code of whoever wrote the shards."""
-    edit_index(folder, lambda index: index["shards"][1].update(column_encodings=["pkl"]))
-    assert refusal(folder).startswith("index.json: a column is pickled, and unpickling runs code.")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"column_names": ["text"]}, "index.json: no MDS column 'tokens' in ['text']."),
-        ({"format": "jsonl"}, "index.json: 'jsonl' and not mds is the format of a shard."),
-        ({"samples": -1}, "index.json: shard.00001.mds.zstd has no size or no hash to be checked by."),
-        ({"samples": "many"}, "index.json: shard.00001.mds.zstd has no size or no hash to be checked by."),
-        ({"zip_data": None, "raw_data": None}, "index.json: not a readable MDS index (TypeError"),
-        ({"column_sizes": []}, "shard.00001.mds.zstd: "),
-        ({"compression": "none such"}, "shard.00001.mds.zstd: cannot be opened as index.json says"),
-    ],
-)
-def test_an_index_that_makes_no_sense(folder: Path, change: Index, message: str) -> None:
-    edit_index(folder, lambda index: index["shards"][1].update(change))
-    assert refusal(folder).startswith(message)
-
-
-def test_shards_without_a_hash_cannot_be_trusted(folder: Path) -> None:
-    edit_index(folder, lambda index: index["shards"][0]["zip_data"].update(hashes={}))
-    assert refusal(folder).startswith("index.json: shard.00000.mds.zstd has no size or no hash")
-
-
-def test_an_unknown_hash(folder: Path) -> None:
-    edit_index(folder, lambda index: index["shards"][0]["zip_data"].update(hashes={"none such": "0"}))
-    assert refusal(folder).startswith("shard.00000.mds.zstd: has a hash of an unknown kind in index.json: none such")
-
-
-@pytest.mark.parametrize("key", ["samples", "zip_data", "raw_data", "column_names", "column_encodings", "format"])
-def test_an_index_that_lacks_a_key(folder: Path, key: str) -> None:
-    edit_index(folder, lambda index: index["shards"][0].pop(key))
-    assert refusal(folder).startswith(f"index.json: not a readable MDS index (KeyError: '{key}')")
-
-
-@pytest.mark.parametrize("content", ["", "{}", "[]", "null", "not json", '{"shards": 3}', '{"shards": [3]}'])
-def test_an_index_that_is_none(folder: Path, content: str) -> None:
-    (folder / "index.json").write_text(content)
-    assert refusal(folder).startswith("index.json: not a readable MDS index (")
-
-
-def test_no_index_and_no_shards(folder: Path) -> None:
-    edit_index(folder, lambda index: index.update(shards=[]))
-    assert refusal(folder).startswith("index.json: lists no shards.")
-    (folder / "index.json").unlink()
-    assert refusal(folder).startswith("index.json: no such file, so there are no shards in this folder.")
-
-
-def test_lengths_that_do_not_fit_the_documents(folder: Path) -> None:
+def test_a_length_that_does_not_fit_its_document(folder: Path) -> None:
     lengths = np.load(folder / "lengths.npy")
-    np.save(folder / "lengths.npy", lengths[:-1])
-    assert refusal(folder).startswith("lengths.npy: has 59 lengths, index.json has 60 documents.")
     lengths[3] += 1
     np.save(folder / "lengths.npy", lengths)
     found = refusal(folder)
     assert f"document 3 has {lengths[3] - 1} tokens, lengths.npy says {lengths[3]}." in found
-
-
-def test_lengths_that_cannot_be_read(folder: Path) -> None:
-    path = folder / "lengths.npy"
-    content = path.read_bytes()
-    for damaged in (b"", content[:40], content[:-4], b"no array at all"):
-        path.write_bytes(damaged)
-        assert refusal(folder).startswith("lengths.npy: cannot be read (")
-    np.save(path, np.array([{}] * 60), allow_pickle=True)
-    assert refusal(folder).startswith("lengths.npy: cannot be read (")
-    path.unlink()
-    assert refusal(folder).startswith("lengths.npy: cannot be read (")
 
 
 def test_a_token_beyond_the_vocabulary(folder: Path) -> None:

@@ -124,15 +124,6 @@ def test_every_damaged_document_is_counted(command: Command, corpus: Path, tmp_p
     assert report["first_dropped"]["not_utf8"][0] == f"{corpus / '1.txt'}: not UTF-8: byte 0xe9 at offset 3"
 
 
-def test_first_offenders_are_listed_and_the_rest_counted(command: Command, corpus: Path, tmp_path: Path) -> None:
-    """A report of a million lines helps nobody."""
-    for i in range(30):
-        (corpus / f"empty{i}.txt").write_text("")
-    assert command() == 0
-    report = report_of(tmp_path / "out")
-    assert report["dropped"] == {"empty": 30} and len(report["first_dropped"]["empty"]) == 20
-
-
 def test_stop_names_file_and_byte(command: Command, corpus: Path, tmp_path: Path, capsys: Any) -> None:
     """Who wants no damaged text at all gets the place, the exit code that means "fix the input", and no folder."""
     (corpus / "part1" / "bad.txt").write_bytes(b"caf\xe9")
@@ -140,13 +131,6 @@ def test_stop_names_file_and_byte(command: Command, corpus: Path, tmp_path: Path
     error = capsys.readouterr().err
     assert f"error: {corpus}/part1/bad.txt: not UTF-8: byte 0xe9 at offset 3. Fix or remove it" in error
     assert not list(tmp_path.glob("out*"))
-
-
-def test_stop_lets_duplicates_and_short_documents_pass(command: Command, corpus: Path, texts: list[str]) -> None:
-    """They are not damage."""
-    (corpus / "copy.txt").write_text(texts[0])
-    (corpus / "short.txt").write_text("abc")
-    assert command("on_error=stop", "min_characters=10") == 0
 
 
 def test_empty_folder(command: Command, tmp_path: Path, capsys: Any) -> None:

@@ -81,11 +81,6 @@ def test_words_of_any_script_and_spelling_are_compared() -> None:
     assert Evaluations({"a": [hindi]}, 4).overlap(shares_signs_alone) is None
 
 
-def test_runs_do_not_reach_from_one_text_into_the_next() -> None:
-    sets = Evaluations({"a": ["one two three", "four five six"]}, 3)
-    assert sets.overlap("two three four five") is None and sets.overlap("zero one two three four") is not None
-
-
 def test_as_a_search_without_hashes_would_find_it() -> None:
     """Random lines of few words, so that they share many short runs and few long ones."""
     draw = np.random.default_rng(5)

@@ -159,13 +159,6 @@ def test_truncated_archive_is_not_the_end_of_the_data(tmp_path: Path, suffix: st
     assert isinstance(last, LeftOut) and last.reason == "unreadable" and last.id.startswith("all after ")
 
 
-def test_zstd_of_several_frames_is_read_to_the_end(tmp_path: Path) -> None:
-    """Parallel compressors and `cat` write several frames; readers that stop after the first lose the rest."""
-    frames = [zstandard.compress(json.dumps({"text": word}).encode() + b"\n") for word in ("one", "two", "three")]
-    (tmp_path / "a.jsonl.zst").write_bytes(b"".join(frames))
-    assert texts_of(read(kind="jsonl", path=str(tmp_path))) == ["one", "two", "three"]
-
-
 def test_csv_is_text_whatever_it_looks_like(tmp_path: Path) -> None:
     """Readers that guess types turn 007 into 7 and NA into nothing."""
     (tmp_path / "a.csv").write_text('n,text\n1,"two\nlines, one cell"\n2,007\n3,NA\n4,\n')

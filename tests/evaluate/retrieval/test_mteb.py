@@ -18,7 +18,7 @@ from tests.evaluate.retrieval.conftest import TWINS, WORDS, words_about
 from tests.needs import needs
 
 needs("mteb", "the extra retrieval is not installed")
-pytestmark = pytest.mark.runs
+pytestmark = pytest.mark.slow  # mteb imports half of what there is
 TEXTS = [words_about(seed, 5) for seed in range(40)]
 
 

@@ -65,8 +65,8 @@ def test_search_of_few_documents_gives_all_of_them() -> None:
     assert search(torch.ones(2, 1), parts, ["a", "b", "c"], lambda q, d: q @ d.T) == [["c", "b", "a"]] * 2
 
 
-@pytest.mark.runs
-@pytest.mark.timeout(280)  # mteb imports half of what there is
+@pytest.mark.slow  # mteb imports half of what there is
+@pytest.mark.timeout(280)
 def test_figures_are_those_of_mteb_with_ties(write_beir: WriteBeir) -> None:
     """The same folder, the same vectors, many equal scores; mteb rounds to 5 digits, its parts do not."""
     draw = random.Random(2)
