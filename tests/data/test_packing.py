@@ -5,6 +5,7 @@ If this breaks, text is silently lost or repeated, or the GPU computes on paddin
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -91,6 +92,17 @@ def test_by_hand() -> None:
     assert pack_greedy([6, 5, 3, 4, 2], row_tokens=10, window=3) == [[0, 3], [1, 2, 4]]
 
 
+def test_two_chunks_together_may_fill_better_than_the_largest() -> None:
+    """Room for 5 beside the oldest: 4 alone leaves 1, and 3 with 2 nothing."""
+    assert pack_greedy([5, 4, 3, 2], row_tokens=10, window=3) == [[0, 2, 3], [1]]
+
+
+def test_a_row_with_much_room_is_filled_in_order_of_arrival() -> None:
+    """Rows of 30: after 3 there is room for more than three of the others, so 6 comes before 7."""
+    (first, *_) = pack_greedy([3, 6, 4, 7, 5, 4, 6], row_tokens=30, window=6)
+    assert first[:3] == [0, 1, 2]
+
+
 def test_a_sequence_that_fills_a_row_alone_does_not_wait() -> None:
     assert pack_greedy([5, 8, 10, 4], row_tokens=10, window=3) == [[1], [2], [0, 3]]
 
@@ -110,6 +122,18 @@ def test_the_packer_equals_the_plain_rule(stream: tuple[tuple[int, list[int]], i
         packer.place(Chunk(0, document, 0, length))
         slow.place(document, length + SPECIAL_TOKENS)
         assert [[chunk.document for chunk in row] for row in packer.ready] == slow.closed
+
+
+@settings(max_examples=50, deadline=None)
+@given(Streams)
+def test_every_chunk_appears_once_and_no_row_overflows(stream: tuple[tuple[int, list[int]], int, int]) -> None:
+    (row_tokens, lengths), window, max_wait = stream
+    packer = GreedyPacker(row_tokens, window, max_wait)
+    for document, length in enumerate(lengths):
+        packer.place(Chunk(0, document, 0, length))
+    rows = all_rows(packer)
+    assert sorted(chunk.document for row in rows for chunk in row) == list(range(len(lengths)))
+    assert all(0 < used(row) <= row_tokens for row in rows)
 
 
 @settings(max_examples=50, deadline=None)
@@ -139,6 +163,50 @@ def test_no_chunk_waits_longer_than_promised(stream: tuple[tuple[int, list[int]]
         assert len(packer.waiting()) - sum(map(len, packer.ready)) <= window  # memory is bounded too
     for index, row in enumerate(all_rows(packer)):
         assert all(index - placed_at[chunk.document] <= max_wait + window for chunk in row)
+
+
+def test_full_rows_do_not_hold_up_a_short_chunk_for_ever() -> None:
+    packer = GreedyPacker(row_tokens=20, window=8, max_wait=5)
+    packer.place(Chunk(0, 0, 0, 1))
+    for document in range(1, 8):
+        packer.place(Chunk(0, document, 0, 17))  # 19 tokens: a row of its own
+    assert [row[0].document for row in packer.ready] == [1, 2, 3, 4, 5, 0, 6, 7]
+
+
+@settings(max_examples=50, deadline=None)
+@given(Streams, st.integers(0, 60))
+def test_a_saved_packer_goes_on_with_the_same_rows(stream: tuple[tuple[int, list[int]], int, int], stop: int) -> None:
+    (row_tokens, lengths), window, max_wait = stream
+    whole, first = (GreedyPacker(row_tokens, window, max_wait) for _ in range(2))
+    for document, length in enumerate(lengths):
+        whole.place(Chunk(0, document, 0, length))
+        if document < stop:
+            first.place(Chunk(0, document, 0, length))
+    second = GreedyPacker(row_tokens, window, max_wait)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert second.state_dict() == first.state_dict()
+    for document, length in enumerate(lengths[stop:], start=min(stop, len(lengths))):
+        second.place(Chunk(0, document, 0, length))
+    assert second.state_dict() == whole.state_dict()
+    assert all_rows(second) == all_rows(whole)
+
+
+@settings(max_examples=50, deadline=None)
+@given(Streams, st.integers(0, 20))
+def test_what_waits_is_what_was_not_given_out(stream: tuple[tuple[int, list[int]], int, int], given: int) -> None:
+    """Where rows get longer or shorter it is packed anew, so a chunk that is missing here would be lost."""
+    (row_tokens, lengths), window, max_wait = stream
+    packer = GreedyPacker(row_tokens, window, max_wait)
+    chunks = [Chunk(0, document, 0, length) for document, length in enumerate(lengths)]
+    for chunk in chunks:
+        packer.place(chunk)
+    rows = list(packer.take_rows(min(given, packer.num_ready))[0])
+    assert sorted(packer.waiting() + [chunk for row in rows for chunk in row]) == chunks
+
+
+def test_a_chunk_is_cut_by_rule() -> None:
+    assert list(Chunk(1, 7, 100, 25).cut(10)) == [Chunk(1, 7, 100, 10), Chunk(1, 7, 110, 10), Chunk(1, 7, 120, 5)]
+    assert list(Chunk(1, 7, 100, 10).cut(10)) == [Chunk(1, 7, 100, 10)]
 
 
 @pytest.mark.parametrize(

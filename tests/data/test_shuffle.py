@@ -68,6 +68,14 @@ def test_chunks_of_a_long_document_are_spread_over_its_block() -> None:
     assert (np.diff(starts) != 10).sum() > 90  # and in no order
 
 
+def test_epochs_seeds_and_blocks_have_orders_of_their_own() -> None:
+    shards = [[5] * 10] * 6
+    orders = [walk(make(shards, 2, seed), epoch, 10) for seed in (1, 2) for epoch in (0, 1)]
+    assert len({tuple(order) for order in orders}) == 4
+    first, second = (make(shards, 3).block(0, block, 10)[:, 0] for block in (0, 1))
+    assert (np.argsort(first) != np.argsort(second)).any()
+
+
 def test_pinned_order_never_changes() -> None:
     """A change here changes the text of every run that is under way."""
     assert walk(make([[9, 2, 4], [3, 3], [12]], 2, seed=17), 0, 5) == [
@@ -81,6 +89,12 @@ def test_pinned_order_never_changes() -> None:
         (5, 0, 5),
         (5, 10, 2),
     ]
+
+
+@pytest.mark.parametrize("block", [1, 2, 100])
+def test_empty_shards_and_documents_are_passed_over(block: int) -> None:
+    found = walk(make([[], [3, 0], [], [0], [4]], block), 0, 10)
+    assert sorted(found) == [(0, 0, 3), (3, 0, 4)]
 
 
 def tokens_of(chunks: list[Chunk]) -> Counter[tuple[int, int, int]]:
@@ -123,6 +137,16 @@ def test_a_cursor_gives_every_token_once_whatever_lengths_are_asked_for(
     lengths = [length for shard in shards for length in shard]
     every = ((e, 100 + d, t) for e in range(last + 1) for d, length in enumerate(lengths) for t in range(length))
     assert tokens_of(given_out[:-1]) == Counter(every)
+
+
+def test_a_cursor_starts_the_next_pass_where_it_is_told_to() -> None:
+    cursor = ChunkCursor(make([[9, 9], [9]], 1), 0)
+    cursor.allow(4)
+    cursor.begin_epoch()
+    assert cursor.take().epoch == 0  # an epoch that has not begun is not left out
+    cursor.begin_epoch()
+    cursor.begin_epoch()
+    assert cursor.take().epoch == 1
 
 
 @pytest.mark.parametrize("part", ["shards", "chunks"])
