@@ -47,7 +47,7 @@ def test_the_flops_of_a_step_are_those_that_torch_counts(contrastive_run: Contra
     """Each text by its own length, twice forward and once backward; besides them there are the cosines alone, of 40
     queries with 80 texts, which are no part of the model."""
     config, objective = read_run(contrastive_run(model=GLOBAL)), ContrastiveConfig()
-    batch, _ = batch_of(config, objective, 2)
+    batch, _ = batch_of(config, objective, 6)
     model = build_model(config.model, objective)
     initialize(model, config.model, 5)
     with FlopCounterMode(display=False) as counted, sdpa_kernel(SDPBackend.MATH):

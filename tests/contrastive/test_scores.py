@@ -90,7 +90,7 @@ def examples_in_order(part: Any) -> list[int]:
 @pytest.mark.runs
 def test_a_run_comes_nearer_to_the_margins(scored: list[str], tmp_path: Path) -> None:
     """Beside the comparison with all texts; of both there is a figure in each step."""
-    assert main(["train", *scored]) == 0
+    assert main(["train", *scored, "phases.main.tokens=10000"]) == 0
     steps = metrics(tmp_path / "runs/pairs", "step")
     assert (
         steps[-1]["loss/score"] < steps[0]["loss/score"]

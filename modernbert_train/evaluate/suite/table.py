@@ -50,7 +50,7 @@ def make_table(plan: Plan, failed: Mapping[str, str]) -> Table:
 
 def _row(plan: Plan, model: str, failed: Mapping[str, str]) -> dict[str, Any]:
     cells = {name: _cell(plan, name, model, failed) for name in plan.suite.tasks}
-    means = {name: None if cell["mean"] is None else cell["mean"] for name, cell in cells.items()}
+    means = {name: cell["mean"] for name, cell in cells.items()}
     groups = [_mean([means[member] for member in members]) for members in plan.suite.groups.values()]
     average = _mean(list(means.values())) if len(means) > 1 else None
     return {"model": plan.labels[model], "source": model, "cells": [*cells.values(), *groups], "average": average}
@@ -59,7 +59,7 @@ def _row(plan: Plan, model: str, failed: Mapping[str, str]) -> dict[str, Any]:
 def _cell(plan: Plan, name: str, model: str, failed: Mapping[str, str]) -> dict[str, Any]:
     """Mean, deviation and values by seed of what was chosen, and every run behind it."""
     task, chosen = plan.suite.tasks[name], plan.chosen(name, model)
-    runs, values, problems = [], {}, []
+    runs, values, problems = [], dict[str, float](), []
     for choice in choices_of(task):
         for seed in plan.seeds_of(name):
             cell = plan.cell(name, model, choice, seed)
@@ -73,17 +73,15 @@ def _cell(plan: Plan, name: str, model: str, failed: Mapping[str, str]) -> dict[
             runs.append({"run": cell.name, "choice": str(choice), "seed": seed, "value": value})
             if choice == chosen and value is not None:
                 values[str(seed)] = value
-    found = spread(values) or {"mean": None, "standard_deviation": None, "n": 0, "seeds": {}}
-    return {**found, "chosen": None if chosen is None else str(chosen), "runs": runs, "failed": sorted({*problems})}
-
-
-def spread(values: Mapping[str, float]) -> dict[str, Any] | None:
-    """Mean and standard deviation over seeds, and the values; None where there is none."""
-    if not values:
-        return None
-    deviation = statistics.stdev(values.values()) if len(values) > 1 else None
-    mean = statistics.fmean(values.values())
-    return {"mean": mean, "standard_deviation": deviation, "n": len(values), "seeds": dict(values)}
+    return {
+        "mean": statistics.fmean(values.values()) if values else None,
+        "standard_deviation": statistics.stdev(values.values()) if len(values) > 1 else None,
+        "n": len(values),
+        "seeds": values,
+        "chosen": None if chosen is None else str(chosen),
+        "runs": runs,
+        "failed": sorted({*problems}),
+    }
 
 
 def _mean(values: Sequence[float | None]) -> dict[str, Any] | None:
