@@ -78,6 +78,25 @@ def chunks_of(plans: Iterable[BatchPlan]) -> list[Chunk]:
     return [chunk for plan in plans for row in plan.rows for chunk in row]
 
 
+@pytest.mark.runs
+@settings(max_examples=50, deadline=None)
+@given(Shards, st.sampled_from([(64,), (32, 64), (64, 16), (32, 64, 64), (64, 256, 64)]), st.data())
+def test_stopping_anywhere_leaves_the_same_plans(
+    shards: list[list[int]], row_tokens: tuple[int, ...], data: st.DataObject
+) -> None:
+    config = run(*row_tokens)
+    whole = list(planner(config, shards))
+    stop = data.draw(st.integers(0, len(whole)))
+    first = planner(config, shards)
+    begun = [next(first) for _ in range(stop)]
+    state = json.loads(json.dumps(first.state_dict()))
+    second = planner(config, shards)
+    next(second)  # a state is taken over whole, whatever was there before
+    second.load_state_dict(state)
+    assert second.state_dict() == first.state_dict()
+    assert begun + list(second) == whole
+
+
 def test_an_epoch_is_packed_in_the_order_of_its_chunks() -> None:
     """The planner draws exactly what the shuffle lays out, block after block, epoch after epoch."""
     draw = np.random.default_rng(5)
@@ -99,7 +118,7 @@ def test_an_epoch_is_packed_in_the_order_of_its_chunks() -> None:
 
 
 @pytest.mark.runs
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     Shards,
     st.sampled_from([(64,), (16,), (32, 32), (64, 256, 64), (256, 16, 64), (32, 64), (64, 16)]),
@@ -148,7 +167,7 @@ def test_shorter_rows_cut_what_was_meant_for_longer_ones() -> None:
 
 
 @pytest.mark.runs
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(Shards, st.sampled_from([(64,), (32, 32), (16,)]))
 def test_text_waits_for_a_bounded_number_of_rows(shards: list[list[int]], row_tokens: tuple[int, ...]) -> None:
     """From the batch that draws a chunk, at most max_wait_rows + packing_window + batch_rows rows go before it."""
@@ -188,7 +207,7 @@ def test_a_phase_may_start_a_new_pass() -> None:
 
 
 @pytest.mark.runs
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(Shards, st.sampled_from([(64,), (32, 64), (64, 16)]))
 def test_the_clock_counts_what_the_rows_hold(shards: list[list[int]], row_tokens: tuple[int, ...]) -> None:
     config = run(*row_tokens)
@@ -236,12 +255,19 @@ def test_a_phase_may_have_a_mask_rate_of_its_own() -> None:
     assert rates == {"p0": 0.4, "p1": 0.15}
 
 
-def test_the_state_does_not_grow_with_the_position() -> None:
+def test_a_single_short_document_fills_a_run_by_its_epochs() -> None:
+    plans = list(planner(run(64), [[5]]))
+    epochs = [chunk.epoch for chunk in chunks_of(plans)]
+    assert sorted(epochs) == list(range(len(epochs))) and sum(plan.tokens for plan in plans) >= 1500
+
+
+@pytest.mark.parametrize("batches", [1, 40, 200])
+def test_the_state_does_not_grow_with_the_position(batches: int) -> None:
     """It is written with every checkpoint, also after a trillion tokens."""
     draw = np.random.default_rng(2)
     shards = [draw.integers(1, 150, 20).tolist() for _ in range(5)]
     plan = planner(run(64, tokens=10**6), shards)
-    for _ in range(200):
+    for _ in range(batches):
         next(plan)
     assert len(json.dumps(plan.state_dict())) < 2000
 
