@@ -196,6 +196,7 @@ def test_a_run_learns_resumes_to_the_bit_and_its_export_scores_alike(
     words = contrastive_run(
         "model.attention_out_dropout=0.1", "checkpoint.interval_steps=3", "objective.pooling=late",
         "objective.token_vectors=16", "objective.learn_temperature=true", "objective.temperature=0.5",
+        "phases.main.batch_rows=4", "phases.main.tokens=12000",
     )  # fmt: skip
     assert main(["train", *words]) == 0
     run = tmp_path / "runs/pairs"

@@ -41,7 +41,7 @@ def test_it_learns_which_text_answers_and_resumes_to_the_bit(
     """With dropout, whose two passes must be the same; the held-out figures are those of texts it has not seen."""
     words = contrastive_run(
         "model.attention_out_dropout=0.1", "checkpoint.interval_steps=3", "objective.symmetric=true",
-        "objective.learn_temperature=true",
+        "objective.learn_temperature=true", "phases.main.batch_rows=4", "phases.main.tokens=12000",
     )  # fmt: skip
     assert main(["train", *words]) == 0
     run = tmp_path / "runs/pairs"

@@ -230,7 +230,7 @@ def test_words_are_tagged_and_served(write_task: WriteTask, models: dict[str, Pa
     task, sentence = write_tags(tmp_path, write_task), ["nabe", "aki", "ruto"]
     asked = [json.dumps({"tokens": words}) + "\n" for words in (sentence, sentence * 20)]
     (tmp_path / "more.jsonl").write_text("".join(asked))
-    words = ["epochs=12", f"predict.more={tmp_path}/more.jsonl"]
+    words = ["epochs=9", f"predict.more={tmp_path}/more.jsonl"]
     result = finetune(task, models["modernbert"], tmp_path / "runs", *words)
     assert result["figures"]["dev"]["entity_f1"] > 0.9
     told = predictions(tmp_path / "runs" / "tone", "dev")
