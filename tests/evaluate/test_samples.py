@@ -63,14 +63,6 @@ def test_the_next_token_is_told_where_it_stands() -> None:
     assert [(each["at"], each["is"]) for each in found[0]["predicted"]] == [(3, " w5")]
 
 
-def test_what_predicts_no_tokens_of_the_text_has_none() -> None:
-    model = Model()
-    classes = Batch(batch().packed, {"labels_L": torch.tensor([1])}, {"classes": 1})
-    with Samples(4, IDS, pad_id=0).watching(model, classes, row_tokens=10) as found:
-        model(classes, [5])
-    assert found == []
-
-
 def test_words_of_every_kind_of_vocabulary() -> None:
     assert [word_of({"Ġthe": 0, "Ã©": 1, "[MASK]": 2})(i) for i in range(4)] == [" the", "é", "[MASK]", ""]
     assert [word_of({"play": 0, "##ing": 1})(i) for i in range(2)] == [" play", "ing"]

@@ -44,9 +44,9 @@ class Named(NamedTuple):
 
 
 def named_model(text: str) -> Named:
-    """Tell a model from the baseline it is to be; a file or folder of that very name is what it is."""
+    """Tell a model from the baseline it is to be."""
     found: list[str] = []
-    while not Path(text).exists() and text.partition(":")[0] in (FROZEN, UNTRAINED) and ":" in text:
+    while text.startswith((f"{FROZEN}:", f"{UNTRAINED}:")):
         first, _, text = text.partition(":")
         found.append(first)
     return Named(text, tuple(each for each in (FROZEN, UNTRAINED) if each in found))

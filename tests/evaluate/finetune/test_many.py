@@ -43,13 +43,6 @@ def test_a_baseline_stands_before_the_model(text: str, source: str, baseline: tu
     assert label_of(text) == label
 
 
-def test_a_folder_that_is_called_like_a_baseline_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "frozen:x").mkdir()
-    assert named_model("frozen:x") == ("frozen:x", ())
-    assert named_model("untrained:frozen:x") == ("frozen:x", ("untrained",))
-
-
 def test_two_models_of_one_name_have_rows_of_their_own(tmp_path: Path) -> None:
     """Two checkpoints of a run are what a user compares; one folder for both would be refused, or worse, shared."""
     models = [f"runs/a/checkpoints/step-0000000{n}" for n in (1, 2)] + ["runs/b"]
