@@ -36,8 +36,6 @@ SMALL = ModernBertConfig(
     vocab_size=8192, hidden_size=192, num_layers=7, num_heads=3, intermediate_size=288
 )  # quickstart
 BASE = ModernBertConfig()
-HOST_PARTS = ("packing", "loader")  # which have one case for each kind of work, and no use for a GPU
-HOST_MATRIX, HOST_COPY = 1024, 1 << 26  # what floors are made of on a CPU
 
 
 @dataclass(frozen=True)
@@ -50,8 +48,6 @@ class Preset:
         optimized: models whose weights are stepped, by name.
         rounds: that count.
         compile: measure compiled forms too.
-        planned_batches: of 98,304 tokens, in packing.
-        documents: in the loader's shards.
         matrix_size, copied_floats: of the matrix product and the copy that floors are made of.
     """
 
@@ -60,8 +56,6 @@ class Preset:
     optimized: dict[str, ModernBertConfig]
     rounds: int
     compile: bool
-    planned_batches: int
-    documents: int
     matrix_size: int
     copied_floats: int
 
@@ -73,10 +67,8 @@ PRESETS = {
         {"quickstart": SMALL},
         rounds=5,
         compile=True,
-        planned_batches=50,
-        documents=4000,
-        matrix_size=HOST_MATRIX,
-        copied_floats=HOST_COPY,
+        matrix_size=1024,
+        copied_floats=1 << 26,
     ),
     "gpu": Preset(
         Sizes(98_304, ((300, 1024), (300, 8192), (4096, 8192)), heads=(12, 16), half_window=64, padded_documents=64),
@@ -87,24 +79,10 @@ PRESETS = {
         },
         rounds=8,
         compile=True,
-        planned_batches=50,
-        documents=4000,
         matrix_size=8192,
         copied_floats=1 << 28,
     ),
 }
-
-
-def packing_groups(batches: int) -> Iterator[Group]:
-    from benchmarks.data_parts import packing_groups  # needs the data's libraries, and the other parts do not
-
-    return packing_groups(batches)
-
-
-def loader_groups(documents: int) -> Iterator[Group]:
-    from benchmarks.data_parts import loader_groups
-
-    return loader_groups(documents)
 
 
 def parts(preset: Preset, device: torch.device, dtype: torch.dtype) -> dict[str, Callable[[], Iterator[Group]]]:
@@ -115,8 +93,6 @@ def parts(preset: Preset, device: torch.device, dtype: torch.dtype) -> dict[str,
         "layer": lambda: layer_groups(*common),
         "head": lambda: head_groups(*common),
         "optimizer": lambda: optimizer_groups(preset.optimized, device),
-        "packing": lambda: packing_groups(preset.planned_batches),
-        "loader": lambda: loader_groups(preset.documents),
     }
 
 
@@ -141,12 +117,8 @@ def run(preset: Preset, device: torch.device, only: list[str] | None = None) -> 
         if only is not None and part not in only:
             continue
         try:
-            where, reached = device, rates
-            if part in HOST_PARTS and device.type != "cpu":
-                where = torch.device("cpu")
-                reached = measure_rates(where, torch.float32, HOST_MATRIX, HOST_COPY)
             for group in groups():
-                lines = list(take_turns(group.cases, preset.rounds, where, reached))
+                lines = list(take_turns(group.cases, preset.rounds, device, rates))
                 print(table(group.title, [line for line in lines if (line.case, line.error) not in told]), flush=True)
                 told |= {(line.case, line.error) for line in lines if line.error}
                 found += [{"part": part, "group": group.title} | line.figures() for line in lines]
@@ -182,7 +154,7 @@ def fastest(found: list[dict[str, Any]]) -> str:
     """The best case of each group, by the time of its stages together; what is prepared once a microbatch apart."""
     took: dict[str, dict[str, list[float]]] = {}
     for line in found:
-        if "error" not in line and line["stage"] != "prepare" and line["part"] not in HOST_PARTS:
+        if "error" not in line and line["stage"] != "prepare":
             sums = took.setdefault(line["group"], {}).setdefault(line["case"], [0.0, 0.0])
             sums[0] += line["ms"]
             sums[1] += line["floor_ms"]

@@ -95,12 +95,3 @@ def test_a_signal_to_the_launcher_saves_on_all_ranks(tiny_run: TinyRun, tmp_path
     assert process.returncode == 75, output
     found, _ = newest_valid(folder / "checkpoints")
     assert found is not None and found.step == records(folder)[-1]["step"]
-
-
-@pytest.mark.runs
-def test_a_batch_that_ranks_cannot_share_is_refused_before_any_process_starts(tiny_run: TinyRun) -> None:
-    """Unequal ranks would hang in a collective; the launcher says which sizes fit instead."""
-    command = [sys.executable, str(ROOT / "launch/run.py"), *tiny_run(), "--ranks", "3"]
-    done = warm.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 78
-    assert "cannot be shared evenly by 3 ranks" in done.stderr
