@@ -44,11 +44,8 @@ def test_whoever_catches_everything_says_why() -> None:
     ("handler", "found"),
     [
         ("except Exception:\n    pass", True),
-        ("except:\n    pass", True),
         ("except (ValueError, BaseException) as error:\n    print(error)", True),
         ("except Exception as error:\n    raise ValueError('bad') from None", True),
-        ("except Exception as error:\n    raise ValueError('bad') from error", False),
-        ("except Exception as error:\n    print(error)\n    raise", False),
         ("except Exception:  # whatever the library raises\n    pass", False),
         ("except ValueError:\n    pass", False),
     ],

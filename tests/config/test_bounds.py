@@ -54,12 +54,6 @@ def test_a_small_file_that_stands_for_a_huge_one_is_refused(tmp_path: Path, text
     assert limit in str(error.value) and len(str(error.value)) < 500
 
 
-def test_ordinary_aliases_are_what_they_stand_for(tmp_path: Path) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text(BASE.replace("p: {", "p: &p {") + "start: null\nlaunch: {env: &env {A: &t text, B: *t}}\n")
-    assert load_run([file]).launch.env == {"A": "text", "B": "text"}
-
-
 @pytest.mark.parametrize("name", ["plain", "run folder", "sweep", "prepare", "import-config", "include"])
 def test_every_way_in_has_the_bounds(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Run files, configurations saved with a run, sweeps, specifications of prepare, and files of other projects."""
@@ -121,12 +115,6 @@ def test_thousands_of_mistakes_are_counted_and_the_first_hundred_told(tmp_path: 
     lines = str(error.value).splitlines()
     assert lines[0].startswith("k0 (") and len(lines) == 101
     assert lines[-1] == "and 2,900 more mistakes. Fix these first."
-
-
-def test_keys_that_refer_to_keys_are_replaced(tmp_path: Path) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text(BASE + "launch: {env: {A: '${name}-${seed}', B: '${.A}/${..env.A}'}}")
-    assert load_run([file]).launch.env == {"A": "n-17", "B": "n-17/n-17"}
 
 
 def test_a_pipe_that_a_file_includes_is_not_waited_for(tmp_path: Path) -> None:

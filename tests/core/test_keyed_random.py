@@ -71,13 +71,6 @@ def test_uniforms_fill_the_unit_interval_evenly() -> None:
         assert 25 < float(((counts - 1024) ** 2 / 1024).sum()) < 110
 
 
-def test_neighbouring_keys_and_counters_share_nothing() -> None:
-    """Documents are numbered in order; half of 64 bits differ between any two neighbours, on average."""
-    for one, other in ((draws(5, 4000)[:-1], draws(5, 4000)[1:]), (draws(5, 4000), draws(6, 4000))):
-        differing = np.unpackbits((one ^ other).view(np.uint8)).sum() / len(one)
-        assert abs(differing - 32) < 0.5
-
-
 @pytest.mark.parametrize("size", [0, 1, 2, 7, 1000])
 def test_a_permutation_holds_every_index_once(size: int) -> None:
     assert sorted(permutation(size, 9).tolist()) == list(range(size))

@@ -31,7 +31,7 @@ SHAPE = {"vocab_size": 160, "intermediate_size": 96, "init_std": 0.1}
 STUDENT = DistilBertConfig(**SHAPE, hidden_size=32, num_layers=2, num_heads=2, max_positions=64, dropout=0.0)
 TEACHERS: dict[str, ModelConfig] = {
     "bert": BertConfig(**SHAPE, hidden_size=32, num_layers=4, num_heads=2, max_positions=64),
-    "wider": ModernBertConfig(**SHAPE, hidden_size=64, num_layers=4, num_heads=2, local_attention=8),
+    "wider": ModernBertConfig(**SHAPE, hidden_size=64, num_layers=2, num_heads=2, local_attention=8),
 }
 
 

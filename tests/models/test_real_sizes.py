@@ -121,7 +121,7 @@ def test_a_document_of_8192_tokens_equals_transformers(
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("query", [0, 64, 100, 199])
+@pytest.mark.parametrize("query", [0, 100])
 def test_a_local_layer_of_base_sees_64_tokens_to_each_side(pack: Make, sequences: Make, query: int) -> None:
     """Distance 64 attends, 65 does not, through the whole layer; one off is another model."""
     layer = EncoderLayer(BASE, index=1)

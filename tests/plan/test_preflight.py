@@ -247,13 +247,6 @@ def test_a_folder_that_cannot_be_written(tiny_run: TinyRun, tmp_path: Path, caps
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_folder_that_may_not_be_written(
-    tiny_run: TinyRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("modernbert_train.checkpoints.run_folder.os.access", lambda path, mode: False)
-    assert "runs/tiny: cannot be written (Permission denied)" in refusal(tiny_run(), capsys, 74)
-
-
 @pytest.mark.runs
 def test_all_mistakes_are_told_together(again: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One a day is how a week is lost; the exit code is of what must be fixed first."""

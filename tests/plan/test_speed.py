@@ -16,7 +16,7 @@ from modernbert_train.config.schema import (
     ModernBertConfig,
     StableAdamWConfig,
 )
-from modernbert_train.plan.advice import fits, phase_memory, settings
+from modernbert_train.plan.advice import phase_memory, settings
 from modernbert_train.plan.census import census
 from modernbert_train.plan.cost import bill_of
 from modernbert_train.plan.gpus import GPUS
@@ -149,21 +149,12 @@ def test_the_range_holds_the_published_hours_of_every_run_of_such_a_program() ->
         ("modernbert-base", 8, 246),
         ("modernbert-large", 8, 528),
         ("ettin-17m", 4, 141),
-        ("ettin-32m", 4, 212),
         ("ettin-1b", 4, 2170),
     ):
         words = [str(ROOT / f"yamls/recipes/{recipe}.yaml"), "data.train=absent/train", "compute.compile=true"]
         bill = bill_of(make_plan(read_run([*words, "optim.fused=true"]), ranks), "h100", {})
         low, high = (seconds / 3600 for seconds in bill.between)
         assert low < hours < high and low < bill.seconds / 3600 < high
-
-
-@pytest.mark.runs
-def test_more_bandwidth_more_speed_and_eager_is_slower() -> None:
-    compiled, eager = base("compute.compile=true"), base()
-    times = [compiled.phase_seconds(name, compiled.phases[0]) for name in ("b200", "h200", "a100", "rtx4090")]
-    assert times == sorted(times)
-    assert eager.phase_seconds("h200", eager.phases[0]) > 1.5 * times[1]
 
 
 def test_small_microbatches_wait_for_launches() -> None:
@@ -176,8 +167,9 @@ def test_small_microbatches_wait_for_launches() -> None:
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("overrides", [[], ["compute.compile=true"], ["compute.activation_checkpointing=true"]])
-@pytest.mark.parametrize("gpu", ["h100", "rtx4090"])
+@pytest.mark.parametrize(
+    ("gpu", "overrides"), [("h100", []), ("rtx4090", ["compute.compile=true", "compute.activation_checkpointing=true"])]
+)
 def test_advice_fits_divides_and_is_the_largest(gpu: str, overrides: list[str]) -> None:
     plan = base(*overrides)
     (phase,) = plan.phases
@@ -192,14 +184,6 @@ def test_advice_fits_divides_and_is_the_largest(gpu: str, overrides: list[str]) 
         larger = phase_memory(plan, phase, gpu, setting.strategy, plan.ranks, setting.fitting_rows + 1)
         assert larger.peak > room or setting.fitting_rows == own_rows
         assert not any(own_rows % more == 0 for more in range(rows + 1, setting.fitting_rows + 1))
-
-
-@pytest.mark.runs
-def test_no_advice_where_nothing_fits() -> None:
-    huge = ["model.hidden_size=8192", "model.num_heads=128", "model.intermediate_size=32768"]
-    plan = base(*huge, ranks=1)
-    assert settings(plan, plan.phases[0], "rtx4090", 1) == []
-    assert not fits(plan, plan.phases[0], "rtx4090")
 
 
 LARGE = [
