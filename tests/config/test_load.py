@@ -204,12 +204,6 @@ def test_the_name_of_a_variant_chooses_its_defaults_once_everything_is_merged(lo
             "callbacks.speed_monitr (extra.yaml:1): unknown key. Did you mean callbacks.speed_monitor?",
         ),
         (
-            "callbacks: {speed_monitor: {windowsize: 3}}",
-            "callbacks.speed_monitor.windowsize (extra.yaml:1): unknown key. Did you mean callbacks.speed_monitor",
-        ),
-        ("callbacks: {lr_monitor: {x: 1}}", "callbacks.lr_monitor.x (extra.yaml:1): unknown key. Known here: none."),
-        ("loggers: {wandbb: {}}", "loggers.wandbb (extra.yaml:1): unknown key. Did you mean loggers.wandb?"),
-        (
             "callbacks: {checkpoint_saver: {}}",
             "callbacks.checkpoint_saver (extra.yaml:1): cannot work here, checkpoints here are written and",
         ),

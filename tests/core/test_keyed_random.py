@@ -74,11 +74,3 @@ def test_uniforms_fill_the_unit_interval_evenly() -> None:
 @pytest.mark.parametrize("size", [0, 1, 2, 7, 1000])
 def test_a_permutation_holds_every_index_once(size: int) -> None:
     assert sorted(permutation(size, 9).tolist()) == list(range(size))
-
-
-def test_every_place_of_a_permutation_is_equally_likely() -> None:
-    """600 keys, 5 places: each index stands in each place 120 times, 10 being one sigma."""
-    counts = np.zeros((5, 5))
-    for key in range(600):
-        counts[np.arange(5), permutation(5, derive(key))] += 1
-    assert counts.min() > 75 and counts.max() < 165

@@ -26,7 +26,6 @@ from modernbert_train.models.attention import (
     choose_kernel,
     flash,
     flex,
-    kernel_report,
     sdpa,
     tiles,
     varlen,
@@ -200,15 +199,6 @@ def test_varlen_says_which_precision_it_needs(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "T4")
     assert "T4 has less" in str(varlen.support(cuda, torch.bfloat16))
-
-
-def test_report_names_every_kernel() -> None:
-    """`doctor` shows users why the fast kernel is not used on their machine, and what each can do."""
-    report = kernel_report()
-    assert list(report) == list(KERNELS) == ["varlen", "flash", "flex", "sdpa", "tiles"]
-    assert all("window" in kernel.traits and "deterministic" in kernel.traits for kernel in KERNELS.values())
-    assert report["sdpa"] is None
-    assert (report["varlen"] is None) == torch.cuda.is_available()
 
 
 @pytest.mark.parametrize(
@@ -427,20 +417,6 @@ def test_flex_blocks_cover_a_given_order(lengths: list[int], half_window: int) -
         blocks = padded.unfold(0, 128, 128).unfold(1, 128, 128)
         assert not (blocks.flatten(2).any(-1) & ~listed(mask.kv_num_blocks, mask.kv_indices)).any()
         assert not listed(mask.full_kv_num_blocks, mask.full_kv_indices).any()
-
-
-def test_flex_leaves_out_blocks_of_query_tokens_and_far_positions() -> None:
-    """Query tokens are keys of nobody; in local layers blocks of far positions are not computed."""
-    line = packed([1024])
-    ranks_T = torch.full((1024,), -1)
-    ranks_T[896:] = QUERY_RANK
-    line = replace(line, order="given", ranks_T=ranks_T, limits_T=torch.zeros(1024, dtype=torch.int64))
-    layout = flex.prepare(line, Visible.around(64, "given"))
-    seen = listed(layout.everywhere.kv_num_blocks, layout.everywhere.kv_indices)
-    assert seen[:, :7].all() and not seen[:, 7].any()
-    assert layout.local is not None
-    near = listed(layout.local.kv_num_blocks, layout.local.kv_indices)
-    assert near.sum() == 7 * 3 - 1, "each block sees itself and its neighbours"
 
 
 def listed(num_blocks: Tensor, indices: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,8 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.batches import mean_loss
-from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.layers import rotary_tables, rotate
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 
@@ -68,26 +65,6 @@ def test_rotary_positions_equal_the_equation_to_the_bit(dtype: torch.dtype) -> N
     assert torch.equal(*grads)
 
 
-def test_padded_labels_do_not_count(small: Make, build: Make, sequences: Make, pack: Make) -> None:
-    """The loss is the mean over real labels, however many padded ones keep the shape static."""
-    model = build(small(), z_loss=1e-2)
-    losses = [mean_loss(model, pack([sequences([50])], row_tokens=64, spare=spare)).item() for spare in (0, 40)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-
-
-def test_dropout_acts_in_training_only(small: Make, build: Make, sequences: Make, pack: Make) -> None:
-    """Dropout in evaluation makes validation noise; none in training is another recipe."""
-    model = build(small(attention_out_dropout=0.3))
-    packed = pack([sequences([50])], row_tokens=50).packed
-    assert torch.equal(model.encode(packed), model.encode(packed))
-    still = model.encode(packed)
-    model.train()
-    assert not torch.equal(model.encode(packed), model.encode(packed))
-    for layer in model.model.layers:
-        layer.attn.out_drop.p = 0.0
-    assert torch.equal(model.encode(packed), still), "something other than the attention's output is dropped"
-
-
 def test_dropout_follows_the_output_projection_and_leaves_the_residual_alone(small: Make, build: Make) -> None:
     """As in the release: before the projection, or on the sum, it would be another recipe with the same loss curve at
     first. With the feed-forward silenced, each number that a layer adds is 0 or the undropped one over 1 - p."""
@@ -107,25 +84,3 @@ def test_dropout_follows_the_output_projection_and_leaves_the_residual_alone(sma
     kept = dropped != 0
     assert 0.4 < kept.float().mean() < 0.6
     torch.testing.assert_close(dropped, torch.where(kept, whole / 0.5, 0.0), atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
-def test_compiled_layers_equal_eager_ones(small: Make, build: Make, sequences: Make, pack: Make) -> None:
-    """compute.compile changes the speed and nothing else: names, loss and gradients are equal, and theta still acts."""
-    config: ModernBertConfig = small(num_layers=4)
-    batch = pack([sequences([50, 20])], row_tokens=96)
-    eager, compiled = build(config), build(config)
-    compiled.compile_layers()
-    assert list(compiled.state_dict()) == list(eager.state_dict())
-    for theta in (10_000.0, 160_000.0):
-        losses = []
-        for model in (eager, compiled):
-            model.set_phase(replace(config, global_rope_theta=theta))
-            model.zero_grad()
-            loss = mean_loss(model, batch)
-            loss.backward()
-            losses.append(loss.item())
-        assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-        for (name, p), (_, q) in zip(eager.named_parameters(), compiled.named_parameters(), strict=True):
-            assert (p.grad - q.grad).norm() <= 1e-5 * p.grad.norm(), name

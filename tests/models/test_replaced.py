@@ -297,16 +297,6 @@ def test_a_microbatch_without_a_prediction_still_judges_its_tokens(config: Model
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_pads_are_not_judged() -> None:
-    """Whatever they are: not a token of the text sees them."""
-    model, batch = built(MODERN), batch_of()
-    ids_T = batch.packed.input_ids_T.clone()
-    ids_T[64:] = 7
-    with torch.no_grad():
-        sums = (model(batch, True), model(replace(batch, packed=replace(batch.packed, input_ids_T=ids_T)), True))
-    assert torch.equal(sums[0].losses["rtd"], sums[1].losses["rtd"]) and sums[0].figures == sums[1].figures
-
-
 def test_a_phase_changes_the_generator_too() -> None:
     """RoPE bases of both, and the generator's own size stays."""
     model = built(MODERN, sharing="gdes")

@@ -64,15 +64,6 @@ def test_published_layers_and_the_kinds_they_mix() -> None:
     assert sum(BASE.is_global(source) != LARGE.is_global(layer) for layer, source in enumerate(PAPER_LAYERS)) == 12
 
 
-def test_fitted_layers_of_base_to_large() -> None:
-    """Worked by hand: of 8 global layers for 10 places the third and the sixth serve twice, and of 14 local ones for 18
-    places the third, the sixth, the ninth and the twelfth."""
-    sources = layer_sources(BASE, LARGE, "fitted")
-    assert sources[::3] == [0, 3, 6, 6, 9, 12, 15, 15, 18, 21]
-    local = [source for layer, source in enumerate(sources) if layer % 3]
-    assert local == [1, 2, 4, 4, 5, 7, 8, 8, 10, 11, 13, 13, 14, 16, 17, 17, 19, 20]
-
-
 @pytest.mark.parametrize(("old", "new"), [(1, 1), (4, 4), (4, 7), (4, 13), (7, 10), (7, 40), (22, 28), (22, 61)])
 def test_fitted_layers_of_any_depth(old: int, new: int) -> None:
     """Every layer from its own kind, in order, the first from the first, the last from the last, none used far more
@@ -185,16 +176,6 @@ def test_a_layer_taken_from_the_first_gets_a_norm_of_ones(small: Small, build: B
     assert torch.equal(grown["model.layers.3.attn_norm.weight"], torch.ones(64))
 
 
-def test_the_tied_decoder_may_be_left_out(small: Small, build: Build) -> None:
-    """Checkpoints hold tied weights once, state dicts twice."""
-    old, new = small(num_layers=4), small(num_layers=7)
-    state = build(old).state_dict()
-    grown = grow(state, old, new)
-    del state["decoder.weight"]
-    again = grow(state, old, new)
-    assert grown.keys() == again.keys() and all(torch.equal(grown[name], again[name]) for name in grown)
-
-
 LARGER = {"hidden_size": 768 + 64, "num_heads": 13}
 
 
@@ -225,12 +206,3 @@ def test_the_published_rounding_where_it_works_and_where_it_ends() -> None:
         check_growth(six, replace(wide, num_layers=14), "paper")
     check_growth(six, replace(wide, num_layers=14), "fitted")
     assert max(layer_sources(six, fourteen, "fitted")) < 6
-
-
-def test_local_layers_need_a_local_layer_to_come_from() -> None:
-    with pytest.raises(ConfigError, match=r"num_layers=4, grown from 1: it has no local layer"):
-        check_growth(replace(BASE, num_layers=1), replace(BASE, num_layers=4))
-    check_growth(
-        replace(BASE, num_layers=1, global_attn_every_n_layers=1),
-        replace(BASE, num_layers=4, global_attn_every_n_layers=1),
-    )

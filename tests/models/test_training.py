@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -373,22 +372,3 @@ def test_microbatches_differ_in_nothing_but_what_is_in_their_tensors(
         seen.append(launches.calls)
     choose_kernel.cache_clear()
     assert len(seen[0]) > 100 and seen[0] == seen[1] == seen[2]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
-def test_a_compiled_model_does_not_compile_again_for_other_documents(
-    small: Make, build: Make, sequences: Make, pack: Make
-) -> None:
-    """Shapes are static in a phase; a compilation for each microbatch would take longer than the training."""
-    torch._dynamo.reset()
-    model = build(small(num_layers=4))
-    model.compile_layers()
-    compiled = []
-    for lengths in ([50, 20], [96], [1, 2, 3, 90], [33, 33, 30], [5, 80]):
-        boundaries = 8 - len(lengths) - (sum(lengths) < 96)  # that are padded, as many as make 9 in all
-        batch = pack([sequences(lengths)], row_tokens=96, spare=boundaries)
-        assert len(batch.packed.cu_seqlens_S) == 9
-        mean_loss(model, first_predictions(batch, 16)).backward()
-        compiled.append(counters["stats"]["unique_graphs"])
-    assert compiled[0] > 0 and compiled == [compiled[0]] * 5

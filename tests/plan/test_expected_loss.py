@@ -15,7 +15,7 @@ from modernbert_train.clock import Clock
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.models.build import build_model
 from modernbert_train.plan import expected_loss
-from modernbert_train.plan.expected_loss import behind, effective_tokens, expect
+from modernbert_train.plan.expected_loss import behind, expect
 from modernbert_train.report.progress import Progress
 from modernbert_train.report.record import Record
 from modernbert_train.train.measurements import HeldOut
@@ -106,12 +106,6 @@ def test_an_extrapolation_is_said_and_its_range_grows() -> None:
     assert batches.extrapolates == "256 times larger batches than any measured run" and batches.high > near.high
     base = expect(110e6, 2e12, unigram_loss=UNIGRAM)
     assert not base.is_known and str(base).startswith("unknown (")
-
-
-def test_text_read_again_counts_less() -> None:
-    assert effective_tokens(1e6, 2e6) == effective_tokens(1e6, 1e6) == 1e6
-    assert effective_tokens(4e6, 1e6) == pytest.approx(3.73e6, rel=0.01)  # four passes: nearly as good as new
-    assert effective_tokens(1e12, 1e6) == pytest.approx(16.39e6)
 
 
 @pytest.mark.runs

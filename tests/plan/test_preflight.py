@@ -105,13 +105,6 @@ def test_an_average_is_not_trained_on(again: TinyRun, tmp_path: Path, capsys: py
     )
 
 
-@pytest.mark.runs
-def test_fresh_asks_nothing_of_what_is_put_aside(
-    again: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["train", *again("optim.lr=1e-2"), "--fresh"]) == 0
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -211,14 +204,6 @@ def test_a_machine_that_shows_gpus_is_asked_for_what_they_need(
     assert "compute.compile=true: there is no C compiler (no-such-compiler;" in refusal(words, capsys)
 
 
-def test_packages_are_not_asked_for_where_nothing_is_trained(
-    tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a login node without torch a configuration for the cluster is good."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None)
-    assert main(["check", *tiny_run("compute.device=auto", "compute.attention=flash", "loggers.wandb={}")]) == 0
-
-
 @pytest.mark.parametrize(
     ("key", "name", "message", "code"),
     [
@@ -288,10 +273,6 @@ def test_the_launcher_refuses_the_same_before_it_starts_ranks(
     by_check = refusal(again("seed=6"), capsys)
     assert launch([*again("seed=6"), "--ranks", "2"]) == 78
     assert capsys.readouterr().err == by_check
-
-
-def test_a_second_home_that_cannot_be(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "checkpoint.copy_to=/mnt/other: not a URL" in refusal(tiny_run("checkpoint.copy_to=/mnt/other"), capsys)
 
 
 def test_check_sees_shards_that_are_missing_or_cut(
