@@ -39,14 +39,14 @@ test-commands: venv ## every command of the README and the pages that make test 
 
 # the files whose default cases stand for others; `make test-slow` has these and all longer forms
 CASES := curves recipes plan weights train core extension benchmarks systems security examples data_prep/adoption test_api.py \
-	packaging/test_import_hook.py models/test_casts.py models/test_every_encoder.py contrastive \
+	packaging/test_import_hook.py models/test_real_sizes.py models/test_casts.py models/test_every_encoder.py contrastive \
 	distributed/test_thousand_ranks.py evaluate/test_probe.py evaluate/retrieval evaluate/finetune/test_finetune.py \
 	evaluate/finetune/test_many.py \
 	launch/test_pretrain.py \
 	launch/test_launch.py::test_the_quickstart_on_four_ranks_takes_the_steps_of_one
 
 test-cases: venv ## the pairs, optimizers, kills and injuries of which make test runs one of a kind; minutes
-	$(PYTEST) -m slow -k 'not two_ranks_are and not two_ranks_leave and not by_every_verb and not scifact' $(CASES:%=tests/%) --dist loadfile
+	$(PYTEST) -m slow -k 'not two_ranks_are and not two_ranks_leave and not by_every_verb and not real_sizes_equal and not scifact' $(CASES:%=tests/%) --dist loadfile
 
 test-slow: venv ## the tests that are slow by nature, the wheel in a fresh environment among them; needs a package index
 	$(PYTEST) -m 'slow and not gpu' --dist loadfile --no-loadscope-reorder

@@ -91,6 +91,16 @@ def test_mistakes_of_all_stages_are_reported_at_once(
     assert "is not a multiple" in capsys.readouterr().err, "a value that is needed and wrong hides no other mistake"
 
 
+def test_broken_rules_end_with_78_and_every_rule(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+    words = tiny_run("model.num_heads=3", "phases.long.microbatch_tokens=100")
+    assert main(["check", *words]) == 78
+    said = capsys.readouterr().err
+    assert "model.hidden_size=32 is not a multiple of model.num_heads=3" in said
+    assert "phases.long.microbatch_tokens=100 is not a multiple" in said
+    assert main(["train", *words]) == 78  # and nothing is trained either
+    assert capsys.readouterr().err == said
+
+
 @pytest.mark.runs
 def test_a_good_run_is_described_without_torch(tiny_run: TinyRun) -> None:
     """Seconds on a login node, where torch may not even be installed."""
@@ -102,17 +112,34 @@ def test_a_good_run_is_described_without_torch(tiny_run: TinyRun) -> None:
 
 
 @pytest.mark.runs
+def test_a_broken_run_is_refused_without_torch(broken: list[str]) -> None:
+    done = call_probed("check", *broken)
+    assert (done.returncode, done.stdout) == (78, "loaded:\n")
+
+
+@pytest.mark.runs
 def test_a_broken_run_is_refused_for_training_without_torch(broken: list[str]) -> None:
     done = call_probed("train", *broken)
     assert (done.returncode, done.stdout) == (78, "loaded:\n")
+
+
+@pytest.mark.runs
+def test_the_probe_can_fail() -> None:
+    """It names what is loaded, whatever it is asked for."""
+    program = PROBE.format(heavy=("argparse", "torch"))
+    done = subprocess.run([sys.executable, "-c", program, "--version"], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "loaded: argparse"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["train"], "arguments are required: RUN"),
+        (["prepare"], "arguments are required: SPEC"),
         (["stats", "x", "--js"], "unrecognized arguments: --js"),
+        (["retrieval", "trane"], "invalid choice: 'trane'"),
         (["check", "x.yaml", "--ranks", "0"], "argument --ranks: 0: a whole number above 0 is expected"),
+        (["check", "x.yaml", "--ranks", "two"], "argument --ranks: two: a whole number above 0 is expected"),
         (["train", "x.yaml", "--frsh"], "unrecognized arguments: --frsh"),
     ],
 )
@@ -154,6 +181,7 @@ def test_help_has_every_verb_by_task_and_is_there_without_torch() -> None:
         (line,) = [number for number, line in enumerate(lines) if line.startswith(f"  {verb.name} ")]
         heading = [each for each in lines[:line] if each and not each.startswith(" ")][-1]
         assert heading == verb.group and lines[line].endswith(verb.summary) and len(lines[line]) <= 120
+    assert call("help").stdout == call("--help").stdout
 
 
 def test_help_has_the_exit_codes_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,7 +226,14 @@ def test_rows_of_the_embedding_that_nothing_reads_are_named(
     assert "never read" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [["eval"], ["fill"]], ids=lambda words: words[0])
+def test_a_missing_file_ends_with_78(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(tmp_path / "absent.yaml")]) == 78
+    assert f"{tmp_path}/absent.yaml: no such file." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["eval"], ["export"], ["report"], ["checkpoints"], ["fill"]], ids=lambda words: words[0]
+)
 def test_a_run_that_is_not_there_is_answered_with_those_that_are(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +255,12 @@ def test_a_run_of_a_gpu_is_measured_on_a_cpu(tiny_run: TinyRun, capsys: pytest.C
         main([verb, *tiny_run("optim.fused=true", "compute.compile=true")])
         said = capsys.readouterr().err
         assert "optim.fused" not in said and "checkpoint" in said, said
+
+
+def test_ranks_that_cannot_share_the_batch_end_with_78(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", *tiny_run(), "--ranks", "4"]) == 0
+    assert main(["check", *tiny_run(), "--ranks", "3"]) == 78
+    assert "cannot be shared evenly by 3 ranks" in capsys.readouterr().err
 
 
 @pytest.mark.runs
@@ -272,6 +313,13 @@ def test_shards_without_a_token_end_with_65(
     write_card(folder, replace(read_card(folder), tokens=0))
     assert main(["check", *tiny_run(f"data.train={folder}")]) == 65
     assert "the shards hold no tokens" in capsys.readouterr().err
+
+
+def test_a_model_too_small_for_the_tokenizer_ends_with_78(
+    tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", *tiny_run("model.vocab_size=448")]) == 78
+    assert "Set model.vocab_size=512." in capsys.readouterr().err
 
 
 @pytest.mark.runs

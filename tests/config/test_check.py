@@ -20,7 +20,7 @@ from modernbert_train.config.check import (
     kernels_and_orders,
     model_shape,
 )
-from modernbert_train.config.describe import describe
+from modernbert_train.config.describe import describe, expected_steps
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import BatchWarmupConfig, PhaseConfig, RunConfig
 from modernbert_train.errors import ConfigError
@@ -457,3 +457,10 @@ def test_batch_sizes_by_hand() -> None:
     assert phase(768, 768, 4608).batch_sizes == [768, 1536, 2304, 3072, 3840, 4608]
     assert phase(4, 5, 10).batch_sizes == [4, 9, 10]
     assert PhaseConfig(tokens=1, row_tokens=8, batch_rows=6, microbatch_tokens=8).batch_sizes == [6]
+
+
+def test_expected_steps_by_hand() -> None:
+    """The first 600 tokens: 200 in batches of 2 rows of 10, 400 in batches of 4, 10 steps each; then 320 in 6 x 10."""
+    warmup = BatchWarmupConfig(start_rows=2, step_rows=2, tokens=600)
+    phase = PhaseConfig(tokens=920, row_tokens=10, batch_rows=6, microbatch_tokens=10, batch_warmup=warmup)
+    assert expected_steps(phase) == 10 + 10 + round(320 / 60)

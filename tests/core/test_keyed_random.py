@@ -71,6 +71,21 @@ def test_uniforms_fill_the_unit_interval_evenly() -> None:
         assert 25 < float(((counts - 1024) ** 2 / 1024).sum()) < 110
 
 
+def test_neighbouring_keys_and_counters_share_nothing() -> None:
+    """Documents are numbered in order; half of 64 bits differ between any two neighbours, on average."""
+    for one, other in ((draws(5, 4000)[:-1], draws(5, 4000)[1:]), (draws(5, 4000), draws(6, 4000))):
+        differing = np.unpackbits((one ^ other).view(np.uint8)).sum() / len(one)
+        assert abs(differing - 32) < 0.5
+
+
 @pytest.mark.parametrize("size", [0, 1, 2, 7, 1000])
 def test_a_permutation_holds_every_index_once(size: int) -> None:
     assert sorted(permutation(size, 9).tolist()) == list(range(size))
+
+
+def test_every_place_of_a_permutation_is_equally_likely() -> None:
+    """600 keys, 5 places: each index stands in each place 120 times, 10 being one sigma."""
+    counts = np.zeros((5, 5))
+    for key in range(600):
+        counts[np.arange(5), permutation(5, derive(key))] += 1
+    assert counts.min() > 75 and counts.max() < 165

@@ -1,4 +1,4 @@
-"""Small encoders and packed batches."""
+"""Small encoders, packed batches, and transformers' ModernBERT with the same weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
+from transformers.initialization import no_init_weights
 
 from benchmarks.batches import lay_out, mlm_batch
 from modernbert_train.batch import IGNORED_LABEL, Batch
@@ -96,5 +98,40 @@ def pack() -> Callable[..., Batch]:
             num_tokens=sum(len(ids) for row in rows for ids in row),
             num_rows=len(rows),
         )
+
+    return make
+
+
+@pytest.fixture
+def reference() -> Callable[..., transformers.ModernBertForMaskedLM]:
+    """transformers' model with the same weights; names must match exactly for this to load."""
+
+    def make(model: ModernBertForMaskedLM, theta: float = 10_000.0, attention: str = "eager") -> torch.nn.Module:
+        config = model.config
+        hf_config = transformers.ModernBertConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_heads,
+            local_attention=config.local_attention,
+            norm_eps=config.norm_eps,
+            global_attn_every_n_layers=config.global_attn_every_n_layers,
+            rope_parameters={
+                "full_attention": {"rope_type": "default", "rope_theta": theta},
+                "sliding_attention": {"rope_type": "default", "rope_theta": config.local_rope_theta},
+            },
+            pad_token_id=PAD,
+            bos_token_id=2,
+            eos_token_id=3,
+            cls_token_id=2,
+            sep_token_id=3,
+            attn_implementation=attention,
+        )
+        with no_init_weights():  # drawing them takes seconds at real sizes, and all are loaded
+            twin = transformers.ModernBertForMaskedLM(hf_config)
+        twin.tie_weights()
+        twin.load_state_dict(model.state_dict(), strict=True)
+        return twin.eval()
 
     return make

@@ -124,22 +124,22 @@ def ids(size: int, seed: int = 5) -> Tensor:
     return torch.randint(5, 160, (size,), generator=torch.Generator().manual_seed(seed))
 
 
-def empty_twin(config: Any, *heads: str, order: Order = "all", positions: int = 64, attention: str = "eager") -> Any:
+def empty_twin(config: Any, *heads: str, order: Order = "all", positions: int = 64) -> Any:
     """transformers' model of our config.json."""
     hub = export_format(config, order, {"model", *heads})
     positions = getattr(config, "max_positions", positions)
     settings = hub.describe(config, order, {"model", *heads}, positions, VOCABULARY)
     kind = getattr(transformers, settings["architectures"][0])
-    return kind(kind.config_class(**settings, attn_implementation=attention))
+    return kind(kind.config_class(**settings, attn_implementation="eager"))
 
 
-def twin_of(model: Any, pair_head: nn.Module | None = None, order: Order = "all", attention: str = "eager") -> Any:
+def twin_of(model: Any, pair_head: nn.Module | None = None, order: Order = "all") -> Any:
     """The same with the weights of a model of ours, under our names of them."""
     heads, weights = ["head", "decoder"], dict(model.state_dict())
     if pair_head is not None:
         heads.append("pair_head")
         weights |= {f"pair_head.{name}": tensor for name, tensor in pair_head.state_dict().items()}
-    twin = empty_twin(model.config, *heads, order=order, attention=attention)
+    twin = empty_twin(model.config, *heads, order=order)
     hub = export_format(model.config, order, {"model", *heads})
     missing, unexpected = twin.load_state_dict(to_hf(hub, weights, model.config), strict=False)
     assert all(name.endswith(("decoder.weight", "decoder.bias", "lm_loss.weight")) for name in missing), missing

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks.batches import lay_out
 from modernbert_train.batch import QUERY_RANK, Order, Packed
 from modernbert_train.config.check import KERNEL_ORDERS
+from modernbert_train.config.schema import BertConfig, ModernBertConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.attention import (
     KERNELS,
@@ -26,6 +27,7 @@ from modernbert_train.models.attention import (
     choose_kernel,
     flash,
     flex,
+    kernel_report,
     sdpa,
     tiles,
     varlen,
@@ -150,6 +152,53 @@ def test_a_bias_is_added_to_scaled_scores(order: Order) -> None:
     torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("query", [0, 63, 64, 150, 235, 299])
+def test_window_includes_its_edge_and_nothing_beyond(query: int) -> None:
+    """local_attention=128 is 64 on each side: distance 64 attends, 65 does not. One off is another model."""
+    seen = keys_seen([300], Visible.around(64), True, slice(query, query + 1))
+    assert seen == list(range(max(0, query - 64), min(300, query + 65)))
+
+
+@pytest.mark.parametrize("query", [0, 62, 63, 64, 127, 150, 299])
+def test_in_causal_order_a_window_ends_with_the_token_itself(query: int) -> None:
+    """Itself and 63 before it. One token more ahead, and the model is given what it is to predict."""
+    seen = keys_seen([300], Visible.around(64, "causal"), True, slice(query, query + 1))
+    assert seen == list(range(max(0, query - 63), query + 1))
+    assert keys_seen([300], Visible.around(64, "causal"), False, slice(query, query + 1)) == list(range(query + 1))
+
+
+@pytest.mark.parametrize("order", ["all", "causal"])
+@pytest.mark.parametrize("window", [True, False])
+def test_no_token_sees_another_sequence(window: bool, order: Order) -> None:
+    """Packing is only sound if a document's neighbours in its row are invisible to it."""
+    lengths = [30, 1, 40, 29]
+    assert keys_seen(lengths, Visible.around(64, order), window, slice(31, 71)) == list(range(31, 71))
+
+
+@pytest.mark.parametrize("window", [True, False])
+def test_in_causal_order_no_token_sees_a_later_one(window: bool) -> None:
+    """What is predicted must not be seen; on either side of where blocks of queries and documents begin."""
+    for query in (0, 29, 30, 31, 63, 64, 70, 71, 99):
+        seen = keys_seen([30, 1, 40, 29], Visible.around(64, "causal"), window, slice(query, query + 1))
+        first = max(start for start in (0, 30, 31, 71) if start <= query)
+        assert seen == list(range(first, query + 1))
+
+
+def keys_seen(lengths: list[int], visible: Visible, window: bool, queries: slice) -> list[int]:
+    """Tokens whose values reach what comes out at these queries."""
+    q, k, v = torch.randn(3, sum(lengths), 1, 4, generator=torch.Generator().manual_seed(0))
+    v.requires_grad_()
+    out = sdpa.attend(q, k, v, sdpa.prepare(packed(lengths), visible), window)
+    (grad,) = torch.autograd.grad(out[queries].sum(), v)
+    return grad.abs().sum((1, 2)).nonzero().flatten().tolist()
+
+
+def test_local_memory_is_linear_in_the_line() -> None:
+    """Twice the tokens, twice the mask; a T x T mask would need 4 times and end long contexts."""
+    sizes = [sdpa.prepare(packed([n]), Visible.around(64)).visible_B1QK.numel() for n in (4096, 8192)]
+    assert sizes[1] == 2 * sizes[0] == 8192 * (64 + 2 * 64)
+
+
 @pytest.mark.parametrize(
     ("capability", "heads", "first"),
     [((9, 0), 64, "tiles"), ((9, 0), 48, "varlen"), ((9, 0), None, "varlen"), ((8, 0), 64, "varlen")],
@@ -167,6 +216,12 @@ def test_local_layers_are_ours_where_that_was_measured_to_be_faster(
     assert next(iter(kernels)) == first and {*kernels} == {*KERNELS}
     monkeypatch.setattr(tiles, "support", lambda *given: "no Triton")
     assert next(iter(by_preference(torch.device("cuda"), torch.bfloat16, "all", None, heads))) == "varlen"
+
+
+def test_models_say_which_heads_their_local_layers_have() -> None:
+    assert ModernBertConfig().local_heads == 64
+    assert ModernBertConfig(global_attn_every_n_layers=1).local_heads is None
+    assert BertConfig().local_heads is None
 
 
 def test_auto_takes_sdpa_on_cpu_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -189,6 +244,12 @@ def test_a_named_kernel_that_cannot_serve_is_refused() -> None:
     assert message.endswith("Usable here: sdpa. Or set compute.attention=auto.")
 
 
+def test_an_unknown_kernel_is_refused() -> None:
+    """A typing error must not pick some kernel."""
+    with pytest.raises(ConfigError, match=r"compute\.attention=fa9: no such kernel\. Usable here: sdpa"):
+        choose_kernel("fa9", CPU, torch.float32)
+
+
 def test_varlen_says_which_precision_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """fp32 on a GPU would otherwise fail deep inside the first step."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -199,6 +260,15 @@ def test_varlen_says_which_precision_it_needs(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "T4")
     assert "T4 has less" in str(varlen.support(cuda, torch.bfloat16))
+
+
+def test_report_names_every_kernel() -> None:
+    """`doctor` shows users why the fast kernel is not used on their machine, and what each can do."""
+    report = kernel_report()
+    assert list(report) == list(KERNELS) == ["varlen", "flash", "flex", "sdpa", "tiles"]
+    assert all("window" in kernel.traits and "deterministic" in kernel.traits for kernel in KERNELS.values())
+    assert report["sdpa"] is None
+    assert (report["varlen"] is None) == torch.cuda.is_available()
 
 
 @pytest.mark.parametrize(
@@ -419,6 +489,20 @@ def test_flex_blocks_cover_a_given_order(lengths: list[int], half_window: int) -
         assert not listed(mask.full_kv_num_blocks, mask.full_kv_indices).any()
 
 
+def test_flex_leaves_out_blocks_of_query_tokens_and_far_positions() -> None:
+    """Query tokens are keys of nobody; in local layers blocks of far positions are not computed."""
+    line = packed([1024])
+    ranks_T = torch.full((1024,), -1)
+    ranks_T[896:] = QUERY_RANK
+    line = replace(line, order="given", ranks_T=ranks_T, limits_T=torch.zeros(1024, dtype=torch.int64))
+    layout = flex.prepare(line, Visible.around(64, "given"))
+    seen = listed(layout.everywhere.kv_num_blocks, layout.everywhere.kv_indices)
+    assert seen[:, :7].all() and not seen[:, 7].any()
+    assert layout.local is not None
+    near = listed(layout.local.kv_num_blocks, layout.local.kv_indices)
+    assert near.sum() == 7 * 3 - 1, "each block sees itself and its neighbours"
+
+
 def listed(num_blocks: Tensor, indices: Tensor) -> Tensor:
     """Key blocks that each query block names."""
     chosen = torch.arange(indices.shape[-1]) < num_blocks[0, 0, :, None]
@@ -481,6 +565,17 @@ def test_kernels_say_what_they_cannot_show_a_token(monkeypatch: pytest.MonkeyPat
     of_pairs = kernel.support(gpu, torch.bfloat16, "all", "pairs")
     assert of_pairs is None if name == "flex" else "adds nothing to the scores" in str(of_pairs)
     assert ("given" in KERNEL_ORDERS[name]) is (reason is None), "check says the same without a GPU"
+
+
+def test_flex_has_no_fixed_order_of_what_is_added_to_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients of tables are added atomically: a run that asks for bits that repeat gets `sdpa`."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(flex, "missing_on_gpu", list)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    gpu = torch.device("cuda")
+    assert flex.support(gpu, torch.bfloat16) is None
+    assert "in no fixed order" in str(flex.support(gpu, torch.bfloat16, "all", "pairs"))
 
 
 def test_flex_says_where_it_cannot_serve(monkeypatch: pytest.MonkeyPatch) -> None:

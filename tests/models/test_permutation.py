@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -126,3 +127,25 @@ def test_the_first_of_an_order_without_context_is_finite(config: ModelConfig) ->
     queries = torch.from_numpy(inputs.targets["positions_M"])[: inputs.counts["permutation"]]
     model.logits(model.encode(packed), queries).square().sum().backward()
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@EACH
+@torch.no_grad()
+def test_sequences_see_only_themselves(config: ModelConfig) -> None:
+    """Packed with others, and alone with the very same order."""
+    model = built(config)
+    text = text_of([40, 22, 9])
+    _, packed = made(text)
+    start, end = packed.cu_seqlens_S[1:3].tolist()
+    assert packed.ranks_T is not None and packed.limits_T is not None
+    own = slice(start, end)
+    alone = replace(
+        packed,
+        input_ids_T=packed.input_ids_T[own],
+        position_ids_T=packed.position_ids_T[own],
+        cu_seqlens_S=torch.tensor([0, end - start], dtype=torch.int32),
+        ranks_T=packed.ranks_T[own],
+        limits_T=packed.limits_T[own],
+    )
+    torch.testing.assert_close(model.encode(alone), model.encode(packed)[own], atol=1e-5, rtol=0)
+    assert np.isfinite(model.encode(packed).numpy()).all()

@@ -192,6 +192,12 @@ def test_the_bound_of_independent_draws_fails_less_than_once_in_10_to_the_19(tok
         assert bound < rate * tokens + 12 * math.sqrt(tokens * rate * (1 - rate)) + 48
 
 
+def test_bounds_by_hand() -> None:
+    """1228.8 + 15 + sqrt(225 + 90 * 860.16) = 1522.4; 29491.2 + 15 + sqrt(225 + 90 * 20643.84) = 30869.3."""
+    assert MaskedLM(BERNOULLI, VOCABULARY).max_predicted(0.3, 4096) == 1528
+    assert MaskedLM(REFERENCE, VOCABULARY).max_predicted(0.3, 98_304) == 30_872
+
+
 @pytest.mark.parametrize("name", ["exact", "bernoulli", "reference"])
 def test_more_predictions_than_fit_are_left_out_and_counted(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """It never happens by chance, so the bound is lowered by hand. What stays is a part of what there was."""
@@ -213,3 +219,11 @@ def test_more_predictions_than_fit_are_left_out_and_counted(name: str, caplog: p
     others = np.setdiff1d(np.arange(len(at[0])), left)
     assert (narrow.input_ids_T[others] == whole.input_ids_T[others]).all()
     assert (narrow.labels_M == at[0][narrow.positions_M]).all()
+
+
+@pytest.mark.parametrize("config", [BERNOULLI, REFERENCE], ids=["bernoulli", "reference"])
+def test_a_line_without_sequences_predicts_nothing(config: MaskedLmConfig) -> None:
+    nothing = np.zeros(0, np.int64)
+    ids = np.full(16, PAD, np.int64)
+    masked = MaskedLM(config, VOCABULARY).corrupt(ids, nothing, nothing, nothing.astype(np.uint64), 0.3)
+    assert (masked.input_ids_T == ids).all() and len(masked.positions_M) == 0

@@ -24,6 +24,7 @@ PAD, UNK, CLS, SEP, MASK = range(5)
 VOCABULARY = Vocabulary(
     num_entries=100, cls_id=CLS, sep_id=SEP, pad_id=PAD, mask_id=MASK, ordinary=np.arange(5, 100), sha256=""
 )
+ONLY_KEPT = MaskedLmConfig(mask_token_share=0.0, random_token_share=0.0)
 Line = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
@@ -60,6 +61,11 @@ def test_each_sequence_has_its_share_rounded_up_or_down(lengths: list[int], rate
     counts = counts_of(masked, line(lengths))
     assert counts.sum() == len(masked.positions_M) == len(masked.labels_M)  # none lies outside the texts
     assert (np.abs(counts - rate * np.array(lengths)) < 1).all()
+
+
+def test_a_share_that_is_whole_is_exact() -> None:
+    assert counts_of(corrupt([10, 100, 30], 0.3), line([10, 100, 30])).tolist() == [3, 30, 9]
+    assert counts_of(corrupt([7, 1], 1.0), line([7, 1])).tolist() == [7, 1]
 
 
 def test_rounding_is_fair_so_short_sequences_are_predicted_too() -> None:
@@ -116,6 +122,13 @@ def test_every_place_in_a_sequence_is_equally_likely() -> None:
     assert np.abs(places[:20] - 900).max() < 125
 
 
+def test_the_shares_can_be_all_or_nothing() -> None:
+    kept = corrupt([30, 8], 0.3, ONLY_KEPT)
+    assert (kept.input_ids_T == line([30, 8])[0]).all() and len(kept.labels_M) > 0
+    masked = corrupt([30, 8], 0.3, MaskedLmConfig(mask_token_share=1.0, random_token_share=0.0))
+    assert (masked.input_ids_T[masked.positions_M] == MASK).all()
+
+
 @pytest.mark.runs
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.permutations(range(12)), st.floats(0.05, 1.0))
@@ -141,6 +154,12 @@ def test_a_sequence_is_masked_the_same_wherever_it_lies(lengths: list[int], orde
         assert text.tolist() == alone[number].input_ids_T.tolist()
 
 
+def test_other_keys_give_other_masks() -> None:
+    objective = MaskedLM(MaskedLmConfig(), VOCABULARY)
+    found = {tuple(objective.corrupt(*line([60]), keys(1, first=n), 0.3).positions_M.tolist()) for n in range(50)}
+    assert len(found) == 50
+
+
 def test_pinned_mask_never_changes() -> None:
     """A change here changes the masks of every run that is under way."""
     ids = np.array([CLS, *range(10, 22), SEP, CLS, *range(30, 35), SEP])
@@ -161,6 +180,19 @@ def test_the_number_of_predicted_positions_stays_within_its_bound(lengths: list[
     ids, starts, sizes = line(lengths)
     masked = objective.corrupt(ids, starts, sizes, keys(len(lengths), first), rate)
     assert len(masked.positions_M) <= objective.max_predicted(rate, len(ids))
+
+
+@pytest.mark.parametrize("rate", [0.15, 0.3])
+def test_the_bound_holds_for_thousands_of_the_shortest_sequences(rate: float) -> None:
+    """One token each: all of them lucky would pass the bound, and their fair rounding keeps them far from it."""
+    objective = MaskedLM(MaskedLmConfig(), VOCABULARY)
+    for number in (1, 10, 100, 2000):
+        ids, starts, lengths = line([1] * number)
+        worst = max(
+            len(objective.corrupt(ids, starts, lengths, keys(number, first), rate).positions_M)
+            for first in range(0, 5000, 250)
+        )
+        assert worst <= objective.max_predicted(rate, len(ids))
 
 
 def test_the_bound_is_a_multiple_of_eight_and_not_wasteful() -> None:

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from modernbert_train.batch import PackedText
 from modernbert_train.config.schema import MaskedLmConfig, SentenceOrderConfig
+from modernbert_train.core.keyed_random import hash64, uniform
 from modernbert_train.objectives import build_objective, ngrams
 from modernbert_train.objectives.mlm import Masked, MaskedLM
 from modernbert_train.objectives.sop import SentenceOrder
 from modernbert_train.vocabulary import Vocabulary
-from tests.objectives.test_masking import CLS, MASK, PAD, SEP, Line, five_sigma, keys
+from tests.objectives.test_masking import CLS, MASK, PAD, SEP, Line, chi_square, five_sigma, keys
 
 # ids from 60 on go on with a word
 VOCABULARY = Vocabulary(
@@ -170,6 +171,33 @@ def test_n_grams_have_the_law_of_the_paper() -> None:
         assert abs(share - expected) < five_sigma(expected, total) + 0.01
 
 
+def test_lengths_are_drawn_by_the_law() -> None:
+    """The draws themselves, with nothing that could touch."""
+    draws = uniform(hash64(np.uint64(3), np.arange(200_000, dtype=np.uint64)))
+    counts = np.bincount(1 + np.searchsorted(ngrams._SHARES, draws, side="right"), minlength=4)[1:]
+    assert abs(chi_square(counts, 200_000 * np.array([6, 3, 2]) / 11)) < 6
+
+
+def test_every_word_of_a_text_is_predicted_as_often() -> None:
+    """Over many keys; the first and the last words are in fewer n-grams of the paper's, here each is in one."""
+    texts = texts_of([20], inside=0.0) * 6000
+    at = line(texts)
+    chosen = np.zeros((6000, 22), bool)
+    chosen.flat[corrupt(at, 0.3).positions_M] = True
+    counts = chosen[:, 1:21].sum(axis=0)
+    assert abs(counts - 1800).max() < 5 * np.sqrt(6000 * 0.3 * 0.7)
+
+
+def test_a_long_word_is_several() -> None:
+    """A text without spaces would otherwise never be predicted, or all of it at once."""
+    at = line([[5, *[70] * 99]])
+    found = corrupt(at, 0.3).positions_M - 1
+    assert len(found) >= budgets(at, 0.3)[0] - ngrams.LONGEST + 1
+    assert {place // ngrams.LONGEST for place in found.tolist()} and len(found) % 4 == 0
+    whole = np.bincount(found // ngrams.LONGEST, minlength=13)
+    assert set(whole.tolist()) <= {0, 4, ngrams.LONGEST}
+
+
 def test_a_sequence_is_masked_the_same_wherever_it_lies() -> None:
     """So masks depend on neither ranks, workers nor microbatches."""
     objective = MaskedLM(NGRAM, VOCABULARY)
@@ -192,6 +220,19 @@ def test_pinned_masks_never_change() -> None:
     assert masked.input_ids_T[masked.positions_M].tolist() == [MASK, MASK, MASK, 54, 65, MASK, MASK]
 
 
+def test_the_rest_is_drawn_for_each_token() -> None:
+    """80, 10, 10 as elsewhere; within a word too, as in the published code."""
+    at = line(texts_of([400] * 300))
+    masked = corrupt(at)
+    inputs, number = masked.input_ids_T[masked.positions_M], len(masked.labels_M)
+    hits = 0.1 / 95
+    assert abs((inputs == MASK).mean() - 0.8) < five_sigma(0.8, number)
+    assert abs((inputs == masked.labels_M).mean() - (0.1 + hits)) < five_sigma(0.1, number)
+    next_inside = (np.diff(masked.positions_M) == 1) & (masked.labels_M[1:] >= 60)
+    mixed = (inputs[:-1] == MASK) != (inputs[1:] == MASK)
+    assert abs(mixed[next_inside].mean() - 2 * 0.8 * 0.2) < 2 * five_sigma(0.32, int(next_inside.sum()))
+
+
 @pytest.mark.parametrize("rate", [0.02, 0.15, 0.3, 1.0])
 def test_special_tokens_are_left_alone_and_the_bound_is_that_of_exact_masking(rate: float) -> None:
     at = line(texts_of([1, 2, 50, 400]), tail=9)
@@ -201,6 +242,12 @@ def test_special_tokens_are_left_alone_and_the_bound_is_that_of_exact_masking(ra
     assert (masked.labels_M >= 5).all() and (masked.input_ids_T[masked.positions_M] >= 5).all()
     objectives = [MaskedLM(config, VOCABULARY) for config in (NGRAM, EXACT)]
     assert len({each.max_predicted(rate, 4096) for each in objectives}) == 1
+
+
+def test_nothing_to_mask_is_nothing_masked() -> None:
+    nothing = np.empty(0, np.int64)
+    masked = MaskedLM(NGRAM, VOCABULARY).corrupt(np.full(8, PAD), nothing, nothing, keys([]), 0.15)
+    assert not len(masked.positions_M) and (masked.input_ids_T == PAD).all()
 
 
 def test_no_word_and_no_n_gram_lies_in_two_halves() -> None:

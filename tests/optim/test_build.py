@@ -62,6 +62,12 @@ def test_matrices_and_the_tied_embedding_decay_once_norms_and_biases_do_not() ->
         assert all(param is by_name[name] for name, param in zip(group["param_names"], group["params"], strict=True))
 
 
+def test_an_empty_group_is_left_out() -> None:
+    assert [group["param_names"] for group in decay_groups(weights_of(nn.Linear(2, 2, bias=False)), 0.01)] == [
+        ["weight"]
+    ]
+
+
 def test_every_optimizer_of_the_schema_can_be_built() -> None:
     own = {kind for kind in VARIANTS["optim"].values() if kind.__module__.startswith("modernbert_train.")}
     assert set(OPTIMIZERS) >= own and len(own) >= 4  # a plugin of another test may have added a row

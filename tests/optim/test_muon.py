@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from modernbert_train.__main__ import main
 from modernbert_train.clock import Clock
+from modernbert_train.config.check import check
 from modernbert_train.config.schema import (
     ComputeConfig,
     ModernBertConfig,
@@ -31,6 +32,7 @@ from modernbert_train.config.schema import (
     RunConfig,
     StableAdamWConfig,
 )
+from modernbert_train.errors import ConfigError
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.models.sharding import like
 from modernbert_train.optim.build import apply_clock, build_optimizer
@@ -402,6 +404,13 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tiny_run: TinyRun, tmp
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
+def test_gradients_of_a_part_would_be_noticed() -> None:
+    """Orthogonalising shards is another optimizer; else the comparisons above could not fail."""
+    grad = torch.randn(14, 6, generator=torch.Generator().manual_seed(0))[None]
+    halves = torch.cat([orthogonalize(part, 5) for part in grad.chunk(2, dim=1)], dim=1)
+    assert (halves - orthogonalize(grad, 5)).abs().max() > 0.1
+
+
 # --- plan --------------------------------------------------------------------------------------------------------
 
 
@@ -448,15 +457,26 @@ def test_plan_knows_the_memory_of_state_and_step(optim: OptimConfig) -> None:
 # --- what is refused ---------------------------------------------------------------------------------------------
 
 
-def test_impossible_rules_and_parts_are_refused() -> None:
-    for settings, message in (
-        ({"momentum": -0.1}, r"momentum=-0\.1 \(Muon\)"),
-        ({"row_beta": 1.0}, r"row_beta=1\.0 \(Muon\)"),
-        ({"iterations": 0}, r"iterations=0 \(Muon\)"),
-        ({"scale": "none"}, r"scale='none' \(Muon\): one of match_rms_adamw, original"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Rule(**settings)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"momentum": 1.0}, r"optim\.momentum=1\.0: must be at least 0 and below 1"),
+        ({"row_beta": -0.1}, r"optim\.row_beta=-0\.1: must be at least 0 and below 1"),
+        (
+            {"newton_schulz_iterations": 0},
+            r"newton_schulz_iterations=0: must be at least 1 and at most 100, since without one nothing is",
+        ),
+        ({"adam_lr_ratio": 0.0}, r"optim\.adam_lr_ratio=0\.0: must be above 0"),
+        ({"adam_decay_ratio": -1.0}, r"optim\.adam_decay_ratio=-1\.0: must be at least 0"),
+    ],
+)
+def test_check_refuses_impossible_settings(settings: dict[str, Any], message: str) -> None:
+    config = make_run(NorMuonConfig(lr=1e-3, **settings))
+    with pytest.raises(ConfigError, match=message):
+        check(config)
+
+
+def test_impossible_parts_are_refused() -> None:
     for shape, parts in (((7, 4), 2), ((8,), 2)):
         with pytest.raises(ValueError, match="not 2 matrices one below another"):
             Muon([{"params": [nn.Parameter(torch.ones(shape))], "parts": [parts]}], LR)

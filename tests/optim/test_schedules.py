@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Literal
 
@@ -19,16 +20,25 @@ TRAPEZOID = ScheduleConfig(warmup_tokens=100, decay_tokens=400, decay="one_minus
     ("tokens", "ratio"),
     [
         (0, 1e-10),  # never 0
+        (25, 0.25),
         (50, 0.5),
         (100, 1.0),  # joint: warmup to constant
+        (350, 1.0),
         (600, 1.0),  # joint: constant to decay
+        (604, 0.9),  # 1 - sqrt(0.01)
         (700, 0.5),  # 1 - sqrt(0.25)
         (825, 0.25),  # 1 - sqrt(0.5625)
+        (996, 1 - math.sqrt(0.99)),
         (1000, 0.0),
     ],
 )
 def test_trapezoid(tokens: int, ratio: float) -> None:
     assert lr_ratio_at(TRAPEZOID, 1000, tokens) == pytest.approx(ratio, abs=2e-10)
+
+
+def test_the_first_rate_is_small_but_not_zero() -> None:
+    assert lr_ratio_at(TRAPEZOID, 1000, 0) == 1e-10
+    assert lr_ratio_at(ScheduleConfig(), 1000, 0) == 1.0
 
 
 def test_an_inverse_square_root_cools_down_from_where_it_stands() -> None:
@@ -65,6 +75,17 @@ def test_each_decay_starts_at_one_and_ends_exactly_at_the_final_ratio(
 def test_the_end_is_exact_at_the_size_of_a_real_phase(decay: Decay, final: float) -> None:
     schedule = ScheduleConfig(decay_tokens=49_999_999_999, decay=decay, final_lr_ratio=final)
     assert lr_ratio_at(schedule, 50_000_000_001, 50_000_000_001) == final
+
+
+def test_without_decay_the_rate_stays_at_the_peak_to_the_end() -> None:
+    schedule = ScheduleConfig(warmup_tokens=100, final_lr_ratio=0.0)
+    assert [lr_ratio_at(schedule, 1000, tokens) for tokens in (100, 999, 1000)] == [1.0, 1.0, 1.0]
+
+
+def test_warmup_and_decay_may_meet() -> None:
+    schedule = ScheduleConfig(warmup_tokens=600, decay_tokens=400, decay="linear")
+    assert lr_ratio_at(schedule, 1000, 600) == 1.0
+    assert lr_ratio_at(schedule, 1000, 599) < 1.0 and lr_ratio_at(schedule, 1000, 601) < 1.0
 
 
 def make_run() -> RunConfig:

@@ -20,7 +20,7 @@ from modernbert_train.batch import Batch
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.weights.formats import read_folder
-from modernbert_train.weights.hf_folder import load_weights
+from modernbert_train.weights.hf_folder import export, load_weights
 from tests.checkpoints.small_checkpoint import BAD_TENSORS
 from tests.weights.conftest import CONFIG, edit, write
 
@@ -135,6 +135,14 @@ def test_the_way_back_is_exact(model: ModernBertForMaskedLM, exported: Path) -> 
     ModernBertForMaskedLM(CONFIG).load_state_dict(weights, strict=True)
 
 
+def test_what_transformers_saves_can_be_read(exported: Path, tmp_path: Path, model: ModernBertForMaskedLM) -> None:
+    """Models that others published with transformers 5 are starting points too."""
+    transformers.AutoModelForMaskedLM.from_pretrained(exported).save_pretrained(tmp_path / "theirs")
+    assert read_folder(tmp_path / "theirs").model == CONFIG
+    weights = load_weights(tmp_path / "theirs")
+    assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
+
+
 def test_an_old_config_can_be_read(exported: Path) -> None:
     """The released models carry only the keys of transformers 4; a null local base means the global one."""
     edit(exported, rope_parameters="absent", layer_types="absent", local_rope_theta=None)
@@ -198,11 +206,17 @@ def test_a_senseless_theta_is_not_exported(
     ("changes", "message"),
     [
         ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "model_type='gpt2'"),
+        ({"model_type": "bert"}, "model_type='bert', architectures="),
         ({"architectures": ["ModernBertForImages"]}, "ModernBertForImages"),
+        ({"architectures": None}, "architectures=None"),
+        ({"hidden_size": "64"}, "hidden_size='64', not a whole number above 0"),
+        ({"vocab_size": 64.5}, "vocab_size=64.5, not a whole number above 0"),
+        ({"num_attention_heads": 3}, "hidden_size=64 is not a multiple of num_attention_heads=3"),
         ({"global_attn_every_n_layers": 0, "layer_types": "absent"}, "global_attn_every_n_layers=0"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type=default"),
         ({"hidden_activation": "silu"}, "hidden_activation='silu'"),
         ({"mlp_bias": True}, "mlp_bias=True"),
+        ({"decoder_bias": False}, "decoder_bias=False"),
         ({"rope_parameters": "absent", "local_rope_theta": -1}, "RoPE base is -1"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "scaled positions"),
         ({"layer_types": ["sliding_attention"] * 5}, r"layer_types makes layers \[\] of 5 global"),
@@ -215,6 +229,20 @@ def test_another_architecture_is_refused(exported: Path, changes: dict[str, Any]
     with pytest.raises(DataError, match=message) as error:
         read_folder(exported)
     assert str(exported / "config.json") in str(error.value)
+
+
+def test_damaged_files_are_named(exported: Path) -> None:
+    """An interrupted download is the usual cause; the user must learn which file to fetch again."""
+    weights = exported / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"model\.safetensors: cannot be read"):
+        load_weights(exported)
+    weights.unlink()
+    with pytest.raises(DataError, match=r"model\.safetensors: no such file"):
+        load_weights(exported)
+    (exported / "config.json").write_text('{"model_type": ')
+    with pytest.raises(DataError, match=r"config\.json: cannot be read"):
+        load_weights(exported)
 
 
 @pytest.mark.parametrize("what", BAD_TENSORS)
@@ -255,6 +283,23 @@ def test_weights_that_do_not_fit_are_refused(exported: Path) -> None:
         save_file(weights, path)
         with pytest.raises(DataError, match=message):
             load_weights(exported)
+
+
+def test_a_state_of_another_model_is_not_exported(
+    model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """A folder whose config.json does not describe its weights would load with random ones in between."""
+    state = model.state_dict()
+    del state["model.final_norm.weight"]
+    with pytest.raises(ConfigError, match=r"1 of \d+ tensors are missing, the first is model\.final_norm\.weight"):
+        export(
+            state,
+            CONFIG,
+            max_tokens=8,
+            tokenizer_folder=tokenizer_folder,
+            out=tmp_path / "hf",
+            card="",
+        )
 
 
 def test_a_tokenizer_larger_than_the_embedding_is_refused(

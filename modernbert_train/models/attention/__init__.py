@@ -88,7 +88,7 @@ def choose_kernel(
     usable = [kind for kind, reason in reasons.items() if reason is None]
     chosen = usable[0] if name == "auto" else name
     if chosen not in usable:
-        reason = reasons[name]
+        reason = reasons.get(name, "no such kernel")
         raise ConfigError(f"{key}={name}: {reason}. Usable here: {', '.join(usable)}. Or set {key}=auto.")
     log.info("%s=%s: using %s on %s in %s", key, name, chosen, device, str(dtype).removeprefix("torch."))
     return KERNELS[chosen]

@@ -77,6 +77,16 @@ def test_the_decoder_computes_the_same_in_transformers(model: ModernBertForMaske
             torch.testing.assert_close(theirs, logits_TV[start:end], atol=1e-5, rtol=0)
 
 
+def test_one_more_token_in_the_window_is_another_model(model: ModernBertForMaskedLM, decoder: Path) -> None:
+    """Ettin's training saw one token more than transformers does. That the test above would notice is shown here."""
+    edit(decoder, sliding_window=5, local_attention=10)
+    twin = transformers.AutoModelForCausalLM.from_pretrained(decoder).eval()
+    ids_T = torch.randint(0, 8, (160,), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        theirs = twin(ids_T[None, 71:]).logits[0]
+    assert (theirs - our_logits(model, ids_T)[71:]).abs().max() > 1e-2
+
+
 def test_a_decoder_comes_back_bit_by_bit(model: ModernBertForMaskedLM, decoder: Path, tmp_path: Path) -> None:
     """From our file and from transformers' own, and it says what it is."""
     transformers.AutoModelForCausalLM.from_pretrained(decoder).save_pretrained(tmp_path / "theirs")
