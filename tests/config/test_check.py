@@ -6,6 +6,7 @@ If one of these breaks, a run starts that cannot end well, and says so after hou
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -151,11 +152,11 @@ BROKEN_ALBERT = {
 Load = Callable[..., RunConfig]
 
 
-@pytest.fixture
-def load(tmp_path: Path) -> Load:
-    file = tmp_path / "good.yaml"
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
+    file = tmp_path_factory.mktemp("good") / "good.yaml"
     file.write_text(GOOD, encoding="utf-8")
-    return lambda *overrides: load_run([file], ["compute.device=cpu", *overrides])
+    return cache(lambda *overrides: load_run([file], ["compute.device=cpu", *overrides]))
 
 
 MIXED = ("data.train=null", "data.streams={web: {path: a}, books: {path: b}}")

@@ -15,11 +15,8 @@ from examples import export_onnx  # noqa: E402  # it imports onnxruntime
 TEXTS = ["aki nabe", "kelo ruto tinda mosa lebi aki", "mosa", *["lamu nabe ruto"] * 7]
 
 
-@pytest.mark.runs
-@pytest.mark.parametrize(
-    "encoder",
-    ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("modernbert", "albert", "xlnet", "deberta"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("encoder", ["modernbert", "bert", "albert", "xlnet", "deberta"])
 def test_hidden_states_are_those_of_transformers(
     models: dict[str, Path], tmp_path: Path, encoder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

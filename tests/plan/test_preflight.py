@@ -257,9 +257,8 @@ def test_looking_writes_nothing_and_takes_no_lock(again: TinyRun, tmp_path: Path
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("verb", ["check", "train"])
-def test_none_of_it_loads_torch(again: TinyRun, verb: str) -> None:
-    done = call_probed(verb, *again("seed=6", "loggers.slack={}", "compute.attention=sdpa"))
+def test_none_of_it_loads_torch(again: TinyRun) -> None:
+    done = call_probed("train", *again("seed=6", "loggers.slack={}", "compute.attention=sdpa"))
     assert done.returncode == 78 and done.stdout.splitlines()[-1] == "loaded:", done.stderr
     assert "seed: 5 -> 6" in done.stderr or "slack_sdk" in done.stderr
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ SMALL = Card("RTX 3070", 8_000_000_000)
 OPEN = [f"phases.{name}.microbatch_tokens=null" for name in ("stable", "context", "decay")]
 
 
+@cache
 def run(recipe: str, *overrides: str) -> RunConfig:
     return read_run([str(ROOT / f"yamls/recipes/{recipe}.yaml"), "data.train=absent/train", *overrides])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -38,6 +39,7 @@ from modernbert_train.plan.tiles import mean_tiles
 ROOT = Path(__file__).parents[2]
 
 
+@cache
 def base(*overrides: str, ranks: int = 8) -> Plan:
     """Phase 1 of ModernBERT-base without its data."""
     words = [str(ROOT / "yamls/recipes/modernbert-base/1-stable.yaml"), "data.train=absent/train", *overrides]
