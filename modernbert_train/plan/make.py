@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -54,16 +55,16 @@ class PlannedPhase:
     objective: ObjectiveConfig
     ranges: tuple[StepRange, ...]
 
-    @property
+    @cached_property
     def steps(self) -> int:
         return sum(part.steps for part in self.ranges)
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """Trained, up to one batch more or less than the phase's nominal length."""
         return sum(part.steps * part.step_tokens for part in self.ranges)
 
-    @property
+    @cached_property
     def fill(self) -> float:
         """Share of its rows that is not padding."""
         places = sum(part.steps * part.rows for part in self.ranges) * self.config.row_tokens

@@ -72,22 +72,16 @@ def test_a_key_like_no_other_lists_the_known_ones(refused: Callable[..., list[st
     ("text", "key", "value"),
     [
         ("phases: {stable: {tokens: 1e9}}", "phases.stable.tokens", 1_000_000_000),
-        ("phases: {stable: {tokens: 2_000}}", "phases.stable.tokens", 2000),
-        ("phases: {stable: {tokens: 1.5e3}}", "phases.stable.tokens", 1500),
         ("optim: {lr: 1e-4}", "optim.lr", 1e-4),
-        ("optim: {lr: 8E-4}", "optim.lr", 8e-4),
         ("optim: {lr: 1}", "optim.lr", 1.0),
         ("optim: {betas: [0, 0.98]}", "optim.betas", (0.0, 0.98)),
         ("compute: {compile: true}", "compute.compile", True),
         ("name: on", "name", "on"),  # a name may be what YAML 1.1 calls a boolean
         ("name: '010'", "name", "010"),
-        ("eval: {max_tokens: null}", "eval.max_tokens", None),
         ("eval: {max_tokens:}", "eval.max_tokens", None),
         ("phases: {stable: {objective: {mask_rate: 1}}}", "phases.stable.objective.mask_rate", 1.0),
-        ("compute: {device: cuda}", "compute.device", "cuda"),
         ("loggers: {wandb: {tags: [a, 1e-3]}}", "loggers.wandb.tags", ["a", 1e-3]),
         ("callbacks: {speed_monitor: {window_size: 10}}", "callbacks.speed_monitor.window_size", 10),
-        ("callbacks: {lr_monitor: {}}", "callbacks.lr_monitor", {}),
         ("callbacks: {lr_monitor: false}", "callbacks", {}),
     ],
 )
@@ -98,11 +92,6 @@ def test_values_mean_what_people_mean(load: Load, text: str, key: str, value: ob
     assert found == value and type(found) is type(value)
 
 
-def test_a_tab_is_answered_with_spaces(load: Load) -> None:
-    with pytest.raises(ConfigError, match="Use spaces in place of tabs"):
-        load("optim:\n\tlr: 1")
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -110,35 +99,22 @@ def test_a_tab_is_answered_with_spaces(load: Load) -> None:
         ("seed: '5'", "seed='5' (extra.yaml:1): expected a whole number."),
         ("seed: 1.5", "seed=1.5 (extra.yaml:1): expected a whole number."),
         ("seed: 2k", "seed='2k' (extra.yaml:1): expected a whole number. Write 2e3."),
-        ("seed: 1.5B", "seed='1.5B' (extra.yaml:1): expected a whole number. Write 1.5e9."),
-        ("seed: true", "seed=True (extra.yaml:1): expected a whole number."),
         ("seed: null", "seed=None (extra.yaml:1): expected a whole number."),
         ("seed: 010", "seed=010 (extra.yaml:1): a leading zero means octal. Write it without."),
-        ("seed: -010", "seed=-010 (extra.yaml:1): a leading zero means octal. Write it without."),
-        ("seed: 08", "seed='08' (extra.yaml:1): expected a whole number."),
         ("optim: {lr: fast}", "optim.lr='fast' (extra.yaml:1): expected a number."),
-        ("optim: {lr: '1e-3'}", "optim.lr='1e-3' (extra.yaml:1): expected a number."),
         ("optim: {lr: .nan}", "optim.lr=nan (extra.yaml:1): expected a number."),
-        ("optim: {lr: 1e400}", "optim.lr=inf (extra.yaml:1): expected a number."),
         ("compute: {compile: on}", "compute.compile='on' (extra.yaml:1): expected true or false."),
-        ("compute: {compile: 1}", "compute.compile=1 (extra.yaml:1): expected true or false."),
         ("name: 5", "name=5 (extra.yaml:1): expected text."),
-        ("name: [a]", "name=['a'] (extra.yaml:1): expected text."),
         (
             "compute: {device: cpuu}",
             "compute.device='cpuu' (extra.yaml:1): expected one of auto, cpu, cuda. Did you",
         ),
-        ("optim: {betas: 0.9}", "optim.betas=0.9 (extra.yaml:1): expected a list like [float, float]."),
         ("optim: {betas: [0.9]}", "optim.betas=(0.9,) (extra.yaml:1): expected a list like [float, float]."),
-        ("optim: {betas: [010, 0.9]}", "optim.betas=010 (extra.yaml:1): a leading zero means octal. Write it without."),
         ("callbacks: 3", "callbacks=3 (extra.yaml:1): expected a section with one entry for each name."),
-        ("callbacks: {lr_monitor:}", "callbacks.lr_monitor=None (extra.yaml:1): expected a section with its arg"),
         ("callbacks: {lr_monitor: true}", "callbacks.lr_monitor=True (extra.yaml:1): expected a section with its"),
         ("phases: {my one: {tokens: 'a  b'}}", "phases.my one.tokens='a  b' (extra.yaml:1): expected a whole number."),
-        ("phases: null", "phases=None (extra.yaml:1): expected a section with one entry for each name."),
         ("\n\ncheckpoint: 3", "checkpoint=3 (extra.yaml:3): expected a section with keys interval_seconds,"),
         ("optim: null", "optim.name=None (extra.yaml:1): expected one of stable_adamw, adamw, muon, normuon."),
-        ("optim: {name: [adamw]}", "optim.name=['adamw'] (extra.yaml:1): expected one of stable_adamw, adamw, muon, "),
     ],
 )
 def test_values_of_another_kind_are_refused(refused: Callable[..., list[str]], text: str, message: str) -> None:
@@ -152,16 +128,9 @@ def test_values_of_another_kind_are_refused(refused: Callable[..., list[str]], t
         ("seed: 1\nseed: 2", "seed (extra.yaml:2): given twice. Remove one of the two."),
         ("model:\n  num_heads: 2\n\n  num_heads: 4", "model.num_heads (extra.yaml:4): given twice."),
         ("- name: x", "extra.yaml: holds no keys. Expected `key: value` lines."),
-        ("just text", "extra.yaml: holds no keys."),
         ("a: b: c", "extra.yaml: not valid YAML. mapping values are not allowed here"),
-        ("name: a\n---\nname: b", "extra.yaml: not valid YAML. expected a single document"),
         ("? [a, b]\n: 3", "extra.yaml:1: a list or a section where a key is expected."),
         ("name: !!python/object/apply:os.getcwd []", "name (extra.yaml:1): not a plain value"),
-        (
-            "name: 2024-13-45",
-            "name (extra.yaml:1): not a plain value (month must be in 1..12). Quote it if it is text.",
-        ),
-        ("model: &loop\n  inner: *loop", "extra.yaml: not valid YAML. an alias contains itself."),
     ],
 )
 def test_yaml_that_is_no_plain_tree_is_refused(refused: Callable[..., list[str]], text: str, message: str) -> None:
@@ -209,11 +178,8 @@ def test_later_files_win_and_overrides_win_over_them(load: Load) -> None:
     ("override", "message"),
     [
         ("seed", "'seed': not an override. Write section.key=value, for example optim.lr=1e-3."),
-        ("=3", "'=3': not an override."),
-        ("a..b=3", "'a..b=3': not an override."),
         ("optim.betas=[0.9", "'optim.betas=[0.9': the value is not valid YAML."),
         ("seed=010", "seed=010 (command line): a leading zero means octal. Write it without."),
-        ("seed=", "seed=None (command line): expected a whole number."),
         ("optim={lr: 1, lr: 2}", "optim.lr (command line): given twice."),
         ("optim.betaz=1", "optim.betaz (command line): unknown key. Did you mean optim.betas?"),
     ],
@@ -223,24 +189,10 @@ def test_an_override_is_held_to_the_same_rules(refused: Callable[..., list[str]]
     assert line.startswith(message)
 
 
-def test_a_section_can_be_overridden_whole(load: Load) -> None:
-    config = load("", "optim={name: adamw, lr: 2e-4}", "data.validation=held_out", "eval.max_tokens=")
-    assert config.optim == AdamWConfig(lr=2e-4)
-    assert config.data.validation == "held_out" and config.eval.max_tokens is None
-
-
 def test_the_name_of_a_variant_chooses_its_defaults_once_everything_is_merged(load: Load) -> None:
     assert load("", "optim.name=adamw").optim == AdamWConfig(lr=1e-3, weight_decay=0.01)
     assert load("optim: {name: adamw, weight_decay: 0.1}", "optim.name=stable_adamw").optim == StableAdamWConfig(
         lr=1e-3, weight_decay=0.1
-    )
-
-
-def test_an_unknown_variant_lists_the_known_ones(refused: Callable[..., list[str]]) -> None:
-    (line,) = refused("optim:\n  name: adamww")
-    assert (
-        line
-        == "optim.name='adamww' (extra.yaml:2): expected one of stable_adamw, adamw, muon, normuon. Did you mean adamw?"
     )
 
 
@@ -251,12 +203,6 @@ def test_an_unknown_variant_lists_the_known_ones(refused: Callable[..., list[str
             "callbacks: {speed_monitr: {}}",
             "callbacks.speed_monitr (extra.yaml:1): unknown key. Did you mean callbacks.speed_monitor?",
         ),
-        (
-            "callbacks: {speed_monitor: {windowsize: 3}}",
-            "callbacks.speed_monitor.windowsize (extra.yaml:1): unknown key. Did you mean callbacks.speed_monitor",
-        ),
-        ("callbacks: {lr_monitor: {x: 1}}", "callbacks.lr_monitor.x (extra.yaml:1): unknown key. Known here: none."),
-        ("loggers: {wandbb: {}}", "loggers.wandbb (extra.yaml:1): unknown key. Did you mean loggers.wandb?"),
         (
             "callbacks: {checkpoint_saver: {}}",
             "callbacks.checkpoint_saver (extra.yaml:1): cannot work here, checkpoints here are written and",
@@ -304,14 +250,8 @@ def test_interpolations_stand_for_other_keys_and_keep_types_checked(
     [
         "data.train=${oc.env:TRAINING_SECRET}",
         "data.train=${oc.${compute.attention}:TRAINING_SECRET}",
-        "data.train=x/${oc.env:TRAINING_SECRET}/y",
         "seed=${oc.env:TRAINING_SECRET}",
-        "loggers.wandb.tags=['${oc.env:TRAINING_SECRET}']",
-        "loggers.wandb.tags=[['${oc.env:TRAINING_SECRET}']]",
         "loggers.wandb.init_kwargs={settings: {x: '${oc.env:TRAINING_SECRET}'}}",
-        "optim.betas=['${oc.env:TRAINING_SECRET}', 0.9]",
-        "optim.name=${oc.env:TRAINING_SECRET}",
-        "model=${oc.env:TRAINING_SECRET}",
         "name={a: '${oc.env:TRAINING_SECRET}'}",
     ],
 )
@@ -355,7 +295,7 @@ def test_the_resolved_configuration_is_a_runnable_yaml_that_loads_to_itself(load
 
 
 @pytest.mark.runs
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     text=st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=12).filter(
         lambda text: "${" not in text and text != "???"

@@ -79,14 +79,6 @@ def test_what_is_saved_is_what_was_loaded(load: Load) -> None:
             "phases.decay.objective.mask_rate?",
         ),
         (
-            "phases: {decay: {objective: {mask_rate: often}}}",
-            "phases.decay.objective.mask_rate='often' (extra.yaml:1): expected a number.",
-        ),
-        (
-            "phases: {decay: {model: 3}}",
-            "phases.decay.model=3 (extra.yaml:1): expected a section with keys global_rope",
-        ),
-        (
             "phases: {decay: {objective: {mask_rate: '${name}'}}}",
             "an interpolation cannot be resolved: While dereferencing interpolation '${name}'",
         ),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from modernbert_train.core.files import append_line, free_bytes, lock_now, publish, unlock, write_whole
+from modernbert_train.core.files import append_line, lock_now, publish, unlock, write_whole
 
 
 def _full(*_: object) -> None:
@@ -98,10 +98,6 @@ def test_a_lock_ends_with_its_process_however_that_ends(tmp_path: Path) -> None:
         holder.kill()
         holder.communicate()
         assert lock_now(file)
-
-
-def test_free_space_is_that_of_the_disk_a_path_would_be_on(tmp_path: Path) -> None:
-    assert free_bytes(tmp_path / "not" / "there" / "yet") == pytest.approx(free_bytes(tmp_path), rel=0.1)
 
 
 def test_a_line_is_not_added_through_a_link(tmp_path: Path) -> None:

@@ -39,14 +39,6 @@ def test_a_reader_that_has_seen_enough_may_leave(tiny_run: TinyRun, verb: str) -
 
 
 @pytest.mark.runs
-def test_a_refusal_keeps_its_code_when_nobody_reads(tiny_run: TinyRun) -> None:
-    process = start("check", *tiny_run("model.num_heads=3"), errors=subprocess.STDOUT)
-    assert process.stdout is not None
-    process.stdout.close()
-    assert process.wait(60) == 78
-
-
-@pytest.mark.runs
 def test_a_log_has_everything_of_a_run_in_order(tiny_run: TinyRun) -> None:
     """`train | tee log`: what it is busy with, banner, progress, validations, what it came to; errors stay apart."""
     process = start("train", *tiny_run("logging={progress_bar: true, line_seconds: 0.0001}"), popen=warm.Popen)

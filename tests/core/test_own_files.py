@@ -36,8 +36,15 @@ def run_with(tiny_run: TinyRun, data: Path) -> list[str]:
     )
 
 
-@pytest.mark.parametrize("verb", ["check", "inspect", "plan"])
-@pytest.mark.parametrize("name", ["train/shard.", "validation/shard.", "train/index.json", "tokenizer/tokenizer.json"])
+@pytest.mark.parametrize(
+    ("verb", "name"),
+    [
+        ("check", "train/index.json"),
+        ("check", "tokenizer/tokenizer.json"),
+        ("inspect", "train/shard."),
+        ("plan", "validation/shard."),
+    ],
+)
 def test_a_link_out_of_the_folder_is_refused_before_anything_is_read(
     tiny_run: TinyRun, data: Path, tmp_path: Path, name: str, verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

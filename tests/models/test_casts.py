@@ -117,7 +117,7 @@ def test_compiled_layers_take_the_casts(
     backend: str, small: Make, build: Make, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In as many graphs as without them, and with the same bits."""
-    model = build(small(num_layers=4)).train()
+    model = build(small(num_layers=2)).train()
     model.compile_layers(backend=backend)
     graphs: list[int] = []
 

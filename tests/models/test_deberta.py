@@ -164,18 +164,3 @@ def test_a_longer_context_leaves_shorter_texts_as_they_were(sequences: Make, pac
     torch.testing.assert_close(hidden_TD, twin_of(model).deberta(ids_T[None])[0][0], **CLOSE)
     rows = distance_rows(published, 1024)
     assert not rows[:512].any() and rows[512] == 1, "512 and farther are one"
-
-
-@torch.no_grad()
-def test_farther_distances_are_told_apart_again(sequences: Make, pack: Make) -> None:
-    """With max_distance raised too, by the same weights: near distances keep their rows."""
-    extended = replace(DEBERTA, max_positions=90)
-    longer = pack([sequences([90])], row_tokens=90)
-    model, ids_T = build(extended), longer.packed.input_ids_T[None, :90]
-    stretched = replace(extended, max_distance=90)
-    model.set_phase(stretched)
-    torch.testing.assert_close(model.encode(longer.packed)[:90], twin_of(model).deberta(ids_T)[0][0], **CLOSE)
-    rows, wider = distance_rows(extended, 90), distance_rows(stretched, 90)
-    near, far = slice(89 - 4, 89 + 5), slice(89 + 5, None)
-    assert torch.equal(rows[near], wider[near]) and len({*rows[far].tolist()}) == len({*wider[far].tolist()}) == 3
-    assert rows[89 + 20] == rows[89 + 89] and wider[89 + 20] < wider[89 + 89]

@@ -31,7 +31,7 @@ SHAPE = {"vocab_size": 160, "intermediate_size": 96, "init_std": 0.1}
 STUDENT = DistilBertConfig(**SHAPE, hidden_size=32, num_layers=2, num_heads=2, max_positions=64, dropout=0.0)
 TEACHERS: dict[str, ModelConfig] = {
     "bert": BertConfig(**SHAPE, hidden_size=32, num_layers=4, num_heads=2, max_positions=64),
-    "wider": ModernBertConfig(**SHAPE, hidden_size=64, num_layers=4, num_heads=2, local_attention=8),
+    "wider": ModernBertConfig(**SHAPE, hidden_size=64, num_layers=2, num_heads=2, local_attention=8),
 }
 
 
@@ -104,17 +104,6 @@ def test_the_loss_is_the_published_one(sequences: Make, pack: Make, name: str) -
     assert not any("teacher" in name for name in names)
 
 
-def test_a_teacher_that_is_the_model_teaches_nothing(sequences: Make, pack: Make) -> None:
-    objective = DistillConfig(teacher="x", mlm_weight=0.0, mse_weight=1.0)
-    model = made(STUDENT, objective).eval()
-    twin = made(STUDENT, MaskedLmConfig())
-    twin.load_state_dict(model.state_dict())
-    model.listen(Teacher(twin, bf16=False))
-    batch, _ = batch_of(sequences, pack, ["mlm", "kl", "cosine", "mse"])
-    sums = model(batch)
-    assert all(abs(sums.losses[term].item()) < 1e-4 for term in ("kl", "cosine", "mse"))
-
-
 def test_the_gradient_of_the_divergence_is_autograds() -> None:
     """In fp64, and 0 where nothing is compared."""
     draw = torch.Generator().manual_seed(1)
@@ -136,17 +125,6 @@ def test_held_out_text_needs_no_teacher(sequences: Make, pack: Make) -> None:
     batch, _ = batch_of(sequences, pack, ["mlm"])
     assert model(batch, figures=True).losses.keys() == {"mlm"}
     assert DistillConfig(teacher="x", mask_rate=0.4).for_validation() == MaskedLmConfig().for_validation()
-
-
-def test_a_bf16_teacher_is_close(sequences: Make, pack: Make) -> None:
-    objective = DistillConfig(teacher="x")
-    batch, _ = batch_of(sequences, pack, list(objective.terms))
-    found = []
-    for bf16 in (False, True):
-        model = made(STUDENT, objective).eval()
-        model.listen(Teacher(made(TEACHERS["bert"], MaskedLmConfig()), bf16=bf16))
-        found.append(model(batch).losses["kl"].item())
-    assert found[0] != found[1] and found[0] == pytest.approx(found[1], rel=0.05)
 
 
 def step(model: Any, batch: Batch, bf16: bool = False) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -76,11 +75,3 @@ def test_drawing_leaves_the_global_generator_alone() -> None:
     torch.set_rng_state(before)
     initialize(model, model.config, seed=1)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_meta_parameters_are_refused(small: Callable[..., ModernBertConfig]) -> None:
-    """Filling them would do nothing, and training would start from garbage."""
-    with torch.device("meta"):
-        model = ModernBertForMaskedLM(small())
-    with pytest.raises(ValueError, match="meta device"):
-        initialize(model, small(), seed=1)

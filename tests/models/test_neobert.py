@@ -111,7 +111,7 @@ def test_an_encoder_for_vectors_is_the_bare_class_of_its_code() -> None:
 
 def test_fresh_weights_are_uniform_as_published() -> None:
     """Within 0.02 of zero and as often at the edge as in the middle; the decoder's bias is zero."""
-    config = NeoBertConfig(num_layers=1)
+    config = NeoBertConfig(num_layers=1, hidden_size=64, num_heads=1, intermediate_size=64)
     model = build_model(config, objective_of(config))
     initialize(model, config, seed=1)
     assert count_parameters(model) == planned.count_parameters(config).total
@@ -125,10 +125,8 @@ def test_fresh_weights_are_uniform_as_published() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "bert"}, "model_type='bert', architectures=.*; only model_type=neobert"),
         ({"architectures": ["NeoBERTForSequenceClassification"]}, "with NeoBERTLMHead or NeoBERT can be read"),
         ({"tie_word_embeddings": True}, "tie_word_embeddings=True; this encoder only knows False"),
-        ({"num_attention_heads": 5}, "hidden_size=768 is not a multiple of num_attention_heads=5"),
         ({"num_attention_heads": 256}, r"model\.num_heads=256: heads are 3 wide, and RoPE turns pairs"),
     ],
 )

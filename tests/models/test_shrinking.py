@@ -132,12 +132,6 @@ def test_what_is_kept_of_a_matrix_is_said(old: ModelConfig) -> None:
             "hidden_size=384 with model.num_heads=12: .* set model.num_heads=6",
         ),
         (BertConfig(), BertConfig(vocab_size=100, num_layers=6), "model.vocab_size=100 here, 30522 there"),
-        (
-            BertConfig(),
-            BertConfig(hidden_size=1024, num_heads=16),
-            "model.hidden_size=1024 here, 768 there: set no more",
-        ),
-        (GemmaConfig(), GemmaConfig(hidden_size=320), "only its layers are taken"),
         (DistilBertConfig(), BertConfig(num_layers=3), "model.name=bert here, distilbert there"),
         (BertConfig(), BertConfig(), "model.num_layers=12 here, 12 there, and as wide: set fewer"),
         (BertConfig(position_offset=2), DistilBertConfig(), "whose positions count from 0; there from 2"),

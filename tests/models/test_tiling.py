@@ -26,14 +26,12 @@ Small = Callable[..., ModernBertConfig]
 Build = Callable[..., ModernBertForMaskedLM]
 
 
-def by_loops(old: Tensor, rows: int, columns: int) -> Tensor:
-    """The rule itself, element by element: new[j] = old[(j - o) mod old], o = (new - old) // 2."""
-    new = torch.empty(rows, columns)
+def by_rule(old: Tensor, rows: int, columns: int) -> Tensor:
+    """The rule itself on both axes: new[j] = old[(j - o) mod old], o = (new - old) // 2."""
     height, width = old.shape
-    for i in range(rows):
-        for j in range(columns):
-            new[i, j] = old[(i - (rows - height) // 2) % height, (j - (columns - width) // 2) % width]
-    return new
+    from_rows = [(i - (rows - height) // 2) % height for i in range(rows)]
+    from_columns = [(j - (columns - width) // 2) % width for j in range(columns)]
+    return old[from_rows][:, from_columns]
 
 
 def test_the_published_examples() -> None:
@@ -66,15 +64,6 @@ def test_published_layers_and_the_kinds_they_mix() -> None:
     assert sum(BASE.is_global(source) != LARGE.is_global(layer) for layer, source in enumerate(PAPER_LAYERS)) == 12
 
 
-def test_fitted_layers_of_base_to_large() -> None:
-    """Worked by hand: of 8 global layers for 10 places the third and the sixth serve twice, and of 14 local ones for 18
-    places the third, the sixth, the ninth and the twelfth."""
-    sources = layer_sources(BASE, LARGE, "fitted")
-    assert sources[::3] == [0, 3, 6, 6, 9, 12, 15, 15, 18, 21]
-    local = [source for layer, source in enumerate(sources) if layer % 3]
-    assert local == [1, 2, 4, 4, 5, 7, 8, 8, 10, 11, 13, 13, 14, 16, 17, 17, 19, 20]
-
-
 @pytest.mark.parametrize(("old", "new"), [(1, 1), (4, 4), (4, 7), (4, 13), (7, 10), (7, 40), (22, 28), (22, 61)])
 def test_fitted_layers_of_any_depth(old: int, new: int) -> None:
     """Every layer from its own kind, in order, the first from the first, the last from the last, none used far more
@@ -103,23 +92,23 @@ def test_each_weight_of_a_grown_model_worked_by_hand(small: Small, build: Build)
         return torch.cat((part, part[:32]))
 
     q, k, v = state[f"{layer}attn.Wqkv.weight"].split(96)
-    expected = torch.cat([by_loops(heads(part), 128, 128) for part in (q, k, v)])
+    expected = torch.cat([by_rule(heads(part), 128, 128) for part in (q, k, v)])
     assert torch.equal(grown[f"{layer}attn.Wqkv.weight"], expected)
     wo = state[f"{layer}attn.Wo.weight"]
-    assert torch.equal(grown[f"{layer}attn.Wo.weight"], by_loops(heads(wo.T).T, 128, 128))
+    assert torch.equal(grown[f"{layer}attn.Wo.weight"], by_rule(heads(wo.T).T, 128, 128))
     value, gate = state[f"{layer}mlp.Wi.weight"].split(40)
-    expected = torch.cat((by_loops(value, 56, 128), by_loops(gate, 56, 128)))
+    expected = torch.cat((by_rule(value, 56, 128), by_rule(gate, 56, 128)))
     assert torch.equal(grown[f"{layer}mlp.Wi.weight"], expected)
-    assert torch.equal(grown[f"{layer}mlp.Wo.weight"], by_loops(state[f"{layer}mlp.Wo.weight"], 128, 56))
-    assert torch.equal(grown["head.dense.weight"], by_loops(state["head.dense.weight"], 128, 128))
+    assert torch.equal(grown[f"{layer}mlp.Wo.weight"], by_rule(state[f"{layer}mlp.Wo.weight"], 128, 56))
+    assert torch.equal(grown["head.dense.weight"], by_rule(state["head.dense.weight"], 128, 128))
     embedding = "model.embeddings.tok_embeddings.weight"
-    assert torch.equal(grown[embedding], by_loops(state[embedding], 160, 128))
+    assert torch.equal(grown[embedding], by_rule(state[embedding], 160, 128))
     assert grown["decoder.weight"] is grown[embedding]
     assert torch.equal(grown["decoder.bias"], state["decoder.bias"])
     norms = [name for name in grown if name.endswith("norm.weight")]
     assert len(norms) == 3 + 2 * 4 - 1
     for name in norms:
-        assert torch.equal(grown[name], by_loops(state[name][None], 1, 128)[0]), name
+        assert torch.equal(grown[name], by_rule(state[name][None], 1, 128)[0]), name
 
 
 @pytest.mark.runs
@@ -135,9 +124,9 @@ def test_published_growth_of_a_whole_model(small: Small, build: Build) -> None:
     for layer, source in enumerate(sources):
         ours, theirs = (f"model.layers.{number}." for number in (layer, source))
         q, k, v = state[f"{theirs}attn.Wqkv.weight"].split(64)
-        expected = torch.cat([by_loops(part, 96, 96) for part in (q, k, v)])
+        expected = torch.cat([by_rule(part, 96, 96) for part in (q, k, v)])
         assert torch.equal(grown[f"{ours}attn.Wqkv.weight"], expected), layer
-        expected = by_loops(state[f"{theirs}mlp.Wo.weight"], 96, 56)
+        expected = by_rule(state[f"{theirs}mlp.Wo.weight"], 96, 56)
         assert torch.equal(grown[f"{ours}mlp.Wo.weight"], expected), layer
 
 
@@ -145,10 +134,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "nothing": {},
     "depth": {"num_layers": 10},
     "width": {"hidden_size": 96, "num_heads": 3, "intermediate_size": 72},
-    "one more head": {"hidden_size": 160, "num_heads": 5},
-    "hidden width": {"intermediate_size": 50},
-    "both": {"num_layers": 10, "hidden_size": 128, "num_heads": 4, "intermediate_size": 49},
-    "more than double": {"num_layers": 19, "hidden_size": 224, "num_heads": 7, "intermediate_size": 111},
+    "more than double": {"num_layers": 13, "hidden_size": 160, "num_heads": 5, "intermediate_size": 111},
 }
 
 
@@ -190,16 +176,6 @@ def test_a_layer_taken_from_the_first_gets_a_norm_of_ones(small: Small, build: B
     assert torch.equal(grown["model.layers.3.attn_norm.weight"], torch.ones(64))
 
 
-def test_the_tied_decoder_may_be_left_out(small: Small, build: Build) -> None:
-    """Checkpoints hold tied weights once, state dicts twice."""
-    old, new = small(num_layers=4), small(num_layers=7)
-    state = build(old).state_dict()
-    grown = grow(state, old, new)
-    del state["decoder.weight"]
-    again = grow(state, old, new)
-    assert grown.keys() == again.keys() and all(torch.equal(grown[name], again[name]) for name in grown)
-
-
 LARGER = {"hidden_size": 768 + 64, "num_heads": 13}
 
 
@@ -207,19 +183,10 @@ LARGER = {"hidden_size": 768 + 64, "num_heads": 13}
     ("changes", "mode", "message"),
     [
         ({"hidden_size": 704, "num_heads": 11}, "fitted", r"model\.hidden_size=704, grown from 768: cannot shrink"),
-        ({"num_layers": 19}, "fitted", r"model\.num_layers=19, grown from 22: cannot shrink"),
-        ({"intermediate_size": 1151}, "fitted", r"model\.intermediate_size=1151, grown from 1152: cannot shrink"),
         ({"vocab_size": 50432}, "fitted", r"model\.vocab_size=50432, grown from 50368: must be the same"),
         ({"hidden_size": 1024}, "fitted", r"model\.hidden_size/num_heads=85, grown from 64: must be the same"),
-        ({"hidden_size": 1024, "num_heads": 8}, "paper", r"num_heads=128, grown from 64: must be the same"),
         ({"local_attention": 256}, "fitted", r"model\.local_attention=256, grown from 128: must be the same"),
-        ({"global_attn_every_n_layers": 7}, "fitted", r"every_n_layers=7, grown from 3: must be the same"),
         ({"num_layers": 28}, "paper", r"model\.hidden_size=768, grown from 768: the published code refuses an equal"),
-        (
-            LARGER | {"num_layers": 46},
-            "paper",
-            r"num_layers=46, grown from 22: the published .* layer 22",
-        ),
         (LARGER | {"num_layers": 44}, "paper", r"num_layers=44, grown from 22: .*layer 22.*grow_mode=fitted"),
     ],
 )
@@ -239,12 +206,3 @@ def test_the_published_rounding_where_it_works_and_where_it_ends() -> None:
         check_growth(six, replace(wide, num_layers=14), "paper")
     check_growth(six, replace(wide, num_layers=14), "fitted")
     assert max(layer_sources(six, fourteen, "fitted")) < 6
-
-
-def test_local_layers_need_a_local_layer_to_come_from() -> None:
-    with pytest.raises(ConfigError, match=r"num_layers=4, grown from 1: it has no local layer"):
-        check_growth(replace(BASE, num_layers=1), replace(BASE, num_layers=4))
-    check_growth(
-        replace(BASE, num_layers=1, global_attn_every_n_layers=1),
-        replace(BASE, num_layers=4, global_attn_every_n_layers=1),
-    )

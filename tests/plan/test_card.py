@@ -27,7 +27,7 @@ from modernbert_train.errors import ConfigError, Halved
 from modernbert_train.plan import tuned
 from modernbert_train.plan.card import card_of
 from modernbert_train.plan.halved import HALVED, halve, halved, is_full
-from modernbert_train.plan.room import Card, configured_memory, speed_lines
+from modernbert_train.plan.room import Card, configured_memory
 from modernbert_train.plan.tuned import SETTINGS, Tuned, fit_of, take
 from tests.conftest import TinyRun
 
@@ -72,18 +72,6 @@ def test_a_gpu_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.partition(" (")[0] for each in gpu((9, 0), monkeypatch).lacks] == [
         "Python's headers are not installed"
     ]
-
-
-def test_what_is_done_without_is_said_once_with_what_it_costs(config: RunConfig) -> None:
-    taken = take(config, GPU, card=T4).config
-    (first, second) = speed_lines(config, taken, T4, 1)
-    assert first == (
-        "compute.compile and optim.fused are off: T4 has capability 7.5. Without both a run takes about 1.8 times as "
-        "long"
-    )
-    assert second.startswith("microbatches that were left open take ") and second.endswith("in phase long")
-    given = replace(config, compute=replace(config.compute, compile=False), optim=replace(config.optim, fused=False))
-    assert "off" not in "".join(speed_lines(given, take(given, GPU, card=T4).config, T4, 1)), "its user wants it so"
 
 
 @pytest.mark.parametrize("has", [True, False])

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from modernbert_train.config.schema import ComputeConfig, ModernBertConfig, StableAdamWConfig
 from modernbert_train.models import attention
@@ -25,7 +26,7 @@ from modernbert_train.models.heads import loss_and_gradient
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.optim.stable_adamw import StableAdamW
 from modernbert_train.plan.gpus import GPUS
-from modernbert_train.plan.memory import Memory, layers_bytes, memory, outside_bytes, sharing_ranks, usable_bytes
+from modernbert_train.plan.memory import Memory, layers_bytes, memory, outside_bytes, sharing_ranks
 from modernbert_train.plan.parameters import count_parameters
 from tests.distributed.gloo import run_ranks
 from tests.plan.batches import make_batch
@@ -110,6 +111,17 @@ def saved(model: nn.Module, batch: Any, bf16: bool) -> int:
     return sum(kept.values())
 
 
+class NoProducts(TorchDispatchMode):
+    """Products of matrices are zeros: those in bf16 take a CPU twenty seconds, and memory does not know values."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.mm.default:
+            return args[0].new_zeros(args[0].shape[0], args[1].shape[1])
+        if func is torch.ops.aten.addmm.default:
+            return args[1].new_zeros(args[1].shape[0], args[2].shape[1])
+        return func(*args, **(kwargs or {}))
+
+
 def decoded(config: ModernBertConfig) -> int:
     """Weights whose copies in bf16 autograd keeps: all matrices but the decoder's."""
     return count_parameters(config).matrices - config.vocab_size * config.hidden_size
@@ -160,7 +172,7 @@ def test_base_with_98304_tokens_keeps_what_is_said(
     ("checkpointing", "residual"),
     [
         pytest.param(False, "fp32", id="kept-fp32"),
-        pytest.param(True, "bf16", id="checkpointed-bf16"),
+        pytest.param(True, "bf16", id="checkpointed-bf16", marks=pytest.mark.slow),
         pytest.param(False, "bf16", id="kept-bf16", marks=pytest.mark.slow),
         pytest.param(True, "fp32", id="checkpointed-fp32", marks=pytest.mark.slow),
     ],
@@ -175,13 +187,13 @@ def test_compiled_layers_keep_what_is_said(monkeypatch: pytest.MonkeyPatch, resi
     for layer in model.model.layers:
         layer.compile(dynamic=False, backend=backend)
     model._loss_and_gradient = torch.compile(loss_and_gradient, dynamic=False, backend=backend)
-    batch = make_batch([512, 512], 312)
+    batch = make_batch([128, 128], 78)
     found = saved(model, batch, True)
-    told = layers_bytes(config, compute, True, 1024) + outside_bytes(config, True, 1024, 312)
+    told = layers_bytes(config, compute, True, 256) + outside_bytes(config, True, 256, 78)
     if residual == "fp32" and not checkpointing:
-        told += 3 * (4 - 2) * config.hidden_size * 1024  # on a CPU it keeps the sum in fp32, not what is added in bf16
+        told += 3 * (4 - 2) * config.hidden_size * 256  # on a CPU it keeps the sum in fp32, not what is added in bf16
     weights = config.hidden_size**2 if checkpointing else decoded(config)
-    assert told + 2 * weights - norm_on_cpu(config, True, 312) == pytest.approx(found, rel=0.02)
+    assert told + 2 * weights - norm_on_cpu(config, True, 78) == pytest.approx(found, rel=0.02)
 
 
 def planned(
@@ -224,9 +236,10 @@ def test_the_highest_point_of_a_step_is_what_is_said(
     batch = make_batch([512] * 4, 640)
 
     def step() -> None:
-        with autocast(bf16):
-            loss = model(batch).losses["mlm"]
-        loss.backward()
+        with NoProducts():
+            with autocast(bf16):
+                loss = model(batch).losses["mlm"]
+            loss.backward()
 
     step()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
@@ -276,11 +289,14 @@ def test_sharding_divides_what_lasts() -> None:
     assert sharded.peak < whole.peak
 
 
+FEW = replace(SMALL, vocab_size=512, num_layers=2)
+
+
 def saved_whole_and_on_shards() -> list[int]:
     """On one rank: bytes that autograd keeps without FSDP2 and with it."""
     found = []
     for sharded in (False, True):
-        model = ModernBertForMaskedLM(SMALL).train()
+        model = ModernBertForMaskedLM(FEW).train()
         if sharded:
             mesh = init_device_mesh("cpu", (1,))
             for layer in model.model.layers:
@@ -294,7 +310,7 @@ def saved_whole_and_on_shards() -> list[int]:
 def test_copies_in_bf16_are_kept_on_shards_too() -> None:
     """FSDP2 frees the fp32 weights of a layer that is done; what autocast made of them stays until it goes backward."""
     ((whole, sharded),) = run_ranks(saved_whole_and_on_shards, 1)
-    assert whole > 2 * count_parameters(SMALL).matrices
+    assert whole > 2 * count_parameters(FEW).matrices
     assert sharded == pytest.approx(whole, rel=0.01)
 
 
@@ -312,7 +328,3 @@ def test_a_step_is_at_its_highest_before_or_in_the_optimizer() -> None:
     few, many = planned(SMALL, True, tokens=8, predicted=3), planned(SMALL, True, tokens=8192, predicted=2500)
     assert few.peak == lasting.weights + lasting.gradients + lasting.moments + few.step
     assert many.peak == lasting.weights + lasting.gradients + lasting.moments + many.copies + many.layers + many.head
-
-
-def test_a_reserve_is_left() -> None:
-    assert usable_bytes(GPUS["h100"]) == pytest.approx(77.2e9, rel=0.01)

@@ -25,6 +25,7 @@ phases:
 """
 ROOT = Path(__file__).parents[2]
 YAMLS = [path for path in (ROOT / "yamls").rglob("*.yaml") if path.name != "common.yaml"]
+ALIKE = ("ettin", "1-", "2-", "3-", "modernbert-large", "deberta-v3-s", "deberta-v3-x", "roberta", "mmbert", "tiny")
 RUNS = [path for path in YAMLS if re.search(r"^phases:|^include:\n", path.read_text(), re.M)]
 
 
@@ -37,8 +38,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.parametrize(
     "path",
     [  # sizes and parts of one recipe are alike
-        pytest.param(path, marks=[pytest.mark.slow] * path.name.startswith(("ettin", "1-", "2-", "3-")))
-        for path in RUNS
+        pytest.param(path, marks=[pytest.mark.slow] * path.name.startswith(ALIKE)) for path in RUNS
     ],
     ids=lambda path: str(path.relative_to(ROOT)),
 )
@@ -49,13 +49,6 @@ def test_every_run_that_is_shipped_can_be_planned(path: Path, capsys: pytest.Cap
     out = told(capsys, str(path), *(f"{key}=absent/train" for key in keys))
     assert "absent/train is not here" in out
     assert not re.search(r"\b(nan|inf)\b", out)
-
-
-def test_base_and_large_by_overrides(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
-    more = ["model.vocab_size=50368", "data.train=absent/train"]
-    base = ["hidden_size=768", "num_layers=22", "num_heads=12", "intermediate_size=1152", "local_attention=128"]
-    out = told(capsys, *tiny_run(*more, *(f"model.{word}" for word in base)))
-    assert "149,655,232" in out
 
 
 @pytest.mark.runs
@@ -151,7 +144,7 @@ def test_time_cost_and_speed_are_ranges_and_nothing_is_called_measured(
         assert re.search(r" 8 4,608 ddp 98,304 .* 1.9\d M to 3.2\d M ", out)
 
 
-@pytest.mark.parametrize("objective", ["mlm", "causal", "sop", "permutation", "rtd"])
+@pytest.mark.parametrize("objective", ["sop", "permutation", "rtd"])
 def test_another_encoder_is_planned_without_memory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], objective: str
 ) -> None:
@@ -176,29 +169,12 @@ def test_another_encoder_is_planned_without_memory(
     assert not re.search(r"\b(nan|inf|None)\b", out)
 
 
-def test_gpus_and_prices_are_the_users(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
-    """Named GPUs alone, the first for memory and advice; an override may follow them."""
-    words = [*tiny_run(), "--price", "l40s=7.25", "--gpu", "l40s", "a100", "compute.compile=true"]
-    out = told(capsys, *words)
-    table = out[out.index("Time and cost") :]
-    assert (
-        "1 x L40S" in table
-        and "1 x A100 80GB" in table
-        and "H100" not in table.split("\n\n")[0].split("Predicted, ")[0]
-    )
-    assert "7.25 " in table and "1.50 assumed" in table and "compiled" in table
-    assert "Memory of one L40S, GB" in out and "many L40S" in out
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--gpu", "h300"], "h300: an unknown GPU. Known: b200, h200, h100"),
         (["--price", "h100"], "h100: write NAME=DOLLARS"),
-        (["--price", "h100=-1"], "h100=-1: write NAME=DOLLARS"),
-        (["--price", "h300=1"], "h300: an unknown GPU"),
         (["--ranks", "0"], "a whole number above 0"),
-        (["--median", "x"], "a whole number above 0"),
         (["--html", "plan.html"], "--html was removed: the text has all of it; plan RUN.yaml > plan.txt keeps it."),
     ],
 )
@@ -214,17 +190,6 @@ def test_mistakes_are_told_before_anything_is_planned(tiny_run: TinyRun, capsys:
     assert "cannot be shared evenly by 3 ranks" in capsys.readouterr().err
     assert main(["plan", *tiny_run("model.vocab_size=448")]) == 78  # the data exists and does not fit
     assert "Set model.vocab_size=512." in capsys.readouterr().err
-
-
-@pytest.mark.runs
-def test_what_does_not_fit_is_said_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
-    run = str(ROOT / "yamls/recipes/modernbert-base/1-stable.yaml")
-    eager = ("compute.compile=false", "data.train=absent/train")
-    out = told(capsys, run, *eager, "--ranks", "8", "--gpu", "rtx4090")
-    found = re.search(r"stable does not fit as configured. Set microbatch_tokens=(\d+) or compute.compile=true", out)
-    assert found is not None
-    more = [f"phases.stable.microbatch_tokens={found[1]}", *eager]
-    assert "does not fit" not in told(capsys, run, *more, "--ranks", "8", "--gpu", "rtx4090")
 
 
 @pytest.mark.runs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -16,7 +17,7 @@ from modernbert_train.config.schema import (
     ModernBertConfig,
     StableAdamWConfig,
 )
-from modernbert_train.plan.advice import fits, phase_memory, settings
+from modernbert_train.plan.advice import phase_memory, settings
 from modernbert_train.plan.census import census
 from modernbert_train.plan.cost import bill_of
 from modernbert_train.plan.gpus import GPUS
@@ -38,6 +39,7 @@ from modernbert_train.plan.tiles import mean_tiles
 ROOT = Path(__file__).parents[2]
 
 
+@cache
 def base(*overrides: str, ranks: int = 8) -> Plan:
     """Phase 1 of ModernBERT-base without its data."""
     words = [str(ROOT / "yamls/recipes/modernbert-base/1-stable.yaml"), "data.train=absent/train", *overrides]
@@ -79,16 +81,6 @@ def test_the_parts_of_a_microbatch_of_base_by_hand() -> None:
     assert halved["elementwise, layers"] == pytest.approx(98_304 * 22 * (58 * 768 + 16 * 1152) / (0.75 * 3.35e12))
     assert found["loss"] == pytest.approx(8 * 98_304 * 0.3 * 50_368 / (0.75 * 3.35e12))
     assert found["casts and sums of weights"] == pytest.approx(24 * 149_655_232 / (0.75 * 3.35e12))
-
-
-def test_a_large_vocabulary_costs_its_products_and_its_loss() -> None:
-    """mmBERT's 256,000 entries: 5.1 times the logits, and a head that takes half as long as the layers."""
-    small, large = (
-        parts("h100", work(model=ModernBertConfig(vocab_size=entries)), 98_304) for entries in (50_368, 256_000)
-    )
-    assert large["loss"] == pytest.approx(256_000 / 50_368 * small["loss"])
-    assert 0.4 < large["products of heads"] / large["products of layers"] < 0.6
-    assert large["products of layers"] == small["products of layers"]
 
 
 def test_short_documents_in_long_rows_cost_empty_blocks() -> None:
@@ -149,21 +141,12 @@ def test_the_range_holds_the_published_hours_of_every_run_of_such_a_program() ->
         ("modernbert-base", 8, 246),
         ("modernbert-large", 8, 528),
         ("ettin-17m", 4, 141),
-        ("ettin-32m", 4, 212),
         ("ettin-1b", 4, 2170),
     ):
         words = [str(ROOT / f"yamls/recipes/{recipe}.yaml"), "data.train=absent/train", "compute.compile=true"]
         bill = bill_of(make_plan(read_run([*words, "optim.fused=true"]), ranks), "h100", {})
         low, high = (seconds / 3600 for seconds in bill.between)
         assert low < hours < high and low < bill.seconds / 3600 < high
-
-
-@pytest.mark.runs
-def test_more_bandwidth_more_speed_and_eager_is_slower() -> None:
-    compiled, eager = base("compute.compile=true"), base()
-    times = [compiled.phase_seconds(name, compiled.phases[0]) for name in ("b200", "h200", "a100", "rtx4090")]
-    assert times == sorted(times)
-    assert eager.phase_seconds("h200", eager.phases[0]) > 1.5 * times[1]
 
 
 def test_small_microbatches_wait_for_launches() -> None:
@@ -176,8 +159,9 @@ def test_small_microbatches_wait_for_launches() -> None:
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("overrides", [[], ["compute.compile=true"], ["compute.activation_checkpointing=true"]])
-@pytest.mark.parametrize("gpu", ["h100", "rtx4090"])
+@pytest.mark.parametrize(
+    ("gpu", "overrides"), [("h100", []), ("rtx4090", ["compute.compile=true", "compute.activation_checkpointing=true"])]
+)
 def test_advice_fits_divides_and_is_the_largest(gpu: str, overrides: list[str]) -> None:
     plan = base(*overrides)
     (phase,) = plan.phases
@@ -192,14 +176,6 @@ def test_advice_fits_divides_and_is_the_largest(gpu: str, overrides: list[str]) 
         larger = phase_memory(plan, phase, gpu, setting.strategy, plan.ranks, setting.fitting_rows + 1)
         assert larger.peak > room or setting.fitting_rows == own_rows
         assert not any(own_rows % more == 0 for more in range(rows + 1, setting.fitting_rows + 1))
-
-
-@pytest.mark.runs
-def test_no_advice_where_nothing_fits() -> None:
-    huge = ["model.hidden_size=8192", "model.num_heads=128", "model.intermediate_size=32768"]
-    plan = base(*huge, ranks=1)
-    assert settings(plan, plan.phases[0], "rtx4090", 1) == []
-    assert not fits(plan, plan.phases[0], "rtx4090")
 
 
 LARGE = [
@@ -229,14 +205,6 @@ def test_the_first_advice_is_the_fastest_and_ddp_where_sharding_gains_nothing() 
     assert few[0].strategy == "ddp" and few[0].step.seconds < 1.02 * few[1].step.seconds
     assert many[0].step.seconds == min(setting.step.seconds for setting in many)
     assert many[0].strategy == "hsdp"  # each rank then updates an eighth of the weights
-
-
-@pytest.mark.runs
-def test_hsdp_beats_fsdp2_on_many_nodes() -> None:
-    """A ring over a thousand GPUs waits for a thousand hops in every call."""
-    plan = base("compute.compile=true")
-    found = {setting.strategy: setting.step.efficiency for setting in settings(plan, plan.phases[0], "h100", 1024)}
-    assert found["ddp"] >= found["hsdp"] > 2 * found["fsdp2"]
 
 
 @pytest.mark.runs

@@ -29,7 +29,7 @@ def documents_of(config: RunConfig) -> Documents:
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("often", ["eval.interval_tokens=1700", "eval.times_per_phase=3", "eval.max_tokens=60"])
+@pytest.mark.parametrize("often", ["eval.interval_tokens=1700", "eval.times_per_phase=3"])
 def test_a_plan_is_what_the_run_then_does(tiny_run: TinyRun, often: str) -> None:
     """Steps and tokens of each phase, validations, checkpoints and their size: nothing is guessed where data exists."""
     words = tiny_run(often, "checkpoint.interval_tokens=1500", "checkpoint.keep=100")

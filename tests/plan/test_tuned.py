@@ -20,8 +20,7 @@ from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.errors import ConfigError
-from modernbert_train.plan import tuned as tuned_module
-from modernbert_train.plan.tuned import SETTINGS, Tuned, fit_of, read_tuned, take
+from modernbert_train.plan.tuned import SETTINGS, Tuned, fit_of, take
 from tests.conftest import TinyRun
 
 CPU = Compute(torch.device("cpu"), "fp32")
@@ -82,9 +81,7 @@ def test_a_microbatch_that_is_left_open_is_that_of_the_row_length(config: RunCon
     ("other", "said"),
     [
         ({"torch": "1.0"}, "torch 1.0, here "),
-        ({"device": "NVIDIA H100"}, "device NVIDIA H100, here "),
         ({"model": {"name": "modernbert", "hidden_size": "9"}}, "a model of another shape"),
-        ({"row_tokens": 4096}, "row tokens 4096, here 64"),
         ({"precision": "amp_bf16"}, "precision amp_bf16, here fp32"),
     ],
 )
@@ -121,14 +118,6 @@ def test_a_finding_that_cannot_serve_any_more_is_ignored(config: RunConfig) -> N
     assert taken.compute.attention == "auto" and "is ignored: varlen: " in text
 
 
-def test_a_compiler_that_is_not_here_is_not_asked_for(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was there when it was found that compiling pays, on another machine of the same kind."""
-    write(config, FOUND | {"compute.compile": True})
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    taken, text = take(config, CPU)
-    assert taken.compute.compile is False and "is ignored: compute.compile=true: there is no compiler here" in text
-
-
 def test_threads_that_the_environment_names_stay(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A launcher of several ranks shares the cores out by it."""
     write(config)
@@ -146,14 +135,6 @@ def test_findings_may_be_elsewhere_or_not_wanted(config: RunConfig, tmp_path: Pa
     gone = replace(config, compute=replace(config.compute, tuned=str(tmp_path / "gone")))
     with pytest.raises(ConfigError, match=r"compute\.tuned=.*gone: no such folder"):
         take(gone, CPU)
-
-
-def test_what_is_read_is_what_was_written(config: RunConfig) -> None:
-    found = read_tuned(write(config))
-    assert found.fit == fit_of(config, "short", CPU) and found.settings == FOUND
-    assert found.fit.device.endswith(" cores") and found.fit.torch == torch.__version__
-    dropout = replace(config, model=replace(config.model, attention_out_dropout=0.5))
-    assert fit_of(dropout, "short", CPU) == found.fit, "the same shape"
 
 
 def test_a_run_that_was_trained_keeps_what_it_was_trained_with(config: RunConfig) -> None:
@@ -197,12 +178,3 @@ def test_a_run_resumes_as_it_was_started(tiny_run: TinyRun, tmp_path: Path, caps
     settings = ["compute.query_block=32", "compute.threads=1"]
     assert main(["train", *short, "phases.long.tokens=640", *settings, "name=whole"]) == 0
     assert losses("whole") == losses("tiny")
-
-
-def test_it_reads_the_file_once(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = write(config)
-    asked: list[Path] = []
-    real = tuned_module.read_once
-    monkeypatch.setattr(tuned_module, "read_once", lambda path, read: asked.append(path) or real(path, read))
-    take(config, CPU)
-    assert asked == [file]

@@ -15,7 +15,7 @@ import torch
 from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.checkpoint import Checkpoint, commit, newest_valid, verify
 from tests.checkpoints.small_checkpoint import sign
-from tests.conftest import TinyRun
+from tests.conftest import TINY_YAML, TinyRun
 
 # one phase that decays from 1,000 tokens on, with checkpoints kept every 300
 DECAY = (
@@ -36,10 +36,20 @@ def average_of(folder: Path) -> Checkpoint:
     return found
 
 
-@pytest.fixture
-def run(tiny_run: TinyRun, tmp_path: Path) -> Path:
-    assert main(["train", *tiny_run(*DECAY)]) == 0
-    return tmp_path / "runs/tiny"
+def trained(folder: Path, data: Path, *overrides: str) -> Path:
+    (folder / "tiny.yaml").write_text(TINY_YAML.format(runs=folder, data=data), encoding="utf-8")
+    assert main(["train", f"{folder}/tiny.yaml", *DECAY, *overrides]) == 0
+    return folder / "tiny"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
+    return trained(tmp_path_factory.mktemp("run"), tiny_data)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
+    return trained(tmp_path_factory.mktemp("other"), tiny_data, "seed=6")
 
 
 @pytest.mark.runs
@@ -84,11 +94,9 @@ def test_the_last_checkpoints_of_a_decay_are_averaged_measured_and_exported(
 
 
 @pytest.mark.runs
-def test_checkpoints_of_several_runs_are_weighed_as_asked(run: Path, tiny_run: TinyRun, tmp_path: Path) -> None:
+def test_checkpoints_of_several_runs_are_weighed_as_asked(run: Path, other: Path, tmp_path: Path) -> None:
     """Runs of other seeds from one start may be averaged too; the sum of weights must not matter."""
-    assert main(["train", *tiny_run(*DECAY, "name=other", "seed=6")]) == 0
-    other, out = tmp_path / "runs/other", tmp_path / "mean"
-    first = checkpoints(run)[0]
+    first, out = checkpoints(run)[0], tmp_path / "mean"
     words = ["average", str(first.folder), str(other), "--weights", "1", "3", "--out", str(out)]
     assert main(words) == 0
     one, two = first.weights(), checkpoints(other)[-1].weights()
@@ -98,12 +106,11 @@ def test_checkpoints_of_several_runs_are_weighed_as_asked(run: Path, tiny_run: T
 
 @pytest.mark.runs
 def test_what_has_no_mean_is_refused_with_both_values(
-    run: Path, tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Another architecture, another RoPE base, another tokenizer, damage, too few; and nothing is written."""
-    other = ("model.local_attention=8", "phases.short.model.global_rope_theta=1e5", "name=other", *DECAY)
-    assert main(["train", *tiny_run(*other)]) == 0
-    newest = checkpoints(tmp_path / "runs/other")[-1].folder
+    changes = ("model.local_attention=8", "phases.short.model.global_rope_theta=1e5", "phases.short.tokens=2000")
+    newest = checkpoints(trained(tmp_path, tiny_data, *changes))[-1].folder
     state = json.loads((newest / "state.json").read_text(encoding="utf-8"))
     state["data"]["tokenizer"] = "0" * 64
     (newest / "state.json").write_text(json.dumps(state), encoding="utf-8")
@@ -176,17 +183,13 @@ def test_nothing_that_is_there_is_overwritten(run: Path, tmp_path: Path, capsys:
 
 
 @pytest.mark.runs
-def test_two_runs_of_one_start_are_joined_on_their_arc_and_by_signs(
-    run: Path, tiny_run: TinyRun, tmp_path: Path
-) -> None:
+def test_two_runs_of_one_start_are_joined_on_their_arc_and_by_signs(run: Path, other: Path, tmp_path: Path) -> None:
     """slerp by its formula, ties by the published steps, written out number by number; the record says how."""
-    assert main(["train", *tiny_run(*DECAY, "name=other", "seed=6")]) == 0
     base, end = checkpoints(run)[0], checkpoints(run)[-1]
-    names = [str(end.folder), str(tmp_path / "runs/other")]
-    other = checkpoints(tmp_path / "runs/other")[-1]
+    names = [str(end.folder), str(other)]
     arc, signs = tmp_path / "arc", tmp_path / "signs"
     assert main(["average", *names, "--how", "slerp", "--weights", "3", "1", "--out", str(arc)]) == 0
-    one, two, start = (each.weights() for each in (end, other, base))
+    one, two, start = (each.weights() for each in (end, checkpoints(other)[-1], base))
     for name, tensor in average_of(arc).weights().items():
         a, b = one[name].double().flatten().numpy(), two[name].double().flatten().numpy()
         angle = np.arccos(np.clip(a @ b / np.linalg.norm(a) / np.linalg.norm(b), -1, 1))

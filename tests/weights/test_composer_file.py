@@ -171,16 +171,10 @@ def test_without_its_configuration_a_config_beside_it_counts(
     ("changes", "message"),
     [
         ({"mlp_layer": "mlp"}, "mlp_layer=mlp; this encoder only knows glu"),
-        ({"attention_layer": "parallel"}, "attention_layer=parallel; this encoder only knows rope"),
-        ({"bert_layer": "postnorm"}, "bert_layer=postnorm"),
         ({"normalization": "rmsnorm"}, "normalization=rmsnorm"),
-        ({"embedding_layer": "absolute_pos"}, "embedding_layer=absolute_pos"),
         ({"skip_first_prenorm": False}, "skip_first_prenorm=False"),
-        ({"initial_mlp_layer": "mlp"}, "initial_mlp_layer=mlp"),
         ({"rotary_emb_interleaved": True}, "rotary_emb_interleaved=True"),
         ({"rotary_emb_dim": 8}, "rotary_emb_dim=8, hidden_size=32, num_attention_heads=2"),
-        ({"hidden_act": "silu"}, "hidden_activation='silu'"),
-        ({"attn_out_bias": True}, "attention_bias=True"),
         ({"norm_kwargs": {"eps": 1e-5}}, "norm_bias=True"),  # torch's default, were it not switched off
         ({"sliding_window": -1, "global_attn_every_n_layers": -1}, "sliding_window=-1, global_attn_every_n_layers=-1"),
         ({"sliding_window": None}, "lacks sliding_window"),
@@ -191,13 +185,6 @@ def test_another_architecture_is_refused(edited: Edit, changes: dict[str, Any], 
     with pytest.raises(DataError, match=message) as error:
         open_composer(edited(lambda state: settings(state).update(changes)))
     assert "edited.pt" in str(error.value)
-
-
-@pytest.mark.parametrize("written", ["unpadded_rope", "padded_rope"])
-def test_the_same_attention_written_otherwise_is_accepted(edited: Edit, written: str) -> None:
-    """The padding is part of the name there, and it does not matter to the weights."""
-    changes = {"attention_layer": written, "normalization": "triton_layernorm"}
-    assert open_composer(edited(lambda state: settings(state).update(changes))).model.hidden_size == 32
 
 
 class _Runs:

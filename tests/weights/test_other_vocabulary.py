@@ -64,7 +64,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     for name, size in SIZES.items():
         prepare(folder / name, make_tokenizer(folder / name / "tokenizer", sentences(20, 5), size))
-    assert main(["train", *words(folder, "few", "name=first", "phases.short.tokens=120_000")]) == 0
+    long = ("phases.short.tokens=120_000", "phases.short.microbatch_tokens=512", "eval.times_per_phase=1")
+    assert main(["train", *words(folder, "few", "name=first", *long)]) == 0
     return folder
 
 

@@ -77,19 +77,3 @@ def test_of_a_sharded_tensor_each_rank_writes_rows_that_it_holds(
                     whole[mine.first : mine.first + mine.rows],
                 )
     assert sorted(rows) == list(range(shape[0]))
-
-
-def test_a_thousand_writers_are_gone_through_once_for_a_tensor() -> None:
-    """Every rank asks this of every weight and moment, within the step that takes a checkpoint."""
-
-    class Counted(list[int]):
-        times = 0
-
-        def __iter__(self) -> Iterator[int]:
-            Counted.times += 1
-            return super().__iter__()
-
-    writers = Counted(range(1024))
-    mine = [share_of(torch.empty(50_368, 768, device="meta"), 3, rank, writers, 1024) for rank in (3, 511, 1010)]
-    assert [each is not None and each.rows for each in mine] == [50, 50, 18]
-    assert Counted.times == 3

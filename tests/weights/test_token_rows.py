@@ -80,24 +80,6 @@ def test_a_vocabulary_in_place_of_itself_changes_nothing(tmp_path: Path) -> None
     assert str(rows) == f"of {size} rows {size} are kept, 0 are the mean of old ones, 0 the mean of all"
 
 
-def test_extended_and_cut_again_it_is_the_same_table(tmp_path: Path) -> None:
-    old, new = byte_level(tmp_path / "a", "Ġthe"), byte_level(tmp_path / "b", "Ġthe", "Ġtheorem")
-    sizes = len(ids(old)), len(ids(new)) + 3
-    table = torch.randn(sizes[0], 4)
-    longer = token_rows(old, new, *sizes).of(table)
-    assert longer.shape == (sizes[1], 4) and torch.equal(longer[: sizes[0]], table)
-    assert torch.equal(token_rows(new, old, *sizes[::-1]).of(longer), table)
-
-
-def test_there_and_back_keeps_what_both_have(tmp_path: Path) -> None:
-    old, other = byte_level(tmp_path / "a", "Ġthe", "Ġcell"), byte_level(tmp_path / "b", "Ġcell", "Ġgene")
-    sizes = len(ids(old)), len(ids(other))
-    table = torch.randn(sizes[0], 4)
-    back = token_rows(other, old, *sizes[::-1]).of(token_rows(old, other, *sizes).of(table))
-    both = [i for token, i in ids(old).items() if token in ids(other)]
-    assert len(both) > 250 and torch.equal(back[both], table[both])
-
-
 def test_a_new_token_is_the_mean_of_its_old_pieces(tmp_path: Path) -> None:
     old, new = byte_level(tmp_path / "a", "Ġmyo", "card"), byte_level(tmp_path / "b", "Ġmyocard")
     assert pieces(old, new, "Ġmyocard") == ["Ġmyo", "card"]

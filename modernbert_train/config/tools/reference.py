@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import itertools
 import re
@@ -145,11 +146,18 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
+@functools.cache
+def _source(schema: type) -> tuple[list[str], ast.ClassDef]:
+    """The lines of a class, and what they say."""
+    source = inspect.getsource(schema)
+    [node] = ast.parse(source).body
+    assert isinstance(node, ast.ClassDef)
+    return source.splitlines(), node
+
+
 def _docstring(schema: type) -> str:
     """What is written in the source; dataclasses make up a signature where nothing is."""
-    [node] = ast.parse(inspect.getsource(schema)).body
-    assert isinstance(node, ast.ClassDef)
-    text = ast.get_docstring(node)
+    text = ast.get_docstring(_source(schema)[1])
     if text is None:
         raise ValueError(f"{schema.__qualname__} (the page of every key): it has no docstring. Write what it is.")
     return text
@@ -161,10 +169,7 @@ def _comments(schema: type) -> dict[str, str]:
     for owner in reversed(schema.__mro__):
         if not dataclasses.is_dataclass(owner):
             continue
-        source = inspect.getsource(owner)
-        lines = source.splitlines()
-        [node] = ast.parse(source).body
-        assert isinstance(node, ast.ClassDef)
+        lines, node = _source(owner)
         for statement in node.body:
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                 rest = lines[(statement.end_lineno or statement.lineno) - 1][statement.end_col_offset or 0 :]

@@ -52,12 +52,8 @@ DEBERTA = DebertaConfig(
 # what a config.json can say
 SAID: dict[str, ModelConfig] = {
     "bert": BERT,
-    "bert, the other gelu": replace(BERT, activation="gelu_tanh"),
     "roberta": ROBERTA,
     "albert": ALBERT,
-    "albert, version 1": replace(ALBERT, activation="gelu", dropout=0.1),
-    "albert, groups": replace(ALBERT, groups=2),
-    "albert, turns": replace(ALBERT, group_layers=2),
     "albert, groups and turns": replace(ALBERT, groups=2, group_layers=2),
     "albert, none": replace(ALBERT, sharing="none"),
     "xlnet": XLNET,
@@ -68,9 +64,7 @@ SAID: dict[str, ModelConfig] = {
 # what only the weights show, and how a config.json says it
 UNSAID: dict[str, ModelConfig] = {
     "albert, attention": replace(ALBERT, sharing="attention"),
-    "albert, attention in groups": replace(ALBERT, sharing="attention", groups=2),
     "albert, ffn": replace(ALBERT, sharing="ffn"),
-    "albert, ffn in turns": replace(ALBERT, sharing="ffn", group_layers=2),
 }
 
 

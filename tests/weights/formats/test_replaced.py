@@ -93,10 +93,7 @@ def test_a_generator_comes_back(tmp_path: Path) -> None:
         ("modernbert", {"id2label": None}, "id2label=None"),
         ("modernbert", {"classifier_bias": True}, "classifier_bias=True"),
         ("bert", {"architectures": ["ElectraForQuestionAnswering"]}, "only ElectraForPreTraining and"),
-        ("bert", {"architectures": None}, "architectures=None; only"),
         ("bert", {"embedding_size": 16}, "embedding_size=16, hidden_size=32; this encoder only knows"),
-        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
-        ("bert", {"hidden_act": "relu"}, "hidden_act='relu'"),
     ],
 )
 def test_another_model_is_refused(
@@ -109,7 +106,7 @@ def test_another_model_is_refused(
         read_folder(tmp_path / "hf")
 
 
-@pytest.mark.parametrize("odd", [None, [], {}, "x", True, -1, 0, 1e300, float("nan"), 10**30], ids=repr)
+@pytest.mark.parametrize("odd", [None, [], "x", -1, float("nan"), 10**30], ids=repr)
 def test_no_value_of_any_key_ends_in_a_traceback(written: tuple[str, Path], odd: Any) -> None:
     file = written[1] / "config.json"
     good = json.loads(file.read_text())
@@ -141,14 +138,6 @@ def test_a_part_of_a_head_is_no_head(missing: str, tokenizer_folder: Path, tmp_p
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(DataError, match="missing"):
         load_weights(folder)
-
-
-def test_weights_that_lack_a_part_are_not_exported(tokenizer_folder: Path, tmp_path: Path) -> None:
-    config = MODELS["bert"]
-    weights = weights_of(config)
-    del weights["token_head.classifier.bias"]
-    with pytest.raises(ConfigError, match=r"missing, the first is token_head\.classifier\.bias"):
-        export(weights, config, max_tokens=40, tokenizer_folder=tokenizer_folder, out=tmp_path / "hf", card="")
 
 
 def test_a_generator_of_another_gelu_is_not_exported(tokenizer_folder: Path) -> None:
