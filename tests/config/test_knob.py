@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from modernbert_train.config.knob import Knob, knob, knobs, may, phased_keys
-from modernbert_train.config.schema import VARIANTS, ModelConfig, OptimConfig
+from modernbert_train.config.schema import VARIANTS, ModelConfig, OptimConfig, RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,11 @@ def test_a_value_outside_its_bounds_is_told_with_them(facts: Knob, value: object
     assert [*facts.mistakes("key", value)] == [message]
 
 
+def test_values_inside_and_absent_ones_are_no_mistake() -> None:
+    for facts, value in ((Knob(above=0, high=1), 1), (Knob(low=0), 0), (Knob(above=0), None), (Knob(), -1e9)):
+        assert not [*facts.mistakes("key", value)]
+
+
 def test_every_value_is_reached_with_its_dotted_key() -> None:
     """In sections, in optional ones and in those that stand under names of the user's choice."""
     found = {key: value for key, value, _ in knobs(Whole(part=Part(), parts={"a": Part(share=0.1)}))}
@@ -52,6 +57,25 @@ def test_a_fact_of_a_section_holds_within_it() -> None:
     assert not may("restart", Whole, "parts.a.share") and not may("restart", Whole, "folder")
     assert may("local", Whole, "folder") and not may("local", Whole, "gone")
     assert phased_keys(Part) == phased_keys(Part()) == ["share"]
+
+
+def test_what_may_change_is_what_trains_nothing_else() -> None:
+    """The list that was kept by hand before, in samples."""
+    changeable = (
+        "name",
+        "compute.attention",
+        "compute.threads",
+        "optim.fused",
+        "eval.max_tokens",
+        "launch.env.A",
+        "data.streams.web.path",
+        "profile.steps",
+    )
+    fixed = ("seed", "optim.lr", "model.num_layers", "data.streams.web.tokens", "compute.precision")
+    assert all(may("restart", RunConfig, key) for key in changeable)
+    assert not any(may("restart", RunConfig, key) for key in fixed)
+    assert all(may("local", RunConfig, key) for key in ("launch.nodes", "data.train", "data.cache_folder"))
+    assert not any(may("local", RunConfig, key) for key in ("runs_folder", "data.num_workers", "data.mix_by"))
 
 
 @pytest.mark.parametrize(("section", "base"), [("model", ModelConfig), ("optim", OptimConfig)])

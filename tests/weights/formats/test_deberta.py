@@ -21,7 +21,7 @@ from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.models.replaced import Discriminator
 from modernbert_train.weights.formats import deberta
 from modernbert_train.weights.formats.tensors import from_hf, to_hf
-from tests.weights.formats.models import SAID, assert_equal, describe, randomized
+from tests.weights.formats.models import SAID, assert_equal, describe, randomized, weights_of
 
 V2, V1, NARROW = (SAID[name] for name in ("deberta", "deberta v1", "deberta, narrow"))
 BOTH = pytest.mark.parametrize("config", [V2, V1, NARROW], ids=["v2", "v1", "narrow"])
@@ -68,6 +68,20 @@ def test_the_head_of_released_files_is_read_as_transformers_does(tmp_path: Path)
     ids_T = torch.arange(5, 35)
     logits_TV = model.eval().logits(model.encode(lay_out(ids_T, [0, 30])), torch.arange(30))
     torch.testing.assert_close(logits_TV, twin(ids_T[None]).logits[0], atol=1e-5, rtol=1e-5)
+
+
+@BOTH
+def test_there_and_back_keeps_every_bit(config: DebertaConfig) -> None:
+    """Under the names of released files too, whose head is called otherwise and which have positions of no use here."""
+    weights = weights_of(config)
+    there = to_hf(deberta, weights, config)
+    assert_equal(from_hf(deberta, there, config, "file"), weights)
+    released = {"deberta.embeddings.position_embeddings.weight": torch.ones(40, 32)}
+    for name, tensor in there.items():
+        name = name.replace("cls.predictions.transform.", "lm_predictions.lm_head.")
+        released[name.replace("cls.predictions.bias", "lm_predictions.lm_head.bias")] = tensor
+    assert "lm_predictions.lm_head.LayerNorm.weight" in released and "lm_predictions.lm_head.bias" in released
+    assert_equal(from_hf(deberta, released, config, "file"), weights)
 
 
 def test_the_configs_of_released_models_are_read() -> None:

@@ -19,8 +19,9 @@ from modernbert_train.models.build import build_model
 from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.fill import fill
 from modernbert_train.weights.formats import xlnet
+from modernbert_train.weights.formats.tensors import from_hf, to_hf
 from modernbert_train.weights.hf_folder import export
-from tests.weights.formats.models import XLNET, describe, randomized
+from tests.weights.formats.models import XLNET, assert_equal, describe, randomized, weights_of
 
 
 @pytest.mark.parametrize("order", ["all", "causal", "given"])
@@ -31,6 +32,16 @@ def test_a_config_is_read_as_it_was_written(order: Order, activation: Any) -> No
     again = transformers.XLNetConfig(**describe(config, order)).to_dict()
     for raw in (describe(config, order), again | {"architectures": ["XLNetLMHeadModel"]}):
         assert xlnet.read(raw, "file")[:3] == (config, 40, order)
+
+
+def test_there_and_back_keeps_every_bit() -> None:
+    weights = weights_of(XLNET)
+    there = to_hf(xlnet, weights, XLNET)
+    assert there["transformer.mask_emb"].shape == (1, 1, 32)
+    assert there["transformer.layer.0.rel_attn.q"].shape == (32, 4, 8) and "lm_loss.weight" not in there
+    assert_equal(from_hf(xlnet, there, XLNET, "file"), weights)
+    copied = there | {"lm_loss.weight": there["transformer.word_embedding.weight"]}
+    assert_equal(from_hf(xlnet, copied, XLNET, "file"), weights)
 
 
 @pytest.mark.parametrize(("order", "objective"), [("all", "mlm"), ("causal", "causal"), ("given", "permutation")])
