@@ -243,18 +243,6 @@ def state_of(path: Path) -> tuple[int, int, int] | None:
     return None
 
 
-def read_history(path: Path) -> History:
-    """Read metrics.jsonl to its end, and what stands beside it; see `Following`.
-
-    Raises:
-        DataError: the file does not exist or cannot be read. Damaged lines are counted, not raised.
-    """
-    following = Following(path)
-    following.refresh()
-    following.finish()
-    return following.history
-
-
 def _add_line(history: History, line: str) -> None:
     record = parse_object(line)
     if record is None and (again := line.rfind('{"kind"')) > 0:  # a new process wrote behind a torn line

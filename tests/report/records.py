@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+from modernbert_train.report.curves import Following, History
 
 
 def step(number: int, loss: float = 3.0, phase: str = "stable", time: float | None = None) -> dict[str, Any]:
@@ -40,3 +43,11 @@ def fault(
 def resume(number: int, time: float = 2000.0) -> dict[str, Any]:
     name = f"step-{number:08d}"
     return {"kind": "resume", "step": number, "tokens": number * 100, "time": time, "checkpoint": name}
+
+
+def read_history(path: Path) -> History:
+    """Of a metrics.jsonl to its end, and what stands beside it."""
+    following = Following(path)
+    following.refresh()
+    following.finish()
+    return following.history

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from modernbert_train.errors import DataError
-from modernbert_train.report.curves import Following, History, read_history
-from tests.report.records import resume, step, validation
+from modernbert_train.report.curves import Following, History
+from tests.report.records import read_history, resume, step, validation
 
 
 def history_of(folder: Path, *records: dict[str, Any], tail: str = "") -> History:

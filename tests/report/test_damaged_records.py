@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from launch.sweeps.trial import diverged, figure, milestones, read_entries, tokens_seen
 from modernbert_train.errors import DataError
-from modernbert_train.report.curves import read_history
 from modernbert_train.report.page import write_comparison, write_report
-from tests.report.records import evaluation, fault, resume, step, validation
+from tests.report.records import evaluation, fault, read_history, resume, step, validation
 
 RUBBISH = [bytes(range(256)), b"\xff" * 40, b"[" * 100_000, b"[1, 2]", b"null", b'{"kind": {}}', b'{"step":' * 9]
 WHOLE: list[dict[str, Any]] = [
