@@ -76,8 +76,15 @@ def test_gradients_are_those_of_transformers(config: DebertaConfig) -> None:
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("order", ["all", "given"])
-@pytest.mark.parametrize("config", [DEBERTA, DEBERTA_V1], ids=["v2", "v1"])
+@pytest.mark.parametrize(
+    ("config", "order"),
+    [
+        pytest.param(DEBERTA, "given", id="v2-given"),
+        pytest.param(DEBERTA_V1, "all", id="v1-all"),
+        pytest.param(DEBERTA, "all", id="v2-all", marks=pytest.mark.slow),
+        pytest.param(DEBERTA_V1, "given", id="v1-given", marks=pytest.mark.slow),
+    ],
+)
 def test_flex_looks_up_what_sdpa_adds(config: DebertaConfig, order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and gradients, the table's among them, through torch's own dense form of the operator; documents within
     and across the kernel's blocks of 128, and in an order whose query tokens stand elsewhere than their positions."""
