@@ -90,9 +90,9 @@ LONGEST = (
 
 @pytest.hookimpl(optionalhook=True)  # the environment of `make test-cuda` has no xdist
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """For `-n logical`: tests that start processes wait a third of their time, so two cores have three of them."""
+    """For `-n logical`: tests that start processes wait half of their time, so two cores have four of them."""
     cores = os.cpu_count() or 1
-    return cores if "not runs" in config.option.markexpr else cores + (cores + 1) // 2
+    return cores if "not runs" in config.option.markexpr else 2 * cores
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -73,6 +73,7 @@ def test_a_broken_configuration_ends_with_78_and_every_mistake(broken: list[str]
     ]
 
 
+@pytest.mark.runs
 def test_mistakes_of_all_stages_are_reported_at_once(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

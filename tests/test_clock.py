@@ -30,6 +30,7 @@ def test_each_phase_is_validated_evenly_without_a_word_in_the_configuration(tiny
     assert max(gaps) - min(gaps) <= 100 and found[VALIDATIONS - 1] == 400_000 and found[-1] == 600_000
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("step", [70, 997, 30_000])
 def test_where_a_run_is_stopped_changes_no_validation(tiny_run: TinyRun, step: int) -> None:
     """Whatever the batch, also where it overshoots a phase's end: what is due depends on the clock alone."""

@@ -48,6 +48,7 @@ def test_a_run_that_needs_gpus_is_good_until_then(command: Any, monkeypatch: pyt
 YAML = [(page.name, block) for page in PAGES for block in blocks(page, "yaml")]
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(("page", "block"), YAML, ids=[f"{page}:{block[:30]!r}" for page, block in YAML])
 def test_yaml_that_is_shown_has_keys_and_values_that_are_taken(page: str, block: str, tmp_path: Path) -> None:
     """It is copied into a file of the reader's; what it leaves out is not missed, and nothing else may be wrong."""

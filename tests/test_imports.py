@@ -434,6 +434,7 @@ def followed(start: Place) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.runs
 def test_whoever_follows_a_run_from_train_passes_few_modules() -> None:
     """Else nobody can say which files a key reaches, or build a part without a whole run.
 
@@ -446,6 +447,7 @@ def test_whoever_follows_a_run_from_train_passes_few_modules() -> None:
     )
 
 
+@pytest.mark.runs
 def test_no_question_of_kind_is_asked_outside_the_configuration() -> None:
     """An architecture or an objective of one's own would be missed by it. A property of the configuration tells."""
     asked = [

@@ -134,6 +134,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
     return found
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("tiny", [False, True])
 @pytest.mark.parametrize("gpus", NODES, ids=len)
 def test_every_command_is_one_that_exists(

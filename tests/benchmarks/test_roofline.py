@@ -27,6 +27,7 @@ def cases(recorded: dict[str, Any]) -> list[Case]:
     return [read_case(recorded, size, row, form) for size in SIZES for row in ROWS for form in FORMS]
 
 
+@pytest.mark.runs
 def test_the_products_that_were_counted_are_those_that_plan_counts(cases: list[Case]) -> None:
     """FLOPs that a device was asked for, beside those of the census: a forward pass and two gradients of each."""
     for case in cases:
@@ -58,6 +59,7 @@ def test_twice_the_tokens_take_twice_the_time_but_for_weights(cases: list[Case])
             assert twice[name] == pytest.approx(factor * once[name], rel=0.01), name
 
 
+@pytest.mark.runs
 def test_the_tables_are_printed_for_each_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--gpu", "h100", "h200", "--most", "3"])
     printed = capsys.readouterr().out

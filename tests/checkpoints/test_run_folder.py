@@ -20,6 +20,7 @@ from tests.conftest import TinyRun
 NO_PROCESS = 1 << 22  # above the highest number that Linux gives
 
 
+@pytest.mark.runs
 def test_two_jobs_never_write_one_run(tiny_run: TinyRun) -> None:
     """Two writers would interleave two runs in one record; the second is told who the first is."""
     first, second = (RunFolder(read_run(tiny_run())) for _ in range(2))
@@ -109,6 +110,7 @@ def test_the_saved_configuration_runs_by_itself(tiny_run: TinyRun) -> None:
     assert read_run([str(folder.path)]) == config
 
 
+@pytest.mark.runs
 def test_fresh_puts_the_old_run_aside_and_deletes_nothing(tiny_run: TinyRun) -> None:
     folder = RunFolder(read_run(tiny_run()))
     folder.open()

@@ -104,6 +104,7 @@ def test_a_disk_that_is_full_behind_the_run_is_told_once_and_costs_nothing(
     run.saver.settle(1.0)  # has nothing to say any more
 
 
+@pytest.mark.runs
 def test_a_disk_that_stands_still_is_told_and_ends_a_run_only_when_it_is_waited_for(
     run: Run, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,11 +104,13 @@ def refusal(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return str(refused.value).splitlines()
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("override", MAY)
 def test_what_may_change_is_told(told: list[str], override: str) -> None:
     assert MAY[override] in told
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("override", MAY_NOT)
 def test_what_may_not_change_is_refused_with_both_values(refusal: list[str], override: str) -> None:
     assert f"  {MAY_NOT[override]}" in refusal

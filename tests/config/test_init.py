@@ -15,6 +15,7 @@ YAMLS = Path(__file__).parents[2] / "yamls"
 INCLUDING = [file for file in sorted(YAMLS.rglob("*.yaml")) if f"\n{INCLUDE}:" in file.read_text()]
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("file", INCLUDING, ids=lambda file: str(file.relative_to(YAMLS)))
 def test_one_file_says_what_several_said(file: Path, tmp_path: Path) -> None:
     """Whoever installed a wheel has no checkout whose files a recipe could include."""

@@ -92,6 +92,7 @@ def test_values_mean_what_people_mean(load: Load, text: str, key: str, value: ob
     assert found == value and type(found) is type(value)
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -92,6 +92,7 @@ def loss_of(query: int, scores: list[list[Tensor]], settings: ContrastiveConfig)
     return (loss(wrong) + loss(others)) / 2
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("at_once", [1 << 25, 40])
 @pytest.mark.parametrize(
     "settings",

@@ -93,6 +93,7 @@ def texts_of(tokens: int, each: int) -> Batch:
     return replace(batch, targets=padded, counts={"contrastive": number // 2})
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
 def test_the_second_pass_keeps_what_is_said(monkeypatch: pytest.MonkeyPatch, bf16: bool) -> None:
     """The layers and, in the place of a head, what a mean of states keeps; no logits, and no gradient of a decoder."""
@@ -107,6 +108,7 @@ def test_the_second_pass_keeps_what_is_said(monkeypatch: pytest.MonkeyPatch, bf1
     assert told + weights == pytest.approx(sum(kept.values()), rel=0.02)
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     ("pairs", "width", "at_once", "symmetric"),
     [(512, 192, 1 << 12, False), (1024, 32, 1 << 25, False), (1024, 32, 1 << 25, True), (1024, 64, 1 << 18, True)],

@@ -52,6 +52,7 @@ def test_a_key_depends_on_every_part_and_on_their_order() -> None:
     assert len(set(keys)) == len(keys)
 
 
+@pytest.mark.runs
 @settings(max_examples=50)
 @given(
     st.lists(st.integers(0, MASK), max_size=3),

@@ -51,6 +51,7 @@ def test_a_file_beyond_its_limit_is_not_read_into_memory(tmp_path: Path) -> None
         content_of(tmp_path / "x")
 
 
+@pytest.mark.runs
 def test_a_line_without_an_end_comes_in_parts(tmp_path: Path) -> None:
     """A gigabyte of zeros in a record must cost neither its memory nor the lines before it."""
     (tmp_path / "x").write_bytes(b'{"step": 1}\n' + b"a" * (1 << 25) + b'\n{"step": 2}\n')

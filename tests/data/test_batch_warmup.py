@@ -58,6 +58,7 @@ def test_without_a_warmup_the_batch_is_whole_at_once() -> None:
     assert [batch_rows_at(plain, tokens) for tokens in (0, 50, 1000)] == [6, 6, 6]
 
 
+@pytest.mark.runs
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(2, 40), st.integers(1, 10**12), st.data())
 def test_the_batch_never_shrinks_and_keeps_to_its_sizes(

@@ -63,6 +63,7 @@ def whole(config: RunConfig) -> list[tuple[list[Row], dict[str, Any]]]:
     return list(global_batches(config, 1, 0))
 
 
+@pytest.mark.runs
 def test_the_small_run_shows_everything(config: RunConfig, whole: list[Any]) -> None:
     """The other tests mean little if it had one batch size, one phase or one epoch."""
     plans = [step.plan for step in make_loader(config)]

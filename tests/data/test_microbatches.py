@@ -29,6 +29,7 @@ from tests.data.batches import make_loader, make_path, rows_of, same
 pytestmark = pytest.mark.timeout(60)
 
 
+@pytest.mark.runs
 def test_microbatches_are_the_same_for_any_number_of_ranks(config: RunConfig) -> None:
     """Dropout is keyed by the microbatch's number in the global batch, so it must be the same text."""
     compared = 0
@@ -40,6 +41,7 @@ def test_microbatches_are_the_same_for_any_number_of_ranks(config: RunConfig) ->
     assert compared > 10
 
 
+@pytest.mark.runs
 def test_rows_are_laid_out_as_the_model_expects(config: RunConfig) -> None:
     """[CLS] text [SEP] for each chunk, positions from 0 in each, the tail a sequence of pads of its own."""
     vocabulary, path = read_vocabulary(config.data.tokenizer), make_path(config)
@@ -65,6 +67,7 @@ def test_rows_are_laid_out_as_the_model_expects(config: RunConfig) -> None:
     assert tails > 10
 
 
+@pytest.mark.runs
 def test_the_numbers_of_a_batch_say_what_it_holds(config: RunConfig) -> None:
     vocabulary = read_vocabulary(config.data.tokenizer)
     for steps in zip(make_loader(config, 0, 2), make_loader(config, 1, 2), strict=True):
@@ -162,6 +165,7 @@ def masks_by_chunk(config: RunConfig) -> dict[Chunk, tuple[list[int], list[int]]
     return found
 
 
+@pytest.mark.runs
 def test_masks_of_a_document_depend_on_neither_row_nor_company(tiny_run: TinyRun) -> None:
     one = masks_by_chunk(read_run(tiny_run()))
     other = masks_by_chunk(
@@ -172,6 +176,7 @@ def test_masks_of_a_document_depend_on_neither_row_nor_company(tiny_run: TinyRun
     assert {chunk: one[chunk] for chunk in both} == {chunk: other[chunk] for chunk in both}
 
 
+@pytest.mark.runs
 def test_masks_change_with_the_epoch_and_with_the_seed(tiny_run: TinyRun) -> None:
     found = masks_by_chunk(read_run(tiny_run()))
     seeded = masks_by_chunk(read_run(tiny_run("seed=6")))

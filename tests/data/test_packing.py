@@ -113,6 +113,7 @@ def test_a_sequence_that_fits_no_row_is_refused(length: int) -> None:
         pack_greedy([5, length], row_tokens=10)
 
 
+@pytest.mark.runs
 @settings(max_examples=100, deadline=None)
 @given(st.one_of(Streams, LongRows))
 def test_the_packer_equals_the_plain_rule(stream: tuple[tuple[int, list[int]], int, int]) -> None:
@@ -150,6 +151,7 @@ def test_cutting_covers_a_document_exactly(row_tokens: int, lengths: list[int]) 
         assert len(chunks) == -(-length // (row_tokens - SPECIAL_TOKENS))
 
 
+@pytest.mark.runs
 @settings(max_examples=100, deadline=None)
 @given(Streams)
 def test_no_chunk_waits_longer_than_promised(stream: tuple[tuple[int, list[int]], int, int]) -> None:
@@ -209,6 +211,7 @@ def test_a_chunk_is_cut_by_rule() -> None:
     assert list(Chunk(1, 7, 100, 10).cut(10)) == [Chunk(1, 7, 100, 10)]
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     ("row_tokens", "median", "spread", "least"),
     [(1024, 250, 1.0, 0.995), (8192, 1100, 1.0, 0.998), (1024, 320, 0.3, 0.99)],

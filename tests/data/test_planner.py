@@ -299,6 +299,7 @@ def test_plans_are_those_of_earlier_versions(streams: int, mix_by: str, expected
     assert digest.hexdigest()[:16] == expected
 
 
+@pytest.mark.runs
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 10**13), min_size=2, max_size=6), st.randoms(use_true_random=False))
 def test_the_compiled_queue_is_the_queue(weights: list[int], draw: Random) -> None:

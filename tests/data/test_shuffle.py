@@ -164,6 +164,7 @@ def test_the_order_of_shards_and_that_within_them_change_each_by_itself(part: st
     assert order() != order(**other)
 
 
+@pytest.mark.runs
 @settings(max_examples=60, deadline=None)
 @given(Shards, st.integers(1, 5), st.integers(0, 2**31 - 1), st.integers(1, 50))
 def test_the_compiled_order_is_the_permutation(shards: list[list[int]], block: int, seed: int, most: int) -> None:

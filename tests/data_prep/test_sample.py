@@ -107,6 +107,7 @@ def test_tokens_are_estimated_as_a_tokenizer_would_make_them() -> None:
     assert facts.unigram_loss == pytest.approx(math.log(len(set(WORDS))), abs=0.3)
 
 
+@pytest.mark.runs
 def test_files_that_sort_first_are_not_all_that_is_seen(tmp_path: Path) -> None:
     """60 copies of a long file before 120 others: a sample of the copies alone would say that all is one document."""
     for number in range(60):

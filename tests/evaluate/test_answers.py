@@ -18,6 +18,7 @@ TEXT = st.lists(st.sampled_from(WORDS), min_size=1, max_size=5).map(" ".join)
 ONE = st.tuples(TEXT, st.lists(TEXT, min_size=1, max_size=3))
 
 
+@pytest.mark.runs
 @given(st.lists(ONE, min_size=1, max_size=8))
 @settings(max_examples=60, deadline=None)
 def test_version_1_is_torchmetrics_squad(asked: list[tuple[str, list[str]]]) -> None:
@@ -46,6 +47,7 @@ def test_version_1_has_no_words_in_common_with_a_text_without_words() -> None:
     assert math.isnan(figures["no_answer_exact"])
 
 
+@pytest.mark.runs
 @given(st.lists(st.tuples(TEXT | st.just(""), st.lists(TEXT, max_size=3)), min_size=1, max_size=8))
 @settings(max_examples=60, deadline=None)
 def test_version_2_is_the_official_evaluation(asked: list[tuple[str, list[str]]]) -> None:

@@ -81,6 +81,7 @@ def test_seqeval_counts_the_same_entities() -> None:
             assert starts == judge.sequence_labeling.get_entities(told[0])
 
 
+@pytest.mark.runs
 def test_scikit_learn_and_scipy_measure_the_same() -> None:
     """GLUE's own figures are theirs."""
     judge = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")

@@ -215,6 +215,7 @@ def test_a_run_of_another_encoder_and_objective_is_probed(tiny_run: TinyRun, tmp
 # --- classifiers ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.runs
 def test_logistic_regression_is_that_of_its_definition() -> None:
     """Held against plain gradient descent; other scales, and a width that never varies, change nothing."""
     draw = torch.Generator().manual_seed(1)

@@ -57,6 +57,7 @@ def pretrain(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> 
     return said.err if code else said.out
 
 
+@pytest.mark.runs
 def test_a_dry_run_writes_yamls_that_the_verbs_accept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = pretrain(capsys, "texts", "--size", "tiny", "--dry-run")
     assert "60 .txt" in said and "20,000 tokens/s" in said and "Nothing was run" in said
@@ -70,6 +71,7 @@ def test_a_dry_run_writes_yamls_that_the_verbs_accept(folder: Path, capsys: pyte
     assert run.data.train == f"{spec.out}/train" and run.folder == "pretrained/texts/runs/texts"
 
 
+@pytest.mark.runs
 def test_a_tokenizer_that_exists_keeps_its_ids(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whoever continues with the vocabulary of another model must not be given a trained one in silence."""
     make_tokenizer(folder / "theirs")
@@ -82,6 +84,7 @@ def test_a_tokenizer_that_exists_keeps_its_ids(folder: Path, capsys: pytest.Capt
     assert "tokenizer.path=none" in missing
 
 
+@pytest.mark.runs
 def test_names_that_yaml_would_misread_are_quoted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "texts").rename(folder / "2024: texts")
     pretrain(capsys, "2024: texts", "--size", "tiny", "--dry-run")
@@ -91,6 +94,7 @@ def test_names_that_yaml_would_misread_are_quoted(folder: Path, capsys: pytest.C
     assert [source.path for source in spec.sources.values()] == ["2024: texts"]
 
 
+@pytest.mark.runs
 def test_hours_say_how_many_tokens_there_are_time_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """20,000 tokens/s for 0.03 hours less 90 s, nine tenths of it: 324,000 tokens."""
     pretrain(capsys, "texts", "--hours", "0.03", "--dry-run")
@@ -102,6 +106,7 @@ def test_hours_say_how_many_tokens_there_are_time_for(folder: Path, capsys: pyte
     pretrain(capsys, "texts", "--hours", "0.03", "--dry-run")
 
 
+@pytest.mark.runs
 def test_nobody_is_asked_where_nobody_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Add --yes" in pretrain(capsys, "texts", "--size", "tiny", code=78)
     with pytest.raises(SystemExit) as caught:
@@ -109,6 +114,7 @@ def test_nobody_is_asked_where_nobody_is(folder: Path, capsys: pytest.CaptureFix
     assert caught.value.code == 64
 
 
+@pytest.mark.runs
 def test_yamls_are_kept_once_they_were_changed_or_work_was_done(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,6 +149,7 @@ def test_what_is_wrong_with_text_is_said_with_its_remedy(folder: Path, capsys: p
     assert "not_utf8" in pretrain(capsys, "mixed", "--size", "tiny", code=65)
 
 
+@pytest.mark.runs
 def test_a_few_damaged_files_and_several_languages_are_said_and_trained_on(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,6 +162,7 @@ def test_a_few_damaged_files_and_several_languages_are_said_and_trained_on(
     assert load_typed(PrepareConfig, ["pretrained/texts/data.yaml"]).max_left_out > 1 / 91
 
 
+@pytest.mark.runs
 def test_a_size_that_does_not_fit_names_the_largest_that_does(folder: Path) -> None:
     """What fits the GPU is `plan`'s memory; a 4090 has 25 GB."""
     sample = look_at_text(["texts"])

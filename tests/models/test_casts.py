@@ -62,6 +62,7 @@ def batches(sequences: Make, pack: Make) -> list[Batch]:
     return [pack([sequences([40 + number, 20])], row_tokens=80) for number in range(MICROBATCHES)]
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_step_casts_each_matrix_once_and_gives_the_same_bits(
     small: Make, build: Make, batches: list[Batch], monkeypatch: pytest.MonkeyPatch, recompute: bool

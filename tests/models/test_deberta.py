@@ -55,6 +55,7 @@ def test_states_and_logits_are_those_of_transformers(config: DebertaConfig, dtyp
         torch.testing.assert_close(logits_TV[own], theirs.logits[0], **EXACT[dtype])
 
 
+@pytest.mark.runs
 @CONFIGS
 def test_gradients_are_those_of_transformers(config: DebertaConfig) -> None:
     """Of every weight, the table of distances among them."""
@@ -147,6 +148,7 @@ def test_rows_of_distances_are_the_published_ones() -> None:
         assert torch.equal(distance_rows(config, 3000), expected), (buckets, farthest)
 
 
+@pytest.mark.runs
 @torch.no_grad()
 def test_a_longer_context_leaves_shorter_texts_as_they_were(sequences: Make, pack: Make) -> None:
     """A phase of longer rows raises max_positions: the weights fit, texts of before have the same states to the

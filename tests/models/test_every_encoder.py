@@ -237,6 +237,7 @@ PUBLISHED: dict[str, tuple[ModelConfig, int]] = {
 }
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_counts_are_the_published_models(name: str) -> None:
     """By arithmetic alone, of our model and of transformers', which share no code."""

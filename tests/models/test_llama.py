@@ -61,6 +61,7 @@ def twin_of(model: Any, order: Any) -> Any:
     return twin.eval()
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("order", ["all", "causal"])
 @EACH
 def test_logits_and_gradients_are_those_of_transformers(config: LlamaConfig, order: Any) -> None:
@@ -81,6 +82,7 @@ def test_logits_and_gradients_are_those_of_transformers(config: LlamaConfig, ord
         torch.testing.assert_close(grad, expected, atol=1e-5 * float(expected.abs().max()), rtol=1e-4)
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("order", ["all", "causal"])
 @EACH
 def test_what_transformers_saves_comes_back_from_us_bit_by_bit(tmp_path: Path, config: LlamaConfig, order: Any) -> None:

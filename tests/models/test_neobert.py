@@ -109,6 +109,7 @@ def test_an_encoder_for_vectors_is_the_bare_class_of_its_code() -> None:
     assert replace(format_of(raw, "file").read(raw, "file").model, init_cutoff=NEOBERT.init_cutoff) == NEOBERT
 
 
+@pytest.mark.runs
 def test_fresh_weights_are_uniform_as_published() -> None:
     """Within 0.02 of zero and as often at the edge as in the middle; the decoder's bias is zero."""
     config = NeoBertConfig(num_layers=1, hidden_size=64, num_heads=1, intermediate_size=64)

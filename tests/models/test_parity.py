@@ -90,6 +90,7 @@ def test_packed_rows_equal_transformers_sequence_by_sequence(name: str, sequence
     assert_same_gradients(ours, config, twin)
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     ("config", "order"),
     [
@@ -144,6 +145,7 @@ def test_large_weights_in_fp64_leave_no_difference(sequences: Make, way: str) ->
             torch.testing.assert_close(pair_head(own[0]), out.sop_logits[0], atol=1e-10, rtol=0)
 
 
+@pytest.mark.runs
 def test_the_layer_pattern_of_base_equals_transformers(sequences: Make, pack: Make) -> None:
     """22 layers, window 128, bases 160,000 and 10,000: the released shape, only narrow."""
     model = build(replace(DEEP, num_layers=22, local_attention=128, init_std=0.05))

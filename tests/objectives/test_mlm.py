@@ -54,6 +54,7 @@ def counts_of(masked: Masked, at: Line) -> NDArray[np.int64]:
     return np.array([((at_M >= s) & (at_M < s + n)).sum() for s, n in zip(starts, lengths, strict=True)])
 
 
+@pytest.mark.runs
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 80), min_size=1, max_size=20), st.floats(0.01, 1.0))
 def test_each_sequence_has_its_share_rounded_up_or_down(lengths: list[int], rate: float) -> None:

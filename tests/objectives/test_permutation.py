@@ -160,6 +160,7 @@ def test_what_is_drawn_does_not_follow_the_company() -> None:
     assert not np.array_equal(given_of(another).ranks_T, given_of(one).ranks_T), "another key, another order"
 
 
+@pytest.mark.runs
 def test_the_bound_holds_for_the_shortest_texts() -> None:
     """A step that finds no room for its predictions would end the run."""
     for length in (1, 2, 3, 5, 6, 7):

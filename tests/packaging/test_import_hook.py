@@ -233,6 +233,7 @@ def test_a_users_callback_can_be_written_and_what_was_left_for_later_is_all_ther
     assert (lines[0], lines[-1]) == ("Callback Trainer StreamingDataset", "all there")
 
 
+@pytest.mark.runs
 def test_who_needs_transformers_at_once_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Composer hands it on to peft, which derives classes from it; and a stand-in must not hide what is loaded."""
 

@@ -113,6 +113,7 @@ def checkpoint(config: RunConfig, phase: str, step: int = 7) -> None:
         file.write_text(to_yaml(config))
 
 
+@pytest.mark.runs
 def test_a_run_that_was_trained_keeps_what_it_took_whatever_gpu_it_resumes_on(config: RunConfig) -> None:
     whole = configured_memory(take(config, GPU, card=H100).config, "long", H100, 1).peak
     first = take(config, GPU, card=Card("small", int((0.7 * whole + 1.5e9) / 0.92))).config

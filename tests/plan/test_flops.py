@@ -83,6 +83,7 @@ def test_flops_equal_torchs_counter(config: ModernBertConfig) -> None:
     assert flops.training == pytest.approx(training, rel=0.001)
 
 
+@pytest.mark.runs
 @EACH_GLOBAL
 def test_global_layers_need_no_correction(config: ModelConfig) -> None:
     """With global layers alone the kernel computes the very pairs that are counted."""
@@ -93,6 +94,7 @@ def test_global_layers_need_no_correction(config: ModelConfig) -> None:
     assert flops.training == pytest.approx(training, rel=0.001)
 
 
+@pytest.mark.runs
 def test_distances_are_scored_too() -> None:
     """A product more for each pair that is seen. What is computed is more: each query meets all distances of its
     sequence, nearly two for each key; and a microbatch makes the keys of its distances once, which no token counts."""
@@ -109,6 +111,7 @@ def test_distances_are_scored_too() -> None:
     assert flops.forward + beyond == pytest.approx(forward, rel=1e-3)
 
 
+@pytest.mark.runs
 def test_content_and_distances_are_scored_apart() -> None:
     """Two products more for each pair that is seen, whatever rows distances share; the table meets the matrices of
     queries, keys and (for nothing) values once a microbatch."""
@@ -127,6 +130,7 @@ def test_content_and_distances_are_scored_apart() -> None:
     assert flops.forward + layers * (once - fewer) / tokens == pytest.approx(forward, rel=1e-3)
 
 
+@pytest.mark.runs
 @EACH_GLOBAL
 def test_every_token_is_predicted_in_causal_order(config: ModelConfig) -> None:
     """The plain formula computes all pairs and hides half of them; the half that is seen is what counts."""
@@ -162,6 +166,7 @@ def test_a_head_for_pairs_counts_the_pairs(config: ModelConfig) -> None:
     assert flops.training == pytest.approx(training.get_total_flops() / sum(lengths), rel=0.001)
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     "objective",
     [

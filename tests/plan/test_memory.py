@@ -251,6 +251,7 @@ def test_the_highest_point_of_a_step_is_what_is_said(
     assert told.copies + told.layers + told.head == pytest.approx(found, rel=rel)
 
 
+@pytest.mark.runs
 def test_weights_gradients_moments_and_the_optimizers_step() -> None:
     """What lasts from step to step, and the temporaries of the optimizer itself."""
     model = ModernBertForMaskedLM(SMALL)

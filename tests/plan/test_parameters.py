@@ -176,6 +176,7 @@ def test_every_encoder_that_can_be_built_is_counted() -> None:
     assert ENCODER_COUNTS.keys() == ENCODERS.keys()
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("shards", [3, 8, 1000])
 @pytest.mark.parametrize("name", ["tiny", "bert", "albert, groups and turns", "xlnet", "deberta", "llama"])
 def test_the_padding_of_shards_is_that_of_the_real_weights(name: str, shards: int) -> None:

@@ -79,6 +79,7 @@ def test_few_tokens_leave_as_many_steps_as_the_quickstart_has_and_lower_the_rate
     assert learning_rate(few) == pytest.approx(3e-3 * math.sqrt(24 * 512 / 86_800), abs=5e-5)  # two digits
 
 
+@pytest.mark.runs
 def test_every_batch_divides_among_the_gpus(tmp_path: Path) -> None:
     """`launch` would leave some idle."""
     for gpus in (1, 3, 8, 16):

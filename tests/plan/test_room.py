@@ -111,6 +111,7 @@ def test_a_teacher_that_alone_is_beyond_the_card_is_refused_whatever_learns_from
     assert not [*too_large(on_gpu(shared, SMALL, 8), SMALL, 8)]
 
 
+@pytest.mark.runs
 def test_recipes_fit_80_gb_as_they_are() -> None:
     for recipe in ("modernbert-base", "modernbert-large", "ettin-17m", "ettin-150m", "ettin-400m", "ettin-1b"):
         config = on_gpu(run(recipe), H100, 8)
@@ -150,6 +151,7 @@ def test_the_smallest_gpu_decides_for_all() -> None:
     assert found == Card("B", 50, 4, False, ("Triton", "gcc"))
 
 
+@pytest.mark.runs
 def test_what_it_costs_to_compile_nothing_is_what_is_said() -> None:
     plan = make_plan(run("modernbert-base"), 8)
     eager = make_plan(run("modernbert-base", "compute.compile=false", "optim.fused=false"), 8)

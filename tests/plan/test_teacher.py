@@ -105,6 +105,7 @@ def test_the_flops_of_a_step_are_those_that_torch_counts(monkeypatch: pytest.Mon
     assert tokens * flops.training + again == pytest.approx(counted.get_total_flops(), rel=0.001)
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
 def test_the_memory_of_its_states_is_what_they_take(monkeypatch: pytest.MonkeyPatch, bf16: bool) -> None:
     """By the allocator's record of its forward pass, with the kernel that GPUs use."""

@@ -37,6 +37,7 @@ def runs(tiny_run: TinyRun, tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
+@pytest.mark.runs
 def test_each_run_is_told_with_its_state(runs: Path) -> None:
     (runs / "new").mkdir()
     (runs / "new/config.yaml").write_text((runs / "cut/config.yaml").read_text().replace("name: cut", "name: new", 1))
@@ -84,6 +85,7 @@ def test_of_a_long_record_only_the_end_is_read(tmp_path: Path) -> None:
     assert last_entries(tmp_path / "absent", held_out=True) == []
 
 
+@pytest.mark.runs
 def test_what_a_stranger_wrote_neither_moves_the_cursor_nor_fills_the_screen(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

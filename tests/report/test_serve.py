@@ -59,6 +59,7 @@ def test_a_run_that_goes_back_is_handed_out_whole(tmp_path: Path) -> None:
     assert found["first"] == 0 and found["columns"]["step"] == list(range(1, 22)) and found["events"][0][0] == "restart"
 
 
+@pytest.mark.runs
 def test_a_long_run_is_chosen_anew_only_now_and_then(tmp_path: Path) -> None:
     one = run(tmp_path / "runs/a", *(step(i) for i in range(1, 3001)))
     watch, known = Watch([one]), []

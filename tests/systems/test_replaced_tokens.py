@@ -442,6 +442,7 @@ def test_two_ranks_leave_the_same_idle(tiny_run: TinyRun, tmp_path: Path, first:
             torch.testing.assert_close(tensor, reference[name], rtol=2e-3, atol=2e-5, msg=name)
 
 
+@pytest.mark.runs
 def test_a_phase_needs_the_heads_that_it_trains(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
     """Else there would be no generator, or nothing that predicts; the remedy is a key, or a run of its own."""
     assert main(["check", *tiny_run("phases.long.objective={name: rtd}")]) == 78

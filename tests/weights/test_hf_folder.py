@@ -30,6 +30,7 @@ def one_sequence(ids: Tensor) -> Batch:
     return mlm_batch(lay_out(ids, [0, count]), torch.arange(count))
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("theta", [10_000.0, 80_000.0])  # of phase 1, where both bases are small, and of a later one
 def test_transformers_computes_the_same(
     model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Path, theta: float
@@ -268,6 +269,7 @@ def test_an_export_is_readable_by_whom_the_umask_says(
     )
 
 
+@pytest.mark.runs
 def test_weights_that_do_not_fit_are_refused(exported: Path) -> None:
     """Missing, unknown, misshapen and untied tensors: each by name."""
     path = exported / "model.safetensors"

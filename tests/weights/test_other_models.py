@@ -194,6 +194,7 @@ def test_every_key_that_the_weights_depend_on_is_compared(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.runs
 def test_a_classifier_begins_with_the_pooler_of_a_model_of_pairs(
     tiny_run: TinyRun, tiny_data: Path, tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ def judge(documents: list[NDArray[np.int64]], folder: str) -> None:
     require_fit(take_sample([("a", each) for each in documents], folder, end_tokens(folder)), "a", folder, False)
 
 
+@pytest.mark.runs
 def test_the_right_tokenizer_is_taken_also_of_documents_that_were_cut(tokenizers: tuple[str, str]) -> None:
     """Within a word, or between the bytes of a character."""
     own, _ = tokenizers

@@ -61,6 +61,7 @@ def test_values_belong_to_their_stream() -> None:
 VALUES = st.lists(st.one_of(st.none(), st.integers(0, 1500).map(str)), max_size=60)
 
 
+@pytest.mark.runs
 @given(parts=st.lists(VALUES, max_size=6))
 def test_nothing_is_lost_in_adding_up(parts: list[list[str | None]]) -> None:
     """The tasks' counts are those of the whole; the totals are those of the dataset."""

@@ -188,6 +188,7 @@ def test_what_was_assumed_is_counted_and_the_rest_says_what_to_ask(
     assert "encoding=auto: a source of kind parquet does not read it" in capsys.readouterr().err
 
 
+@pytest.mark.runs
 def test_text_in_mds_shards(tmp_path: Path) -> None:
     """llm-foundry's and AnswerDotAI's text; each shard once, also where it lies unpacked beside its archive."""
     from tests.data_prep.adoption.layouts import write_mds

@@ -149,6 +149,7 @@ def test_jsonl_keeps_the_lines_after_a_bad_one(tmp_path: Path, suffix: str) -> N
     assert f"offset {data.index(0xE9)}" in bad.detail
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 def test_truncated_archive_is_not_the_end_of_the_data(tmp_path: Path, suffix: str) -> None:
     """A copy cut short would otherwise look like a smaller dataset."""

@@ -90,6 +90,7 @@ def test_parquet_is_cut_between_row_groups(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.runs
 def test_hub_dataset_is_read_in_the_parts_that_datasets_gives(tmp_path: Path) -> None:
     """A folder downloaded from the hub has many files, and one process would read them all."""
     for i in range(3):

@@ -23,6 +23,7 @@ def part(folder: Path, documents: list[list[int]]) -> Path:
     return folder
 
 
+@pytest.mark.runs
 def test_every_shard_of_every_task_is_there_in_order(tmp_path: Path) -> None:
     """Tasks number their shards from 0, each for itself: one that takes another's place loses what the other held."""
     documents = [[task * 100 + number] * 20 for task in range(3) for number in range(7)]
@@ -55,6 +56,7 @@ def test_a_shard_never_takes_the_place_of_another(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "c").read_text() == "a"
 
 
+@pytest.mark.runs
 def test_a_shard_that_is_cut_short_is_told(tmp_path: Path) -> None:
     """A machine that crashed may have left a name without all of its bytes."""
     folder = part(tmp_path / "survey/x/00000/train", [[1] * 20])

@@ -119,6 +119,7 @@ CASES = [
 ENCODERS = CONFIGS | LLAMAS
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(("name", "objective"), CASES, ids=lambda each: getattr(each, "kind", each))
 def test_packed_pairs_have_the_logits_of_transformers_one_by_one(
     name: str, objective: ClassifyConfig, tokenizer: Path, tmp_path: Path
@@ -307,6 +308,7 @@ def test_classes_of_a_decoders_shape_that_transformers_has_not(tokenizer: Path, 
         open_source(folder)
 
 
+@pytest.mark.runs
 def test_masked_lm_models_of_before_are_read_as_before(models: dict[str, Path]) -> None:
     for name, folder in models.items():
         assert {each.partition(".")[0] for each in load_weights(folder)} - {"head"} == {"model", "decoder"}, name

@@ -25,6 +25,7 @@ ORDER = (2, 0, 1, 3)
 ROWS = [[2, 0], [], [1, 3]]
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("name", [*CONFIGS])
 def test_spans_in_packed_windows_have_the_logits_and_the_loss_of_transformers(
     name: str, tokenizer: Path, tmp_path: Path

@@ -33,6 +33,7 @@ def parts(at_once: int = 32) -> Iterator[list[str]]:
     yield from (names[start : start + at_once] for start in range(0, len(names), at_once))
 
 
+@pytest.mark.runs
 def test_search_over_an_index_is_that_of_every_token_with_every_token(tmp_path: Path) -> None:
     """Whatever the parts: scores and ranks are those of a loop over the stored vectors."""
     maxsim = pytest.importorskip("sentence_transformers").util.maxsim

@@ -282,6 +282,7 @@ def test_keys_may_follow_the_options(
     assert "1 task, 1 model, at most 2 runs" in capsys.readouterr().out
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("name", [path.stem for path in sorted((YAMLS / "suites").glob("*.yaml"))])
 def test_the_suites_here_are_right(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each task and recipe of each is read, with every choice; data is not looked for."""

@@ -34,11 +34,13 @@ def candidate(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     return candidate_run(case, case.plain | {"compute.query_block": 32}, rows=2)
 
 
+@pytest.mark.runs
 def test_another_block_of_queries_computes_the_same(candidate: RunConfig) -> None:
     equal, text = check_parity(candidate, HERE)
     assert equal and text.startswith("states within "), text
 
 
+@pytest.mark.runs
 def test_a_kernel_that_sees_too_much_is_found(candidate: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     real = sdpa.attend
 
@@ -51,6 +53,7 @@ def test_a_kernel_that_sees_too_much_is_found(candidate: RunConfig, monkeypatch:
     assert not equal and " off by " in text, text
 
 
+@pytest.mark.runs
 def test_a_wrong_backward_pass_is_found(candidate: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     real = sdpa.attend
 
@@ -62,6 +65,7 @@ def test_a_wrong_backward_pass_is_found(candidate: RunConfig, monkeypatch: pytes
     assert not equal and text.startswith("gradients off by "), text
 
 
+@pytest.mark.runs
 def test_an_optimizer_that_goes_astray_is_found(candidate: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """States and gradients are those of the first batch; only the curve tells."""
     real: Callable[..., Any] = BareLoop.step
@@ -109,6 +113,7 @@ def test_rounding_is_measured_by_the_plain_form() -> None:
     assert not verdict(errors | {"loss": float("nan")}, dict.fromkeys(errors, 1.0))[0]
 
 
+@pytest.mark.runs
 def test_nothing_is_dropped_while_it_is_compared(candidate: RunConfig) -> None:
     dropping = replace(candidate, model=replace(candidate.model, attention_out_dropout=0.3))
     assert check_parity(dropping, HERE)[0]

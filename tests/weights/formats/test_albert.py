@@ -73,6 +73,7 @@ def test_in_causal_order_there_is_nothing_to_export_to() -> None:
         export_format(ALBERT, "causal")
 
 
+@pytest.mark.runs
 def test_weights_are_read_as_the_run_shares(tmp_path: Path) -> None:
     """The folder says one group a layer; a run that shares the feed-forward takes it as one."""
     config = UNSAID["albert, ffn"]

@@ -37,6 +37,7 @@ def test_a_roberta_has_no_pair_head() -> None:
     assert_equal(from_hf(bert, stored, ROBERTA, "file"), weights_of(ROBERTA))
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("config", [BERT, ROBERTA], ids=["bert", "roberta"])
 def test_what_was_trained_in_causal_order_is_a_decoder(config: BertConfig, tmp_path: Path) -> None:
     """transformers' BertLMHeadModel and RobertaForCausalLM compute what we trained."""

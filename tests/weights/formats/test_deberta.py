@@ -70,6 +70,7 @@ def test_the_head_of_released_files_is_read_as_transformers_does(tmp_path: Path)
     torch.testing.assert_close(logits_TV, twin(ids_T[None]).logits[0], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.runs
 @BOTH
 def test_there_and_back_keeps_every_bit(config: DebertaConfig) -> None:
     """Under the names of released files too, whose head is called otherwise and which have positions of no use here."""

@@ -91,6 +91,7 @@ OF_XLNET = {"vocab_size": 64, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner
 NARROW = SIZES | {"embedding_size": 16}
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [

@@ -62,6 +62,7 @@ def our_logits(model: ModernBertForMaskedLM, ids_T: Tensor) -> Tensor:
         return model.logits(hidden_TD, torch.arange(len(ids_T)))
 
 
+@pytest.mark.runs
 def test_the_decoder_computes_the_same_in_transformers(model: ModernBertForMaskedLM, decoder: Path) -> None:
     """Sequences in one packed buffer here, one by one there; both kinds of layers, and longer than the window."""
     twin, report = transformers.AutoModelForCausalLM.from_pretrained(decoder, output_loading_info=True)
@@ -87,6 +88,7 @@ def test_one_more_token_in_the_window_is_another_model(model: ModernBertForMaske
     assert (theirs - our_logits(model, ids_T)[71:]).abs().max() > 1e-2
 
 
+@pytest.mark.runs
 def test_a_decoder_comes_back_bit_by_bit(model: ModernBertForMaskedLM, decoder: Path, tmp_path: Path) -> None:
     """From our file and from transformers' own, and it says what it is."""
     transformers.AutoModelForCausalLM.from_pretrained(decoder).save_pretrained(tmp_path / "theirs")

@@ -49,6 +49,7 @@ def written(request: pytest.FixtureRequest, tokenizer_folder: Path, tmp_path: Pa
     return request.param, folder
 
 
+@pytest.mark.runs
 def test_it_comes_back_bit_by_bit(written: tuple[str, Path], tmp_path: Path) -> None:
     """From our file and from transformers' own, and it says what it is."""
     name, folder = written

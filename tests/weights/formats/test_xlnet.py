@@ -57,6 +57,7 @@ def test_import_config_goes_on_with_what_it_was_trained_on(
     assert ours["objective"] == {"name": objective}
 
 
+@pytest.mark.runs
 def test_a_mask_is_filled_by_what_was_trained_to(tiny_data: Path, tmp_path: Path) -> None:
     """After permuted orders by a query token, after masks where [MASK] stands: the other was never trained."""
     config = replace(XLNET, vocab_size=512)
