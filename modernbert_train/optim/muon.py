@@ -60,6 +60,9 @@ class Rule:
         iterations: of Newton-Schulz.
         scale: key of SCALES.
         row_beta: decay rate of NorMuon's mean square of each row; None is Muon.
+
+    Raises:
+        ValueError: a value is out of range.
     """
 
     momentum: float = 0.95
@@ -67,6 +70,15 @@ class Rule:
     iterations: int = 5
     scale: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
     row_beta: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("momentum", self.momentum), ("row_beta", self.row_beta)):
+            if value is not None and not 0 <= value < 1:
+                raise ValueError(f"{name}={value} (Muon): must be in [0, 1). Usual is 0.95.")
+        if self.iterations < 1:
+            raise ValueError(f"iterations={self.iterations} (Muon): at least 1. Usual is 5.")
+        if self.scale not in SCALES:
+            raise ValueError(f"scale={self.scale!r} (Muon): one of {', '.join(SCALES)}.")
 
 
 class Muon(StableAdamW):

@@ -75,8 +75,7 @@ class StableAdamW(Optimizer):
         last_update_norm: the same for the change of the weights, decay included.
 
     Raises:
-        ValueError: lr or decay is below 0, decay has no max_lr, or a parameter is not fp32 (or fp64, which fused does
-            not take).
+        ValueError: a hyperparameter is out of range, or a parameter is not fp32 (or fp64, which fused does not take).
         ImportError: fused without Triton.
 
     Source: Wortsman et al. 2023, arXiv:2304.13013, algorithm 2; fully decoupled decay as in torch-optimi (MIT).
@@ -334,6 +333,10 @@ def _check_group(group: dict[str, Any]) -> None:
             f"weight_decay={group['weight_decay']}, max_lr={group['max_lr']} (StableAdamW): decay must be at least 0 "
             "and is divided by max_lr. Give the schedule's peak rate as max_lr."
         )
+    if not all(0 <= beta < 1 for beta in group["betas"]):
+        raise ValueError(f"betas={group['betas']} (StableAdamW): each must be in [0, 1). Usual are (0.9, 0.98).")
+    if not group["eps"] > 0:
+        raise ValueError(f"eps={group['eps']} (StableAdamW): must be above 0. Usual is 1e-6.")
     for param in group["params"]:
         check_dtype(param)
 

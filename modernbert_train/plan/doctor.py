@@ -12,6 +12,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import resource
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from modernbert_train.distributed.gpus import built_for, count_gpus, driver_vers
 GB = 1e9
 MIN_DISK_GB = 20  # the base model's newest three checkpoints take 6 GB, its shards more
 MIN_SHARED_GB = 1  # Docker gives 0.06 unless asked for more
+MIN_OPEN_FILES = 1024
 PACKAGES = (
     ("torch", True),
     ("mosaicml", True),
@@ -152,6 +154,9 @@ def _disk() -> Iterator[Finding]:
     usage = shutil.disk_usage(Path.cwd())
     remedy = None if usage.free > MIN_DISK_GB * GB else "free space, or set runs_folder to a larger disk"
     yield Finding(f"disk here: {usage.free / GB:.0f} of {usage.total / GB:.0f} GB free", remedy)
+    files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = None if files >= MIN_OPEN_FILES or files == resource.RLIM_INFINITY else f"ulimit -n {max(hard, files)}"
+    yield Finding(f"open files: at most {files if files != resource.RLIM_INFINITY else 'any number'}", few)
 
 
 def _wandb() -> Iterator[Finding]:

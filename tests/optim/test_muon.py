@@ -476,7 +476,15 @@ def test_check_refuses_impossible_settings(settings: dict[str, Any], message: st
         check(config)
 
 
-def test_impossible_parts_are_refused() -> None:
+def test_impossible_rules_and_parts_are_refused() -> None:
+    for settings, message in (
+        ({"momentum": -0.1}, r"momentum=-0\.1 \(Muon\)"),
+        ({"row_beta": 1.0}, r"row_beta=1\.0 \(Muon\)"),
+        ({"iterations": 0}, r"iterations=0 \(Muon\)"),
+        ({"scale": "none"}, r"scale='none' \(Muon\): one of match_rms_adamw, original"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Rule(**settings)  # type: ignore[arg-type]
     for shape, parts in (((7, 4), 2), ((8,), 2)):
         with pytest.raises(ValueError, match="not 2 matrices one below another"):
             Muon([{"params": [nn.Parameter(torch.ones(shape))], "parts": [parts]}], LR)

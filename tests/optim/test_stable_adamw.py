@@ -294,6 +294,8 @@ def test_a_step_never_waits_for_the_device() -> None:
         ({"lr": math.nan}, "lr=nan"),
         ({"lr": 0.0, "weight_decay": 0.1}, "max_lr=0.0"),
         ({"lr": 1e-3, "weight_decay": -0.1}, "weight_decay=-0.1"),
+        ({"lr": 1e-3, "betas": (0.9, 1.0)}, r"betas=\(0.9, 1.0\)"),
+        ({"lr": 1e-3, "eps": 0.0}, "eps=0.0"),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, float], message: str) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -137,3 +138,35 @@ def test_shared_memory_of_a_killed_job_is_found_and_that_of_a_live_one_is_not(mo
         assert not any("killed job" in str(f) for f in doctor.examine(doctor._shared_memory))
     finally:
         segment.unlink()
+
+
+def test_mapped_segments_are_seen() -> None:
+    from multiprocessing.shared_memory import SharedMemory
+
+    segment = SharedMemory(name="987653_locals", create=True, size=64)
+    try:
+        assert "987653_locals" in doctor._mapped_segments()
+    finally:
+        segment.close()
+        segment.unlink()
+
+
+def test_a_small_limit_on_open_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.resource, "getrlimit", lambda _: (256, 4096))
+    found = [*doctor.examine(doctor._disk)]
+    assert str(found[-1]) == "warn  open files: at most 256\n      -> ulimit -n 4096"
+
+
+def test_a_gpu_of_amd_is_told_with_its_platform_and_what_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its torch has no CUDA version, and a reader of the report would take that for a broken install."""
+    gpu = SimpleNamespace(name="AMD Instinct MI300X", total_memory=206_141_652_992, major=9, minor=4)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: gpu)
+    monkeypatch.setattr("torch.version.hip", "7.2.0")
+    monkeypatch.setattr(doctor, "driver_version", lambda: "")
+    first, second = map(str, doctor.examine(doctor._gpus))
+    assert (
+        first == "ok    GPU 0: AMD Instinct MI300X, 206 GB, capability 9.4, driver unknown, torch built for ROCm 7.2.0"
+    )
+    assert second.startswith("warn  ROCm: nothing of this program has run on it\n      -> read docs/speed.md#amd-gpus")
