@@ -1,9 +1,10 @@
 """YAML files and a.b=c overrides to a typed, frozen configuration; every mistake is reported at once.
 
-Files merge left to right, then the overrides; later wins. The merged tree is then written leaf by leaf into an
-OmegaConf structured config, so that each leaf is checked against its dataclass and one wrong key does not hide the
-next. A section that carries `name` (see schema.VARIANTS) takes the dataclass of that name as its schema. What a phase
-overrides of another section is checked against that section's schema, and must be marked `phased` there.
+Files merge left to right, then the overrides; later wins. The merged tree is then written leaf by leaf over the
+defaults, so that each leaf is checked against its dataclass and one wrong key does not hide the next; OmegaConf
+resolves what stands for another key. A section that carries `name` (see schema.VARIANTS) takes the dataclass of that
+name as its schema. What a phase overrides of another section is checked against that section's schema, and must be
+marked `phased` there.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import difflib
 import functools
 import json
 import math
-import pickle
 import re
 import types
 import typing
@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from modernbert_train.config.bounded_yaml import dump
@@ -109,27 +109,33 @@ def _load(schema: type[T], files: Sequence[str | Path], overrides: Sequence[str]
     plugins = tree.get("plugins") if schema is RunConfig else None
     if isinstance(plugins, list) and _fits(plugins, list[str]):
         import_plugins(plugins, origins["plugins",])
-    config = _build(schema, tree, origins, errors)
+    filling = _Filling(schema, origins, errors)
+    filling.fill(filling.root, tree, ())
+    if not errors:
+        errors.extend(filling.resolve())
+    if not errors:
+        errors.extend(
+            f"{'.'.join(path)}: missing. It has no default; set it in the YAML or as {'.'.join(path)}=..."
+            for path in sorted(_missing(filling.root))
+        )
     if errors:
         more = [f"and {len(errors) - _MAX_ERRORS:,} more mistakes. Fix these first."] * (len(errors) > _MAX_ERRORS)
-        raise WrongKeys("\n".join(errors[:_MAX_ERRORS] + more), *_sound_part(schema, config, errors))
-    return typing.cast(T, OmegaConf.to_object(config))
+        raise WrongKeys("\n".join(errors[:_MAX_ERRORS] + more), *_sound_part(filling, errors))
+    return typing.cast(T, _made(filling.root))
 
 
-def _sound_part(schema: type, config: Any, errors: Sequence[str]) -> tuple[Any, frozenset[str]]:
+def _sound_part(filling: _Filling, errors: Sequence[str]) -> tuple[Any, frozenset[str]]:
     """`rest` and `sections` of WrongKeys."""
-    known = {field.name for field in dataclasses.fields(schema)}
     found = [re.match(r"\w+(\.[\w-]+)*", error) for error in errors]
-    keys = [key[0].split(".") for key in found if key is not None and key[0].split(".")[0] in known]
-    if len(keys) < len(errors):
+    keys = [tuple(key[0].split(".")) for key in found if key is not None and key[0].split(".")[0] in filling.root]
+    if len(keys) < len(errors) or list(filling.resolve()):
         return None, frozenset()
+    for path in list(_missing(filling.root)):
+        _section_of(filling.root, path)[path[-1]] = 1
+        keys.append(path)
     try:
-        OmegaConf.resolve(config)
-        for key in OmegaConf.missing_keys(config):
-            OmegaConf.update(config, key, 1)
-            keys.append(key.split("."))
-        rest = OmegaConf.to_object(config)
-    except (OmegaConfBaseException, TypeError, ValueError):
+        rest = _made(filling.root)
+    except (TypeError, ValueError):
         return None, frozenset()
     return rest, frozenset(".".join(key[: 2 if key[0] in ("phases", "evals") else 1]) for key in keys)
 
@@ -156,54 +162,64 @@ def flat(config: Any) -> dict[str, Any]:
 # --- checking against the schema ---------------------------------------------------------------------------------
 
 
-def _build(schema: type, tree: dict[str, Any], origins: Origins, errors: list[str]) -> Any:
-    config = _structured(schema)
-    _Filling(config, origins, errors).fill(config, schema, tree, ())
-    if not errors:
-        try:
-            OmegaConf.resolve(config)
-        except OmegaConfBaseException as error:
-            errors.append(f"an interpolation cannot be resolved: {' '.join(str(error).split())}")
-    if not errors:
-        errors.extend(
-            f"{key}: missing. It has no default; set it in the YAML or as {key}=..."
-            for key in sorted(OmegaConf.missing_keys(config))
-        )
-    return config
-
-
-def _structured(schema: type) -> Any:
-    """The schema with its defaults, to be filled; a copy, made in an eighth of the time that `deepcopy` takes."""
-    return pickle.loads(_defaults(schema))
-
-
-@functools.cache
-def _defaults(schema: type) -> bytes:
-    config = OmegaConf.structured(schema)
-    _set_editable(config)
-    return pickle.dumps(config)
-
-
 @functools.cache
 def _hints(schema: type) -> dict[str, Any]:
     return typing.get_type_hints(schema)
 
 
-def _set_editable(config: Any) -> None:
-    """Frozen dataclasses make read-only configs; while one is being filled it must not be."""
-    OmegaConf.set_readonly(config, False)
-    for key in config:
-        if not OmegaConf.is_missing(config, key) and OmegaConf.is_dict(config[key]):
-            _set_editable(config[key])
+class _Section(dict[str, Any]):
+    """The values of a section that is being filled, by key; at first its defaults."""
+
+    def __init__(self, schema: type) -> None:
+        super().__init__()
+        self.schema = schema
+        for field in dataclasses.fields(schema):
+            made = field.default_factory is not dataclasses.MISSING
+            value = field.default_factory() if made else field.default  # type: ignore[misc]
+            value = MISSING if value is dataclasses.MISSING else _editable(value)
+            self[field.name] = _as_meant(value, _hints(schema)[field.name])
+
+
+def _editable(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        section = _Section(type(value))
+        section.update({field.name: _editable(getattr(value, field.name)) for field in dataclasses.fields(value)})
+        return section
+    if isinstance(value, dict):
+        return {key: _editable(each) for key, each in value.items()}
+    return list(value) if isinstance(value, list) else value
+
+
+def _made(value: Any) -> Any:
+    """The dataclass of a section, and so of every section in it."""
+    if isinstance(value, dict):
+        entries = {key: _made(each) for key, each in value.items()}
+        return value.schema(**entries) if isinstance(value, _Section) else entries
+    return value
+
+
+def _missing(values: dict[str, Any], path: KeyPath = ()) -> Iterator[KeyPath]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _missing(value, (*path, key))
+        elif value == MISSING and isinstance(value, str):
+            yield (*path, key)
+
+
+def _section_of(root: Any, path: KeyPath) -> Any:
+    return functools.reduce(lambda section, key: section[key], path[:-1], root)
 
 
 class _Filling:
-    """A structured config that a plain tree is written into, key by key, and the mistakes that are met."""
+    """Defaults that a plain tree is written over, key by key, and the mistakes that are met."""
 
-    def __init__(self, root: Any, origins: Origins, errors: list[str]) -> None:
-        self._root, self._origins, self._errors = root, origins, errors
+    def __init__(self, schema: type, origins: Origins, errors: list[str]) -> None:
+        self.root = _Section(schema)
+        self._origins, self._errors = origins, errors
+        self._interpolated: list[tuple[KeyPath, Any]] = []  # leaves, with their types
 
-    def fill(self, config: Any, schema: type, tree: Any, path: KeyPath) -> None:
+    def fill(self, config: _Section, tree: Any, path: KeyPath) -> None:
+        schema = config.schema
         hints, names = _hints(schema), _names(schema)
         facts = {field.name: facts_of(field) for field in dataclasses.fields(schema)}
         for key, value in sorted(tree.items(), key=lambda item: item[0] == "phases"):  # after what they override
@@ -224,22 +240,40 @@ class _Filling:
                         if entry is not None:
                             self._section(config[key], name, here, (*here, name), entry, inner)
             elif not dataclasses.is_dataclass(hint):
-                self._leaf(config, key, value, hint, here)
+                self._leaf(config, key, value, hints[key], here)
             elif value is None and hint is not hints[key]:
                 config[key] = None
             else:
                 self._section(config, key, here, here, value, typing.cast(type, hint))
 
+    def resolve(self) -> Iterator[str]:
+        """Replace what stands for other keys by what they have; gives the mistakes."""
+        if not self._interpolated:
+            return
+        try:
+            tree = OmegaConf.create(_plain(self.root))
+            OmegaConf.resolve(tree)
+        except OmegaConfBaseException as error:
+            yield f"an interpolation cannot be resolved: {' '.join(str(error).split())}"
+            return
+        resolved = OmegaConf.to_container(tree)
+        for path, hint in self._interpolated:
+            value = _as_meant(_section_of(resolved, path)[path[-1]], hint)
+            if not _fits(value, hint):
+                key = ".".join(path)
+                yield f"an interpolation cannot be resolved: {key}={shown(value)}: expected {_describe(hint)}"
+            _section_of(self.root, path)[path[-1]] = value
+
     def _section(self, config: Any, key: str, section: KeyPath, here: KeyPath, value: Any, base: type) -> None:
         """The section at `here`, of `base` or of the variant that it names."""
-        schema = self._variant(section, here, value, base, config.get(key))
+        there = config.get(key)
+        schema = self._variant(section, here, value, base, there if isinstance(there, _Section) else None)
         if schema is None:
             return
-        if config.get(key) is None or OmegaConf.get_type(config, key) is not schema:
-            config[key] = _structured(schema)
-            _set_editable(config[key])
+        if not isinstance(there, _Section) or there.schema is not schema:
+            config[key] = _Section(schema)
         if self._is_section(here, value, f"keys {', '.join(_names(schema))}"):
-            self.fill(config[key], schema, value, here)
+            self.fill(config[key], value, here)
 
     def _variant(self, section: KeyPath, here: KeyPath, value: Any, base: type, default: Any) -> type | None:
         """The schema of what stands at `here`: `base`, or that of its name in the table of the section.
@@ -251,7 +285,7 @@ class _Filling:
             return base
         if value is not None and not self._is_section(here, value, f"a name, one of {', '.join(table)}, and its keys"):
             return None
-        name = None if value is None else value.get("name", None if default is None else default.get("name"))
+        name = None if value is None else value.get("name", default.get("name") if default else None)
         if not isinstance(name, str) or name not in table:
             self._bad((*here, "name"), name, "one of " + ", ".join(table), _nearest(str(name), list(table)))
             return None
@@ -259,28 +293,23 @@ class _Filling:
 
     def _overrides(self, config: Any, section: str, value: Any, here: KeyPath) -> None:
         """What a phase changes of a section of the run, as typed as it is there; null takes a change back."""
-        schema = OmegaConf.get_type(self._root, section)
-        assert schema is not None
+        of_run: _Section = self.root[section]
+        schema = of_run.schema
         allowed = phased_keys(schema)
         if value is None or not self._is_section(here, value, f"keys {', '.join(allowed)}"):
             return
-        of_run = self._root[section]
-        if section in CHANGED_WHOLE and value.get("name", None) not in (None, of_run.name):
+        if section in CHANGED_WHOLE and value.get("name", None) not in (None, of_run["name"]):
             variant = self._variant((section,), (section,), value, schema, of_run)
             if variant is None:
                 return
             schema, allowed = variant, _names(variant)
-        typed = _structured(schema)
         for key, item in value.items():
             if key not in _names(schema):
                 self._unknown((*here, key), allowed)
             elif key not in allowed:
                 self._unphased((*here, key), section, allowed)
             elif item is not None:
-                mistakes = len(self._errors)
-                self._leaf(typed, key, item, _strip_optional(_hints(schema)[key]), (*here, key))
-                if len(self._errors) == mistakes:
-                    config[section][key] = typed._get_node(key)
+                self._leaf(config[section], key, item, _hints(schema)[key], (*here, key))
 
     def _arguments(self, config: Any, section: str, value: Any) -> None:
         """`callbacks:` and `loggers:`, whose entries are what Composer's constructors take; see config/callbacks.py."""
@@ -307,6 +336,8 @@ class _Filling:
                 )
                 if len(self._errors) == mistakes:
                     config[section][name] = arguments
+                    if any("${" in text for text in _texts(arguments)):
+                        self._interpolated.append((here, Any))
             elif arguments is not False:
                 self._bad(here, arguments, "a section with its arguments, {} for none, or false to leave it out")
 
@@ -319,14 +350,15 @@ class _Filling:
             self._bad(here, value, _NO_RESOLVERS)
             return
         value = _as_meant(value, hint)
-        try:
-            if value is not None and not interpolations and not _fits(value, hint):
-                raise ValueError(value)
-            config[key] = value
-        except (OmegaConfBaseException, ValueError, TypeError):
+        if interpolations:
+            self._interpolated.append((here, hint))
+        elif not _fits(value, hint):
+            hint = _strip_optional(hint)
             choices = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
             near = _nearest(str(value), [str(choice) for choice in choices]) if choices else _spelled_out(value, hint)
             self._bad(here, value, _describe(hint), near)
+            return
+        config[key] = value
 
     def _is_section(self, here: KeyPath, value: Any, wanted: str) -> bool:
         if not isinstance(value, Mapping):
@@ -370,19 +402,32 @@ class _Filling:
         return self._origins.get(here) or self._origins.get(here[:-1], "default")
 
 
+def _plain(value: Any) -> Any:
+    """Without dataclasses, as OmegaConf takes it."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
 def _as_meant(value: Any, hint: Any) -> Any:
     """A value of the type of its key, where YAML has another for it."""
+    hint = _strip_optional(hint)
+    kinds, origin = typing.get_args(hint), typing.get_origin(hint)
     if hint is int and isinstance(value, float) and value.is_integer():
         return int(value)  # 1e9 tokens is a whole number, whatever YAML thinks
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if typing.get_origin(hint) is tuple and isinstance(value, list):
-        numbers = float in typing.get_args(hint)
-        return tuple(float(item) if numbers and isinstance(item, int) else item for item in value)
-    if hint == dict[str, str] and isinstance(value, Mapping):
-        simple = (bool, int, float)  # true and 1 are what someone writes who means the texts
-        return {name: json.dumps(item) if isinstance(item, simple) else item for name, item in value.items()}
+    if origin in (list, tuple) and isinstance(value, list):
+        spelled = _spelled if origin is tuple else _as_meant
+        return origin(spelled(item, kinds[0]) for item in value)
+    if origin is dict and isinstance(value, Mapping) and not isinstance(value, _Section):
+        return {name: _spelled(item, kinds[1]) for name, item in value.items()}
     return value
+
+
+def _spelled(value: Any, hint: Any) -> Any:
+    """Where texts have names or places of their own, true and 1 are what someone writes who means the texts."""
+    return json.dumps(value) if hint is str and isinstance(value, (bool, int, float)) else _as_meant(value, hint)
 
 
 def _spelled_out(value: Any, hint: Any) -> str:
@@ -402,12 +447,22 @@ def _texts(value: Any) -> list[str]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of the very type asked for, which OmegaConf would otherwise convert to; numbers are finite."""
+    """Whether a value is of the very type asked for; numbers are finite."""
+    kinds, origin = typing.get_args(hint), typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, kind) for kind in kinds)
+    if origin is typing.Literal:
+        return isinstance(value, str | int) and value in kinds
+    if origin is tuple:
+        kinds = (kinds[0],) * len(value) if isinstance(value, tuple) and kinds[-1] is ... else kinds
+        return isinstance(value, tuple) and len(value) == len(kinds) and all(map(_fits, value, kinds))
+    if origin is list:
+        return isinstance(value, list) and all(_fits(item, kinds[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(item, kinds[1]) for item in value.values())
     if isinstance(value, float) and not math.isfinite(value):
         return False
-    if hint == list[str]:
-        return isinstance(value, list) and all(isinstance(item, str) for item in value)
-    return hint not in (str, bool, int, float) or type(value) is hint
+    return hint is Any or type(value) is hint
 
 
 def _names(schema: type) -> list[str]:

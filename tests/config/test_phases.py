@@ -80,7 +80,7 @@ def test_what_is_saved_is_what_was_loaded(load: Load) -> None:
         ),
         (
             "phases: {decay: {objective: {mask_rate: '${name}'}}}",
-            "an interpolation cannot be resolved: While dereferencing interpolation '${name}'",
+            "an interpolation cannot be resolved: phases.decay.objective.mask_rate='base': expected a number",
         ),
     ],
 )
