@@ -36,6 +36,8 @@ CONTEXT.set_forkserver_preload(
         "numba.typed",
         "torch.distributed.fsdp",
         "torch.distributed.run",
+        "pytest",
+        "tests.checkpoints.small_checkpoint",
         "tests.preload",
     ]
 )

@@ -10,6 +10,7 @@ distributed/same_run.py for what may differ between machines, tools/reference.py
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -97,6 +98,12 @@ def facts_of(field: dataclasses.Field[Any]) -> Knob:
     return facts
 
 
+@functools.cache
+def hints_of(schema: type) -> dict[str, Any]:
+    """The types of its fields, by name."""
+    return typing.get_type_hints(schema)
+
+
 def knobs(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any, Knob]]:
     """Every value of a configuration that is no section: its dotted key, itself, and its own facts."""
     if isinstance(config, dict):
@@ -159,7 +166,7 @@ def may(what: Literal["restart", "local"], schema: type, key: str) -> bool:
         owner = next((each for each in _variants(inner) if part in each.__dataclass_fields__), None)
         if owner is None or getattr(facts_of(owner.__dataclass_fields__[part]), what):
             return owner is not None
-        inner = _without_none(typing.get_type_hints(owner)[part])
+        inner = _without_none(hints_of(owner)[part])
         if not dataclasses.is_dataclass(inner) and typing.get_origin(inner) is not dict:
             return False
     return False

@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from modernbert_train.config.bounded_yaml import dump
 from modernbert_train.config.callbacks import ARGUMENTS, REFUSED
-from modernbert_train.config.knob import facts_of, phased_keys, refuse_too_many
+from modernbert_train.config.knob import facts_of, hints_of, phased_keys, refuse_too_many
 from modernbert_train.config.plugins import import_plugins
 from modernbert_train.config.read import Origins, merge, read_override, read_yaml, shown
 from modernbert_train.config.renamed import new_name, own_word
@@ -162,11 +162,6 @@ def flat(config: Any) -> dict[str, Any]:
 # --- checking against the schema ---------------------------------------------------------------------------------
 
 
-@functools.cache
-def _hints(schema: type) -> dict[str, Any]:
-    return typing.get_type_hints(schema)
-
-
 class _Section(dict[str, Any]):
     """The values of a section that is being filled, by key; at first its defaults."""
 
@@ -177,7 +172,7 @@ class _Section(dict[str, Any]):
             made = field.default_factory is not dataclasses.MISSING
             value = field.default_factory() if made else field.default  # type: ignore[misc]
             value = MISSING if value is dataclasses.MISSING else _editable(value)
-            self[field.name] = _as_meant(value, _hints(schema)[field.name])
+            self[field.name] = _as_meant(value, hints_of(schema)[field.name])
 
 
 def _editable(value: Any) -> Any:
@@ -220,7 +215,7 @@ class _Filling:
 
     def fill(self, config: _Section, tree: Any, path: KeyPath) -> None:
         schema = config.schema
-        hints, names = _hints(schema), _names(schema)
+        hints, names = hints_of(schema), _names(schema)
         facts = {field.name: facts_of(field) for field in dataclasses.fields(schema)}
         for key, value in sorted(tree.items(), key=lambda item: item[0] == "phases"):  # after what they override
             here = (*path, key)
@@ -309,7 +304,7 @@ class _Filling:
             elif key not in allowed:
                 self._unphased((*here, key), section, allowed)
             elif item is not None:
-                self._leaf(config[section], key, item, _hints(schema)[key], (*here, key))
+                self._leaf(config[section], key, item, hints_of(schema)[key], (*here, key))
 
     def _arguments(self, config: Any, section: str, value: Any) -> None:
         """`callbacks:` and `loggers:`, whose entries are what Composer's constructors take; see config/callbacks.py."""

@@ -9,6 +9,7 @@ that does not mention modernbert_train in the named module is refused before any
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.metadata
@@ -145,9 +146,12 @@ def versions(names: Sequence[str]) -> dict[str, str]:
     return {name: f"{_version(name)} ({_hash(name)})" for name in names}
 
 
+_distributions = functools.cache(importlib.metadata.packages_distributions)  # a fifth of a second
+
+
 def _version(name: str) -> str:
     package = name.partition(".")[0]
-    distribution = importlib.metadata.packages_distributions().get(package, [package])[0]
+    distribution = _distributions().get(package, [package])[0]
     return next((each.version for each in importlib.metadata.distributions(name=distribution)), "no version")
 
 

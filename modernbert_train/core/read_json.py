@@ -8,6 +8,7 @@ file has a limit. `as_type` then makes sure of what is in it, so that nothing be
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import math
 import os
@@ -185,13 +186,18 @@ _NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or 
 
 def _fields(kind: Any, value: Any, at: str) -> Any:
     _require(isinstance(value, dict), at, "an object", value)
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = _hints(kind)
     for name in hints.keys() - value.keys() - _optional(kind):
         raise ValueError(f"{_below(at, name)}: missing")
     for name in value.keys() - hints.keys():
         raise ValueError(f"{_below(at, str(name)[:40])}: unknown")
     found = {name: as_type(hints[name], each, _below(at, name)) for name, each in value.items()}
     return kind(**found)
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 def _optional(kind: Any) -> set[str]:
