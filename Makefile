@@ -38,10 +38,11 @@ test-commands: venv ## every command of the README and the pages that make test 
 	$(PYTEST) -m slow tests/test_readme.py tests/docs tests/test_docs.py --dist loadfile
 
 # the files whose default cases stand for others; `make test-slow` has these and all longer forms
-CASES := curves recipes plan weights train core extension benchmarks systems security examples data_prep/adoption test_api.py \
-	packaging/test_import_hook.py models/test_real_sizes.py models/test_casts.py models/test_every_encoder.py contrastive \
-	distributed/test_thousand_ranks.py evaluate/test_probe.py evaluate/retrieval evaluate/finetune/test_finetune.py \
-	evaluate/finetune/test_many.py \
+CASES := curves recipes plan weights train core extension benchmarks systems security examples contrastive \
+	data_prep/adoption data_prep/tasks test_api.py packaging/test_import_hook.py packaging/test_packaging.py \
+	models/test_real_sizes.py models/test_casts.py models/test_every_encoder.py distributed/test_thousand_ranks.py \
+	checkpoints/test_checkpoints_in_a_store.py evaluate/test_probe.py evaluate/retrieval \
+	evaluate/finetune/test_finetune.py evaluate/finetune/test_many.py evaluate/finetune/test_predictions.py \
 	launch/test_pretrain.py \
 	launch/test_launch.py::test_the_quickstart_on_four_ranks_takes_the_steps_of_one
 
@@ -58,7 +59,7 @@ coverage: venv ## lines that no test reaches; as long as all tests in one proces
 	$(PYTHON_IN_VENV) -m pytest --cov --cov-report=term-missing:skip-covered
 
 test-wheel: venv ## the wheel in a fresh environment, from text to a model; minutes, and needs a package index
-	$(PYTHON_IN_VENV) -m pytest -m slow tests/packaging/test_fresh.py
+	OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -n 2 -m slow tests/packaging/test_fresh.py
 
 test-cuda: ## what can be proven of the CUDA build of torch without a GPU; makes .venv-cuda of 6 GB; three quarters of an hour
 	@sh tests/cuda_build/run.sh $(CUDA_VENV)

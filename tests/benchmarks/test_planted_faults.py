@@ -43,7 +43,7 @@ def tree(tmp_path: Path) -> Path:
     return root
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_a_fault_is_noticed_or_survives_and_the_answers_are_kept(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.runs]
 __all__ = ["server", "store"]  # fixtures
 
 
+@pytest.mark.slow
 def test_copied_listed_rolled_back_and_brought_back(
     store: Store,
     tmp_path: Path,

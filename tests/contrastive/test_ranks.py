@@ -104,9 +104,9 @@ def test_four_ranks_and_other_cuts_compare_as_one_does(contrastive_run: Contrast
         assert_same_weights(runs / name, runs / "one")
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 @pytest.mark.timeout(290)
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_it_follows_masked_tokens_in_one_run_on_any_ranks(
     contrastive_run: ContrastiveRun, text: Path, tmp_path: Path, strategy: str
 ) -> None:

@@ -81,7 +81,7 @@ def test_positions_of_a_translation_may_begin_again(name: str) -> None:
     assert torch.equal(plain.packed.input_ids_T, batch.packed.input_ids_T), "the same masks"
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_a_run_on_translations_learns_and_resumes_to_the_bit(contrastive_run: ContrastiveRun, tmp_path: Path) -> None:
     """Words and their twins: what is masked in one text stands in the other."""
     common = (

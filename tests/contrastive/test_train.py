@@ -64,8 +64,8 @@ def test_it_learns_which_text_answers_and_resumes_to_the_bit(
     assert f"a temperature that was learnt, {learnt:.4f} at" in (run / "hf/README.md").read_text()
 
 
-@pytest.mark.runs
-@pytest.mark.parametrize("encoder", ["modernbert", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("encoder", ["modernbert", *OTHERS])
 def test_it_starts_from_a_masked_language_model_and_its_export_opens_everywhere(
     contrastive_run: ContrastiveRun, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], encoder: str
 ) -> None:

@@ -112,8 +112,8 @@ def test_gradients_come_from_the_last_layer_to_the_first(small: Make, build: Mak
     assert order == expected * MICROBATCHES
 
 
-@pytest.mark.runs
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_layers_take_the_casts(
     backend: str, small: Make, build: Make, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -219,8 +219,8 @@ print("all there")
 """
 
 
-@pytest.mark.runs
-@pytest.mark.parametrize("afterwards", ["print('all there')", pytest.param(AFTERWARDS, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("afterwards", ["print('all there')", AFTERWARDS])
 def test_a_users_callback_can_be_written_and_what_was_left_for_later_is_all_there(
     packages: Path, afterwards: str
 ) -> None:

@@ -98,7 +98,7 @@ def test_requirements_that_uv_is_told_are_the_true_ones_without_the_caps(project
             assert name in {name_of(each) for each in own}
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_the_wheel_holds_all_that_is_needed_and_nothing_else(tmp_path: Path, project: dict[str, Any]) -> None:
     """A build forgets py.typed, styles and recipes silently; tests must not be installed. Composer and Streaming are in
     it unchanged, since no pip would install what they declare."""

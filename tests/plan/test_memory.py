@@ -143,7 +143,7 @@ def autocast(bf16: bool) -> Iterator[None]:
     ("bf16", "checkpointing"),
     [
         pytest.param(True, False, id="bf16-kept"),
-        pytest.param(False, True, id="fp32-checkpointed"),
+        pytest.param(False, True, id="fp32-checkpointed", marks=pytest.mark.slow),
         pytest.param(True, True, id="bf16-checkpointed", marks=pytest.mark.slow),
         pytest.param(False, False, id="fp32-kept", marks=pytest.mark.slow),
     ],

@@ -66,7 +66,7 @@ def test_the_compiler_is_tried() -> None:
     assert "of the same not compiled" in try_compile()
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_a_trial_answers_from_its_own_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whatever the libraries print, and in whatever folder the doctor was called."""
     monkeypatch.chdir(tmp_path)

@@ -73,6 +73,7 @@ def test_shards_in_a_store_are_adopted_and_read(store: Store, tiny_data: Path, t
         read_all(pointing, tokenizer, tmp_path / "cache")
 
 
+@pytest.mark.slow
 def test_archives_that_were_unpacked_before_the_upload(store: Store, tiny_data: Path, tmp_path: Path) -> None:
     """Their index names archives; what was uploaded are the files out of them."""
     from streaming.base.compression import decompress

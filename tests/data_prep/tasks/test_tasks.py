@@ -110,7 +110,7 @@ def test_killed_anywhere_and_started_again_gives_the_same_bytes(
     assert not list(home.glob("killed.*"))
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_two_processes_killed_with_all_their_children(words: Words, one: Path, home: Path, files_of: Files) -> None:
     """The scheduler kills the command, and its processes must not go on writing under the next one's feet."""
     root = str(Path(data_prep.__file__).parent.parent)

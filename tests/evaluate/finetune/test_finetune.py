@@ -145,6 +145,7 @@ program()
     return warm.run([sys.executable, "-c", code, *words], env=os.environ | path).returncode
 
 
+@pytest.mark.slow
 def test_two_seeds_in_one_command_one_of_them_killed_in_its_middle(
     write_task: WriteTask, models: dict[str, Path], tmp_path: Path
 ) -> None:

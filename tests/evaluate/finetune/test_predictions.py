@@ -77,7 +77,11 @@ def test_the_best_epoch_is_what_is_exported_and_predicted(
 
 @pytest.mark.runs
 @pytest.mark.parametrize(
-    ("kind", "label"), [("regression", lambda up: 2.0 * up), ("multi-label", lambda up: "a,b" if up else "b")]
+    ("kind", "label"),
+    [
+        ("regression", lambda up: 2.0 * up),
+        pytest.param("multi-label", lambda up: "a,b" if up else "b", marks=pytest.mark.slow),
+    ],
 )
 def test_scores_and_several_classes_are_predicted(
     kind: str, label: Any, write_task: WriteTask, models: dict[str, Path], tmp_path: Path
