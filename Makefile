@@ -35,7 +35,7 @@ test-quick: venv ## the tests that start nothing, train nothing and take no time
 	$(PYTEST) -m 'not gpu and not slow and not runs' -q
 
 test-commands: venv ## every command of the README and the pages that make test only checks; minutes
-	$(PYTEST) -m slow tests/test_readme.py tests/docs tests/test_docs.py --dist loadfile
+	$(PYTEST) -m slow tests/test_readme.py tests/docs tests/test_docs.py --dist worksteal
 
 # the files whose default cases stand for others; `make test-slow` has these and all longer forms
 CASES := curves recipes plan weights train core extension benchmarks systems security examples contrastive \

@@ -69,15 +69,21 @@ def run(command: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.fixture(scope="module")
+def quickstart(copy: Path) -> str:
+    """What the quickstart prints; its run is in the copy."""
+    return run("python launch/quickstart.py", copy)
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_quickstart_goes_from_the_standard_library_to_a_model_that_transformers_loads(
-    copy: Path,
+    copy: Path, quickstart: str
 ) -> None:
     """The first ten minutes of a newcomer, and everything that is promised to be there afterwards."""
     assert "$(PYTHON_IN_VENV) launch/quickstart.py" in (ROOT / "Makefile").read_text()
-    output = run("python launch/quickstart.py", copy)
-    assert re.search("(better|worse) by", output) and output.count("%   ") >= 12  # five fills for each of three texts
+    assert re.search("(better|worse) by", quickstart)
+    assert quickstart.count("%   ") >= 12  # five fills for each of three texts
 
     folder = copy / "runs/quickstart"
     entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -125,7 +131,8 @@ def test_the_first_minute_is_a_model_that_has_learnt_something(copy: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("quickstart")
 def test_every_command_of_the_readme_works_as_it_stands(copy: Path) -> None:
     """A command that only works on its author's machine is the first thing a newcomer meets."""
     commands = readme_commands()
