@@ -131,7 +131,9 @@ def _sound_part(filling: _Filling, errors: Sequence[str]) -> tuple[Any, frozense
     if len(keys) < len(errors) or list(filling.resolve()):
         return None, frozenset()
     for path in list(_missing(filling.root)):
-        _section_of(filling.root, path)[path[-1]] = 1
+        section = _section_of(filling.root, path)
+        hint = hints_of(section.schema)[path[-1]] if isinstance(section, _Section) else Any
+        section[path[-1]] = _spelled(1, _strip_optional(hint))
         keys.append(path)
     try:
         rest = _made(filling.root)
@@ -253,10 +255,11 @@ class _Filling:
             return
         resolved = OmegaConf.to_container(tree)
         for path, hint in self._interpolated:
-            value = _as_meant(_section_of(resolved, path)[path[-1]], hint)
+            value, wanted = _section_of(resolved, path)[path[-1]], _strip_optional(hint)
+            value = _spelled(value, wanted)
             if not _fits(value, hint):
                 key = ".".join(path)
-                yield f"an interpolation cannot be resolved: {key}={shown(value)}: expected {_describe(hint)}"
+                yield f"an interpolation cannot be resolved: {key}={shown(value)}: expected {_describe(wanted)}"
             _section_of(self.root, path)[path[-1]] = value
 
     def _section(self, config: Any, key: str, section: KeyPath, here: KeyPath, value: Any, base: type) -> None:
@@ -421,7 +424,7 @@ def _as_meant(value: Any, hint: Any) -> Any:
 
 
 def _spelled(value: Any, hint: Any) -> Any:
-    """Where texts have names or places of their own, true and 1 are what someone writes who means the texts."""
+    """A text where one is meant: true and 1 in a list of texts, or as what another key has."""
     return json.dumps(value) if hint is str and isinstance(value, (bool, int, float)) else _as_meant(value, hint)
 
 

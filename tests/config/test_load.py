@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modernbert_train.config.load import differences, load_run, to_yaml
+from modernbert_train.config.load import WrongKeys, differences, load_run, to_yaml
 from modernbert_train.config.renamed import SYNONYMS
 from modernbert_train.config.schema import AdamWConfig, PhaseConfig, RunConfig, StableAdamWConfig
 from modernbert_train.errors import ConfigError
@@ -151,7 +151,7 @@ def test_a_missing_and_an_unreadable_file_are_named_together(tmp_path: Path) -> 
 def test_every_missing_value_is_named(tmp_path: Path) -> None:
     file = tmp_path / "empty.yaml"
     file.write_text("phases: {a: {tokens: 5, batch_warmup: {tokens: 3}}}", encoding="utf-8")
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(WrongKeys) as error:
         load_run([file])
     lines = str(error.value).splitlines()
     assert [line.split(":")[0] for line in lines] == [
@@ -163,6 +163,7 @@ def test_every_missing_value_is_named(tmp_path: Path) -> None:
         "phases.a.batch_warmup.step_rows",
         "phases.a.row_tokens",
     ]
+    assert error.value.rest.name == "1" and error.value.rest.optim.lr == 1.0, "of the right types, to look further"
     assert lines[2] == "optim.lr: missing. It has no default; set it in the YAML or as optim.lr=..."
 
 
@@ -237,10 +238,12 @@ def test_interpolations_stand_for_other_keys_and_keep_types_checked(
         "phases: {decay: {schedule: {decay_tokens: '${phases.decay.tokens}'}}}\nloggers: {wandb: {tags: ['${name}']}}",
         "runs_folder=out/${name}",
         "optim.eps=${seed}",
+        "checkpoint.copy_to=${seed}",
     )
     assert config.phases["decay"].schedule.decay_tokens == 500_000
     assert (config.runs_folder, config.loggers["wandb"]["tags"]) == ("out/base", ["base"])
     assert config.optim.eps == 17.0 and type(config.optim.eps) is float
+    assert config.checkpoint.copy_to == "17"
     for text in ("seed: ${name}", "seed: ${no.such}", "seed: ${seed}", "compute: {device: '${name}'}", "name: ${data}"):
         (line,) = refused(text)
         assert line.startswith("an interpolation cannot be resolved: ") and text.split(":")[0] in line
