@@ -134,6 +134,8 @@ def _sound_part(filling: _Filling, errors: Sequence[str]) -> tuple[Any, frozense
         section = _section_of(filling.root, path)
         hint = hints_of(section.schema)[path[-1]] if isinstance(section, _Section) else Any
         section[path[-1]] = _spelled(1, _strip_optional(hint))
+        if not _fits(section[path[-1]], hint):
+            return None, frozenset()
         keys.append(path)
     try:
         rest = _made(filling.root)
@@ -424,7 +426,9 @@ def _as_meant(value: Any, hint: Any) -> Any:
 
 
 def _spelled(value: Any, hint: Any) -> Any:
-    """A text where one is meant: true and 1 in a list of texts, or as what another key has."""
+    """A text where one is meant: true and 1 among the values of a name, or as what another key has."""
+    if typing.get_origin(hint) is list and isinstance(value, list):
+        return [_spelled(item, typing.get_args(hint)[0]) for item in value]
     return json.dumps(value) if hint is str and isinstance(value, (bool, int, float)) else _as_meant(value, hint)
 
 

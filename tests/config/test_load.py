@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modernbert_train.config.load import WrongKeys, differences, load_run, to_yaml
+from modernbert_train.config.load import WrongKeys, differences, load_run, load_typed, to_yaml
 from modernbert_train.config.renamed import SYNONYMS
 from modernbert_train.config.schema import AdamWConfig, PhaseConfig, RunConfig, StableAdamWConfig
+from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.errors import ConfigError
 from tests.config.conftest import BASE, Load
 
@@ -146,6 +147,15 @@ def test_a_missing_and_an_unreadable_file_are_named_together(tmp_path: Path) -> 
     first, second = str(error.value).splitlines()
     assert first.startswith(f"{tmp_path / 'absent.yaml'}: no such file.")
     assert second.startswith(f"{binary}: cannot be read")
+
+
+def test_numbers_may_be_the_texts_of_a_name() -> None:
+    """The years of a column are numbers in YAML, and texts in the data."""
+    file = Path(__file__).parents[2] / "yamls/data/quickstart.yaml"
+    spec = load_typed(PrepareConfig, [file], ["streams.values={old: [1999, true]}", "streams.scores={old: 1}"])
+    assert spec.streams.values == {"old": ["1999", "true"]} and type(spec.streams.scores["old"]) is float
+    with pytest.raises(ConfigError, match=r"plugins=\[1\] \(command line\): expected a list of texts"):
+        load_typed(RunConfig, [], ["plugins=[1]"])
 
 
 def test_every_missing_value_is_named(tmp_path: Path) -> None:
