@@ -42,7 +42,7 @@ from tests.plan.test_memory import PLAIN, SMALL, _Attend, autocast, kept_bytes, 
 GLOBAL: dict[str, Any] = MODEL | {"global_attn_every_n_layers": 1}  # the kernel then computes the very keys that count
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_the_flops_of_a_step_are_those_that_torch_counts(contrastive_run: ContrastiveRun) -> None:
     """Each text by its own length, twice forward and once backward; besides them there are the cosines alone, of 40
     queries with 80 texts, which are no part of the model."""

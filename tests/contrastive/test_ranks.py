@@ -30,7 +30,7 @@ LONGER = (
 DROPOUT = "model.attention_out_dropout=0.1"
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 @pytest.mark.timeout(290)
 def test_two_ranks_compare_as_one_does_under_ddp_and_fsdp2(contrastive_run: ContrastiveRun, tmp_path: Path) -> None:
     """Microbatches are the same, and so is their dropout; losses, gradient norms, held-out figures, weights."""

@@ -18,7 +18,6 @@ ONE = [name for name, curve in CURVES.items() if curve.ranks == 1]
 TWO = [name for name, curve in CURVES.items() if curve.ranks == 2]
 # each optimizer, each kind of masking and each strategy is in one of these; all of them are slow
 FEW_OF_ONE = [FAULTY, "stable_adamw-reference-1-rank", "dropout-1-rank"]
-FEW = ["muon-exact-2-fsdp2", "adamw-bernoulli-2-ddp"]
 
 
 def recorded(name: str) -> str:
@@ -56,11 +55,10 @@ def test_every_curve_of_one_process_is_as_recorded_and_a_changed_constant_is_not
         assert differences(recorded(FAULTY), elsewhere), fault
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 @pytest.mark.timeout(290)
-@pytest.mark.parametrize("names", [FEW, pytest.param(TWO, marks=pytest.mark.slow)], ids=["few", "all"])
-def test_two_ranks_train_as_recorded_under_ddp_and_fsdp2(tiny_data: Path, tmp_path: Path, names: list[str]) -> None:
-    assert_unchanged(train(names, tmp_path, tiny_data))
+def test_two_ranks_train_as_recorded_under_ddp_and_fsdp2(tiny_data: Path, tmp_path: Path) -> None:
+    assert_unchanged(train(TWO, tmp_path, tiny_data))
 
 
 def test_what_counts_as_a_difference() -> None:

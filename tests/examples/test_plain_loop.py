@@ -92,7 +92,7 @@ class Killed(Exception):
     """What ends a run in its midst."""
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_a_killed_loop_continues_to_the_bit(tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = tiny_run("model.attention_out_dropout=0.1", "checkpoint.interval_steps=5")
     plain_loop().main([*words, "name=whole"])

@@ -120,7 +120,7 @@ def test_bf16_autocast_stays_close_to_fp32(name: str, sequences: Make, pack: Mak
 @pytest.mark.parametrize(
     ("name", "graphs", "recompute"),
     [
-        ("modernbert", 4, False),
+        pytest.param("modernbert", 4, False, marks=pytest.mark.slow),
         pytest.param("bert", 2, False, marks=pytest.mark.slow),
         pytest.param("albert", 3, False, marks=pytest.mark.slow),
         ("albert that shares its ffn", 3, True),

@@ -155,7 +155,7 @@ UNUSED = (
 )  # fmt: skip
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_a_run_imports_nothing_heavy_that_it_does_not_use(tiny_run: TinyRun) -> None:
     """They are half of the time until the first step. torch itself imports sympy and torch._dynamo. And before torch
     something is said: loading it takes ten seconds or more, and a silent terminal looks like one that hangs."""

@@ -167,16 +167,9 @@ def test_base_with_98304_tokens_keeps_what_is_said(
     assert told + 2 * weights * bf16 - norm_on_cpu(config, bf16, predicted) == pytest.approx(found, rel=0.002)
 
 
-@pytest.mark.runs
-@pytest.mark.parametrize(
-    ("checkpointing", "residual"),
-    [
-        pytest.param(False, "fp32", id="kept-fp32"),
-        pytest.param(True, "bf16", id="checkpointed-bf16", marks=pytest.mark.slow),
-        pytest.param(False, "bf16", id="kept-bf16", marks=pytest.mark.slow),
-        pytest.param(True, "fp32", id="checkpointed-fp32", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("residual", ["fp32", "bf16"])
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
 def test_compiled_layers_keep_what_is_said(monkeypatch: pytest.MonkeyPatch, residual: Any, checkpointing: bool) -> None:
     """What torch.compile decides to keep; the decision is made before any code is generated, by the same function."""
     use_kernel(monkeypatch, lambda q, k, v, layout, window: _attend(q, k, v)[0])

@@ -112,7 +112,7 @@ DIFFUSION = (
 )
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_predictions_that_weigh_one_over_their_rate_do_not_know_how_a_batch_is_cut(
     tiny_run: TinyRun, tmp_path: Path
 ) -> None:
@@ -148,7 +148,7 @@ def segmented(words: list[str]) -> list[str]:
     return words
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_words_of_a_segmenter_are_masked_whoever_computes_them(tiny_run: TinyRun, tmp_path: Path) -> None:
     """From prepared text on: whole words alone; the same by workers, and after a kill."""
     common = ("checkpoint.interval_steps=3", "phases.long=null")

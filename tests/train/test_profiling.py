@@ -32,7 +32,7 @@ class CountReads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_a_run_with_all_its_figures_and_a_profile(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

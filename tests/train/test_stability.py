@@ -240,7 +240,7 @@ def test_weights_that_are_not_finite_are_never_saved_nor_skipped_over(
 LONGER = (*SHORT, "phases.short.tokens=8000", "stability.spike_window_batches=8", "checkpoint.interval_steps=5")
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_a_spike_is_skipped_by_its_window_which_survives_a_kill(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Not before the window is full; then the document's microbatch is named; and a resumed run
     compares with the same losses."""

@@ -133,7 +133,7 @@ def test_two_processes_killed_with_all_their_children(words: Words, one: Path, h
     assert len(list((home / "two/train").glob("shard.*"))) > 10  # there were many tasks
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_two_machines_with_a_shared_folder(words: Words, one: Path, home: Path, files_of: Files) -> None:
     """Neither an engine nor a network between them is needed, and the outcome is that of one machine."""
     children = [start([*words("both"), "--part", part]) for part in ("2/2", "1/2")]

@@ -253,7 +253,7 @@ def test_several_runs_need_a_folder_and_no_launcher(
     assert "--watch was removed: evals of the run" in capsys.readouterr().err
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_real_run(
     write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -44,9 +44,9 @@ def reranker(toy: Path, encoder: Path, out: Path, **keys: object) -> Path:
     return out / "tuned/a"
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("two_classes", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("two_classes", [False, True])
 def test_candidates_are_ranked_as_by_a_cross_encoder(
     two_classes: bool, encoder: Path, tokenizer: Path, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
