@@ -166,7 +166,7 @@ def may(what: Literal["restart", "local"], schema: type, key: str) -> bool:
         owner = next((each for each in _variants(inner) if part in each.__dataclass_fields__), None)
         if owner is None or getattr(facts_of(owner.__dataclass_fields__[part]), what):
             return owner is not None
-        inner = _without_none(hints_of(owner)[part])
+        inner = without_none(hints_of(owner)[part])
         if not dataclasses.is_dataclass(inner) and typing.get_origin(inner) is not dict:
             return False
     return False
@@ -180,7 +180,8 @@ def _variants(schema: type) -> Iterator[Any]:
         yield from _variants(each)
 
 
-def _without_none(hint: Any) -> Any:
+def without_none(hint: Any) -> Any:
+    """The type of a value that may also be None, where there is one."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         inner = [arg for arg in typing.get_args(hint) if arg is not type(None)]
         return inner[0] if len(inner) == 1 else hint

@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from modernbert_train.config.bounded_yaml import dump
 from modernbert_train.config.callbacks import ARGUMENTS, REFUSED
-from modernbert_train.config.knob import facts_of, hints_of, phased_keys, refuse_too_many
+from modernbert_train.config.knob import facts_of, hints_of, phased_keys, refuse_too_many, without_none
 from modernbert_train.config.plugins import import_plugins
 from modernbert_train.config.read import Origins, merge, read_override, read_yaml, shown
 from modernbert_train.config.renamed import new_name, own_word
@@ -133,7 +133,7 @@ def _sound_part(filling: _Filling, errors: Sequence[str]) -> tuple[Any, frozense
     for path in list(_missing(filling.root)):
         section = _section_of(filling.root, path)
         hint = hints_of(section.schema)[path[-1]] if isinstance(section, _Section) else Any
-        section[path[-1]] = _spelled(1, _strip_optional(hint))
+        section[path[-1]] = _spelled(1, without_none(hint))
         if not _fits(section[path[-1]], hint):
             return None, frozenset()
         keys.append(path)
@@ -167,23 +167,25 @@ def flat(config: Any) -> dict[str, Any]:
 
 
 class _Section(dict[str, Any]):
-    """The values of a section that is being filled, by key; at first its defaults."""
+    """The values of a section that is being filled, by key; at first its defaults, or those of an instance."""
 
-    def __init__(self, schema: type) -> None:
+    def __init__(self, schema: type, instance: Any = None) -> None:
         super().__init__()
         self.schema = schema
         for field in dataclasses.fields(schema):
-            made = field.default_factory is not dataclasses.MISSING
-            value = field.default_factory() if made else field.default  # type: ignore[misc]
-            value = MISSING if value is dataclasses.MISSING else _editable(value)
-            self[field.name] = _as_meant(value, hints_of(schema)[field.name])
+            value = _default(field) if instance is None else getattr(instance, field.name)
+            self[field.name] = _as_meant(_editable(value), hints_of(schema)[field.name])
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return MISSING if field.default is dataclasses.MISSING else field.default
 
 
 def _editable(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
-        section = _Section(type(value))
-        section.update({field.name: _editable(getattr(value, field.name)) for field in dataclasses.fields(value)})
-        return section
+        return _Section(type(value), value)
     if isinstance(value, dict):
         return {key: _editable(each) for key, each in value.items()}
     return list(value) if isinstance(value, list) else value
@@ -227,7 +229,7 @@ class _Filling:
                 of_the_run = schema is PhaseConfig and key in RunConfig.__dataclass_fields__ and new_name(here) is None
                 self._unphased(here, key, []) if of_the_run else self._unknown(here, names)
                 continue
-            hint = _strip_optional(hints[key])
+            hint = without_none(hints[key])
             inner = _dataclass_in_dict(hint)
             if facts[key].overrides:
                 self._overrides(config, key, value, here)
@@ -257,7 +259,7 @@ class _Filling:
             return
         resolved = OmegaConf.to_container(tree)
         for path, hint in self._interpolated:
-            value, wanted = _section_of(resolved, path)[path[-1]], _strip_optional(hint)
+            value, wanted = _section_of(resolved, path)[path[-1]], without_none(hint)
             value = _spelled(value, wanted)
             if not _fits(value, hint):
                 key = ".".join(path)
@@ -353,7 +355,7 @@ class _Filling:
         if interpolations:
             self._interpolated.append((here, hint))
         elif not _fits(value, hint):
-            hint = _strip_optional(hint)
+            hint = without_none(hint)
             choices = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
             near = _nearest(str(value), [str(choice) for choice in choices]) if choices else _spelled_out(value, hint)
             self._bad(here, value, _describe(hint), near)
@@ -411,7 +413,7 @@ def _plain(value: Any) -> Any:
 
 def _as_meant(value: Any, hint: Any) -> Any:
     """A value of the type of its key, where YAML has another for it."""
-    hint = _strip_optional(hint)
+    hint = without_none(hint)
     kinds, origin = typing.get_args(hint), typing.get_origin(hint)
     if hint is int and isinstance(value, float) and value.is_integer():
         return int(value)  # 1e9 tokens is a whole number, whatever YAML thinks
@@ -503,14 +505,6 @@ def _describe(hint: Any) -> str:
         return "a section with a text for each name"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     return words.get(hint, str(hint))
-
-
-def _strip_optional(hint: Any) -> Any:
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        inner = [arg for arg in typing.get_args(hint) if arg is not type(None)]
-        if len(inner) == 1:
-            return inner[0]
-    return hint
 
 
 def _dataclass_in_dict(hint: Any) -> type | None:
