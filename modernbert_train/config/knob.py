@@ -10,8 +10,6 @@ distributed/same_run.py for what may differ between machines, tools/reference.py
 from __future__ import annotations
 
 import dataclasses
-import functools
-import types
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from typing import Any, Literal
 
 from omegaconf import MISSING
 
+from modernbert_train.config.value_types import hints_of, without_none
 from modernbert_train.errors import ConfigError
 
 _KEY = "knob"
@@ -98,12 +97,6 @@ def facts_of(field: dataclasses.Field[Any]) -> Knob:
     return facts
 
 
-@functools.cache
-def hints_of(schema: type) -> dict[str, Any]:
-    """The types of its fields, by name."""
-    return typing.get_type_hints(schema)
-
-
 def knobs(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any, Knob]]:
     """Every value of a configuration that is no section: its dotted key, itself, and its own facts."""
     if isinstance(config, dict):
@@ -178,11 +171,3 @@ def _variants(schema: type) -> Iterator[Any]:
     more: list[type] = schema.__subclasses__()
     for each in more:
         yield from _variants(each)
-
-
-def without_none(hint: Any) -> Any:
-    """The type of a value that may also be None, where there is one."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        inner = [arg for arg in typing.get_args(hint) if arg is not type(None)]
-        return inner[0] if len(inner) == 1 else hint
-    return hint

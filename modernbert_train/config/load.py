@@ -12,10 +12,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import json
-import math
 import re
-import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,11 +23,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from modernbert_train.config.bounded_yaml import dump
 from modernbert_train.config.callbacks import ARGUMENTS, REFUSED
-from modernbert_train.config.knob import facts_of, hints_of, phased_keys, refuse_too_many, without_none
+from modernbert_train.config.knob import facts_of, phased_keys, refuse_too_many
 from modernbert_train.config.plugins import import_plugins
 from modernbert_train.config.read import Origins, merge, read_override, read_yaml, shown
 from modernbert_train.config.renamed import new_name, own_word
 from modernbert_train.config.schema import CHANGED_WHOLE, VARIANTS, PhaseConfig, RunConfig
+from modernbert_train.config.value_types import as_meant, describe, fits, hints_of, spelled, spelled_out, without_none
 from modernbert_train.core.redact import has_secret, is_secret_name
 from modernbert_train.errors import ConfigError
 
@@ -56,7 +54,6 @@ class WrongKeys(ConfigError):
 
 
 _NO_RESOLVERS = "a value, or another key as ${section.key}; resolvers are not run"
-_ZEROS = {"k": 3, "m": 6, "b": 9, "g": 9, "t": 12}
 _NO_SECRETS = (
     "holds what looks like a key, a token or a password, and a configuration is saved with the run and printed. Put it "
     "into the environment, where the libraries look for it, and leave it out here. See docs/security.md."
@@ -107,7 +104,7 @@ def _load(schema: type[T], files: Sequence[str | Path], overrides: Sequence[str]
     for override in overrides:
         merge(tree, read_override(override, origins, errors))
     plugins = tree.get("plugins") if schema is RunConfig else None
-    if isinstance(plugins, list) and _fits(plugins, list[str]):
+    if isinstance(plugins, list) and fits(plugins, list[str]):
         import_plugins(plugins, origins["plugins",])
     filling = _Filling(schema, origins, errors)
     filling.fill(filling.root, tree, ())
@@ -133,8 +130,8 @@ def _sound_part(filling: _Filling, errors: Sequence[str]) -> tuple[Any, frozense
     for path in list(_missing(filling.root)):
         section = _section_of(filling.root, path)
         hint = hints_of(section.schema)[path[-1]] if isinstance(section, _Section) else Any
-        section[path[-1]] = _spelled(1, without_none(hint))
-        if not _fits(section[path[-1]], hint):
+        section[path[-1]] = spelled(1, without_none(hint))
+        if not fits(section[path[-1]], hint):
             return None, frozenset()
         keys.append(path)
     try:
@@ -174,7 +171,7 @@ class _Section(dict[str, Any]):
         self.schema = schema
         for field in dataclasses.fields(schema):
             value = _default(field) if instance is None else getattr(instance, field.name)
-            self[field.name] = _as_meant(_editable(value), hints_of(schema)[field.name])
+            self[field.name] = as_meant(_editable(value), hints_of(schema)[field.name])
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -260,10 +257,10 @@ class _Filling:
         resolved = OmegaConf.to_container(tree)
         for path, hint in self._interpolated:
             value, wanted = _section_of(resolved, path)[path[-1]], without_none(hint)
-            value = _spelled(value, wanted)
-            if not _fits(value, hint):
+            value = spelled(value, wanted)
+            if not fits(value, hint):
                 key = ".".join(path)
-                yield f"an interpolation cannot be resolved: {key}={shown(value)}: expected {_describe(wanted)}"
+                yield f"an interpolation cannot be resolved: {key}={shown(value)}: expected {describe(wanted)}"
             _section_of(self.root, path)[path[-1]] = value
 
     def _section(self, config: Any, key: str, section: KeyPath, here: KeyPath, value: Any, base: type) -> None:
@@ -351,14 +348,14 @@ class _Filling:
             # a resolver such as oc.env would copy secrets of the environment into the saved configuration
             self._bad(here, value, _NO_RESOLVERS)
             return
-        value = _as_meant(value, hint)
+        value = as_meant(value, hint)
         if interpolations:
             self._interpolated.append((here, hint))
-        elif not _fits(value, hint):
+        elif not fits(value, hint):
             hint = without_none(hint)
             choices = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
-            near = _nearest(str(value), [str(choice) for choice in choices]) if choices else _spelled_out(value, hint)
-            self._bad(here, value, _describe(hint), near)
+            near = _nearest(str(value), [str(choice) for choice in choices]) if choices else spelled_out(value, hint)
+            self._bad(here, value, describe(hint), near)
             return
         config[key] = value
 
@@ -411,62 +408,12 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _as_meant(value: Any, hint: Any) -> Any:
-    """A value of the type of its key, where YAML has another for it."""
-    hint = without_none(hint)
-    kinds, origin = typing.get_args(hint), typing.get_origin(hint)
-    if hint is int and isinstance(value, float) and value.is_integer():
-        return int(value)  # 1e9 tokens is a whole number, whatever YAML thinks
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if origin in (list, tuple) and isinstance(value, list):
-        spelled = _spelled if origin is tuple else _as_meant
-        return origin(spelled(item, kinds[0]) for item in value)
-    if origin is dict and isinstance(value, Mapping) and not isinstance(value, _Section):
-        return {name: _spelled(item, kinds[1]) for name, item in value.items()}
-    return value
-
-
-def _spelled(value: Any, hint: Any) -> Any:
-    """A text where one is meant: true and 1 among the values of a name, or as what another key has."""
-    if typing.get_origin(hint) is list and isinstance(value, list):
-        return [_spelled(item, typing.get_args(hint)[0]) for item in value]
-    return json.dumps(value) if hint is str and isinstance(value, (bool, int, float)) else _as_meant(value, hint)
-
-
-def _spelled_out(value: Any, hint: Any) -> str:
-    """A number with a letter for its thousands, as YAML has it."""
-    found = re.fullmatch(r"([0-9.]{1,20})\s?([kKmMgGbBtT])", value) if isinstance(value, str) else None
-    if found is None or hint not in (int, float):
-        return ""
-    return f" Write {found[1]}e{_ZEROS[found[2].lower()]}."
-
-
 def _texts(value: Any) -> list[str]:
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list):
         return [text for item in value for text in _texts(item)]
     return [value] if isinstance(value, str) else []
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of the very type asked for; numbers are finite."""
-    kinds, origin = typing.get_args(hint), typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, kind) for kind in kinds)
-    if origin is typing.Literal:
-        return isinstance(value, str | int) and value in kinds
-    if origin is tuple:
-        kinds = (kinds[0],) * len(value) if isinstance(value, tuple) and kinds[-1] is ... else kinds
-        return isinstance(value, tuple) and len(value) == len(kinds) and all(map(_fits, value, kinds))
-    if origin is list:
-        return isinstance(value, list) and all(_fits(item, kinds[0]) for item in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_fits(item, kinds[1]) for item in value.values())
-    if isinstance(value, float) and not math.isfinite(value):
-        return False
-    return hint is Any or type(value) is hint
 
 
 def _names(schema: type) -> list[str]:
@@ -492,19 +439,6 @@ def _secret_in(value: Any) -> tuple[str, ...] | None:
         if (inner := _secret_in(each)) is not None:
             return (name, *inner)
     return None
-
-
-def _describe(hint: Any) -> str:
-    if typing.get_origin(hint) is typing.Literal:
-        return "one of " + ", ".join(str(choice) for choice in typing.get_args(hint))
-    if typing.get_origin(hint) is tuple:
-        return f"a list like [{', '.join(getattr(a, '__name__', str(a)) for a in typing.get_args(hint))}]"
-    if hint == list[str]:
-        return "a list of texts"
-    if hint == dict[str, str]:
-        return "a section with a text for each name"
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    return words.get(hint, str(hint))
 
 
 def _dataclass_in_dict(hint: Any) -> type | None:
