@@ -6,7 +6,7 @@ unexport PYTHONDONTWRITEBYTECODE # pytest takes 8 seconds to rewrite the tests, 
 PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -n logical --maxprocesses 8
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart format style lint test test-quick test-commands test-cases test-slow test-pythons test-wheel test-gpu test-cuda first-gpu-hour drill coverage docs clean
+.PHONY: help venv quickstart format style types suite lint test test-quick test-commands test-cases test-slow test-pythons test-wheel test-gpu test-cuda first-gpu-hour drill coverage docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,11 +25,16 @@ style: venv
 	$(PYTHON_IN_VENV) -m ruff check .
 	$(PYTHON_IN_VENV) -m ruff format --check .
 
-lint: style ## style and types
+types: venv
 	$(VENV)/bin/pyrefly check --python-interpreter-path $(PYTHON_IN_VENV)
 
-test: style ## style, types and the tests that need no GPU, on all cores
+suite: venv
 	$(PYTEST) --dist loadfile --no-loadscope-reorder
+
+lint: style types ## style and types
+
+test: style ## style, types and the tests that need no GPU, on all cores
+	@$(MAKE) --no-print-directory -j 2 types suite # one core has nothing to do while one process collects
 
 test-quick: venv ## the tests that start nothing, train nothing and take no time
 	$(PYTEST) -m 'not gpu and not slow and not runs' -q

@@ -5,18 +5,23 @@ from __future__ import annotations
 import gc
 import multiprocessing.process
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr
 from functools import cache
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from modernbert_train.core import installed
+from tests import warm
 from tests.compiled import CACHE
 from tests.data.make_shards import make_documents, make_shards, make_tokenizer
 
@@ -80,7 +85,7 @@ RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_
 
 # by far the longest; where several processes share the tests by file, these must not be left for the end
 LONGEST = (
-    *("test_types.py", "test_commands.py", "test_lost_ranks.py", "test_replaced_tokens.py", "test_recipes.py"),
+    *("test_commands.py", "test_lost_ranks.py", "test_replaced_tokens.py", "test_recipes.py"),
     *("test_stability.py", "test_exactness.py", "test_tasks.py", "test_start.py", "test_curves.py", "test_finetune.py"),
     *("test_skeletons.py", "test_hostile_files.py", "test_probe.py", "test_pending_saves.py", "test_thousand_ranks.py"),
     *("test_communication.py", "test_adopt.py", "test_tune.py", "test_remote.py", "test_sweep.py", "test_retrieval.py"),
@@ -97,11 +102,17 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> Iterator[None]:
-    """While the workers of xdist, which are started before this, collect."""
-    yield
-    starts_workers = session.config.getoption("numprocesses", None) and not hasattr(session.config, "workerinput")
-    if starts_workers and not any(ROOT.glob(CACHE)):
-        subprocess.run([sys.executable, "-m", "tests.compiled"], cwd=ROOT, check=True)
+    """The workers of xdist are forks of a process that has collected; the kernels of a new clone compile meanwhile."""
+    if not session.config.getoption("numprocesses", None) or hasattr(session.config, "workerinput"):
+        return (yield)
+    compiled = any(ROOT.glob(CACHE)) or subprocess.Popen([sys.executable, "-m", "tests.compiled"], cwd=ROOT)
+    with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):  # it names the semaphores of killed processes
+        resource_tracker.ensure_running()
+    os.environ[warm.COLLECTED] = shlex.join(session.config.invocation_params.args)
+    warm.CONTEXT.set_forkserver_preload([*warm.PRELOAD, "tests.collected"])
+    with patch.object(subprocess, "Popen", warm.Popen):
+        yield
+    assert compiled is True or compiled.wait() == 0
 
 
 def pytest_configure() -> None:
@@ -111,6 +122,8 @@ def pytest_configure() -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """The imports are passed over from here on: a collection would take most of a second, and each run asks for one."""
+    if session.config.option.collectonly:
+        return
     if hasattr(session.config, "workerinput") and "not runs" not in session.config.option.markexpr:
         import modernbert_train.train.session  # noqa: F401  # a process of the whole suite trains
     if step := sys.modules.get("modernbert_train.train.step"):

@@ -25,22 +25,22 @@ from benchmarks.drill import warm
 
 # its processes are forked from one that has one thread and has done nothing but import; it ends with this process
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    [
-        "modernbert_train.train.session",
-        "modernbert_train.data.pack_kernel",
-        "modernbert_train.weights.export",
-        "modernbert_train.report",
-        "composer.algorithms",
-        "numba.np.arraymath",
-        "numba.typed",
-        "torch.distributed.fsdp",
-        "torch.distributed.run",
-        "pytest",
-        "tests.checkpoints.small_checkpoint",
-        "tests.preload",
-    ]
+PRELOAD = (
+    "modernbert_train.train.session",
+    "modernbert_train.data.pack_kernel",
+    "modernbert_train.weights.export",
+    "modernbert_train.report",
+    "composer.algorithms",
+    "numba.np.arraymath",
+    "numba.typed",
+    "torch.distributed.fsdp",
+    "torch.distributed.run",
+    "pytest",
+    "tests.checkpoints.small_checkpoint",
+    "tests.preload",
 )
+CONTEXT.set_forkserver_preload([*PRELOAD])
+COLLECTED = "TESTS_COLLECTED"  # the variable with the arguments of the pytest that tests/collected.py is for
 
 
 class Popen(subprocess.Popen[str]):
@@ -142,13 +142,16 @@ def _become(
 
 
 def _interpret(words: Sequence[str]) -> int:
-    kind, *arguments = words
+    kind, *arguments = (word for word in words if word != "-u")
     if kind == "-c":
         sys.argv = ["-c", *arguments[1:]]
         sys.modules["__main__"] = ModuleType("__main__")
         exec(compile(arguments[0], "<string>", "exec"), vars(sys.modules["__main__"]))
     elif kind == "-m":
         sys.argv = arguments
+        for name in (arguments[0], f"{arguments[0]}.__main__"):  # a test imports it
+            if not hasattr(sys.modules.get(name), "__path__"):
+                sys.modules.pop(name, None)
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
     else:
         from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler

@@ -9,9 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'modernbert-train[onnx]'")
-from examples import export_onnx  # noqa: E402  # it imports onnxruntime
-
 TEXTS = ["aki nabe", "kelo ruto tinda mosa lebi aki", "mosa", *["lamu nabe ruto"] * 7]
 
 
@@ -23,6 +20,9 @@ def test_hidden_states_are_those_of_transformers(
     """Also of a batch that was never seen when the file was made: other texts, other lengths, one text. A file that
     computes something else does not stay: it would be served for months before anybody compares."""
     from transformers import AutoModel, AutoTokenizer
+
+    onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'modernbert-train[onnx]'")
+    from examples import export_onnx  # it imports onnxruntime, which starts a thread: no process with one is forked
 
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
     words = [str(models[encoder]), "--texts", f"{tmp_path}/texts.txt", "--out", f"{tmp_path}/out"]
