@@ -13,7 +13,6 @@ if __name__ == "__main__":
     chunks_C3 = ShuffledChunks([2], np.full(2, 40, dtype=np.int32), 1, seed=1).block(0, 0, 62)
     packer = GreedyPacker(64, window=8, max_wait=32)
     packer.place(Chunk(0, 0, 0, 10))
-    packer.place_many(chunks_C3, 0, 0, 1)
     packer.flush()
     packer.take_rows(1)
     two, zeros = np.array([0, 1]), np.zeros(2, dtype=np.int64)

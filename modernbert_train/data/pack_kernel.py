@@ -32,7 +32,7 @@ OLDEST, YOUNGEST = range(2)
 ROW_TOKENS, WINDOW, MAX_WAIT, SPECIAL, TOLERANCE, BULK, WORDS = range(7)
 _CLOSE = 1e-14  # relative difference of two quotients from which floats tell which is less
 _njit: Any = njit(cache=True, nogil=True)
-_inline: Any = njit(cache=True, nogil=True, inline="always")  # a call hands over each array as nine numbers
+_inline: Any = njit(cache=True, nogil=True, inline="always")  # work per chunk: a call has nine numbers an array
 
 
 def _count_zeros(_: Any, word: Any) -> Any:
@@ -125,7 +125,7 @@ def _give_out(
     return need
 
 
-@_inline
+@_njit
 def finish_row(out: Ints, num_out: int, state: Ints, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints) -> int:
     """Make one row of waiting chunks, the oldest first; returns how many chunks `out` then has."""
     room, special = rule[ROW_TOKENS], rule[SPECIAL]
@@ -244,14 +244,6 @@ def _place(
         done[0] = finish_row(out, done[0], state, waiting, by_need, bits, rule)
         ends[done[1]] = done[0]
         done[1] += 1
-
-
-@_njit
-def place(
-    chunk: Ints, out: Ints, ends: Ints, done: Ints, state: Ints, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints
-) -> None:
-    """As `_place`."""
-    _place(chunk, out, ends, done, state, waiting, by_need, bits, rule)
 
 
 @_njit

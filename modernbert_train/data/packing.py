@@ -226,8 +226,8 @@ class GreedyPacker:
 
     def place(self, chunk: Chunk) -> None:
         """Take one chunk, no longer than a row; finish rows as they fall due."""
-        self._make_room(1)
-        self._kernel.place(np.array(chunk, dtype=np.int64), *self._memory)
+        some_C3 = np.array([chunk[1:]], dtype=np.int64)
+        self.place_many(some_C3, chunk.epoch, 0, wanted=self.num_ready + 1)
 
     def place_many(self, chunks_C3: Ints, epoch: int, first_document: int, wanted: int) -> int:
         """Take chunks until so many rows are ready.
