@@ -50,7 +50,9 @@ CASES := curves recipes plan weights train core extension benchmarks systems sec
 	models/test_real_sizes.py models/test_casts.py models/test_every_encoder.py distributed/test_thousand_ranks.py \
 	checkpoints/test_checkpoints_in_a_store.py evaluate/test_probe.py evaluate/retrieval \
 	evaluate/finetune/test_finetune.py evaluate/finetune/test_many.py evaluate/finetune/test_predictions.py \
-	launch/test_pretrain.py \
+	launch/test_pretrain.py report/inspection/test_inspect.py \
+	launch/test_kills.py::test_ranks_that_have_not_met_yet_die_with_their_launcher \
+	launch/test_stop_moments.py::test_no_import_takes_the_signals_away \
 	launch/test_launch.py::test_the_quickstart_on_four_ranks_takes_the_steps_of_one
 
 test-cases: venv ## the pairs, optimizers, kills and injuries of which make test runs one of a kind; minutes

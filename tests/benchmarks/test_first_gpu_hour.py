@@ -214,7 +214,7 @@ def test_what_ended_with_0_and_is_wrong_fails(tmp_path: Path) -> None:
         read.tuned(tmp_path, "tuned")
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_without_a_gpu_one_line_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -71,7 +71,7 @@ def left_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {CACHE}
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_ranks_that_have_not_met_yet_die_with_their_launcher(tiny_run: TinyRun, tmp_path: Path, home: Path) -> None:
     """They import for half a minute, and used to look for their launcher only after it. The next start tidies up."""

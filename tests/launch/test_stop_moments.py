@@ -65,7 +65,7 @@ def stop_at_random(commands: Sequence[list[str]], folder: Path) -> list[int]:
     return codes
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_no_import_takes_the_signals_away(tmp_path: Path) -> None:
     """Composer replaces the handlers when it is imported: a job preempted while it starts then ended with 143."""
     done = subprocess.run(

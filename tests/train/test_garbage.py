@@ -13,7 +13,7 @@ from modernbert_train.__main__ import main
 from tests.conftest import TinyRun
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_a_collection_looks_at_a_step_and_not_at_the_program(
     tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

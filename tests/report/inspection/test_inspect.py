@@ -203,7 +203,7 @@ def test_bad_data_and_bad_configurations_are_told(
     assert "is not a multiple of model.num_heads=3" in capsys.readouterr().err
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_it_needs_no_composer(tiny_run: TinyRun) -> None:
     code = (
         "import sys; from modernbert_train.__main__ import main; code = main(sys.argv[1:]); "
