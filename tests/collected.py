@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shlex
 from multiprocessing import forkserver
@@ -13,5 +14,7 @@ from tests.warm import COLLECTED
 
 with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
     pytest.main([*shlex.split(os.environ[COLLECTED]), "-n0", "--dist=no", "--collect-only", "-qq"])
+gc.freeze()  # else each run in a fork looks at a million objects, and copies their pages
+gc.enable()
 # the workers' own programs and ranks are forked from here as well, and not from one more process for each worker
 forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]

@@ -9,7 +9,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr
 from functools import cache
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -106,10 +105,11 @@ def pytest_sessionstart(session: pytest.Session) -> Iterator[None]:
     if not session.config.getoption("numprocesses", None) or hasattr(session.config, "workerinput"):
         return (yield)
     compiled = any(ROOT.glob(CACHE)) or subprocess.Popen([sys.executable, "-m", "tests.compiled"], cwd=ROOT)
-    with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):  # it names the semaphores of killed processes
+    with patch.dict(os.environ, PYTHONWARNINGS="ignore:resource_tracker"):  # of the semaphores of killed processes
         resource_tracker.ensure_running()
     os.environ[warm.COLLECTED] = shlex.join(session.config.invocation_params.args)
-    warm.CONTEXT.set_forkserver_preload([*warm.PRELOAD, "tests.collected"])
+    needed = () if "not runs" in session.config.option.markexpr else warm.PRELOAD
+    warm.CONTEXT.set_forkserver_preload([*needed, "tests.collected"])
     with patch.object(subprocess, "Popen", warm.Popen):
         yield
     assert compiled is True or compiled.wait() == 0
