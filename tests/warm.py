@@ -103,6 +103,18 @@ def run(
     return done
 
 
+def outputs() -> list[_Stream]:
+    """Where this process prints, for `print_to`."""
+    return [_Stream(1), _Stream(2)]
+
+
+def print_to(streams: Sequence[int]) -> None:
+    """In a process of CONTEXT: print where the process prints that has started it, and not where the first one does."""
+    for number, handle in enumerate(streams, start=1):
+        os.dup2(handle, number)
+        os.close(handle)
+
+
 def settle(environment: Mapping[str, str]) -> None:
     """In a process of CONTEXT: have it as a new interpreter would that is started with this environment."""
     multiprocessing.set_start_method("fork", force=True)  # its own, in place of how it was started

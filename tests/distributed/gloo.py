@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.warm import CONTEXT, settle
+from tests.warm import CONTEXT, outputs, print_to, settle
 
 HOST = "127.0.0.1"
 
@@ -51,7 +51,7 @@ def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_secon
         for rank in range(world_size):
             receiver, sender = CONTEXT.Pipe(duplex=False)
             task = pickle.dumps((fn, args))
-            job = (rank, world_size, store.port, timeout_seconds, sender, dict(os.environ), task)
+            job = (rank, world_size, store.port, timeout_seconds, sender, dict(os.environ), outputs(), task)
             process = CONTEXT.Process(target=_run_rank, args=job)
             process.start()
             sender.close()  # the child holds the other copy; its death then shows as the end of the stream
@@ -87,8 +87,10 @@ def _run_rank(
     timeout_seconds: float,
     pipe: Connection,
     environment: dict[str, str],
+    streams: list[int],
     task: bytes,
 ) -> None:
+    print_to(streams)
     faulthandler.dump_traceback_later(0.9 * timeout_seconds)
     settle(environment)
     os.environ.update(
