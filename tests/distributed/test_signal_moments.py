@@ -98,6 +98,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
     monkeypatch.delenv(BEATS_FOLDER, raising=False)
     before = {number: signal.signal(number, theirs) for number in (*STOP_SIGNALS, HUP)}
     yield program
+    program.requests.close()  # else a later collection does, and gives the signals of another test away
     for number, handler in before.items():
         signal.signal(number, handler)
 
