@@ -105,13 +105,15 @@ def pytest_sessionstart(session: pytest.Session) -> Iterator[None]:
     if not session.config.getoption("numprocesses", None) or hasattr(session.config, "workerinput"):
         return (yield)
     compiled = any(ROOT.glob(CACHE)) or subprocess.Popen([sys.executable, "-m", "tests.compiled"], cwd=ROOT)
-    with patch.dict(os.environ, PYTHONWARNINGS="ignore:resource_tracker"):  # of the semaphores of killed processes
-        resource_tracker.ensure_running()
-    os.environ[warm.COLLECTED] = shlex.join(session.config.invocation_params.args)
-    needed = () if "not runs" in session.config.option.markexpr else warm.PRELOAD
-    warm.CONTEXT.set_forkserver_preload([*needed, "tests.collected"])
-    with patch.object(subprocess, "Popen", warm.Popen):
+    if "not runs" in session.config.option.markexpr:  # with one worker a core they are sooner done without
         yield
+    else:
+        with patch.dict(os.environ, PYTHONWARNINGS="ignore:resource_tracker"):  # of the semaphores of killed processes
+            resource_tracker.ensure_running()
+        os.environ[warm.COLLECTED] = shlex.join(session.config.invocation_params.args)
+        warm.CONTEXT.set_forkserver_preload([*warm.PRELOAD, "tests.collected"])
+        with patch.object(subprocess, "Popen", warm.Popen):
+            yield
     assert compiled is True or compiled.wait() == 0
 
 
