@@ -3,7 +3,7 @@ VENV ?= .venv
 CUDA_VENV ?= .venv-cuda
 PYTHON_IN_VENV := $(VENV)/bin/python
 unexport PYTHONDONTWRITEBYTECODE # pytest takes 8 seconds to rewrite the tests, in each of its processes, and keeps what it wrote
-# freed memory is kept for the next step, at a sixteenth of the time: pages are costly in a virtual machine
+# freed memory is kept for what comes next: pages of the system are costly in a virtual machine
 MALLOC := glibc.malloc.trim_threshold=268435456:glibc.malloc.mmap_threshold=33554432
 PYTEST := GLIBC_TUNABLES=$(MALLOC) CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -n logical --maxprocesses 8
 

@@ -154,7 +154,7 @@ def _become(
 
 
 def _interpret(words: Sequence[str]) -> int:
-    kind, *arguments = (word for word in words if word != "-u")
+    kind, *arguments = words[1:] if words[0] == "-u" else words
     if kind == "-c":
         sys.argv = ["-c", *arguments[1:]]
         sys.modules["__main__"] = ModuleType("__main__")
