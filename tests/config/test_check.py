@@ -56,7 +56,7 @@ BROKEN = {
     "data={worker_timeout_seconds: 120}": "data.worker_timeout_seconds=120.0 is not above twice "
     "data.download_timeout_seconds=60.0: a worker that waits for a remote shard",
     "stability.spike_window_batches=7": "stability.spike_window_batches=7: must be at least 8 and at most 1,048,576",
-    "optim.lr=0": "optim.lr=0.0: must be above 0.",
+    "optim.lr=0": "optim.lr=0.0: must be above 0 and at most 1, usual rates lie between 1e-5 and 1e-2",
     "optim.betas=[0.9, 1.0]": "optim.betas[1]=1.0: must be at least 0 and below 1.",
     "seed=-1": "seed=-1: must be at least 0",
     "eval={times_per_phase: 3, interval_tokens: 5}": "eval.times_per_phase=3 and eval.interval_tokens=5: both would",
