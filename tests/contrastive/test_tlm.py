@@ -135,3 +135,18 @@ def test_pairs_and_plain_text_are_mixed_in_one_phase(
     file.write_text(yaml.safe_dump(tree), encoding="utf-8")
     assert main(["train", *words]) == 0
     assert metrics(tmp_path / "runs/pairs", "step")[-1]["tokens"] >= 6000
+
+
+def test_no_whole_word_lies_in_both_texts() -> None:
+    """The translation begins with a piece that looks like the rest of the word before it."""
+    words, own = replace(VOCABULARY, inside_words=np.array([VOCABULARY.ordinary[0]])), 0
+    piece = int(words.inside_words[0])
+    ids_T, starts, lengths = line([40] * 300)
+    for start in starts.tolist():
+        ids_T[start + 20 : start + 23] = SEP, CLS, piece
+    config = TranslationConfig(mask_rate=0.3, masking="ngram")
+    made = Translation(config, words).make(PackedText(ids_T, starts, lengths, keys(300)), config)
+    chosen = {*made.targets["positions_M"][: made.counts["mlm"]].tolist()}
+    for start in starts.tolist():
+        own += (start + 19 in chosen) != (start + 22 in chosen)
+    assert own > 30, "as one word, both or neither would be chosen"
