@@ -6,7 +6,9 @@ Shape legend: T packed tokens, D model width, V vocabulary, E width of the embed
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import torch.nn.functional as F
@@ -129,6 +131,18 @@ class OnEncoder(nn.Module):
     def encoders(self) -> list[Encoder]:
         """All that there are, this one first."""
         return [self.model]
+
+    @contextmanager
+    def recomputing(self) -> Iterator[None]:
+        """Within, the backward pass recomputes each layer (activation checkpointing), whatever the run asks for."""
+        before = [encoder.compute for encoder in self.encoders]
+        for encoder, compute in zip(self.encoders, before, strict=True):
+            encoder.compute = replace(compute, activation_checkpointing=True)
+        try:
+            yield
+        finally:
+            for encoder, compute in zip(self.encoders, before, strict=True):
+                encoder.compute = compute
 
     def set_phase(self, model: Any) -> None:
         """Go on with the architecture as it is in a phase; before every step."""
