@@ -251,9 +251,13 @@ def diagnose(
         largest = max(gradients, key=lambda name: gradients[name].norm().item())
         findings = [Finding(number, f"largest gradient in {largest}", _chunks(batch, number))]
     else:
-        findings = find_non_finite(model, batch, compute, seed, step)
+        numbers = [number for number, loss in enumerate(losses) if not math.isfinite(loss)]
+        findings = [
+            found
+            for found in find_non_finite(model, batch, compute, seed, step)
+            if found.place != FULL or found.microbatch in numbers or not numbers  # a loss says which one it is
+        ]
         if not findings:
-            numbers = [number for number, loss in enumerate(losses) if not math.isfinite(loss)]
             place = f"{NOT_AGAIN} of {socket.gethostname()}"
             findings = [Finding(number, place, _chunks(batch, number)) for number in numbers]
     mine = [
