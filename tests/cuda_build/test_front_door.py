@@ -35,6 +35,9 @@ ON_TWO = {
     "fsdp2 compiled base": (COMPILED, *FSDP2),
     "fsdp2 compiled recomputed fused tiny": (COMPILED, RECOMPUTED, "optim.fused=true", *FSDP2),
 }
+QUICK = pytest.mark.cuda_quick
+# in `.ci/run` too: each strategy, eager and compiled
+FIRST = ("ddp eager base", "ddp compiled recomputed fused base", "fsdp2 eager muon tiny", "fsdp2 compiled base")
 ON_EIGHT = {
     "ddp eager base": (EAGER,),
     "ddp compiled tiny": (COMPILED,),
@@ -61,7 +64,7 @@ def two(tmp_path: Path, data: Path) -> Machine:
     return Machine(tmp_path, data, gpus=2)
 
 
-@pytest.mark.parametrize("case", ON_TWO)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[QUICK] * (case in FIRST)) for case in ON_TWO])
 def test_two_gpus_train_stop_and_resume(two: Machine, case: str) -> None:
     """Batch warmup, two phases, validation, checkpoints, a signal, a resume; no rule of CUDA's or NCCL's is broken."""
     said = journey(two, "run", 2, ON_TWO[case], case.split()[-1], seconds=400)
@@ -77,6 +80,7 @@ def test_eight_gpus_train_stop_and_resume(tmp_path: Path, data: Path, case: str)
     assert machine.faults == []
 
 
+@QUICK
 def test_two_ranks_on_one_gpu_are_refused_by_name(two: Machine) -> None:
     code, said = two.train(*two.words("run"), "--ranks", "2", seconds=200, visible="0,0")
     assert code == 78
@@ -103,6 +107,7 @@ def test_each_rank_may_be_shown_one_gpu(two: Machine, strategy: str) -> None:
     assert two.faults == []
 
 
+@QUICK
 def test_a_rank_takes_its_own_gpu_first(tmp_path: Path) -> None:
     """Whatever computes, exchanges or makes a stream before the model is built would be on the GPU of rank 0."""
     script = (
@@ -118,6 +123,7 @@ def test_a_rank_takes_its_own_gpu_first(tmp_path: Path) -> None:
     assert run.stdout.split() == ["cuda:1", "1"], run.stderr
 
 
+@QUICK
 def test_a_deterministic_run_says_so_before_what_it_governs(tmp_path: Path) -> None:
     """After cuBLAS has its workspace, NCCL its network and the compiler its first kernel it would change nothing."""
     script = (
@@ -171,6 +177,7 @@ class TestBrokenRulesAreSeen:
         code, said = machine.train(*machine.words("run"), "--ranks", "2", seconds=300, visible="0,0")
         assert code != 0 and "Duplicate GPU detected" in said + "".join(machine.faults)
 
+    @QUICK
     def test_a_rank_that_skips_a_collective(self, tmp_path: Path, data: Path) -> None:
         """The call after it is another on this rank than on the others, and both are named."""
         line = "    values[split:].copy_(torch.tensor(of_host, dtype=values.dtype), non_blocking=True)\n"

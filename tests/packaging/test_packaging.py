@@ -219,6 +219,7 @@ def test_no_registry_is_written_into_the_files_that_install() -> None:
         ("format", "ruff format"),
         ("coverage", "--cov"),
         ("test-cuda", "tests/cuda_build/run.sh"),
+        ("test-cuda-quick", "tests/cuda_build/run.sh"),
         ("first-gpu-hour", "benchmarks.first_gpu_hour"),
         ("test-pythons", "tests/other_pythons.sh"),
     ],
