@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.conftest import make_tiny_data
 from tests.cuda_build.front_door import Machine, journey, planted_tree
@@ -85,6 +86,24 @@ def test_two_ranks_on_one_gpu_are_refused_by_name(two: Machine) -> None:
     code, said = two.train(*two.words("run"), "--ranks", "2", seconds=200, visible="0,0")
     assert code == 78
     assert "compute on the same GPU" in said and "rank 0 on" in said and "rank 1 on" in said
+
+
+@QUICK
+def test_two_ranks_share_a_gpu_where_the_user_says_so(tmp_path: Path, data: Path) -> None:
+    """For a trial of the collectives: they train, with one warning."""
+    machine = Machine(tmp_path, data, gpus=1, settings={"NCCL_HOSTID": "shared"})
+    code, said = machine.train(*machine.words("run", *SHORT), "--ranks", "2", seconds=300)
+    assert code == 0, said[-3000:]
+    assert machine.faults == [] and said.count("compute on the same GPU") == 1 and "says nothing of speed" in said
+
+
+def test_the_switch_of_newer_nccl_shares_a_gpu_too(tmp_path: Path, data: Path) -> None:
+    """NCCL 2.30 reads it; an older one would refuse the second rank by its own words, so this program does before."""
+    reads_it = torch.cuda.nccl.version() >= (2, 30)
+    machine = Machine(tmp_path, data, gpus=1, settings={"NCCL_MULTI_RANK_GPU_ENABLE": "1"})
+    code, said = machine.train(*machine.words("run", *SHORT), "--ranks", "2", seconds=300)
+    assert code == (0 if reads_it else 78), said[-3000:]
+    assert machine.faults == [] and ("is read from NCCL 2.30 on" in said) == (not reads_it)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
@@ -171,7 +190,7 @@ class TestBrokenRulesAreSeen:
         assert code != 0 and "Duplicate GPU detected" in said + "".join(machine.faults)
 
     def test_two_ranks_on_one_gpu_reach_nccl(self, tmp_path: Path, data: Path) -> None:
-        line = "                    _claim_gpu(store, device)"
+        line = "                    claim_gpu(store, this_rank(), gpu, torch.cuda.nccl.version)"
         tree = planted_tree(tmp_path / "tree", (GROUP, line, "                    pass"))
         machine = Machine(tmp_path, data, gpus=2, root=tree)
         code, said = machine.train(*machine.words("run"), "--ranks", "2", seconds=300, visible="0,0")
