@@ -176,6 +176,9 @@ class ComputeConfig:
     logit_chunk: int | None = knob(None, above=0, restart=True)
     # torch.compile the layers; None: as `tune` found, otherwise on a GPU of capability 8.0 with Triton and a C compiler
     compile: bool | None = knob(None, restart=True)
+    # Inductor also searches for the launch options of each kernel that it generates (coordinate descent), on GPUs.
+    # Steps may be faster; the first start on a machine takes minutes longer. Unmeasured on a GPU. Needs compute.compile
+    search: bool = knob(False, restart=True)
     # threads of torch on a CPU; None: OMP_NUM_THREADS, or as `tune` found, otherwise as many as torch takes
     threads: int | None = knob(None, above=0, high=1 << 12, restart=True, why="since no machine has more cores")
     # folder of what `tune` found; auto: RUNS_FOLDER/tuned; none: nothing that it found is used
