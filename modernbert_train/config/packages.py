@@ -19,7 +19,7 @@ from modernbert_train.config.schema import ComputeConfig, OptimConfig, StableAda
 _FLASH = ("flash_attn", "flash_attn_interface")
 # the first release of flash-attn-4 with every known fix of races in gradients (flash-attention #2481, #2510, #2756)
 FLASH_4_OLDEST = "4.0.0b26"
-FLASH_4_INSTALL = "pip install --upgrade 'modernbert-train[flash]'"
+FLASH_4_INSTALL = f"pip install --upgrade 'flash-attn-4[cu13]>={FLASH_4_OLDEST}'"  # what the extra `flash` brings
 
 
 def missing_packages(

@@ -262,7 +262,7 @@ def test_a_beta_before_the_races_were_mended_is_refused_by_name(package: Any, ve
     package(version)
     reason = flash4.refusal()
     assert reason is not None and reason.startswith(f"flash-attn-4 {version} is older than 4.0.0b26")
-    assert "pip install --upgrade 'modernbert-train[flash]'" in reason
+    assert "pip install --upgrade 'flash-attn-4[cu13]>=4.0.0b26'" in reason
 
 
 @pytest.mark.parametrize("version", ["4.0.0b26", "4.0.0b36", "4.0.0", "4.1"])
@@ -289,7 +289,7 @@ def test_a_package_with_other_functions_is_refused_when_it_is_chosen(
         assert "import" in reason
     else:
         assert reason.startswith("flash-attn-4 4.0.0b99 has other functions than this program calls (")
-        assert "pip install --upgrade 'modernbert-train[flash]'" in reason
+        assert "pip install --upgrade 'flash-attn-4[cu13]>=4.0.0b26'" in reason
 
 
 @pytest.fixture
