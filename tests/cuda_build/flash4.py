@@ -1,7 +1,7 @@
 """The real FlashAttention-4 on the null device: python -m tests.cuda_build.flash4 FOLDER, where its cubins are left.
 
-The package compiles its kernels for sm_90a and takes real tensors of the null device with all its checks. It launches
-nothing: it brings a CUDA runtime of its own, which asks the driver for what the null device has not. Prints JSON.
+The package compiles its kernels for sm_90a, and all its checks see tensors of the null device. Launches are left out:
+the package brings its own CUDA runtime, which needs more of the driver than the null device offers. Prints JSON.
 """
 
 from __future__ import annotations

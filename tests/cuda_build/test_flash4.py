@@ -54,5 +54,5 @@ def test_its_kernels_compile_for_hopper(looked_at: dict[str, Any]) -> None:
     # global, local, causal, many sequences; the backward pass of the first two deterministic too. A causal window is
     # a window
     assert looked_at["compiled"] == [4, 6]
-    # fewer files: kernels whose arguments look alike have one name
+    # fewer files than kernels: kernels with like arguments share a file name
     assert len(looked_at["for_hopper"]) >= 4 and all(looked_at["for_hopper"])

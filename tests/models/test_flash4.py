@@ -1,5 +1,7 @@
-"""FlashAttention-4 as an operator. The package needs a GPU, so its two functions are replaced here by a plain form with
-the same arguments: what is tested is all that stands around them. tests/cuda_build/test_flash4.py has the real package.
+"""FlashAttention-4 as an operator: boundaries, windows, gradients, the comparison before its first use, its versions.
+
+The package needs a GPU, so a plain form with the same arguments replaces its two functions here.
+tests/cuda_build/test_flash4.py compiles and calls the real package.
 """
 
 from __future__ import annotations
@@ -294,7 +296,7 @@ def test_a_package_with_other_functions_is_refused_when_it_is_chosen(
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[int, int]], None]:
-    """A GPU of some capability; what is installed for the others is not there."""
+    """A GPU of a given capability, without FlashAttention 2 and 3."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     monkeypatch.setattr(tiles, "missing_on_gpu", list)
@@ -348,7 +350,7 @@ def test_auto_says_so_where_an_installed_one_is_passed_over(package: Any, gpu: A
 def test_it_is_refused_where_it_has_no_deterministic_backward_pass(
     package: Any, gpu: Any, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], served: bool
 ) -> None:
-    """There the package asserts that nobody asks for one: a run would end in its first step."""
+    """There the package refuses it with an assertion: a run would end in its first step."""
     package("4.0.0b36")
     gpu(capability)
     assert flash.support(GPU, torch.bfloat16) is None

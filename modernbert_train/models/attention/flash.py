@@ -6,8 +6,8 @@ a compiled layer in one graph:
 
 - The fourth is a custom operator of ours, see flash4.py. compute.attention=auto takes it for global layers.
 - The third is called by torch itself through its switch, as what `varlen` calls. The switch is the process's, so local
-  layers have it too, however they are asked for. compute.attention=auto takes it for all layers.
-- The second is a function that torch can trace. It is taken only if asked for.
+  layers have it too, whatever their key says. compute.attention=auto takes it for all layers.
+- The second is a function that torch can trace. It serves compute.attention=flash alone.
 
 Shape legend: T packed tokens, S sequences (padded), N heads, H head width.
 """

@@ -35,7 +35,7 @@ _MANY = 256  # with more sequences the package takes other kernels, which look u
 
 @dataclass(frozen=True)
 class Layout(varlen.Layout):
-    """The boundaries, marked as those of this operator."""
+    """The layout of `varlen`, as a class that `flash.attend` can tell from it."""
 
 
 def prepare(packed: Packed, visible: Visible) -> Layout:
@@ -145,12 +145,12 @@ def _prove(
     """Compare one kind of call with attention written out in fp64, on a small random case.
 
     Args:
-        device: where it is computed.
+        device: the GPU.
         dtype: of q, k and v.
         width: of a head.
         before, after: tokens visible on each side; -1 for all.
-        deterministic: whether the backward pass is to be so.
-        many: whether there are more than 256 sequences.
+        deterministic: True to compare the deterministic backward pass.
+        many: True for more than 256 sequences.
 
     Raises:
         ConfigError: the output or a gradient differs by more than rounding, or the kernels do not run here.
@@ -173,7 +173,7 @@ def _prove(
         raise  # the device's, not the package's
     except Exception as error:
         raise ConfigError(f"{who}, does not run: {reason_of(error)}. {remedy}") from error
-    exact = written_out(*qkvg.double().unbind(1), (before, after))
+    exact = written_out(*qkvg[:, :3].double().unbind(1), grad_TNH=qkvg[:, 3].double(), sides=(before, after))
     found = dict(zip(("the output", "dq", "dk", "dv"), differences([out_TNH, *grads], exact), strict=True))
     numbers = ", ".join(f"{name} {error:.1e}" for name, error in found.items())
     tolerance = TOLERANCES[dtype]
@@ -182,7 +182,7 @@ def _prove(
             f"{who}, computes something else than attention: relative errors of {numbers}, where {tolerance:.0e} is "
             f"rounding. {remedy}"
         )
-    log.info("%s: relative errors of %s beside fp64", who, numbers)
+    log.info("%s: relative errors of %s, compared with fp64", who, numbers)
 
 
 @torch.library.custom_op("modernbert_train::flash_attention_4", mutates_args=())

@@ -66,9 +66,9 @@ def written_out(
 
 
 def differences(found: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:
-    """Return the norm of each difference, relative to the norm of what is expected.
+    """Return the norm of each difference, relative to the norm of the expected tensor.
 
-    Expected numbers below 1e-4 (RMS) count as 1e-4: a token that sees itself alone has no gradient for its query.
+    An expected RMS below 1e-4 counts as 1e-4: with a window of one token the gradients of q and k are zero.
     """
     pairs = [(a.detach().double().cpu(), b.detach().double().cpu()) for a, b in zip(found, expected, strict=True)]
     return [float((a - b).norm()) / max(float(b.norm()), 1e-4 * b.numel() ** 0.5) for a, b in pairs]

@@ -40,7 +40,7 @@ def try_attention(name: str) -> str:
         out = kernel.attend(q_TNH, k_TNH, v_TNH, kernel.prepare(batch, visible), window)
         (grad,) = torch.autograd.grad((out.float() * weight_TNH.to(device)).sum(), qkv)
         exact = qkv.detach().double().cpu().unbind(1)
-        expected, *expected_grads = written_out(*exact, weight_TNH.double(), visible.sides(window))
+        expected, *expected_grads = written_out(*exact, grad_TNH=weight_TNH.double(), sides=visible.sides(window))
         found = [out, *grad.unbind(1)]
         worst = max(worst, require_equal(found, [expected, *expected_grads], TOLERANCES[dtype]))
     took = with_backend(kernel, device, dtype)
