@@ -32,10 +32,12 @@ def look(kept: Path) -> dict[str, Any]:
     """Compile and call it: from compiled layers of ModernBERT, and each kind of call by hand."""
     import torch
 
-    from modernbert_train.models.attention import flash, flash4
+    from modernbert_train.models.attention import flash4
     from modernbert_train.models.attention.visible import Visible
     from modernbert_train.models.attention.written_out import small_batch
-    from tests.cuda_build import layers
+    from tests.conftest import make_tiny_data
+    from tests.cuda_build import flash as flash_attention
+    from tests.cuda_build import layers, train_step
 
     forward, backward = flash4.load()
     calls: list[dict[str, Any]] = []
@@ -50,13 +52,16 @@ def look(kept: Path) -> dict[str, Any]:
 
         return call
 
+    both = noted("forward", forward), noted("backward", backward)
     interface = sys.modules["flash_attn.cute.interface"]
+    make_tiny_data(kept / "data")
     with ExitStack() as patches:
-        patches.enter_context(patch.object(flash, "flash2", None))
-        patches.enter_context(patch.object(flash, "flash3", None))
+        patches.enter_context(flash_attention.installed("flash4"))
         patches.enter_context(patch.object(interface, "is_fake_mode", lambda: True))  # compile, do not launch
+        unproven = train_step.train(kept, "flash4 eager alone")
+        for each in (forward, backward):
+            each.compile_cache.clear()
         patches.enter_context(patch.object(flash4, "_prove", lambda *given: None))  # nothing is computed here
-        both = noted("forward", forward), noted("backward", backward)
         patches.enter_context(patch.object(flash4, "load", lambda: both))
         found = layers.look_at("modernbert-flash4", layers.Traffic())
         in_layers = [*calls]
@@ -73,11 +78,16 @@ def look(kept: Path) -> dict[str, Any]:
             qkv = torch.zeros(len(batch.input_ids_T), 3, 2, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
             visible = Visible.around(64, order)  # type: ignore[arg-type]
             flash4.attend(*qkv.unbind(1), flash4.prepare(batch, visible), window).sum().backward()
+        by_hand = [*calls]
+        compiled = [len(each.compile_cache.cache) for each in (forward, backward)]
+        run = train_step.train(kept, "flash4 compiled alone")
     return {
+        "unproven": unproven["outcome"],
+        "run": {key: run[key] for key in ("outcome", "faults", "graph_breaks")},
         "layers": found,
         "calls_of_layers": in_layers,
-        "calls": calls,
-        "compiled": [len(getattr(interface, f"_flash_attn_{each}").compile_cache.cache) for each in ("fwd", "bwd")],
+        "calls": by_hand,
+        "compiled": compiled,
         "for_hopper": [b"sm_90a" in file.read_bytes() for file in sorted(kept.glob("*.cubin"))],
     }
 

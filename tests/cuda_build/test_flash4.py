@@ -28,6 +28,19 @@ def test_compiled_layers_stay_whole(looked_at: dict[str, Any]) -> None:
     assert found["kernel"] == "flash (FlashAttention-4)"
 
 
+def test_a_run_goes_through(looked_at: dict[str, Any]) -> None:
+    """From the configuration to the last checkpoint, compiled."""
+    assert looked_at["run"] == {"outcome": "done", "faults": [], "graph_breaks": 0}
+
+
+def test_a_run_ends_before_its_first_step_where_gradients_are_wrong(looked_at: dict[str, Any]) -> None:
+    """The null device computes nothing, so all of them are."""
+    message = looked_at["unproven"]
+    assert message.startswith("FlashAttention-4 (flash-attn-4 4.0.0")
+    assert "with heads of 64 in bfloat16, computes something else than attention: relative errors of " in message
+    assert "Set compute.attention=varlen" in message
+
+
 def test_layers_give_it_their_windows_and_boundaries(looked_at: dict[str, Any]) -> None:
     """None for a side without a limit: in its code -1 next to a limit is a window of no token."""
     calls = looked_at["calls_of_layers"]
