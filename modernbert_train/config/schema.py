@@ -164,10 +164,11 @@ class ComputeConfig:
     # of the sum that ModernBERT's layers add to; bf16 only where products are in it. Fewer bytes move, and it rounds
     # more: see docs/speed.md. Weights, and with them the exported model, are fp32 either way
     residual_precision: Literal["fp32", "bf16"] = "fp32"
-    # kernel; auto: as `tune` found, otherwise on Hopper FlashAttention-3 if it is installed, or tiles where there are
-    # local layers, else the first that serves; it says which. tiles: local layers in our own kernels, global by varlen
+    # kernel; auto: as `tune` found, otherwise on Hopper FlashAttention-3 if it is installed. Without it: in global
+    # layers FlashAttention-4 if it is installed (Hopper and later), in local ones tiles on Hopper, else the first that
+    # serves; it says which. tiles: local layers in our own kernels, global by varlen
     attention: Literal["auto", "varlen", "flash", "flex", "sdpa", "tiles"] = knob("auto", restart=True)
-    # kernel of global layers; None: as `tune` found, where attention is auto too, otherwise the same
+    # kernel of global layers; None: as `tune` found, where attention is auto too, otherwise as attention asks
     global_attention: Literal["auto", "varlen", "flash", "flex", "sdpa"] | None = knob(None, restart=True)
     # queries that the kernel sdpa computes together in local layers; None: as `tune` found, otherwise 64
     query_block: int | None = knob(None, above=0, restart=True)
