@@ -161,7 +161,8 @@ def _come(endpoint: tuple[str, int], run_id: str, deadline: float) -> TCPStore:
         hint = f" ({endpoint[0]} is {at} on this machine, which reaches nothing but itself: see /etc/hosts)"
     while True:
         try:
-            wait_for_store(*endpoint, max(0.0, deadline - time.monotonic()), lambda line: print(line + hint, flush=True))
+            left = max(0.0, deadline - time.monotonic())
+            wait_for_store(*endpoint, left, lambda line: print(line + hint, flush=True))
         except TimeoutError as error:
             raise TimeoutError(f"{error}{hint}") from None
         owner = _owner(endpoint)
