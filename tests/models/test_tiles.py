@@ -107,7 +107,7 @@ def rotated_both_ways(lengths: list[int], visible: Visible, width: int, dtype: t
         tables = rotary_tables(positions.to(device), 10_000.0, width, kind)
         out = attend_rotary(given, tables, kernel, kernel.prepare(line.to(device), visible), True)
         (grad,) = torch.autograd.grad(out, given, weight.to(device, kind))
-        found.append((out.cpu().float(), grad.cpu().float(), grad))
+        found.append((out.detach().cpu().float(), grad.cpu().float(), grad))
     return found
 
 

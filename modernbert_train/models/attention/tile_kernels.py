@@ -12,14 +12,15 @@ Backward, a program walks over neighbouring tiles of keys and holds the gradient
 so that the scores of each pair of tiles are computed once: for a run of R tiles 15 R + 6 products, and not the 21 R of
 one pass for queries and one for keys. The queries of the tiles next to a run belong to other programs: their gradients
 are left out, and those of the first and last tile of a run read one more tile of keys. Each number is written by one
-program in one order, so a step gives the same bits every time. A window wider than a tile needs more tiles at once than
-registers hold: `_backward_wide` computes scores twice.
+program in one order, so a step gives the same bits every time. A window wider than a tile, heads of 128 and other GPUs
+than Hopper's need more than their registers hold: for these `_backward_wide` computes scores twice.
 
 Shape legend: T packed tokens, N heads, H head width, E = H / 2 rotated pairs.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -32,13 +33,53 @@ TILE = 64
 # Tiles that a program of the backward kernel walks over, if at least so many programs are left: eight times as many as
 # run at once on a Hopper GPU, two on each of 132 multiprocessors
 LONGEST_RUN, FEWEST_PROGRAMS = 8, 2048
-
-
-def launch_options(kernel: str, width: int, device: torch.device) -> dict[str, int]:
-    return {"num_warps": 4, "num_stages": 1}
-
-
 LN_2 = tl.constexpr(math.log(2))
+
+
+# Launch options by kernel and capability, for heads up to a width: warps, stages of loads, and the most registers of a
+# thread, if that is limited. Chosen by what Triton 3.7 and its ptxas need for heads of that width in bf16, rotated;
+# nothing was timed. Behind each: registers, bytes spilled, KiB of shared memory, and what they leave room for on a
+# multiprocessor. tests/cuda_build/triton_kernels.py counts them
+LAUNCH: dict[tuple[str, int], dict[int, tuple[int, int, int | None]]] = {
+    ("_forward", 8): {128: (4, 2, None)},  # 64: 255, 8, 32: 2 blocks, 8 warps
+    ("_forward", 9): {
+        64: (4, 3, 168),  # 166, 0, 72: 3 blocks, 12 warps; 2 where a version of Triton takes more than 168
+        128: (4, 1, None),  # 190, 0, 48: 2 blocks, 8 warps
+    },
+    ("_forward", 10): {128: (8, 1, None)},  # 64: 73, 0, 24: 3 blocks, 24 warps; with 4 warps 16
+    ("_backward", 9): {64: (4, 1, None)},  # 255, 16, 40: 2 blocks, 8 warps; of 8 warps there is room for 1 block
+    ("_backward_wide", 8): {128: (4, 2, None)},  # 64: 255, 40, 49: 2 blocks, 8 warps
+    ("_backward_wide", 9): {
+        64: (4, 1, None),  # 246, 0, 40: 2 blocks, 8 warps; with 2 stages it spills
+        128: (8, 1, None),  # 255, 48, 72: 1 block, 8 warps
+    },
+    ("_backward_wide", 10): {128: (8, 1, None)},
+}
+
+
+def launch_options(kernel: str, width: int, major: int) -> dict[str, int]:
+    """Return the options with which a kernel is started.
+
+    Args:
+        kernel: its name.
+        width: of a head.
+        major: of the device's capability; what the table lacks is started as on the newest before it.
+    """
+    known = max(each for name, each in LAUNCH if name == kernel and each <= max(major, 8))
+    by_width = LAUNCH[kernel, known]
+    warps, stages, registers = by_width[min(widest for widest in by_width if widest >= width)]
+    return {"num_warps": warps, "num_stages": stages} | ({} if registers is None else {"maxnreg": registers})
+
+
+def walks(width: int, reach: int, major: int) -> bool:
+    """True if `_backward` serves: the registers of other GPUs, or wider heads, do not hold its gradients."""
+    return ("_backward", major) in LAUNCH and width <= max(LAUNCH["_backward", major]) and reach <= TILE
+
+
+@functools.cache
+def _major(device: torch.device) -> int:
+    """Capability of a GPU; Triton's interpreter computes what a Hopper GPU would."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 9
 
 
 @triton.jit
@@ -434,7 +475,7 @@ def forward(
     _forward[_grid(tokens, heads)](
         q_TNH, k_TNH, v_TNH, *_tables(cos_TE, sin_T2E), out_TNH, lse_NT, qk_T2NH, first_T, end_T, tokens, heads,
         *_strides(q_TNH, k_TNH, v_TNH), width**-0.5 / math.log(2), before, after, width, TILE,
-        **launch_options("_forward", width, q_TNH.device),
+        **launch_options("_forward", width, _major(q_TNH.device)),
     )  # fmt: skip
     return out_TNH, lse_NT, qk_T2NH
 
@@ -467,14 +508,15 @@ def backward(
     grad_T3NH = q_TNH.new_empty((tokens, 3, heads, width))
     given = [q_TNH, k_TNH, v_TNH, *_tables(cos_TE, sin_T2E), out_TNH, grad_TNH, grad_T3NH, lse_NT]
     shape: list[Any] = [*_strides(q_TNH, k_TNH, v_TNH, grad_TNH), width**-0.5 / math.log(2), before, after, width, TILE]
-    if max(before, after) <= TILE:
+    major = _major(q_TNH.device)
+    if walks(width, max(before, after), major):
         run = max(1, min(LONGEST_RUN, triton.cdiv(tokens, TILE) * heads // FEWEST_PROGRAMS))
         grid = _grid(tokens, heads, run)
         delta_PR = lse_NT.new_empty((grid[0], (run + 2) * TILE))
-        options = launch_options("_backward", width, q_TNH.device)
+        options = launch_options("_backward", width, major)
         _backward[grid](*given, delta_PR, first_T, end_T, tokens, heads, run, *shape, **options)
     else:
-        options = launch_options("_backward_wide", width, q_TNH.device)
+        options = launch_options("_backward_wide", width, major)
         _backward_wide[_grid(tokens, heads)](*given, first_T, end_T, tokens, heads, *shape, **options)
     return grad_T3NH
 
