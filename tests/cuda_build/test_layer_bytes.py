@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.runs, pytest.mark.timeout(1200)]
 
 @pytest.fixture(scope="module")
 def counted() -> dict[str, Any]:
-    found: dict[str, Any] = null.run("layer_bytes", "0.1", "0.0", "0.1-bf16")
+    found: dict[str, Any] = null.run("layer_bytes", "0.1", "0.0", "0.1-bf16", "0.1-tiles")
     return found
 
 
@@ -29,3 +29,13 @@ def test_bytes_of_each_layer_are_on_record(counted: dict[str, Any]) -> None:
 def test_a_layer_of_base_moves_less_than_it_may(counted: dict[str, Any], dropout: str, most: int) -> None:
     """Before the residual was added in the next layer's norm, and rotary positions became one kernel, it was 106 KB."""
     assert all(counted[dropout][kind]["bytes_per_token"] < most for kind in ("first", "local", "global"))
+
+
+def test_rotary_positions_of_local_layers_cost_no_pass_of_their_own(counted: dict[str, Any]) -> None:
+    """The tile kernels rotate, and write dq, dk and dv where the next product reads them: nothing else does either."""
+    apart, within = (counted[each]["local"] for each in ("dropout 0.1", "dropout 0.1, tiles"))
+    kernels = [name for way in ("forward", "backward") for name in within[way]]
+    assert not any("flip" in name or "cat" in name or "stack" in name for name in kernels)
+    assert within["bytes_per_token"] == apart["bytes_per_token"] - 17_280
+    assert within["attention"].keys() == {"_forward", "_backward"}
+    assert counted["dropout 0.1, tiles"]["global"] == counted["dropout 0.1"]["global"]
