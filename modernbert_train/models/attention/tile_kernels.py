@@ -1,7 +1,7 @@
 """Attention within a window in Triton, in tiles of 64 tokens of the packed line; one pass backward, without atomics.
 
-A window of 64 tokens on each side lies in three tiles of keys, 192 tokens, wherever a query's own tile stands; tiles of
-128, as FlashAttention has them, take 352 to 384. Tiles are cut from the line and not from each sequence, so that no
+A window of 64 tokens on each side lies in three tiles of keys, 192 tokens, for any place of a query in its own; tiles
+of 128, as FlashAttention has them, take 352 to 384. Tiles are cut from the line and not from each sequence, so that no
 block of the grid is empty; the keys of a query are an interval of the line, its sequence's cut to the window.
 
 The forward kernel rotates q and k as it loads them and keeps the rotated ones for the backward kernel, which rotates
@@ -11,7 +11,7 @@ head), but its inner loop would take half as many instructions again (3,700 inst
 Backward, a program walks over neighbouring tiles of keys and holds the gradients of the queries around the present one,
 so that the scores of each pair of tiles are computed once: for a run of R tiles 15 R + 6 products, and not the 21 R of
 one pass for queries and one for keys. The queries of the tiles next to a run belong to other programs: their gradients
-are left out, and those of the first and last tile of a run read one more tile of keys. Each number is written by one
+are left out, while the first and the last tile of a run need one more tile of keys each. Each number is written by one
 program in one order, so a step gives the same bits every time. A window wider than a tile, heads of 128 and other GPUs
 than Hopper's need more than their registers hold: for these `_backward_wide` computes scores twice.
 
@@ -38,22 +38,22 @@ LN_2 = tl.constexpr(math.log(2))
 
 # Launch options by kernel and capability, for heads up to a width: warps, stages of loads, and the most registers of a
 # thread, if that is limited. Chosen by what Triton 3.7 and its ptxas need for heads of that width in bf16, rotated;
-# nothing was timed. Behind each: registers, bytes spilled, KiB of shared memory, and what they leave room for on a
-# multiprocessor. tests/cuda_build/triton_kernels.py counts them
+# nothing was timed. Behind each: registers, bytes spilled, KiB of shared memory, and the resulting blocks and warps on
+# a multiprocessor. tests/cuda_build/triton_kernels.py counts them
 LAUNCH: dict[tuple[str, int], dict[int, tuple[int, int, int | None]]] = {
     ("_forward", 8): {128: (4, 2, None)},  # 64: 255, 8, 32: 2 blocks, 8 warps
     ("_forward", 9): {
-        64: (4, 3, 168),  # 166, 0, 72: 3 blocks, 12 warps; 2 where a version of Triton takes more than 168
+        64: (4, 3, 168),  # 151, 0, 72: 3 blocks, 12 warps; above 168 registers there is room for 2
         128: (4, 1, None),  # 190, 0, 48: 2 blocks, 8 warps
     },
     ("_forward", 10): {128: (8, 1, None)},  # 64: 73, 0, 24: 3 blocks, 24 warps; with 4 warps 16
     ("_backward", 9): {64: (4, 1, None)},  # 255, 16, 40: 2 blocks, 8 warps; of 8 warps there is room for 1 block
     ("_backward_wide", 8): {128: (4, 2, None)},  # 64: 255, 40, 49: 2 blocks, 8 warps
     ("_backward_wide", 9): {
-        64: (4, 1, None),  # 246, 0, 40: 2 blocks, 8 warps; with 2 stages it spills
+        64: (4, 1, None),  # 244, 0, 40: 2 blocks, 8 warps; with 2 stages it spills
         128: (8, 1, None),  # 255, 48, 72: 1 block, 8 warps
     },
-    ("_backward_wide", 10): {128: (8, 1, None)},
+    ("_backward_wide", 10): {128: (8, 1, None)},  # 64: 122, 0, 40: 2 blocks, 16 warps
 }
 
 
@@ -63,7 +63,7 @@ def launch_options(kernel: str, width: int, major: int) -> dict[str, int]:
     Args:
         kernel: its name.
         width: of a head.
-        major: of the device's capability; what the table lacks is started as on the newest before it.
+        major: of the device's capability; one that the table lacks takes the options of the newest before it.
     """
     known = max(each for name, each in LAUNCH if name == kernel and each <= max(major, 8))
     by_width = LAUNCH[kernel, known]
@@ -78,7 +78,7 @@ def walks(width: int, reach: int, major: int) -> bool:
 
 @functools.cache
 def _major(device: torch.device) -> int:
-    """Capability of a GPU; Triton's interpreter computes what a Hopper GPU would."""
+    """Major capability of a GPU; Triton's interpreter takes the kernels of Hopper."""
     return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 9
 
 
@@ -93,7 +93,7 @@ def _place(base, start, stride, LINES: tl.constexpr, WIDTH: tl.constexpr):
 def _within(start, first, end, LINES: tl.constexpr):
     """Which lines of a tile are not before `first` and before `end`."""
     line = start + tl.arange(0, LINES) - first
-    return line.to(tl.uint32) < tl.cast(end - first, tl.uint32)  # one comparison: what is before `first` is very large
+    return line.to(tl.uint32) < tl.cast(end - first, tl.uint32)  # one comparison: lines before `first` wrap around
 
 
 @triton.jit
@@ -137,7 +137,7 @@ def _load_rotated(base, start, stride, num_tokens, cos_TE, sin_T2E, LINES: tl.co
 def _store_rotated_back(
     base, start, stride, first, end, values, cos_TE, sin_T2E, LINES: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """Store the gradient of what was rotated, from the gradient of its rotation."""
+    """Rotate a gradient back and store it."""
     if cos_TE is None:
         _store(base, start, stride, first, end, values, LINES, WIDTH)
     else:
@@ -150,7 +150,7 @@ def _store_rotated_back(
 
 @triton.jit
 def _seen_by(first_T, end_T, start, num_tokens, BEFORE: tl.constexpr, AFTER: tl.constexpr, LINES: tl.constexpr):
-    """The first key that each query of a tile sees and the one behind the last; what is no token sees none."""
+    """Return the first key that each query of a tile sees and the one behind the last; none where no token is."""
     query = start + tl.arange(0, LINES)
     inside = _within(start, 0, num_tokens, LINES)
     first = tl.load(first_T + query, mask=inside, other=num_tokens)
@@ -250,8 +250,10 @@ def _meet(
     WIDTH: tl.constexpr,
     OF_KEYS: tl.constexpr,
 ):
-    """Add to the gradients what a tile of queries and one of keys, from `other` on, give: to dq, and to dk and dv too
-    if OF_KEYS."""
+    """Return dq, dk and dv with the share of one pair of tiles added: queries from `start` and keys from `other` on.
+
+    Without OF_KEYS dk and dv stay as they are.
+    """
     q = _load(q_TNH, start, q_token, num_tokens, TILE, WIDTH)
     grad = _load(grad_TNH, start, grad_token, num_tokens, TILE, WIDTH)
     inside = _within(start, 0, num_tokens, TILE)
@@ -314,7 +316,7 @@ def _backward(
     tile = tl.arange(0, TILE)
     nothing = tl.zeros((TILE, WIDTH), tl.float32)
 
-    # of all queries of this run and its neighbours first, while registers are free; nobody else reads what is stored
+    # of all queries of this run and its neighbours first, while registers are free; a program reads back its own values
     delta_PR += tl.program_id(0).to(tl.int64) * (run + 2) * TILE + TILE
     for start in range(begin - TILE, tl.cdiv(stop, TILE) * TILE + TILE, TILE):
         delta = _delta(out_TNH, grad_TNH, start, heads * WIDTH, grad_token, num_tokens, TILE, WIDTH)
@@ -499,10 +501,10 @@ def backward(
     Args:
         grad_TNH: of `out_TNH`, with any strides but in the last dimension.
         q_TNH, k_TNH: rotated, if there are tables.
-        v_TNH: as given to `forward`.
-        out_TNH, lse_NT: what it returned.
+        v_TNH: as `forward` was given it.
+        out_TNH, lse_NT: as `forward` returned them.
         first_T, end_T, before, after: see `forward`.
-        cos_TE, sin_T2E: rotary tables; the gradients are then those of q and k before they were rotated.
+        cos_TE, sin_T2E: rotary tables; the gradients are then by q and k before rotation.
     """
     tokens, heads, width = q_TNH.shape
     grad_T3NH = q_TNH.new_empty((tokens, 3, heads, width))

@@ -1,7 +1,8 @@
 """Local layers by kernels of our own, in tiles of 64 tokens; global layers by `varlen`. For CUDA, bf16 or fp16.
 
-It computes half as many keys as FlashAttention-2 forward and two thirds of all products (a count in RESULTS.md),
-and on an H200 takes 0.42 to 0.62 times as long (`python -m benchmarks.kernels --only attention`).
+It computes half as many keys as FlashAttention-2, and scores once in each pass (counts in RESULTS.md). Before it
+rotated q and k itself and had one pass backward, it took 0.42 to 0.62 times as long on an H200 (`python -m
+benchmarks.kernels --only attention`); since then no GPU has timed it.
 
 Shape legend: T packed tokens, N heads, H head width.
 """
