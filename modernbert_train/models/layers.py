@@ -8,14 +8,14 @@ Shape legend: T packed tokens, D model width, F hidden width, N heads, H head wi
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modernbert_train.config.schema import ModernBertConfig
-from modernbert_train.models.attention import Kernel
+from modernbert_train.models.attention import Kernel, RotatingKernel
 from modernbert_train.models.casts import Linear
 
 
@@ -90,6 +90,19 @@ def rotated(
     return q_TNH, k_TNH, v_TNH
 
 
+def attend_rotary(qkv_T3NH: Tensor, rotary: tuple[Tensor, Tensor], kernel: Kernel, layout: Any, window: bool) -> Tensor:
+    """Attention of a projection with rotary positions; in local layers a `RotatingKernel` rotates q and k itself.
+
+    Args:
+        qkv_T3NH: of one projection.
+        rotary: see `rotary_tables`.
+        kernel, layout, window: see `Kernel.attend`.
+    """
+    if window and hasattr(kernel, "attend_rotary"):  # of isinstance and a protocol torch.compile makes False
+        return cast(RotatingKernel, kernel).attend_rotary(qkv_T3NH, *rotary, layout)
+    return kernel.attend(*rotated(qkv_T3NH, *rotary), layout, window)
+
+
 def layer_norm(config: ModernBertConfig) -> nn.LayerNorm:
     """ModernBERT's norm: LayerNorm without a bias."""
     return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=False)
@@ -109,8 +122,8 @@ class Attention(nn.Module):
         self.out_drop = nn.Dropout(config.attention_out_dropout)
 
     def forward(self, x_TD: Tensor, rotary: tuple[Tensor, Tensor], kernel: Kernel, layout: Any) -> Tensor:
-        q_TNH, k_TNH, v_TNH = rotated(self.Wqkv(x_TD).unflatten(-1, self.split), *rotary)
-        out_TNH = kernel.attend(q_TNH, k_TNH, v_TNH, layout, self.window)
+        qkv_T3NH = self.Wqkv(x_TD).unflatten(-1, self.split)
+        out_TNH = attend_rotary(qkv_T3NH, rotary, kernel, layout, self.window)
         return self.out_drop(self.Wo(out_TNH.flatten(1)))
 
 

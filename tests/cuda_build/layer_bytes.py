@@ -2,7 +2,7 @@
 stands outside the layers, the loss included, with its launches.
 
 `python -m tests.cuda_build.layer_bytes DROPOUT ...`, on the null device, prints JSON; DROPOUT-bf16 has the residual in
-bf16. A generated kernel counts each
+bf16, DROPOUT-tiles local layers by our own kernels, which are counted too, apart. A generated kernel counts each
 tensor that it is given once, whole, and twice where it writes into it. Of one kernel that is too much: what turns q and
 k reads two thirds of Wqkv's output. The microbatch is that of the recipe: on few tokens Inductor fuses less.
 """
@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from torch.utils._python_dispatch import _disable_current_modes
+from triton.runtime.jit import JITFunction
 
 from benchmarks.batches import mean_loss
 from modernbert_train.config.schema import ComputeConfig, MaskedLmConfig, ModernBertConfig
+from modernbert_train.models.attention import tile_kernels
 from modernbert_train.models.build import build_model
 from modernbert_train.models.compiler import REGIONS
 from tests.cuda_build.microbatch import Operations
@@ -41,6 +43,7 @@ class LayerTraffic:
         self.of_tokens: dict[tuple[int | None, str], Counter[str]] = {}
         self.others: Counter[tuple[int | None, str]] = Counter()
         self.launches: Counter[tuple[int | None, str]] = Counter()
+        self.of_tiles: dict[tuple[int | None, str], Counter[str]] = {}
         run = CachingAutotuner.run
 
         def counted(tuner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -55,11 +58,21 @@ class LayerTraffic:
             return run(tuner, *args, **kwargs)
 
         CachingAutotuner.run = counted
+        started = JITFunction.run
+
+        def counted_tiles(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+            if kernel.fn.__module__ == tile_kernels.__name__:
+                moved = sum(each.numel() * each.element_size() for each in args if isinstance(each, Tensor))
+                self.of_tiles.setdefault(self.where, Counter())[kernel.fn.__name__] += moved
+            return started(kernel, *args, **kwargs)
+
+        JITFunction.run = counted_tiles
 
     def clear(self) -> None:
         self.of_tokens.clear()
         self.others.clear()
         self.launches.clear()
+        self.of_tiles.clear()
 
     def watch(self, layer: Any, index: int) -> None:
         """Know when a compiled layer is at work, in either direction."""
@@ -111,11 +124,11 @@ def _without_modes(call: Any) -> Any:
     return called
 
 
-def look_at(dropout: float, residual: Any, traffic: LayerTraffic) -> dict[str, Any]:
-    """Base's kinds of layers with one rate of dropout and one precision of the residual."""
+def look_at(dropout: float, residual: Any, attention: Any, traffic: LayerTraffic) -> dict[str, Any]:
+    """Base's kinds of layers with one rate of dropout, one precision of the residual and one kernel."""
     torch._dynamo.reset()
     config = ModernBertConfig(num_layers=4, attention_out_dropout=dropout)
-    compute = ComputeConfig(attention="varlen", compile=True, residual_precision=residual)
+    compute = ComputeConfig(attention=attention, compile=True, residual_precision=residual)
     with torch.device("cuda"):
         model = build_model(config, MaskedLmConfig(), compute).train()
     model.compile_layers()
@@ -141,6 +154,8 @@ def look_at(dropout: float, residual: Any, traffic: LayerTraffic) -> dict[str, A
         weights = sum(traffic.others[index, way] for way in passes)
         total = sum(sum(each.values()) for each in by_kernel.values())
         found[name] = by_kernel | {"bytes_per_token": total, "bytes_of_weights": weights}
+        if tiles := sum((traffic.of_tiles.get((index, way), Counter()) for way in passes), Counter()):
+            found[name]["attention"] = {kernel: round(b / TOKENS) for kernel, b in sorted(tiles.items())}
     layers = sum(times * found[name]["bytes_per_token"] for name, times in OF_BASE.items())
     once = sum(traffic.of_tokens.get(OUTSIDE, Counter()).values()) + traffic.others[OUTSIDE]
     # of compiled kernels, and of operations one by one
@@ -153,7 +168,8 @@ if __name__ == "__main__":
     traffic = LayerTraffic()
     found = {}
     for word in sys.argv[1:]:
-        rate, _, residual = word.partition("-")
-        title = f"dropout {rate}, residual in {residual}" if residual else f"dropout {rate}"
-        found[title] = look_at(float(rate), residual or "fp32", traffic)
+        rate, _, other = word.partition("-")
+        residual, attention = ("fp32", other) if other == "tiles" else (other or "fp32", "varlen")
+        title = f"dropout {rate}" + {"": "", "tiles": ", tiles"}.get(other, f", residual in {residual}")
+        found[title] = look_at(float(rate), residual, attention, traffic)
     print(json.dumps(found))

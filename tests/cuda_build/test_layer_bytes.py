@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.runs, pytest.mark.timeout(1200)]
 
 @pytest.fixture(scope="module")
 def counted() -> dict[str, Any]:
-    found: dict[str, Any] = null.run("layer_bytes", "0.1", "0.0", "0.1-bf16")
+    found: dict[str, Any] = null.run("layer_bytes", "0.1", "0.0", "0.1-bf16", "0.1-tiles")
     return found
 
 
@@ -37,3 +37,13 @@ def test_what_stands_outside_the_layers_is_compiled(counted: dict[str, Any]) -> 
     assert not any(word in name for name in outside for word in ("layer_norm", "gelu", "sin", "embedding.default"))
     assert sum(moved for _, moved in outside.values()) < 230_000
     assert sum(launches for name, (launches, _) in outside.items() if name != "compiled") < 50
+
+
+def test_rotary_positions_of_local_layers_cost_no_pass_of_their_own(counted: dict[str, Any]) -> None:
+    """The tile kernels rotate, and write dq, dk and dv where the next product reads them: nothing else does either."""
+    apart, within = (counted[each]["local"] for each in ("dropout 0.1", "dropout 0.1, tiles"))
+    kernels = [name for way in ("forward", "backward") for name in within[way]]
+    assert not any("flip" in name or "cat" in name or "stack" in name for name in kernels)
+    assert within["bytes_per_token"] == apart["bytes_per_token"] - 17_280
+    assert within["attention"].keys() == {"_forward", "_backward"}
+    assert counted["dropout 0.1, tiles"]["global"] == counted["dropout 0.1"]["global"]

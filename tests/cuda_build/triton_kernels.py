@@ -24,6 +24,7 @@ from modernbert_train.optim import fused
 SHARED_MEMORY = {80: 166_912, 90: 232_448, 100: 232_448}  # bytes that a block may have
 AMD = {"gfx90a": 65_536, "gfx942": 65_536}  # MI250X, MI300X
 MOST_REGISTERS = {"sm": 255, "gfx": 512}  # of a thread
+MAX_SPILLED = 64  # bytes of a thread of a tile kernel: 16 registers of 255, in a loop of more than 2,000 instructions
 # kernel -> types of its arguments, as they are called; what is missing is a constant
 SIGNATURES: dict[Any, dict[str, str]] = {
     fused._move_moments: {
@@ -35,27 +36,43 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "num_params": "i32", "eps": "fp32", "decay": "fp32",
     },
 }  # fmt: skip
-TENSORS = {"q_TNH": "*bf16", "k_TNH": "*bf16", "v_TNH": "*bf16"}
+TENSORS = dict.fromkeys(("q_TNH", "k_TNH", "v_TNH", "cos_TE", "sin_T2E", "out_TNH"), "*bf16")
 ROWS = {"lse_NT": "*fp32", "first_T": "*i32", "end_T": "*i32", "num_tokens": "i32"}
 STRIDES = dict.fromkeys(("q_token", "q_head", "k_token", "k_head", "v_token", "v_head"), "i32")
 OF_GRADIENT = dict.fromkeys(("grad_token", "grad_head"), "i32")
+FORWARD = TENSORS | ROWS | STRIDES | {"qk_T2NH": "*bf16", "heads": "i32", "scale": "fp32"}
+BACKWARD = TENSORS | ROWS | STRIDES | OF_GRADIENT | {"grad_TNH": "*bf16", "grad_T3NH": "*bf16"}
+BACKWARD |= {"heads": "i32", "scale": "fp32"}
 SIGNATURES |= {
-    tile_kernels._forward: TENSORS | {"out_TNH": "*bf16"} | ROWS | STRIDES | {"scale": "fp32"},
-    tile_kernels._backward_queries: TENSORS
-    | dict.fromkeys(("out_TNH", "grad_TNH", "dq_TNH"), "*bf16")
-    | {"delta_NT": "*fp32", **ROWS, **STRIDES, **OF_GRADIENT, "scale": "fp32"},
-    tile_kernels._backward_keys: TENSORS
-    | dict.fromkeys(("grad_TNH", "dk_TNH", "dv_TNH"), "*bf16")
-    | {"delta_NT": "*fp32", **ROWS, **STRIDES, **OF_GRADIENT, "scale": "fp32"},
+    tile_kernels._forward: FORWARD,
+    tile_kernels._backward: BACKWARD | {"delta_PR": "*fp32", "run": "i32"},
+    tile_kernels._backward_wide: BACKWARD,
 }
 CONSTANTS = {"ALIGNED": True, "CHUNK": fused.CHUNK, "WIDTH": fused.WIDTH}
 FORMS = {"": CONSTANTS, ", not aligned": CONSTANTS | {"ALIGNED": False}}
-TILES = {"": {"BEFORE": 64, "AFTER": 64, "WIDTH": 64, "TILE": tile_kernels.TILE}}
+TILES = {
+    f", heads of {width}": {"BEFORE": 64, "AFTER": 64, "WIDTH": width, "TILE": tile_kernels.TILE} for width in (64, 128)
+}
 CASES = [
     (kernel, form, constants)
     for kernel in SIGNATURES
     for form, constants in (TILES if "TILE" in kernel.arg_names else FORMS).items()
 ]
+
+
+def is_started(kernel: Any, constants: dict[str, Any], gpu: str) -> bool:
+    """True if a kernel is ever started on a GPU; of heads of 128 only what Hopper's take is looked at."""
+    if "TILE" not in constants:
+        return True
+    if gpu in AMD:  # it would spill there, and is refused
+        return False
+    if kernel is tile_kernels._backward:
+        return tile_kernels.walks(constants["WIDTH"], constants["AFTER"], major(gpu))
+    return constants["WIDTH"] == 64 or gpu == "sm_90"
+
+
+def major(gpu: str) -> int:
+    return int(gpu.removeprefix("sm_")) // 10
 
 
 def needs(compiled: Any) -> dict[str, int]:
@@ -108,19 +125,27 @@ def table() -> dict[str, dict[str, dict[str, int]]]:
     targets |= {name: GPUTarget("hip", name, 64) for name in AMD}
     for gpu, target in targets.items():
         for kernel, form, constants in CASES:
-            if gpu in AMD and "TILE" in constants:  # which it spills; refused there
+            if not is_started(kernel, constants, gpu):
                 continue
             signature = SIGNATURES[kernel] | dict.fromkeys(constants, "constexpr")
             signature = {name: signature[name] for name in kernel.arg_names}
-            whole = STRIDES.keys() | OF_GRADIENT.keys() | ROWS.keys() | TENSORS.keys()  # multiples of 16, as they are
-            places = [place for place, name in enumerate(kernel.arg_names) if name in whole or name.endswith("_TNH")]
+            whole = STRIDES.keys() | OF_GRADIENT.keys()  # multiples of 16, as tensors and the number of tokens are
+            whole |= {name for name in kernel.arg_names if name.endswith(("NH", "_NT", "_T", "E", "PR", "num_tokens"))}
+            places = [
+                place
+                for place, name in enumerate(kernel.arg_names)
+                if "TILE" in constants and name in whole and name not in constants
+            ]
             source = ASTSource(
                 kernel,
                 signature,
                 constexprs={(kernel.arg_names.index(k),): v for k, v in constants.items()},
                 attrs={(place,): [["tt.divisibility", 16]] for place in places},
             )
-            compiled = triton.compile(source, target=target)
+            options = None
+            if "TILE" in constants:
+                options = tile_kernels.launch_options(kernel.fn.__name__, constants["WIDTH"], major(gpu))
+            compiled = triton.compile(source, target=target, options=options)
             needed = needs_of_amd(compiled) if gpu in AMD else needs(compiled)
             found.setdefault(gpu, {})[kernel.fn.__name__ + form] = needed
     return found

@@ -26,7 +26,7 @@ from modernbert_train.models import attention
 from modernbert_train.models.attention import choose_kernel, sdpa, varlen
 from modernbert_train.models.attention.visible import Visible
 from modernbert_train.models.heads import ChunkedLoss, loss_and_gradient, masked_lm_loss_sum
-from modernbert_train.models.layers import EncoderLayer, rotary_tables
+from modernbert_train.models.layers import EncoderLayer, rotary_tables, rotated
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.optim.stable_adamw import StableAdamW
@@ -249,6 +249,38 @@ def test_local_and_global_layers_may_use_different_kernels(
         with recorded_kernels(monkeypatch) as calls:
             build(small(), **changes).encode(packed)
             assert [call[:2] for call in calls] == [("a", "prepare")] + 7 * [("a", "attend")]
+
+
+def test_a_kernel_that_rotates_is_given_local_layers_unrotated(
+    monkeypatch: pytest.MonkeyPatch, small: Make, build: Make, sequences: Make, pack: Make
+) -> None:
+    """And global ones rotated, or positions would be applied twice or never; compiled too, where a question that
+    torch.compile answers otherwise than Python would take the pass over q and k back in silence."""
+    packed = pack([sequences([40, 30])], row_tokens=70).packed
+    expected = build(small()).encode(packed)
+    seen = []
+
+    def attend_rotary(qkv: Tensor, cos: Tensor, sin: Tensor, layout: Any) -> Tensor:
+        seen.append("rotary")
+        return sdpa.attend(*rotated(qkv, cos, sin), layout, True)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, layout: Any, window: bool) -> Tensor:
+        seen.append("local" if window else "global")
+        return sdpa.attend(q, k, v, layout, window)
+
+    kernel = SimpleNamespace(name="r", prepare=sdpa.prepare, attend=attend, attend_rotary=attend_rotary)
+    monkeypatch.setattr(attention, "choose_kernel", lambda *_, **__: kernel)
+    torch.testing.assert_close(build(small()).encode(packed), expected)
+    assert seen == 2 * ["global", "rotary", "rotary"] + ["global"]
+    seen.clear()
+    layer = build(small()).model.layers[1].attn
+    torch._dynamo.reset()
+    graphs = torch.compile(lambda *given: layer(*given), backend="eager")
+    rotary = rotary_tables(packed.position_ids_T, 10_000.0, small().head_size, torch.float32)
+    x_TD = torch.randn(70, small().hidden_size)
+    kernel.attend_rotary = lambda qkv, cos, sin, layout: qkv[:, 2] * 2
+    kernel.attend = lambda q, k, v, layout, window: v
+    torch.testing.assert_close(graphs(x_TD, rotary, kernel, None), layer(x_TD, rotary, kernel, None))
 
 
 def test_a_kernel_of_global_layers_that_cannot_serve_is_refused_by_its_own_key(

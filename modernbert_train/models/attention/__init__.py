@@ -56,6 +56,16 @@ class Kernel(Protocol):
         """
 
 
+class RotatingKernel(Kernel, Protocol):
+    """A kernel that rotates q and k of local layers itself, which saves passes over them and over their gradients."""
+
+    def attend_rotary(self, qkv_T3NH: Tensor, cos_TE: Tensor, sin_T2E: Tensor, layout: Any) -> Tensor:
+        """Attention in a local layer, where `rotated` of models/layers.py and `attend` give the same within rounding.
+
+        The gradient of qkv_T3NH is one contiguous tensor.
+        """
+
+
 # in the order in which `auto` asks but for what `by_preference` puts first; `sdpa` always serves
 KERNELS: dict[str, Kernel] = {"varlen": varlen, "flash": flash, "flex": flex, "sdpa": sdpa, "tiles": tiles}
 

@@ -1,16 +1,26 @@
-"""Attention within a window in Triton, in tiles of 64 tokens of the packed line; two passes backward, without atomics.
+"""Attention within a window in Triton, in tiles of 64 tokens of the packed line; one pass backward, without atomics.
 
-A window of 64 tokens on each side lies in three tiles of keys, 192 tokens, wherever a query's own tile stands; tiles of
-128, as FlashAttention has them, take 352 to 384. Tiles are cut from the line and not from each sequence, so that no
-block of the grid is empty; which keys belong to a query's sequence is asked of each pair. Backward each pass computes
-the scores again: one for keys and values, one for queries, each result is written by one program, and a step gives the
-same bits every time.
+A window of 64 tokens on each side lies in three tiles of keys, 192 tokens, for any place of a query in its own; tiles
+of 128, as FlashAttention has them, take 352 to 384. Tiles are cut from the line and not from each sequence, so that no
+block of the grid is empty; the keys of a query are an interval of the line, its sequence's cut to the window.
 
-Shape legend: T packed tokens, N heads, H head width.
+The forward kernel rotates q and k as it loads them and keeps the rotated ones for the backward kernel, which rotates
+gradients back as it stores them. Rotating in the backward kernel too would save that write (4 H bytes for a token and
+head), but its inner loop would take half as many instructions again (3,700 instead of 2,400 on sm_90) and spill.
+
+Backward, a program walks over neighbouring tiles of keys and holds the gradients of the queries around the present one,
+so that the scores of each pair of tiles are computed once: for a run of R tiles 15 R + 6 products, and not the 21 R of
+one pass for queries and one for keys. The queries of the tiles next to a run belong to other programs: their gradients
+are left out, while the first and the last tile of a run need one more tile of keys each. Each number is written by one
+program in one order, so a step gives the same bits every time. A window wider than a tile, heads of 128 and other GPUs
+than Hopper's need more than their registers hold: for these `_backward_wide` computes scores twice.
+
+Shape legend: T packed tokens, N heads, H head width, E = H / 2 rotated pairs.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -20,23 +30,132 @@ import triton.language as tl
 from torch import Tensor
 
 TILE = 64
+# Tiles that a program of the backward kernel walks over, if at least so many programs are left: eight times as many as
+# run at once on a Hopper GPU, two on each of 132 multiprocessors
+LONGEST_RUN, FEWEST_PROGRAMS = 8, 2048
 LN_2 = tl.constexpr(math.log(2))
 
 
-@triton.jit
-def _load(base, line, stride, num_tokens, WIDTH: tl.constexpr):
-    """Lines of one head: [lines, WIDTH], zeros beyond the last token."""
-    columns = tl.arange(0, WIDTH)
-    return tl.load(
-        base + line.to(tl.int64)[:, None] * stride + columns[None, :], mask=(line < num_tokens)[:, None], other=0.0
-    )
+# Launch options by kernel and capability, for heads up to a width: warps, stages of loads, and the most registers of a
+# thread, if that is limited. Chosen by what Triton 3.7 and its ptxas need for heads of that width in bf16, rotated;
+# nothing was timed. Behind each: registers, bytes spilled, KiB of shared memory, and the resulting blocks and warps on
+# a multiprocessor. tests/cuda_build/triton_kernels.py counts them
+LAUNCH: dict[tuple[str, int], dict[int, tuple[int, int, int | None]]] = {
+    ("_forward", 8): {128: (4, 2, None)},  # 64: 255, 8, 32: 2 blocks, 8 warps
+    ("_forward", 9): {
+        64: (4, 3, 168),  # 151, 0, 72: 3 blocks, 12 warps; above 168 registers there is room for 2
+        128: (4, 1, None),  # 190, 0, 48: 2 blocks, 8 warps
+    },
+    ("_forward", 10): {128: (8, 1, None)},  # 64: 73, 0, 24: 3 blocks, 24 warps; with 4 warps 16
+    ("_backward", 9): {64: (4, 1, None)},  # 255, 16, 40: 2 blocks, 8 warps; of 8 warps there is room for 1 block
+    ("_backward_wide", 8): {128: (4, 2, None)},  # 64: 255, 40, 49: 2 blocks, 8 warps
+    ("_backward_wide", 9): {
+        64: (4, 1, None),  # 244, 0, 40: 2 blocks, 8 warps; with 2 stages it spills
+        128: (8, 1, None),  # 255, 48, 72: 1 block, 8 warps
+    },
+    ("_backward_wide", 10): {128: (8, 1, None)},  # 64: 122, 0, 40: 2 blocks, 16 warps
+}
+
+
+def launch_options(kernel: str, width: int, major: int) -> dict[str, int]:
+    """Return the options with which a kernel is started.
+
+    Args:
+        kernel: its name.
+        width: of a head.
+        major: of the device's capability; one that the table lacks takes the options of the newest before it.
+    """
+    known = max(each for name, each in LAUNCH if name == kernel and each <= max(major, 8))
+    by_width = LAUNCH[kernel, known]
+    warps, stages, registers = by_width[min(widest for widest in by_width if widest >= width)]
+    return {"num_warps": warps, "num_stages": stages} | ({} if registers is None else {"maxnreg": registers})
+
+
+def walks(width: int, reach: int, major: int) -> bool:
+    """True if `_backward` serves: the registers of other GPUs, or wider heads, do not hold its gradients."""
+    return ("_backward", major) in LAUNCH and width <= max(LAUNCH["_backward", major]) and reach <= TILE
+
+
+@functools.cache
+def _major(device: torch.device) -> int:
+    """Major capability of a GPU; Triton's interpreter takes the kernels of Hopper."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 9
 
 
 @triton.jit
-def _store(base, line, stride, num_tokens, values, WIDTH: tl.constexpr):
-    columns = tl.arange(0, WIDTH)
-    place = base + line.to(tl.int64)[:, None] * stride + columns[None, :]
-    tl.store(place, values.to(base.dtype.element_ty), mask=(line < num_tokens)[:, None])
+def _place(base, start, stride, LINES: tl.constexpr, WIDTH: tl.constexpr):
+    """Addresses of a tile."""
+    line = start + tl.arange(0, LINES)
+    return base + line.to(tl.int64)[:, None] * stride + tl.arange(0, WIDTH)[None, :]
+
+
+@triton.jit
+def _within(start, first, end, LINES: tl.constexpr):
+    """Which lines of a tile are not before `first` and before `end`."""
+    line = start + tl.arange(0, LINES) - first
+    return line.to(tl.uint32) < tl.cast(end - first, tl.uint32)  # one comparison: lines before `first` wrap around
+
+
+@triton.jit
+def _load(base, start, stride, num_tokens, LINES: tl.constexpr, WIDTH: tl.constexpr):
+    """Load a tile of one head, [LINES, WIDTH], with zeros before the first token and behind the last."""
+    inside = _within(start, 0, num_tokens, LINES)
+    return tl.load(_place(base, start, stride, LINES, WIDTH), mask=inside[:, None], other=0.0)
+
+
+@triton.jit
+def _store(base, start, stride, first, end, values, LINES: tl.constexpr, WIDTH: tl.constexpr):
+    """Store those lines of a tile that are not before `first` and before `end`."""
+    place = _place(base, start, stride, LINES, WIDTH)
+    tl.store(place, values.to(base.dtype.element_ty), mask=_within(start, first, end, LINES)[:, None])
+
+
+@triton.jit
+def _angles(cos_TE, sin_T2E, start, num_tokens, LINES: tl.constexpr, WIDTH: tl.constexpr):
+    """Load cosines and sines of a tile in fp32, from the tables of `models.layers.rotary_tables`."""
+    cos = _load(cos_TE, start, WIDTH // 2, num_tokens, LINES, WIDTH // 2)
+    sin = _load(sin_T2E + WIDTH // 2, start, WIDTH, num_tokens, LINES, WIDTH // 2)
+    return cos.to(tl.float32), sin.to(tl.float32)
+
+
+@triton.jit
+def _load_rotated(base, start, stride, num_tokens, cos_TE, sin_T2E, LINES: tl.constexpr, WIDTH: tl.constexpr):
+    """Load a tile and rotate it in fp32, rounded once, as `models.layers.rotate` does. Without tables: load it."""
+    if cos_TE is None:
+        return _load(base, start, stride, num_tokens, LINES, WIDTH)
+    else:
+        E: tl.constexpr = WIDTH // 2
+        cos, sin = _angles(cos_TE, sin_T2E, start, num_tokens, LINES, WIDTH)
+        one = _load(base, start, stride, num_tokens, LINES, E).to(tl.float32)
+        two = _load(base + E, start, stride, num_tokens, LINES, E).to(tl.float32)
+        dtype = base.dtype.element_ty
+        halves = tl.join((one * cos - two * sin).to(dtype), (two * cos + one * sin).to(dtype))
+        return halves.permute(0, 2, 1).reshape(LINES, WIDTH)
+
+
+@triton.jit
+def _store_rotated_back(
+    base, start, stride, first, end, values, cos_TE, sin_T2E, LINES: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Rotate a gradient back and store it."""
+    if cos_TE is None:
+        _store(base, start, stride, first, end, values, LINES, WIDTH)
+    else:
+        E: tl.constexpr = WIDTH // 2
+        cos, sin = _angles(cos_TE, sin_T2E, start, end, LINES, WIDTH)
+        one, two = values.reshape(LINES, 2, E).permute(0, 2, 1).split()
+        _store(base, start, stride, first, end, one * cos + two * sin, LINES, E)
+        _store(base + E, start, stride, first, end, two * cos - one * sin, LINES, E)
+
+
+@triton.jit
+def _seen_by(first_T, end_T, start, num_tokens, BEFORE: tl.constexpr, AFTER: tl.constexpr, LINES: tl.constexpr):
+    """Return the first key that each query of a tile sees and the one behind the last; none where no token is."""
+    query = start + tl.arange(0, LINES)
+    inside = _within(start, 0, num_tokens, LINES)
+    first = tl.load(first_T + query, mask=inside, other=num_tokens)
+    end = tl.load(end_T + query, mask=inside, other=0)
+    return tl.maximum(first, query - BEFORE), tl.minimum(end, query + AFTER + 1)
 
 
 @triton.jit
@@ -44,11 +163,15 @@ def _forward(
     q_TNH,
     k_TNH,
     v_TNH,
+    cos_TE,
+    sin_T2E,
     out_TNH,
     lse_NT,
+    qk_T2NH,
     first_T,
     end_T,
     num_tokens,
+    heads,
     q_token,
     q_head,
     k_token,
@@ -61,48 +184,109 @@ def _forward(
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Of one tile of queries and one head; `lse` is the logarithm to base 2 of a query's sum."""
-    start, head = tl.program_id(0) * TILE, tl.program_id(1)
-    query = start + tl.arange(0, TILE)
-    q = _load(q_TNH + head * q_head, query, q_token, num_tokens, WIDTH)
-    first = tl.load(first_T + query, mask=query < num_tokens, other=num_tokens)
-    end = tl.load(end_T + query, mask=query < num_tokens, other=0)
+    """Compute one tile of queries and one head; `lse` is the logarithm to base 2 of a query's sum."""
+    # heads of a tile run together: they share the tables and the lines of one buffer
+    head = tl.program_id(0) % heads
+    start = tl.program_id(0) // heads * TILE
+    q_TNH += head * q_head
+    k_TNH += head * k_head
+    v_TNH += head * v_head
+    q = _load_rotated(q_TNH, start, q_token, num_tokens, cos_TE, sin_T2E, TILE, WIDTH)
+    if cos_TE is not None:
+        k = _load_rotated(k_TNH, start, k_token, num_tokens, cos_TE, sin_T2E, TILE, WIDTH)
+        _store(qk_T2NH + head * WIDTH, start, 2 * heads * WIDTH, 0, num_tokens, q, TILE, WIDTH)
+        _store(qk_T2NH + (heads + head) * WIDTH, start, 2 * heads * WIDTH, 0, num_tokens, k, TILE, WIDTH)
+    first, end = _seen_by(first_T, end_T, start, num_tokens, BEFORE, AFTER, TILE)
     highest = tl.full((TILE,), -1e30, tl.float32)
     total = tl.zeros((TILE,), tl.float32)
     out = tl.zeros((TILE, WIDTH), tl.float32)
-    low = tl.maximum(tl.min(first, 0), start - BEFORE) // TILE * TILE
-    for other in range(low, tl.minimum(tl.max(end, 0), start + TILE + AFTER), TILE):
-        key = other + tl.arange(0, TILE)
-        k = _load(k_TNH + head * k_head, key, k_token, num_tokens, WIDTH)
-        v = _load(v_TNH + head * v_head, key, v_token, num_tokens, WIDTH)
-        back = query[:, None] - key[None, :]
-        seen = (key[None, :] >= first[:, None]) & (key[None, :] < end[:, None]) & (back <= BEFORE) & (-back <= AFTER)
-        scores = tl.where(seen, tl.dot(q, tl.trans(k)) * scale, -1e30)
-        higher = tl.maximum(highest, tl.max(scores, 1))
-        weights = tl.where(seen, tl.exp2(scores - higher[:, None]), 0.0)
+    for other in range(tl.min(first, 0) // TILE * TILE, tl.max(end, 0), TILE):
+        k = _load_rotated(k_TNH, other, k_token, num_tokens, cos_TE, sin_T2E, TILE, WIDTH)
+        v = _load(v_TNH, other, v_token, num_tokens, TILE, WIDTH)
+        key = tl.arange(0, TILE)
+        seen = (key[None, :] >= (first - other)[:, None]) & (key[None, :] < (end - other)[:, None])
+        scores = tl.where(seen, tl.dot(q, tl.trans(k)), -float("inf"))
+        higher = tl.maximum(highest, tl.max(scores, 1) * scale)  # never infinite: no weight becomes NaN
+        weights = tl.exp2(scores * scale - higher[:, None])
         kept = tl.exp2(highest - higher)
         total = total * kept + tl.sum(weights, 1)
         out = tl.dot(weights.to(v.dtype), v, out * kept[:, None])
         highest = higher
-    inside = query < num_tokens
+    inside = _within(start, 0, num_tokens, TILE)
     total = tl.where(inside, total, 1.0)
-    _store(out_TNH + head * WIDTH, query, tl.num_programs(1) * WIDTH, num_tokens, out / total[:, None], WIDTH)
-    tl.store(lse_NT + head * num_tokens + query, highest + tl.log2(total), mask=inside)
+    _store(out_TNH + head * WIDTH, start, heads * WIDTH, 0, num_tokens, out / total[:, None], TILE, WIDTH)
+    tl.store(lse_NT + head * num_tokens + start + tl.arange(0, TILE), highest + tl.log2(total), mask=inside)
 
 
 @triton.jit
-def _backward_queries(
+def _delta(out_TNH, grad_TNH, start, out_token, grad_token, num_tokens, LINES: tl.constexpr, WIDTH: tl.constexpr):
+    """The sum of out * grad of each query of a tile."""
+    out = _load(out_TNH, start, out_token, num_tokens, LINES, WIDTH).to(tl.float32)
+    return tl.sum(out * _load(grad_TNH, start, grad_token, num_tokens, LINES, WIDTH).to(tl.float32), 1)
+
+
+@triton.jit
+def _meet(
+    q_TNH,
+    grad_TNH,
+    lse_NT,
+    first_T,
+    end_T,
+    start,
+    other,
+    k,
+    v,
+    delta,
+    dq,
+    dk,
+    dv,
+    num_tokens,
+    q_token,
+    grad_token,
+    scale,
+    BEFORE: tl.constexpr,
+    AFTER: tl.constexpr,
+    TILE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    OF_KEYS: tl.constexpr,
+):
+    """Return dq, dk and dv with the share of one pair of tiles added: queries from `start` and keys from `other` on.
+
+    Without OF_KEYS dk and dv stay as they are.
+    """
+    q = _load(q_TNH, start, q_token, num_tokens, TILE, WIDTH)
+    grad = _load(grad_TNH, start, grad_token, num_tokens, TILE, WIDTH)
+    inside = _within(start, 0, num_tokens, TILE)
+    lse = tl.load(lse_NT + start + tl.arange(0, TILE), mask=inside, other=0.0)
+    first, end = _seen_by(first_T, end_T, start, num_tokens, BEFORE, AFTER, TILE)
+    key = tl.arange(0, TILE)
+    seen = (key[None, :] >= (first - other)[:, None]) & (key[None, :] < (end - other)[:, None])
+    weights = tl.where(seen, tl.exp2(tl.dot(q, tl.trans(k)) * scale - lse[:, None]), 0.0)
+    if OF_KEYS:
+        dv = tl.dot(tl.trans(weights.to(q.dtype)), grad, dv)
+    moved = (weights * (tl.dot(grad, tl.trans(v)) - delta[:, None])).to(q.dtype)
+    if OF_KEYS:
+        dk = tl.dot(tl.trans(moved), q, dk)
+    return tl.dot(moved, k, dq), dk, dv
+
+
+@triton.jit
+def _backward(
     q_TNH,
     k_TNH,
     v_TNH,
+    cos_TE,
+    sin_T2E,
     out_TNH,
     grad_TNH,
-    dq_TNH,
+    grad_T3NH,
     lse_NT,
-    delta_NT,
+    delta_PR,
     first_T,
     end_T,
     num_tokens,
+    heads,
+    run,
     q_token,
     q_head,
     k_token,
@@ -117,45 +301,88 @@ def _backward_queries(
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The gradient of one tile of queries; `delta`, the sum of out * grad, is kept for the other pass."""
-    start, head = tl.program_id(0) * TILE, tl.program_id(1)
-    query = start + tl.arange(0, TILE)
-    inside = query < num_tokens
-    q = _load(q_TNH + head * q_head, query, q_token, num_tokens, WIDTH)
-    grad = _load(grad_TNH + head * grad_head, query, grad_token, num_tokens, WIDTH)
-    out = _load(out_TNH + head * WIDTH, query, tl.num_programs(1) * WIDTH, num_tokens, WIDTH)
-    delta = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
-    tl.store(delta_NT + head * num_tokens + query, delta, mask=inside)
-    lse = tl.load(lse_NT + head * num_tokens + query, mask=inside, other=0.0)
-    first = tl.load(first_T + query, mask=inside, other=num_tokens)
-    end = tl.load(end_T + query, mask=inside, other=0)
-    dq = tl.zeros((TILE, WIDTH), tl.float32)
-    low = tl.maximum(tl.min(first, 0), start - BEFORE) // TILE * TILE
-    for other in range(low, tl.minimum(tl.max(end, 0), start + TILE + AFTER), TILE):
-        key = other + tl.arange(0, TILE)
-        k = _load(k_TNH + head * k_head, key, k_token, num_tokens, WIDTH)
-        v = _load(v_TNH + head * v_head, key, v_token, num_tokens, WIDTH)
-        back = query[:, None] - key[None, :]
-        seen = (key[None, :] >= first[:, None]) & (key[None, :] < end[:, None]) & (back <= BEFORE) & (-back <= AFTER)
-        weights = tl.where(seen, tl.exp2(tl.dot(q, tl.trans(k)) * scale - lse[:, None]), 0.0)
-        moved = weights * (tl.dot(grad, tl.trans(v)) - delta[:, None])
-        dq = tl.dot(moved.to(k.dtype), k, dq)
-    _store(dq_TNH + head * WIDTH, query, tl.num_programs(1) * WIDTH, num_tokens, dq * scale * LN_2, WIDTH)
+    """Compute all gradients of `run` neighbouring tiles, with a window no wider than a tile on each side."""
+    head = tl.program_id(0) % heads
+    begin = tl.program_id(0) // heads * TILE * run
+    stop = tl.minimum(begin + run * TILE, num_tokens)
+    q_TNH += head * q_head
+    k_TNH += head * k_head
+    v_TNH += head * v_head
+    grad_TNH += head * grad_head
+    out_TNH += head * WIDTH
+    lse_NT += head * num_tokens
+    grad_T3NH += head * WIDTH
+    token = 3 * heads * WIDTH
+    tile = tl.arange(0, TILE)
+    nothing = tl.zeros((TILE, WIDTH), tl.float32)
+
+    # of all queries of this run and its neighbours first, while registers are free; a program reads back its own values
+    delta_PR += tl.program_id(0).to(tl.int64) * (run + 2) * TILE + TILE
+    for start in range(begin - TILE, tl.cdiv(stop, TILE) * TILE + TILE, TILE):
+        delta = _delta(out_TNH, grad_TNH, start, heads * WIDTH, grad_token, num_tokens, TILE, WIDTH)
+        tl.store(delta_PR + start - begin + tile, delta)
+    tl.debug_barrier()
+
+    k = _load(k_TNH, begin - TILE, k_token, num_tokens, TILE, WIDTH)
+    v = _load(v_TNH, begin - TILE, v_token, num_tokens, TILE, WIDTH)
+    dq_before = nothing  # of the tile of queries before the present tile of keys, and of the one with the same tokens
+    dq_here, _, _ = _meet(
+        q_TNH, grad_TNH, lse_NT, first_T, end_T, begin, begin - TILE, k, v, tl.load(delta_PR + tile), nothing, nothing,
+        nothing, num_tokens, q_token, grad_token, scale, BEFORE, AFTER, TILE, WIDTH, False,
+    )  # fmt: skip
+    for start in range(begin, stop, TILE):
+        k = _load(k_TNH, start, k_token, num_tokens, TILE, WIDTH)
+        v = _load(v_TNH, start, v_token, num_tokens, TILE, WIDTH)
+        delta = tl.load(delta_PR + start - begin - TILE + tile)
+        dq_before, dk, dv = _meet(
+            q_TNH, grad_TNH, lse_NT, first_T, end_T, start - TILE, start, k, v, delta, dq_before, nothing, nothing,
+            num_tokens, q_token, grad_token, scale, BEFORE, AFTER, TILE, WIDTH, True,
+        )  # fmt: skip
+        _store_rotated_back(
+            grad_T3NH, start - TILE, token, begin, stop, dq_before * scale * LN_2, cos_TE, sin_T2E, TILE, WIDTH
+        )
+        delta = tl.load(delta_PR + start - begin + tile)
+        dq_before, dk, dv = _meet(
+            q_TNH, grad_TNH, lse_NT, first_T, end_T, start, start, k, v, delta, dq_here, dk, dv,
+            num_tokens, q_token, grad_token, scale, BEFORE, AFTER, TILE, WIDTH, True,
+        )  # fmt: skip
+        delta = tl.load(delta_PR + start - begin + TILE + tile)
+        dq_here, dk, dv = _meet(
+            q_TNH, grad_TNH, lse_NT, first_T, end_T, start + TILE, start, k, v, delta, nothing, dk, dv,
+            num_tokens, q_token, grad_token, scale, BEFORE, AFTER, TILE, WIDTH, True,
+        )  # fmt: skip
+        _store_rotated_back(
+            grad_T3NH + heads * WIDTH, start, token, begin, stop, dk * scale * LN_2, cos_TE, sin_T2E, TILE, WIDTH
+        )
+        _store(grad_T3NH + 2 * heads * WIDTH, start, token, begin, stop, dv, TILE, WIDTH)
+    behind = tl.cdiv(stop, TILE) * TILE
+    k = _load(k_TNH, behind, k_token, num_tokens, TILE, WIDTH)
+    v = _load(v_TNH, behind, v_token, num_tokens, TILE, WIDTH)
+    delta = tl.load(delta_PR + behind - TILE - begin + tile)
+    dq_before, _, _ = _meet(
+        q_TNH, grad_TNH, lse_NT, first_T, end_T, behind - TILE, behind, k, v, delta, dq_before, nothing, nothing,
+        num_tokens, q_token, grad_token, scale, BEFORE, AFTER, TILE, WIDTH, False,
+    )  # fmt: skip
+    _store_rotated_back(
+        grad_T3NH, behind - TILE, token, begin, stop, dq_before * scale * LN_2, cos_TE, sin_T2E, TILE, WIDTH
+    )
 
 
 @triton.jit
-def _backward_keys(
+def _backward_wide(
     q_TNH,
     k_TNH,
     v_TNH,
+    cos_TE,
+    sin_T2E,
+    out_TNH,
     grad_TNH,
-    dk_TNH,
-    dv_TNH,
+    grad_T3NH,
     lse_NT,
-    delta_NT,
     first_T,
     end_T,
     num_tokens,
+    heads,
     q_token,
     q_head,
     k_token,
@@ -170,64 +397,89 @@ def _backward_keys(
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The gradients of one tile of keys and values; everything by pairs is [keys, queries]."""
-    start, head = tl.program_id(0) * TILE, tl.program_id(1)
-    key = start + tl.arange(0, TILE)
-    inside = key < num_tokens
-    k = _load(k_TNH + head * k_head, key, k_token, num_tokens, WIDTH)
-    v = _load(v_TNH + head * v_head, key, v_token, num_tokens, WIDTH)
-    first = tl.load(first_T + key, mask=inside, other=num_tokens)
-    end = tl.load(end_T + key, mask=inside, other=0)
-    dk = tl.zeros((TILE, WIDTH), tl.float32)
-    dv = tl.zeros((TILE, WIDTH), tl.float32)
-    low = tl.maximum(tl.min(first, 0), start - AFTER) // TILE * TILE
-    for other in range(low, tl.minimum(tl.max(end, 0), start + TILE + BEFORE), TILE):
-        query = other + tl.arange(0, TILE)
-        q = _load(q_TNH + head * q_head, query, q_token, num_tokens, WIDTH)
-        grad = _load(grad_TNH + head * grad_head, query, grad_token, num_tokens, WIDTH)
-        lse = tl.load(lse_NT + head * num_tokens + query, mask=query < num_tokens, other=0.0)
-        delta = tl.load(delta_NT + head * num_tokens + query, mask=query < num_tokens, other=0.0)
-        back = query[None, :] - key[:, None]
-        seen = (
-            (query[None, :] >= first[:, None]) & (query[None, :] < end[:, None]) & (back <= BEFORE) & (-back <= AFTER)
-        )
-        weights = tl.where(seen, tl.exp2(tl.dot(k, tl.trans(q)) * scale - lse[None, :]), 0.0)
-        dv = tl.dot(weights.to(grad.dtype), grad, dv)
-        moved = weights * (tl.dot(v, tl.trans(grad)) - delta[None, :])
-        dk = tl.dot(moved.to(q.dtype), q, dk)
-    token = tl.num_programs(1) * WIDTH
-    _store(dk_TNH + head * WIDTH, key, token, num_tokens, dk * scale * LN_2, WIDTH)
-    _store(dv_TNH + head * WIDTH, key, token, num_tokens, dv, WIDTH)
+    """Compute the gradients of one tile: as queries, of all keys that they see; then as keys, of all that see them."""
+    head = tl.program_id(0) % heads
+    own = tl.program_id(0) // heads * TILE
+    q_TNH += head * q_head
+    k_TNH += head * k_head
+    v_TNH += head * v_head
+    grad_TNH += head * grad_head
+    out_TNH += head * WIDTH
+    lse_NT += head * num_tokens
+    grad_T3NH += head * WIDTH
+    token = 3 * heads * WIDTH
+    nothing = tl.zeros((TILE, WIDTH), tl.float32)
+    first, end = _seen_by(first_T, end_T, own, num_tokens, BEFORE, AFTER, TILE)
+    delta = _delta(out_TNH, grad_TNH, own, heads * WIDTH, grad_token, num_tokens, TILE, WIDTH)
+    dq = nothing
+    for other in range(tl.min(first, 0) // TILE * TILE, tl.max(end, 0), TILE):
+        k = _load(k_TNH, other, k_token, num_tokens, TILE, WIDTH)
+        v = _load(v_TNH, other, v_token, num_tokens, TILE, WIDTH)
+        dq, _, _ = _meet(
+            q_TNH, grad_TNH, lse_NT, first_T, end_T, own, other, k, v, delta, dq, nothing, nothing,
+            num_tokens, q_token, grad_token, scale, BEFORE, AFTER, TILE, WIDTH, False,
+        )  # fmt: skip
+    _store_rotated_back(grad_T3NH, own, token, 0, num_tokens, dq * scale * LN_2, cos_TE, sin_T2E, TILE, WIDTH)
+    # who sees a key is who it would see if the window were turned around
+    first, end = _seen_by(first_T, end_T, own, num_tokens, AFTER, BEFORE, TILE)
+    k = _load(k_TNH, own, k_token, num_tokens, TILE, WIDTH)
+    v = _load(v_TNH, own, v_token, num_tokens, TILE, WIDTH)
+    dk = nothing
+    dv = nothing
+    for other in range(tl.min(first, 0) // TILE * TILE, tl.max(end, 0), TILE):
+        delta = _delta(out_TNH, grad_TNH, other, heads * WIDTH, grad_token, num_tokens, TILE, WIDTH)
+        _, dk, dv = _meet(
+            q_TNH, grad_TNH, lse_NT, first_T, end_T, other, own, k, v, delta, nothing, dk, dv,
+            num_tokens, q_token, grad_token, scale, BEFORE, AFTER, TILE, WIDTH, True,
+        )  # fmt: skip
+    _store_rotated_back(
+        grad_T3NH + heads * WIDTH, own, token, 0, num_tokens, dk * scale * LN_2, cos_TE, sin_T2E, TILE, WIDTH
+    )
+    _store(grad_T3NH + 2 * heads * WIDTH, own, token, 0, num_tokens, dv, TILE, WIDTH)
 
 
-def _grid(q_TNH: Tensor) -> tuple[int, int]:
-    return triton.cdiv(q_TNH.shape[0], TILE), q_TNH.shape[1]
+def _grid(tokens: int, heads: int, run: int = 1) -> tuple[int]:
+    return (triton.cdiv(tokens, TILE * run) * heads,)
 
 
 def _strides(*tensors: Tensor) -> list[int]:
-    """Of tokens and heads."""
+    """Return the strides of tokens and heads of each tensor."""
+    assert all(each.stride(-1) == 1 for each in tensors)
     return [stride for tensor in tensors for stride in tensor.stride()[:2]]
 
 
 def forward(
-    q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, first_T: Tensor, end_T: Tensor, before: int, after: int
-) -> tuple[Tensor, Tensor]:
-    """Attention, and lse_NT: of each query and head the logarithm to base 2 of the sum of its exponentials.
+    q_TNH: Tensor,
+    k_TNH: Tensor,
+    v_TNH: Tensor,
+    first_T: Tensor,
+    end_T: Tensor,
+    before: int,
+    after: int,
+    cos_TE: Tensor | None = None,
+    sin_T2E: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute attention.
 
     Args:
         q_TNH, k_TNH, v_TNH: in bf16 or fp16, any strides but in the last dimension.
         first_T, end_T: int32, of each token's sequence the first token and the one behind the last.
         before, after: tokens that a token sees on each side.
+        cos_TE, sin_T2E: rotary tables by which q and k are rotated; None: they are already.
+
+    Returns:
+        out_TNH; lse_NT, of each query and head the logarithm to base 2 of the sum of its exponentials; qk_T2NH, q and k
+        rotated, which is empty without tables.
     """
     tokens, heads, width = q_TNH.shape
-    assert all(each.stride(-1) == 1 for each in (q_TNH, k_TNH, v_TNH))
-    out_TNH = torch.empty((tokens, heads, width), dtype=q_TNH.dtype, device=q_TNH.device)
-    lse_NT = torch.empty((heads, tokens), dtype=torch.float32, device=q_TNH.device)
-    _forward[_grid(q_TNH)](
-        q_TNH, k_TNH, v_TNH, out_TNH, lse_NT, first_T, end_T, tokens,
+    out_TNH, lse_NT = q_TNH.new_empty(q_TNH.shape), q_TNH.new_empty((heads, tokens), dtype=torch.float32)
+    qk_T2NH = q_TNH.new_empty((0 if cos_TE is None else tokens, 2, heads, width))
+    _forward[_grid(tokens, heads)](
+        q_TNH, k_TNH, v_TNH, *_tables(cos_TE, sin_T2E), out_TNH, lse_NT, qk_T2NH, first_T, end_T, tokens, heads,
         *_strides(q_TNH, k_TNH, v_TNH), width**-0.5 / math.log(2), before, after, width, TILE,
+        **launch_options("_forward", width, _major(q_TNH.device)),
     )  # fmt: skip
-    return out_TNH, lse_NT
+    return out_TNH, lse_NT, qk_T2NH
 
 
 def backward(
@@ -241,13 +493,37 @@ def backward(
     end_T: Tensor,
     before: int,
     after: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values."""
-    tokens, _, width = q_TNH.shape
-    dq_TNH, dk_TNH, dv_TNH = (torch.empty_like(out_TNH) for _ in range(3))
-    delta_NT = torch.empty_like(lse_NT)
-    known: list[Any] = [lse_NT, delta_NT, first_T, end_T, tokens, *_strides(q_TNH, k_TNH, v_TNH, grad_TNH)]
-    known += [width**-0.5 / math.log(2), before, after, width, TILE]
-    _backward_queries[_grid(q_TNH)](q_TNH, k_TNH, v_TNH, out_TNH, grad_TNH, dq_TNH, *known)
-    _backward_keys[_grid(q_TNH)](q_TNH, k_TNH, v_TNH, grad_TNH, dk_TNH, dv_TNH, *known)
-    return dq_TNH, dk_TNH, dv_TNH
+    cos_TE: Tensor | None = None,
+    sin_T2E: Tensor | None = None,
+) -> Tensor:
+    """Compute grad_T3NH, the gradients of queries, keys and values in one buffer.
+
+    Args:
+        grad_TNH: of `out_TNH`, with any strides but in the last dimension.
+        q_TNH, k_TNH: rotated, if there are tables.
+        v_TNH: as `forward` was given it.
+        out_TNH, lse_NT: as `forward` returned them.
+        first_T, end_T, before, after: see `forward`.
+        cos_TE, sin_T2E: rotary tables; the gradients are then by q and k before rotation.
+    """
+    tokens, heads, width = q_TNH.shape
+    grad_T3NH = q_TNH.new_empty((tokens, 3, heads, width))
+    given = [q_TNH, k_TNH, v_TNH, *_tables(cos_TE, sin_T2E), out_TNH, grad_TNH, grad_T3NH, lse_NT]
+    shape: list[Any] = [*_strides(q_TNH, k_TNH, v_TNH, grad_TNH), width**-0.5 / math.log(2), before, after, width, TILE]
+    major = _major(q_TNH.device)
+    if walks(width, max(before, after), major):
+        run = max(1, min(LONGEST_RUN, triton.cdiv(tokens, TILE) * heads // FEWEST_PROGRAMS))
+        grid = _grid(tokens, heads, run)
+        delta_PR = lse_NT.new_empty((grid[0], (run + 2) * TILE))
+        options = launch_options("_backward", width, major)
+        _backward[grid](*given, delta_PR, first_T, end_T, tokens, heads, run, *shape, **options)
+    else:
+        options = launch_options("_backward_wide", width, major)
+        _backward_wide[_grid(tokens, heads)](*given, first_T, end_T, tokens, heads, *shape, **options)
+    return grad_T3NH
+
+
+def _tables(cos_TE: Tensor | None, sin_T2E: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Check that tables have the only strides that the kernels know."""
+    assert cos_TE is None or (cos_TE.is_contiguous() and sin_T2E is not None and sin_T2E.is_contiguous())
+    return cos_TE, sin_T2E

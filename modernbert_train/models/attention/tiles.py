@@ -1,7 +1,8 @@
 """Local layers by kernels of our own, in tiles of 64 tokens; global layers by `varlen`. For CUDA, bf16 or fp16.
 
-It computes half as many keys as FlashAttention-2 forward and two thirds of all products (a count in RESULTS.md),
-and on an H200 takes 0.42 to 0.62 times as long (`python -m benchmarks.kernels --only attention`).
+It computes half as many keys as FlashAttention-2, and scores once in each pass (counts in RESULTS.md). Before it
+rotated q and k itself and had one pass backward, it took 0.42 to 0.62 times as long on an H200 (`python -m
+benchmarks.kernels --only attention`); since then no GPU has timed it.
 
 Shape legend: T packed tokens, N heads, H head width.
 """
@@ -22,7 +23,7 @@ from modernbert_train.models.attention import varlen
 from modernbert_train.models.attention.visible import ScoreBias, Visible
 
 name = "tiles"
-traits = "window, global layers by varlen; backward, deterministic; compiled by Triton"
+traits = "window, rotary positions within; global layers by varlen; backward, deterministic; compiled by Triton"
 
 
 @dataclass(frozen=True)
@@ -79,24 +80,53 @@ def attend(
     return out_TNH
 
 
+def attend_rotary(qkv_T3NH: Tensor, cos_TE: Tensor, sin_T2E: Tensor, layout: Layout) -> Tensor:
+    """See `RotatingKernel.attend_rotary`."""
+    sides = layout.wide.visible.sides(True)
+    out_TNH, _, _ = _rotary_attention(qkv_T3NH, cos_TE, sin_T2E, layout.first_T, layout.end_T, *sides)
+    return out_TNH
+
+
 def _kernels() -> Any:
     return import_module("modernbert_train.models.attention.tile_kernels")
+
+
+def _fake_outputs(q_TNH: Tensor) -> tuple[Tensor, Tensor]:
+    tokens, heads, _ = q_TNH.shape
+    return q_TNH.new_empty(q_TNH.shape), q_TNH.new_empty((heads, tokens), dtype=torch.float32)
 
 
 @torch.library.custom_op("modernbert_train::tile_attention", mutates_args=())
 def _attention(
     q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, first_T: Tensor, end_T: Tensor, before: int, after: int
 ) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = _kernels().forward(q_TNH, k_TNH, v_TNH, first_T, end_T, before, after)
-    return found
+    out_TNH, lse_NT, _ = _kernels().forward(q_TNH, k_TNH, v_TNH, first_T, end_T, before, after)
+    return out_TNH, lse_NT
 
 
 @_attention.register_fake
 def _(
     q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, first_T: Tensor, end_T: Tensor, before: int, after: int
 ) -> tuple[Tensor, Tensor]:
-    tokens, heads, _ = q_TNH.shape
-    return q_TNH.new_empty(q_TNH.shape), q_TNH.new_empty((heads, tokens), dtype=torch.float32)
+    return _fake_outputs(q_TNH)
+
+
+@torch.library.custom_op("modernbert_train::tile_rotary_attention", mutates_args=())
+def _rotary_attention(
+    qkv_T3NH: Tensor, cos_TE: Tensor, sin_T2E: Tensor, first_T: Tensor, end_T: Tensor, before: int, after: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    found: tuple[Tensor, Tensor, Tensor] = _kernels().forward(
+        *qkv_T3NH.unbind(1), first_T, end_T, before, after, cos_TE, sin_T2E
+    )
+    return found
+
+
+@_rotary_attention.register_fake
+def _(
+    qkv_T3NH: Tensor, cos_TE: Tensor, sin_T2E: Tensor, first_T: Tensor, end_T: Tensor, before: int, after: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    tokens, _, heads, width = qkv_T3NH.shape
+    return *_fake_outputs(qkv_T3NH[:, 0]), qkv_T3NH.new_empty((tokens, 2, heads, width))
 
 
 @torch.library.custom_op("modernbert_train::tile_attention_backward", mutates_args=())
@@ -111,9 +141,11 @@ def _gradients(
     end_T: Tensor,
     before: int,
     after: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    found: tuple[Tensor, Tensor, Tensor] = _kernels().backward(
-        grad_TNH, q_TNH, k_TNH, v_TNH, out_TNH, lse_NT, first_T, end_T, before, after
+    cos_TE: Tensor | None = None,
+    sin_T2E: Tensor | None = None,
+) -> Tensor:
+    found: Tensor = _kernels().backward(
+        grad_TNH, q_TNH, k_TNH, v_TNH, out_TNH, lse_NT, first_T, end_T, before, after, cos_TE, sin_T2E
     )
     return found
 
@@ -130,8 +162,11 @@ def _(
     end_T: Tensor,
     before: int,
     after: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return tuple(torch.empty_like(out_TNH) for _ in range(3))  # type: ignore[return-value]
+    cos_TE: Tensor | None = None,
+    sin_T2E: Tensor | None = None,
+) -> Tensor:
+    tokens, heads, width = out_TNH.shape
+    return out_TNH.new_empty((tokens, 3, heads, width))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -140,8 +175,21 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _backward(ctx: Any, grad_TNH: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    found = _gradients(grad_TNH.contiguous(), *ctx.saved_tensors, ctx.before, ctx.after)
-    return (*found, None, None, None, None)
+    grad_T3NH = _gradients(grad_TNH.contiguous(), *ctx.saved_tensors, ctx.before, ctx.after)
+    return (*grad_T3NH.unbind(1), None, None, None, None)
+
+
+def _save_rotary(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    qkv_T3NH, cos_TE, sin_T2E, first_T, end_T, ctx.before, ctx.after = inputs
+    ctx.save_for_backward(qkv_T3NH, *output, first_T, end_T, cos_TE, sin_T2E)
+
+
+def _rotary_backward(ctx: Any, grad_TNH: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    qkv_T3NH, out_TNH, lse_NT, qk_T2NH, first_T, end_T, cos_TE, sin_T2E = ctx.saved_tensors
+    parts = (*qk_T2NH.unbind(1), qkv_T3NH[:, 2])
+    given = (*parts, out_TNH, lse_NT, first_T, end_T, ctx.before, ctx.after, cos_TE, sin_T2E)
+    return (_gradients(grad_TNH.contiguous(), *given), None, None, None, None, None, None)
 
 
 _attention.register_autograd(_backward, setup_context=_save)
+_rotary_attention.register_autograd(_rotary_backward, setup_context=_save_rotary)
