@@ -21,6 +21,7 @@ if __name__ == "__main__":  # before the slower imports
 from modernbert_train.cli import parser
 from modernbert_train.cli.arguments import read_run
 from modernbert_train.cli.verbs import BY_NAME, help_page, make_parser, unknown_verb
+from modernbert_train.core.installed import import_as_here
 from modernbert_train.core.lasting_output import lasting_output
 from modernbert_train.core.redact import redact
 from modernbert_train.core.version import __version__
@@ -35,6 +36,7 @@ __all__ = ["main", "program", "read_run"]
 def program() -> NoReturn:
     """The command `modernbert-train`: `main` as a process of its own, to which the stop signals belong."""
     stop_signals.take_over()
+    import_as_here()
     _program()
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +15,16 @@ _IN_WHEEL = PACKAGE / "yamls"  # put there by requirements/bundle.py, as is the 
 BUNDLED = PACKAGE / "bundled"  # Composer and Streaming, of which nobody else in the environment sees anything
 CHECKOUT = None if _IN_WHEEL.is_dir() else PACKAGE.parent  # the repository's folder
 YAMLS = _IN_WHEEL if CHECKOUT is None else CHECKOUT / "yamls"
+
+
+def import_as_here() -> None:
+    """Have programs that this one starts as `python -m` leave the current folder out, where this one does.
+
+    The installed command does not import from there, and a user's own random.py or queue.py must not reach the
+    processes of a run either.
+    """
+    if not {"", os.getcwd()} & set(sys.path):
+        os.environ["PYTHONSAFEPATH"] = "1"
 
 
 def library_version(name: str) -> str:

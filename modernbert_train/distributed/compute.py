@@ -13,6 +13,7 @@ import torch
 from modernbert_train.config.schema import ComputeConfig
 from modernbert_train.distributed.bf16 import takes_bf16
 from modernbert_train.distributed.gpus import uses_gpu
+from modernbert_train.distributed.launched import from_launcher
 from modernbert_train.distributed.shared_gpu import gpu_of_rank
 from modernbert_train.errors import ConfigError
 
@@ -53,7 +54,7 @@ def choose_device(config: ComputeConfig) -> torch.device:
     """
     if not uses_gpu(config.device, "compute.device"):
         return torch.device("cpu")
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    local_rank = from_launcher("LOCAL_RANK", 0)
     device = torch.device("cuda", gpu_of_rank(local_rank, torch.cuda.device_count(), os.environ))
     torch.cuda.set_device(device)  # before anything else: collectives and kernels run on the current device
     _refuse_older(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))

@@ -23,7 +23,7 @@ from modernbert_train.core.torch_internals import set_timeouts
 from modernbert_train.distributed import heartbeat
 from modernbert_train.distributed.fail_together import failing_together, holds_store
 from modernbert_train.distributed.heartbeat import CONNECTING, GRACE_SECONDS, passed
-from modernbert_train.distributed.launched import STORE
+from modernbert_train.distributed.launched import STORE, check_launch_variables, from_launcher
 from modernbert_train.distributed.rendezvous import wait_for_store
 from modernbert_train.distributed.shared_gpu import claim_gpu
 from modernbert_train.errors import RunError, StoppedEarly
@@ -48,22 +48,22 @@ _ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE":
 
 def this_rank() -> int:
     """Number of this process among all."""
-    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+    return dist.get_rank() if dist.is_initialized() else from_launcher("RANK", 0)
 
 
 def num_ranks() -> int:
     """Processes that train together."""
-    return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    return dist.get_world_size() if dist.is_initialized() else from_launcher("WORLD_SIZE", 1)
 
 
 def local_rank() -> int:
     """Number of this process among those of its machine."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
+    return from_launcher("LOCAL_RANK", 0)
 
 
 def ranks_per_node() -> int:
     """Processes of this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return from_launcher("LOCAL_WORLD_SIZE", 1)
 
 
 @contextmanager
@@ -81,6 +81,8 @@ def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
         RunError: the others cannot be reached.
         ConfigError: another rank computes on the same GPU, and nobody asked for that.
     """
+    if not dist.is_initialized():
+        check_launch_variables()
     store = None if dist.is_initialized() or num_ranks() == 1 else _meet(timeout_seconds)
     missing = {name: value for name, value in _ALONE.items() if name not in os.environ}
     os.environ.update(missing)

@@ -6,10 +6,45 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from modernbert_train.errors import ConfigError
+
 BEATS_FOLDER = "MODERNBERT_TRAIN_BEATS"  # set by launch/run.py: each rank touches its file in this folder
 STORE = "MODERNBERT_TRAIN_STORE"  # set by it: HOST:PORT of the store of all launchers of the run, for the ranks too
 BLAMED = "MODERNBERT_TRAIN_BLAMED"  # set by a job file: the machine that is blamed is written there
 LEFT = "left"  # after the process id in that file: the rank has left the others, and may take its time to end
+
+
+_LEFT_OVER = "Unset it (`unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE`), or start with `launch` or torchrun."
+
+
+def from_launcher(name: str, default: int) -> int:
+    """Return the number that a launcher has set in the environment, or the default where it has not.
+
+    Raises:
+        ConfigError: what is set is no number, as in a shell that something else has left it in.
+    """
+    text = os.environ.get(name)
+    if text is None:
+        return default
+    if not text.isdecimal():
+        raise ConfigError(f"{name}={text!r} in the environment: a launcher sets a whole number. {_LEFT_OVER}")
+    return int(text)
+
+
+def check_launch_variables() -> None:
+    """Check the variables with which a process of several starts, before it looks for the others.
+
+    Raises:
+        ConfigError: some are missing, or disagree: they are left over from another program.
+    """
+    rank, world = from_launcher("RANK", 0), from_launcher("WORLD_SIZE", 1)
+    if rank >= world:
+        raise ConfigError(f"RANK={rank} with WORLD_SIZE={world} in the environment: ranks count from 0. {_LEFT_OVER}")
+    wanted = ["RANK", "LOCAL_RANK", *([] if STORE in os.environ else ["MASTER_ADDR", "MASTER_PORT"])]
+    missing = [name for name in wanted if not os.environ.get(name)]
+    if world > 1 and missing:
+        names = ", ".join(missing)
+        raise ConfigError(f"WORLD_SIZE={world} in the environment without {names}, which launchers set. {_LEFT_OVER}")
 
 
 def speaks_for_all() -> bool:

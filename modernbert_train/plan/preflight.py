@@ -7,7 +7,6 @@ are not read: whether a checkpoint is whole, or weights fit, is told when they a
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -28,6 +27,7 @@ from modernbert_train.data.labelled import describe_labelled
 from modernbert_train.data.remote import is_remote
 from modernbert_train.data.shard_sizes import all_folders, check_shard_sizes
 from modernbert_train.distributed.gpus import count_gpus, shown_gpus
+from modernbert_train.distributed.launched import from_launcher
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
 from modernbert_train.plan.census import ENCODER_COUNTS
 from modernbert_train.plan.gpus import GPUS
@@ -87,7 +87,7 @@ def look_first(config: RunConfig, *, fresh: bool = False) -> None:
     Raises:
         RunError: see `preflight`.
     """
-    if os.environ.get("WORLD_SIZE", "1") == "1":
+    if from_launcher("WORLD_SIZE", 1) == 1:
         preflight(config, fresh=fresh)
     else:
         check(config)

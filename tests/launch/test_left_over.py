@@ -1,0 +1,60 @@
+"""What a shell or a folder has left in a run's way: variables of another launcher, and files named as Python's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from modernbert_train.distributed.launched import STORE, check_launch_variables
+from modernbert_train.errors import ConfigError
+from tests.conftest import RANK_VARIABLES, TinyRun
+
+COMMAND = str(Path(sys.executable).parent / "modernbert-train")
+LEFT_OVER = {
+    "a number of ranks": ({"WORLD_SIZE": "8"}, "WORLD_SIZE=8 in the environment without RANK, LOCAL_RANK, MASTER_"),
+    "an empty one": ({"WORLD_SIZE": "", "RANK": ""}, "RANK='' in the environment: a launcher sets a whole"),
+    "no meeting place": (
+        {"WORLD_SIZE": "8", "RANK": "0", "LOCAL_RANK": "0"}, "WORLD_SIZE=8 in the environment without MASTER_ADDR",
+    ),
+    "a rank beyond the last": ({"WORLD_SIZE": "1", "RANK": "3"}, "RANK=3 with WORLD_SIZE=1 in the environment"),
+}  # fmt: skip
+
+
+def outside(**more: str) -> dict[str, str]:
+    """The environment without a launcher's variables, and with some."""
+    return {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES} | more
+
+
+@pytest.mark.parametrize("case", LEFT_OVER)
+def test_a_variable_that_another_launcher_left_is_named(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    variables, message = LEFT_OVER[case]
+    for name in (*RANK_VARIABLES, STORE):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError) as error:
+        check_launch_variables()
+    assert str(error.value).startswith(message) and "unset RANK" in str(error.value)
+
+
+@pytest.mark.runs
+def test_train_says_which_variable_is_left_over(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """As typed, from another folder: it was a KeyError, and "this is a bug"."""
+    ended = subprocess.run(
+        [COMMAND, "train", *tiny_run()], cwd=tmp_path, env=outside(WORLD_SIZE="8"), capture_output=True, text=True
+    )
+    assert ended.returncode == 78 and "WORLD_SIZE=8 in the environment without RANK" in ended.stderr, ended.stderr
+
+
+@pytest.mark.runs
+def test_ranks_do_not_import_a_users_files_named_as_pythons(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """The installed command does not import from the current folder, and neither does what it starts."""
+    (tmp_path / "random.py").write_text('raise RuntimeError("the user\'s own")\n', encoding="utf-8")
+    words = tiny_run("phases.long=null", "phases.short.tokens=1500", "phases.short.schedule.decay_tokens=0")
+    command = [COMMAND, "launch", *words, "--ranks", "2"]
+    ended = subprocess.run(command, cwd=tmp_path, env=outside(), capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 0, ended.stderr[-2000:]
