@@ -126,7 +126,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.weights.formats": (),
     "modernbert_train.weights.formats.tensors": ("torch",),
     "modernbert_train.weights.hub": ("huggingface_hub",),
-    "modernbert_train.weights.push": ("httpx", "huggingface_hub"),
+    "modernbert_train.weights.push": ("huggingface_hub",),
     "modernbert_train.weights.model_card": (),
     "modernbert_train.weights.named_source": (),
     "modernbert_train.weights.token_effect": ("numpy",),

@@ -60,52 +60,25 @@ def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias
 # the functions of torch that are called, with the arguments that they are given
 _FORWARD = (
     "_flash_attention_forward",
-    *(
-        [
-            "query",
-            "key",
-            "value",
-            "cum_seq_q",
-            "cum_seq_k",
-            "max_q",
-            "max_k",
-            "dropout_p",
-            "is_causal",
-            "return_debug_mask",
-        ]
-    ),
-    *("window_size_left", "window_size_right"),
+    *("query", "key", "value", "cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal"),
+    *("return_debug_mask", "window_size_left", "window_size_right"),
 )
 _BACKWARD = (
     "_flash_attention_backward",
-    *(
-        [
-            "grad_out",
-            "query",
-            "key",
-            "value",
-            "out",
-            "logsumexp",
-            "cum_seq_q",
-            "cum_seq_k",
-            "max_q",
-            "max_k",
-            "dropout_p",
-            "is_causal",
-        ]
-    ),
-    *("rng_state", "unused", "window_size_left", "window_size_right"),
+    *("grad_out", "query", "key", "value", "out", "logsumexp", "cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p"),
+    *("is_causal", "rng_state", "unused", "window_size_left", "window_size_right"),
 )
 
 
 @functools.cache
-def missing_in_torch(*functions: tuple[str, ...]) -> str | None:
+def missing_in_torch(*functions: tuple[str, ...], oldest: str = OLDEST) -> str | None:
     """Say what the installed torch lacks of some functions, or of FlashAttention; None if it has them all.
 
     Args:
         functions: of each its name in torch.ops.aten, then the arguments that it must take.
+        oldest: the first torch that has them, for the remedy.
     """
-    remedy = f"install a torch from {OLDEST} to {TESTED[-1]} of pytorch.org, see requirements/README.md"
+    remedy = f"install a torch from {oldest} to {TESTED[-1]} of pytorch.org, see requirements/README.md"
     for name, *arguments in functions:
         schema = getattr(getattr(getattr(torch.ops.aten, name, None), "default", None), "_schema", None)
         takes = set() if schema is None else {argument.name for argument in schema.arguments}
