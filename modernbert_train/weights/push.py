@@ -150,7 +150,6 @@ def _push(
         mark |= {"weights_xxh3_128": weights, "created_by": f"modernbert-train {__version__}"}
         (out / MARK).write_text(json.dumps(mark, indent=2) + "\n", encoding="utf-8")
         hub.upload(out, revision, f"{found.step:,} steps, {found.state.tokens:,} tokens")
-    print(f"{revision}: step {found.step:,}, {found.state.tokens:,} tokens")
 
 
 class Hub:
@@ -188,6 +187,7 @@ class Hub:
             if revision != MAIN:
                 self._api.create_branch(self.repo_id, branch=revision, exist_ok=True)
             self._api.upload_folder(repo_id=self.repo_id, folder_path=folder, revision=revision, commit_message=message)
+        print(f"{revision}: {message}")
 
 
 class Rehearsal(Hub):

@@ -260,7 +260,7 @@ def test_a_kernel_must_serve_the_order_of_every_phase(load: Load, monkeypatch: p
     (line,) = messages(load(*asked))
     assert line == (
         "compute.attention=flash with objective.name=causal in phases.one: that kernel has no causal order. Set "
-        "compute.attention=auto, or one of varlen, tiles, flex, sdpa."
+        "compute.attention=auto, or one of varlen, tiles, cudnn, flex, sdpa."
     )
     check(load(asked[0]))
     (line,) = messages(load(asked[0], "phases.one.objective={name: causal}"))

@@ -253,7 +253,7 @@ def test_an_unknown_kernel_is_refused() -> None:
 
 def test_varlen_says_which_precision_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """fp32 on a GPU would otherwise fail deep inside the first step."""
-    monkeypatch.setattr(varlen, "missing_in_torch", lambda *_: None)  # a torch for CPUs has no FlashAttention
+    monkeypatch.setattr(varlen, "missing_in_torch", lambda *_, **__: None)  # a torch for CPUs has no FlashAttention
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     cuda = torch.device("cuda")
@@ -267,7 +267,7 @@ def test_varlen_says_which_precision_it_needs(monkeypatch: pytest.MonkeyPatch) -
 def test_report_names_every_kernel() -> None:
     """`doctor` shows users why the fast kernel is not used on their machine, and what each can do."""
     report = kernel_report()
-    assert list(report) == list(KERNELS) == ["varlen", "flash", "flex", "sdpa", "tiles"]
+    assert list(report) == list(KERNELS) == ["varlen", "flash", "flex", "sdpa", "tiles", "cudnn"]
     assert all("window" in kernel.traits and "deterministic" in kernel.traits for kernel in KERNELS.values())
     assert report["sdpa"] is None
     assert (report["varlen"] is None) == torch.cuda.is_available()
@@ -493,7 +493,7 @@ def test_the_newest_flash_attention_that_runs_serves(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-    monkeypatch.setattr(varlen, "missing_in_torch", lambda *_: None)
+    monkeypatch.setattr(varlen, "missing_in_torch", lambda *_, **__: None)
     gpu = torch.device("cuda")
     reason = flash.support(gpu, torch.bfloat16)
     choose_kernel.cache_clear()
@@ -645,7 +645,7 @@ def test_kernels_say_what_they_cannot_show_a_token(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(flash, "flash2", lambda: None)
     monkeypatch.setattr(flex, "missing_on_gpu", list)
     monkeypatch.setattr(tiles, "missing_on_gpu", list)
-    monkeypatch.setattr(varlen, "missing_in_torch", lambda *_: None)
+    monkeypatch.setattr(varlen, "missing_in_torch", lambda *_, **__: None)
     kernel, gpu = KERNELS[name], torch.device("cuda")
     assert kernel.support(gpu, torch.bfloat16) is None
     reason = kernel.support(gpu, torch.bfloat16, "given")

@@ -172,8 +172,7 @@ def _attention(
 def _(
     q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, cu_seqlens_S: Tensor, longest: int, before: int, after: int
 ) -> tuple[Tensor, Tensor]:
-    tokens, heads, _ = q_TNH.shape
-    return torch.empty_like(q_TNH), q_TNH.new_empty((heads, tokens), dtype=torch.float32)
+    return shapes(q_TNH)
 
 
 @torch.library.custom_op("modernbert_train::varlen_attention_backward", mutates_args=())
@@ -225,6 +224,17 @@ def _(
     before: int,
     after: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    return gradient_shapes(q_TNH, k_TNH, v_TNH)
+
+
+def shapes(q_TNH: Tensor) -> tuple[Tensor, Tensor]:
+    """An output and its log-sum-exp, without values."""
+    tokens, heads, _ = q_TNH.shape
+    return torch.empty_like(q_TNH), q_TNH.new_empty((heads, tokens), dtype=torch.float32)
+
+
+def gradient_shapes(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The three gradients, without values."""
     return torch.empty_like(q_TNH), torch.empty_like(k_TNH), torch.empty_like(v_TNH)
 
 

@@ -46,7 +46,9 @@ def test_what_is_asked_on_a_gpu(run: RunConfig) -> None:
         "compute.attention=varlen, compute.compile=false",
         "compute.attention=varlen, compute.compile=true",
     ]
-    assert found["kernel of global layers"] == ["compute.global_attention=varlen", "compute.global_attention=flex"]
+    assert found["kernel of global layers"] == [
+        f"compute.global_attention={name}" for name in ("varlen", "flex", "sdpa")
+    ]
     assert found["optimizer"] == ["optim.fused=true"]
     assert found["data workers"] == ["data.num_workers=2", "data.num_workers=4"]
     assert "threads" not in found and "block of local layers" not in found
