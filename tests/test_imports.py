@@ -75,6 +75,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.batch": ("numpy", "torch"),
     "modernbert_train.core.tensor_files": ("numpy", "safetensors", "torch", "xxhash"),
     "modernbert_train.core.torch_internals": ("torch",),
+    "modernbert_train.core.versions": ("packaging",),
     "modernbert_train.distributed.compute": ("torch",),
     "modernbert_train.config": ("omegaconf", "yaml"),
     "modernbert_train.vocabulary": ("numpy",),

@@ -1,4 +1,4 @@
-"""Which kernel attention gets is our choice, on every torch. If this breaks, an encoder runs at a fifth of its speed."""
+"""We choose attention's kernel on every torch. If this breaks, an encoder runs at a fifth of its speed."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_the_switch_to_flash_attention_3_reaches_the_same_calls(found: dict[str,
 
 
 def test_cudnn_is_refused_by_name_where_torch_or_cudnn_is_too_old(found: dict[str, Any]) -> None:
-    """torch 2.13 rebuilds its graph in each call and computes wrong gradients; cuDNN before 9.25 gives NaN for the empty
-    sequences that pad the boundaries."""
+    """torch 2.13 rebuilds its graph in each call, and its backward pass reads beyond a buffer; cuDNN before 9.25 gives
+    NaN for the empty sequences that pad the boundaries."""
     refused = found["cudnn_refused"]
     if release(found) < (2, 14):
         assert refused.startswith(f"torch {found['torch']} has a _cudnn_attention_forward without seqused_k: ")

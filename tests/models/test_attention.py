@@ -26,6 +26,7 @@ from modernbert_train.models.attention import (
     KERNELS,
     by_preference,
     choose_kernel,
+    cudnn,
     flash,
     flex,
     kernel_report,
@@ -404,6 +405,55 @@ def test_a_torch_without_the_functions_that_varlen_calls_is_named_with_a_remedy(
     assert lacking == f"torch 2.99.0 has a _flash_attention_forward without window_size_up, sink{remedy}"
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: False)
     assert ask(varlen._FORWARD, varlen._BACKWARD) == f"torch 2.99.0 was built without FlashAttention{remedy}"
+
+
+@pytest.mark.parametrize(
+    ("capability", "version", "deterministic", "lacks", "reason"),
+    [
+        ((9, 0), 92600, False, None, None),
+        ((10, 0), 92500, False, None, None),
+        ((8, 0), 92600, False, None, "it needs compute capability 9 or 10, and a GPU has another"),
+        ((12, 0), 92600, False, None, "it needs compute capability 9 or 10, and a GPU has another"),
+        ((9, 0), 92400, False, None, "it needs cuDNN 9.25.0, and torch 2.99.0 runs with 9.24.0: install torch 2.15"),
+        ((9, 0), None, False, None, "it needs cuDNN 9.25.0, and torch 2.99.0 runs with none: install torch 2.15"),
+        ((9, 0), 92600, True, None, "its backward pass sums in no fixed order"),
+        ((9, 0), 92600, False, "torch 2.13.0 has none", "torch 2.13.0 has none"),
+    ],
+)
+def test_cudnn_says_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    version: int | None,
+    deterministic: bool,
+    lacks: str | None,
+    reason: str | None,
+) -> None:
+    """Each would end a run in its first step, or give NaN; on older ones the whole encoder ran at a fifth of its speed.
+    `auto` does not take it where it serves: nobody has timed it."""
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: version)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
+    monkeypatch.setattr(varlen, "missing_in_torch", lambda *_, oldest="": lacks if oldest else None)
+    gpu = torch.device("cuda")
+    found = cudnn.support(gpu, torch.bfloat16)
+    assert found is None if reason is None else str(found).startswith(reason)
+    assert "it computes in bf16" in str(cudnn.support(gpu, torch.float32))
+    order = list(by_preference(gpu, torch.bfloat16, "all", None, None))
+    assert order.index("cudnn") > order.index("sdpa") and order[0] != "cudnn"
+
+
+@pytest.mark.parametrize(
+    ("row", "longest", "given"),
+    [(1024, 700, 768), (1024, 30, 256), (1024, 1024, 1024), (8192, 4097, 5120), (8192, None, 8192)],
+)
+def test_cudnn_is_given_few_lengths(row: int, longest: int | None, given: int) -> None:
+    """It builds a graph for each, tens of milliseconds of the host; local layers keep the true one."""
+    line = replace(packed([4]), max_seqlen=row, longest=longest)
+    layout = cudnn.prepare(line, Visible())
+    assert layout.whole.longest == given and layout.local.longest == (longest or row)
 
 
 @pytest.mark.skipif(len(flash.MISSING) < 3, reason="a FlashAttention is installed")

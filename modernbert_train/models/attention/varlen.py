@@ -24,7 +24,7 @@ from torch.nn import attention as torch_attention
 
 from modernbert_train.batch import Order, Packed
 from modernbert_train.config.model import Bias
-from modernbert_train.core.torch_versions import OLDEST, TESTED
+from modernbert_train.core.versions import OLDEST, TESTED
 from modernbert_train.models.attention.visible import ScoreBias, Visible
 
 name = "varlen"
