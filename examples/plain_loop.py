@@ -1,7 +1,7 @@
 """A whole pretraining run in one file of plain torch: YAML, data, model, optimizer, clock, the step, a checkpoint.
 
     python examples/plain_loop.py yamls/quickstart.yaml
-    torchrun --nproc-per-node 2 examples/plain_loop.py yamls/quickstart.yaml distributed.strategy=fsdp2
+    torchrun --standalone --nproc-per-node 2 examples/plain_loop.py yamls/quickstart.yaml distributed.strategy=fsdp2
 
 It trains on this project's own parts, and on nothing of Composer: the step below is written out. Its losses equal those
 of `python -m modernbert_train train` to the bit on one process, and within float error on several; a test holds it to
@@ -13,6 +13,7 @@ Shape legend: none; a batch knows its own shapes (modernbert_train/batch.py).
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -62,42 +63,52 @@ def main(words: list[str]) -> None:
     config = load_run(files, overrides)
     compute = Compute.of(config.compute)  # before anything else: it makes this rank's GPU the current one
     with joined(compute.device):
-        rank, ranks = rank_and_ranks()
-        check(config, ranks)
-        facts, clock = check_data(config), Clock.of(config)
-        objective_of = partial(build_objective, vocabulary=facts.vocabulary)
-        loader = open_path(config.data, config.seed, clock, facts, objective_of).loader(rank, ranks)
-        texts = HeldOutTexts(config.data, config.eval, config.phases, config.model.vocab_size, facts)
-        validation = texts.validation() if config.data.validation is not None else None
-        model, trained = placed_model(config, compute.device, ranks)
-        optimizer = build_optimizer(config.optim, model)
-        step, phase = restore(config, model, optimizer, loader)
-        print(f"{config.name}: {ranks} ranks, {compute.device.type}, from step {step}", flush=rank == 0)
+        train(config, compute)
 
-        for batch in loader:
-            plan = batch.plan
-            if plan.phase != phase:
-                if phase is not None and clock.phase(plan.phase).phase.reset_moments:
-                    optimizer.state.clear()
-                phase = plan.phase
-            set_clock(clock, plan.tokens_before, model, optimizer)
-            losses, counts = gradients(config, compute, batch, model, trained, step)
-            loss, squared_norm = numbers_of_all_ranks(plan.objective.terms, losses, counts, model)
-            if not (math.isfinite(loss) and math.isfinite(squared_norm)):
-                raise SystemExit(f"step {step + 1}: loss {loss}, squared gradient norm {squared_norm}")
-            if (max_norm := getattr(config.optim, "max_grad_norm", None)) is not None:
-                clip(model.parameters(), math.sqrt(squared_norm), max_norm)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            step, before, after = step + 1, plan.tokens_before, plan.tokens_before + plan.tokens
-            line = {"step": step, "phase": phase, "tokens": after, "lr": optimizer.param_groups[0]["lr"]}
-            record(config, {"kind": "step", **line, "loss": loss, "grad_norm": math.sqrt(squared_norm)})
-            if validation is not None and clock.validates(config.eval, validation.tokens, before, after):
-                found = validation.evaluate(model, clock.at(before), compute)
-                record(config, {"kind": "validation", **line, **found.as_dict()})
-            every = config.checkpoint.interval_steps
-            if clock.ends_phase(before, after) or (every and step % every == 0):
-                save(config, model, optimizer, step, {**loader.state_dict(), "phase": phase})
+
+def train(config: RunConfig, compute: Compute) -> None:
+    """Build all parts, restore the newest checkpoint, and take every step that is left.
+
+    A function of its own, so that DDP's wrapper is gone before the process group is: its destructor waits for the
+    group's threads while it holds Python's lock, and the process would never end.
+    """
+    rank, ranks = rank_and_ranks()
+    check(config, ranks)
+    facts, clock = check_data(config), Clock.of(config)
+    objective_of = partial(build_objective, vocabulary=facts.vocabulary)
+    loader = open_path(config.data, config.seed, clock, facts, objective_of).loader(rank, ranks)
+    texts = HeldOutTexts(config.data, config.eval, config.phases, config.model.vocab_size, facts)
+    validation = texts.validation() if config.data.validation is not None else None
+    model, trained = placed_model(config, compute.device, ranks)
+    optimizer = build_optimizer(config.optim, model)
+    step, phase = restore(config, model, optimizer, loader)
+    if rank == 0:
+        print(f"{config.name}: {ranks} ranks, {compute.device.type}, from step {step}", flush=True)
+
+    for batch in loader:
+        plan = batch.plan
+        if plan.phase != phase:
+            if phase is not None and clock.phase(plan.phase).phase.reset_moments:
+                optimizer.state.clear()
+            phase = plan.phase
+        set_clock(clock, plan.tokens_before, model, optimizer)
+        losses, counts = gradients(config, compute, batch, model, trained, step)
+        loss, squared_norm = numbers_of_all_ranks(plan.objective.terms, losses, counts, model)
+        if not (math.isfinite(loss) and math.isfinite(squared_norm)):
+            raise SystemExit(f"step {step + 1}: loss {loss}, squared gradient norm {squared_norm}")
+        if (max_norm := getattr(config.optim, "max_grad_norm", None)) is not None:
+            clip(model.parameters(), math.sqrt(squared_norm), max_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        step, before, after = step + 1, plan.tokens_before, plan.tokens_before + plan.tokens
+        line = {"step": step, "phase": phase, "tokens": after, "lr": optimizer.param_groups[0]["lr"]}
+        record(config, {"kind": "step", **line, "loss": loss, "grad_norm": math.sqrt(squared_norm)})
+        if validation is not None and clock.validates(config.eval, validation.tokens, before, after):
+            found = validation.evaluate(model, clock.at(before), compute)
+            record(config, {"kind": "validation", **line, **found.as_dict()})
+        every = config.checkpoint.interval_steps
+        if clock.ends_phase(before, after) or (every and step % every == 0):
+            save(config, model, optimizer, step, {**loader.state_dict(), "phase": phase})
 
 
 def set_clock(clock: Clock, tokens: int, model: OnEncoder, optimizer: torch.optim.Optimizer) -> None:
@@ -261,6 +272,7 @@ def joined(device: torch.device) -> Iterator[None]:
         yield
     finally:
         if first:
+            gc.collect()  # DDP's wrapper is part of a cycle, and must be gone before the group; see `train`
             dist.destroy_process_group()
 
 

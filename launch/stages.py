@@ -20,7 +20,7 @@ from modernbert_train.cli.arguments import read_run
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.installed import CHECKOUT, PACKAGE
 from modernbert_train.distributed.many import start
-from modernbert_train.errors import StoppedEarly
+from modernbert_train.errors import RunError, StoppedEarly
 from modernbert_train.report.listing import read_run_state
 
 PROGRAM = ["-m", "modernbert_train"]  # arguments of Python
@@ -52,6 +52,12 @@ def run_stages(stages: Sequence[Stage], folder: Path) -> int:
         code = _call([sys.executable, *stage.command], folder)
         if code == StoppedEarly.exit_code:
             print("stopped; the same command resumes from the checkpoint.", flush=True)
+        if code < 0:
+            from launch.judge import how_it_ended  # loads torch, which a command line of a login node may lack
+
+            killed = f"error: {stage.what}: the process {how_it_ended(code)}. The same command resumes."
+            print(killed, file=sys.stderr, flush=True)
+            return RunError.exit_code
         if code != 0:
             return code
     return 0

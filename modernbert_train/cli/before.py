@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
 import sys
 from pathlib import Path
@@ -225,7 +226,9 @@ def _gpu(text: str) -> str:
     from modernbert_train.plan.gpus import GPUS
 
     if text not in GPUS and "=" not in text:
-        raise argparse.ArgumentTypeError(f"{text}: an unknown GPU. Known: {', '.join(GPUS)}")
+        near = [name for name in GPUS if text.lower() in name] or difflib.get_close_matches(text.lower(), GPUS, n=1)
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        raise argparse.ArgumentTypeError(f"{text}: an unknown GPU.{hint} Known: {', '.join(GPUS)}")
     return text
 
 

@@ -113,6 +113,12 @@ def mask_shares(config: RunConfig, num_ranks: int) -> Iterator[str]:
                 f"phases.{name}: objective.words=segmenter with objective.name={other.name}, objective.masking="
                 f"{other.masking}: {why}. {remedy}."
             )
+        if other.counts_tokens and other.masking == "ngram":
+            yield (
+                f"phases.{name}: objective.mask_weight=1/rate with objective.masking=ngram: whole words come to less "
+                "than the rate of a short sequence, so the weights would not add up to its tokens. Set masking to "
+                "exact or bernoulli, or mask_weight=none."
+            )
         if other.predict_from == "itself":
             continue
         if other.masking == "reference" or other.heads != ("tokens",) or other.name == "tlm":

@@ -100,6 +100,10 @@ class LlamaConfig(ModelConfig):
         """See `ModelConfig`."""
         return "mean"
 
+    def architecture(self) -> dict[str, object]:
+        """See `ModelConfig`: exports write the numbers of heads and their width out."""
+        return super().architecture() | {"key_value_heads": self.kv_heads, "head_width": self.head_size}
+
     def mistakes(self) -> Iterator[str]:
         """See `ModelConfig`."""
         if self.num_heads % self.kv_heads:

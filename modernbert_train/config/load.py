@@ -26,7 +26,7 @@ from modernbert_train.config.callbacks import ARGUMENTS, REFUSED
 from modernbert_train.config.knob import facts_of, phased_keys, refuse_too_many
 from modernbert_train.config.plugins import import_plugins
 from modernbert_train.config.read import Origins, merge, read_override, read_yaml, shown
-from modernbert_train.config.renamed import new_name, own_word
+from modernbert_train.config.renamed import VALUE_SYNONYMS, new_name, own_word
 from modernbert_train.config.schema import CHANGED_WHOLE, VARIANTS, PhaseConfig, RunConfig
 from modernbert_train.config.value_types import as_meant, describe, fits, hints_of, spelled, spelled_out, without_none
 from modernbert_train.core.redact import has_secret, is_secret_name
@@ -354,7 +354,7 @@ class _Filling:
         elif not fits(value, hint):
             hint = without_none(hint)
             choices = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
-            near = _nearest(str(value), [str(choice) for choice in choices]) if choices else spelled_out(value, hint)
+            near = _nearest_value(str(value), [*map(str, choices)]) if choices else spelled_out(value, hint)
             self._bad(here, value, describe(hint), near)
             return
         config[key] = value
@@ -423,6 +423,11 @@ def _names(schema: type) -> list[str]:
 def _nearest(word: str, names: list[str], prefix: str = "") -> str:
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     return f" Did you mean {prefix + '.' if prefix else ''}{near[0]}?" if near else ""
+
+
+def _nearest_value(word: str, choices: list[str]) -> str:
+    synonym = VALUE_SYNONYMS.get(word.lower())
+    return f" Here it is {synonym}." if synonym in choices else _nearest(word, choices)
 
 
 def _secret_in(value: Any) -> tuple[str, ...] | None:

@@ -11,7 +11,7 @@ from typing import Literal, Self
 
 from omegaconf import MISSING
 
-from modernbert_train.config.knob import knob
+from modernbert_train.config.knob import architecture_keys, knob
 
 # Beyond every model there is; a number out of a stranger's file would build layers, or fill memory, without end.
 MOST_LAYERS = 1_000
@@ -38,6 +38,10 @@ class ModelConfig:
     norm_eps: float = knob(above=0)
     init_std: float = knob(above=0, training=True)
     init_cutoff: float = knob(above=0, training=True)
+
+    def architecture(self) -> dict[str, object]:
+        """Return the keys that weights depend on, with what they come to: an open key as the value it stands for."""
+        return {key: getattr(self, key) for key in architecture_keys(self)}
 
     @property
     def head_size(self) -> int:

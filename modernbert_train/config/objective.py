@@ -60,6 +60,14 @@ class ObjectiveConfig:
         return False
 
     @property
+    def reads_labels(self) -> bool:
+        """True if it reads what `labels.npy` says of each document: classes, tags, answers, hashes of pairs.
+
+        Such a document must be whole: nobody could say what the label of a part is.
+        """
+        return self.is_labelled or self.compares
+
+    @property
     def reads_words(self) -> bool:
         """Whether it needs the words that a segmenter found in the texts."""
         return False

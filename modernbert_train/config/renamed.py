@@ -103,6 +103,15 @@ SYNONYMS = {
     **dict.fromkeys(("report_to", "wandb", "use_wandb"), "loggers.wandb"),
 }  # fmt: skip
 
+# what others write for one of a few allowed values -> what it is here
+VALUE_SYNONYMS = {
+    **dict.fromkeys(("gpu", "gpus", "nvidia", "cuda:0"), "cuda"),
+    **dict.fromkeys(("bfloat16", "bf16-mixed", "amp_bf16", "mixed"), "bf16"),
+    **dict.fromkeys(("float32", "float", "32"), "fp32"),
+    **dict.fromkeys(("fsdp", "fsdp1", "zero3", "full_shard"), "fsdp2"),
+    **dict.fromkeys(("hybrid_shard", "hybrid"), "hsdp"),
+}
+
 
 def own_word(path: Sequence[str], names: Sequence[str]) -> str | None:
     """A sentence on what a key of other frameworks is called here; None for a key that nobody has.

@@ -192,7 +192,8 @@ class OptimConfig:
     """Keys that every optimizer has."""
 
     name: str = MISSING
-    lr: float = knob(above=0)  # peak learning rate; a phase multiplies it by its lr_ratio
+    # peak learning rate; a phase multiplies it by its lr_ratio
+    lr: float = knob(above=0, high=1, why="usual rates lie between 1e-5 and 1e-2")
     betas: tuple[float, float] = knob((0.9, 0.98), low=0, below=1)
     eps: float = knob(1e-6, above=0)
     weight_decay: float = knob(0.0, low=0, phased=True)  # norms and biases are never decayed
@@ -214,6 +215,18 @@ class OptimConfig:
     def row_beta(self) -> float | None:
         """Decay rate of the mean square of each row of a matrix, where there is one."""
         return None
+
+    def state_numbers(self, total: int, hidden: int, hidden_rows: int) -> int:
+        """Return how many numbers the optimizer keeps from step to step, which a checkpoint holds too.
+
+        `plan` predicts memory and disk by it, and the microbatch is chosen by it.
+
+        Args:
+            total: weights of the model.
+            hidden: of these, entries of matrices that map hidden states, which Muon orthogonalises.
+            hidden_rows: rows of those matrices.
+        """
+        return 2 * total  # two moments of each weight, as in Adam
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,6 +278,10 @@ class MuonConfig(StableAdamWConfig):
     # decay of embeddings over that of the matrices
     adam_decay_ratio: float = knob(1.0, low=0, why="where 0 leaves embeddings undecayed")
 
+    def state_numbers(self, total: int, hidden: int, hidden_rows: int) -> int:
+        """See `OptimConfig`: a momentum of each entry of a hidden matrix, two moments of every other weight."""
+        return hidden + 2 * (total - hidden)
+
 
 @dataclass(frozen=True, kw_only=True)
 class NorMuonConfig(MuonConfig):
@@ -273,6 +290,10 @@ class NorMuonConfig(MuonConfig):
     name: str = "normuon"
     # decay rate of the mean square of each row
     row_beta: float = knob(0.95, low=0, below=1, why="usual is 0.95")
+
+    def state_numbers(self, total: int, hidden: int, hidden_rows: int) -> int:
+        """See `OptimConfig`: as Muon, and a mean square of each row of a hidden matrix."""
+        return super().state_numbers(total, hidden, hidden_rows) + hidden_rows
 
 
 @dataclass(frozen=True, kw_only=True)

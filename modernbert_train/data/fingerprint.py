@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from modernbert_train.data.facts import DataFacts
 
 _COUNTS, _HELD_OUT = "token counts", "validation"
-TEACHER = "teacher"  # name of the hash of a teacher's weights, see weights/teacher.py
+# names of the hashes of a teacher: its weights, and what else it computes with; see weights/teacher.py
+TEACHER, TEACHER_CONFIG = "teacher", "teacher's configuration"
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Difference:
 
     @property
     def is_teacher(self) -> bool:
-        return self.name == TEACHER
+        return self.name in (TEACHER, TEACHER_CONFIG)
 
     @property
     def is_held_out(self) -> bool:
@@ -60,10 +61,15 @@ def data_fingerprint(facts: DataFacts) -> dict[str, str]:
 
 
 def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[Difference]:
-    """What differs between two fingerprints. What only figures depend on may come or go, and not be exchanged."""
+    """Return what differs between two fingerprints.
+
+    What only figures depend on may be added or left out, and not be exchanged. Checkpoints of earlier versions have no
+    hash of a teacher's configuration.
+    """
     found = [
         Difference(name, there.get(name, "absent"), here.get(name, "absent"))
         for name in sorted(here.keys() | there.keys())
+        if name != TEACHER_CONFIG or name in there
     ]
     return [
         each

@@ -25,6 +25,8 @@ from modernbert_train.vocabulary import Vocabulary
 BOUNDARIES = 64  # their number is padded to a multiple of this, below it to a power of two
 TILE = 128
 
+KEPT_OBJECTIVES = 4  # those of the phases on both sides of a boundary, and of validation
+
 
 class Objective(Protocol):
     """What a maker needs of an objective; see objectives/."""
@@ -97,12 +99,10 @@ class MicrobatchMaker:
             lengths,
             self._documents.mask_keys(chunks),
             np.array(ends, dtype=np.int64),
-            self._documents.labels(chunks),
+            self._documents.labels(chunks) if settings.reads_labels else None,
             inside,
         )
-        if settings not in self._objectives:
-            self._objectives[settings] = self._build_objective(settings)
-        inputs = self._objectives[settings].make(packed_text, settings)
+        inputs = self._objective(settings).make(packed_text, settings)
 
         given = inputs.given
         if given is None:
@@ -133,6 +133,18 @@ class MicrobatchMaker:
             num_tokens=int(lengths.sum()) + settings.special_tokens * len(chunks),
             num_rows=len(rows),
         )
+
+    def _objective(self, settings: ObjectiveConfig) -> Objective:
+        """Return the objective built from these settings, and keep the last few.
+
+        A rate that moves through a phase gives other settings at each batch, and an objective has tables as large as
+        the vocabulary.
+        """
+        found = self._objectives.pop(settings) if settings in self._objectives else self._build_objective(settings)
+        self._objectives[settings] = found  # the last one used is at the end
+        if len(self._objectives) > KEPT_OBJECTIVES:
+            del self._objectives[next(iter(self._objectives))]
+        return found
 
 
 def _narrow(values: NDArray[Any]) -> torch.Tensor:

@@ -169,7 +169,8 @@ class BatchPlanner:
         Raises:
             ValueError: there is no such place in the data; names the field.
         """
-        check_place(state, self._chunks)
+        phases = None if self._is_branch else [each.phase for each in self._clock.phases]
+        check_place(state, self._chunks, self._special, phases)
         self.tokens, self._phase, self._now, self._drawn = state["tokens"], state["phase"], None, None
         for name, cursor in zip(self._names, self._cursors, strict=True):
             cursor.load_state_dict(state["streams"][name])

@@ -51,6 +51,10 @@ class ShuffledChunks:
         self.num_tokens = int(np.sum(lengths, dtype=np.int64)) if num_tokens is None else num_tokens
         self.num_blocks = -(-len(shard_documents) // block_shards)
 
+    def length_of(self, document: int) -> int:
+        """Return the tokens of one document, by its number within the stream."""
+        return int(self._lengths[document])
+
     def block(self, epoch: int, block: int, chunk_tokens: int) -> NDArray[np.int64]:
         """Lay out one block.
 

@@ -103,13 +103,18 @@ class Validation:
         self.tokens = total if most is None else min(total, most)
 
     def plan(self, now: Position) -> BatchPlan:
-        """Documents in their order, up to eval.max_tokens, packed into rows of the phase's length."""
+        """Documents in their order, up to eval.max_tokens, packed into rows of the phase's length.
+
+        Text is cut at the limit. Labelled documents are read whole, so the last one that would cross it is left out.
+        """
         most, row_tokens = self._settings.max_tokens, self._settings.row_tokens or now.phase.row_tokens
         objective = now.objective.for_validation()
         packer = GreedyPacker(row_tokens, self._packing_window, 1 << 62, objective.special_tokens)
         tokens = 0
         for document, length in enumerate(self._lengths):
             if most is not None:
+                if objective.reads_labels and tokens + int(length) > most:
+                    break
                 length = min(int(length), most - tokens)
             if length > 0:
                 packer.add(0, document, int(length))

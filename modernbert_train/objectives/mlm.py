@@ -1,25 +1,12 @@
 """Masked-language modelling: which tokens are predicted and what stands in their place.
 
 Masks are keyed by (seed, epoch, document, start of the chunk), never by rank, worker or row, so they need no state.
-Which tokens are predicted is `objective.masking`:
-
-- `exact`: each sequence gets its share exactly, rate times its tokens rounded up or down by key, so that short
-  sequences have targets and the number of targets hardly varies.
-- `bernoulli`: each token with the probability of the rate, independently of all others.
-- `reference`: what AnswerDotAI/ModernBERT did in training, as statistics. Like `bernoulli`, but [CLS] and [SEP] are
-  predicted like any token; padding is replaced at the same rate, without being predicted; and random tokens are any id
-  up to the largest, special ones too. There the largest is that of the row after masking. Here it is the largest that
-  can occur: in their rows of 98,304 tokens that is the same, and it does not depend on what shares a row.
-- `ngram`: each sequence gets the share that `exact` gives it, or the least bit less, in whole words, one to three
-  together (ngrams.py). What stands in their place is drawn for each token, as in ALBERT's published code.
-  `objective.words` says whose words: the tokenizer's pieces joined, or those that a segmenter found in the text.
+Which tokens are predicted is `objective.masking` (maskings.py); `reference` alone masks and draws special tokens.
 
 `objective.mask_spread` draws the rate of each sequence, `objective.mask_rate_end` moves it through a phase. With
 `objective.mask_weight=1/rate` a prediction weighs 1 over the rate of its sequence, and the term counts the tokens that
 could have been predicted: known before any is, and the same however a batch is cut.
 `objective.predict_from=before` predicts each in the place of the token before it.
-
-In all but `reference` special tokens are never masked and never drawn as replacements.
 
 Shape legend: T packed tokens, S sequences, M predicted positions.
 """
@@ -27,7 +14,6 @@ Shape legend: T packed tokens, S sequences, M predicted positions.
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +23,7 @@ from numpy.typing import NDArray
 from modernbert_train.batch import IGNORED_LABEL, WEIGHT_UNIT, Inputs, PackedText
 from modernbert_train.config.schema import MaskedLmConfig
 from modernbert_train.core.keyed_random import Keys, hash64, uniform
-from modernbert_train.objectives import ngrams
+from modernbert_train.objectives.maskings import MASKINGS, Candidates
 from modernbert_train.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
@@ -47,8 +33,6 @@ WEIGHTS = "weights_M"  # of the predictions, in parts of WEIGHT_UNIT of batch.py
 LEAST_RATE = 0.001  # of a sequence whose predictions weigh 1/rate: as LLaDA's code has it, and 32 bits are enough
 
 _COUNT, _SELECT, _KIND, _TOKEN, _RATE = (np.uint64(n) for n in (0xC0, 0x5E, 0x1D, 0x70, 0xAE))
-_SLACK = 32  # see max_predicted
-_SURPRISE = 45.0  # the bound of independent draws fails with a probability below e^-45, once in 10^19 microbatches
 
 
 def predictions(inputs: Inputs) -> int:
@@ -75,9 +59,10 @@ class MaskedLM:
 
     def __init__(self, config: MaskedLmConfig, vocabulary: Vocabulary) -> None:
         self._config = config
+        self._masking = MASKINGS[config.masking]
         self._mask_id = vocabulary.mask_id
         self._random_ids = vocabulary.ordinary
-        if config.masking == "reference":
+        if self._masking.takes_special:
             special = (vocabulary.cls_id, vocabulary.sep_id, vocabulary.pad_id, vocabulary.mask_id)
             self._random_ids = np.arange(max(*special, int(vocabulary.ordinary.max())) + 1)
         self._goes_on = np.zeros(vocabulary.num_entries + 1, dtype=bool)  # with a word; what is no entry is one itself
@@ -105,7 +90,7 @@ class MaskedLM:
             return Inputs(masked.input_ids_T, targets, {"mlm": predicted})
         sequence_M = np.searchsorted(text.starts_Q, masked.positions_M + 1, side="right") - 1  # [CLS] is of the next
         weights_M = np.rint(WEIGHT_UNIT / rate_Q[sequence_M]).astype(np.int64)
-        special = 2 * len(text.keys_Q) if self._config.masking == "reference" else 0
+        special = 2 * len(text.keys_Q) if self._masking.takes_special else 0
         targets[WEIGHTS] = np.pad(weights_M, (0, bound - predicted))
         return Inputs(masked.input_ids_T, targets, {"mlm": int(text.lengths_Q.sum()) + special})
 
@@ -139,7 +124,7 @@ class MaskedLM:
             with the highest draws are left as they were, with a warning that counts them.
         """
         maskable_S = predictable_S = lengths_S
-        if self._config.masking == "reference":
+        if self._masking.takes_special:
             starts_S = starts_S - 1
             predictable_S = lengths_S + 2
             maskable_S = np.append(starts_S, len(ids_T))[1:] - starts_S
@@ -154,18 +139,15 @@ class MaskedLM:
         rounding = uniform(hash64(keys_S, np.broadcast_to(_COUNT, keys_S.shape)))
         rate_S = np.broadcast_to(np.asarray(mask_rate, dtype=np.float64), lengths_S.shape)
         counts_S = np.minimum(np.floor(rate_S * lengths_S + rounding).astype(np.int64), lengths_S)
-        if self._config.masking == "ngram":
-            cuts_S = lengths_S if cuts_S is None else cuts_S
-            parts = np.stack((cuts_S, lengths_S - cuts_S), axis=1).ravel()
-            of = np.repeat(np.arange(len(lengths_S)), 2)[parts > 0]
+
+        def continues_word() -> NDArray[np.bool_]:
             at = starts_S[sequence] + place
-            goes_on = self._goes_on.take(ids_T[at], mode="clip") if inside_words_T is None else inside_words_T[at]
-            chosen = ngrams.choose(goes_on, parts[parts > 0], of, counts_S, keys_S)
-        elif self._config.masking == "exact":
-            order = np.argsort((sequence.astype(np.uint64) << np.uint64(40)) | (draws >> np.uint64(24)), kind="stable")
-            chosen = np.sort(order[place < counts_S[sequence]])
-        else:
-            chosen = np.flatnonzero(uniform(draws) < rate_S[sequence])
+            return self._goes_on.take(ids_T[at], mode="clip") if inside_words_T is None else inside_words_T[at]
+
+        cuts_S = lengths_S if cuts_S is None else cuts_S
+        chosen = self._masking.choose(
+            Candidates(sequence, place, draws, lengths_S, cuts_S, counts_S, rate_S, keys_S, continues_word)
+        )
         predicted = place[chosen] < predictable_S[sequence[chosen]]
         if most is None:
             most = self.max_predicted(float(rate_S.max(initial=0.0)), len(ids_T))
@@ -189,18 +171,5 @@ class MaskedLM:
         return Masked(input_ids, positions[predicted], originals[predicted])
 
     def max_predicted(self, mask_rate: float, tokens: int) -> int:
-        """A bound on the predicted positions in `tokens` packed tokens, so that their number can be padded to it.
-
-        Exact, and n-grams, which are never more: a sequence of n tokens of text has rate * n of them plus a rounding
-        below one, while its two special tokens leave 2 * rate unused. With 32 more the bound fails with a probability
-        below e^-38 for rates from 0.15.
-
-        Independent draws: Bernstein's inequality for a binomial of `tokens` trials, passed with a probability below
-        e^-45. At a rate of 0.3 that is 24 % above the mean for 4,096 tokens, and 5 % for 98,304.
-        """
-        bound = mask_rate * tokens + _SLACK
-        if self._config.masking in ("bernoulli", "reference"):
-            variance = mask_rate * (1 - mask_rate) * tokens
-            third = _SURPRISE / 3
-            bound = mask_rate * tokens + third + math.sqrt(third**2 + 2 * _SURPRISE * variance)
-        return -(-math.ceil(bound) // 8) * 8
+        """Return how many positions of `tokens` packed tokens are predicted at most; see `Masking.bound`."""
+        return self._masking.bound(mask_rate, tokens)

@@ -9,7 +9,7 @@ import numpy as np
 from modernbert_train.plan.advice import fits
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.make import Plan
-from modernbert_train.plan.memory import moment_numbers
+from modernbert_train.plan.memory import checkpoint_bytes
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,5 @@ def stored(plan: Plan, gpu: str) -> Stored:
     stepped = plan.steps // settings.interval_steps if settings.interval_steps is not None else 0
     written = len(plan.phases) + timed + stepped + plan.milestones
     kept = min(written, settings.keep + len(plan.phases) - 1 + plan.milestones)
-    return Stored(checkpoint_bytes(plan), written, kept)
-
-
-def checkpoint_bytes(plan: Plan) -> int:
-    """Bytes of tensors in one checkpoint: weights and moments, fp32."""
-    return 4 * (plan.parameters.total + moment_numbers(plan.parameters, plan.config.optim))
+    config = plan.config
+    return Stored(checkpoint_bytes(config.model, config.objective, config.optim), written, kept)

@@ -22,10 +22,12 @@ from typing import Literal, Protocol
 
 from modernbert_train.config.schema import (
     ComputeConfig,
+    ModelConfig,
     ModernBertConfig,
+    ObjectiveConfig,
     OptimConfig,
 )
-from modernbert_train.plan.parameters import Parameters
+from modernbert_train.plan.parameters import Parameters, count_parameters
 
 Strategy = Literal["ddp", "fsdp2", "hsdp"]
 RESERVED_SHARE = 0.08  # of a GPU's memory: fragments of the allocator, kernels' workspaces
@@ -217,9 +219,14 @@ def summed_numbers(parameters: Parameters, optim: OptimConfig) -> int:
 
 
 def moment_numbers(parameters: Parameters, optim: OptimConfig) -> int:
-    """Numbers that an optimizer keeps: two moments of each weight, but for Muon's matrices."""
-    of_matrices = matrix_numbers(parameters, optim)
-    return of_matrices + 2 * (parameters.total - (parameters.hidden if of_matrices else 0))
+    """Return how many numbers an optimizer keeps for the weights of a model."""
+    return optim.state_numbers(parameters.total, parameters.hidden, parameters.hidden_rows)
+
+
+def checkpoint_bytes(model: ModelConfig, objective: ObjectiveConfig, optim: OptimConfig) -> int:
+    """Return the bytes of the tensors in one checkpoint: weights and the optimizer's state, fp32."""
+    parameters = count_parameters(model, objective)
+    return 4 * (parameters.total + moment_numbers(parameters, optim))
 
 
 def step_numbers(parameters: Parameters, optim: OptimConfig, shards: int) -> int:

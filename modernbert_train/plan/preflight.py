@@ -15,21 +15,23 @@ from pathlib import Path
 
 from modernbert_train.checkpoints.manifest import CONFIG_YAML, STATE, newest_step, read_manifest
 from modernbert_train.checkpoints.run_folder import RunFolder
-from modernbert_train.checkpoints.saved_state import read_state
+from modernbert_train.checkpoints.saved_state import SavedState, read_state
 from modernbert_train.checkpoints.store import problem_of
 from modernbert_train.checkpoints.trained_phases import refuse_average, refuse_changes
 from modernbert_train.config.check import check
 from modernbert_train.config.load import WrongKeys, load_run
 from modernbert_train.config.packages import missing_packages
 from modernbert_train.config.schema import PhaseConfig, RunConfig, WeightsConfig
+from modernbert_train.core.files import free_bytes
 from modernbert_train.data.check import check_data
 from modernbert_train.data.labelled import describe_labelled
 from modernbert_train.data.remote import is_remote
 from modernbert_train.data.shard_sizes import all_folders, check_shard_sizes
 from modernbert_train.distributed.gpus import count_gpus, shown_gpus
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
+from modernbert_train.plan.census import ENCODER_COUNTS
 from modernbert_train.plan.gpus import GPUS
-from modernbert_train.plan.memory import HasMemory
+from modernbert_train.plan.memory import HasMemory, checkpoint_bytes
 from modernbert_train.plan.room import Card, on_gpu, too_large
 from modernbert_train.weights.hub import is_cached
 from modernbert_train.weights.named_source import check_named, check_vocabulary, tokenizer_named
@@ -176,6 +178,7 @@ def _of_its_folder(config: RunConfig, fresh: bool) -> Iterator[Look]:
     if (teacher := config.objective.named_teacher) is not None:
         yield lambda: check_named(teacher, config.runs_folder)
     yield run.check_writable
+    yield lambda: _check_disk(config, run, fresh)
     if not fresh:
         yield run.compare
         yield lambda: _check_trained(run.path, run.checkpoints, config.phases)
@@ -197,6 +200,8 @@ def not_looked_at(config: RunConfig) -> list[str]:
         lines.append(f"{', '.join(local)}: what is in the shards, whose hashes are compared as they are read")
     if not RunFolder(config).has_checkpoints():
         lines += [_of_weights(*named) for named in _first_weights(config)]
+    if config.compute.device == "cuda" and not shown_gpus():
+        lines.append("compute.device=cuda: there is no GPU here; kernels, precision and memory where it trains")
     if config.checkpoint.copy_to is not None:
         lines.append(f"checkpoint.copy_to={config.checkpoint.copy_to}: whether the store can be written")
     return lines
@@ -224,24 +229,49 @@ def _check_vocabulary(weights: WeightsConfig, tokenizer: str, runs_folder: str) 
         check_vocabulary(weights, there, tokenizer)
 
 
+def _check_disk(config: RunConfig, run: RunFolder, fresh: bool) -> None:
+    """Compare the free space with one checkpoint: the next one is written before an older one is removed.
+
+    Raises:
+        StorageError: not even one fits.
+    """
+    if type(config.model) not in ENCODER_COUNTS:  # a plugin's encoder that nobody counts
+        return
+    trained = None if fresh else _newest_state(run.path, run.checkpoints)
+    if trained is not None and trained[2].tokens >= config.total_tokens:
+        return  # nothing is left to save
+    needed, free = checkpoint_bytes(config.model, config.objective, config.optim), free_bytes(run.path)
+    if free < needed:
+        raise StorageError(
+            f"{run.path}: a checkpoint of this model takes {needed:,} bytes, and {free:,} are free on its disk. Free "
+            "some space, or set runs_folder to another disk."
+        )
+
+
 def _check_trained(run: Path, checkpoints: Path, phases: Mapping[str, PhaseConfig]) -> None:
     """Compare the plan with what the newest checkpoint was trained by.
 
     One that is damaged says nothing here: training will look for the newest that is whole, and say so.
     """
-    newest, state = newest_step(run), None
-    if newest is None:
+    if (trained := _newest_state(run, checkpoints)) is None:
         return
+    newest, then, state = trained
+    if state.training is None:
+        refuse_average(run)
+    refuse_changes(newest, then.phases, phases, state.phase, state.tokens)
+
+
+def _newest_state(run: Path, checkpoints: Path) -> tuple[Path, RunConfig, SavedState] | None:
+    """Return the newest checkpoint's folder, configuration and state; None where there is none or it is damaged."""
+    if (newest := newest_step(run)) is None:
+        return None
     with suppress(OSError, ValueError, RunError):
         manifest = read_manifest(newest)
         whole = all((newest / name).stat().st_size == file.bytes for name, file in manifest.files.items())
         then = load_run([newest / CONFIG_YAML])
         state = read_state(newest / STATE, then, manifest.step)
-    if state is None or not whole:
-        return
-    if state.training is None:
-        refuse_average(run)
-    refuse_changes(newest, then.phases, phases, state.phase, state.tokens)
+        return (newest, then, state) if whole else None
+    return None
 
 
 def _refuse(messages: Iterator[str]) -> None:

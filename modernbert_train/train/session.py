@@ -28,7 +28,7 @@ from modernbert_train.core.files import errors_to, warn
 from modernbert_train.data.check import check_data
 from modernbert_train.data.dataset_card import file_sha256, file_xxh3
 from modernbert_train.data.facts import DataFacts, read_facts
-from modernbert_train.data.fingerprint import TEACHER, data_fingerprint
+from modernbert_train.data.fingerprint import data_fingerprint
 from modernbert_train.data.shard_index import ShardIndex, read_index
 from modernbert_train.data.statistics import run_statistics
 from modernbert_train.distributed.bf16 import cpu_gain_line
@@ -221,7 +221,7 @@ def _build(
             config.objective, config.model, config.phases.values(), config.data.tokenizer, config.runs_folder
         )
     )
-    taught = {} if teacher is None else {TEACHER: teacher.sha256}
+    taught = {} if teacher is None else teacher.fingerprint
     fingerprint = check_same_data(start, config, data_fingerprint(facts) | taught)
     on_rank_zero(folder.save_config)
     on_rank_zero(lambda: folder.save_data(asdict(run_statistics(facts))))

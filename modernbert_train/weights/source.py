@@ -428,8 +428,8 @@ def other_architecture(model: ModelConfig, other: ModelConfig) -> list[tuple[str
     """Keys in which two architectures differ, with both values; of different kinds it is their name."""
     if type(model) is not type(other):
         return [("model.name", model.name, other.name)]
-    pairs = ((f"model.{key}", getattr(model, key), getattr(other, key)) for key in architecture_keys(model))
-    return [(key, here, there) for key, here, there in pairs if here != there]
+    here, there = model.architecture(), other.architecture()
+    return [(f"model.{key}", here[key], there[key]) for key in here if here[key] != there[key]]
 
 
 def check_same_tokenizer(source: Source, tokenizer: str, key: str) -> None:

@@ -1,15 +1,16 @@
 """The teacher that objective.teacher names: found and compared with the run before anything is built, then read.
 
-Every rank reads it whole, and keeps its share of it where the model is sharded. Its hash, of the tensors that are used,
-is part of what a checkpoint says of its data, so that a run that goes on refuses another one, wherever it lies and
+Every rank reads it whole, and keeps its share of it where the model is sharded. Hashes of the tensors that are used and
+of its configuration are saved with each checkpoint, so that a resumed run refuses another teacher, wherever it lies and
 however it is stored.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import cast
 
 import torch
@@ -17,7 +18,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from modernbert_train.config.distill import DistillConfig
+from modernbert_train.config.knob import facts_of
 from modernbert_train.config.schema import ComputeConfig, MaskedLmConfig, ModelConfig, ObjectiveConfig, PhaseConfig
+from modernbert_train.data.fingerprint import TEACHER, TEACHER_CONFIG
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.build import build_model
 from modernbert_train.models.distilled import Teacher
@@ -34,6 +37,22 @@ class FoundTeacher:
     source: Source
     sha256: str
     objective: DistillConfig
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """Hashes of all that the teacher computes with, by name: its weights, and its configuration and order.
+
+        A RoPE base or a window changes every output and no tensor. Keys at their defaults are left out, so that the
+        hash stays when a later version has more keys.
+        """
+        model = self.source.model
+        used = {
+            field.name: getattr(model, field.name)
+            for field in fields(model)
+            if not facts_of(field).training and getattr(model, field.name) != field.default
+        }
+        text = json.dumps({"order": self.source.order, **used}, sort_keys=True, default=str)
+        return {TEACHER: self.sha256, TEACHER_CONFIG: hashlib.sha256(text.encode()).hexdigest()}
 
     def describe(self) -> str:
         """One line for the banner."""

@@ -5,6 +5,7 @@ If one of these breaks, a run starts that cannot end well, and says so after hou
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -23,8 +24,9 @@ from modernbert_train.config.check import (
 )
 from modernbert_train.config.describe import describe, expected_steps
 from modernbert_train.config.load import load_run
-from modernbert_train.config.schema import BatchWarmupConfig, PhaseConfig, RunConfig
+from modernbert_train.config.schema import BatchWarmupConfig, MaskedLmConfig, PhaseConfig, RunConfig
 from modernbert_train.errors import ConfigError
+from modernbert_train.objectives.maskings import MASKINGS
 
 ROOT = Path(__file__).parents[2]
 # a file with phases is a run; others hold a model, or tell data preparation what to read
@@ -56,7 +58,7 @@ BROKEN = {
     "data={worker_timeout_seconds: 120}": "data.worker_timeout_seconds=120.0 is not above twice "
     "data.download_timeout_seconds=60.0: a worker that waits for a remote shard",
     "stability.spike_window_batches=7": "stability.spike_window_batches=7: must be at least 8 and at most 1,048,576",
-    "optim.lr=0": "optim.lr=0.0: must be above 0.",
+    "optim.lr=0": "optim.lr=0.0: must be above 0 and at most 1, usual rates lie between 1e-5 and 1e-2",
     "optim.betas=[0.9, 1.0]": "optim.betas[1]=1.0: must be at least 0 and below 1.",
     "seed=-1": "seed=-1: must be at least 0",
     "eval={times_per_phase: 3, interval_tokens: 5}": "eval.times_per_phase=3 and eval.interval_tokens=5: both would",
@@ -199,6 +201,18 @@ def messages(config: RunConfig, num_ranks: int = 1) -> list[str]:
 def test_a_good_run_passes(load: Load) -> None:
     check(load())
     check(load(), num_ranks=2)
+
+
+def test_weights_of_one_over_the_rate_want_a_masking_that_keeps_the_rate(load: Load) -> None:
+    """With whole words the weights of a text of 2 tokens came to 0.43 of them, of one of 5 to 0.77."""
+    for masking in ("exact", "bernoulli"):
+        check(load(f"objective={{name: mlm, mask_weight: 1/rate, masking: {masking}}}"))
+    (line,) = messages(load("objective={name: mlm, mask_weight: 1/rate, masking: ngram}"))
+    assert "objective.mask_weight=1/rate with objective.masking=ngram" in line
+
+
+def test_every_masking_of_the_configuration_is_in_the_table() -> None:
+    assert set(typing.get_args(typing.get_type_hints(MaskedLmConfig)["masking"])) == set(MASKINGS)
 
 
 def test_words_of_a_segmenter_are_masked_by_ngram_alone(load: Load) -> None:

@@ -393,3 +393,14 @@ def test_every_key_that_is_answered_with_exists() -> None:
                 assert rest[1] in {field.name for field in fields(PhaseConfig)}, key
             elif section != "loggers":
                 assert rest[0] in {field.name for field in fields(sections[section])}, key
+
+
+@pytest.mark.parametrize(
+    ("word", "own"),
+    [("compute.device=gpu", "cuda"), ("compute.precision=bfloat16", "bf16"), ("distributed.strategy=fsdp", "fsdp2")],
+)
+def test_a_value_of_other_programs_is_answered_with_ours(
+    refused: Callable[..., list[str]], word: str, own: str
+) -> None:
+    (line,) = refused("seed: 1\n", word)
+    assert line.endswith(f" Here it is {own}.")

@@ -108,3 +108,27 @@ def test_a_learnt_temperature_stays_within_its_bounds_and_is_not_decayed() -> No
         assert model.log_scale().item() == pytest.approx(scale)
         model.set_phase(model.config)
         assert abs(model.log_scale.bias.item()) < 3 and model.log_scale().item() == pytest.approx(scale)
+
+
+@pytest.mark.parametrize(
+    "hashes",
+    [
+        [1, 2, 3, 3, 5],  # both have the same positive
+        [1, 1, 3, 4, 5],  # both queries are the same text
+        [1, 3, 3, 4, 5],  # the positive of a is the query b
+        [1, 2, 3, 1, 5],  # the positive of b is the query a
+    ],
+)
+def test_equal_texts_are_not_wrong_in_the_other_direction_either(hashes: list[int]) -> None:
+    """From a positive back to its query; another query that is the same text, or has that positive, is left out."""
+    query, positive = hashes[:2], hashes[2:4]
+    cosines = torch.nn.functional.normalize(VECTORS_ND, dim=1)
+    back = []
+    for own in (0, 1):
+        other = 1 - own
+        same = query[other] == query[own] or positive[other] == positive[own] or query[other] == positive[own]
+        right, wrong = float(cosines[own] @ cosines[2 + own]), float(cosines[other] @ cosines[2 + own])
+        back.append(nll(right) if same else nll(right, wrong))
+    there = found(hashes).losses_Q.tolist()
+    both = found(hashes, replace(PLAIN, symmetric=True)).losses_Q.tolist()
+    assert both == pytest.approx([(a + b) / 2 for a, b in zip(there, back, strict=True)], abs=1e-6)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from modernbert_train.__main__ import main
 from modernbert_train.batch import PackedText
@@ -106,3 +107,46 @@ def test_what_tlm_cannot_mask_is_refused(contrastive_run: ContrastiveRun, capsys
     for key in ("masking: reference", "predict_from: before"):
         assert main(["check", *contrastive_run(f"objective={{name: tlm, {key}}}")]) == 78
         assert "phases.main" in capsys.readouterr().err
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("objective", ["contrastive", "tlm"])
+def test_validation_ends_at_a_whole_pair_when_its_token_limit_falls_within_one(
+    contrastive_run: ContrastiveRun, tmp_path: Path, objective: str
+) -> None:
+    """Otherwise each start ends at the first validation as soon as more is held out than eval.max_tokens."""
+    words = contrastive_run(f"objective.name={objective}", "eval.max_tokens=301", "phases.main.tokens=4000")
+    assert main(["train", *words]) == 0
+    held_out = metrics(tmp_path / "runs/pairs", "validation")
+    assert held_out[-1]["predicted"] > 5
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("objective", ["tlm", "mlm"])
+def test_pairs_and_plain_text_are_mixed_in_one_phase(
+    contrastive_run: ContrastiveRun, text: Path, tmp_path: Path, objective: str
+) -> None:
+    """Masked tokens need none of the labels that a folder of pairs has."""
+    words = contrastive_run(f"objective.name={objective}", "phases.main.tokens=6000")
+    file = Path(words[0])
+    tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    own = tree["data"].pop("train")
+    tree["data"]["streams"] = {"t": {"path": str(text), "proportion": 0.5}, "p": {"path": own, "proportion": 0.5}}
+    file.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    assert main(["train", *words]) == 0
+    assert metrics(tmp_path / "runs/pairs", "step")[-1]["tokens"] >= 6000
+
+
+def test_no_whole_word_lies_in_both_texts() -> None:
+    """The translation begins with a piece that looks like the rest of the word before it."""
+    words, own = replace(VOCABULARY, inside_words=np.array([VOCABULARY.ordinary[0]])), 0
+    piece = int(words.inside_words[0])
+    ids_T, starts, lengths = line([40] * 300)
+    for start in starts.tolist():
+        ids_T[start + 20 : start + 23] = SEP, CLS, piece
+    config = TranslationConfig(mask_rate=0.3, masking="ngram")
+    made = Translation(config, words).make(PackedText(ids_T, starts, lengths, keys(300)), config)
+    chosen = {*made.targets["positions_M"][: made.counts["mlm"]].tolist()}
+    for start in starts.tolist():
+        own += (start + 19 in chosen) != (start + 22 in chosen)
+    assert own > 30, "as one word, both or neither would be chosen"

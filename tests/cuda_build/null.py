@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib
+import importlib.metadata
 import json
 import os
 import shutil
@@ -70,7 +71,14 @@ def environment() -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "NULL_NCCL_VERSION": _nccl_version(),
     }
+
+
+def _nccl_version() -> str:
+    """Return the version of the NCCL that this torch brings, as ncclGetVersion writes it."""
+    major, minor, patch = (int(part) for part in importlib.metadata.version("nvidia-nccl-cu13").split(".")[:3])
+    return str(10_000 * major + 100 * minor + patch)
 
 
 def run(module: str, *words: str, timeout: float = 900, **settings: str) -> Any:

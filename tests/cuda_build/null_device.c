@@ -1184,6 +1184,16 @@ CUresult cuCtxGetCurrent(CUcontext *c) {
   *c = (CUcontext)(size_t)(0x1000 + current);
   return CUDA_SUCCESS;
 }
+CUresult cuCtxGetDevice(CUdevice *d) {
+  *d = current;
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamIsCapturing(CUstream s, CUstreamCaptureStatus *v) {
+  enum cudaStreamCaptureStatus status;
+  cudaStreamIsCapturing((cudaStream_t)s, &status);
+  *v = (CUstreamCaptureStatus)status;
+  return CUDA_SUCCESS;
+}
 CUresult cuCtxSetCurrent(CUcontext c) { return CUDA_SUCCESS; }
 CUresult cuCtxPushCurrent(CUcontext c) { return CUDA_SUCCESS; }
 CUresult cuCtxPopCurrent(CUcontext *c) {

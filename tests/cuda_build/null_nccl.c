@@ -6,11 +6,14 @@
  * collective ends when all ranks have come to it, so what waits for one that never comes hangs; after
  * NULL_NCCL_PATIENCE seconds (120) that is told as a fault, and the wait goes on.
  *
+ * Two ranks on one GPU of one host are refused. A host is its name, or NCCL_HOSTID where that is set; from NCCL 2.30 on
+ * NCCL_MULTI_RANK_GPU_ENABLE=1 allows it. The version that NCCL says it has is NULL_NCCL_VERSION, as ncclGetVersion writes it.
+ *
  * A rank has come to a collective when its host has asked for it; on a device that works by itself (NULL_DEVICE_WORKS,
  * see null_device.c), when its device has. Of small messages the bytes that came from the host are carried: sums,
  * broadcasts and gathers of them are what they would be, and every other byte is zero.
  */
-enum { MOST_RANKS = 16, MOST_COMMS = 64, RING = 256, SMALL = 512 };
+enum { MOST_RANKS = 16, MOST_COMMS = 64, RING = 256, SMALL = 512, PAIR_RING = 64 };
 
 typedef struct {
   volatile unsigned long number; /* of the call, from 1 */
@@ -22,13 +25,20 @@ typedef struct {
 typedef struct {
   volatile unsigned long posted, arrived, read;
   volatile int here, device;
+  volatile unsigned long host;
   Post ring[RING];
 } Member;
+/* one end of what one rank sends to another: how many messages its host and its device have come to, and their bytes */
+typedef struct {
+  volatile unsigned long posted, arrived;
+  size_t bytes[PAIR_RING];
+} End;
 typedef struct {
   char id[NCCL_UNIQUE_ID_BYTES];
   int used;
   volatile unsigned long ends_at; /* the call from which on none is met; 0: all are */
   Member member[MOST_RANKS];
+  End sends[MOST_RANKS][MOST_RANKS], receives[MOST_RANKS][MOST_RANKS]; /* [from][to] */
 } Meeting;
 typedef struct {
   volatile int lock;
@@ -39,8 +49,16 @@ typedef struct {
   unsigned long calls;
   Meeting *meeting; /* 0 where the process is alone */
 } Comm;
+/* one message of a group of sends and receives */
+typedef struct {
+  int receives, peer;
+  unsigned long number; /* among those of the pair, from 1 */
+  size_t bytes;
+} Message;
 struct Call {
   Comm *comm;
+  Message *messages; /* of an EXCHANGE */
+  int num_messages;
   unsigned long number;
   char what[96];
   int kind, root, told, met, refs;
@@ -49,7 +67,7 @@ struct Call {
   size_t count, size; /* of what comes out, in bytes */
   char *result;       /* what is known of that, once the call is met */
 };
-enum { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE, SPLIT };
+enum { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE, ALL_TO_ALL, SPLIT, EXCHANGE };
 
 static volatile int aborted, nccl_error;
 void null_device_nccl_error(int e) { nccl_error = e; } /* for ncclCommGetAsyncError */
@@ -102,6 +120,22 @@ static void against_rules(Comm *c, const char *f, ...) {
 
 #include "null_faults.c"
 
+static int version(void) {
+  char *e = getenv("NULL_NCCL_VERSION");
+  return e ? atoi(e) : 22809;
+}
+/* which host a rank says it is on, as NCCL's getHostHash */
+static unsigned long host(void) {
+  char name[256] = "", *given = getenv("NCCL_HOSTID");
+  if (!given && !gethostname(name, sizeof name - 1))
+    given = name;
+  return sum_of(given, strlen(given));
+}
+static int shares_gpus(void) {
+  char *e = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  return e && atoi(e) == 1 && version() >= 23000;
+}
+
 /* until all ranks of a communicator are there, as ncclCommInitRank waits: for ever */
 static ncclResult_t meet(ncclComm_t *out, int n, const char *id, int rank) {
   Comm *c = calloc(1, sizeof *c);
@@ -122,6 +156,8 @@ static ncclResult_t meet(ncclComm_t *out, int n, const char *id, int rank) {
   }
   Member *m = c->meeting->member;
   m[rank].device = c->device;
+  m[rank].host = host();
+  __sync_synchronize();
   m[rank].here = 1;
   double began = seconds();
   for (int r = 0, told = 0; r < n;) {
@@ -136,7 +172,7 @@ static ncclResult_t meet(ncclComm_t *out, int n, const char *id, int rank) {
     }
   }
   for (int r = 0; r < n; r++)
-    if (r != rank && m[r].device == c->device) {
+    if (r != rank && m[r].device == c->device && m[r].host == m[rank].host && !shares_gpus()) {
       snprintf(nccl_words, sizeof nccl_words, "Duplicate GPU detected : rank %d and rank %d both on CUDA device %x000",
                rank, r, c->device + 1);
       fault("NCCL: %s", nccl_words);
@@ -159,6 +195,7 @@ static void release(Call *c) {
   LOCK;
   if (!--c->refs) {
     free(c->result);
+    free(c->messages);
     free(c);
   }
   UNLOCK;
@@ -203,12 +240,40 @@ static void take_known(char *to, Post *p, size_t n) {
     if (p->known[i])
       to[i] = p->data[i];
 }
+/* with the lock held: whether the other end of each message of a group is there */
+static int exchange_met(Call *c) {
+  Comm *comm = c->comm;
+  Meeting *m = comm->meeting;
+  for (int i = 0; i < c->num_messages; i++) { /* first: this rank's device has come to all of them */
+    Message *one = &c->messages[i];
+    End *own = one->receives ? &m->receives[one->peer][comm->rank] : &m->sends[comm->rank][one->peer];
+    if (own->arrived < one->number)
+      own->arrived = one->number;
+  }
+  for (int i = 0; i < c->num_messages; i++) {
+    Message *one = &c->messages[i];
+    End *other = one->receives ? &m->sends[one->peer][comm->rank] : &m->receives[comm->rank][one->peer];
+    if ((works() ? other->arrived : other->posted) < one->number) {
+      unmet = c;
+      unmet_rank = one->peer;
+      return 0;
+    }
+    size_t theirs = other->bytes[one->number % PAIR_RING];
+    if (theirs != one->bytes)
+      against_rules(comm, "message %lu %s rank %d has %zu bytes here and %zu there", one->number,
+                    one->receives ? "from" : "to", one->peer, one->bytes, theirs);
+  }
+  c->met = 1;
+  return 1;
+}
 /* with the lock held: whether all ranks have come to a call; the first time its result is put together */
 static int call_met(Call *c) {
   Comm *comm = c->comm;
   Meeting *m = comm->meeting;
   if (c->met || aborted || !m)
     return 1;
+  if (c->kind == EXCHANGE)
+    return exchange_met(c);
   Member *me = &m->member[comm->rank];
   if (me->arrived < c->number)
     me->arrived = c->number;
@@ -288,7 +353,13 @@ static void of_its_device(Comm *c, const void *p, const char *which, const char 
   if (on < 0)
     against_rules(c, "%s has its %s in memory that is on no GPU", what, which);
 }
-static const char *KINDS[] = {"allReduce", "allGather", "reduceScatter", "broadcast", "reduce"};
+static void on_its_gpu(Comm *c, Stream *s, const char *what) {
+  if (s->device >= 0 && s->device != c->device)
+    against_rules(c, "%s is on a stream of GPU %d", what, s->device);
+  if (s->device < 0 && physical(current) != c->device)
+    against_rules(c, "%s is called with GPU %d current", what, physical(current));
+}
+static const char *KINDS[] = {"allReduce", "allGather", "reduceScatter", "broadcast", "reduce", "allToAll"};
 static ncclResult_t collective(int kind, const void *send, void *recv, size_t n, ncclDataType_t t, int how, int root,
                                ncclComm_t on, cudaStream_t stream) {
   Comm *comm = (Comm *)on;
@@ -296,19 +367,17 @@ static ncclResult_t collective(int kind, const void *send, void *recv, size_t n,
   touch(KINDS[kind]);
   fault_in_collective(comm, n, t);
   Call *c = calloc(1, sizeof *c);
-  *c = (Call){comm, ++comm->calls, "", kind, root, 0, 0, 1, t, how, n};
+  *c = (Call){.comm = comm, .number = ++comm->calls, .kind = kind, .root = root, .refs = 1, .type = t, .how = how,
+              .count = n};
   snprintf(c->what, sizeof c->what, "%s of %zu elements of %zu bytes, operation %d, root %d", KINDS[kind], n, width(t),
            how, root);
   if (send)
     of_its_device(comm, send, "input", c->what);
   if (recv)
     of_its_device(comm, recv, "output", c->what);
-  if (s->device >= 0 && s->device != comm->device)
-    against_rules(comm, "%s is on a stream of GPU %d", c->what, s->device);
-  if (s->device < 0 && physical(current) != comm->device)
-    against_rules(comm, "%s is called with GPU %d current", c->what, physical(current));
+  on_its_gpu(comm, s, c->what);
   size_t out = n * width(t) * (kind == ALL_GATHER ? comm->n : 1);
-  c->size = kind == REDUCE_SCATTER || kind == REDUCE ? 0 : out;
+  c->size = kind == REDUCE_SCATTER || kind == REDUCE || kind == ALL_TO_ALL ? 0 : out;
   post(c, send, n * width(t), 0);
   wait_for_room(s);
   LOCK; /* the device may not come by before the call is there */
@@ -324,8 +393,70 @@ static ncclResult_t collective(int kind, const void *send, void *recv, size_t n,
   return ncclSuccess;
 }
 
+/* sends and receives of a group, which begin together with its end */
+static __thread struct {
+  int depth;
+  Call *open; /* of one communicator and stream */
+  Stream *on;
+} group;
+static void end_exchange(void) {
+  Call *c = group.open;
+  Stream *s = group.on;
+  group.open = 0;
+  if (!c)
+    return;
+  Meeting *m = c->comm->meeting;
+  double bytes = 0;
+  for (int i = 0; i < c->num_messages; i++) {
+    Message *one = &c->messages[i];
+    bytes += one->receives ? 0 : one->bytes;
+    if (!m)
+      continue;
+    End *own = one->receives ? &m->receives[one->peer][c->comm->rank] : &m->sends[c->comm->rank][one->peer];
+    own->bytes[one->number % PAIR_RING] = one->bytes;
+    __sync_synchronize();
+    own->posted = one->number;
+  }
+  wait_for_room(s);
+  LOCK;
+  s->asked++;
+  mark(s, CALL, 0, 0, c);
+  UNLOCK;
+  notef(bytes, "nccl exchange of %d", c->comm->n);
+}
+static ncclResult_t message(int receives, const void *at, size_t n, ncclDataType_t t, int peer, ncclComm_t on,
+                            cudaStream_t stream) {
+  Comm *comm = (Comm *)on;
+  Stream *s = st(stream);
+  const char *what = receives ? "recv" : "send";
+  touch(what);
+  if (n)
+    of_its_device(comm, at, receives ? "output" : "input", what);
+  on_its_gpu(comm, s, what);
+  if (group.open && (group.open->comm != comm || group.on != s))
+    end_exchange();
+  if (!group.open) {
+    fault_in_collective(comm, n, t);
+    group.open = calloc(1, sizeof *group.open);
+    *group.open = (Call){.comm = comm, .kind = EXCHANGE, .refs = 1, .what = "sends and receives"};
+    group.on = s;
+  }
+  Call *c = group.open;
+  Meeting *m = comm->meeting;
+  unsigned long before = 0; /* posted, and in this group */
+  for (int i = 0; i < c->num_messages; i++)
+    before += c->messages[i].receives == receives && c->messages[i].peer == peer;
+  if (m)
+    before += receives ? m->receives[peer][comm->rank].posted : m->sends[comm->rank][peer].posted;
+  c->messages = realloc(c->messages, (c->num_messages + 1) * sizeof *c->messages);
+  c->messages[c->num_messages++] = (Message){receives, peer, before + 1, n * width(t)};
+  if (!group.depth)
+    end_exchange();
+  return ncclSuccess;
+}
+
 ncclResult_t ncclGetVersion(int *v) {
-  *v = 22809;
+  *v = version();
   return ncclSuccess;
 }
 ncclResult_t ncclGetUniqueId(ncclUniqueId *u) {
@@ -360,7 +491,7 @@ ncclResult_t ncclCommSplit(ncclComm_t on, int color, int key, ncclComm_t *out, n
     *out = (ncclComm_t)m;
     return ncclSuccess;
   }
-  Call c = {comm, ++comm->calls, "split", SPLIT, 0, 0, 0, 1};
+  Call c = {.comm = comm, .number = ++comm->calls, .what = "split", .kind = SPLIT, .refs = 1};
   int mine[4] = {color, key};
   post(&c, 0, 0, mine);
   double began = seconds();
@@ -423,8 +554,24 @@ const char *ncclGetErrorString(ncclResult_t r) {
                                  : "remote process exited or there was a network error";
 }
 const char *ncclGetLastError(ncclComm_t c) { return nccl_words; }
-ncclResult_t ncclGroupStart(void) { return ncclSuccess; }
-ncclResult_t ncclGroupEnd(void) { return ncclSuccess; }
+ncclResult_t ncclGroupStart(void) {
+  group.depth++;
+  return ncclSuccess;
+}
+ncclResult_t ncclGroupEnd(void) {
+  if (!--group.depth)
+    end_exchange();
+  return ncclSuccess;
+}
+ncclResult_t ncclSend(const void *at, size_t n, ncclDataType_t t, int peer, ncclComm_t c, cudaStream_t on) {
+  return message(0, at, n, t, peer, c, on);
+}
+ncclResult_t ncclRecv(void *at, size_t n, ncclDataType_t t, int peer, ncclComm_t c, cudaStream_t on) {
+  return message(1, at, n, t, peer, c, on);
+}
+ncclResult_t ncclAlltoAll(const void *s, void *r, size_t n, ncclDataType_t t, ncclComm_t c, cudaStream_t on) {
+  return collective(ALL_TO_ALL, s, r, n, t, 0, 0, c, on);
+}
 ncclResult_t ncclAllReduce(const void *s, void *r, size_t n, ncclDataType_t t, ncclRedOp_t o, ncclComm_t c,
                            cudaStream_t on) {
   return collective(ALL_REDUCE, s, r, n, t, o, 0, c, on);

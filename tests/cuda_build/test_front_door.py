@@ -31,6 +31,7 @@ ON_TWO = {
     "ddp compiled deterministic base": (COMPILED, "compute.deterministic=true"),
     "fsdp2 eager large": (EAGER, *FSDP2),
     "fsdp2 eager recomputed tiny": (EAGER, RECOMPUTED, *FSDP2),
+    "fsdp2 eager muon tiny": (EAGER, "optim={name: muon, lr: 1e-3}", *FSDP2),
     "fsdp2 compiled base": (COMPILED, *FSDP2),
     "fsdp2 compiled recomputed fused tiny": (COMPILED, RECOMPUTED, "optim.fused=true", *FSDP2),
 }
@@ -107,8 +108,7 @@ def test_a_rank_takes_its_own_gpu_first(tmp_path: Path) -> None:
     script = (
         "import torch\nfrom modernbert_train.distributed.compute import choose_device\n"
         "from modernbert_train.config.schema import ComputeConfig\n"
-        "from types import SimpleNamespace\n"
-        "device = choose_device(SimpleNamespace(compute=ComputeConfig(device='auto')))\n"
+        "device = choose_device(ComputeConfig(device='auto'))\n"
         "print(device, torch.cuda.current_device())"
     )
     settings = environment() | {"NULL_DEVICES": "2", "CUDA_VISIBLE_DEVICES": "0,1", "LOCAL_RANK": "1"}
@@ -121,10 +121,10 @@ def test_a_rank_takes_its_own_gpu_first(tmp_path: Path) -> None:
 def test_a_deterministic_run_says_so_before_what_it_governs(tmp_path: Path) -> None:
     """After cuBLAS has its workspace, NCCL its network and the compiler its first kernel it would change nothing."""
     script = (
-        "import os, torch\nfrom types import SimpleNamespace\n"
+        "import os, torch\n"
         "from modernbert_train.distributed.compute import Compute\n"
         "from modernbert_train.config.schema import ComputeConfig\n"
-        "compute = Compute.of(SimpleNamespace(compute=ComputeConfig(deterministic=True)))\n"
+        "compute = Compute.of(ComputeConfig(deterministic=True))\n"
         "print(torch.are_deterministic_algorithms_enabled(), torch._inductor.config.deterministic,\n"
         "      os.environ['CUBLAS_WORKSPACE_CONFIG'], os.environ['NCCL_NVLS_ENABLE'])\n"
         "a = torch.ones(64, 64, device=compute.device)\n"

@@ -463,3 +463,34 @@ def test_a_batch_of_one_source_keeps_to_the_shares_and_resumes(mixture: Mixture,
     second.load_state_dict(state)
     assert second.state_dict() == first.state_dict()
     assert begun + list(second) == whole
+
+
+def test_a_batch_of_one_source_counts_documents_where_the_shares_are_of_documents() -> None:
+    """Ten short documents weigh as ten long ones, not as one."""
+    mixture = {"a": [[10] * 60] * 3, "b": [[100] * 60] * 3}
+    config = run(mixture, [{"a": 1, "b": 1}], (128,), tokens=60_000, mix_by="documents")
+    config = replace(config, objective=ContrastiveConfig(one_source=True))
+    documents: Counter[str] = Counter()
+    for batch in planner(config, mixture):
+        documents.update({each.name: each.documents for each in batch.streams})
+    assert documents["a"] == pytest.approx(documents["b"], rel=0.2)
+
+
+def test_rows_that_were_ready_stay_with_their_stream_through_a_checkpoint() -> None:
+    """A stop may come when more rows are finished than a batch takes; each stream has rows of its own."""
+    mixture = {"a": [[60] * 8] * 2, "b": [[61] * 8] * 2}
+    config = run(mixture, [{"a": 1, "b": 1}], (128,), tokens=8000)
+    config = replace(config, objective=ContrastiveConfig(one_source=True))
+    at = planner(config, mixture)
+    next(at)
+    state: Any = json.loads(json.dumps(at.state_dict()))
+    epochs = {name: cursor["epoch"] for name, cursor in state["streams"].items()}
+    ready = [[[epochs["a"], n, 0, 60]] for n in range(6)] + [[[epochs["b"], 16 + n, 0, 61]] for n in range(6)]
+    state["packer"]["ready"] = ready
+    again = planner(config, mixture)
+    again.load_state_dict(state)
+    assert json.loads(json.dumps(again.state_dict())) == state
+    batch = next(again)
+    (used,) = (each.name for each in batch.streams if each.tokens)
+    own = [row for row in ready if (row[0][1] < 16) == (used == "a")]
+    assert [list(map(list, row)) for row in batch.rows][:6] == own[: len(batch.rows)]

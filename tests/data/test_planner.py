@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -333,17 +333,46 @@ def test_shares_of_many_digits_outlive_a_phase_of_shorter_rows() -> None:
     assert tokens[0] / sum(tokens) == pytest.approx(0.617, abs=0.1)
 
 
-def test_a_place_that_planning_could_not_have_made_is_refused_by_its_key() -> None:
-    """Of a run on other streams, or on less of them: beyond the blocks it would end in the middle of a batch."""
-    config, shards = run(64, tokens=4000), [[150] * 8] * 6
-    at = planner(config, shards)
-    for _ in range(3):
+PLACES_THAT_CANNOT_BE: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a block beyond the last": (lambda at: at["streams"]["a"].update(block=10**9), r"streams\.a\.block: .* 1000000000"),
+    "more chunks than the block has": (lambda at: at["streams"]["a"].update(taken=10**6), r"streams\.a\.taken: "),
+    "an offset beyond the chunk": (lambda at: at["streams"]["a"].update(offset=10**9), r"streams\.a\.offset: "),
+    "chunks longer than a row": (lambda at: at["streams"]["a"].update(laid_out_for=61), r"streams\.a\.laid_out_for: "),
+    "taken of no layout": (lambda at: at["streams"]["a"].update(laid_out_for=0), r"streams\.a\.laid_out_for: "),
+    "an epoch that no run reaches": (lambda at: at["streams"]["a"].update(epoch=10**12), r"streams\.a\.epoch: "),
+    "another stream": (lambda at: at["streams"].update(b=at["streams"].pop("a")), r"streams: expected a, found b"),
+    "rows of another length": (lambda at: at["packer"].update(row_tokens=10**9), r"packer\.row_tokens: "),
+    "a document beyond the last": (lambda at: _waiting(at).__setitem__(1, 48), r"packer\.waiting\[0\]: there are 48"),
+    "a part beyond its document": (lambda at: _waiting(at).__setitem__(2, 149), r"packer\.waiting\[0\]: expected 1 to"),
+    "a part longer than a row": (lambda at: _waiting(at).__setitem__(3, 63), r"packer\.waiting\[0\]: expected 1 to"),
+    "a part of no tokens": (lambda at: _waiting(at).__setitem__(3, 0), r"packer\.waiting\[0\]: expected 1 to"),
+    "a part of a later epoch": (lambda at: _waiting(at).__setitem__(0, 99), r"packer\.waiting\[0\]: stream a is in"),
+    "a row that is too full": (
+        lambda at: at["packer"]["ready"].append([list(_waiting(at))] * 9), r"packer\.ready\[\d\]: expected 1 to",
+    ),
+    "an empty row": (lambda at: at["packer"]["ready"].append([]), r"packer\.ready\[\d\]: expected 1 to"),
+    "shares of two streams": (lambda at: at.update(weights=[1, 1]), "weights: expected a number for each of 1"),
+    "a share below 0": (lambda at: at.update(weights=[-1]), "weights: expected shares from 0 up"),
+    "a queue that has lost count": (lambda at: at.update(lag=[7]), "lag: expected numbers that add up to 0"),
+}  # fmt: skip
+
+
+def _waiting(at: Any) -> Any:
+    return at["packer"]["waiting"][0][1]
+
+
+@pytest.mark.parametrize("case", PLACES_THAT_CANNOT_BE)
+def test_a_place_that_planning_could_not_have_made_is_refused_by_its_field(case: str) -> None:
+    """Beyond an array the compiled loops would crash; within it the run would train on other text without a word."""
+    change, message = PLACES_THAT_CANNOT_BE[case]
+    config = run(64, tokens=40_000, train=None, streams={"a": StreamConfig(path="")})
+    order = {"a": ShuffledChunks([8] * 6, np.full(48, 150, np.uint32), 2, 5)}
+    at = BatchPlanner(config.data, Clock.of(config), order)
+    state: Any = {}
+    while not state or not state["packer"]["waiting"] or not state["streams"]["a"]["taken"]:
         next(at)
-    state = at.state_dict()
-    planner(config, shards).load_state_dict(state)
-    bad = json.loads(json.dumps(state))
-    bad["streams"]["train"]["block"] = 10**9
-    with pytest.raises(ValueError, match=r"^streams\.train\.block: no such place in the data, found 1000000000"):
-        planner(config, shards).load_state_dict(bad)
-    with pytest.raises(ValueError, match=r"^streams: expected train, found other"):
-        planner(config, shards).load_state_dict({**state, "streams": {"other": state["streams"]["train"]}})
+        state = json.loads(json.dumps(at.state_dict()))
+    BatchPlanner(config.data, Clock.of(config), order).load_state_dict(state)
+    change(state)
+    with pytest.raises(ValueError, match=f"^{message}"):
+        BatchPlanner(config.data, Clock.of(config), order).load_state_dict(state)

@@ -13,7 +13,7 @@ import torch._inductor.config
 import torch.distributed as dist
 
 from modernbert_train.distributed import group
-from modernbert_train.distributed.group import joined
+from modernbert_train.distributed.group import joined, sums_over_ranks
 from modernbert_train.errors import StoppedEarly
 from modernbert_train.models.compiler import set_up_compiler
 
@@ -61,3 +61,9 @@ def test_compiled_layers_are_launched_without_the_gil_and_not_cut_at_ddps_bucket
         set_up_compiler()
         assert torch._inductor.config.use_static_cuda_launcher is False
         assert torch._dynamo.config.optimize_ddp is False
+
+
+def test_the_sums_of_a_step_are_kept_in_double_precision() -> None:
+    """A step counts tokens beyond 2^24, where fp32 has no odd numbers."""
+    odd = 16_777_217.0
+    assert sums_over_ranks([torch.tensor(odd, dtype=torch.float64)], [odd, 3.0]) == [odd, odd, 3.0]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -86,6 +88,21 @@ def test_two_processes_train_it_within_float_error(tiny_run: TinyRun, tmp_path: 
     assert [line["tokens"] for line in plain] == [line["tokens"] for line in whole]
     for key in ("loss", "grad_norm"):
         assert [line[key] for line in plain] == pytest.approx([line[key] for line in whole], rel=1e-6)
+
+
+@pytest.mark.runs
+def test_the_documented_command_ends_on_two_ranks(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """From another folder, under torchrun, with DDP and the last checkpoint of the run; and started once more."""
+    command = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node", "2", str(FILE)]
+    words = tiny_run("phases.long=null", "phases.short.tokens=1200", "phases.short.schedule.decay_tokens=0")
+    for _ in range(2):
+        ended = subprocess.run(
+            [*command, *words], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert ended.returncode == 0, ended.stderr[-3000:]
+        assert ended.stdout.count("2 ranks") == 1, "the first rank alone says where it starts"
+    steps = [line["step"] for line in lines(tmp_path / "runs/tiny-plain")]
+    assert steps == list(range(1, len(steps) + 1)) and len(steps) > 2
 
 
 class Killed(Exception):

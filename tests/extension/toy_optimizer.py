@@ -17,6 +17,9 @@ class SignConfig(OptimConfig):
     name: str = "sign"
     momentum: float = knob(0.9, low=0, below=1)
 
+    def state_numbers(self, total: int, hidden: int, hidden_rows: int) -> int:
+        return total
+
 
 class Sign(Optimizer):
     @torch.no_grad()

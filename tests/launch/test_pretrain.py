@@ -22,6 +22,7 @@ import launch.budget
 import launch.pretrain
 from data_prep.sample import look_at_text
 from launch.budget import Chooser, Device, Speed, choose
+from launch.stages import Stage, run_stages
 from modernbert_train.config.check import check
 from modernbert_train.config.load import load_run, load_typed
 from modernbert_train.config.tools.prepare import PrepareConfig, prepare_problems
@@ -243,3 +244,13 @@ def _steps(run: Path) -> list[dict[str, int]]:
     if not (run / "metrics.jsonl").exists():
         return []
     return [entry for entry in read_lines(run / "metrics.jsonl")[0] if entry.get("kind") == "step"]
+
+
+@pytest.mark.runs
+def test_a_stage_that_is_killed_is_named_with_what_ended_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A child that the system killed for memory left no word of its own."""
+    killed = Stage("training", ["-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"])
+    assert run_stages([killed, Stage("never begun", ["-c", "1"])], tmp_path) == 70
+    said = capsys.readouterr()
+    assert "error: training: the process is gone: it was ended by SIGKILL" in said.err and "dmesg" in said.err
+    assert "never begun" not in said.out

@@ -141,11 +141,11 @@ def test_rows_of_distances_are_the_published_ones() -> None:
     }  # fmt: skip
     assert {distance: int(rows[999 + distance]) for distance in by_hand} == by_hand
     theirs = transformers.models.deberta_v2.modeling_deberta_v2.make_log_bucket_position
-    distances = torch.arange(-2999, 3000)
-    for buckets, farthest in ((256, 512), (256, 2048), (32, 128), (7, 40), (8, 16)):
+    distances = torch.arange(-4999, 5000)
+    for buckets, farthest in ((256, 512), (256, 2048), (256, 4096), (32, 128), (7, 40), (8, 16)):
         expected = (theirs(distances, buckets, farthest).long() + buckets).clamp(0, 2 * buckets - 1)
         config = replace(DEBERTA, buckets=buckets, max_distance=farthest)
-        assert torch.equal(distance_rows(config, 3000), expected), (buckets, farthest)
+        assert torch.equal(distance_rows(config, 5000), expected), (buckets, farthest)
 
 
 @pytest.mark.runs

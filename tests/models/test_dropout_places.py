@@ -23,7 +23,7 @@ def times_0_7(module: nn.Dropout, x: Tensor) -> Tensor:
     return 0.7 * x if module.training and x.dim() < 4 else x
 
 
-@pytest.mark.parametrize("name", ["bert", "albert", "deberta", "xlnet"])
+@pytest.mark.parametrize("name", ["bert", "albert", "deberta", "deberta, narrow", "xlnet"])
 @torch.no_grad()
 def test_hidden_states_in_training_mode_are_those_of_transformers(
     name: str, sequences: Callable[..., Any], pack: Callable[..., Any], monkeypatch: pytest.MonkeyPatch

@@ -183,3 +183,11 @@ def test_what_a_gemma_cannot_compute_is_named(change: dict[str, Any], message: s
     raw = json.loads(json.dumps(described(GEMMA, "causal"))) | change
     with pytest.raises(DataError, match=message):
         gemma.read(raw, "config.json")
+
+
+@EACH
+def test_every_norm_has_the_epsilon_of_the_configuration(config: LlamaConfig) -> None:
+    """At 1e-5 the parity with transformers does not show which number it is."""
+    model = build(replace(config, norm_eps=0.25))
+    found = {name: module.eps for name, module in model.named_modules() if hasattr(module, "eps")}
+    assert "model.final_norm" in found and {*found.values()} == {0.25}

@@ -23,6 +23,7 @@ from modernbert_train.__main__ import main
 from modernbert_train.clock import Clock
 from modernbert_train.config.check import check
 from modernbert_train.config.schema import (
+    VARIANTS,
     ComputeConfig,
     ModernBertConfig,
     MuonConfig,
@@ -41,13 +42,15 @@ from modernbert_train.optim.muon import SCALES, Muon, Rule, orthogonalize, share
 from modernbert_train.optim.stable_adamw import StableAdamW
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import optimizer_flops
-from modernbert_train.plan.memory import memory, step_numbers
+from modernbert_train.plan.memory import memory, moment_numbers, step_numbers
 from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.weights.gather import gather_optimizer, gather_weights, load_optimizer, load_weights
 from tests.conftest import TinyRun
 from tests.distributed.gloo import run_ranks
 from tests.distributed.test_invariance import drop_newest
 from tests.distributed.test_train_ranks import records, weights
+from tests.extension.toy_optimizer import SignConfig
+from tests.extension.toy_optimizer import build as build_sign
 from tests.optim.test_stable_adamw import CountReads
 
 SIZE = ModernBertConfig(vocab_size=64, hidden_size=16, num_layers=4, num_heads=2, intermediate_size=24)
@@ -432,6 +435,21 @@ def test_plan_counts_the_flops_of_a_step(size: ModernBertConfig) -> None:
         optimizer.step()
     assert counter.get_total_flops() == optimizer_flops(census(size), optim) > 0
     assert optimizer_flops(census(size), StableAdamWConfig(lr=1e-3)) == 0
+
+
+@pytest.mark.parametrize("optim", [*(kind(lr=1e-3) for kind in VARIANTS["optim"].values()), SignConfig(lr=1e-3)])
+def test_every_optimizer_says_how_many_numbers_it_keeps(optim: OptimConfig) -> None:
+    """`plan`, the automatic microbatch and the check of disk space go by it, a plugin's too."""
+    size = replace(SIZE, vocab_size=512, hidden_size=128, intermediate_size=192)
+    model = ModernBertForMaskedLM(size)
+    own = build_sign(optim, weights_of(model)) if isinstance(optim, SignConfig) else build_optimizer(optim, model)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    own.step()
+    counts, states = count_parameters(size), [*own.state.values()]
+    kept = sum(value.numel() for state in states for name, value in state.items() if name != "step")
+    assert kept == optim.state_numbers(counts.total, counts.hidden, counts.hidden_rows)
+    assert moment_numbers(counts, optim) == kept
 
 
 @pytest.mark.parametrize("optim", [MuonConfig(lr=1e-3), NorMuonConfig(lr=1e-3)])

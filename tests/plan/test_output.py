@@ -172,7 +172,8 @@ def test_another_encoder_is_planned_without_memory(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--gpu", "h300"], "h300: an unknown GPU. Known: b200, h200, h100"),
+        (["--gpu", "h300"], "h300: an unknown GPU. Did you mean h200? Known: b200, h200, h100"),
+        (["--gpu", "4090"], "4090: an unknown GPU. Did you mean rtx4090?"),
         (["--price", "h100"], "h100: write NAME=DOLLARS"),
         (["--ranks", "0"], "a whole number above 0"),
         (["--html", "plan.html"], "--html was removed: the text has all of it; plan RUN.yaml > plan.txt keeps it."),

@@ -341,3 +341,22 @@ def test_what_no_gpu_here_could_hold_is_refused_with_what_would_fit(
     assert main(["check", *large]) == 0, "nothing is known of the GPU"
     assert main(["check", *large, "launch.gpu=H100"]) == 78
     assert main(["check", *large, "launch.gpu=gpu-of-our-cluster"]) == 0
+
+
+@pytest.mark.runs
+def test_a_disk_on_which_not_one_checkpoint_fits(
+    again: TinyRun, tiny_run: TinyRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the first save, a quarter of an hour into the run, is what notices."""
+    huge = ("model.hidden_size=65536", "model.num_heads=512", "model.intermediate_size=65536", "model.num_layers=400")
+    said = refusal(tiny_run(*huge, "name=huge"), capsys, 74)
+    assert re.search(r"huge: a checkpoint of this model takes [\d,]{16,} bytes, and [\d,]+ are free", said)
+    monkeypatch.setattr(preflight, "free_bytes", lambda path: 0)
+    assert main(["check", *again()]) == 0, "a finished run has nothing left to save"
+
+
+def test_a_gpu_that_this_machine_lacks_is_named_as_not_looked_at(
+    tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["check", *tiny_run("compute.device=cuda")])
+    assert "compute.device=cuda: there is no GPU here" in capsys.readouterr().out

@@ -67,6 +67,14 @@ def test_a_killed_student_goes_on_under_its_teacher_and_under_no_other(
     assert f"trained by another teacher than objective.teacher={other} holds now: its hash of teacher is" in (
         capsys.readouterr().err
     )
+    turned = tmp_path / "turned"  # equal tensors, of another RoPE base
+    shutil.copytree(moved, turned)
+    about = json.loads((turned / "config.json").read_text(encoding="utf-8"))
+    rope = about.get("rope_parameters") or about
+    assert json.dumps(rope).count("10000.0") == 2
+    (turned / "config.json").write_text(json.dumps(about).replace("10000.0", "10001.0"), encoding="utf-8")
+    assert main(["train", *student(tiny_run, teacher, *killed, f"objective.teacher={turned}")]) == 65
+    assert "its hash of teacher's configuration is" in capsys.readouterr().err
     assert main(["train", *student(tiny_run, teacher, *killed, f"objective.teacher={tmp_path / 'runs/none'}")]) == 65
     assert main(["train", *student(tiny_run, teacher, *killed, f"objective.teacher={moved}")]) == 0
     assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole", least=6)
