@@ -1,6 +1,6 @@
-"""Which versions of packages this program asks for, and which of torch it was tested with; for messages and `doctor`.
+"""Version requirements of packages, and the releases of torch that were tested; for messages and `doctor`.
 
-What it asks for stands in pyproject.toml alone, and is read from the installed package's metadata.
+pyproject.toml is the only list of requirements; it is read from the installed package's metadata.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TESTED = ("2.11", "2.13", "2.14", "2.15")  # of torch, ascending: a GPU had 2.11
 
 
 def untested(version: str) -> str | None:
-    """Say that a version of torch is newer than any that was tested; None if it is not.
+    """Return a sentence if this torch is newer than every tested release, else None.
 
     Args:
         version: as torch says it, such as 2.16.0+cu132.
@@ -27,14 +27,14 @@ def untested(version: str) -> str | None:
 
 
 def required(name: str) -> str:
-    """The versions of a package that pyproject.toml asks for, such as `<6,>=5`; empty if any will do.
+    """Return the version specifier of a package in pyproject.toml, such as `<6,>=5`; empty if any version will do.
 
     Raises:
-        importlib.metadata.PackageNotFoundError: this program is not installed, so nothing says what it asks for.
+        importlib.metadata.PackageNotFoundError: this program runs from a folder and has no metadata.
     """
     for text in importlib.metadata.requires("modernbert-train") or ():
         requirement = Requirement(text)
-        # an extra's packages are needed by the few who ask for it
+        # packages of an extra bind only environments with that extra
         if requirement.name == name and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
             return str(requirement.specifier)
     return ""

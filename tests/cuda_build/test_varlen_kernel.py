@@ -1,4 +1,4 @@
-"""We choose attention's kernel on every torch. If this breaks, an encoder runs at a fifth of its speed."""
+"""Our choice of attention's kernel, on each torch. If this breaks, an encoder runs at a fifth of its speed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_cudnn_is_refused_by_name_where_torch_or_cudnn_is_too_old(found: dict[st
 
 def test_cudnn_computes_global_layers_and_varlen_local_ones(found: dict[str, Any]) -> None:
     if "microbatch first" not in found:
-        pytest.skip("this torch has no cuDNN attention that trains")
+        pytest.skip("cuDNN attention cannot train with this torch")
     wholes = [found[f"cudnn {order} {compiled=}"] for order in ("all", "causal") for compiled in (False, True)]
     for whole in wholes:
         assert whole["flash"] == [False, False] and whole["cudnn"] == 2 and whole["faults"] == []
@@ -69,7 +69,7 @@ def test_cudnn_reads_the_packed_buffer_as_it_lies(found: dict[str, Any]) -> None
     """No copy of q, k and v, each token where its strides say, documents by their boundaries; gradients are packed by
     themselves. The graph serves later microbatches of other documents, up to an eighth of the row longer or shorter."""
     if "microbatch first" not in found:
-        pytest.skip("this torch has no cuDNN attention that trains")
+        pytest.skip("cuDNN attention cannot train with this torch")
     first, alike, longer = (found[f"microbatch {name}"] for name in ("first", "like it", "longer"))
     tensors = {(uid, dims, strides): ragged for uid, dims, strides, ragged in first["cudnn_tensors"]}
     sizes = "7,2,512,64"  # eight boundaries, two heads of 64; 400 tokens rounded up to quarters of a row of 1,024

@@ -1,7 +1,7 @@
-"""Which functions attention's kernels call on the null device: python -m tests.cuda_build.varlen_kernel. Prints JSON.
+"""Print the kernels that attention launches on the null device as JSON: python -m tests.cuda_build.varlen_kernel.
 
-torch is made to prefer cuDNN in every way that one of its releases has; its own `varlen_attn` then goes there. cuDNN is
-that of null_cudnn.c, which records what it is asked for.
+The program makes torch prefer cuDNN by the rules of all releases, so that torch's `varlen_attn` calls it. null_cudnn.c
+takes the place of cuDNN and records graphs and executions.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ HEADS, WIDTH, ROW = 2, 64, 1024
 
 
 class Cudnn:
-    """What null_cudnn.c has recorded."""
+    """The record of null_cudnn.c."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(os.environ["LD_PRELOAD"].split(":")[0])
 
     def read(self) -> list[list[str]]:
-        """Its lines since the last call, in words."""
+        """Return the lines since the last call, each split into words."""
         with tempfile.NamedTemporaryFile("r") as file:
             self._library.null_cudnn_dump(file.name.encode())
             return [line.split() for line in file]
@@ -44,7 +44,7 @@ class Cudnn:
 
 @contextmanager
 def torch_prefers_cudnn() -> Iterator[None]:
-    """By the rule of 2.11 to 2.14, which is a function, and by that of 2.15, which is SDPA's switches."""
+    """Make torch's `varlen_attn` choose cuDNN: a function decides up to 2.14, SDPA's switches decide in 2.15."""
     before = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_flash_sdp(False)
     torch.backends.cuda.enable_cudnn_sdp(True)
@@ -57,7 +57,7 @@ def torch_prefers_cudnn() -> Iterator[None]:
 
 
 def line_of(lengths: list[int], order: Order = "all") -> Packed:
-    """Documents end to end, and boundaries padded to eight."""
+    """Return documents end to end, with boundaries padded to eight."""
     ends = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
     padded = torch.full((8,), sum(lengths), dtype=torch.int32)
     padded[: len(ends)] = ends
@@ -71,7 +71,7 @@ def qkv_of(line: Packed) -> Tensor:
 
 
 def there_and_back(call: Callable[..., Tensor], line: Packed) -> dict[str, Any]:
-    """What a forward and a backward pass launched, by kind."""
+    """Run a forward and a backward pass, and count their launches by kind."""
     qkv, account, asked = qkv_of(line), Account(), Cudnn()
     asked.read()
     account.reset()
@@ -89,7 +89,7 @@ def there_and_back(call: Callable[..., Tensor], line: Packed) -> dict[str, Any]:
 
 
 def of_kernel(kernel: Any, line: Packed, window: bool, compiled: bool = False) -> dict[str, Any]:
-    """The same of one of our kernels, in a layer of its own if it is compiled, which must be one graph."""
+    """Run one of our kernels through `there_and_back`; a compiled one must be a single graph."""
     layout = kernel.prepare(line, Visible.around(64, line.order))
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def of_kernel(kernel: Any, line: Packed, window: bool, compiled: bool = False) -
 
 
 def torchs_own(line: Packed) -> dict[str, Any]:
-    """`varlen_attn`, which is what torch makes of its own choice. Forward: the way back is broken in torch 2.13."""
+    """Run torch's `varlen_attn` forward. Its backward pass with cuDNN raises in torch 2.13."""
     ends, longest, asked, account = line.cu_seqlens_S, line.longest, Cudnn(), Account()
     asked.read()
     account.reset()
@@ -110,7 +110,7 @@ def torchs_own(line: Packed) -> dict[str, Any]:
 
 
 def look() -> dict[str, Any]:
-    """Everything."""
+    """Run all cases."""
     line, causal = line_of([400, 300, 68]), line_of([400, 300, 68], "causal")
     found: dict[str, Any] = {"torch": torch.__version__, "said": with_backend(varlen, GPU, BF16)}
     found["varlen_refused"], found["cudnn_refused"] = varlen.support(GPU, BF16), cudnn.support(GPU, BF16)

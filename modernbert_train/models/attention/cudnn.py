@@ -1,12 +1,12 @@
 """Global layers by cuDNN with boundaries, local layers by `varlen`: Hopper and Blackwell, bf16 or fp16.
 
-Nobody has timed it under this program, so compute.attention=auto never takes it; `tune` times it where it is usable.
-Three things of torch's cuDNN functions shape this file, seen on torch 2.14.1 and 2.15.0:
+Its speed is unmeasured, so compute.attention=auto never takes it; `tune` times it where it is usable. Three properties
+of torch's cuDNN functions shape this file, seen on torch 2.14.1 and 2.15.0:
 
-- They build a graph of cuDNN's for each number of sequences and longest sequence, and keep it. So the longest sequence
-  is rounded up to an eighth of the row. Before 2.14 they built one in every call (pytorch pull request 191576), and the
+- They build and cache one cuDNN graph for each number of sequences and longest sequence. So the longest sequence is
+  rounded up to an eighth of the row. Before 2.14 every call built a graph (pytorch pull request 191576), and the
   backward pass took the head's width for the longest sequence (186142).
-- The backward pass allocates sequences x longest x heads x width numbers of fp32, however few tokens there are.
+- The backward pass allocates sequences x longest x heads x width numbers of fp32, whatever the number of tokens.
 - Empty sequences, which pad `cu_seqlens`, give NaN before cuDNN 9.25 (cudnn-frontend issue 943).
 
 Shape legend: T packed tokens, S sequences (padded), N heads, H head width.
@@ -27,7 +27,7 @@ from modernbert_train.models.attention.visible import ScoreBias, Visible
 
 MIN_CUDNN = 92_500  # 9.25.0
 _SHORTEST = 256  # torch 2.14 refuses to let cuDNN compute sequences that are all of 128 tokens or fewer
-_LENGTHS = 8  # lengths of a longest sequence that are told apart
+_LENGTHS = 8  # different values of the longest sequence, each with graphs of its own
 
 name = "cudnn"
 traits = "global layers, window by varlen; backward, not deterministic; unmeasured"
@@ -35,11 +35,11 @@ traits = "global layers, window by varlen; backward, not deterministic; unmeasur
 
 @dataclass(frozen=True)
 class Layout:
-    """What layers share.
+    """Boundaries of one microbatch, shared by all layers.
 
     Attributes:
-        whole: of global layers, with the longest sequence rounded up.
-        local: of local layers.
+        whole: for global layers, with the longest sequence rounded up.
+        local: for local layers.
     """
 
     whole: varlen.Layout
@@ -109,7 +109,7 @@ def attend(
 def _attention(
     q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, cu_seqlens_S: Tensor, longest: int, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    # cuDNN's offsets are 32-bit, and before torch 2.15 larger ones wrap without a word
+    # cuDNN's offsets have 32 bits, and torch checks them only from 2.15 on
     assert len(q_TNH) * max(x.stride(0) for x in (q_TNH, k_TNH, v_TNH)) < 1 << 31, "too many tokens for cuDNN at once"
     out_TNH, lse_NT, *_ = torch.ops.aten._cudnn_attention_forward(
         query=q_TNH,
@@ -147,7 +147,7 @@ def _gradients(
     longest: int,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    nothing = torch.empty((), dtype=torch.int64, device=q_TNH.device)  # of dropout, which there is none of
+    unused = torch.empty((), dtype=torch.int64, device=q_TNH.device)  # random state, only read with dropout
     found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._cudnn_attention_backward(
         grad_out=grad_TNH.contiguous(),  # another layout faults before torch 2.15 (pull request 194818)
         query=q_TNH,
@@ -155,8 +155,8 @@ def _gradients(
         value=v_TNH,
         out=out_TNH,
         logsumexp=lse_NT,
-        philox_seed=nothing,
-        philox_offset=nothing,
+        philox_seed=unused,
+        philox_offset=unused,
         attn_bias=None,
         cum_seq_q=cu_seqlens_S,
         cum_seq_k=cu_seqlens_S,
@@ -196,5 +196,5 @@ _attention.register_autograd(_backward, setup_context=_save)
 
 
 def backend(device: torch.device, dtype: torch.dtype) -> str:
-    """The release of cuDNN that torch runs with."""
+    """Return the release of cuDNN that torch runs with."""
     return f"cuDNN {_release(torch.backends.cudnn.version() or 0)}"

@@ -57,7 +57,7 @@ def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias
     return without_mask(order, bias) or gpu_support(device, dtype) or missing_in_torch(_FORWARD, _BACKWARD)
 
 
-# the functions of torch that are called, with the arguments that they are given
+# torch's functions that this kernel calls, and their arguments
 _FORWARD = (
     "_flash_attention_forward",
     *("query", "key", "value", "cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal"),
@@ -72,11 +72,11 @@ _BACKWARD = (
 
 @functools.cache
 def missing_in_torch(*functions: tuple[str, ...], oldest: str = OLDEST) -> str | None:
-    """Say what the installed torch lacks of some functions, or of FlashAttention; None if it has them all.
+    """Return why the installed torch cannot run some of its own functions, with a remedy; None if it can.
 
     Args:
-        functions: of each its name in torch.ops.aten, then the arguments that it must take.
-        oldest: the first torch that has them, for the remedy.
+        functions: for each its name in torch.ops.aten, then the arguments that it must take.
+        oldest: first torch with these functions, for the remedy.
     """
     remedy = f"install a torch from {oldest} to {TESTED[-1]} of pytorch.org, see requirements/README.md"
     for name, *arguments in functions:
@@ -130,7 +130,7 @@ def sizes(packed: Packed) -> tuple[Tensor, Tensor]:
 
 
 def backend(device: torch.device, dtype: torch.dtype) -> str:
-    """The version of FlashAttention that torch's flash functions run on a device."""
+    """Return the version of FlashAttention that torch's flash functions run."""
     active = getattr(torch_attention, "current_flash_attention_impl", lambda: None)()
     if active is not None:
         return f"FlashAttention-{active.removeprefix('FA')}"
@@ -188,7 +188,7 @@ def _gradients(
     before: int,
     after: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    # only read with dropout, but of this shape and type in torch's own calls
+    # only read with dropout; torch's own calls pass this shape and type
     random_state = torch.empty(2, dtype=torch.uint64, device=q_TNH.device)
     found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
         grad_out=grad_TNH,
@@ -228,18 +228,18 @@ def _(
 
 
 def shapes(q_TNH: Tensor) -> tuple[Tensor, Tensor]:
-    """An output and its log-sum-exp, without values."""
+    """Return an output and its log-sum-exp, without values."""
     tokens, heads, _ = q_TNH.shape
     return torch.empty_like(q_TNH), q_TNH.new_empty((heads, tokens), dtype=torch.float32)
 
 
 def gradient_shapes(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The three gradients, without values."""
+    """Return the three gradients, without values."""
     return torch.empty_like(q_TNH), torch.empty_like(k_TNH), torch.empty_like(v_TNH)
 
 
 def _is_causal(before: int, after: int) -> bool:
-    """True if tokens see all that stands before them, for which kernels have a form of their own."""
+    """True for plain causal attention, for which FlashAttention has a separate kernel."""
     return before < 0 and after == 0
 
 
