@@ -212,7 +212,7 @@ def test_local_layers_are_ours_where_that_was_measured_to_be_faster(
     """On Hopper, of heads that the kernel takes, in models that have local layers; elsewhere no one has timed it."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(flash, "is_third", lambda device: False)
-    for kernel in (varlen, tiles):
+    for kernel in (varlen, tiles, cudnn):
         monkeypatch.setattr(kernel, "support", lambda *given: None)
     kernels = by_preference(torch.device("cuda"), torch.bfloat16, "all", None, heads)
     assert next(iter(kernels)) == first and {*kernels} == {*KERNELS}
