@@ -544,6 +544,7 @@ def test_the_newest_flash_attention_that_runs_serves(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     monkeypatch.setattr(varlen, "missing_in_torch", lambda *_, **__: None)
+    monkeypatch.setattr(cudnn, "support", lambda *_: "asks a GPU that is not there")
     gpu = torch.device("cuda")
     reason = flash.support(gpu, torch.bfloat16)
     choose_kernel.cache_clear()
