@@ -8,7 +8,7 @@ MALLOC := glibc.malloc.trim_threshold=268435456:glibc.malloc.mmap_threshold=3355
 PYTEST := GLIBC_TUNABLES=$(MALLOC) CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -n logical --maxprocesses 8
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart format style types suite lint test test-quick test-commands test-cases test-slow test-pythons test-wheel test-gpu test-cuda first-gpu-hour drill coverage docs clean
+.PHONY: help venv quickstart format style types suite lint test test-quick test-commands test-cases test-slow test-pythons test-wheel test-gpu test-cuda test-cuda-quick first-gpu-hour drill coverage docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,8 +70,11 @@ coverage: venv ## lines that no test reaches; as long as all tests in one proces
 test-wheel: venv ## the wheel in a fresh environment, from text to a model; minutes, and needs a package index
 	OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -n 2 -m slow tests/packaging/test_fresh.py
 
-test-cuda: ## what can be proven of the CUDA build of torch without a GPU; makes .venv-cuda of 6 GB; three quarters of an hour
+test-cuda: ## what can be proven of the CUDA build of torch without a GPU; makes .venv-cuda of 6 GB; an hour
 	@sh tests/cuda_build/run.sh $(CUDA_VENV)
+
+test-cuda-quick: ## the part of test-cuda that CI runs: two ranks, two faults, the guards; ten minutes
+	@sh tests/cuda_build/run.sh $(CUDA_VENV) quick
 
 test-gpu: venv ## the tests that need a GPU, on this machine's; minutes
 	$(PYTHON_IN_VENV) -m pytest -m gpu tests/gpu --durations=15

@@ -7,11 +7,12 @@ import io
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim import AdamW
@@ -32,6 +33,38 @@ from modernbert_train.train.tune.timing import Stopwatch, wait
 from modernbert_train.vocabulary import read_vocabulary
 
 ADAM = {"betas": (0.9, 0.98), "eps": 1e-6}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """transformers' ModernBERT as one kind of its users trains it.
+
+    Attributes:
+        sparse: its switch `sparse_prediction`, which computes logits only where something is predicted.
+        compiled: by torch.compile, as a whole, with its defaults.
+        attention: transformers' name of the attention.
+        packed: documents lie end to end with their boundaries, as flash attention takes them; otherwise they are padded
+            to the longest of a microbatch.
+    """
+
+    sparse: bool = False
+    compiled: bool = False
+    attention: str = "sdpa"
+    packed: bool = False
+
+    @property
+    def name(self) -> str:
+        """The exact name, for tables."""
+        parts = ["packed" if self.packed else "padded", self.attention, "compiled" if self.compiled else "eager"]
+        return ", ".join(["transformers", *parts, *(["sparse_prediction"] * self.sparse)])
+
+
+REFERENCES = {
+    "plain": Reference(),
+    "sparse": Reference(sparse=True),
+    "compiled": Reference(sparse=True, compiled=True),
+    "flash": Reference(sparse=True, attention="flash_attention_2", packed=True),
+}
 
 
 class Contender:
@@ -119,35 +152,43 @@ class Theirs(Contender):
         config: the run.
         device: of the model.
         documents: in a microbatch.
-        sparse: its switch `sparse_prediction`, which computes logits only where something is predicted.
+        reference: which of its forms.
     """
 
     def __init__(
-        self, model: ForMaskedLM, config: RunConfig, device: torch.device, documents: int, sparse: bool
+        self, model: ForMaskedLM, config: RunConfig, device: torch.device, documents: int, reference: Reference
     ) -> None:
         super().__init__(device.type == "cuda")
-        self._config, self._device, self._documents = config, device, documents
+        self._config, self._device, self._documents, self._reference = config, device, documents, reference
         vocabulary = read_vocabulary(config.data.tokenizer)
         self._pad = vocabulary.pad_id
         (phase,) = config.phases.values()
         self._model = transformers_model(
-            next(iter(config.in_phase.values())).modernbert, phase.row_tokens, vocabulary, sparse=sparse
+            next(iter(config.in_phase.values())).modernbert,
+            phase.row_tokens,
+            vocabulary,
+            sparse=reference.sparse,
+            attention=reference.attention,
         )
         self._model.load_state_dict(model.state_dict())
         self._model.to(device).train()
+        if reference.compiled:
+            self._model.compile()
         self._optimizer = AdamW(self._model.parameters(), 1e-4, fused=True, **ADAM)  # type: ignore[arg-type]
 
     def first_loss(self, batch: StepBatch) -> float:
         """Mean loss of a batch, before any step."""
-        parts = self._padded(batch)
-        predicted = sum(count for *_, count in parts)
-        with torch.no_grad():
-            return sum(float(self._loss(*tensors)) * count / predicted for *tensors, count in parts)
+        parts = self._parts(batch)
+        predicted = sum(count for _, count in parts)
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            return sum(float(self._loss(tensors)) * count / predicted for tensors, count in parts)
 
     def turn(self, batches: Sequence[StepBatch]) -> None:
         """A step for each batch; padding it, which a collator's workers would do, is not timed."""
-        padded = [self._padded(batch) for batch in batches]
-        self._step(padded[0], Stopwatch(self._device))
+        padded = [self._parts(batch) for batch in batches]
+        # compiled it must have seen every length before the first turn that counts
+        for parts in padded if self._reference.compiled and not self.rates else padded[:1]:
+            self._step(parts, Stopwatch(self._device))
         wait(self._device)
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats()
@@ -157,15 +198,15 @@ class Theirs(Contender):
         wait(self._device)
         _record(self, batches, self._config, began, clock)
 
-    def _loss(self, ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    def _loss(self, tensors: dict[str, Any]) -> Tensor:
         with Compute(self._device, resolve_precision(self._config.compute, self._device)).autocast():
-            return self._model(input_ids=ids, attention_mask=mask, labels=labels).loss
+            return self._model(**tensors).loss
 
-    def _step(self, parts: list[tuple[Tensor, Tensor, Tensor, int]], clock: Stopwatch) -> None:
-        predicted = sum(count for *_, count in parts)
+    def _step(self, parts: list[tuple[dict[str, Any], int]], clock: Stopwatch) -> None:
+        predicted = sum(count for _, count in parts)
         clock.start()
-        for *tensors, count in parts:
-            loss = self._loss(*tensors) * (count / predicted)
+        for tensors, count in parts:
+            loss = self._loss(tensors) * (count / predicted)
             clock.mark("forward")
             loss.backward()
             clock.mark("backward")
@@ -173,17 +214,35 @@ class Theirs(Contender):
         self._optimizer.zero_grad()
         clock.mark("optimizer")
 
-    def _padded(self, batch: StepBatch) -> list[tuple[Tensor, Tensor, Tensor, int]]:
-        """The documents in their order, so many at a time: ids, attention mask, labels, and how many are predicted."""
+    def _parts(self, batch: StepBatch) -> list[tuple[dict[str, Any], int]]:
+        """The documents in their order, so many at a time: what the model is given, and how many are predicted."""
         documents = list(_documents(batch))
         found = []
         for first in range(0, len(documents), self._documents):
             ids, labels = zip(*documents[first : first + self._documents], strict=True)
-            mask = pad_sequence([torch.ones_like(one) for one in ids], True, 0)
-            padded = pad_sequence(list(ids), True, self._pad), mask, pad_sequence(list(labels), True, IGNORED_LABEL)
+            given = self._packed(ids, labels) if self._reference.packed else self._padded(ids, labels)
             count = sum(int((one != IGNORED_LABEL).sum()) for one in labels)
-            found.append((*(tensor.to(self._device) for tensor in padded), count))
-        return found  # type: ignore[return-value]
+            on_device = {key: v.to(self._device) if isinstance(v, Tensor) else v for key, v in given.items()}
+            found.append((on_device, count))
+        return found
+
+    def _padded(self, ids: Sequence[Tensor], labels: Sequence[Tensor]) -> dict[str, Any]:
+        mask = pad_sequence([torch.ones_like(one) for one in ids], True, 0)
+        padded = pad_sequence(list(ids), True, self._pad), pad_sequence(list(labels), True, IGNORED_LABEL)
+        return {"input_ids": padded[0], "attention_mask": mask, "labels": padded[1]}
+
+    def _packed(self, ids: Sequence[Tensor], labels: Sequence[Tensor]) -> dict[str, Any]:
+        lengths = [len(one) for one in ids]
+        boundaries = F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).int()
+        return {
+            "input_ids": torch.cat(list(ids)).unsqueeze(0),
+            "position_ids": torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0),
+            "labels": torch.cat(list(labels)).unsqueeze(0),
+            "cu_seq_lens_q": boundaries,
+            "cu_seq_lens_k": boundaries,
+            "max_length_q": max(lengths),
+            "max_length_k": max(lengths),
+        }
 
 
 def through_train(config: RunConfig, warm_up: int) -> Contender:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import transformers
+from torch import nn
 
 from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.vocabulary import Vocabulary
 
 
 def transformers_model(
-    model: ModernBertConfig, row_tokens: int, vocabulary: Vocabulary, *, sparse: bool = True
+    model: ModernBertConfig, row_tokens: int, vocabulary: Vocabulary, *, sparse: bool = True, attention: str = "sdpa"
 ) -> transformers.ModernBertForMaskedLM:
-    """Build it with random weights, in evaluation, with torch's scaled_dot_product_attention.
+    """Build it with random weights, in evaluation.
+
+    Dropout after attention is ours. transformers' own key would drop attention probabilities too.
 
     Args:
         model: the architecture, as it is in a phase.
         row_tokens: of that phase.
         vocabulary: ids of the special tokens.
         sparse: its switch `sparse_prediction`, which computes logits only where something is predicted.
+        attention: transformers' name of the attention, `attn_implementation`.
     """
     thetas = {"full_attention": model.global_rope_theta, "sliding_attention": model.local_rope_theta}
-    return transformers.ModernBertForMaskedLM(
+    found = transformers.ModernBertForMaskedLM(
         transformers.ModernBertConfig(
             vocab_size=model.vocab_size,
             hidden_size=model.hidden_size,
@@ -37,6 +41,9 @@ def transformers_model(
             bos_token_id=vocabulary.cls_id,
             eos_token_id=vocabulary.sep_id,
             sparse_prediction=sparse,
-            attn_implementation="sdpa",
+            attn_implementation=attention,
         )
     )
+    for layer in found.model.layers:
+        layer.attn.out_drop = nn.Dropout(model.attention_out_dropout)
+    return found

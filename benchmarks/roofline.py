@@ -60,6 +60,11 @@ class Kernel:
     def of_layers(self) -> bool:
         return self.launches > _LAYERS
 
+    @property
+    def of_loss(self) -> bool:
+        """Compiled, embedding, final norm and head are kernels too; only the loss's take a logarithm."""
+        return not self.of_layers and ("_log_" in self.name or not self.name.startswith("triton"))
+
     def bytes(self, tokens: int) -> int:
         return self.token_bytes * tokens + self.other_bytes
 

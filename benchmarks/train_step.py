@@ -10,13 +10,16 @@ Three contenders, in turns, on the same documents with the same masks:
 
 - ours: the loader with its worker processes, packed rows, the encoder, the loss and StableAdamW, in a bare loop;
 - ours through `train`: a real run with Composer, clock, guard and metrics, whose own record is read;
-- transformers' ModernBERT as its users train it: documents padded to the longest of a batch, torch's
-  scaled_dot_product_attention, torch's fused AdamW; with its switch `sparse_prediction` and without.
+- transformers' ModernBERT as its users train it, with torch's fused AdamW, in the forms that --references names:
+  plain (documents padded to the longest of a microbatch, torch's scaled_dot_product_attention, eager), sparse (the same
+  with its switch `sparse_prediction`), compiled (that by torch.compile), flash (packed documents, the package
+  flash_attn, `sparse_prediction`; on a GPU).
 
 Only tokens of documents count, never padding. A step includes the wait for its batch and the copy to the device. Rates
 are tokens over the time of a whole round, which ends with a synchronisation; parts are CUDA events on a GPU. MFU counts
 the keys that each token truly sees and the predicted positions only; its peaks are the datasheet's and that of a large
-matrix product in the same run. Dropout is off. All begin with the same weights and must agree on the first loss.
+matrix product in the same run. Settings that a case leaves open are those that `train` takes on this device; dropout
+is the recipe's, for transformers too. All begin with the same weights and must agree on the first loss.
 """
 
 from __future__ import annotations
@@ -36,9 +39,10 @@ if not __package__:  # run as a script: sys.path begins with this folder, the pa
 
 import torch
 
-from benchmarks.contenders import Contender, Ours, Theirs, through_train
+from benchmarks.contenders import REFERENCES, Contender, Ours, Theirs, through_train
 from benchmarks.corpus import write_corpus
 from benchmarks.measure import measure_rates
+from modernbert_train.config.auto import OPEN, assigned, microbatch_key, value_of
 from modernbert_train.config.schema import (
     CheckpointConfig,
     ComputeConfig,
@@ -50,18 +54,19 @@ from modernbert_train.config.schema import (
     RunConfig,
     StableAdamWConfig,
 )
-from modernbert_train.distributed.compute import keep_freed_memory, resolve_precision, use_threads
+from modernbert_train.distributed.compute import Compute, keep_freed_memory, resolve_precision, use_threads
 from modernbert_train.models.init import initialize
 from modernbert_train.models.masked_lm import ForMaskedLM
+from modernbert_train.plan.card import card_of
+from modernbert_train.plan.tuned import take
 from modernbert_train.report.throughput import peak_flops
 from modernbert_train.train.build import build_model
 
 SMALL = ModernBertConfig(
     vocab_size=8192, hidden_size=192, num_layers=7, num_heads=3, intermediate_size=288, attention_out_dropout=0.0
 )
-BASE = ModernBertConfig(attention_out_dropout=0.0)
+BASE = ModernBertConfig()
 LARGE = replace(BASE, hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)
-ON_GPU = ComputeConfig(compile=True)
 
 # tokens/s on one H200 that we have set ourselves, and then those beyond; published on one H100
 GOALS = {
@@ -81,9 +86,11 @@ class Case:
         row_tokens: of a row.
         microbatch_tokens, batch_tokens: of a forward pass and of a step.
         rounds, steps, warm_up: turns of each contender; steps of ours in a turn that count, and before them.
-        reference_documents: in a microbatch of transformers; 0 leaves transformers out.
+        reference_documents: in a microbatch of transformers.
+        references: forms of transformers that are measured, names of `REFERENCES`.
         median_tokens: of a document.
         compile_mode: of torch.compile, for ours in the bare loop; None is its default where compute.compile is on.
+        fused: `optim.fused`; None: as `train` takes it.
     """
 
     model: ModernBertConfig
@@ -97,9 +104,11 @@ class Case:
     median_tokens: int = 300
     compile_mode: str | None = None
     compute: ComputeConfig = field(default_factory=ComputeConfig)
+    references: tuple[str, ...] = ("plain", "sparse")
+    fused: bool | None = None
 
 
-GPU = Case(BASE, 1024, 98_304, 98_304, 2, 50, 5, 64, compute=ON_GPU)
+GPU = Case(BASE, 1024, 98_304, 98_304, 2, 50, 5, 64)
 PRESETS: dict[str, dict[str, Case]] = {
     "cpu": {"small-1024": Case(SMALL, 1024, 4096, 4096, 5, 4, 1, 8)},
     "cpu-base": {"base-1024": Case(BASE, 1024, 3072, 3072, 2, 1, 1, 4)},
@@ -135,12 +144,24 @@ def run_config(case: Case, folder: Path, data: Path, device: torch.device, worke
         compute=replace(case.compute, device=device.type),  # type: ignore[arg-type]
         data=DataConfig(train=str(data / "train"), tokenizer=str(data / "tokenizer"), num_workers=workers),
         model=case.model,
-        optim=StableAdamWConfig(lr=1e-4),
+        optim=StableAdamWConfig(lr=1e-4, fused=case.fused),
         phases={"only": phase},
         eval=EvalConfig(),
         checkpoint=CheckpointConfig(interval_seconds=None),
         logging=LoggingConfig(progress_bar=False),
     )
+
+
+def as_trained(config: RunConfig, device: torch.device) -> RunConfig:
+    """Return the run with what it leaves open filled in, as a start of `train` does on this device."""
+    compute = Compute(device, resolve_precision(config.compute, device))
+    return take(config, compute, card=card_of(compute), fresh=True).config
+
+
+def settings_of(config: RunConfig) -> list[str]:
+    """Return the settings of speed of a run with nothing open, each as KEY=VALUE, and its dropout."""
+    keys = [*OPEN, *(microbatch_key(name) for name in config.phases), "model.attention_out_dropout"]
+    return [assigned(key, value_of(config, key)) for key in keys]
 
 
 def run(case: Case, device: torch.device, data: Path, workers: int, with_trainer: bool = True) -> dict[str, Contender]:
@@ -160,7 +181,8 @@ def run(case: Case, device: torch.device, data: Path, workers: int, with_trainer
         RuntimeError: the contenders do not compute the same loss from the same weights.
     """
     with tempfile.TemporaryDirectory() as folder:
-        config = run_config(case, Path(folder), data, device, workers)
+        config = as_trained(run_config(case, Path(folder), data, device, workers), device)
+        print(", ".join(settings_of(config)))
         use_threads(config.compute, device)
         model = build_model(config, sharded=False)
         assert isinstance(model, ForMaskedLM)
@@ -170,12 +192,12 @@ def run(case: Case, device: torch.device, data: Path, workers: int, with_trainer
         ours = Ours(model.to(device).train(), config, device)
         contenders: dict[str, Contender] = {"ours": ours}
         theirs = {}
-        if case.reference_documents:
-            for sparse, name in ((False, "transformers, padded"), (True, "transformers, padded, sparse")):
-                theirs[name] = Theirs(model, config, device, case.reference_documents, sparse)
+        for reference in (REFERENCES[name] for name in case.references):
+            theirs[reference.name] = Theirs(model, config, device, case.reference_documents, reference)
         first = ours.next_batch()
         losses = [ours.first_loss(first), *(contender.first_loss(first) for contender in theirs.values())]
-        limit = 5e-3 if resolve_precision(config.compute, device) == "amp_bf16" else 1e-4
+        rounded = resolve_precision(config.compute, device) == "amp_bf16"
+        limit = 5e-3 if rounded or case.model.attention_out_dropout else 1e-4  # each draws a dropout of its own
         if any(abs(loss - losses[0]) > limit * losses[0] for loss in losses):
             raise RuntimeError(f"first losses {losses}: they differ, so the contenders do not compute the same.")
         for number in range(case.rounds):
@@ -238,13 +260,18 @@ def main() -> None:
     parser.add_argument("--global-kernel", help="compute.global_attention")
     parser.add_argument("--precision", choices=("auto", "fp32", "bf16"), help="of all contenders; default: auto")
     parser.add_argument("--threads", type=int, help="of torch on a CPU")
-    parser.add_argument("--compile", help="off, on, or a mode of torch.compile, without `train`")
+    parser.add_argument("--compile", help="off, on, or a mode of torch.compile, without `train`; default: as `train`")
+    parser.add_argument("--fused", choices=("off", "on"), help="optim.fused; default: as `train`")
     parser.add_argument("--microbatch-tokens", type=int)
     parser.add_argument("--batch-tokens", type=int)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--steps", type=int, help="of ours in a round")
     parser.add_argument("--workers", type=int, default=4 if torch.cuda.is_available() else 0)
     parser.add_argument("--no-reference", action="store_true", help="leave transformers out")
+    parser.add_argument(
+        "--references", nargs="+", choices=REFERENCES, help="forms of transformers; default: plain sparse"
+    )
+    parser.add_argument("--dropout", type=float, help="model.attention_out_dropout; default: the recipe's")
     parser.add_argument("--no-trainer", action="store_true", help="leave the run through `train` out")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
@@ -297,8 +324,8 @@ def changed(case: Case, options: argparse.Namespace) -> Case:
         compute = replace(compute, global_attention=options.global_kernel)
     mode = None
     if options.compile is not None:
-        compute = replace(compute, compile=options.compile == "on")
         mode = options.compile if options.compile not in ("on", "off") else None
+        compute = replace(compute, compile=options.compile == "on")
     sizes = {
         "microbatch_tokens": options.microbatch_tokens,
         "batch_tokens": options.batch_tokens,
@@ -308,7 +335,13 @@ def changed(case: Case, options: argparse.Namespace) -> Case:
     case = replace(
         case, compute=compute, compile_mode=mode, **{key: value for key, value in sizes.items() if value is not None}
     )
-    return replace(case, reference_documents=0) if options.no_reference else case
+    if options.dropout is not None:
+        case = replace(case, model=replace(case.model, attention_out_dropout=options.dropout))
+    if options.fused is not None:
+        case = replace(case, fused=options.fused == "on")
+    if options.references is not None:
+        case = replace(case, references=tuple(options.references))
+    return replace(case, references=()) if options.no_reference else case
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import ipaddress
 import socket
 import struct
 from contextlib import suppress
@@ -23,6 +24,24 @@ def local_address(host: str, port: int) -> str:
         with socket.socket(family, kind) as probe:
             probe.connect(address)
             return str(probe.getsockname()[0])
+
+
+def reached_at(host: str, port: int) -> str:
+    """Return the address by which this machine reaches another; no packet is sent.
+
+    Raises:
+        TimeoutError: the host has no address, or there is no way to it.
+    """
+    with os_errors_as(TimeoutError, host):
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return str(probe.getpeername()[0])
+
+
+def is_loopback(address: str) -> bool:
+    """Return True if an address reaches nothing but this machine itself."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def interface_of(address: str) -> str | None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its types forget it
 
-from launch.network import interface_of, is_here, local_address
+from launch.network import interface_of, is_here, is_loopback, local_address, reached_at
 from launch.topology import Topology
 from modernbert_train.config.launch import split_endpoint
 from modernbert_train.core.text import first_line
@@ -25,6 +25,7 @@ from modernbert_train.errors import ConfigError
 
 LINGER_SECONDS = 10.0  # what the store holds is how the others hear of an error; then whoever holds it ends too
 _RUN, _LEFT = "modernbert-train/run", "modernbert-train/left"
+_KNOWN_AS = "modernbert-train/known-as"  # the address by which others have reached the machine that holds the store
 _LOCAL = "127.0.0.1"
 _WAIT_SECONDS = 30.0  # for an answer of the store
 
@@ -57,12 +58,13 @@ def rendezvous(topology: Topology, run_id: str, seconds: float) -> Iterator[Meet
         return
     deadline = time.monotonic() + seconds
     address = _address(endpoint, deadline)
-    interface = interface_of(address)
-    if interface is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     held = _hold(topology, endpoint, run_id)
     is_host = held is not None
     store = held if held is not None else _come(endpoint, run_id, deadline)
+    address = _known_as(store, endpoint, address, deadline) if is_host else _tell_host(store, endpoint, address)
+    interface = interface_of(address)
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     join_timeout = max(1, int(deadline - time.monotonic()))
     place = {
         "rdzv_endpoint": topology.endpoint,
@@ -82,6 +84,37 @@ def _address(endpoint: tuple[str, int], deadline: float) -> str:
             return local_address(*endpoint)
         time.sleep(0.5)
     return local_address(*endpoint)
+
+
+def _tell_host(store: TCPStore, endpoint: tuple[str, int], address: str) -> str:
+    """Tell the machine that holds the store by which address it is reached; return this machine's own."""
+    store.set(_KNOWN_AS, reached_at(*endpoint))
+    return address
+
+
+def _known_as(store: TCPStore, endpoint: tuple[str, int], address: str, deadline: float) -> str:
+    """Return the address by which the others know this machine, which holds the store.
+
+    Its own name may stand for a loopback address here: Debian and Ubuntu write 127.0.1.1 into /etc/hosts. Then what
+    another machine has used counts, and this one waits for the first to come.
+
+    Raises:
+        TimeoutError: none comes, or its address for this machine is not one of this machine's.
+    """
+    if not is_loopback(address):
+        return address
+    host = endpoint[0]
+    while not store.check([_KNOWN_AS]):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no other machine came; {host} is {reached_at(*endpoint)} on this one")
+        time.sleep(0.1)
+    found = store.get(_KNOWN_AS).decode()
+    if not is_here(found):
+        raise TimeoutError(
+            f"{host} is {reached_at(*endpoint)} on this machine and {found} on another, which this one does not have; "
+            "see /etc/hosts, or give --rendezvous an address"
+        )
+    return found
 
 
 def _hold(topology: Topology, endpoint: tuple[str, int], run_id: str) -> TCPStore | None:
@@ -123,8 +156,15 @@ def _come(endpoint: tuple[str, int], run_id: str, deadline: float) -> TCPStore:
     """A connection to the store of this run."""
     where = ":".join(map(str, endpoint))
     told = False
+    at, hint = reached_at(*endpoint), ""
+    if is_loopback(at) and at != endpoint[0]:
+        hint = f" ({endpoint[0]} is {at} on this machine, which reaches nothing but itself: see /etc/hosts)"
     while True:
-        wait_for_store(*endpoint, max(0.0, deadline - time.monotonic()), lambda line: print(line, flush=True))
+        try:
+            left = max(0.0, deadline - time.monotonic())
+            wait_for_store(*endpoint, left, lambda line: print(line + hint, flush=True))
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}{hint}") from None
         owner = _owner(endpoint)
         if owner == run_id:
             with suppress(RuntimeError):  # it has ended since

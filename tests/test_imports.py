@@ -78,6 +78,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.core.versions": ("packaging",),
     "modernbert_train.distributed.compute": ("torch",),
     "modernbert_train.config": ("omegaconf", "yaml"),
+    "modernbert_train.config.packages": ("packaging",),
     "modernbert_train.vocabulary": ("numpy",),
     "modernbert_train.data": ("numpy",),
     "modernbert_train.data.check": (),

@@ -83,7 +83,7 @@ VERBS = (
     Verb("report", WATCH, "draw a run's metrics as a page, or compare several runs' folders on one",
          f"{_CLI}.training:report", "report runs/quickstart runs/slower"),
     Verb("runs", WATCH, "list runs: state, tokens, loss, speed and age of each", f"{_CLI}.training:runs", "runs"),
-    Verb("checkpoints", WATCH, "list, verify, show, restore and prune the checkpoints of a run",
+    Verb("checkpoints", WATCH, "list, verify and restore the checkpoints of a run",
          f"{_CLI}.checkpoints:checkpoints", "checkpoints runs/quickstart"),
     Verb("eval", EVALUATE, "held-out loss, accuracy and evals of a run's newest checkpoint, or of a named one",
          f"{_CLI}.trained:evaluate", "eval runs/quickstart", True),

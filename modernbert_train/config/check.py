@@ -606,6 +606,22 @@ def residual_precision(config: RunConfig, num_ranks: int) -> Iterator[str]:
         )
 
 
+def search(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    compute = config.compute
+    if compute.search and (compute.compile is False or compute.device == "cpu"):
+        yield search_refused(compiled=compute.compile is not False)
+
+
+def search_refused(*, compiled: bool) -> str:
+    """Return the message for compute.search=true where no kernel is generated for a GPU."""
+    if not compiled:
+        return (
+            "compute.search=true without compute.compile: it tunes the kernels that torch.compile generates. Set "
+            "compute.compile=true, or compute.search=false."
+        )
+    return "compute.search=true on a CPU: it tunes kernels of GPUs alone. Set compute.search=false."
+
+
 def precision_and_device(config: RunConfig, num_ranks: int) -> Iterator[str]:
     compute = config.compute
     if compute.device != "cpu":
@@ -667,6 +683,7 @@ RULES: tuple[Rule, ...] = (
     evaluations,
     worker_patience,
     residual_precision,
+    search,
     precision_and_device,
     sharding,
     launch,

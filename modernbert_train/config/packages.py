@@ -8,12 +8,18 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from packaging.version import Version
 
 from modernbert_train.config.callbacks import PACKAGES
 from modernbert_train.config.schema import ComputeConfig, OptimConfig, StableAdamWConfig
 
 _FLASH = ("flash_attn", "flash_attn_interface")
+# the first release of flash-attn-4 with every known fix of races in gradients (flash-attention #2481, #2510, #2756)
+FLASH_4_OLDEST = "4.0.0b26"
+FLASH_4_INSTALL = f"pip install --upgrade 'flash-attn-4[cu13]>={FLASH_4_OLDEST}'"  # what the extra `flash` brings
 
 
 def missing_packages(
@@ -55,10 +61,27 @@ def missing_kernels(compute: ComputeConfig) -> Iterator[str]:
         if kernel == "flash" and not any(map(_is_there, _FLASH)):
             yield (
                 f"{key}=flash: no FlashAttention is installed ({', '.join(_FLASH)}). Install one that fits your torch "
-                f"and GPU, or set {key}=auto."
+                f"and GPU ({FLASH_4_INSTALL}), or set {key}=auto."
             )
+        elif kernel == "flash" and not _is_there("flash_attn_interface") and installed_version("flash-attn") is None:
+            reason = flash_4_refusal()  # the folder flash_attn is of the fourth, if of any
+            if reason is not None:
+                yield f"{key}=flash: {reason} Or set {key}=auto."
         if kernel in ("flex", "tiles"):
             yield from _refusals(f"{key}={kernel}", f"{key}=auto")
+
+
+def flash_4_refusal() -> str | None:
+    """Return why the installed flash-attn-4 must not be used, None if it may be; it is not imported."""
+    found = installed_version("flash-attn-4")
+    if found is None:
+        return f"the package flash-attn-4 is not installed. Install it: {FLASH_4_INSTALL}."
+    if Version(found) < Version(FLASH_4_OLDEST):
+        return (
+            f"flash-attn-4 {found} is older than {FLASH_4_OLDEST}, and older ones return wrong gradients without an "
+            f"error. Install a newer one: {FLASH_4_INSTALL}."
+        )
+    return None
 
 
 def missing_compiler(compute: ComputeConfig, *, on_gpu: bool = False) -> Iterator[str]:
@@ -105,6 +128,14 @@ def _refusals(asked: str, instead: str) -> Iterator[str]:
 
 def _c_compilers() -> list[str]:
     return [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+
+
+def installed_version(distribution: str) -> str | None:
+    """Return the version of an installed distribution, None if there is none."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
 
 
 def _is_there(package: str) -> bool:

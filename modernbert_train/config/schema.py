@@ -164,11 +164,12 @@ class ComputeConfig:
     # of the sum that ModernBERT's layers add to; bf16 only where products are in it. Fewer bytes move, and it rounds
     # more: see docs/speed.md. Weights, and with them the exported model, are fp32 either way
     residual_precision: Literal["fp32", "bf16"] = "fp32"
-    # kernel; auto: as `tune` found, otherwise on Hopper FlashAttention-3 if it is installed, or tiles where there are
-    # local layers, else the first that serves; it says which. tiles: local layers in our own kernels, global by varlen.
-    # cudnn: global layers by cuDNN, local by varlen; on Hopper and Blackwell with torch 2.15, unmeasured
+    # kernel; auto: as `tune` found, otherwise on Hopper FlashAttention-3 if it is installed. Without it: in global
+    # layers FlashAttention-4 if it is installed (Hopper and later), in local ones tiles on Hopper, else the first that
+    # serves; it says which. tiles: local layers in our own kernels, global by varlen. cudnn: global layers by cuDNN,
+    # local by varlen; on Hopper and Blackwell with torch 2.15, unmeasured
     attention: Literal["auto", "varlen", "flash", "flex", "sdpa", "tiles", "cudnn"] = knob("auto", restart=True)
-    # kernel of global layers; None: as `tune` found, where attention is auto too, otherwise the same
+    # kernel of global layers; None: as `tune` found, where attention is auto too, otherwise as attention asks
     global_attention: Literal["auto", "varlen", "flash", "flex", "sdpa", "cudnn"] | None = knob(None, restart=True)
     # queries that the kernel sdpa computes together in local layers; None: as `tune` found, otherwise 64
     query_block: int | None = knob(None, above=0, restart=True)
@@ -177,6 +178,9 @@ class ComputeConfig:
     logit_chunk: int | None = knob(None, above=0, restart=True)
     # torch.compile the layers; None: as `tune` found, otherwise on a GPU of capability 8.0 with Triton and a C compiler
     compile: bool | None = knob(None, restart=True)
+    # Inductor also searches for the launch options of each kernel that it generates (coordinate descent), on GPUs.
+    # Steps may be faster; the first start on a machine takes minutes longer. Unmeasured on a GPU. Needs compute.compile
+    search: bool = knob(False, restart=True)
     # threads of torch on a CPU; None: OMP_NUM_THREADS, or as `tune` found, otherwise as many as torch takes
     threads: int | None = knob(None, above=0, high=1 << 12, restart=True, why="since no machine has more cores")
     # folder of what `tune` found; auto: RUNS_FOLDER/tuned; none: nothing that it found is used

@@ -13,6 +13,7 @@ import torch
 from modernbert_train.config.schema import ComputeConfig
 from modernbert_train.distributed.bf16 import takes_bf16
 from modernbert_train.distributed.gpus import uses_gpu
+from modernbert_train.distributed.shared_gpu import gpu_of_rank
 from modernbert_train.errors import ConfigError
 
 
@@ -52,7 +53,8 @@ def choose_device(config: ComputeConfig) -> torch.device:
     """
     if not uses_gpu(config.device, "compute.device"):
         return torch.device("cpu")
-    device = torch.device("cuda", _gpu_of_rank(int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cuda", gpu_of_rank(local_rank, torch.cuda.device_count(), os.environ))
     torch.cuda.set_device(device)  # before anything else: collectives and kernels run on the current device
     _refuse_older(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
     return device
@@ -89,20 +91,6 @@ def _refuse_older(name: str, capability: tuple[int, int]) -> None:
             f"{oldest // 10}.{oldest % 10} and newer. Install a torch built for an older CUDA, or set "
             "compute.device=cpu."
         )
-
-
-def _gpu_of_rank(local_rank: int, gpus: int) -> int:
-    """The index of a rank's GPU among those that it sees: a launcher may show each rank one of its own.
-
-    Raises:
-        ConfigError: there are several GPUs, and fewer than ranks.
-    """
-    if gpus > 1 and local_rank >= gpus:
-        raise ConfigError(
-            f"LOCAL_RANK={local_rank}: this machine shows {gpus} GPUs, and every rank needs one of its own. Start "
-            f"{gpus} ranks on it (`launch ... --ranks {gpus}`), or show it more with CUDA_VISIBLE_DEVICES."
-        )
-    return local_rank if gpus > 1 else 0  # two ranks on one GPU are refused when they join
 
 
 def resolve_precision(config: ComputeConfig, device: torch.device) -> str:

@@ -173,7 +173,8 @@ class _Watch:
             return _entry(self._verdict(text + NETWORK)._replace(blames=False), RunError.exit_code)
         verdict = self._heartbeat.behind()
         if verdict is None:
-            verdict = self._verdict(f"a collective waited too long, and no rank is behind the others: {error}")
+            text = f"a collective waited too long, and no rank is behind the others: {error}"
+            verdict = self._verdict(text)._replace(blames=False)  # the network, and no machine
         return _entry(verdict, HangError.exit_code)
 
     def _look_besides(self) -> None:

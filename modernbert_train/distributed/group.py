@@ -25,7 +25,8 @@ from modernbert_train.distributed.fail_together import failing_together, holds_s
 from modernbert_train.distributed.heartbeat import CONNECTING, GRACE_SECONDS, passed
 from modernbert_train.distributed.launched import STORE
 from modernbert_train.distributed.rendezvous import wait_for_store
-from modernbert_train.errors import ConfigError, RunError, StoppedEarly
+from modernbert_train.distributed.shared_gpu import claim_gpu
+from modernbert_train.errors import RunError, StoppedEarly
 
 T = TypeVar("T")
 # of torch's NCCL, unless they are given. Its watchdog leaves a CUDA error to the main thread, which can tell it, and
@@ -78,7 +79,7 @@ def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
 
     Raises:
         RunError: the others cannot be reached.
-        ConfigError: another rank computes on the same GPU.
+        ConfigError: another rank computes on the same GPU, and nobody asked for that.
     """
     store = None if dist.is_initialized() or num_ranks() == 1 else _meet(timeout_seconds)
     missing = {name: value for name, value in _ALONE.items() if name not in os.environ}
@@ -88,7 +89,8 @@ def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
         with failing_together(timeout_seconds, store):
             if not dist.is_initialized():
                 if store is not None and device.type == "cuda":
-                    _claim_gpu(store, device)
+                    gpu = str(torch.cuda.get_device_properties(device).uuid)
+                    claim_gpu(store, this_rank(), gpu, torch.cuda.nccl.version)
                     for name, value in _OF_TORCH.items():
                         os.environ.setdefault(name, value)
                 passed(CONNECTING)
@@ -126,23 +128,6 @@ def allow(seconds: float, timeout_seconds: float) -> None:
     heartbeat.allow(seconds)
     if num_ranks() > 1:
         set_timeouts(max(seconds, timeout_seconds) + GRACE_SECONDS)
-
-
-def _claim_gpu(store: Any, device: torch.device) -> None:
-    """Note which GPU this rank computes on; NCCL knows no two ranks on one.
-
-    Raises:
-        ConfigError: another rank has noted the same.
-    """
-    gpu = str(torch.cuda.get_device_properties(device).uuid)
-    mine = f"rank {this_rank()} on {socket.gethostname()}"
-    first = store.compare_set(f"gpu/{gpu}", "", mine).decode()
-    if first != mine:
-        raise ConfigError(
-            f"{mine} and {first} compute on the same GPU ({gpu}), and every rank needs one of its own. Start as many "
-            "ranks on each machine as it shows GPUs, and look at CUDA_VISIBLE_DEVICES: a launcher that shows each "
-            "rank one GPU must show each another one."
-        )
 
 
 def _meet(timeout_seconds: float) -> Any:

@@ -191,7 +191,8 @@ class Heartbeat:
         """Whose GPU has not come to the collective in which this rank's GPU has stood for the whole timeout.
 
         On a healthy GPU the collectives wait for nothing but each other and this rank's own work, so the one that
-        hangs has come to the fewest. None if this rank's GPU is in no collective: then it computes, or it hangs itself;
+        hangs has come to the fewest. That may be this rank's: the others have come to a later one, so the one that it
+        stands in has ended for them. None if this rank's GPU is in no collective: then it computes, or it hangs itself;
         and if a rank is behind whose host has given its GPU no collective that it has not come to.
         """
         if self._collectives is None or self._collectives[1] <= self._collectives[2]:
@@ -203,7 +204,7 @@ class Heartbeat:
         if behind is not None and (rank != behind.rank or given == fewest):
             return None
         waited = f"for distributed.timeout_seconds={self._timeout:g}"
-        if fewest >= self._collectives[1]:
+        if fewest == max(begun for _, begun, _ in come.values()):
             text = f"a collective waited {waited}, and no rank is behind the others, nor its GPU. {NETWORK}"
             return Verdict(self._rank, socket.gethostname(), text, blames=False)
         others = sum(begun == fewest for _, begun, _ in come.values()) - 1

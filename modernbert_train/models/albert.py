@@ -27,9 +27,11 @@ from modernbert_train.batch import Packed
 from modernbert_train.config.schema import AlbertConfig, ComputeConfig
 from modernbert_train.models.attention import Kernel, for_all_layers
 from modernbert_train.models.casts import Linear
+from modernbert_train.models.compiler import region
 from modernbert_train.models.encoder import GELU, Encoder
 from modernbert_train.models.heads import PredictionHead
 from modernbert_train.models.layers import compute_dtype
+from modernbert_train.models.lookup import Embedding
 from modernbert_train.models.masked_lm import ForMaskedLM
 
 _PLAIN = ComputeConfig()
@@ -40,9 +42,9 @@ class Embeddings(nn.Module):
 
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()
-        self.tok_embeddings = nn.Embedding(config.vocab_size, config.embedding_size)
-        self.segment_embeddings = nn.Embedding(config.segments, config.embedding_size)
-        self.position_embeddings = nn.Embedding(config.max_positions, config.embedding_size)
+        self.tok_embeddings = Embedding(config.vocab_size, config.embedding_size)
+        self.segment_embeddings = Embedding(config.segments, config.embedding_size)
+        self.position_embeddings = Embedding(config.max_positions, config.embedding_size)
         self.norm = nn.LayerNorm(config.embedding_size, eps=config.norm_eps)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -110,14 +112,20 @@ class Albert(Encoder):
         approximate = GELU[self.config.activation]
         return PredictionHead(self.config, self.config.embedding_size, bias=True, approximate=approximate)
 
-    def forward(self, packed: Packed) -> Tensor:
+    @region
+    def enter(self, packed: Packed) -> Tensor:
+        """See `Encoder`."""
+        hidden_TD: Tensor = self.projection(self.embeddings(packed))
+        return hidden_TD
+
+    def forward(self, packed: Packed, positions_M: Tensor | None = None) -> Tensor:
         """See `Encoder`.
 
         Raises:
             ValueError: sequences may be longer than there are positions, or have segments that this encoder lacks.
         """
         self._check(packed)
-        hidden_TD = self.projection(self.embeddings(packed))
+        hidden_TD = self.enter(packed)
         kernel, layout = for_all_layers(self.compute, packed, hidden_TD.device, compute_dtype(hidden_TD))
         recompute = self.compute.activation_checkpointing and torch.is_grad_enabled()
         for attention, ffn in self.config.path:
@@ -128,7 +136,7 @@ class Albert(Encoder):
                     if recompute
                     else layer(hidden_TD, *inputs)
                 )
-        return hidden_TD
+        return self.leave(hidden_TD, positions_M)
 
     def _check(self, packed: Packed) -> None:
         if packed.max_seqlen > self.config.max_positions:

@@ -25,9 +25,11 @@ from modernbert_train.batch import Packed
 from modernbert_train.config.schema import BertShape, ComputeConfig, DebertaConfig, ModelConfig
 from modernbert_train.models.attention import Kernel, for_all_layers
 from modernbert_train.models.casts import Linear
+from modernbert_train.models.compiler import region
 from modernbert_train.models.encoder import GELU, Encoder, TokenHead
 from modernbert_train.models.heads import PredictionHead
 from modernbert_train.models.layers import compute_dtype
+from modernbert_train.models.lookup import Embedding
 from modernbert_train.models.masked_lm import ForMaskedLM
 
 _PLAIN = ComputeConfig()
@@ -43,9 +45,9 @@ class Embeddings(nn.Module):
     def __init__(self, config: BertShape) -> None:
         super().__init__()
         self.position_offset = config.position_offset
-        self.tok_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.segment_embeddings = nn.Embedding(config.token_types, config.hidden_size) if config.token_types else None
-        self.position_embeddings = nn.Embedding(config.max_positions + config.position_offset, config.hidden_size)
+        self.tok_embeddings = Embedding(config.vocab_size, config.hidden_size)
+        self.segment_embeddings = Embedding(config.token_types, config.hidden_size) if config.token_types else None
+        self.position_embeddings = Embedding(config.max_positions + config.position_offset, config.hidden_size)
         self.norm = layer_norm(config)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -130,20 +132,26 @@ class Bert(Encoder):
         """See `Encoder`; ELECTRA's."""
         return TokenHead(self.config.hidden_size, GELU[self.config.activation])
 
-    def forward(self, packed: Packed) -> Tensor:
+    @region
+    def enter(self, packed: Packed) -> Tensor:
+        """See `Encoder`."""
+        hidden_TD: Tensor = self.embeddings(packed)
+        return hidden_TD
+
+    def forward(self, packed: Packed, positions_M: Tensor | None = None) -> Tensor:
         """See `Encoder`.
 
         Raises:
             ValueError: sequences may be longer than there are positions, or have segments that this encoder lacks.
         """
         self._check(packed)
-        hidden_TD = self.embeddings(packed)
+        hidden_TD = self.enter(packed)
         kernel, layout = for_all_layers(self.compute, packed, hidden_TD.device, compute_dtype(hidden_TD))
         recompute = self.compute.activation_checkpointing and torch.is_grad_enabled()
         for layer in self.layers:
             inputs = (hidden_TD, kernel, layout)
             hidden_TD = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
-        return hidden_TD
+        return self.leave(hidden_TD, positions_M)
 
     def _check(self, packed: Packed) -> None:
         if packed.max_seqlen > self.config.max_positions:

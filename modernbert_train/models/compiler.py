@@ -1,9 +1,17 @@
-"""Settings of torch.compile for this process, made before its first use."""
+"""Settings of torch.compile for this process, and methods that are compiled beside the layers."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch._dynamo
 import torch._inductor.config
+from torch import nn
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+REGIONS = "_compiled_regions"  # of a module: name of a method -> the compiled function
 
 # Shapes are static, so each kind of layer has a graph for each shape, in training and in evaluation: six kinds at most
 # (replaced-token detection has two encoders), which leaves room for 21 shapes.
@@ -11,7 +19,7 @@ MOST_GRAPHS = 128
 
 
 def set_up_compiler() -> None:
-    """Settings without which compiled layers are slow, or hang, in silence."""
+    """Apply the settings without which compiled layers are slow, or hang, in silence."""
     # layers are compiled inside DDP's forward, where torch would cut each at the bounds of DDP's buckets: large moved
     # 13 % more bytes and kept 3.2 GB more. Overlap stays, since each layer is a graph of its own
     torch._dynamo.config.optimize_ddp = False
@@ -25,3 +33,39 @@ def set_up_compiler() -> None:
     # beyond the limit torch runs the layer eagerly; eight by default, and a warning among many
     torch._dynamo.config.recompile_limit = max(MOST_GRAPHS, torch._dynamo.config.recompile_limit)
     torch._dynamo.config.fail_on_recompile_limit_hit = True
+
+
+def set_search(search: bool) -> None:
+    """Apply compute.search to what is compiled from now on.
+
+    Inductor's caches are keyed by its settings, so they keep the kernels of both forms.
+    """
+    torch._inductor.config.coordinate_descent_tuning = search
+
+
+def region(method: Method) -> Method:
+    """Mark a module's method as a region: `compile_regions` compiles it as one graph, in place.
+
+    The compiled function takes the module as an argument, so a copy of the module computes with its own weights.
+    """
+
+    @functools.wraps(method)
+    def call(module: nn.Module, *args: Any) -> Any:
+        compiled = vars(module).get(REGIONS, {}).get(method.__name__, method)
+        return compiled(module, *args)
+
+    vars(call)["region"] = method
+    return call  # type: ignore[return-value]
+
+
+def compile_regions(module: nn.Module, **options: Any) -> None:
+    """Compile the regions of a module, not those of the modules within it.
+
+    Args:
+        module: on whose class methods are marked by `region`.
+        options: for torch.compile.
+    """
+    methods = ((name, getattr(getattr(type(module), name), "region", None)) for name in dir(type(module)))
+    vars(module)[REGIONS] = {
+        name: torch.compile(method, dynamic=False, **options) for name, method in methods if method is not None
+    }

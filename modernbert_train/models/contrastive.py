@@ -157,16 +157,16 @@ class ForVectorsAndMasked(ForVectors):
         super().set_phase(model)
         self._masked[0].config = model
 
-    def compile_layers(self, **options: Any) -> None:
-        """See `OnEncoder`; the loss of tokens too."""
-        super().compile_layers(**options)
-        self._masked[0].compile_loss(**options)
+    def compile_heads(self, **options: Any) -> None:
+        """See `OnEncoder`; the head and the loss of tokens are compiled too."""
+        super().compile_heads(**options)
+        self._masked[0].compile_heads(**options)
 
     def forward(self, batch: Batch, figures: bool = False) -> Sums:
         """See `ForVectors`, or `ForMaskedLM` where the batch is one of masked tokens or the like."""
         if "contrastive" in batch.counts:
             return super().forward(batch, figures)
-        return self._masked[0].token_sums(self.encode(batch.packed), batch, figures)
+        return self._masked[0](batch, figures)
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,11 @@ from modernbert_train.batch import Packed
 from modernbert_train.config.schema import ComputeConfig, DebertaConfig
 from modernbert_train.models.attention import Kernel, for_all_layers
 from modernbert_train.models.bert import EncoderLayer, FeedForward, layer_norm
+from modernbert_train.models.compiler import region
 from modernbert_train.models.encoder import GELU, Encoder
 from modernbert_train.models.heads import PredictionHead
 from modernbert_train.models.layers import compute_dtype
+from modernbert_train.models.lookup import Embedding
 
 SCORES = 3**-0.5  # three are added
 
@@ -151,7 +153,7 @@ class Embeddings(nn.Module):
 
     def __init__(self, config: DebertaConfig) -> None:
         super().__init__()
-        self.tok_embeddings = nn.Embedding(config.vocab_size, config.embedding_width)
+        self.tok_embeddings = Embedding(config.vocab_size, config.embedding_width)
 
     def forward(self, packed: Packed) -> Tensor:
         words_TE: Tensor = self.tok_embeddings(packed.input_ids_T)
@@ -280,7 +282,13 @@ class Deberta(Encoder):
         """See `Encoder`: the state of its sequence's first token is added to each."""
         return hidden_TD + hidden_TD[packed.cu_seqlens_S[sequences_of(packed)].long()]
 
-    def forward(self, packed: Packed) -> Tensor:
+    @region
+    def enter(self, packed: Packed) -> Tensor:
+        """See `Encoder`."""
+        hidden_TD: Tensor = self.dropout(self.norm(self.projection(self.embeddings(packed))))
+        return hidden_TD
+
+    def forward(self, packed: Packed, positions_M: Tensor | None = None) -> Tensor:
         """See `Encoder`. On a GPU `sdpa` waits for the device once, see there.
 
         Raises:
@@ -291,7 +299,7 @@ class Deberta(Encoder):
                 f"sequences of up to {packed.max_seqlen} tokens, but model.max_positions={self.config.max_positions}. "
                 "Raise it, in the phase too; it changes no weights."
             )
-        hidden_TD = self.dropout(self.norm(self.projection(self.embeddings(packed))))
+        hidden_TD = self.enter(packed)
         device, dtype = hidden_TD.device, compute_dtype(hidden_TD)
         kernel, layout = for_all_layers(self.compute, packed, device, dtype, self.config.score_bias)
         places = Places.within(packed.position_ids_T, distance_rows(self.config, packed.max_seqlen))
@@ -303,7 +311,7 @@ class Deberta(Encoder):
             hidden_TD = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
             if number == 0 and self.convolution is not None:
                 hidden_TD = self.convolution(hidden_TD, embedded_TD, sequences_of(packed))
-        return hidden_TD
+        return self.leave(hidden_TD, positions_M)
 
 
 class TokenHead(nn.Module):

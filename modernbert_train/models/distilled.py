@@ -27,6 +27,7 @@ from modernbert_train.models.casts import Linear
 from modernbert_train.models.encoder import Encoder, OnEncoder
 from modernbert_train.models.heads import ChunkedLoss
 from modernbert_train.models.layers import compute_dtype
+from modernbert_train.models.lookup import take_rows
 from modernbert_train.models.masked_lm import LABELS, POSITIONS, ForMaskedLM
 from modernbert_train.models.sharding import sharded_units
 
@@ -76,7 +77,7 @@ class Teacher:
         """What its decoder reads at positions of the packed buffer."""
         assert isinstance(self.model, ForMaskedLM)
         with torch.autocast(hidden_TE.device.type, torch.bfloat16, enabled=self._bf16):
-            transformed: Tensor = self.model.head(hidden_TE.index_select(0, positions_M))
+            transformed: Tensor = self.model.transformed(take_rows(hidden_TE, positions_M))
         return transformed
 
     @torch.no_grad()
@@ -146,20 +147,20 @@ class Distilled(ForMaskedLM):
         """Train towards this teacher; before the first batch that is trained on."""
         self._teachers = (teacher,)
 
-    def compile_loss(self, **options: Any) -> None:
-        """See `ForMaskedLM`; the divergence too."""
-        super().compile_loss(**options)
+    def compile_heads(self, **options: Any) -> None:
+        """See `OnEncoder`; the divergence is compiled too."""
+        super().compile_heads(**options)
         self._divergence_and_gradient = torch.compile(divergence_and_gradient, dynamic=False, **options)
 
     def forward(self, batch: Batch, figures: bool = False) -> Sums:
         """See `ForMaskedLM`; beside `mlm` what the batch counts of `BESIDE`."""
-        hidden_TD = self.encode(batch.packed)
         if not batch.counts.keys() & {*BESIDE}:
-            return self.token_sums(hidden_TD, batch, figures)
+            return super().forward(batch, figures)
+        hidden_TD = self.encode(batch.packed)
         assert self._teachers, "a batch to be trained on before `listen`"
         (teacher,) = self._teachers
         teacher_TE = teacher.states(batch.packed)
-        hidden_MD = self._transformed(hidden_TD, batch.targets[POSITIONS])
+        hidden_MD = self.transformed(take_rows(hidden_TD, batch.targets[POSITIONS]))
         tokens, _ = self.predicted(hidden_MD, batch, figures)
         losses = dict(tokens.losses)
         if "kl" in batch.counts:

@@ -6,15 +6,20 @@ Shape legend: T packed tokens, D model width, V vocabulary, E width of the embed
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modernbert_train.batch import Batch, Packed, Sums
 from modernbert_train.config.schema import ComputeConfig, ModelConfig
-from modernbert_train.models.compiler import set_up_compiler
+from modernbert_train.models.compiler import compile_regions, region, set_search, set_up_compiler
+from modernbert_train.models.layers import rotary_of
+from modernbert_train.models.lookup import take_rows
 
 GELU = {"gelu": "none", "gelu_tanh": "tanh"}  # activation -> torch's name for how it is approximated
 
@@ -38,12 +43,29 @@ class Encoder(nn.Module):
     tables: ClassVar[tuple[str, ...]] = ("tok_embeddings",)
 
     @abstractmethod
-    def forward(self, packed: Packed) -> Tensor:
+    def forward(self, packed: Packed, positions_M: Tensor | None = None) -> Tensor:
         """Final hidden states, hidden_TD, of every token (pads too). Nothing is read back from the device.
+
+        Args:
+            packed: the sequences.
+            positions_M: places in the packed buffer; if given, return the states of these tokens alone, hidden_MD.
 
         Raises:
             ConfigError: compute.attention names a kernel that cannot serve this device, precision or order.
         """
+
+    def enter(self, packed: Packed) -> Tensor:
+        """First hidden states, hidden_TD. A subclass marks its own with `region`, so that they are compiled."""
+        raise NotImplementedError
+
+    def leave(self, hidden_TD: Tensor, positions_M: Tensor | None) -> Tensor:
+        """Final hidden states from those of the last layer: hidden_TD, or at some positions hidden_MD."""
+        return hidden_TD if positions_M is None else take_rows(hidden_TD, positions_M)
+
+    @region
+    def rotary_of(self, position_ids_T: Tensor, inverse_E: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """See `layers.rotary_of`. The frequencies are an argument: another base of a phase compiles nothing."""
+        return rotary_of(position_ids_T, inverse_E, dtype)
 
     def embedding(self) -> nn.Parameter:
         """[V, E], what a decoder is tied to; its name is embeddings.tok_embeddings.weight, as weights/ knows it."""
@@ -130,29 +152,49 @@ class OnEncoder(nn.Module):
         """All that there are, this one first."""
         return [self.model]
 
+    @contextmanager
+    def recomputing(self) -> Iterator[None]:
+        """Within, the backward pass recomputes each layer (activation checkpointing), whatever the run asks for."""
+        before = [encoder.compute for encoder in self.encoders]
+        for encoder, compute in zip(self.encoders, before, strict=True):
+            encoder.compute = replace(compute, activation_checkpointing=True)
+        try:
+            yield
+        finally:
+            for encoder, compute in zip(self.encoders, before, strict=True):
+                encoder.compute = compute
+
     def set_phase(self, model: Any) -> None:
         """Go on with the architecture as it is in a phase; before every step."""
         self.config = model
         self.model.set_phase(model)
 
     def compile_layers(self, **options: Any) -> None:
-        """torch.compile each layer in place; parameter names stay. Call it once, before sharding.
+        """torch.compile each layer, and the regions around them, in place; parameter names stay. Call it once, before
+        sharding.
 
         Shapes are static within a phase, whatever the documents, so each (kind of layer, train or eval, shape) is one
-        graph: first, local and global layers make 6 for each shape. A run that asks for more than `MOST_GRAPHS` ends
-        with torch's FailOnRecompileLimitHit, which says what changes.
+        graph: first, local and global layers make 6 for each shape, and each region 2. A run that asks for more than
+        `MOST_GRAPHS` ends with torch's FailOnRecompileLimitHit, which says what changes.
 
         Args:
             options: for torch.compile, such as mode="max-autotune-no-cudagraphs".
         """
         set_up_compiler()
+        set_search(self.model.compute.search)
         for layer in self.model.layers:
             layer.compile(dynamic=False, **options)
+        compile_regions(self.model, **options)
+        self.compile_heads(**options)
 
-    def encode(self, packed: Packed) -> Tensor:
-        """Final hidden states, hidden_TD, of every token (pad tokens too).
+    def compile_heads(self, **options: Any) -> None:
+        """torch.compile the regions of the heads and losses; see `compile_layers`."""
+        compile_regions(self, **options)
+
+    def encode(self, packed: Packed, positions_M: Tensor | None = None) -> Tensor:
+        """Final hidden states, hidden_TD, of every token (pad tokens too); at positions, if given, of those alone.
 
         Under FSDP2 make it an entry first: torch.distributed.fsdp.register_fsdp_forward_method(model, "encode").
         """
-        hidden_TD: Tensor = self.model(packed)
-        return hidden_TD
+        hidden: Tensor = self.model(packed, positions_M)
+        return hidden

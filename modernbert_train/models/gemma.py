@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from modernbert_train.batch import Packed
 from modernbert_train.config.schema import ComputeConfig, GemmaConfig
 from modernbert_train.models.attention import Kernel, for_each_reach
-from modernbert_train.models.layers import compute_dtype, rotary_tables
+from modernbert_train.models.layers import compute_dtype, rotary_frequencies
 from modernbert_train.models.llama import Attention, Embeddings, Llama, SwiGLU
 
 
@@ -82,21 +82,22 @@ class Gemma(Llama):
         """See `Llama`."""
         return Layer(self.config, not self.config.is_global(index))
 
-    def forward(self, packed: Packed) -> Tensor:
+    def forward(self, packed: Packed, positions_M: Tensor | None = None) -> Tensor:
         """See `Encoder`."""
         config, compute = self.config, self.compute
-        hidden_TD = self.embeddings(packed.input_ids_T)
+        hidden_TD = self.enter(packed)
         device, dtype = hidden_TD.device, compute_dtype(hidden_TD)
         half_window = config.half_window(packed.order)
         attention = for_each_reach(compute, packed, device, dtype, half_window, config.local_heads)
         positions_T = packed.position_ids_T
+        local_E = rotary_frequencies(config.local_rope_theta, config.head_size, device)
         rotary = {
             True: self.rotary(positions_T, dtype),
-            False: rotary_tables(positions_T, config.local_rope_theta, config.head_size, dtype),
+            False: self.rotary_of(positions_T, local_E, dtype),
         }
         recompute = compute.activation_checkpointing and torch.is_grad_enabled()
         for index, layer in enumerate(self.layers):
             is_global = config.is_global(index)
             inputs = (hidden_TD, rotary[is_global], *attention[is_global])
             hidden_TD = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
-        return self.final_norm(hidden_TD)
+        return self.leave(hidden_TD, positions_M)

@@ -36,8 +36,13 @@ def rotary_tables(position_ids_T: Tensor, theta: float, head_size: int, dtype: t
 
     Source: Su et al. 2021, arXiv:2104.09864.
     """
-    exponent_E = torch.arange(0, head_size, 2, device=position_ids_T.device, dtype=torch.float32) / head_size
-    return rotary_of(position_ids_T, 1.0 / theta**exponent_E, dtype)
+    return rotary_of(position_ids_T, rotary_frequencies(theta, head_size, position_ids_T.device), dtype)
+
+
+def rotary_frequencies(theta: float, head_size: int, device: torch.device) -> Tensor:
+    """Return inverse_E, theta^(-2e / head_size), in fp32."""
+    exponent_E = torch.arange(0, head_size, 2, device=device, dtype=torch.float32) / head_size
+    return 1.0 / theta**exponent_E
 
 
 def rotary_of(position_ids_T: Tensor, inverse_E: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -26,8 +26,10 @@ from modernbert_train.batch import Packed
 from modernbert_train.config.schema import ComputeConfig, LlamaConfig, ModelConfig
 from modernbert_train.models.attention import Kernel, for_all_layers
 from modernbert_train.models.casts import Linear
+from modernbert_train.models.compiler import region
 from modernbert_train.models.encoder import Encoder
-from modernbert_train.models.layers import compute_dtype, rotary_of, rotate
+from modernbert_train.models.layers import compute_dtype, rotate
+from modernbert_train.models.lookup import Embedding, take_rows
 
 
 def inverse_frequencies(config: LlamaConfig, device: torch.device) -> Tensor:
@@ -71,7 +73,7 @@ class Embeddings(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.tok_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.tok_embeddings = Embedding(config.vocab_size, config.hidden_size)
 
     def forward(self, input_ids_T: Tensor) -> Tensor:
         return self.tok_embeddings(input_ids_T)
@@ -152,16 +154,30 @@ class Llama(Encoder):
 
     def rotary(self, position_ids_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """What `rotate` takes, of all layers or of global ones."""
-        return rotary_of(position_ids_T, inverse_frequencies(self.config, position_ids_T.device), dtype)
+        return self.rotary_of(position_ids_T, inverse_frequencies(self.config, position_ids_T.device), dtype)
 
     def prediction_head(self) -> nn.Module:
         """See `Encoder`: nothing stands before the decoder, but where it is tied to a wider model's embedding."""
         width = self.embedding().shape[1]
         return nn.Identity() if width == self.config.hidden_size else Linear(self.config.hidden_size, width)
 
-    def forward(self, packed: Packed) -> Tensor:
+    @region
+    def enter(self, packed: Packed) -> Tensor:
         """See `Encoder`."""
-        hidden_TD = self.embeddings(packed.input_ids_T)
+        hidden_TD: Tensor = self.embeddings(packed.input_ids_T)
+        return hidden_TD
+
+    @region
+    def leave(self, hidden_TD: Tensor, positions_M: Tensor | None) -> Tensor:
+        """See `Encoder`. Rows are taken first: the norm computes those alone."""
+        if positions_M is not None:
+            hidden_TD = take_rows(hidden_TD, positions_M)
+        normed: Tensor = self.final_norm(hidden_TD)
+        return normed
+
+    def forward(self, packed: Packed, positions_M: Tensor | None = None) -> Tensor:
+        """See `Encoder`."""
+        hidden_TD = self.enter(packed)
         device, dtype = hidden_TD.device, compute_dtype(hidden_TD)
         kernel, layout = for_all_layers(self.compute, packed, device, dtype)
         rotary = self.rotary(packed.position_ids_T, dtype)
@@ -169,4 +185,4 @@ class Llama(Encoder):
         for layer in self.layers:
             inputs = (hidden_TD, rotary, kernel, layout)
             hidden_TD = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
-        return self.final_norm(hidden_TD)
+        return self.leave(hidden_TD, positions_M)

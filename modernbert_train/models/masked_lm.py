@@ -15,10 +15,11 @@ from torch import Tensor
 
 from modernbert_train.batch import WEIGHT_UNIT, Batch, Sums
 from modernbert_train.models.casts import Linear
-from modernbert_train.models.compiler import set_up_compiler
+from modernbert_train.models.compiler import region
 from modernbert_train.models.encoder import Encoder, OnEncoder
 from modernbert_train.models.heads import ChunkedLoss, loss_and_gradient, masked_lm_loss_sum, sample
 from modernbert_train.models.layers import compute_dtype
+from modernbert_train.models.lookup import take_rows
 
 POSITIONS, LABELS, WEIGHTS = "positions_M", "labels_M", "weights_M"  # of the targets, as objectives/mlm.py makes them
 
@@ -41,19 +42,20 @@ class ForMaskedLM(OnEncoder):
             self.decoder.weight = embedding_VD
         self._loss_and_gradient = loss_and_gradient
 
-    def compile_layers(self, **options: Any) -> None:
+    def compile_heads(self, **options: Any) -> None:
         """See `OnEncoder`; the loss is compiled too."""
-        super().compile_layers(**options)
-        self.compile_loss(**options)
-
-    def compile_loss(self, **options: Any) -> None:
-        """torch.compile the loss alone; see `compile_layers`."""
-        set_up_compiler()
+        super().compile_heads(**options)
         self._loss_and_gradient = torch.compile(loss_and_gradient, dynamic=False, **options)
 
     def logits(self, hidden_TD: Tensor, positions_M: Tensor) -> Tensor:
         """logits_MV at positions of the packed buffer, in the precision of the forward pass."""
-        return self.decoder(self._transformed(hidden_TD, positions_M))
+        return self.decoder(self.transformed(take_rows(hidden_TD, positions_M)))
+
+    @region
+    def transformed(self, hidden_MD: Tensor) -> Tensor:
+        """Input of the decoder from final hidden states of the predicted tokens."""
+        transformed_ME: Tensor = self.head(hidden_MD)
+        return transformed_ME
 
     def forward(self, batch: Batch, figures: bool = False) -> Sums:
         """Sum of the losses of the microbatch's predictions. Nothing is read back from the device.
@@ -68,17 +70,18 @@ class ForMaskedLM(OnEncoder):
         Raises:
             ConfigError: compute.attention names a kernel that cannot serve this device and precision.
         """
-        return self.token_sums(self.encode(batch.packed), batch, figures)
+        return self.predict(self.encode(batch.packed, batch.targets[POSITIONS]), batch, figures)[0]
 
     def token_sums(self, hidden_TD: Tensor, batch: Batch, figures: bool) -> Sums:
-        """What `forward` gives, of hidden states that are there already."""
-        return self.predict(hidden_TD, batch, figures)[0]
+        """Return what `forward` does, from final hidden states of all tokens."""
+        return self.predict(take_rows(hidden_TD, batch.targets[POSITIONS]), batch, figures)[0]
 
     def predict(
-        self, hidden_TD: Tensor, batch: Batch, figures: bool, draws_M: Tensor | None = None
+        self, hidden_MD: Tensor, batch: Batch, figures: bool, draws_M: Tensor | None = None
     ) -> tuple[Sums, Tensor | None]:
-        """The same, and with `draws_M` a token drawn at each position by what is predicted there; see `sample`."""
-        return self.predicted(self._transformed(hidden_TD, batch.targets[POSITIONS]), batch, figures, draws_M)
+        """Return the same from final hidden states of the predicted tokens; with `draws_M` also a token drawn at each
+        position by what is predicted there, see `sample`."""
+        return self.predicted(self.transformed(hidden_MD), batch, figures, draws_M)
 
     def predicted(
         self, hidden_MD: Tensor, batch: Batch, figures: bool, draws_M: Tensor | None = None
@@ -122,10 +125,6 @@ class ForMaskedLM(OnEncoder):
             del logits_CV  # or it were there beside the next chunk's
         sums = Sums({term: sum(loss_sum[1:], loss_sum[0])}, {f"{term}/hits": sum(hits[1:], hits[0])})
         return sums, None if draws_M is None else torch.cat(drawn)
-
-    def _transformed(self, hidden_TD: Tensor, positions_M: Tensor) -> Tensor:
-        # index_select: its backward pass adds rows where they belong, that of an index sorts the positions first
-        return self.head(hidden_TD.index_select(0, positions_M))
 
 
 @torch.no_grad()

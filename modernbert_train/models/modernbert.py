@@ -20,9 +20,11 @@ from torch.utils.checkpoint import checkpoint
 from modernbert_train.batch import Packed
 from modernbert_train.config.schema import ComputeConfig, ModernBertConfig
 from modernbert_train.models.attention import for_each_reach
+from modernbert_train.models.compiler import region
 from modernbert_train.models.encoder import Encoder
 from modernbert_train.models.heads import PredictionHead
-from modernbert_train.models.layers import EncoderLayer, compute_dtype, layer_norm, rotary_tables
+from modernbert_train.models.layers import EncoderLayer, compute_dtype, layer_norm, rotary_frequencies
+from modernbert_train.models.lookup import Embedding, take_rows
 from modernbert_train.models.masked_lm import ForMaskedLM
 
 _PLAIN = ComputeConfig()
@@ -33,7 +35,7 @@ class Embeddings(nn.Module):
 
     def __init__(self, config: ModernBertConfig) -> None:
         super().__init__()
-        self.tok_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.tok_embeddings = Embedding(config.vocab_size, config.hidden_size)
         self.norm = layer_norm(config)
 
     def forward(self, input_ids_T: Tensor) -> Tensor:
@@ -53,10 +55,11 @@ class ModernBert(Encoder):
 
     def rotary(self, position_ids_T: Tensor, dtype: torch.dtype) -> dict[bool, tuple[Tensor, Tensor]]:
         """Tables of global (True) and local (False) layers, from the bases of the present phase."""
-        config, size = self.config, self.config.head_size
+        config, device = self.config, position_ids_T.device
+        thetas = {True: config.global_rope_theta, False: config.local_rope_theta}
         return {
-            True: rotary_tables(position_ids_T, config.global_rope_theta, size, dtype),
-            False: rotary_tables(position_ids_T, config.local_rope_theta, size, dtype),
+            is_global: self.rotary_of(position_ids_T, rotary_frequencies(theta, config.head_size, device), dtype)
+            for is_global, theta in thetas.items()
         }
 
     def prediction_head(self) -> nn.Module:
@@ -71,13 +74,29 @@ class ModernBert(Encoder):
         """See `Encoder`: a phase may have other RoPE bases."""
         self.config = model
 
-    def forward(self, packed: Packed) -> Tensor:
+    @region
+    def enter(self, packed: Packed) -> Tensor:
+        """See `Encoder`."""
+        hidden_TD: Tensor = self.embeddings(packed.input_ids_T)
+        if self.compute.residual_precision == "bf16":  # all sums of the layers are in it then
+            hidden_TD = hidden_TD.to(compute_dtype(hidden_TD))
+        return hidden_TD
+
+    @region
+    def leave(self, hidden_TD: Tensor, positions_M: Tensor | None, added_TD: Tensor | None = None) -> Tensor:
+        """See `Encoder`; `added_TD` is yet to be added. Rows are taken first: the norm computes those alone."""
+        if positions_M is not None:
+            hidden_TD = take_rows(hidden_TD, positions_M)
+            added_TD = None if added_TD is None else take_rows(added_TD, positions_M)
+        if added_TD is not None:
+            hidden_TD = hidden_TD + added_TD
+        return self.final_norm(hidden_TD.to(self.final_norm.weight.dtype))
+
+    def forward(self, packed: Packed, positions_M: Tensor | None = None) -> Tensor:
         """See `Encoder`."""
         config, compute = self.config, self.compute
-        hidden_TD, added_TD = self.embeddings(packed.input_ids_T), None
+        hidden_TD, added_TD = self.enter(packed), None
         device, dtype = hidden_TD.device, compute_dtype(hidden_TD)
-        if compute.residual_precision == "bf16":  # all sums of the layers are in it then
-            hidden_TD = hidden_TD.to(dtype)
         attention = for_each_reach(compute, packed, device, dtype, config.half_window, config.local_heads)
         rotary = self.rotary(packed.position_ids_T, dtype)
         recompute = compute.activation_checkpointing and torch.is_grad_enabled()
@@ -87,7 +106,7 @@ class ModernBert(Encoder):
                 hidden_TD, added_TD = hidden_TD + added_TD, None
             inputs = (hidden_TD, added_TD, rotary[is_global], *attention[is_global])
             hidden_TD, added_TD = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
-        return self.final_norm((hidden_TD + added_TD).to(self.final_norm.weight.dtype))
+        return self.leave(hidden_TD, positions_M, added_TD)
 
 
 class ModernBertForMaskedLM(ForMaskedLM):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from modernbert_train.config.schema import NeoBertConfig
 from modernbert_train.models.attention import Kernel
 from modernbert_train.models.casts import Linear
-from modernbert_train.models.layers import rotary_tables, rotated
+from modernbert_train.models.layers import rotary_frequencies, rotated
 from modernbert_train.models.llama import Layer, Llama
 
 THETA = 10_000.0  # base of the rotary positions; config.json cannot say another
@@ -49,4 +49,5 @@ class NeoBert(Llama):
 
     def rotary(self, position_ids_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """See `Llama`."""
-        return rotary_tables(position_ids_T, THETA, self.config.head_size, dtype)
+        frequencies = rotary_frequencies(THETA, self.config.head_size, position_ids_T.device)
+        return self.rotary_of(position_ids_T, frequencies, dtype)

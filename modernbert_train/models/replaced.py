@@ -30,7 +30,9 @@ from torch import Tensor, nn
 
 from modernbert_train.batch import IGNORED_LABEL, Batch, Sums
 from modernbert_train.config.schema import ModelConfig, ReplacedTokensConfig
+from modernbert_train.models.compiler import region
 from modernbert_train.models.encoder import Encoder, OnEncoder
+from modernbert_train.models.lookup import Embedding
 from modernbert_train.models.masked_lm import LABELS, POSITIONS, ForMaskedLM
 
 DRAWS, TOKENS = "draws_M", "tokens_T"  # of the targets, as objectives/rtd.py makes them
@@ -64,6 +66,7 @@ class Discriminator(OnEncoder):
         super().__init__(encoder)
         self.token_head = TokenClass(encoder)
 
+    @region
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """logits_T of hidden states."""
         logits_T: Tensor = self.token_head(hidden_TD)
@@ -100,7 +103,7 @@ class Disentangled(nn.Module):
     def __init__(self, base: nn.Embedding) -> None:
         super().__init__()
         self._base = (base,)  # not a module of this one: its parameter has the generator's name
-        self.delta = nn.Embedding(base.num_embeddings, base.embedding_dim)
+        self.delta = Embedding(base.num_embeddings, base.embedding_dim)
 
     @property
     def weight(self) -> Tensor:
@@ -193,7 +196,7 @@ class ForReplacedTokens(Discriminator):
         self.generator.set_phase(self._generator_of(model))
 
     def compile_layers(self, **options: Any) -> None:
-        """See `OnEncoder`; the generator's loss too."""
+        """See `OnEncoder`; the generator is compiled too."""
         super().compile_layers(**options)
         self.generator.compile_layers(**options)
 
@@ -201,9 +204,10 @@ class ForReplacedTokens(Discriminator):
         """See `OnEncoder`: `mlm` of the generator, `rtd` over all tokens that are no pads; hits of both, and how many
         tokens were put where another had been (`rtd/replaced`)."""
         masked, targets = batch.packed, batch.targets
-        tokens, drawn_M = self.generator.predict(self.generator.encode(masked), batch, figures, draws_M=targets[DRAWS])
-        assert drawn_M is not None
         positions_M, labels_M = targets[POSITIONS], targets[LABELS]
+        states_MD = self.generator.encode(masked, positions_M)
+        tokens, drawn_M = self.generator.predict(states_MD, batch, figures, draws_M=targets[DRAWS])
+        assert drawn_M is not None
         original_T = _put(masked.input_ids_T, positions_M, labels_M, labels_M)
         read_T = _put(original_T, positions_M, labels_M, drawn_M)
         replaced_T, is_token_T = read_T != original_T, targets[TOKENS].bool()
@@ -251,16 +255,16 @@ class ForReplacedAndMasked(ForReplacedTokens):
         super().set_phase(model)
         self._masked[0].config = model
 
-    def compile_layers(self, **options: Any) -> None:
-        """See `OnEncoder`; both losses too."""
-        super().compile_layers(**options)
-        self._masked[0].compile_loss(**options)
+    def compile_heads(self, **options: Any) -> None:
+        """See `OnEncoder`; the head and the loss of tokens are compiled too."""
+        super().compile_heads(**options)
+        self._masked[0].compile_heads(**options)
 
     def forward(self, batch: Batch, figures: bool = False) -> Sums:
         """See `ForReplacedTokens`, or `ForMaskedLM` where the batch is one of masked tokens or the like."""
         if "rtd" in batch.counts:
             return super().forward(batch, figures)
-        return self._masked[0].token_sums(self.encode(batch.packed), batch, figures)
+        return self._masked[0](batch, figures)
 
 
 def _put(ids_T: Tensor, positions_M: Tensor, labels_M: Tensor, values_M: Tensor) -> Tensor:

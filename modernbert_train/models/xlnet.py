@@ -28,8 +28,10 @@ from modernbert_train.config.schema import ComputeConfig, XLNetConfig
 from modernbert_train.models.attention import Kernel, for_all_layers
 from modernbert_train.models.bert import EncoderLayer
 from modernbert_train.models.casts import Linear
+from modernbert_train.models.compiler import region
 from modernbert_train.models.encoder import GELU, Encoder
 from modernbert_train.models.layers import compute_dtype
+from modernbert_train.models.lookup import Embedding
 
 
 def distance_table(longest: int, width: int, device: torch.device) -> Tensor:
@@ -103,7 +105,7 @@ class Embeddings(nn.Module):
 
     def __init__(self, config: XLNetConfig) -> None:
         super().__init__()
-        self.tok_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.tok_embeddings = Embedding(config.vocab_size, config.hidden_size)
         self.query = nn.Embedding(1, config.hidden_size)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -190,9 +192,15 @@ class XLNet(Encoder):
         width = self.embedding().shape[1]
         return nn.Identity() if width == self.config.hidden_size else Linear(self.config.hidden_size, width)
 
-    def forward(self, packed: Packed) -> Tensor:
+    @region
+    def enter(self, packed: Packed) -> Tensor:
+        """See `Encoder`."""
+        hidden_TD: Tensor = self.embeddings(packed)
+        return hidden_TD
+
+    def forward(self, packed: Packed, positions_M: Tensor | None = None) -> Tensor:
         """See `Encoder`. On a GPU `sdpa` waits for the device once, see there."""
-        hidden_TD = self.embeddings(packed)
+        hidden_TD = self.enter(packed)
         device, dtype = hidden_TD.device, compute_dtype(hidden_TD)
         kernel, layout = for_all_layers(self.compute, packed, device, dtype, self.config.score_bias)
         places = Places(packed.position_ids_T, packed.segment_ids_T, packed.max_seqlen)
@@ -201,4 +209,4 @@ class XLNet(Encoder):
         for layer in self.layers:
             inputs = (hidden_TD, table_PD, places, kernel, layout)
             hidden_TD = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
-        return self.dropout(hidden_TD)
+        return self.leave(self.dropout(hidden_TD), positions_M)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 import torch
 
 from modernbert_train.config.packages import missing_on_gpu
@@ -14,8 +17,11 @@ OLDEST = (8, 0)  # capability, of compiled layers and fused kernels: the first w
 
 def card_of_all(compute: Compute) -> Card | None:
     """What holds for the GPUs of all ranks, None on CPUs; every rank calls it and has the same answer."""
-    found = [card for card in gather_from_all(card_of(compute)) if card is not None]
-    return Card.of_all(found) if found else None
+    gpu = str(torch.cuda.get_device_properties(compute.device).uuid) if compute.device.type == "cuda" else ""
+    found = gather_from_all((gpu, card_of(compute)))
+    ranks_of = Counter(gpu for gpu, _ in found)  # several, where ranks share a GPU
+    cards = [replace(card, memory_bytes=card.memory_bytes // ranks_of[gpu]) for gpu, card in found if card is not None]
+    return Card.of_all(cards) if cards else None
 
 
 def card_of(compute: Compute) -> Card | None:

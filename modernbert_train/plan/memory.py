@@ -133,16 +133,18 @@ def layers_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool, to
     return (model.num_layers * layer_bytes(model, compute, bf16) - first) * tokens
 
 
-def outside_bytes(model: ModernBertConfig, bf16: bool, tokens: int, predicted: int) -> int:
-    """What autograd keeps outside the layers.
+def outside_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool, tokens: int, predicted: int) -> int:
+    """Bytes that autograd keeps outside the layers.
 
-    Per token the inputs and statistics of the first and the last norm, the id, and in fp32 the rotary tables; per
-    predicted position its place, the inputs of the head's product, GELU and norm, statistics, and the gradient of the
-    head's output in fp32. The loss leaves the decoder's gradient in fp32.
+    Per token: input and statistics of the first norm, the id, and in fp32 the rotary tables. Per predicted position:
+    its place, input and statistics of the last norm, the inputs of the head's product, GELU and norm, statistics, and
+    the gradient of the head's output in fp32. Compiled, the input of the head's norm is computed again. The loss leaves
+    the decoder's gradient in fp32.
     """
     c, width = (2 if bf16 else 4), model.hidden_size
-    per_token = 2 * (4 * width + 8) + 8 + (0 if bf16 else 12 * model.head_size)
-    per_prediction = 8 + 2 * c * width + 4 * width + 8 + 4 * width
+    per_token = 4 * width + 8 + 8 + (0 if bf16 else 12 * model.head_size)
+    norm_input = 0 if compute.compile else 4 * width
+    per_prediction = 8 + 4 * width + 8 + 2 * c * width + norm_input + 8 + 4 * width
     return per_token * tokens + per_prediction * predicted + 4 * model.vocab_size * (width + 1)
 
 
@@ -285,7 +287,7 @@ def memory(
     if predicted is None:
         head = vectors_bytes(model, bf16, tokens, step_tokens, step_texts)
     else:
-        head = outside_bytes(model, bf16, tokens, predicted) + head_peak_bytes(model, compute, bf16, predicted)
+        head = outside_bytes(model, compute, bf16, tokens, predicted) + head_peak_bytes(model, compute, bf16, predicted)
     if compute.activation_checkpointing:
         # when the head is done a layer is computed again, and gradients of the residual and of the gate's product pass
         again = layer_bytes(model, compute, bf16) + _residual_bytes(model, compute) + c * model.intermediate_size

@@ -359,8 +359,9 @@ def _gpus(plan: Plan, shown: Sequence[str], prices: dict[str, float]) -> Section
     compiled = "compiled" if plan.config.compute.compile else "NOT compiled (compute.compile=true is faster)"
     more = f"{PUBLISHED.device:.2f} times as long and {1e6 * PUBLISHED.token:.2f} us a token more, whatever the model"
     notes = [
-        f"Predicted, {compiled}; nothing of this program was timed on a GPU. The fast end is every kernel at the speed "
-        f"it has alone. Published runs of ModernBERT's program, 17 M to 1 B parameters, took {more}; the slow end adds "
+        f"Predicted, {compiled}. One GPU was timed so far: an H200 trained base and large within their ranges. The "
+        "fast end is every kernel at the speed it has alone. Published runs of ModernBERT's program, 17 M to 1 B "
+        f"parameters, took {more}; the slow end adds "
         f"{percent(0)(ERROR - 1)} to that. Prices are assumptions of {PRICE_DATE}; --price NAME=DOLLARS sets yours."
     ]
     if not plan.knows_memory:

@@ -19,7 +19,7 @@ from modernbert_train.data.check import few_predictions, unread_rows
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.transport import find_transport
-from modernbert_train.models.attention import choose_kernel, with_backend
+from modernbert_train.models.attention import asked_of_global_layers, choose_kernel, with_backend
 from modernbert_train.plan.census import census
 from modernbert_train.plan.make import Plan, make_plan
 
@@ -133,15 +133,13 @@ def _network(device: torch.device, ranks: int, ranks_per_node: int) -> list[str]
 def _kernels(plan: Plan, compute: Compute) -> str:
     """The kernels that the model chooses here, asked in the way in which it asks."""
     asked, dtype = plan.config.compute, torch.bfloat16 if compute.bf16 else torch.float32
-    whole_key = "compute.attention" if asked.global_attention is None else "compute.global_attention"
+    whole_asked, whole_key = asked_of_global_layers(asked)
     all_global = plan.census.num_global == len(plan.census.windows)
     found = []  # of each phase, since what it trains may need another
     for phase in plan.phases:
         order = phase.objective.order
         bias = plan.config.model.score_bias
-        asked_whole = asked.global_attention or asked.attention
-        heads = None if asked.global_attention else plan.config.model.local_heads
-        kernel = choose_kernel(asked_whole, compute.device, dtype, whole_key, order, bias, heads)
+        kernel = choose_kernel(whole_asked, compute.device, dtype, whole_key, order, bias)
         whole = local = with_backend(kernel, compute.device, dtype)
         if not all_global:
             heads = plan.config.model.local_heads

@@ -1,8 +1,12 @@
 """Locate a number that is not finite: the step is computed again with every module watched.
 
 Nothing is watched while all is well, so a healthy step pays nothing. The step is repeated from its own seed, all its
-microbatches in order, forward and backward, on all ranks side by side (FSDP2 gathers weights in every layer). Gradients
-flow only to the embeddings' output, never into parameters, so nothing is reduced over ranks and each rank sees its own.
+microbatches in order, on all ranks side by side (FSDP2 gathers weights in every layer): first forward alone; only if
+that is finite on all ranks, once more with a backward pass. Gradients flow only to the embeddings' output, never
+into parameters, so nothing is reduced over ranks and each rank sees its own.
+
+It needs no more memory than a step. It runs eagerly, where a layer keeps about twice what a compiled one keeps for its
+backward pass; so the forward search keeps nothing, and the backward search recomputes each layer.
 
 Shape legend: T packed tokens, M predicted positions.
 """
@@ -12,13 +16,14 @@ from __future__ import annotations
 import math
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from modernbert_train.batch import Batch, weighted
@@ -27,12 +32,15 @@ from modernbert_train.data.packing import Chunk
 from modernbert_train.data.planner import BatchPlan, Row
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.group import gather_from_all, this_rank
+from modernbert_train.errors import UnstableRun
 from modernbert_train.models.masked_lm import POSITIONS
+from modernbert_train.plan.halved import is_full
 from modernbert_train.train.adapters import ComposerObjective
 from modernbert_train.train.gradients import count_terms, counts_per_rank, key_dropout
 
 LOSS = "the loss"
 NOT_AGAIN = "nothing wrong when computed again, which points to the hardware"
+FULL = "somewhere: the search for its layer ran out of memory"
 _LISTED = 8  # documents and parameters named in a message; faults.jsonl has all
 
 
@@ -65,29 +73,80 @@ def find_non_finite(
         step: optimizer steps before it.
 
     Returns:
-        One finding for each microbatch of this rank with one; none if the fault does not come again.
+        One finding for each microbatch of this rank with one; none if the fault does not come again. Where a microbatch
+        ran out of memory the finding says so in place of a module.
+
+    Raises:
+        UnstableRun: a sharded model ran out of memory here: the other ranks wait in a layer that this one has left.
     """
-    terms, findings = batch.plan.objective.terms, []
+    terms, compares = batch.plan.objective.terms, batch.plan.objective.compares
     divisors = counts_per_rank(count_terms(batch.microbatches, terms), compute.device)
-    with torch.compiler.set_stance("force_eager"), torch.enable_grad():
-        first = 0
+
+    def search(*, backward: bool) -> list[Finding]:
+        findings, first = [], 0
         for number, part in enumerate(batch.microbatches):
             part_rows = batch.rows[first : first + part.num_rows]
             first += part.num_rows
             moved = part.to(compute.device)
             key_dropout(seed, step, number, compute.device)
-            with _watched(model.model) as watch:
-                with compute.autocast():
-                    loss = weighted(model(moved, figures=True).losses, terms, divisors)  # the decoder is watched too
-                if not _is_finite(loss):
-                    watch.note(LOSS, "forward", loss)
-                if watch.source is not None:
-                    torch.autograd.grad(loss, watch.source)
+            try:
+                with _watched(model.model) as watch:
+                    _repeat(model, moved, compute, terms, divisors, watch, backward=backward, figures=compares)
+            except RuntimeError as error:
+                if not is_full(error):
+                    raise
+                findings.append(Finding(number, FULL, _chunks(batch, number)))
+                if any(isinstance(parameter, DTensor) for parameter in model.model.parameters()):
+                    raise UnstableRun(
+                        f"step {step + 1}: a loss or gradient is not finite, and the search for its layer ran out of "
+                        f"memory on rank {this_rank()} in microbatch {number}. The checkpoints are untouched. Lower "
+                        f"phases.{batch.plan.phase}.microbatch_tokens, and the same command finds it from the last one."
+                    ) from error
+                continue
             if watch.found is not None:
                 name, direction, tensor, before = watch.found
                 chunks = _chunks_of(tensor, moved, part_rows, batch.plan, before)
                 findings.append(Finding(number, f"{name}, {direction}", chunks))
+        return findings
+
+    with torch.compiler.set_stance("force_eager"):
+        findings = search(backward=False)
+        if isinstance(model.model, FSDPModule):
+            model.model.reshard()  # without a backward pass what lies outside the layers stays gathered, on every rank
+        if not any(gather_from_all(bool(findings))):  # on all ranks or on none, since FSDP2 gathers in each layer
+            findings = search(backward=True)
     return findings
+
+
+def _repeat(
+    model: ComposerObjective,
+    moved: Batch,
+    compute: Compute,
+    terms: Mapping[str, float],
+    divisors: Mapping[str, float | Tensor],
+    watch: _Watch,
+    *,
+    backward: bool,
+    figures: bool,
+) -> None:
+    """Compute a microbatch again, eagerly: forward without keeping anything, or forward and backward.
+
+    Args:
+        model, moved, compute, terms, divisors: as in `find_non_finite`; the microbatch on its device.
+        watch: takes notes.
+        backward: go backward too.
+        figures: go backward from the plain form of the loss, which holds the logits of all predictions at once.
+    """
+    if not backward:
+        with torch.no_grad(), compute.autocast():
+            loss = weighted(model(moved, figures=True).losses, terms, divisors)  # the decoder is watched too
+        watch.note(LOSS, "forward", loss)
+        return
+    with torch.enable_grad(), model.model.recomputing():
+        with compute.autocast():
+            loss = weighted(model(moved, figures=figures).losses, terms, divisors)
+        if watch.source is not None:
+            torch.autograd.grad(loss, watch.source)
 
 
 class _Watch:
@@ -192,9 +251,13 @@ def diagnose(
         largest = max(gradients, key=lambda name: gradients[name].norm().item())
         findings = [Finding(number, f"largest gradient in {largest}", _chunks(batch, number))]
     else:
-        findings = find_non_finite(model, batch, compute, seed, step)
+        numbers = [number for number, loss in enumerate(losses) if not math.isfinite(loss)]
+        findings = [
+            found
+            for found in find_non_finite(model, batch, compute, seed, step)
+            if found.place != FULL or found.microbatch in numbers or not numbers  # a loss says which one it is
+        ]
         if not findings:
-            numbers = [number for number, loss in enumerate(losses) if not math.isfinite(loss)]
             place = f"{NOT_AGAIN} of {socket.gethostname()}"
             findings = [Finding(number, place, _chunks(batch, number)) for number in numbers]
     mine = [

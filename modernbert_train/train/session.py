@@ -21,7 +21,7 @@ from composer import Callback
 from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.checkpoints.second_home import SecondHome, bring_back, refuse_fresh
 from modernbert_train.clock import Clock, Position
-from modernbert_train.config.check import check
+from modernbert_train.config.check import check, search_refused
 from modernbert_train.config.load import flat
 from modernbert_train.config.schema import DataConfig, PhaseConfig, RunConfig
 from modernbert_train.core.files import errors_to, warn
@@ -167,6 +167,8 @@ def _settle(given: RunConfig, compute: Compute, *, fresh: bool) -> Settled:
     """
     card, ranks = card_of_all(compute), num_ranks()
     config, tuned = on_rank_zero(lambda: take(given, compute, card=card, ranks=ranks, fresh=fresh))
+    if config.compute.search and (card is None or not config.compute.compile):
+        raise ConfigError(search_refused(compiled=bool(config.compute.compile)))
     use_threads(config.compute, compute.device)
     if card is None:
         won = cpu_gain_line(given.compute.precision)

@@ -43,7 +43,7 @@ def test_plan_takes_the_bytes_and_launches_that_were_counted(cases: list[Case]) 
         layer = traffic.width * model.hidden_size + traffic.hidden * model.intermediate_size
         assert layer == pytest.approx(case.layer_bytes, rel=0.01), case.title
         logits = traffic.logit * case.work.objective.predicted_share * model.vocab_size
-        assert logits == pytest.approx(sum(each.token_bytes for each in case.kernels if not each.of_layers), rel=0.1), (
+        assert logits == pytest.approx(sum(each.token_bytes for each in case.kernels if each.of_loss), rel=0.1), (
             case.title
         )
         assert case.work.kernels == pytest.approx(case.launches, rel=0.05), case.title

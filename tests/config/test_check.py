@@ -102,6 +102,8 @@ BROKEN = {
     "phases.one.batch_warmup.tokens=1001": "phases.one.batch_warmup.tokens=1001 exceeds phases.one.tokens=1000:",
     "compute.attention=varlen": "compute.attention=varlen with compute.device=cpu: that kernel needs a GPU.",
     "optim.fused=true": "optim.fused=true with compute.device=cpu: those kernels need a GPU.",
+    "compute={device: cpu, compile: true, search: true}": "compute.search=true on a CPU: it tunes kernels of GPUs",
+    "compute={device: cuda, compile: false, search: true}": "compute.search=true without compute.compile: it tunes",
     "compute.global_attention=flex": "compute.global_attention=flex with compute.device=cpu: that kernel needs a GPU.",
     "phases.one.objective={name: sop}": "phases.one.objective.name=sop: cannot follow objective.name=mlm in one run,",
     "compute.residual_precision=bf16": "compute.residual_precision=bf16 with compute.precision=auto: products are in",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
@@ -25,7 +25,7 @@ Both = tuple[Tensor, Tensor]
 
 @contextmanager
 def installed(version: str) -> Iterator[None]:
-    """As if flash2 or flash3 were installed and nothing else; any other name: neither."""
+    """As if flash2 or flash3 were installed and nothing else; flash4: the real one; any other name: none of them."""
     choose_kernel.cache_clear()
     there = {"flash2": flash2, "flash3": _PACKAGE}
     if version == "flash3":
@@ -33,6 +33,7 @@ def installed(version: str) -> Iterator[None]:
     with (
         patch.object(flash, "flash2", there["flash2"] if version == "flash2" else None),
         patch.object(flash, "flash3", there["flash3"] if version == "flash3" else None),
+        nullcontext() if version == "flash4" else patch.object(flash, "_fourth_refusal", lambda: "see flash4.py"),
     ):
         yield
         flash.switch_back()

@@ -1,4 +1,5 @@
-"""What a compiled layer of base reads and writes beside its matrix products and its attention, layer by layer.
+"""What a compiled layer of base reads and writes beside its matrix products and its attention, layer by layer; and what
+stands outside the layers, the loss included, with its launches.
 
 `python -m tests.cuda_build.layer_bytes DROPOUT ...`, on the null device, prints JSON; DROPOUT-bf16 has the residual in
 bf16. A generated kernel counts each
@@ -16,10 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+from torch.utils._python_dispatch import _disable_current_modes
 
 from benchmarks.batches import mean_loss
 from modernbert_train.config.schema import ComputeConfig, MaskedLmConfig, ModernBertConfig
 from modernbert_train.models.build import build_model
+from modernbert_train.models.compiler import REGIONS
+from tests.cuda_build.microbatch import Operations
 from tests.gpu.parts import make_batch
 
 ROW, ROWS = 1024, 95  # about 98,304 tokens, and a number that divides no weight: so what follows the tokens is told
@@ -36,9 +40,11 @@ class LayerTraffic:
         self.where: tuple[int | None, str] = OUTSIDE
         self.of_tokens: dict[tuple[int | None, str], Counter[str]] = {}
         self.others: Counter[tuple[int | None, str]] = Counter()
+        self.launches: Counter[tuple[int | None, str]] = Counter()
         run = CachingAutotuner.run
 
         def counted(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+            self.launches[self.where] += 1
             for argument, value in zip(tuner.fn.arg_names, args, strict=False):
                 if isinstance(value, Tensor):
                     moved = (2 if argument.startswith("in_out") else 1) * value.numel() * value.element_size()
@@ -53,6 +59,7 @@ class LayerTraffic:
     def clear(self) -> None:
         self.of_tokens.clear()
         self.others.clear()
+        self.launches.clear()
 
     def watch(self, layer: Any, index: int) -> None:
         """Know when a compiled layer is at work, in either direction."""
@@ -76,6 +83,34 @@ class LayerTraffic:
         layer._compiled_call_impl = watched
 
 
+class Outside(Operations):
+    """The operations outside the layers that run one by one. Compiled functions are called without this mode, in which
+    torch would run them uncompiled."""
+
+    def __init__(self, traffic: LayerTraffic, model: Any) -> None:
+        super().__init__()
+        self._traffic = traffic
+        for layer in model.model.layers:
+            layer._compiled_call_impl = _without_modes(layer._compiled_call_impl)
+        model._loss_and_gradient = _without_modes(model._loss_and_gradient)
+        for module in (model, model.model):
+            regions = vars(module)[REGIONS]
+            regions.update({name: _without_modes(call) for name, call in regions.items()})
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._traffic.where == OUTSIDE:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        return func(*args, **(kwargs or {}))
+
+
+def _without_modes(call: Any) -> Any:
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return call(*args, **kwargs)
+
+    return called
+
+
 def look_at(dropout: float, residual: Any, traffic: LayerTraffic) -> dict[str, Any]:
     """Base's kinds of layers with one rate of dropout and one precision of the residual."""
     torch._dynamo.reset()
@@ -87,12 +122,18 @@ def look_at(dropout: float, residual: Any, traffic: LayerTraffic) -> dict[str, A
     for index, layer in enumerate(model.model.layers):
         traffic.watch(layer, index)
     batch = make_batch([1000] * 97, ROW, config.vocab_size, boundaries=128, rows=ROWS)
-    for _ in range(2):  # the first compiles
+
+    def step() -> None:
         traffic.clear()
         with torch.autocast("cuda", torch.bfloat16):
             loss = mean_loss(model, batch)
         loss.backward()
         model.zero_grad()
+
+    for _ in range(2):  # the first compiles
+        step()
+    with Outside(traffic, model) as operations:
+        step()
     found: dict[str, Any] = {}
     for name, index in LAYERS.items():
         passes = {way: dict(sorted(traffic.of_tokens[index, way].items())) for way in ("forward", "backward")}
@@ -102,7 +143,10 @@ def look_at(dropout: float, residual: Any, traffic: LayerTraffic) -> dict[str, A
         found[name] = by_kernel | {"bytes_per_token": total, "bytes_of_weights": weights}
     layers = sum(times * found[name]["bytes_per_token"] for name, times in OF_BASE.items())
     once = sum(traffic.of_tokens.get(OUTSIDE, Counter()).values()) + traffic.others[OUTSIDE]
-    return found | {"base_bytes_per_token": layers, "loss_bytes_per_token": round(once / TOKENS)}
+    # of compiled kernels, and of operations one by one
+    outside = {"compiled": [traffic.launches[OUTSIDE], round(once / TOKENS)]}
+    outside |= {name: [operations.launches[name], round(b / TOKENS)] for name, b in sorted(operations.bytes.items())}
+    return found | {"base_bytes_per_token": layers, "outside": outside}
 
 
 if __name__ == "__main__":

@@ -65,6 +65,7 @@ CASES = {
     "albert": Case(AlbertConfig(num_layers=2, max_positions=2048)),
     "modernbert-flash2": Case(MODERNBERT, LONG, attention="flash2"),
     "modernbert-flash3": Case(MODERNBERT, LONG, attention="flash3"),
+    "modernbert-flash4": Case(MODERNBERT, LONG, attention="flash4"),  # by flash4.py, with the package itself
     "modernbert-tiles": Case(MODERNBERT, LONG, attention="tiles"),
     "modernbert-flex": Case(MODERNBERT, LONG, attention="flex"),
     "deberta-flex": Case(DebertaConfig(num_layers=2, max_positions=2048), attention="flex"),
@@ -121,7 +122,7 @@ def look_at(name: str, traffic: Traffic) -> dict[str, Any]:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     flash.WINDOWS.clear()
-    compute = ComputeConfig(attention=case.attention.rstrip("23"), compile=True)  # type: ignore[arg-type]
+    compute = ComputeConfig(attention=case.attention.rstrip("234"), compile=True)  # type: ignore[arg-type]
     with torch.device("cuda"):
         model = build_model(config, case.objective, compute).train()
     model.compile_layers()

@@ -6,7 +6,7 @@ import pytest
 
 from tests.cuda_build import null
 
-pytestmark = [pytest.mark.runs, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.runs, pytest.mark.cuda_quick, pytest.mark.timeout(300)]
 
 
 def test_copies_keep_their_memory_their_pages_and_their_gpu() -> None:

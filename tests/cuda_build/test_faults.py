@@ -53,6 +53,9 @@ FAULTS = {
 }
 
 
+IN_CI = ("the first rank of a machine that is killed", "a GPU that hangs")  # one that ends, and one that waits
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     reason = why_not()
@@ -87,7 +90,9 @@ def require(pair: Pair, ends: list[End], case: Case, name: str) -> None:
             table.write(json.dumps(row) + "\n")
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.cuda_quick] * (name in IN_CI)) for name in FAULTS]
+)
 def test_a_fault_in_a_step_is_named_on_every_machine(machine: Machine, name: str) -> None:
     case = FAULTS[name]
     words = run(machine, timeout=PATIENT if case.seconds == SOON else TIMEOUT)

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.conftest import make_tiny_data
 from tests.cuda_build.front_door import Machine, journey, planted_tree
@@ -35,6 +36,9 @@ ON_TWO = {
     "fsdp2 compiled base": (COMPILED, *FSDP2),
     "fsdp2 compiled recomputed fused tiny": (COMPILED, RECOMPUTED, "optim.fused=true", *FSDP2),
 }
+QUICK = pytest.mark.cuda_quick
+# in `.ci/run` too: each strategy, eager and compiled
+FIRST = ("ddp eager base", "ddp compiled recomputed fused base", "fsdp2 eager muon tiny", "fsdp2 compiled base")
 ON_EIGHT = {
     "ddp eager base": (EAGER,),
     "ddp compiled tiny": (COMPILED,),
@@ -61,7 +65,7 @@ def two(tmp_path: Path, data: Path) -> Machine:
     return Machine(tmp_path, data, gpus=2)
 
 
-@pytest.mark.parametrize("case", ON_TWO)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[QUICK] * (case in FIRST)) for case in ON_TWO])
 def test_two_gpus_train_stop_and_resume(two: Machine, case: str) -> None:
     """Batch warmup, two phases, validation, checkpoints, a signal, a resume; no rule of CUDA's or NCCL's is broken."""
     said = journey(two, "run", 2, ON_TWO[case], case.split()[-1], seconds=400)
@@ -77,10 +81,29 @@ def test_eight_gpus_train_stop_and_resume(tmp_path: Path, data: Path, case: str)
     assert machine.faults == []
 
 
+@QUICK
 def test_two_ranks_on_one_gpu_are_refused_by_name(two: Machine) -> None:
     code, said = two.train(*two.words("run"), "--ranks", "2", seconds=200, visible="0,0")
     assert code == 78
     assert "compute on the same GPU" in said and "rank 0 on" in said and "rank 1 on" in said
+
+
+@QUICK
+def test_two_ranks_share_a_gpu_where_the_user_says_so(tmp_path: Path, data: Path) -> None:
+    """For a trial of the collectives: they train, with one warning."""
+    machine = Machine(tmp_path, data, gpus=1, settings={"NCCL_HOSTID": "shared"})
+    code, said = machine.train(*machine.words("run", *SHORT), "--ranks", "2", seconds=300)
+    assert code == 0, said[-3000:]
+    assert machine.faults == [] and said.count("compute on the same GPU") == 1 and "says nothing of speed" in said
+
+
+def test_the_switch_of_newer_nccl_shares_a_gpu_too(tmp_path: Path, data: Path) -> None:
+    """NCCL 2.30 reads it; an older one would refuse the second rank by its own words, so this program does before."""
+    reads_it = torch.cuda.nccl.version() >= (2, 30)
+    machine = Machine(tmp_path, data, gpus=1, settings={"NCCL_MULTI_RANK_GPU_ENABLE": "1"})
+    code, said = machine.train(*machine.words("run", *SHORT), "--ranks", "2", seconds=300)
+    assert code == (0 if reads_it else 78), said[-3000:]
+    assert machine.faults == [] and ("is read from NCCL 2.30 on" in said) == (not reads_it)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
@@ -103,6 +126,7 @@ def test_each_rank_may_be_shown_one_gpu(two: Machine, strategy: str) -> None:
     assert two.faults == []
 
 
+@QUICK
 def test_a_rank_takes_its_own_gpu_first(tmp_path: Path) -> None:
     """Whatever computes, exchanges or makes a stream before the model is built would be on the GPU of rank 0."""
     script = (
@@ -118,6 +142,7 @@ def test_a_rank_takes_its_own_gpu_first(tmp_path: Path) -> None:
     assert run.stdout.split() == ["cuda:1", "1"], run.stderr
 
 
+@QUICK
 def test_a_deterministic_run_says_so_before_what_it_governs(tmp_path: Path) -> None:
     """After cuBLAS has its workspace, NCCL its network and the compiler its first kernel it would change nothing."""
     script = (
@@ -165,12 +190,13 @@ class TestBrokenRulesAreSeen:
         assert code != 0 and "Duplicate GPU detected" in said + "".join(machine.faults)
 
     def test_two_ranks_on_one_gpu_reach_nccl(self, tmp_path: Path, data: Path) -> None:
-        line = "                    _claim_gpu(store, device)"
+        line = "                    claim_gpu(store, this_rank(), gpu, torch.cuda.nccl.version)"
         tree = planted_tree(tmp_path / "tree", (GROUP, line, "                    pass"))
         machine = Machine(tmp_path, data, gpus=2, root=tree)
         code, said = machine.train(*machine.words("run"), "--ranks", "2", seconds=300, visible="0,0")
         assert code != 0 and "Duplicate GPU detected" in said + "".join(machine.faults)
 
+    @QUICK
     def test_a_rank_that_skips_a_collective(self, tmp_path: Path, data: Path) -> None:
         """The call after it is another on this rank than on the others, and both are named."""
         line = "    values[split:].copy_(torch.tensor(of_host, dtype=values.dtype), non_blocking=True)\n"

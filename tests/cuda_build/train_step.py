@@ -88,7 +88,7 @@ def train(here: Path, case: str) -> dict[str, Any]:
     file.write_text(TINY_YAML.format(runs=here / "runs", data=here / "data"), encoding="utf-8")
     words = [
         *(str(file), f"name={name}", "compute.device=cuda", "compute.precision=bf16"),
-        f"compute.attention={kernel.rstrip('23')}",
+        f"compute.attention={kernel.rstrip('234')}",
         *(f"compute.compile={form == 'compiled'}".lower(), "data.validation=null", "data.num_workers=1"),
         *([] if strategy == "alone" else [f"distributed.strategy={strategy}"]),
         *(["distributed.shard_ranks=2"] if strategy == "hsdp" else []),

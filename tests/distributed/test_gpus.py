@@ -86,14 +86,6 @@ def test_versions_are_told(driver: str, platform: str, told: str) -> None:
     assert why_torch_sees_none(driver, "2.13.0", platform) == told
 
 
-def test_each_rank_has_a_gpu_of_its_own() -> None:
-    """Local rank 1 of a launcher that shows each rank one GPU computes on number 0."""
-    assert [compute._gpu_of_rank(rank, 2) for rank in (0, 1)] == [0, 1]
-    assert compute._gpu_of_rank(1, 1) == 0
-    with pytest.raises(ConfigError, match=r"LOCAL_RANK=2: this machine shows 2 GPUs, .*--ranks 2"):
-        compute._gpu_of_rank(2, 2)
-
-
 def test_a_gpu_too_old_for_this_torch_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     supported: Any = lambda: ["sm_75", "sm_80", "sm_90a", "compute_120"]  # noqa: E731
     monkeypatch.setattr("torch.cuda.get_arch_list", supported)

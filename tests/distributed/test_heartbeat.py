@@ -213,6 +213,13 @@ def test_a_hung_gpu_is_named_where_all_hosts_stand_alike(ranks: list[Rank], cloc
     assert all("its GPU has started 7 collectives" in verdict.text and verdict.blames for verdict in found)
 
 
+def test_a_gpu_that_hangs_within_a_collective_is_named_by_its_own_rank_too(ranks: list[Rank], clock: Clock) -> None:
+    """It does not see the end of one that has ended for the others; whoever looks first decides for all."""
+    found = gpus(ranks, clock, ["sums"] * 3, (9, 8, 7), (9, 7, 6), (9, 8, 7))
+    assert len(found) == 3 and {verdict.rank for verdict in found} == {1}
+    assert all("its GPU has started 7 collectives" in verdict.text and verdict.blames for verdict in found)
+
+
 def test_gpus_that_have_all_come_blame_the_network_and_no_machine(ranks: list[Rank], clock: Clock) -> None:
     found = gpus(ranks, clock, ["sums"] * 3, (9, 8, 7), (9, 8, 7), (9, 8, 7))
     assert found and all("no rank is behind" in verdict.text and not verdict.blames for verdict in found)

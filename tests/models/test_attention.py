@@ -6,7 +6,6 @@ import logging
 import math
 import shutil
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +27,7 @@ from modernbert_train.models.attention import (
     choose_kernel,
     cudnn,
     flash,
+    flash4,
     flex,
     kernel_report,
     sdpa,
@@ -456,7 +456,7 @@ def test_cudnn_is_given_few_lengths(row: int, longest: int | None, given: int) -
     assert layout.whole.longest == given and layout.local.longest == (longest or row)
 
 
-@pytest.mark.skipif(len(flash.MISSING) < 3, reason="a FlashAttention is installed")
+@pytest.mark.skipif(len(flash.MISSING) < 2 or flash4.refusal() is None, reason="a FlashAttention is installed")
 def test_flash_without_a_package_is_refused_with_the_ones_that_serve() -> None:
     """Users must learn that the package is missing before the run, not from an ImportError inside it."""
     with pytest.raises(ConfigError, match=r"compute\.attention=flash: no FlashAttention is .*Usable here: sdpa"):
@@ -468,15 +468,6 @@ def flash_attention_2(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seq
     return (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), more
 
 
-def flash_attention_4(
-    q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, **more
-):  # type: ignore[no-untyped-def]
-    """Those of flash-attn-4 4.0.0b36, which has another tensor before the boundaries."""
-    assert qv is None
-    return ((cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), more), "log-sum-exp"
-
-
-@pytest.mark.parametrize("function", [flash_attention_2, flash_attention_4])
 @pytest.mark.parametrize(
     ("order", "window", "options"),
     [
@@ -487,23 +478,18 @@ def flash_attention_4(
     ],
 )
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_flash_is_called_with_the_same_borders_and_window(
-    monkeypatch: pytest.MonkeyPatch,
-    function: Callable[..., Any],
-    order: Order,
-    window: bool,
-    options: dict[str, object],
-    deterministic: bool,
+def test_flash_2_is_called_with_the_same_borders_and_window(
+    monkeypatch: pytest.MonkeyPatch, order: Order, window: bool, options: dict[str, object], deterministic: bool
 ) -> None:
-    """A window or boundaries given in another convention would train a different model without a word."""
+    """A window or boundaries given in another convention would train a different model without a word. The fourth is
+    looked at in test_flash4.py."""
     calls = []
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        out = function(*args, **kwargs)
-        calls.append(out[0] if out[1] == "log-sum-exp" else out)
+        calls.append(flash_attention_2(*args, **kwargs))
         return args[0]
 
-    monkeypatch.setattr(flash, "_newest", lambda device: called)
+    monkeypatch.setattr(flash, "flash2", called)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
     line = packed([40, 60])
     qkv = torch.randn(100, 3, 2, 64, dtype=torch.bfloat16)
@@ -517,29 +503,26 @@ def test_flash_is_called_with_the_same_borders_and_window(
 @pytest.mark.parametrize(
     ("capability", "installed", "chosen"),
     [
-        ((9, 0), ("flash2", "flash3", "flash4"), "flash3"),
-        ((9, 0), ("flash2", "flash4"), "flash4"),
-        ((9, 0), ("flash4",), "flash4"),
-        ((10, 0), ("flash2", "flash3", "flash4"), "flash4"),
-        ((8, 0), ("flash2", "flash3", "flash4"), "flash2"),
-        ((9, 0), ("flash2",), "flash2"),
-        ((8, 0), ("flash3", "flash4"), None),
-        ((10, 0), ("flash3",), None),
+        ((9, 0), (2, 3, 4), 3),
+        ((9, 0), (2, 4), 4),
+        ((9, 0), (4,), 4),
+        ((10, 0), (2, 3, 4), 4),
+        ((8, 0), (2, 3, 4), 2),
+        ((9, 0), (2,), 2),
+        ((8, 0), (3, 4), None),
+        ((10, 0), (3,), None),
     ],
 )
-@pytest.mark.parametrize("window", [True, False])
 def test_the_newest_flash_attention_that_runs_serves(
-    monkeypatch: pytest.MonkeyPatch,
-    capability: tuple[int, int],
-    installed: tuple[str, ...],
-    chosen: str | None,
-    window: bool,
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], installed: tuple[int, ...], chosen: int | None
 ) -> None:
     """Long documents would be a third slower without it; on the wrong GPU it would fail in the first step. `auto` takes
-    the third version without being asked: the fourth breaks compiled graphs, and the second is what `varlen` is."""
-    for name in ("flash2", "flash3", "flash4"):
-        there = (lambda *args, name=name, **kwargs: (name, None)) if name in installed else None
-        monkeypatch.setattr(flash, name, there)
+    the third and the fourth without being asked: the second is what `varlen` is."""
+    for version in (2, 3):
+        monkeypatch.setattr(flash, f"flash{version}", object() if version in installed else None)
+    refusal = None if 4 in installed else "flash-attn-4 is not installed"
+    monkeypatch.setattr(flash, "flash_4_refusal", lambda: refusal)
+    monkeypatch.setattr(flash, "_fourth_refusal", lambda: refusal)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
@@ -550,33 +533,14 @@ def test_the_newest_flash_attention_that_runs_serves(
     choose_kernel.cache_clear()
     by_itself = choose_kernel("auto", gpu, torch.bfloat16).name
     choose_kernel.cache_clear()  # of this machine nothing is known
-    assert by_itself == ("flash" if chosen == "flash3" else "varlen")
-    if chosen is None:
+    assert by_itself == ("flash" if chosen in (3, 4) else "varlen")
+    assert flash.is_third(gpu) is (chosen == 3) and flash.is_fourth(gpu) is (chosen == 4)
+    if chosen is not None:
+        assert reason is None
+    elif capability[0] >= 9:
+        assert reason == "flash-attn-4 is not installed"
+    else:
         assert reason == "the FlashAttention that is installed does not run on a GPU"
-        return
-    assert reason is None
-    if chosen == "flash3":
-        assert flash.is_third(gpu)  # as what `varlen` calls, see tests/cuda_build/test_layers.py
-        return
-    q, ends = torch.zeros(5, 1, 8), torch.tensor([0, 5])
-    layout = flash.Layout(ends, torch.empty(6, 0), Visible.around(8), flash._newest(gpu), ends)  # type: ignore[arg-type]
-    assert flash.attend(q, q, q, layout, window) == chosen
-
-
-@pytest.mark.parametrize(("capability", "served"), [((9, 0), False), ((10, 0), True)])
-def test_flash_attention_4_is_refused_where_it_has_no_deterministic_form(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], served: bool
-) -> None:
-    """On Hopper its backward pass asserts that nobody asks for one: a run would end in its first step."""
-    for name in ("flash2", "flash3", "flash4"):
-        monkeypatch.setattr(flash, name, (lambda *args: None) if name == "flash4" else None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    gpu = torch.device("cuda")
-    assert flash.support(gpu, torch.bfloat16) is None
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    reason = flash.support(gpu, torch.bfloat16)
-    assert reason is None if served else "compute.deterministic asks" in str(reason)
 
 
 FLEX_LENGTHS = [[1, 64, 65, 128, 129, 300], [687], [300, 387], [128, 128, 128, 128, 128, 47]]  # 687 tokens each

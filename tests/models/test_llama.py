@@ -105,9 +105,9 @@ def test_the_loss_in_chunks_is_that_of_logits(config: LlamaConfig) -> None:
     grads = []
     for chunk in (128, None):
         model = build(config, logit_chunk=chunk)
-        hidden_TD = model.encode(lay_out(torch.arange(76), BOUNDARIES))
         batch = masked(76)
-        sums, _ = model.predict(hidden_TD, batch, figures=chunk is None)
+        hidden_MD = model.encode(lay_out(torch.arange(76), BOUNDARIES), batch.targets["positions_M"])
+        sums, _ = model.predict(hidden_MD, batch, figures=chunk is None)
         sums.losses["mlm"].backward()
         grads.append({name: parameter.grad for name, parameter in model.named_parameters()})
     for name, grad in grads[0].items():

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from modernbert_train import __version__
+from modernbert_train.config.packages import FLASH_4_INSTALL, FLASH_4_OLDEST
 from modernbert_train.import_stubs import write_hook
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +37,7 @@ def name_of(requirement: str) -> str:
     return re.split(r"[^\w.-]", requirement)[0].lower().replace("_", "-")
 
 
-@pytest.mark.parametrize("name", ["pinned.txt", "image.txt"])
+@pytest.mark.parametrize("name", ["pinned.txt", "image.txt", "flash.txt"])
 def test_every_pin_has_a_hash_and_no_index_is_named(name: str) -> None:
     """A pin without a hash is not installed at all; an index would bind the list to one place."""
     lines = (ROOT / "requirements" / name).read_text().splitlines()
@@ -75,8 +77,8 @@ def test_everything_declared_is_in_the_list(project: dict[str, Any]) -> None:
     for extra in project["project"]["optional-dependencies"].values():
         needed += extra
     names = {name_of(requirement) for requirement in needed}
-    # torch and flash-attn are built for one CUDA, and torch is installed first; the others are loggers to choose
-    assert names - set(pins()) == {"torch", "flash-attn", "mlflow", "tensorboard"}
+    # torch is built for one CUDA and installed first, flash-attn-4 is in flash.txt; the others are loggers to choose
+    assert names - set(pins()) == {"torch", "flash-attn-4", "mlflow", "tensorboard"}
 
 
 def test_requirements_that_uv_is_told_are_the_true_ones_without_the_caps(project: dict[str, Any]) -> None:
@@ -191,6 +193,14 @@ def test_the_cuda_build_is_tested_with_the_same_versions() -> None:
     assert "pytest" in beside and beside.items() <= _pins("pinned.txt").items()
 
 
+def test_the_extra_brings_a_flash_attention_that_is_taken(project: dict[str, Any]) -> None:
+    """And the one that is compiled in the tests is another that would be."""
+    (wanted,) = project["project"]["optional-dependencies"]["flash"]
+    assert wanted == f"flash-attn-4[cu13]>={FLASH_4_OLDEST}" and wanted in FLASH_4_INSTALL
+    tested = _pins("flash.txt")["flash-attn-4"].split()[0]
+    assert Version(tested) >= Version(FLASH_4_OLDEST)
+
+
 def _pins(name: str) -> dict[str, str]:
     """Each package of a list, with its version and hashes."""
     blocks = re.split(r"\n(?=\S)", (ROOT / "requirements" / name).read_text().strip())
@@ -219,6 +229,7 @@ def test_no_registry_is_written_into_the_files_that_install() -> None:
         ("format", "ruff format"),
         ("coverage", "--cov"),
         ("test-cuda", "tests/cuda_build/run.sh"),
+        ("test-cuda-quick", "tests/cuda_build/run.sh"),
         ("first-gpu-hour", "benchmarks.first_gpu_hour"),
         ("test-pythons", "tests/other_pythons.sh"),
     ],

@@ -24,8 +24,8 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.distributed import bf16
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.errors import ConfigError, Halved
-from modernbert_train.plan import tuned
-from modernbert_train.plan.card import card_of
+from modernbert_train.plan import card, tuned
+from modernbert_train.plan.card import card_of, card_of_all
 from modernbert_train.plan.halved import HALVED, halve, halved, is_full
 from modernbert_train.plan.room import Card, configured_memory
 from modernbert_train.plan.tuned import SETTINGS, Tuned, fit_of, take
@@ -213,3 +213,12 @@ def test_dropout_goes_on_as_it_was_where_a_resumed_run_would_take_another_microb
     assert main(["train", *words, took, "phases.short.tokens=2000", "name=through"]) == 0
     assert main(["train", *words, nobody, "phases.short.tokens=2000", "name=rows"]) == 0
     assert losses("tiny") == losses("through") != losses("rows")
+
+
+def test_ranks_that_share_a_gpu_have_a_part_of_its_memory_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="GPU-1"))
+    monkeypatch.setattr(card, "card_of", lambda compute: H100)
+    for others, expected in (([("GPU-1", H100)], H100.memory_bytes // 2), ([("GPU-2", H100)], H100.memory_bytes)):
+        monkeypatch.setattr(card, "gather_from_all", lambda mine, others=others: [mine, *others])
+        found = card_of_all(GPU)
+        assert found is not None and found.memory_bytes == expected

@@ -22,7 +22,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from modernbert_train.config.schema import ComputeConfig, ModernBertConfig, StableAdamWConfig
 from modernbert_train.models import attention
 from modernbert_train.models.attention import varlen
-from modernbert_train.models.heads import loss_and_gradient
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.optim.stable_adamw import StableAdamW
 from modernbert_train.plan.gpus import GPUS
@@ -158,7 +157,7 @@ def test_base_with_98304_tokens_keeps_what_is_said(
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = ModernBertForMaskedLM(config, compute).train()
         found = saved(model, make_batch([1024] * 96, predicted), bf16)
-    told = layers_bytes(config, compute, bf16, tokens) + outside_bytes(config, bf16, tokens, predicted)
+    told = layers_bytes(config, compute, bf16, tokens) + outside_bytes(config, compute, bf16, tokens, predicted)
     if checkpointing:  # copies of the layers' weights are gone with what else they kept
         weights = config.hidden_size**2
         told -= 0 if bf16 else 12 * config.head_size * tokens  # rotary tables, which are an argument then
@@ -177,12 +176,10 @@ def test_compiled_layers_keep_what_is_said(monkeypatch: pytest.MonkeyPatch, resi
     compute = ComputeConfig(residual_precision=residual, compile=True, activation_checkpointing=checkpointing)
     model = ModernBertForMaskedLM(config, compute).train()
     backend = "aot_eager_decomp_partition"
-    for layer in model.model.layers:
-        layer.compile(dynamic=False, backend=backend)
-    model._loss_and_gradient = torch.compile(loss_and_gradient, dynamic=False, backend=backend)
+    model.compile_layers(backend=backend)
     batch = make_batch([128, 128], 78)
     found = saved(model, batch, True)
-    told = layers_bytes(config, compute, True, 256) + outside_bytes(config, True, 256, 78)
+    told = layers_bytes(config, compute, True, 256) + outside_bytes(config, compute, True, 256, 78)
     if residual == "fp32" and not checkpointing:
         told += 3 * (4 - 2) * config.hidden_size * 256  # on a CPU it keeps the sum in fp32, not what is added in bf16
     weights = config.hidden_size**2 if checkpointing else decoded(config)

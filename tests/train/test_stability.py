@@ -9,6 +9,7 @@ import json
 import socket
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_valid
 from modernbert_train.checkpoints.saved_state import GuardState
 from modernbert_train.data.facts import read_facts
 from modernbert_train.errors import UnstableRun
+from modernbert_train.models.layers import GeGLU
 from modernbert_train.train import session
 from modernbert_train.train.build import build_data
 from modernbert_train.train.checkpointing import Checkpoints
@@ -133,6 +135,32 @@ def test_stop_ends_the_run_before_the_update_and_skipping_goes_on_from_there(
     assert "Traceback" not in error
     assert_same_run(tmp_path / "runs/tiny", tmp_path / "runs/whole")
     assert [each["action"] for each in lines(tmp_path / "runs/tiny", "fault", "faults.jsonl")] == ["stop", "skip"]
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("action", ["skip", "stop"])
+def test_a_search_that_runs_out_of_memory_is_told_as_what_it_looked_for(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], action: str
+) -> None:
+    """The step itself fitted; a NaN that ends as "out of memory" sends a user after the wrong thing."""
+
+    def full(self: GeGLU, x_TD: torch.Tensor) -> torch.Tensor:
+        if self.training and not torch.is_grad_enabled():
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return of_step(self, x_TD)
+
+    words = tiny_run(*SHORT, f"stability.non_finite={action}")
+    with at_fault(NAN):
+        of_step = GeGLU.forward
+        with patch.object(GeGLU, "forward", full):
+            assert main(["train", *words]) == (0 if action == "skip" else 70)
+    (fault,) = lines(tmp_path / "runs/tiny", "fault", "faults.jsonl")
+    assert (fault["fault"], fault["action"], fault["step"], fault["loss"]) == ("non_finite", action, 4, "nan")
+    (found,) = fault["microbatches"]
+    assert found["microbatch"] == 2 and found["place"] == "somewhere: the search for its layer ran out of memory"
+    said = capsys.readouterr()
+    assert "the search for its layer ran out of memory" in said.err + said.out
+    assert "step 4 ran out of memory" not in said.err and not (tmp_path / "runs/tiny/halved.json").exists()
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ def choose_kernel(
         key: where the name was set, for the messages.
         order: what tokens see.
         bias: what the model adds to the scores, see `ModelConfig.score_bias`.
-        local_heads: see `ModelConfig.local_heads`.
+        local_heads: see `ModelConfig.local_heads`; None of global layers alone.
 
     Raises:
         ConfigError: the named kernel is unknown or cannot serve here.
@@ -110,8 +110,8 @@ def for_all_layers(
     Raises:
         ConfigError: see `choose_kernel`.
     """
-    key = "attention" if compute.global_attention is None else "global_attention"
-    kernel = choose_kernel(getattr(compute, key), device, dtype, f"compute.{key}", packed.order, bias)
+    name, key = asked_of_global_layers(compute)
+    kernel = choose_kernel(name, device, dtype, key, packed.order, bias)
     return kernel, kernel.prepare(packed, Visible(order=packed.order))
 
 
@@ -135,11 +135,19 @@ def for_each_reach(
     visible = Visible.around(half_window, packed.order, compute.query_block)
     local = choose_kernel(compute.attention, device, dtype, order=packed.order, local_heads=local_heads)
     found = dict.fromkeys((True, False), (local, local.prepare(packed, visible)))
-    if compute.global_attention is not None:
-        wide = choose_kernel(compute.global_attention, device, dtype, "compute.global_attention", packed.order)
+    name, key = asked_of_global_layers(compute)
+    if name == "auto" or compute.global_attention is not None:
+        wide = choose_kernel(name, device, dtype, key, packed.order)
         if wide is not local:
             found[True] = (wide, wide.prepare(packed, visible))
     return found
+
+
+def asked_of_global_layers(compute: ComputeConfig) -> tuple[str, str]:
+    """Return the kernel that is asked for in global layers, and the key that asks for it."""
+    if compute.global_attention is None:
+        return compute.attention, "compute.attention"
+    return compute.global_attention, "compute.global_attention"
 
 
 def by_preference(
@@ -147,7 +155,8 @@ def by_preference(
 ) -> dict[str, str | None]:
     """Each kernel, the one first that `auto` takes, with the reason for which it cannot serve; None if it can."""
     reasons = {kind: kernel.support(device, dtype, order, bias) for kind, kernel in KERNELS.items()}
-    first = ["flash"] * flash.is_third(device) + ["tiles"] * tiles.is_faster(device, local_heads)
+    fourth = local_heads is None and flash.is_fourth(device)  # in local layers it computes 2 to 3 times the keys seen
+    first = ["flash"] * (flash.is_third(device) or fourth) + ["tiles"] * tiles.is_faster(device, local_heads)
     served = [kind for kind in first if reasons[kind] is None]
     return {kind: reasons[kind] for kind in dict.fromkeys([*served, *KERNELS])}
 

@@ -1,19 +1,21 @@
-"""The newest FlashAttention that is installed and runs on the GPU: CUDA, bf16 or fp16, for those who have a package.
+"""The newest FlashAttention that is installed and runs on the GPU: CUDA, bf16 or fp16, from a package.
 
 FlashAttention-3 (module flash_attn_interface, Hopper only), else FlashAttention-4 (package flash-attn-4, Hopper and
-later), else FlashAttention-2 (package flash-attn), which is the algorithm of `varlen`. compute.attention=auto takes the
-third of its own accord. The newer ones gain most in global layers on long documents; compute.attention=varlen with
-compute.global_attention=flash gives them those alone.
+later), else FlashAttention-2 (package flash-attn), which is the algorithm of `varlen`. Each needs another way to leave
+a compiled layer in one graph:
 
-The third serves through torch's own switch, as what `varlen` calls: its package's function would break the graph of
-each compiled layer. The switch is the process's, so local layers have it too, however they are asked for.
+- The fourth is a custom operator of ours, see flash4.py. compute.attention=auto takes it for global layers.
+- The third is called by torch itself through its switch, as what `varlen` calls. The switch is the process's, so local
+  layers have it too, whatever their key says. compute.attention=auto takes it for all layers.
+- The second is a function that torch can trace. It serves compute.attention=flash alone.
 
 Shape legend: T packed tokens, S sequences (padded), N heads, H head width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import inspect
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -25,25 +27,36 @@ from torch.nn import attention as torch_attention
 
 from modernbert_train.batch import Order, Packed
 from modernbert_train.config.model import Bias
-from modernbert_train.core.files import errors_to
-from modernbert_train.models.attention import varlen
+from modernbert_train.config.packages import flash_4_refusal, installed_version
+from modernbert_train.core.files import errors_to, warn
+from modernbert_train.models.attention import flash4, varlen
 from modernbert_train.models.attention.varlen import gpu_support, without_mask
 from modernbert_train.models.attention.visible import ScoreBias, Visible
 
 MISSING: list[str] = []
 flash2: Any = None
 flash3: Any = None
-flash4: Any = None
 
 
 def _installed(package: str) -> AbstractContextManager[None]:
     """Within it a package is looked for; OSError: it is built for another torch or CUDA."""
-    return errors_to(MISSING.append, ImportError, OSError, AttributeError, before=f"{package}: ")
+    return errors_to(MISSING.append, ImportError, OSError, AttributeError, TypeError, before=f"{package}: ")
 
 
 with _installed("flash-attn"):
     import flash_attn
 
+    _options = (
+        "cu_seqlens_q",
+        "cu_seqlens_k",
+        "max_seqlen_q",
+        "max_seqlen_k",
+        "window_size",
+        "causal",
+        "deterministic",
+    )
+    # TypeError: an older release, or one of another kind
+    inspect.signature(flash_attn.flash_attn_varlen_func).bind(0, 0, 0, **dict.fromkeys(_options, 0))
     flash2 = flash_attn.flash_attn_varlen_func
 with _installed("flash_attn_interface"):
     import flash_attn_interface
@@ -51,10 +64,6 @@ with _installed("flash_attn_interface"):
     # what torch's switch wants of it
     torch.ops.flash_attn_3.fwd, torch.ops.flash_attn_3.bwd, torch_attention.activate_flash_attention_impl  # noqa: B018
     flash3 = flash_attn_interface
-with _installed("flash-attn-4"):
-    from flash_attn.cute import flash_attn_varlen_func
-
-    flash4 = torch.compiler.disable(flash_attn_varlen_func)  # no custom operator: a compiler would trace into it
 
 name = "flash"
 traits = "window; backward, deterministic with compute.deterministic; FlashAttention-3, 4 or 2"
@@ -65,12 +74,10 @@ class Layout(varlen.Layout):
     """With the boundaries a second time, for a function that is given both queries' and keys'.
 
     Attributes:
-        function: that serves on this device.
         of_keys_S: equal to cu_seqlens_S: one tensor twice would break the graph of each compiled layer, as torch traces
             no autograd.Function that is given it.
     """
 
-    function: Callable[..., Any]
     of_keys_S: Tensor
 
 
@@ -78,16 +85,19 @@ def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias
     """See `Kernel.support`."""
     if (reason := without_mask(order, bias)) is not None:
         return reason
-    if flash2 is None and flash3 is None and flash4 is None:
-        return f"no FlashAttention is installed, or none fits this torch ({'; '.join(MISSING)})"
+    if flash2 is None and flash3 is None and (reason := flash_4_refusal()) is not None:
+        return f"no FlashAttention is installed, or none fits this torch ({'; '.join([*MISSING, reason.rstrip('.')])})"
     if (reason := gpu_support(device, dtype)) is not None:
         return reason
-    if _newest(device) is None:
+    newest = _newest(device)
+    if newest is None:
+        if _major(device) >= 9 and (reason := _fourth_refusal()) is not None:
+            return reason
         return f"the FlashAttention that is installed does not run on {torch.cuda.get_device_name(device)}"
-    if torch.are_deterministic_algorithms_enabled() and _newest(device) is flash4 and _major(device) not in (10, 11):
+    if newest == 4 and torch.are_deterministic_algorithms_enabled() and _major(device) not in (9, 10, 11):
         return (
-            "FlashAttention-4 has a deterministic backward pass on Blackwell alone, and compute.deterministic asks "
-            "for one"
+            f"FlashAttention-4 has no deterministic backward pass on {torch.cuda.get_device_name(device)}, and "
+            "compute.deterministic asks for one"
         )
     return None
 
@@ -95,46 +105,52 @@ def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias
 def prepare(packed: Packed, visible: Visible) -> varlen.Layout:
     """See `Kernel.prepare`; nothing is read back from the device."""
     device = packed.cu_seqlens_S.device
-    if is_third(device):
+    newest = _newest(device)
+    if newest == 3:
         _switch_to_third()
         return varlen.prepare(packed, visible)
-    function = _newest(device)
-    assert function is not None, "asked for without support()"
+    if newest == 4:
+        return flash4.prepare(packed, visible)
     of_keys_S = packed.cu_seqlens_S.clone()
     torch._dynamo.maybe_mark_dynamic(of_keys_S, 0)
-    return Layout(*varlen.sizes(packed), visible, function, of_keys_S)
+    return Layout(*varlen.sizes(packed), visible, of_keys_S)
 
 
 def attend(
     q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: varlen.Layout, window: bool, bias: ScoreBias | None = None
 ) -> Tensor:
     """See `Kernel.attend`. Both ends of the window are included, as in `sdpa`."""
-    if not isinstance(layout, Layout):
-        return varlen.attend(q_TNH, k_TNH, v_TNH, layout, window, bias)
     assert bias is None, "asked for without support()"
-    longest = layout.longest
+    if isinstance(layout, flash4.Layout):
+        return flash4.attend(q_TNH, k_TNH, v_TNH, layout, window)
+    if not isinstance(layout, Layout):
+        return varlen.attend(q_TNH, k_TNH, v_TNH, layout, window)
     options: dict[str, Any] = {"deterministic": torch.are_deterministic_algorithms_enabled()}
     if window:
         options["window_size"] = layout.visible.sides(True)
     if layout.visible.order == "causal":
         options["causal"] = True
-    out = layout.function(  # by name: version 4 has another argument where 2 and 3 have the boundaries
+    attended: Tensor = flash2(
         q_TNH,
         k_TNH,
         v_TNH,
         cu_seqlens_q=layout.cu_seqlens_S,
         cu_seqlens_k=layout.of_keys_S,
-        max_seqlen_q=longest,
-        max_seqlen_k=longest,
+        max_seqlen_q=layout.longest,
+        max_seqlen_k=layout.longest,
         **options,
     )
-    attended: Tensor = out[0] if isinstance(out, tuple) else out  # FA4 returns the log-sum-exp too
     return attended
 
 
 def is_third(device: torch.device) -> bool:
-    """Whether it is FlashAttention-3 that serves a device, which on Hopper is faster than `varlen` at every length."""
-    return flash3 is not None and _newest(device) is flash3
+    """True if FlashAttention-3 serves the device, which on Hopper is faster than `varlen` at every length."""
+    return _newest(device) == 3
+
+
+def is_fourth(device: torch.device) -> bool:
+    """True if FlashAttention-4 serves the device. Warns, once, of an installed one that cannot."""
+    return _newest(device) == 4
 
 
 def backend(device: torch.device, dtype: torch.dtype) -> str:
@@ -142,7 +158,7 @@ def backend(device: torch.device, dtype: torch.dtype) -> str:
     if is_third(device):
         _switch_to_third()
         return varlen.backend(device, dtype)
-    return "FlashAttention-4" if _newest(device) is flash4 else "FlashAttention-2"
+    return f"FlashAttention-{_newest(device)}"
 
 
 def switch_back() -> None:
@@ -156,10 +172,25 @@ def _switch_to_third() -> None:
         torch_attention.activate_flash_attention_impl("FA3")
 
 
-def _newest(device: torch.device) -> Any:
+def _newest(device: torch.device) -> int | None:
+    """Return the version of the newest FlashAttention that runs on the device."""
     if flash3 is not None and _major(device) == 9:
-        return flash3
-    return flash4 if flash4 is not None and _major(device) >= 9 else flash2
+        return 3
+    if _major(device) >= 9 and _fourth_refusal() is None:
+        return 4
+    return None if flash2 is None else 2
+
+
+@functools.cache
+def _fourth_refusal() -> str | None:
+    """Return why FlashAttention-4 cannot be used on a GPU that it is made for, None if it can.
+
+    Warns if it is installed: compute.attention=auto would otherwise pass over it without a word.
+    """
+    reason = flash4.refusal()
+    if reason is not None and installed_version("flash-attn-4") is not None:
+        warn(f"FlashAttention-4 is installed and not used: {reason}")
+    return reason
 
 
 def _major(device: torch.device) -> int:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-from torch import Tensor
 
-from modernbert_train.batch import Packed
 from modernbert_train.models.attention import KERNELS, with_backend
 from modernbert_train.models.attention.visible import Visible
+from modernbert_train.models.attention.written_out import (
+    LENGTHS,
+    TOLERANCES,
+    require_equal,
+    small_batch,
+    written_out,
+)
 
-TOLERANCES = {torch.float32: 4e-3, torch.bfloat16: 2e-2}  # relative; in fp32 a kernel on a GPU may use TF32
-LENGTHS = (1, 63, 64, 65, 7)  # beside and on the bounds of blocks
 HALF_WINDOW = 16
 
 
@@ -29,51 +30,19 @@ def try_attention(name: str) -> str:
         ArithmeticError: an output or a gradient is wrong.
     """
     kernel, (device, dtype) = KERNELS[name], usual()
-    batch = small_batch().to(device)
+    batch, visible = small_batch().to(device), Visible.around(HALF_WINDOW)
     generator = torch.Generator().manual_seed(0)
     weight_TNH = torch.randn(sum(LENGTHS), 2, 64, generator=generator)
     worst = 0.0
     for window in (False, True):
         qkv = torch.randn(sum(LENGTHS), 3, 2, 64, generator=generator).to(dtype).to(device).requires_grad_()
         q_TNH, k_TNH, v_TNH = qkv.unbind(1)
-        out = kernel.attend(q_TNH, k_TNH, v_TNH, kernel.prepare(batch, Visible.around(HALF_WINDOW)), window)
+        out = kernel.attend(q_TNH, k_TNH, v_TNH, kernel.prepare(batch, visible), window)
         (grad,) = torch.autograd.grad((out.float() * weight_TNH.to(device)).sum(), qkv)
-        exact = qkv.detach().double().cpu().requires_grad_()
-        expected = written_out(exact[:, 0], exact[:, 1], exact[:, 2], window)
-        (expected_grad,) = torch.autograd.grad((expected * weight_TNH).sum(), exact)
-        worst = max(worst, require_equal([out, grad], [expected, expected_grad], TOLERANCES[dtype]))
+        exact = qkv.detach().double().cpu().unbind(1)
+        expected, *expected_grads = written_out(*exact, grad_TNH=weight_TNH.double(), sides=visible.sides(window))
+        found = [out, *grad.unbind(1)]
+        worst = max(worst, require_equal(found, [expected, *expected_grads], TOLERANCES[dtype]))
     took = with_backend(kernel, device, dtype)
     calls = f", by {took.removeprefix(name).strip(' ()')}" if took != name else ""
     return f"within {worst:.0e} of attention written out{calls}; {kernel.traits}"
-
-
-def small_batch() -> Packed:
-    """The boundaries of LENGTHS."""
-    total = sum(LENGTHS)
-    cu_seqlens_S = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist(), total], dtype=torch.int32)
-    position_T = torch.cat([torch.arange(length) for length in LENGTHS])
-    return Packed(position_T, position_T, cu_seqlens_S, max(LENGTHS))
-
-
-def written_out(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, window: bool) -> Tensor:
-    """Attention with a whole mask."""
-    sequence_T = torch.repeat_interleave(torch.tensor(LENGTHS))
-    position_T = torch.arange(len(sequence_T))
-    visible_TT = sequence_T[:, None] == sequence_T
-    if window:
-        visible_TT &= (position_T[:, None] - position_T).abs() <= HALF_WINDOW
-    scores_NTT = torch.einsum("qnh,knh->nqk", q_TNH, k_TNH) * q_TNH.shape[-1] ** -0.5
-    return torch.einsum("nqk,knh->qnh", scores_NTT.masked_fill(~visible_TT, -torch.inf).softmax(-1), v_TNH)
-
-
-def require_equal(found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> float:
-    """The largest relative difference of the norm.
-
-    Raises:
-        ArithmeticError: it is beyond the tolerance, or not a number.
-    """
-    pairs = [(a.detach().double().cpu(), b.detach().double().cpu()) for a, b in zip(found, expected, strict=True)]
-    worst = max(float((a - b).norm() / b.norm()) for a, b in pairs)
-    if not all(float((a - b).norm() / b.norm()) <= tolerance for a, b in pairs):
-        raise ArithmeticError(f"wrong by {worst:.1e} of the true values, where {tolerance:.0e} is rounding")
-    return worst

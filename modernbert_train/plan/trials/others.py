@@ -10,9 +10,10 @@ import torch.distributed as dist
 from torch import nn
 
 from modernbert_train.config.schema import ModernBertConfig
+from modernbert_train.models.attention.written_out import TOLERANCES, require_equal
 from modernbert_train.models.layers import GeGLU, layer_norm
 from modernbert_train.optim.stable_adamw import StableAdamW
-from modernbert_train.plan.trials.attention import TOLERANCES, require_equal, usual
+from modernbert_train.plan.trials.attention import usual
 
 OPTIMIZER_STEPS = 3
 

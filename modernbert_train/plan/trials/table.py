@@ -11,6 +11,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from modernbert_train.config.packages import FLASH_4_INSTALL
 from modernbert_train.models.attention import kernel_report
 from modernbert_train.plan.trials import MARK
 from modernbert_train.plan.trials.attention import try_attention
@@ -61,9 +62,7 @@ def _nccl() -> str | None:
 
 TRIALS: dict[str, Trial] = {
     "varlen": _kernel("varlen", GPU),
-    "flash": _kernel(
-        "flash", f"{GPU}, and a FlashAttention package that is built for this torch: pip install flash-attn"
-    ),
+    "flash": _kernel("flash", f"{GPU}, and a FlashAttention package; for capability 9.0 and newer: {FLASH_4_INSTALL}"),
     "flex": _kernel("flex", f"{GPU}, which brings Triton"),
     "sdpa": _kernel("sdpa", "make the environment again: make venv"),
     "tiles": _kernel("tiles", f"{GPU}, which brings Triton"),

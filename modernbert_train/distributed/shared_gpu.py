@@ -1,0 +1,81 @@
+"""Which GPU each rank computes on, and ranks that share one because their user asked for it.
+
+NCCL refuses two ranks on a GPU of one host. With `NCCL_HOSTID` a rank names its host itself, so ranks with different
+names may share a GPU and exchange over the network; from NCCL 2.30 on `NCCL_MULTI_RANK_GPU_ENABLE=1` allows it as well.
+That is how collectives are tried where there is one GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from modernbert_train.errors import ConfigError
+
+HOST_ID, ENABLE = "NCCL_HOSTID", "NCCL_MULTI_RANK_GPU_ENABLE"
+ENABLED_FROM = (2, 30)  # of NCCL: earlier ones do not read ENABLE
+_WORTH = (
+    "That proves collectives, their order and types, saves and resumes; it says nothing of speed, of overlap, or of "
+    "NVLink and shared memory between GPUs."
+)
+
+
+def may_share(environment: Mapping[str, str]) -> bool:
+    """Return True if the environment asks for ranks that share a GPU, whether or not NCCL can."""
+    return bool(environment.get(HOST_ID)) or environment.get(ENABLE) == "1"
+
+
+def gpu_of_rank(local_rank: int, gpus: int, environment: Mapping[str, str]) -> int:
+    """Return the index of a rank's GPU among those that it sees: a launcher may show each rank one of its own.
+
+    Raises:
+        ConfigError: there are several GPUs, fewer than ranks, and nobody asked to share them.
+    """
+    if gpus > 1 and local_rank >= gpus and not may_share(environment):
+        raise ConfigError(
+            f"LOCAL_RANK={local_rank}: this machine shows {gpus} GPUs, and every rank needs one of its own. Start "
+            f"{gpus} ranks on it (`launch ... --ranks {gpus}`), or show it more with CUDA_VISIBLE_DEVICES. To try "
+            f"more ranks than GPUs, set {HOST_ID}=shared."
+        )
+    return local_rank % gpus if gpus > 1 else 0  # two ranks on one GPU are refused when they join
+
+
+def claim_gpu(store: Any, rank: int, gpu: str, nccl_version: Callable[[], Sequence[Any]]) -> None:
+    """Note which GPU this rank computes on. Where another rank has it, share it if that was asked for, or refuse.
+
+    Call it before NCCL connects: a rank that shares gets a host name of its own.
+
+    Args:
+        store: where all ranks meet.
+        rank: of this process.
+        gpu: the identifier of its GPU.
+        nccl_version: returns that of NCCL, such as (2, 30, 7); called where it matters.
+
+    Raises:
+        ConfigError: another rank has noted the same GPU and nobody asked to share it, or this NCCL cannot.
+    """
+    mine = f"rank {rank} on {socket.gethostname()}"
+    first = store.compare_set(f"gpu/{gpu}", "", mine).decode()
+    given = os.environ.get(HOST_ID)
+    if given:  # with the host's own name, or two machines would be one host to NCCL
+        os.environ[HOST_ID] = "-".join([given, socket.gethostname(), *([] if first == mine else [str(rank)])])
+    if first == mine:
+        return
+    here = f"{mine} and {first} compute on the same GPU ({gpu})"
+    if not may_share(os.environ):
+        raise ConfigError(
+            f"{here}, and every rank needs one of its own. Start as many ranks on each machine as it shows GPUs, and "
+            "look at CUDA_VISIBLE_DEVICES: a launcher that shows each rank one GPU must show each another one. To "
+            f"share a GPU all the same, for a trial of the collectives, set {HOST_ID}=shared."
+        )
+    if not given and tuple(version := nccl_version())[:2] < ENABLED_FROM:
+        found = ".".join(map(str, version))
+        raise ConfigError(
+            f"{here}, and {ENABLE}=1 is read from NCCL {'.'.join(map(str, ENABLED_FROM))} on; this is {found}. Set "
+            f"{HOST_ID}=shared instead, which every NCCL takes."
+        )
+    if store.compare_set("gpu-shared", "", mine).decode() == mine:
+        print(f"warning: {here}, as asked for. {_WORTH}", file=sys.stderr, flush=True)
