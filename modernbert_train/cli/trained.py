@@ -150,6 +150,8 @@ def push(parser: argparse.ArgumentParser) -> Call:
     parser.add_argument("--private", action="store_true", help="make it visible to its owner alone")
     words = "also each checkpoint as a revision of its name; step-00000000 has the weights before the first step"
     parser.add_argument("--every-checkpoint", action="store_true", help=words)
+    words = "list the files that would be sent, and send nothing; needs neither an account nor a network"
+    parser.add_argument("--dry-run", action="store_true", help=words)
     with_licence(parser)
     return _push
 
@@ -167,4 +169,5 @@ def _push(options: argparse.Namespace) -> None:
         private=options.private,
         every_checkpoint=options.every_checkpoint,
         licence=options.licence,
+        dry_run=options.dry_run,
     )

@@ -16,7 +16,7 @@ from modernbert_train.config.callbacks import GPU_ONLY
 from modernbert_train.config.evals import METRICS_OF
 from modernbert_train.config.knob import facts_of, knobs, refuse_too_many
 from modernbert_train.config.launch import launch_mistakes
-from modernbert_train.config.model import TILE_HEADS, Bias
+from modernbert_train.config.model import CUDNN_HEADS, TILE_HEADS, Bias
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
     BatchWarmupConfig,
@@ -43,6 +43,7 @@ KERNEL_ORDERS: dict[str, tuple[Order, ...]] = {
     "varlen": ("all", "causal"),
     "flash": ("all", "causal"),
     "tiles": ("all", "causal"),
+    "cudnn": ("all", "causal"),
     "flex": ("all", "causal", "given"),
     "sdpa": ("all", "causal", "given"),
 }
@@ -417,6 +418,16 @@ def kernels_and_orders(config: RunConfig, num_ranks: int) -> Iterator[str]:
                 f"compute.{key}={kernel} with heads of {config.model.head_size}: that kernel takes heads of "
                 f"{', '.join(map(str, TILE_HEADS))}. Set compute.{key}=auto."
             )
+        if kernel == "cudnn" and config.model.head_size not in CUDNN_HEADS:
+            yield (
+                f"compute.{key}={kernel} with heads of {config.model.head_size}: cuDNN takes multiples of 8 up to "
+                f"{CUDNN_HEADS[-1]}. Set compute.{key}=auto."
+            )
+        if kernel == "cudnn" and compute.deterministic:
+            yield (
+                f"compute.{key}={kernel} with compute.deterministic=true: cuDNN's backward pass sums in no fixed "
+                f"order. Set compute.{key}=varlen."
+            )
         for name, now in config.in_phase.items():
             order = now.objective.order
             if order not in KERNEL_ORDERS[kernel]:
@@ -617,7 +628,7 @@ def precision_and_device(config: RunConfig, num_ranks: int) -> Iterator[str]:
         return
     kernels = {"compute.attention": compute.attention, "compute.global_attention": compute.global_attention}
     for key, kernel in kernels.items():
-        if kernel in ("varlen", "flash", "flex", "tiles"):
+        if kernel in ("varlen", "flash", "flex", "tiles", "cudnn"):
             yield f"{key}={kernel} with compute.device=cpu: that kernel needs a GPU. Set {key}=auto or sdpa."
     if config.optim.fused:
         yield "optim.fused=true with compute.device=cpu: those kernels need a GPU. Set optim.fused=false."

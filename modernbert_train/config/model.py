@@ -22,6 +22,7 @@ CLASSIFIER_WEIGHT, POOLER_WEIGHT = "classifier.weight", "pooler.dense.weight"  #
 # for a whole sequence alone, or for each pair of tokens too, out of tables that grow with the tokens
 Bias = Literal["sequences", "pairs"]
 TILE_HEADS = (16, 32, 64, 128)  # widths of heads of the attention kernel tiles
+CUDNN_HEADS = range(8, 129, 8)  # of the attention kernel cudnn, whose backward pass takes no wider ones
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -166,10 +166,11 @@ class ComputeConfig:
     residual_precision: Literal["fp32", "bf16"] = "fp32"
     # kernel; auto: as `tune` found, otherwise on Hopper FlashAttention-3 if it is installed. Without it: in global
     # layers FlashAttention-4 if it is installed (Hopper and later), in local ones tiles on Hopper, else the first that
-    # serves; it says which. tiles: local layers in our own kernels, global by varlen
-    attention: Literal["auto", "varlen", "flash", "flex", "sdpa", "tiles"] = knob("auto", restart=True)
+    # serves; it says which. tiles: local layers in our own kernels, global by varlen. cudnn: global layers by cuDNN,
+    # local by varlen; on Hopper and Blackwell with torch 2.15, unmeasured
+    attention: Literal["auto", "varlen", "flash", "flex", "sdpa", "tiles", "cudnn"] = knob("auto", restart=True)
     # kernel of global layers; None: as `tune` found, where attention is auto too, otherwise as attention asks
-    global_attention: Literal["auto", "varlen", "flash", "flex", "sdpa"] | None = knob(None, restart=True)
+    global_attention: Literal["auto", "varlen", "flash", "flex", "sdpa", "cudnn"] | None = knob(None, restart=True)
     # queries that the kernel sdpa computes together in local layers; None: as `tune` found, otherwise 64
     query_block: int | None = knob(None, above=0, restart=True)
     # predicted tokens whose logits exist at a time in training: less memory, or larger products; None: as `tune` found,

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from modernbert_train.core.installed import commit, library_version
 from modernbert_train.core.version import __version__
+from modernbert_train.core.versions import TESTED, is_allowed, required, untested
 from modernbert_train.distributed.gpus import built_for, count_gpus, driver_version, why_torch_sees_none
 
 GB = 1e9
@@ -94,9 +95,24 @@ def _python() -> Iterator[Finding]:
 def _packages() -> Iterator[Finding]:
     for name, needed in PACKAGES:
         try:
-            yield Finding(f"{name} {library_version(name)}")
+            version = library_version(name)
         except importlib.metadata.PackageNotFoundError:
+            version = None
+        if version is not None:
+            yield _package(name, version)
+        else:
             yield Finding(f"{name} not installed", REINSTALL) if needed else Finding(f"{name} absent, not needed")
+
+
+def _package(name: str, version: str) -> Finding:
+    """Compare a version with what pyproject.toml asks for, and torch's also with what was tested."""
+    with suppress(importlib.metadata.PackageNotFoundError):  # run from a folder without being installed
+        if not is_allowed(name, version):
+            wanted = required(name)
+            return Finding(f"{name} {version}, and this program needs {wanted}", f"pip install '{name}{wanted}'")
+    if name == "torch" and (newer := untested(version)) is not None:
+        return Finding(newer, f"install torch {TESTED[-1]} if losses or speed surprise you, and tell us")
+    return Finding(f"{name} {version}")
 
 
 def _processor() -> Iterator[Finding]:

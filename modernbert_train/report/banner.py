@@ -14,6 +14,7 @@ import torch
 from modernbert_train.config.describe import advice
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.text import plural, rate, table, tokens_text
+from modernbert_train.core.versions import untested
 from modernbert_train.data.check import few_predictions, unread_rows
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.distributed.compute import Compute
@@ -66,6 +67,7 @@ def banner(
         f"{'bf16 autocast over fp32 weights' if compute.bf16 else compute.precision}",
         *_network(compute.device, ranks, ranks_per_node),
         f"  kernels {_kernels(plan, compute)}",
+        *([f"  torch   {text}"] if (text := untested(torch.__version__)) else []),
         *([f"  tuned   {tuned}"] if tuned else []),
         *(f"  speed   {text}" for text in speed),
         *_streams(facts),

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import httpx
 from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, RevisionNotFoundError
 
@@ -36,6 +35,8 @@ from modernbert_train.weights.gather import gather_weights
 from modernbert_train.weights.source import fill_first, find_origin
 
 MARK = "checkpoint.json"
+# what the hub's library raises for a lost connection: httpx.HTTPError in version 1, httpx2.HTTPError in version 2
+_NO_CONNECTION = tuple(base for base in HfHubHTTPError.__mro__ if base.__name__ == "HTTPError")
 MAIN, FIRST = "main", "step-00000000"
 _REPO_ID = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*")
 
@@ -47,6 +48,7 @@ def push_run(
     private: bool = False,
     every_checkpoint: bool = False,
     licence: str | None = None,
+    dry_run: bool = False,
 ) -> None:
     """Export checkpoints of a run and upload them; what is there with the same weights is not sent again.
 
@@ -56,6 +58,7 @@ def push_run(
         private: of a new one.
         every_checkpoint: also each whole checkpoint that the run has kept, and the weights before the first step.
         licence: see `model_card`.
+        dry_run: export and list the files, and send nothing; needs neither a login nor a network.
 
     Raises:
         ConfigError: the id is none, nobody is logged in, or the hub refuses what this login asks for.
@@ -63,12 +66,12 @@ def push_run(
     """
     check_repo_id(repo_id)
     newest = newest_checkpoint(config)
-    if get_token() is None:
+    if not dry_run and get_token() is None:
         raise ConfigError(
             f"push {repo_id}: nobody is logged in to the hub. Make a token that may write at "
             "https://huggingface.co/settings/tokens, then call `hf auth login`, or set HF_TOKEN in the environment."
         )
-    hub = Hub(repo_id)
+    hub = Rehearsal(repo_id) if dry_run else Hub(repo_id)
     hub.create(private)
     if every_checkpoint:
         _push_first(hub, config, newest, licence)
@@ -79,7 +82,7 @@ def push_run(
             if found is not None:
                 _push(hub, config, found, folder.name, licence)
     _push(hub, config, newest, MAIN, licence, again=True)
-    print(hub.address)
+    print(hub.end)
 
 
 def check_repo_id(repo_id: str) -> None:
@@ -147,7 +150,6 @@ def _push(
         mark |= {"weights_xxh3_128": weights, "created_by": f"modernbert-train {__version__}"}
         (out / MARK).write_text(json.dumps(mark, indent=2) + "\n", encoding="utf-8")
         hub.upload(out, revision, f"{found.step:,} steps, {found.state.tokens:,} tokens")
-    print(f"{revision}: step {found.step:,}, {found.state.tokens:,} tokens")
 
 
 class Hub:
@@ -162,7 +164,8 @@ class Hub:
         self._api = HfApi(library_name="modernbert-train", library_version=__version__)
 
     @property
-    def address(self) -> str:
+    def end(self) -> str:
+        """The last line for the user: where the model is."""
         return f"{self._api.endpoint}/{self.repo_id}"
 
     def create(self, private: bool) -> None:
@@ -184,6 +187,26 @@ class Hub:
             if revision != MAIN:
                 self._api.create_branch(self.repo_id, branch=revision, exist_ok=True)
             self._api.upload_folder(repo_id=self.repo_id, folder_path=folder, revision=revision, commit_message=message)
+        print(f"{revision}: {message}")
+
+
+class Rehearsal(Hub):
+    """A hub that is never called: every file that would be sent is listed, with its size."""
+
+    @property
+    def end(self) -> str:
+        return f"{super().end}: nothing was sent. Without --dry-run the same command uploads these files."
+
+    def create(self, private: bool) -> None:
+        print(f"would make {self.repo_id}{', private' * private}, unless it is there")
+
+    def weights_of(self, revision: str) -> str | None:
+        return None
+
+    def upload(self, folder: Path, revision: str, message: str) -> None:
+        print(f"would send to revision {revision} ({message}):")
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            print(f"  {path.relative_to(folder)}  {path.stat().st_size:,} bytes")
 
 
 @contextmanager
@@ -203,5 +226,5 @@ def _told(repo_id: str) -> Iterator[None]:
                 "that may write: `hf auth login`."
             ) from None
         raise StorageError(f"push {repo_id}: the hub failed ({code}: {said}). {again}") from None
-    except (EntryNotFoundError, httpx.HTTPError, OSError) as error:  # the first without an answer of the hub
+    except (EntryNotFoundError, *_NO_CONNECTION, OSError) as error:  # the first without an answer of the hub
         raise StorageError(f"push {repo_id}: the hub cannot be reached ({first_line(error)[:300]}). {again}") from None

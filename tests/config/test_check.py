@@ -276,7 +276,7 @@ def test_a_kernel_must_serve_the_order_of_every_phase(load: Load, monkeypatch: p
     (line,) = messages(load(*asked))
     assert line == (
         "compute.attention=flash with objective.name=causal in phases.one: that kernel has no causal order. Set "
-        "compute.attention=auto, or one of varlen, tiles, flex, sdpa."
+        "compute.attention=auto, or one of varlen, tiles, cudnn, flex, sdpa."
     )
     check(load(asked[0]))
     (line,) = messages(load(asked[0], "phases.one.objective={name: causal}"))
@@ -323,7 +323,21 @@ def test_heads_that_tiles_cannot_cut_are_refused(load: Load) -> None:
     )
 
 
-@pytest.mark.parametrize("kernel", ["flash", "varlen", "flex", "sdpa"])
+@pytest.mark.parametrize("key", ["attention", "global_attention"])
+def test_what_cudnn_cannot_compute_is_refused(load: Load, key: str) -> None:
+    """Before a GPU is asked for: wide heads have no backward pass there, and none adds in a fixed order."""
+    check(load(f"compute={{device: auto, {key}: cudnn}}"))
+    (line,) = messages(load(f"compute={{device: auto, {key}: cudnn}}", "model.num_heads=1", "model.hidden_size=192"))
+    assert line == (
+        f"compute.{key}=cudnn with heads of 192: cuDNN takes multiples of 8 up to 128. Set compute.{key}=auto."
+    )
+    words = messages(load(f"compute={{device: auto, deterministic: true, {key}: cudnn}}"))
+    assert [line for line in words if line.startswith(f"compute.{key}=cudnn with compute.deterministic=true: ")]
+    words = messages(load(f"compute={{device: cpu, {key}: cudnn}}"))
+    assert [line for line in words if line.endswith(f"that kernel needs a GPU. Set compute.{key}=auto or sdpa.")]
+
+
+@pytest.mark.parametrize("kernel", ["flash", "varlen", "flex", "sdpa", "cudnn"])
 @pytest.mark.parametrize("key", ["attention", "global_attention"])
 def test_permuted_orders_need_a_kernel_with_masks(load: Load, kernel: str, key: str) -> None:
     """It must be known before a GPU is asked for."""

@@ -31,7 +31,7 @@ SIZES = ("base", "large")
 ROW = 1024
 TOKENS = (8 * ROW, 16 * ROW)
 MASKED = MaskedLmConfig()
-_PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "torch_attn.", "aten._flash", "aten._efficient")
+_PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "modernbert_train.varlen", "aten._flash", "aten._efficient")
 
 
 class Operations(TorchDispatchMode):

@@ -104,7 +104,7 @@ class Account:
     """Of the device that this process runs on: what was asked of it, by name."""
 
     def __init__(self) -> None:
-        self._library = ctypes.CDLL(os.environ["LD_PRELOAD"])
+        self._library = ctypes.CDLL(os.environ["LD_PRELOAD"].split(":")[-1])
 
     def reset(self) -> None:
         """Begin anew."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import warnings
 from dataclasses import replace
@@ -11,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.attention.flex_attention as flex_attention_module
+import torch.nn.attention.varlen as torch_varlen
 from torch import Tensor
 from torch._dynamo.utils import counters
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.batches import lay_out
 from modernbert_train.batch import QUERY_RANK, Order, Packed
@@ -24,6 +25,7 @@ from modernbert_train.models.attention import (
     KERNELS,
     by_preference,
     choose_kernel,
+    cudnn,
     flash,
     flash4,
     flex,
@@ -210,7 +212,7 @@ def test_local_layers_are_ours_where_that_was_measured_to_be_faster(
     """On Hopper, of heads that the kernel takes, in models that have local layers; elsewhere no one has timed it."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(flash, "is_third", lambda device: False)
-    for kernel in (varlen, tiles):
+    for kernel in (varlen, tiles, cudnn):
         monkeypatch.setattr(kernel, "support", lambda *given: None)
     kernels = by_preference(torch.device("cuda"), torch.bfloat16, "all", None, heads)
     assert next(iter(kernels)) == first and {*kernels} == {*KERNELS}
@@ -252,6 +254,7 @@ def test_an_unknown_kernel_is_refused() -> None:
 
 def test_varlen_says_which_precision_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """fp32 on a GPU would otherwise fail deep inside the first step."""
+    monkeypatch.setattr(varlen, "missing_in_torch", lambda *_, **__: None)  # a torch for CPUs has no FlashAttention
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     cuda = torch.device("cuda")
@@ -265,58 +268,192 @@ def test_varlen_says_which_precision_it_needs(monkeypatch: pytest.MonkeyPatch) -
 def test_report_names_every_kernel() -> None:
     """`doctor` shows users why the fast kernel is not used on their machine, and what each can do."""
     report = kernel_report()
-    assert list(report) == list(KERNELS) == ["varlen", "flash", "flex", "sdpa", "tiles"]
+    assert list(report) == list(KERNELS) == ["varlen", "flash", "flex", "sdpa", "tiles", "cudnn"]
     assert all("window" in kernel.traits and "deterministic" in kernel.traits for kernel in KERNELS.values())
     assert report["sdpa"] is None
     assert (report["varlen"] is None) == torch.cuda.is_available()
 
 
+class FlashOnCpu:
+    """torch's two flash functions on a CPU, where torch has none: computed plainly, with a record of each call.
+
+    They take the arguments that torch's own schema allows, and the backward function computes the gradients that its
+    arguments stand for. So a wrong window, boundary or tensor shows as a wrong number.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int, int, bool]] = []
+        self._library = torch.library.Library("aten", "IMPL")
+        self._library.impl("_flash_attention_forward", self._forward, "CPU")
+        self._library.impl("_flash_attention_backward", self._backward, "CPU")
+
+    def __enter__(self) -> FlashOnCpu:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._library._destroy()
+
+    def _forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cum_seq_q: torch.Tensor,
+        cum_seq_k: torch.Tensor, max_q: int, max_k: int, dropout_p: float, is_causal: bool, return_debug_mask: bool,
+        *, window_size_left: int, window_size_right: int,
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+        assert dropout_p == 0.0 and not return_debug_mask and torch.equal(cum_seq_q, cum_seq_k)
+        assert max_q == max_k >= cum_seq_q.diff().max()
+        self.calls.append(("forward", window_size_left, window_size_right, is_causal))
+        _, out, lse = self._attend(query, key, value, cum_seq_q, window_size_left, window_size_right)
+        nothing = torch.empty(0)
+        return out, lse, nothing, nothing.clone(), nothing.clone()
+
+    def _backward(
+        self, grad_out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor,
+        logsumexp: torch.Tensor, cum_seq_q: torch.Tensor, cum_seq_k: torch.Tensor, max_q: int, max_k: int,
+        dropout_p: float, is_causal: bool, rng_state: torch.Tensor, unused: torch.Tensor, *, window_size_left: int,
+        window_size_right: int,
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+        assert dropout_p == 0.0 and max_q == max_k >= cum_seq_q.diff().max() and torch.equal(cum_seq_q, cum_seq_k)
+        self.calls.append(("backward", window_size_left, window_size_right, is_causal))
+        shares, again, lse = self._attend(query, key, value, cum_seq_q, window_size_left, window_size_right)
+        torch.testing.assert_close((out, logsumexp), (again, lse))
+        of_shares = torch.einsum("qnh,knh->nqk", grad_out, value)
+        of_scores = shares * (of_shares - (shares * of_shares).sum(-1, keepdim=True)) / math.sqrt(query.shape[-1])
+        grads = (
+            ("nqk,knh->qnh", of_scores, key),
+            ("nqk,qnh->knh", of_scores, query),
+            ("nqk,qnh->knh", shares, grad_out),
+        )
+        return tuple(torch.einsum(*each).contiguous() for each in grads)
+
+    @staticmethod
+    def _attend(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor, before: int, after: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        place = torch.arange(len(q))
+        sequence = torch.searchsorted(ends[1:].contiguous(), place, right=True)
+        back = place[:, None] - place
+        seen = sequence[:, None] == sequence
+        if before >= 0:
+            seen &= back <= before
+        if after >= 0:
+            seen &= back >= -after
+        scores = torch.einsum("qnh,knh->nqk", q, k) / math.sqrt(q.shape[-1])
+        scores = scores.masked_fill(~seen, -torch.inf)
+        shares = scores.softmax(-1)
+        return shares, torch.einsum("nqk,knh->qnh", shares, v).contiguous(), scores.logsumexp(-1)
+
+
 @pytest.mark.parametrize(
     ("order", "window", "sides"),
-    [("all", True, (8, 8)), ("all", False, (-1, -1)), ("causal", True, (7, 0)), ("causal", False, (-1, 0))],
+    [
+        ("all", True, (8, 8, False)),
+        ("all", False, (-1, -1, False)),
+        ("causal", True, (7, 0, False)),
+        ("causal", False, (-1, 0, True)),
+    ],
 )
-def test_varlen_call_fits_the_installed_torch(
-    monkeypatch: pytest.MonkeyPatch, order: Order, window: bool, sides: tuple[int, int]
+def test_varlen_calls_the_flash_functions_of_the_installed_torch_by_name(
+    monkeypatch: pytest.MonkeyPatch, order: Order, window: bool, sides: tuple[int, int, bool]
 ) -> None:
-    """Arguments, window and gradient shapes, through torch's shape-only kernel: no GPU is needed to see a bad call."""
-    real, calls = varlen.torch_varlen.varlen_attn, []
-    monkeypatch.setattr(
-        varlen.torch_varlen, "varlen_attn", lambda *args, **kwargs: calls.append(kwargs) or real(*args, **kwargs)
-    )
-    line = packed([40, 60])
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        qkv = torch.empty(100, 3, 2, 64, dtype=torch.bfloat16, requires_grad=True)
-        out = varlen.attend(*qkv.unbind(1), varlen.prepare(line, Visible.around(8, order)), window)
-        out.float().sum().backward()
-    assert calls == [{"window_size": sides}]
-    assert out.shape == (100, 2, 64) and out.dtype == torch.bfloat16
-    assert qkv.grad is not None and qkv.grad.shape == qkv.shape
+    """Not through `varlen_attn`, which takes cuDNN where it likes from torch 2.14 on. Numbers are those of `sdpa`."""
+    monkeypatch.setattr(torch_varlen, "varlen_attn", None)
+    line, visible = packed([40, 60, 1, 3]), Visible.around(8, order)
+    qkv = torch.randn(104, 3, 2, 16, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    grad = torch.randn(104, 2, 16, generator=torch.Generator().manual_seed(2))
+    found = []
+    with FlashOnCpu() as torch_has:
+        for kernel in (varlen, sdpa):
+            out = kernel.attend(*qkv.unbind(1), kernel.prepare(line, visible), window)  # type: ignore[attr-defined]
+            found.append((out.detach(), *torch.autograd.grad(out, qkv, grad)))
+    assert torch_has.calls == [("forward", *sides), ("backward", *sides)]
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_the_operators_of_varlen_are_what_a_compiler_takes_them_for() -> None:
+    """Shapes and strides without values, gradients, nothing written in place: else a compiled layer reads nonsense."""
+    ends = torch.tensor([0, 5, 12], dtype=torch.int32)
+    q, k, v = torch.randn(12, 3, 2, 16, generator=torch.Generator().manual_seed(3)).unbind(1)
+    q, k, v = (x.requires_grad_() for x in (q.contiguous(), k, v.detach()))
+    with FlashOnCpu():
+        torch.library.opcheck(varlen._attention, (q, k, v, ends, 7, -1, -1))
+        out, lse = varlen._attention(q, k, v, ends, 7, 3, 3)
+        given = (torch.ones_like(out), *(x.detach() for x in (q, k, v, out, lse)), ends, 7, 3, 3)
+        torch.library.opcheck(varlen._gradients, given)
+
+
+@pytest.mark.parametrize(("active", "named"), [(None, "FlashAttention-2"), ("FA3", "FlashAttention-3")])
+def test_varlen_says_which_version_its_calls_run(
+    monkeypatch: pytest.MonkeyPatch, active: str | None, named: str
+) -> None:
+    """In the banner and in `doctor`: the third doubles the speed of global layers."""
+    monkeypatch.setattr(torch.nn.attention, "current_flash_attention_impl", lambda: active)
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert varlen.backend(CPU, torch.bfloat16) == named
+
+
+def test_a_torch_without_the_functions_that_varlen_calls_is_named_with_a_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A torch of the user's own, or of tomorrow; it would end in the first step with torch's words, or with another
+    window than was asked for."""
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    ask = varlen.missing_in_torch.__wrapped__
+    assert ask(varlen._FORWARD, varlen._BACKWARD) is None
+    remedy = ": install a torch from 2.11 to 2.15 of pytorch.org, see requirements/README.md"
+    assert ask(("_gone", "query")) == f"torch 2.99.0 has no _gone{remedy}"
+    lacking = ask(("_flash_attention_forward", "query", "window_size_up", "max_q", "sink"))
+    assert lacking == f"torch 2.99.0 has a _flash_attention_forward without window_size_up, sink{remedy}"
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: False)
+    assert ask(varlen._FORWARD, varlen._BACKWARD) == f"torch 2.99.0 was built without FlashAttention{remedy}"
 
 
 @pytest.mark.parametrize(
-    ("said", "backend"),
+    ("capability", "version", "deterministic", "lacks", "reason"),
     [
-        ("Using cuDNN backend for varlen_attn", "cuDNN"),
-        ("Using Flash Attention backend for varlen_attn", "FlashAttention-2"),
-        ("", "unknown"),
+        ((9, 0), 92600, False, None, None),
+        ((10, 0), 92500, False, None, None),
+        ((8, 0), 92600, False, None, "it needs compute capability 9 or 10, and a GPU has another"),
+        ((12, 0), 92600, False, None, "it needs compute capability 9 or 10, and a GPU has another"),
+        ((9, 0), 92400, False, None, "it needs cuDNN 9.25.0, and torch 2.99.0 runs with 9.24.0: install torch 2.15"),
+        ((9, 0), None, False, None, "it needs cuDNN 9.25.0, and torch 2.99.0 runs with none: install torch 2.15"),
+        ((9, 0), 92600, True, None, "its backward pass sums in no fixed order"),
+        ((9, 0), 92600, False, "torch 2.13.0 has none", "torch 2.13.0 has none"),
     ],
 )
-def test_varlen_says_what_torch_took(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, said: str, backend: str
+def test_cudnn_says_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    version: int | None,
+    deterministic: bool,
+    lacks: str | None,
+    reason: str | None,
 ) -> None:
-    """cuDNN in global layers cost an encoder four fifths of its speed without a word. torch's own words are asked, and
-    do not get into the run's log."""
-    log = logging.getLogger(varlen.torch_varlen.__name__)
+    """Each would end a run in its first step, or give NaN; on older ones the whole encoder ran at a fifth of its speed.
+    `auto` does not take it where it serves: nobody has timed it."""
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: version)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
+    monkeypatch.setattr(varlen, "missing_in_torch", lambda *_, oldest="": lacks if oldest else None)
+    gpu = torch.device("cuda")
+    found = cudnn.support(gpu, torch.bfloat16)
+    assert found is None if reason is None else str(found).startswith(reason)
+    assert "it computes in bf16" in str(cudnn.support(gpu, torch.float32))
+    order = list(by_preference(gpu, torch.bfloat16, "all", None, None))
+    assert order.index("cudnn") > order.index("sdpa") and order[0] != "cudnn"
 
-    def attn(q: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        log.info(said)
-        return q
 
-    monkeypatch.setattr(varlen.torch_varlen, "varlen_attn", attn)
-    level = log.level
-    with caplog.at_level(logging.DEBUG):
-        assert varlen.backend(CPU, torch.bfloat16) == backend
-    assert caplog.records == [] and log.level == level and log.handlers == []
+@pytest.mark.parametrize(
+    ("row", "longest", "given"),
+    [(1024, 700, 768), (1024, 30, 256), (1024, 1024, 1024), (8192, 4097, 5120), (8192, None, 8192)],
+)
+def test_cudnn_is_given_few_lengths(row: int, longest: int | None, given: int) -> None:
+    """It builds a graph for each, tens of milliseconds of the host; local layers keep the true one."""
+    line = replace(packed([4]), max_seqlen=row, longest=longest)
+    layout = cudnn.prepare(line, Visible())
+    assert layout.whole.longest == given and layout.local.longest == (longest or row)
 
 
 @pytest.mark.skipif(len(flash.MISSING) < 2 or flash4.refusal() is None, reason="a FlashAttention is installed")
@@ -389,6 +526,8 @@ def test_the_newest_flash_attention_that_runs_serves(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(varlen, "missing_in_torch", lambda *_, **__: None)
+    monkeypatch.setattr(cudnn, "support", lambda *_: "asks a GPU that is not there")
     gpu = torch.device("cuda")
     reason = flash.support(gpu, torch.bfloat16)
     choose_kernel.cache_clear()
@@ -521,6 +660,7 @@ def test_kernels_say_what_they_cannot_show_a_token(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(flash, "flash2", lambda: None)
     monkeypatch.setattr(flex, "missing_on_gpu", list)
     monkeypatch.setattr(tiles, "missing_on_gpu", list)
+    monkeypatch.setattr(varlen, "missing_in_torch", lambda *_, **__: None)
     kernel, gpu = KERNELS[name], torch.device("cuda")
     assert kernel.support(gpu, torch.bfloat16) is None
     reason = kernel.support(gpu, torch.bfloat16, "given")

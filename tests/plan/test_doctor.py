@@ -54,6 +54,20 @@ def test_the_report_is_one_block_with_versions_and_machine(tried: list[str]) -> 
         assert any(subject in line for line in lines), subject
 
 
+def test_a_package_that_breaks_is_not_called_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers 4 was, which pip would not install with this program. A torch that nobody has tried is named."""
+    found = {"transformers": "4.57.1", "torch": "2.16.0", "numpy": "2.4.0", "datasets": "5.2.0"}
+    asked = ["torch>=2.11", "transformers<6,>=5", "numpy", "datasets"]
+    monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda name: asked)
+    monkeypatch.setattr(doctor, "library_version", lambda name: found.get(name, "1.0"))
+    lines = list(map(str, doctor.examine(doctor._packages)))
+    old = "warn  transformers 4.57.1, and this program needs <6,>=5\n      -> pip install 'transformers<6,>=5'"
+    newer = "warn  torch 2.16.0 is newer than 2.15, the newest that this program was tested with\n      -> install"
+    assert old in lines
+    assert [line for line in lines if line.startswith(newer)] and "ok    numpy 2.4.0" in lines
+    assert len(lines) == len(doctor.PACKAGES)
+
+
 def test_what_cannot_be_used_here_is_not_called_ok_and_says_what_it_needs(tried: list[str]) -> None:
     """Somebody would rent a machine for a kernel that it has not."""
     refused = {trial.label: reason for trial in TRIALS.values() if (reason := trial.refusal()) is not None}

@@ -33,6 +33,15 @@ def said(config: RunConfig, ranks: int = 1, ranks_per_node: int = 1) -> list[str
     ).splitlines()
 
 
+def test_a_torch_that_nobody_has_tried_is_named(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels may be others, and its defaults; a line at the start is where one looks for the reason later."""
+    config = load_run([tiny_run()[0]])
+    assert not [line for line in said(config) if line.startswith("  torch ")]
+    monkeypatch.setattr(torch, "__version__", "2.16.1+cu132")
+    named = [line for line in said(config) if line.startswith("  torch ")]
+    assert named == ["  torch   torch 2.16.1+cu132 is newer than 2.15, the newest that this program was tested with"]
+
+
 def test_it_says_what_will_be_trained(tiny_run: TinyRun, tiny_data: Path) -> None:
     """Parameters are those of the model as it is built; the hash is the beginning of that of the shards."""
     file, *_ = tiny_run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from functools import partial
@@ -127,6 +128,33 @@ def test_without_a_network_the_command_says_so(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     assert main(["push", str(trained), "me/tiny"]) == 74
     assert "the hub cannot be reached" in capsys.readouterr().err
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("every", [False, True])
+def test_a_dry_run_lists_what_would_be_sent_and_calls_nobody(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], every: bool
+) -> None:
+    """Without a login and without a network; what it lists is what a real one uploads."""
+    monkeypatch.setattr(push, "HfApi", partial(push.HfApi, endpoint="http://127.0.0.1:9"))
+    monkeypatch.setattr(push, "get_token", lambda: None)
+    assert main(["push", str(trained), "me/tiny", "--dry-run", "--private", *["--every-checkpoint"] * every]) == 0
+    listed = capsys.readouterr().out
+    assert listed.startswith("would make me/tiny, private, unless it is there\n")
+    names = sorted(path.name for path in (trained / "checkpoints").glob("step-*"))
+    revisions = re.findall(r"^would send to revision (\S+) \(", listed, re.MULTILINE)
+    assert revisions == [*(["step-00000000", *names] if every else []), "main"]
+    sizes = dict(re.findall(r"^  (\S+)  ([\d,]+) bytes$", listed, re.MULTILINE))
+    assert {"README.md", "checkpoint.json", "config.json", "model.safetensors", "tokenizer.json"} <= sizes.keys()
+    assert int(sizes["model.safetensors"].replace(",", "")) > 10_000
+    assert listed.splitlines()[-1] == (
+        "http://127.0.0.1:9/me/tiny: nothing was sent. Without --dry-run the same command uploads these files."
+    )
+
+
+def test_a_lost_connection_is_known_by_whichever_library_the_hub_was_built_on() -> None:
+    """huggingface_hub 1 brings httpx and version 2 brings httpx2; neither is a dependency of ours."""
+    assert len(push._NO_CONNECTION) == 1 and push._NO_CONNECTION[0].__module__.startswith("httpx")
 
 
 @pytest.mark.runs

@@ -20,7 +20,7 @@ from modernbert_train.batch import Order, Packed
 from modernbert_train.config.model import Bias
 from modernbert_train.config.schema import ComputeConfig
 from modernbert_train.errors import ConfigError
-from modernbert_train.models.attention import flash, flex, sdpa, tiles, varlen
+from modernbert_train.models.attention import cudnn, flash, flex, sdpa, tiles, varlen
 from modernbert_train.models.attention.visible import ScoreBias, Visible
 
 log = logging.getLogger(__name__)
@@ -66,8 +66,16 @@ class RotatingKernel(Kernel, Protocol):
         """
 
 
-# in the order in which `auto` asks but for what `by_preference` puts first; `sdpa` always serves
-KERNELS: dict[str, Kernel] = {"varlen": varlen, "flash": flash, "flex": flex, "sdpa": sdpa, "tiles": tiles}
+# in the order in which `auto` asks but for what `by_preference` puts first; `sdpa` always serves, so that `auto` never
+# comes to cudnn, which nobody has timed
+KERNELS: dict[str, Kernel] = {
+    "varlen": varlen,
+    "flash": flash,
+    "flex": flex,
+    "sdpa": sdpa,
+    "tiles": tiles,
+    "cudnn": cudnn,
+}
 
 
 @functools.cache
@@ -165,7 +173,7 @@ def by_preference(
 
 def with_backend(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> str:
     """The kernel's name, and on a GPU what it really calls there, where that is another's choice."""
-    asked = {"varlen": varlen.backend, "flash": flash.backend}.get(kernel.name)
+    asked = {"varlen": varlen.backend, "flash": flash.backend, "cudnn": cudnn.backend}.get(kernel.name)
     return kernel.name if asked is None or device.type != "cuda" else f"{kernel.name} ({asked(device, dtype)})"
 
 

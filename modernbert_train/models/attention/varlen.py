@@ -1,8 +1,12 @@
-"""torch's own variable-length attention (FlashAttention-2): CUDA, bf16 or fp16, nothing to install.
+"""FlashAttention-2 as torch has it, with boundaries and windows: CUDA, bf16 or fp16, nothing to install.
 
-It takes the packed buffer and its boundaries as they are, windows included, and is a custom operator with a fake
-kernel, so a compiled layer stays one graph. Only arguments known to torch 2.11 are used; 2.13 accepts the same call.
-Where `flash` has switched torch to FlashAttention-3, this calls it too, in the whole process.
+`torch.nn.attention.varlen_attn` picks FlashAttention or cuDNN by itself, and by another rule in each release: up to
+2.13 it never picks cuDNN, 2.14 picks it on Hopper and Blackwell whatever SDPA's switches say, 2.15 follows those
+switches, which belong to the whole process. So the operators below call torch's flash functions by name, the same on
+every torch from 2.11 on. They have fake kernels, so a compiled layer stays one graph.
+
+`flash` may have switched torch to FlashAttention-3. The switch replaces these functions in torch's dispatcher, so this
+kernel then calls the third version too, in the whole process.
 
 Shape legend: T packed tokens, S sequences (padded), N heads, H head width, L longest sequence and one.
 """
@@ -10,17 +14,17 @@ Shape legend: T packed tokens, S sequences (padded), N heads, H head width, L lo
 from __future__ import annotations
 
 import functools
-import logging
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch._dynamo
 from torch import Tensor
 from torch.nn import attention as torch_attention
-from torch.nn.attention import varlen as torch_varlen
 
 from modernbert_train.batch import Order, Packed
 from modernbert_train.config.model import Bias
+from modernbert_train.core.versions import OLDEST, TESTED
 from modernbert_train.models.attention.visible import ScoreBias, Visible
 
 name = "varlen"
@@ -50,7 +54,40 @@ class Layout:
 
 def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias: Bias | None = None) -> str | None:
     """See `Kernel.support`."""
-    return without_mask(order, bias) or gpu_support(device, dtype)
+    return without_mask(order, bias) or gpu_support(device, dtype) or missing_in_torch(_FORWARD, _BACKWARD)
+
+
+# torch's functions that this kernel calls, and their arguments
+_FORWARD = (
+    "_flash_attention_forward",
+    *("query", "key", "value", "cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal"),
+    *("return_debug_mask", "window_size_left", "window_size_right"),
+)
+_BACKWARD = (
+    "_flash_attention_backward",
+    *("grad_out", "query", "key", "value", "out", "logsumexp", "cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p"),
+    *("is_causal", "rng_state", "unused", "window_size_left", "window_size_right"),
+)
+
+
+@functools.cache
+def missing_in_torch(*functions: tuple[str, ...], oldest: str = OLDEST) -> str | None:
+    """Return why the installed torch cannot run some of its own functions, with a remedy; None if it can.
+
+    Args:
+        functions: for each its name in torch.ops.aten, then the arguments that it must take.
+        oldest: first torch with these functions, for the remedy.
+    """
+    remedy = f"install a torch from {oldest} to {TESTED[-1]} of pytorch.org, see requirements/README.md"
+    for name, *arguments in functions:
+        schema = getattr(getattr(getattr(torch.ops.aten, name, None), "default", None), "_schema", None)
+        takes = set() if schema is None else {argument.name for argument in schema.arguments}
+        if lacks := [argument for argument in arguments if argument not in takes]:
+            what = f"has no {name}" if schema is None else f"has a {name} without {', '.join(lacks)}"
+            return f"torch {torch.__version__} {what}: {remedy}"
+    if not torch.backends.cuda.is_flash_attention_available():
+        return f"torch {torch.__version__} was built without FlashAttention: {remedy}"
+    return None
 
 
 def without_mask(order: Order, bias: Bias | None) -> str | None:
@@ -80,7 +117,6 @@ def gpu_support(
 
 def prepare(packed: Packed, visible: Visible) -> Layout:
     """See `Kernel.prepare`; nothing is read back from the device."""
-    _ask_for_flash_attention()
     return Layout(*sizes(packed), visible)
 
 
@@ -94,58 +130,127 @@ def sizes(packed: Packed) -> tuple[Tensor, Tensor]:
 
 
 def backend(device: torch.device, dtype: torch.dtype) -> str:
-    """What torch takes on a device in global layers: it is called once with a few tokens, and its log says so."""
-    ends_S = torch.tensor([0, _TRIED], dtype=torch.int32, device=device)
-    qkv = torch.zeros(_TRIED, 3, 1, 64, dtype=dtype, device=device, requires_grad=True)
-    log, said = logging.getLogger(torch_varlen.__name__), _Said()
-    level, propagate = log.level, log.propagate
-    log.addHandler(said)
-    log.setLevel(logging.INFO)
-    log.propagate = False
-    try:
-        attend(qkv[:, 0], qkv[:, 1], qkv[:, 2], prepare(Packed(ends_S, ends_S, ends_S, _TRIED), Visible()), False)
-    finally:
-        log.removeHandler(said)
-        log.setLevel(level)
-        log.propagate = propagate
-    if "cuDNN" in said.text:
-        return "cuDNN"
-    return f"FlashAttention-{_version()}" if "Flash" in said.text else "unknown"
-
-
-_TRIED = 256  # tokens; of 128 or fewer torch asks cuDNN less
-
-
-class _Said(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.text = ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.text += record.getMessage()
-
-
-def _version() -> str:
+    """Return the version of FlashAttention that torch's flash functions run."""
     active = getattr(torch_attention, "current_flash_attention_impl", lambda: None)()
-    return "2" if active is None else active.removeprefix("FA")
-
-
-@functools.cache
-def _ask_for_flash_attention() -> None:
-    """Else torch takes cuDNN first where there is no window from 2.14 on; an encoder on a GH200 fell to a fifth of its
-    speed (pytorch issue 187770). Its varlen_attn has no argument for that, and follows the switch of SDPA."""
-    if torch.torch_version.TorchVersion(torch.__version__) > "2.13.99":
-        torch.backends.cuda.enable_cudnn_sdp(False)
+    if active is not None:
+        return f"FlashAttention-{active.removeprefix('FA')}"
+    return "FlashAttention-2" if torch.version.hip is None else "FlashAttention by AOTriton"
 
 
 def attend(
     q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: bool, bias: ScoreBias | None = None
 ) -> Tensor:
     """See `Kernel.attend`. Both ends of the window are included, as in `sdpa`."""
-    boundaries, longest = layout.cu_seqlens_S, layout.longest
     assert bias is None, "asked for without support()"
-    out = torch_varlen.varlen_attn(
-        q_TNH, k_TNH, v_TNH, boundaries, boundaries, longest, longest, window_size=layout.visible.sides(window)
+    before, after = layout.visible.sides(window)
+    out_TNH, _ = _attention(q_TNH, k_TNH, v_TNH, layout.cu_seqlens_S, layout.longest, before, after)
+    return out_TNH
+
+
+@torch.library.custom_op("modernbert_train::varlen_attention", mutates_args=())
+def _attention(
+    q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, cu_seqlens_S: Tensor, longest: int, before: int, after: int
+) -> tuple[Tensor, Tensor]:
+    out_TNH, lse_NT, *_ = torch.ops.aten._flash_attention_forward(
+        query=q_TNH,
+        key=k_TNH,
+        value=v_TNH,
+        cum_seq_q=cu_seqlens_S,
+        cum_seq_k=cu_seqlens_S,
+        max_q=longest,
+        max_k=longest,
+        dropout_p=0.0,
+        is_causal=_is_causal(before, after),
+        return_debug_mask=False,
+        window_size_left=before,
+        window_size_right=after,
     )
-    assert isinstance(out, Tensor)  # a tuple only if auxiliary outputs are asked for
-    return out
+    return out_TNH, lse_NT
+
+
+@_attention.register_fake
+def _(
+    q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, cu_seqlens_S: Tensor, longest: int, before: int, after: int
+) -> tuple[Tensor, Tensor]:
+    return shapes(q_TNH)
+
+
+@torch.library.custom_op("modernbert_train::varlen_attention_backward", mutates_args=())
+def _gradients(
+    grad_TNH: Tensor,
+    q_TNH: Tensor,
+    k_TNH: Tensor,
+    v_TNH: Tensor,
+    out_TNH: Tensor,
+    lse_NT: Tensor,
+    cu_seqlens_S: Tensor,
+    longest: int,
+    before: int,
+    after: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    # only read with dropout; torch's own calls pass this shape and type
+    random_state = torch.empty(2, dtype=torch.uint64, device=q_TNH.device)
+    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
+        grad_out=grad_TNH,
+        query=q_TNH,
+        key=k_TNH,
+        value=v_TNH,
+        out=out_TNH,
+        logsumexp=lse_NT,
+        cum_seq_q=cu_seqlens_S,
+        cum_seq_k=cu_seqlens_S,
+        max_q=longest,
+        max_k=longest,
+        dropout_p=0.0,
+        is_causal=_is_causal(before, after),
+        rng_state=random_state,
+        unused=random_state,
+        window_size_left=before,
+        window_size_right=after,
+    )
+    return found
+
+
+@_gradients.register_fake
+def _(
+    grad_TNH: Tensor,
+    q_TNH: Tensor,
+    k_TNH: Tensor,
+    v_TNH: Tensor,
+    out_TNH: Tensor,
+    lse_NT: Tensor,
+    cu_seqlens_S: Tensor,
+    longest: int,
+    before: int,
+    after: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return gradient_shapes(q_TNH, k_TNH, v_TNH)
+
+
+def shapes(q_TNH: Tensor) -> tuple[Tensor, Tensor]:
+    """Return an output and its log-sum-exp, without values."""
+    tokens, heads, _ = q_TNH.shape
+    return torch.empty_like(q_TNH), q_TNH.new_empty((heads, tokens), dtype=torch.float32)
+
+
+def gradient_shapes(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the three gradients, without values."""
+    return torch.empty_like(q_TNH), torch.empty_like(k_TNH), torch.empty_like(v_TNH)
+
+
+def _is_causal(before: int, after: int) -> bool:
+    """True for plain causal attention, for which FlashAttention has a separate kernel."""
+    return before < 0 and after == 0
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q_TNH, k_TNH, v_TNH, cu_seqlens_S, ctx.longest, ctx.before, ctx.after = inputs
+    ctx.save_for_backward(q_TNH, k_TNH, v_TNH, *output, cu_seqlens_S)
+
+
+def _backward(ctx: Any, grad_TNH: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    found = _gradients(grad_TNH, *ctx.saved_tensors, ctx.longest, ctx.before, ctx.after)
+    return (*found, None, None, None, None)
+
+
+_attention.register_autograd(_backward, setup_context=_save)

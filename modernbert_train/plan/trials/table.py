@@ -66,6 +66,7 @@ TRIALS: dict[str, Trial] = {
     "flex": _kernel("flex", f"{GPU}, which brings Triton"),
     "sdpa": _kernel("sdpa", "make the environment again: make venv"),
     "tiles": _kernel("tiles", f"{GPU}, which brings Triton"),
+    "cudnn": _kernel("cudnn", f"{GPU}, of capability 9 or 10, and torch 2.15 with its cuDNN"),
     "compile": Trial("compute.compile", COMPILER, try_compile, lambda: None, seconds=150),
     "fused": Trial("optim.fused", f"{GPU}, which brings Triton", try_fused, _gpu_and_triton),
     "gloo": Trial(

@@ -157,7 +157,8 @@ def questions(case: Case) -> list[Question]:
 
 def _layers(case: Case) -> Question:
     able = usable(case.facts)
-    fast = [name for name in able if name != "sdpa"] or able
+    skipped = {"sdpa", "cudnn"} if _has_local_layers(case) else {"sdpa"}  # cudnn differs in global layers, asked next
+    fast = [name for name in able if name not in skipped] or able
     kernels = fast if "compute.attention" in case.open else [None]
     compiled = [False, True] if "compute.compile" in case.open else [None]
     options = [
@@ -172,11 +173,15 @@ def _layers(case: Case) -> Question:
     return Question("attention kernel and compiler", [each for each in options if each], left_out)
 
 
+def _has_local_layers(case: Case) -> bool:
+    return getattr(case.config.model, "global_attn_every_n_layers", 1) > 1
+
+
 def _global_layers(case: Case) -> Question:
-    windows = getattr(case.config.model, "global_attn_every_n_layers", 1) > 1
-    if "compute.global_attention" not in case.open or not windows or not case.facts["on_gpu"]:
+    """All kernels that compute them, sdpa too: on documents of one length it is faster than varlen, see RESULTS.md."""
+    if "compute.global_attention" not in case.open or not _has_local_layers(case) or not case.facts["on_gpu"]:
         return Question("kernel of global layers", [])
-    able = [name for name in usable(case.facts) if name != "sdpa"]
+    able = [name for name in usable(case.facts) if name != "tiles"]  # which is varlen there
     options = [{"compute.global_attention": name} for name in able] if len(able) > 1 else []
     return Question("kernel of global layers", options)
 

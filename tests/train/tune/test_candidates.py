@@ -46,10 +46,23 @@ def test_what_is_asked_on_a_gpu(run: RunConfig) -> None:
         "compute.attention=varlen, compute.compile=false",
         "compute.attention=varlen, compute.compile=true",
     ]
-    assert found["kernel of global layers"] == ["compute.global_attention=varlen", "compute.global_attention=flex"]
+    assert found["kernel of global layers"] == [
+        f"compute.global_attention={name}" for name in ("varlen", "flex", "sdpa")
+    ]
     assert found["optimizer"] == ["optim.fused=true"]
     assert found["data workers"] == ["data.num_workers=2", "data.num_workers=4"]
     assert "threads" not in found and "block of local layers" not in found
+
+
+def test_kernels_that_differ_in_one_kind_of_layers_are_asked_of_that_kind(run: RunConfig) -> None:
+    """Each candidate is minutes of a GPU. `tiles` is varlen in global layers, and is no value of their key; `cudnn` is
+    varlen in local ones; sdpa is faster than varlen on long documents of one length."""
+    facts = {**GPU, "kernels": {"tiles": None, "varlen": None, "sdpa": None, "cudnn": None}}
+    found = asked(Case(run, "short", facts))
+    named = {option.split(",")[0].split("=")[1] for option in found["attention kernel and compiler"]}
+    assert named == {"tiles", "varlen", "sdpa"}
+    kernels = [option.split("=")[1] for option in found["kernel of global layers"]]
+    assert kernels == ["varlen", "sdpa", "cudnn"]
 
 
 def test_what_is_asked_on_a_cpu(run: RunConfig) -> None:
