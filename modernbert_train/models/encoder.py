@@ -5,6 +5,7 @@ Shape legend: T packed tokens, D model width, V vocabulary, E width of the embed
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -127,6 +128,8 @@ class OnEncoder(nn.Module):
         super().__init__()
         self.config = encoder.config
         self.model = encoder
+        # an encoder of a plugin may return the states of every token alone
+        self._takes_positions = len(inspect.signature(encoder.forward).parameters) > 1
 
     @classmethod
     def build(cls, encoder: Encoder, objective: Any, another: Callable[[ModelConfig], Encoder]) -> Self:
@@ -196,5 +199,10 @@ class OnEncoder(nn.Module):
 
         Under FSDP2 make it an entry first: torch.distributed.fsdp.register_fsdp_forward_method(model, "encode").
         """
-        hidden: Tensor = self.model(packed, positions_M)
-        return hidden
+        if positions_M is None:
+            hidden: Tensor = self.model(packed)
+            return hidden
+        if self._takes_positions:
+            chosen: Tensor = self.model(packed, positions_M)
+            return chosen
+        return take_rows(self.model(packed), positions_M)

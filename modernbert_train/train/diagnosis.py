@@ -1,8 +1,8 @@
 """Locate a number that is not finite: the step is computed again with every module watched.
 
 Nothing is watched while all is well, so a healthy step pays nothing. The step is repeated from its own seed, all its
-microbatches in order, on all ranks side by side (FSDP2 gathers weights in every layer): first forward alone; only if
-that is finite on all ranks, once more with a backward pass. Gradients flow only to the embeddings' output, never
+microbatches in order, on all ranks side by side (FSDP2 gathers weights in every layer): first forward alone; where that
+is finite, or weights are sharded, once more with a backward pass. Gradients flow only to the embeddings' output, never
 into parameters, so nothing is reduced over ranks and each rank sees its own.
 
 It needs no more memory than a step. It runs eagerly, where a layer keeps about twice what a compiled one keeps for its
@@ -110,12 +110,13 @@ def find_non_finite(
         return findings
 
     with torch.compiler.set_stance("force_eager"):
-        findings = search(backward=False)
+        forward = search(backward=False)
         if isinstance(model.model, FSDPModule):
             model.model.reshard()  # without a backward pass what lies outside the layers stays gathered, on every rank
-        if not any(gather_from_all(bool(findings))):  # on all ranks or on none, since FSDP2 gathers in each layer
-            findings = search(backward=True)
-    return findings
+        elif forward:
+            return forward
+        backward = search(backward=True)  # of a sharded model on every rank, since each layer gathers its weights
+        return forward or backward
 
 
 def _repeat(
