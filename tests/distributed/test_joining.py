@@ -41,7 +41,8 @@ def test_nccl_is_told_before_it_connects_and_is_given_this_ranks_gpu(
         del os.environ[name]
     if given is not None:
         monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", given)
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+    ranks = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in (ranks | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}).items():
         monkeypatch.setenv(name, value)
     gpu = torch.device("cuda", 1)
     monkeypatch.setattr(group, "_meet", lambda seconds: dist.HashStore())  # type: ignore[attr-defined]
