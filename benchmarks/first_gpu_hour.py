@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.hour_numbers import Numbers, Wrong
-from benchmarks.hour_parts import PARTS, Part, Place, Range, sizes
+from benchmarks.hour_parts import PARTS, SHARED, Part, Place, Range, sizes
 from benchmarks.interrupted import environments
 from modernbert_train.core.text import markdown_table
 from modernbert_train.distributed.gpus import count_gpus, driver_version, output_of, why_torch_sees_none
@@ -55,6 +55,8 @@ class Running:
             "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
             MARK: self.mark,
         }
+        if place.ranks(part) > len(place.of(part)):
+            settings |= SHARED
         self.began = time.monotonic()
         with self.log.open("w", encoding="utf-8") as log:
             self.process = subprocess.Popen(
@@ -140,6 +142,9 @@ def do(
             reason = f"needs {part.least} GPUs, and there {'are' if len(place.gpus) > 1 else 'is'} {few}"
             if part.least == 3 and len(place.gpus) == 2:
                 reason = "all GPUs are two here: see the parts two-..."
+            done[part.name] = {"name": part.name, "outcome": SKIPPED, "reason": reason, "numbers": {}}
+        elif part.most is not None and len(place.gpus) > part.most:
+            reason = f"{len(place.gpus)} GPUs are here: see {part.name.replace('shared', 'two')}"
             done[part.name] = {"name": part.name, "outcome": SKIPPED, "reason": reason, "numbers": {}}
     waiting = [part for part in parts if part.name not in done and (only is None or part.name in only)]
     running: list[Running] = []

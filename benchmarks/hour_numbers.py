@@ -16,7 +16,7 @@ from benchmarks.interrupted import records
 
 Numbers = dict[str, float]
 
-APART, RATE, SHARE = "apart from one-varlen, %", "tokens/s", "of base-one's tokens/s, %"
+APART, RATE, SHARE = "apart from one rank, %", "tokens/s", "of base-one's tokens/s, %"
 MEMORY, WAIT = "peak memory, GB", "data wait, %"
 PRODUCT, COPY, GLOBAL, LOCAL = (
     "products, TFLOP/s",
@@ -27,6 +27,7 @@ PRODUCT, COPY, GLOBAL, LOCAL = (
 KILLED, STOPPED_IN, BLOCKED = "kill -9 to the end, s", "SIGTERM to the end, s", "longest wait for a checkpoint, s"
 GAIN = "x today's settings"
 REFERENCE, COMPARED_STEPS, MOST_APART = "one-varlen", 20, 1.0
+_OF = {"shared-muon": "one-muon", "one-muon": "one-muon"}  # parts that another one is the reference of
 NEEDED = (
     "attention kernel varlen",
     "attention kernel flex",
@@ -66,22 +67,30 @@ def doctor(out: Path, name: str) -> Numbers:
     return numbers
 
 
+def collectives(out: Path, name: str) -> Numbers:
+    """How many collectives were right, and wrong."""
+    lines = log(out, name).splitlines()
+    return {"right": float(sum(line.startswith("ok    ") for line in lines)),
+            "wrong": float(sum(line.startswith("WRONG ") for line in lines))}  # fmt: skip
+
+
 def losses(out: Path, name: str) -> Numbers:
     """Of a run on the same batches as the reference, with the same masks: they may differ by rounding."""
+    reference = _OF.get(name, REFERENCE)
     mine, theirs = (
-        [entry["loss"] for entry in records(out / "work/runs" / each, "step")] for each in (name, REFERENCE)
+        [entry["loss"] for entry in records(out / "work/runs" / each, "step")] for each in (name, reference)
     )
     numbers = {"first loss": mine[0], "last loss": median(mine[-5:])}
-    if name == REFERENCE or not _passed(out, REFERENCE):
+    if name == reference or not _passed(out, reference):
         return numbers
     pairs = list(zip(mine, theirs, strict=False))[:COMPARED_STEPS]
     apart = [100 * abs(one - other) / max(abs(other), 1e-6) for one, other in pairs]
     numbers[APART] = max(apart)
     if len(mine) != len(theirs):
-        raise Wrong(f"{len(mine)} steps, and {len(theirs)} of {REFERENCE}: not the same batches", numbers)
+        raise Wrong(f"{len(mine)} steps, and {len(theirs)} of {reference}: not the same batches", numbers)
     if not max(apart) <= MOST_APART:
         step = apart.index(max(apart))
-        raise Wrong(f"loss {mine[step]:.4f} at step {step + 1}, and {theirs[step]:.4f} of {REFERENCE}", numbers)
+        raise Wrong(f"loss {mine[step]:.4f} at step {step + 1}, and {theirs[step]:.4f} of {reference}", numbers)
     return numbers
 
 

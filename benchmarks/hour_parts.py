@@ -35,6 +35,8 @@ class Part:
         expected: number -> lowest and highest, on an H100.
         otherwise: what to do if it does not pass, or a number is not as expected.
         least: GPUs that it needs.
+        ranks: that it starts, if not one for each of its GPUs; where there are fewer GPUs, ranks share them.
+        most: GPUs with which it runs; where there are more, another part does the same on them.
     """
 
     name: str
@@ -46,14 +48,25 @@ class Part:
     expected: dict[str, Range] = field(default_factory=dict)
     otherwise: str = "read the log"
     least: int = 1
+    ranks: int | None = None
+    most: int | None = None
 
 
-def _start(name: str, gpus: Gpus, words: str, least: int = 1) -> Part:
+# of ranks that share a GPU: NCCL takes them for hosts of their own, which exchange over the loopback network
+SHARED = {
+    "NCCL_HOSTID": "shared", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1", "NCCL_NVLS_ENABLE": "0",
+    "NCCL_MNNVL_ENABLE": "0", "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple", "NCCL_MAX_CTAS": "2",
+}  # fmt: skip
+
+
+def _start(name: str, gpus: Gpus, words: str, least: int = 1, ranks: int | None = None, **more: Any) -> Part:
     """The quickstart's model through the launcher: the same batches and masks on any number of GPUs."""
     settings = words.replace("compute.", "").replace("distributed.", "")
+    where = f"{gpus} GPU{'s' * (gpus != 'one')}" if ranks is None else f"{ranks} ranks"
     return Part(
         name,
-        f"the quickstart on {gpus} GPU{'s' * (gpus != 'one')}: {settings}",
+        f"the quickstart on {where}: {settings}",
         gpus,
         5,
         f"launch/run.py yamls/quickstart.yaml {{quick}} {words}",
@@ -61,6 +74,8 @@ def _start(name: str, gpus: Gpus, words: str, least: int = 1) -> Part:
         {read.APART: (0, 1), "first loss": (9.1, 9.3), "last loss": (None, 6.5)},
         "send the log; of losses that are apart work/runs/*/metrics.jsonl, too",
         least,
+        ranks,
+        **more,
     )
 
 
@@ -73,6 +88,7 @@ def _recipe(name: str, what: str, gpus: Gpus, words: str, rate: Range, gigabytes
 EAGER = "compute.compile=false optim.fused=false"
 FAST = "compute.compile=true optim.fused=true"
 FSDP2 = "distributed.strategy=fsdp2"
+MUON = "optim.name=muon"
 LOOK_FOR_BREAKS = "run it again with TORCH_LOGS=graph_breaks,recompiles and look for a graph that breaks"
 LOOK_FOR_WAITS = (
     "look at the data wait; train with `profile: {}` and look whether all-reduces lie under the last backward"
@@ -87,6 +103,22 @@ PARTS = (
     _start("one-varlen", "one", f"compute.attention=varlen {EAGER}"),
     _start("one-flex", "one", f"compute.attention=flex {EAGER}"),
     _start("one-compiled", "one", FAST),
+    Part("shared-collectives", "NCCL's collectives beside sums on the host, 2 ranks", "two", 6,
+         "-m benchmarks.collectives --ranks {ranks} {bytes}", read.collectives, {"wrong": (0, 0)},
+         "do not train on several GPUs: send the log", ranks=2),
+    _start("shared-ddp", "one", EAGER, ranks=2, most=1),
+    _start("shared-fsdp2", "one", f"{FSDP2} {EAGER}", ranks=2, most=1),
+    _start("shared-compiled", "one", FAST, ranks=2, most=1),
+    _start("one-muon", "one", f"{MUON} {EAGER}"),
+    _start("shared-muon", "two", f"{MUON} {FSDP2} {EAGER}", ranks=2),
+    _start("shared-hsdp", "all", f"distributed.strategy=hsdp distributed.shard_ranks=2 {EAGER}", ranks=4),
+    Part("shared-killed", "kill -9 of a rank, SIGTERM, resumed to the bit, 2 ranks", "two", 12,
+         "-m benchmarks.interrupted --whole --after 4 --json {figures} {work}/runs/shared-killed "
+         f"launch/run.py yamls/quickstart.yaml {{quick}} {EAGER} compute.deterministic=true phases.context=null "
+         "phases.decay=null phases.stable.tokens={few} checkpoint.interval_steps=3 checkpoint.keep=2 "
+         "data.validation=null",
+         read.interrupted, {read.KILLED: (0, 60), read.STOPPED_IN: (0, 60)},
+         "see the table of exit codes in docs/faults.md; send the log", ranks=2),
     _start("two-ddp", "two", EAGER, 2),
     _start("two-fsdp2", "two", f"{FSDP2} {EAGER}", 2),
     _start("two-compiled", "two", FAST, 2),
@@ -145,6 +177,10 @@ class Place(NamedTuple):
     gigabytes: float = 80.0
     tiny: bool = False
 
+    def ranks(self, part: Part) -> int:
+        """Ranks of a part, which may be more than its GPUs."""
+        return part.ranks or len(self.of(part))
+
     def of(self, part: Part) -> tuple[str, ...]:
         """The GPUs of a part."""
         return {
@@ -157,7 +193,7 @@ class Place(NamedTuple):
 
 def sizes(part: Part, place: Place) -> dict[str, str]:
     """What the names in a part's command mean."""
-    ranks = len(place.of(part))
+    ranks = place.ranks(part)
     halvings = 0
     while place.gigabytes * 2**halvings < 79 and halvings < 3:
         halvings += 1
@@ -198,6 +234,9 @@ def sizes(part: Part, place: Place) -> dict[str, str]:
         "work": work,
         "figures": shlex.quote(str(place.out / f"parts/{part.name}.figures.json")),
         "quick": quick,
+        "ranks": str(ranks),
+        "few": "100_000" if place.tiny else "400_000",
+        "bytes": "--bytes 8 4096" if place.tiny else "",
     }
     if place.tiny:
         return common | {

@@ -4,7 +4,8 @@
 
 The first start loses its last rank once there are --after steps and a checkpoint, the second is stopped after as many
 steps more, and the third trains to the end. Exit code 0 if every start ended as docs/faults.md says, and no step is
-missing or there twice.
+missing or there twice. With --whole the command runs once more, without an interruption and as NAME-whole, and every
+loss must be the same to the bit.
 """
 
 from __future__ import annotations
@@ -102,6 +103,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="of the run")
     parser.add_argument("--after", type=int, default=8, help="steps of a start before it is interrupted")
+    parser.add_argument("--whole", action="store_true", help="compare with the same run, not interrupted")
     parser.add_argument("--json", type=Path, help="write what was found here")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what python is to run")
     options = parser.parse_args()
@@ -123,6 +125,12 @@ def main() -> int:
         )
         if not holds
     ]
+    if options.whole:
+        whole = options.folder.with_name(f"{options.folder.name}-whole")
+        code = Start([*options.command, f"name={whole.name}"]).end()
+        mine, theirs = ([entry["loss"] for entry in records(each, "step")] for each in (options.folder, whole))
+        if code != 0 or mine != theirs:
+            wrong.append(f"the run that was not interrupted ended with {code}, its losses are {theirs}, not {mine}")
     found = {
         "killed_seconds": killed,
         "stopped_seconds": stopped,

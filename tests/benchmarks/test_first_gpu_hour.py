@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -155,7 +157,7 @@ def test_every_command_is_one_that_exists(
         if "launch/run.py" in words:
             options = make_parser().parse_intermixed_args(words[words.index("launch/run.py") + 1 :])
             config = read_run(options.run)
-            assert options.ranks == len(place.of(part)) == usable_gpus(config.phases, options.ranks)
+            assert options.ranks == place.ranks(part) == usable_gpus(config.phases, options.ranks)
             assert Path(config.folder) == Path(texts[tiny], "work", "runs", part.name)
             preflight(config, options.ranks)
         if words[1] == "benchmarks.train_step" and not tiny:
@@ -224,3 +226,21 @@ def test_without_a_gpu_one_line_says_so(
     said = capsys.readouterr().err
     assert said.startswith("error: the first GPU hour needs a GPU") and said.count("\n") == 1
     assert not (tmp_path / "hour").exists()
+
+
+@pytest.mark.runs
+def test_collectives_are_held_against_sums_on_the_host() -> None:
+    """Over gloo here; the part of the hour runs them over NCCL."""
+    command = [sys.executable, "-m", "benchmarks.collectives", "--ranks", "2", "--bytes", "8", "4096"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("ok ", "WRONG"))]
+    assert done.returncode == 0 and len(lines) == 21, done.stderr[-2000:]
+    assert not any(line.startswith("WRONG") for line in lines)
+
+
+def test_ranks_share_a_gpu_where_there_are_fewer() -> None:
+    """The same parts on one GPU and on several, where each rank has its own."""
+    part = next(part for part in PARTS if part.name == "shared-hsdp")
+    for gpus, shares in ((("0",), True), (("0", "1"), True), (("0", "1", "2", "3"), False)):
+        place = Place(Path("out"), gpus)
+        assert place.ranks(part) == 4 and (place.ranks(part) > len(place.of(part))) == shares

@@ -19,8 +19,43 @@ from tests.cuda_build.null import ROOT, environment
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(3000)]
 
 # what holds numbers against their true values must fail on a device that computes none
-FAILS = {"doctor": "not usable: attention kernel varlen", "tuned-1024": "candidates", "tuned-8192": "candidates"}
-MORE_GPUS = {"all-ddp", "all-fsdp2", "all-compiled", "all-fsdp2-compiled"}
+FAILS = {
+    "doctor": "not usable: attention kernel varlen",
+    "shared-collectives": "exit code 1",
+    "tuned-1024": "candidates",
+    "tuned-8192": "candidates",
+}
+# those that need more GPUs, and those that stand for two on one
+MORE_GPUS = {"all-ddp", "all-fsdp2", "all-compiled", "all-fsdp2-compiled"} | {
+    "shared-ddp", "shared-fsdp2", "shared-compiled",
+}  # fmt: skip
+
+
+SHARED = ("shared-ddp", "shared-fsdp2", "shared-compiled", "shared-muon", "shared-hsdp", "shared-killed")
+
+
+def test_two_and_four_ranks_on_one_gpu(tmp_path: Path) -> None:
+    """All that NCCL can be tried for where there is a single GPU; what compares values fails, as it must."""
+    out, faults = tmp_path / "hour", tmp_path / "faults"
+    machine = {
+        "NULL_DEVICES": "1", "NULL_DEVICE_GB": "200", "NULL_DEVICE_FAULTS": str(faults), "CUDA_VISIBLE_DEVICES": "0",
+        "NULL_NCCL": str(tmp_path / "nccl"),
+    }  # fmt: skip
+    parts = ("text", "one-varlen", "one-muon", "shared-collectives", *SHARED)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.first_gpu_hour", "--rehearse", "--out", str(out), "--only", *parts],
+        cwd=ROOT,
+        env=os.environ | environment() | machine,
+        capture_output=True,
+        text=True,
+    )
+    found = {part["name"]: part for part in json.loads((out / "summary.json").read_text())["parts"]}
+    assert {name: found[name]["outcome"] for name in SHARED} == dict.fromkeys(SHARED, "passed"), done.stdout
+    assert found["shared-collectives"]["outcome"] == "failed" and found["shared-collectives"]["numbers"]["wrong"] > 0
+    for name in SHARED:
+        log = (out / f"parts/{name}.log").read_text()
+        assert "compute on the same GPU" in log and "says nothing of speed" in log
+    assert not faults.exists(), faults.read_text()
 
 
 def test_the_whole_hour_on_two_gpus(tmp_path: Path) -> None:
