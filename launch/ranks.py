@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from launch.health import refuse_sick_gpus
-from launch.judge import STUCK_SECONDS, Judge, how_it_ended, ranks_in
+from launch.judge import STUCK_SECONDS, Judge, exit_code, how_it_ended, ranks_in
 from launch.rendezvous import LINGER_SECONDS, Leaving, rendezvous, tell_unanswered
 from launch.topology import Topology
 from modernbert_train.core.read_json import read_json
@@ -299,7 +299,7 @@ class FrozenRanks:
     Attributes:
         killed: ranks that were killed.
         holds_store: whether this machine holds the store, which then answers, and which the others need for a while.
-        finished_at: when the agent saw that all ranks had ended in order; None before, and once it has come back.
+        finished_at: when all ranks were first seen to have ended in order; None before, and once the agent is back.
     """
 
     def __init__(self, folder: Path, seconds: float, seconds_to_end: float, topology: Topology) -> None:
@@ -333,6 +333,8 @@ class FrozenRanks:
                 first = min(told, key=lambda each: each["timestamp"])
                 print(f"error: {first['message']}", file=sys.stderr, flush=True)
                 os._exit(first["code"])
+            if ranks and all(not rank.runs and exit_code(rank.pid) == 0 for rank in ranks):
+                self.finished_at = self.finished_at or time.monotonic()  # and the agent has not even come to see it
             finished = self.finished_at
             if finished is not None and time.monotonic() - finished > STUCK_SECONDS and not self.holds_store:
                 tell_unanswered(self._topology)
