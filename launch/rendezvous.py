@@ -205,7 +205,7 @@ def _come(endpoint: tuple[str, int], run_id: str, deadline: float) -> TCPStore:
 
 
 def _leave(store: TCPStore, topology: Topology, is_host: bool, leaving: Leaving) -> None:
-    """Note that this machine needs the store no more; who holds it waits for the others, but not for ever."""
+    """Note that this machine needs the store no more; the one that holds it waits for the others, with a limit."""
     if not is_host:
         # not for ever: the machine that holds the store may be frozen
         noting = threading.Thread(target=_note_left, args=(store,), daemon=True)

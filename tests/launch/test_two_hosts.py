@@ -74,6 +74,19 @@ def test_a_name_that_is_a_loopback_address_at_home_is_no_place_to_meet(tiny_run:
 
 
 @pytest.mark.slow
+def test_a_first_machine_that_is_a_loopback_address_elsewhere_is_told(
+    hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path
+) -> None:
+    for host in hosts:
+        host.write_etc_hosts({"host-a": "127.0.1.1"})
+    pair = Pair(hosts, tiny_run(*SHORT, "launch.rendezvous_seconds=5"), tmp_path, meets="host-a")
+    ends = [pair.end(number, 5 + 15 + BUSY) for number in (0, 1)]
+    assert [code for code, _ in ends] == [70, 70], ends
+    assert "no other machine came; host-a is 127.0.1.1 on this one" in ends[0][1]
+    assert "host-a is 127.0.1.1 on this machine, which reaches nothing but itself: see /etc/hosts" in ends[1][1]
+
+
+@pytest.mark.slow
 def test_a_lost_host_is_named_and_the_run_goes_on_as_if_never_stopped(
     hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path
 ) -> None:
