@@ -116,7 +116,7 @@ class Judge:
     def _tell_ends(self, ranks: list[Rank]) -> None:
         """Of ranks that have ended without a word, which their machine alone can see at once."""
         for rank in ranks:
-            code = _exit_code(rank.pid)  # before the agent has asked for it, or not at all
+            code = exit_code(rank.pid)  # before the agent has asked for it, or not at all
             if code is not None:
                 self._codes[rank.number] = code
             if rank.runs or rank.left or rank.number in self._told or rank.pid == 0:
@@ -155,7 +155,7 @@ def how_it_ended(code: int | None) -> str:
     return f"is gone: it was ended by {signal.Signals(-code).name}{hint}"
 
 
-def _exit_code(pid: int) -> int | None:
+def exit_code(pid: int) -> int | None:
     """Of a child that has ended, left there for whoever waits for it; None if it runs, or has been waited for.
 
     A rank has no process, 0, until it has said which; the system would refuse to look for that.

@@ -27,10 +27,11 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from launch.health import refuse_sick_gpus
-from launch.judge import STUCK_SECONDS, Judge, how_it_ended, ranks_in
-from launch.rendezvous import LINGER_SECONDS, rendezvous
+from launch.judge import STUCK_SECONDS, Judge, exit_code, how_it_ended, ranks_in
+from launch.rendezvous import LINGER_SECONDS, Leaving, rendezvous, tell_unanswered
 from launch.topology import Topology
 from modernbert_train.core.read_json import read_json
+from modernbert_train.core.torch_internals import exit_barrier
 from modernbert_train.distributed import scratch
 from modernbert_train.distributed.fail_together import entry_text
 from modernbert_train.distributed.heartbeat import silence_limit
@@ -38,6 +39,7 @@ from modernbert_train.distributed.launched import BEATS_FOLDER, STORE, note_blam
 from modernbert_train.distributed.stop_signals import STOP_SIGNALS, handled_by, say, say_stopped
 from modernbert_train.errors import Halved, HangError, RunError, StoppedEarly
 
+ANSWER_SECONDS = 6.0  # once all ranks have ended, a launcher needs less, unless the store does not answer
 FROZEN_MARGIN_SECONDS = 5.0  # the ranks find a frozen one themselves, if others are left; only then the launcher does
 STOPPED = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGUSR1)  # before Python could take the signal over
 NO_SIGN_OF_LIFE = "gave no sign of life and was killed: it was frozen, or cut off from the others"
@@ -103,9 +105,10 @@ def _start_once(
         os.environ[BEATS_FOLDER] = str(beats)
         # torch's agent would have NCCL aborted when a process ends, which can hang where the others do not abort too
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
-        frozen = FrozenRanks(beats, silence_limit(timeout_seconds), timeout_seconds)
+        frozen = FrozenRanks(beats, silence_limit(timeout_seconds), timeout_seconds, topology)
         try:
-            with rendezvous(topology, run_id, rendezvous_seconds) as meeting:
+            with rendezvous(topology, run_id, rendezvous_seconds, signals.leaving) as meeting:
+                frozen.holds_store = meeting.holds_store
                 os.environ[STORE] = str(meeting.place["rdzv_endpoint"])
                 config = LaunchConfig(
                     min_nodes=topology.nodes,
@@ -135,7 +138,10 @@ def _run(
     try:
         if on_gpus:
             refuse_sick_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
-        command("-m", "modernbert_train", *arguments)
+        with exit_barrier(frozen.finish):
+            command("-m", "modernbert_train", *arguments)
+        frozen.finished_at = None  # the agent has come back; whoever waits from here on has a limit of its own
+        signals.leaving.finished = True
         return 0, ""
     except HangError as error:
         judge.stop()
@@ -223,13 +229,15 @@ class _Signals:
 
     Attributes:
         first, second: numbers of the signals that came.
-        over: the ranks have ended, so signals change nothing any more.
+        over: the ranks have ended, so signals change nothing any more but the wait for other machines.
+        leaving: how this machine leaves the others.
     """
 
     def __init__(self) -> None:
         self.first: int | None = None
         self.second: int | None = None
         self.over = False
+        self.leaving = Leaving()
         self._asked = 0.0
         hang_up = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)  # nohup ignores it
         self._handled = handled_by(self._on_signal, (*STOP_SIGNALS, *hang_up))
@@ -244,6 +252,7 @@ class _Signals:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self.over:
+            self.leaving.hurried = True
             return
         if self.first is None:
             self.first, self._asked = number, now
@@ -278,19 +287,26 @@ class FrozenRanks:
 
     A frozen process obeys no other signal, and its launcher would wait for it for ever if it is alone on its machine.
     If the launcher itself then waits for a machine that does not answer, it is ended too, after 15 seconds; and so it
-    is some seconds after its ranks have all ended with an error, which it then cannot hand on by itself.
+    is some seconds after its ranks have all ended, with an error or in order: torch's agent then waits for a store
+    that is frozen or cut off, without a limit.
 
     Args:
         folder: of the files that the ranks touch; each is named by its rank and holds its process id.
         seconds: without a touch until a rank counts as frozen.
         seconds_to_end: the same for one that has left the others, and touches no more.
+        topology: where this machine stands among the others.
 
     Attributes:
         killed: ranks that were killed.
+        holds_store: whether this machine holds the store, which then answers, and which the others need for a while.
+        finished_at: when all ranks were first seen to have ended in order; None before, and once the agent is back.
     """
 
-    def __init__(self, folder: Path, seconds: float, seconds_to_end: float) -> None:
+    def __init__(self, folder: Path, seconds: float, seconds_to_end: float, topology: Topology) -> None:
         self.killed: set[int] = set()
+        self.holds_store = False
+        self.finished_at: float | None = None
+        self._topology = topology
         self._folder = folder
         self._seconds, self._seconds_to_end = seconds + FROZEN_MARGIN_SECONDS, seconds_to_end + FROZEN_MARGIN_SECONDS
         self._seen: dict[int, tuple[int, float]] = {}  # when it was touched last, and when that was seen
@@ -302,16 +318,27 @@ class FrozenRanks:
         self._over.set()
         self._thread.join()
 
+    def finish(self) -> None:
+        """The agent has seen that all ranks of this machine have ended in order."""
+        self.finished_at = time.monotonic()
+
     def _watch(self) -> None:
         ended: float | None = None  # when all ranks were first seen to have ended, one of them having told an error
         while not self._over.wait(1.0):
             ranks = ranks_in(self._folder)
             told = [] if not ranks or any(rank.runs for rank in ranks) else self._told()
             ended = (ended or time.monotonic()) if told else None
-            if ended is not None and time.monotonic() - ended > STUCK_SECONDS + LINGER_SECONDS:
+            patience = STUCK_SECONDS + LINGER_SECONDS if self.holds_store else ANSWER_SECONDS
+            if ended is not None and time.monotonic() - ended > patience:
                 first = min(told, key=lambda each: each["timestamp"])
                 print(f"error: {first['message']}", file=sys.stderr, flush=True)
                 os._exit(first["code"])
+            if ranks and all(not rank.runs and exit_code(rank.pid) == 0 for rank in ranks):
+                self.finished_at = self.finished_at or time.monotonic()  # and the agent has not even come to see it
+            finished = self.finished_at
+            if finished is not None and time.monotonic() - finished > STUCK_SECONDS and not self.holds_store:
+                tell_unanswered(self._topology)
+                os._exit(0)
             for rank in ranks:
                 touched, now = (self._folder / str(rank.number)).stat().st_mtime_ns, time.monotonic()
                 limit = self._seconds_to_end if rank.left else self._seconds

@@ -8,22 +8,29 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its types forget it
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # its types forget them
 
 from launch.network import interface_of, is_here, is_loopback, local_address, reached_at
 from launch.topology import Topology
 from modernbert_train.config.launch import split_endpoint
 from modernbert_train.core.text import first_line
+from modernbert_train.distributed.group import STORE_PREFIX
+from modernbert_train.distributed.heartbeat import last_beats
 from modernbert_train.distributed.rendezvous import wait_for_store, who_listens
 from modernbert_train.errors import ConfigError
 
 LINGER_SECONDS = 10.0  # what the store holds is how the others hear of an error; then whoever holds it ends too
+FINISHED_SECONDS = 60.0  # after a finished run: from the last sign of life of the other machines' ranks on
+TELL_SECONDS = 10.0  # a wait that is longer is announced
 _RUN, _LEFT = "modernbert-train/run", "modernbert-train/left"
 _KNOWN_AS = "modernbert-train/known-as"  # the address by which others have reached the machine that holds the store
 _LOCAL = "127.0.0.1"
@@ -35,16 +42,31 @@ class Meeting(NamedTuple):
 
     place: Mapping[str, object]
     store: TCPStore
+    holds_store: bool
+
+
+@dataclass
+class Leaving:
+    """How this machine leaves the others.
+
+    Attributes:
+        finished: its ranks have ended in order, and those of the others may still have something to write.
+        hurried: a signal asks not to wait for the others.
+    """
+
+    finished: bool = False
+    hurried: bool = False
 
 
 @contextmanager
-def rendezvous(topology: Topology, run_id: str, seconds: float) -> Iterator[Meeting]:
+def rendezvous(topology: Topology, run_id: str, seconds: float, leaving: Leaving | None = None) -> Iterator[Meeting]:
     """Meet the other machines; a machine that is alone holds the store too.
 
     Args:
         topology: where this machine stands among the others.
         run_id: the same on all machines of one run.
         seconds: to wait for the others, whatever listens in their place.
+        leaving: read at the end.
 
     Raises:
         ConfigError: the port is taken on this machine, which was to hold the store.
@@ -54,7 +76,7 @@ def rendezvous(topology: Topology, run_id: str, seconds: float) -> Iterator[Meet
     if endpoint is None:
         store = TCPStore(_LOCAL, 0, is_master=True, multi_tenant=True, wait_for_workers=False)
         here = {"rdzv_endpoint": f"{_LOCAL}:{store.port}", "local_addr": _LOCAL, "rdzv_configs": {"is_host": True}}
-        yield Meeting(here, store)
+        yield Meeting(here, store, True)
         return
     deadline = time.monotonic() + seconds
     address = _address(endpoint, deadline)
@@ -72,9 +94,9 @@ def rendezvous(topology: Topology, run_id: str, seconds: float) -> Iterator[Meet
         "rdzv_configs": {"join_timeout": join_timeout, "is_host": is_host},
     }
     try:
-        yield Meeting(place, store)
+        yield Meeting(place, store, is_host)
     finally:
-        _leave(store, topology.nodes, is_host)
+        _leave(store, topology, is_host, leaving or Leaving())
 
 
 def _address(endpoint: tuple[str, int], deadline: float) -> str:
@@ -182,11 +204,63 @@ def _come(endpoint: tuple[str, int], run_id: str, deadline: float) -> TCPStore:
         time.sleep(0.5)
 
 
-def _leave(store: TCPStore, nodes: int, is_host: bool) -> None:
-    """Note that this machine needs the store no more; who holds it waits for the others, or for some seconds."""
+def _leave(store: TCPStore, topology: Topology, is_host: bool, leaving: Leaving) -> None:
+    """Note that this machine needs the store no more; the one that holds it waits for the others, with a limit."""
+    if not is_host:
+        # not for ever: the machine that holds the store may be frozen
+        noting = threading.Thread(target=_note_left, args=(store,), daemon=True)
+        noting.start()
+        noting.join(LINGER_SECONDS)
+        if noting.is_alive() and leaving.finished:
+            tell_unanswered(topology)
+        return
     with suppress(RuntimeError):  # the store is lost, and what led to that is being told
-        gone = store.add(_LEFT, 1)
-        deadline = time.monotonic() + LINGER_SECONDS
-        while is_host and gone < nodes and time.monotonic() < deadline:
-            time.sleep(0.1)
-            gone = store.add(_LEFT, 0)
+        _note_left(store)
+        _wait_for_others(store, topology, leaving)
+
+
+def _note_left(store: TCPStore) -> None:
+    with suppress(RuntimeError):  # the store is lost, and what led to that is being told
+        store.set(f"{_LEFT}/{socket.gethostname()}", "")
+        store.add(_LEFT, 1)
+
+
+def tell_unanswered(topology: Topology) -> None:
+    """Warn that the machine which holds the store does not answer, after this machine's ranks have finished."""
+    print(
+        f"warning: this machine's ranks have finished, and {topology.endpoint}, where the machines meet, does not "
+        "answer: its launcher is frozen or cut off. This one ends without it.",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _wait_for_others(store: TCPStore, topology: Topology, leaving: Leaving) -> None:
+    """Keep the store until the others have left; after a finished run also while their ranks give signs of life."""
+    begun = alive = time.monotonic()
+    ranks, beats, told = PrefixStore(STORE_PREFIX, store), None, False
+    while store.add(_LEFT, 0) < topology.nodes and not leaving.hurried:
+        now = time.monotonic()
+        if leaving.finished and (found := last_beats(ranks, topology.num_ranks)) != beats:
+            beats, alive = found, now
+        if now - alive > (FINISHED_SECONDS if leaving.finished else LINGER_SECONDS):
+            break
+        if leaving.finished and not told and now - begun > TELL_SECONDS:
+            told = True
+            print(
+                "launch: this machine's ranks have finished; waiting for the other machines, up to "
+                f"{FINISHED_SECONDS:g} s after the last sign of life of their ranks",
+                flush=True,
+            )
+        time.sleep(0.1)
+    else:
+        return
+    if leaving.finished:
+        hosts = sorted({beat.host for beat in beats or [] if beat} - {socket.gethostname()})
+        late = [host for host in hosts if not store.check([f"{_LEFT}/{host}"])]
+        print(
+            f"warning: no launcher's farewell from {', '.join(late) or 'another machine'} for {FINISHED_SECONDS:g} s: "
+            "it is frozen, gone or cut off. The ranks of this machine have finished, and it ends.",
+            file=sys.stderr,
+            flush=True,
+        )

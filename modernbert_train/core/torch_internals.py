@@ -6,7 +6,8 @@ INTERNALS lists each with the signature that this file was written for; a test c
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -22,6 +23,7 @@ INTERNALS = {
         "(timeout: datetime.timedelta, group: torch.distributed.distributed_c10d.ProcessGroup | None = None) -> None"
     ),
     "torch.distributed.distributed_c10d._World.pg_map": "property",
+    "torch.distributed.elastic.agent.server.api.SimpleElasticAgent._exit_barrier": "(self)",
     "torch.utils.data.dataloader._MultiProcessingDataLoaderIter._workers": "",
     "torch.utils.data.dataloader._MultiProcessingDataLoaderIter._worker_pids_set": "",
     "torch.utils.data.dataloader._MultiProcessingDataLoaderIter._shutdown": "",
@@ -53,6 +55,27 @@ class FixedBuckets(DistributedDataParallel):
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
         parameters, sparse = super()._build_params_for_reducer()
         return (parameters, sparse) if self.find_unused_parameters else (parameters[::-1], sparse[::-1])
+
+
+@contextmanager
+def exit_barrier(replacement: Callable[[], None]) -> Iterator[None]:
+    """Have torch's agent call this, where it would wait for the other machines once its own ranks have finished.
+
+    It waits 300 s, in silence, and no setting changes that.
+    """
+    from torch.distributed.launcher import api  # of launchers only; a rank does not need it
+
+    original = api.LocalElasticAgent
+
+    class Agent(original):  # type: ignore[misc, valid-type]
+        def _exit_barrier(self) -> None:
+            replacement()
+
+    api.LocalElasticAgent = Agent  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        api.LocalElasticAgent = original  # type: ignore[misc]
 
 
 def default_store() -> Any:

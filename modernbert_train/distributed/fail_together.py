@@ -224,7 +224,8 @@ class _Watch:
             text = f"is gone, or the network to it is lost: it held {self._meets()}."
             verdict = self._heartbeat.first_rank() or Verdict(0, os.environ.get("MASTER_ADDR", "?"), text)
         else:
-            verdict = self._verdict(f"lost the machine {self._meets()}: it, its launcher or the network is gone.")
+            text = f"lost the machine {self._meets()}: it, its launcher or the network is gone."
+            verdict = self._verdict(text)._replace(blames=False)  # not this machine
         return _entry(verdict, RunError.exit_code)
 
     def _silent_store(self) -> dict[str, Any]:
@@ -242,7 +243,7 @@ class _Watch:
             verdict = self._verdict(
                 f"{self._meets()}: {silence}. That machine ({host}, with rank 0) or its launcher is frozen, or the "
                 "network between it and this one is lost. Start again, without that machine if it comes again."
-            )
+            )._replace(blames=False)  # not this machine
         return _entry(verdict, HangError.exit_code)
 
     def _meets(self) -> str:

@@ -300,6 +300,12 @@ class Heartbeat:
         }
 
 
+def last_beats(store: Any, num_ranks: int) -> list[Beat | None]:
+    """Return what each rank has written last; None for one that has not come."""
+    keys = [f"{_KEY}/{rank}" for rank in range(num_ranks)]
+    return [Beat(*json.loads(store.get(key))) if store.check([key]) else None for key in keys]
+
+
 def _host(beat: Beat | None) -> str:
     return "an unknown host" if beat is None else beat.host
 

@@ -1,32 +1,41 @@
-"""Two hosts on one machine: network namespaces with a cable between them, each with a name of its own."""
+"""Several hosts on one machine: network namespaces, each with a host name and some files of its own."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from tests import warm
+from tests.launch.hub import Hub
+
+ON_HOST = str(Path(__file__).with_name("on_host.py"))
+
 
 class Host:
-    """One of the two.
+    """One of them.
 
     Attributes:
         name: what `hostname` says on it.
-        address: its address on the cable.
+        address: by which the others reach it.
     """
 
-    def __init__(self, name: str, address: str, namespace: str) -> None:
+    def __init__(self, name: str, address: str, namespace: str, folder: Path) -> None:
         self.name, self.address, self.namespace = name, address, namespace
+        self._folder = folder / name
+        self._folder.mkdir()
+        (self._folder / "boot_id").write_text(f"{uuid.uuid4()}\n")
 
     def start(self, command: list[str], output: IO[str], **environment: str) -> subprocess.Popen[str]:
-        """Start a process on this host; the Popen's id is that of the command itself."""
-        inside = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.name, *command]
-        return subprocess.Popen(
-            ["ip", "netns", "exec", self.namespace, *inside],
+        """Start `python SCRIPT ...` on this host; the Popen's id is that of the script's process."""
+        return warm.Popen(
+            [command[0], ON_HOST, self.namespace, self.name, str(self._folder), *command[1:]],
             env=os.environ | environment,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -37,6 +46,16 @@ class Host:
         """Pull the cable: nothing is refused or closed, it only never arrives."""
         _ip("-n", self.namespace, "link", "set", "cable", "down")
 
+    def lose_packets_to(self, other: Host) -> None:
+        """Send to a machine that is not there what is meant for another; the way back stays as it is."""
+        wrong = ("lladdr", "02:00:00:00:00:99", "dev", "cable", "nud", "permanent")
+        _ip("-n", self.namespace, "neigh", "replace", other.address, *wrong)
+
+    def write_etc_hosts(self, addresses: dict[str, str]) -> None:
+        """Let names stand for addresses, for what is started on this host from now on."""
+        lines = [f"{address} {name}\n" for name, address in {"localhost": "127.0.0.1", **addresses}.items()]
+        (self._folder / "hosts").write_text("".join(lines))
+
 
 def missing() -> str | None:
     """Why there can be no such hosts here, or None."""
@@ -46,32 +65,86 @@ def missing() -> str | None:
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
     if made.returncode != 0:
         return f"network namespaces cannot be made here: {made.stderr.strip()}"
-    probe = subprocess.run(["ip", "netns", "exec", name, "unshare", "--uts", "true"], capture_output=True, text=True)
+    inside = ["unshare", "--uts", "--mount", "mount", "--bind", "/dev/null", "/etc/hosts"]
+    probe = subprocess.run(["ip", "netns", "exec", name, *inside], capture_output=True, text=True)
     subprocess.run(["ip", "netns", "del", name], check=False)
     return None if probe.returncode == 0 else f"namespaces cannot be entered here: {probe.stderr.strip()}"
 
 
 @contextmanager
-def two_hosts() -> Iterator[tuple[Host, Host]]:
-    """Make them, and take them away afterwards with every process that is left on them."""
-    names = [f"mt-{os.getpid()}-{letter}" for letter in "ab"]
-    hosts = [Host(f"host-{letter}", f"10.77.0.{i}", names[i - 1]) for i, letter in enumerate("ab", start=1)]
+def two_hosts(network: str = "10.77.0") -> Iterator[tuple[Host, Host]]:
+    """Make two with a cable between them; take them away afterwards with every process that is left on them."""
+    with _hosts(2, network) as (first, second):
+        ends = ("netns", first.namespace), ("netns", second.namespace)
+        _ip("link", "add", "cable", *ends[0], "type", "veth", "peer", "name", "cable", *ends[1])
+        _come_up([first, second])
+        yield first, second
+
+
+@contextmanager
+def three_hosts() -> Iterator[tuple[Host, Host, Host]]:
+    """Make three with a cable each to a switch, which is a bridge in a fourth namespace."""
+    switch = f"mt-{os.getpid()}-switch"
+    _ip("netns", "add", switch)
     try:
-        for name in names:
-            _ip("netns", "add", name)
-        _ip("link", "add", "cable", "netns", names[0], "type", "veth", "peer", "name", "cable", "netns", names[1])
-        for host in hosts:
-            _ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", "cable")
-            _ip("-n", host.namespace, "link", "set", "cable", "up")
-            _ip("-n", host.namespace, "link", "set", "lo", "up")
-        yield hosts[0], hosts[1]
+        _ip("-n", switch, "link", "add", "switch", "type", "bridge")
+        _ip("-n", switch, "link", "set", "switch", "up")
+        with _hosts(3, "10.77.0") as hosts:
+            for number, host in enumerate(hosts):
+                plug, end = ("name", f"plug{number}"), ("netns", host.namespace)
+                _ip("link", "add", "cable", *end, "type", "veth", "peer", *plug, "netns", switch)
+                _ip("-n", switch, "link", "set", plug[1], "master", "switch", "up")
+            _come_up(hosts)
+            yield hosts[0], hosts[1], hosts[2]
     finally:
-        for name in names:
-            left = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
-            for pid in left:
-                if Path(f"/proc/{pid}").exists():
-                    subprocess.run(["kill", "-KILL", pid], check=False)
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+        subprocess.run(["ip", "netns", "del", switch], check=False, capture_output=True)
+
+
+@contextmanager
+def hosts_with_a_hub() -> Iterator[tuple[Hub, tuple[Host, Host]]]:
+    """Make two that meet through a hub, which can lose packets."""
+    hub = Hub()
+    try:
+        with _hosts(2, "10.77.0") as (first, second):
+            for host in (first, second):
+                device = f"mt{host.name[-1]}{os.getpid()}"  # for a moment among this machine's own
+                hub.device(device, host.address)
+                _ip("link", "set", device, "netns", host.namespace)
+                _ip("-n", host.namespace, "link", "set", device, "name", "cable")
+            _come_up([first, second])
+            hub.start()
+            yield hub, (first, second)
+    finally:
+        hub.close()
+
+
+@contextmanager
+def _hosts(count: int, network: str) -> Iterator[list[Host]]:
+    """Make namespaces without any connection, and take them away."""
+    letters = "abc"[:count]
+    names = [f"mt-{os.getpid()}-{letter}" for letter in letters]
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            for name in names:
+                _ip("netns", "add", name)
+            yield [
+                Host(f"host-{letter}", f"{network}.{number}", name, Path(folder))
+                for number, (letter, name) in enumerate(zip(letters, names, strict=True), start=1)
+            ]
+        finally:
+            for name in names:
+                left = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
+                for pid in left:
+                    if Path(f"/proc/{pid}").exists():
+                        subprocess.run(["kill", "-KILL", pid], check=False)
+                subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def _come_up(hosts: list[Host]) -> None:
+    for host in hosts:
+        _ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", "cable")
+        _ip("-n", host.namespace, "link", "set", "cable", "up")
+        _ip("-n", host.namespace, "link", "set", "lo", "up")
 
 
 def _ip(*words: str) -> None:

@@ -137,4 +137,4 @@ def test_how_the_ranks_ended_is_told_when_they_never_came(machine: Machine) -> N
 
 def test_a_rank_that_has_not_said_its_process_is_not_looked_for() -> None:
     """The judge of a slow start would end with EINVAL in its traceback, and tell of no rank that is lost later."""
-    assert launch.judge._exit_code(0) is None
+    assert launch.judge.exit_code(0) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import threading
@@ -11,10 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import PrefixStore, TCPStore
 
-from launch.rendezvous import rendezvous
+from launch.rendezvous import Leaving, rendezvous
 from launch.topology import Topology
+from modernbert_train.distributed.group import STORE_PREFIX
+from modernbert_train.distributed.heartbeat import Beat
 from modernbert_train.distributed.rendezvous import wait_for_store, who_listens
 from modernbert_train.errors import ConfigError
 from tests import warm
@@ -116,6 +119,36 @@ def test_whoever_holds_the_store_leaves_last() -> None:
     events.append("the holder")
     thread.join()
     assert events == ["the other", "the holder"]
+
+
+def test_after_a_finished_run_the_store_is_kept_while_ranks_elsewhere_live(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They may still copy a checkpoint; torch's agent gives them 300 s, and a frozen launcher too, in silence."""
+    monkeypatch.setattr("launch.rendezvous.FINISHED_SECONDS", 1.0)
+    monkeypatch.setattr("launch.rendezvous.TELL_SECONDS", 0.1)
+    place = Topology(2, 1, 0, f"{HERE}:{free_port()}")
+
+    def live(store: PrefixStore) -> None:
+        for number in range(10):
+            beat = Beat(number, 0, "", "elsewhere", None, 1, False, None)
+            store.set("modernbert-train/beat/1", json.dumps(beat))
+            time.sleep(0.2)
+
+    with rendezvous(place, "run", 60.0, Leaving(finished=True)) as meeting:
+        other = PrefixStore(STORE_PREFIX, meeting.store.clone())  # type: ignore[attr-defined]
+        thread = threading.Thread(target=live, args=(other,))
+        thread.start()
+        begun = time.monotonic()
+    assert 2.0 < time.monotonic() - begun < 30.0
+    thread.join()
+    output, errors = capsys.readouterr()
+    assert output.count("this machine's ranks have finished; waiting for the other machines, up to 1 s after") == 1
+    assert "warning: no launcher's farewell from elsewhere for 1 s" in errors
+    monkeypatch.setattr("launch.rendezvous.FINISHED_SECONDS", 60.0)
+    with rendezvous(place, "run", 60.0, Leaving(finished=True, hurried=True)):
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 30.0, "a signal has asked not to wait"
 
 
 def pair(words: list[str], port: int, folder: Path) -> list[subprocess.Popen[str]]:
