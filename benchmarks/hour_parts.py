@@ -235,7 +235,7 @@ def sizes(part: Part, place: Place) -> dict[str, str]:
         "figures": shlex.quote(str(place.out / f"parts/{part.name}.figures.json")),
         "quick": quick,
         "ranks": str(ranks),
-        "few": "100_000" if place.tiny else "400_000",
+        "few": "300_000" if place.tiny else "600_000",
         "bytes": "--bytes 8 4096" if place.tiny else "",
     }
     if place.tiny:
