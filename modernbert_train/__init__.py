@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from modernbert_train.core.version import __version__ as __version__
+
+# torch reads this while it is imported. From 2.15 on its default backend for NCCL is another one, whose watchdog does
+# not say which collective each GPU has come to: a GPU that hangs would end a run without its name (heartbeat.py).
+os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
 
 if TYPE_CHECKING:
     from modernbert_train.api import (
