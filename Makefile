@@ -51,7 +51,6 @@ CASES := curves recipes plan weights train core extension benchmarks systems sec
 	checkpoints/test_checkpoints_in_a_store.py evaluate/test_probe.py evaluate/retrieval \
 	evaluate/finetune/test_finetune.py evaluate/finetune/test_many.py evaluate/finetune/test_predictions.py \
 	launch/test_pretrain.py report/inspection/test_inspect.py \
-	launch/test_two_hosts.py \
 	launch/test_kills.py::test_ranks_that_have_not_met_yet_die_with_their_launcher \
 	launch/test_stop_moments.py::test_no_import_takes_the_signals_away \
 	launch/test_launch.py::test_the_quickstart_on_four_ranks_takes_the_steps_of_one

@@ -2,7 +2,7 @@
 # The tests of this folder with a CUDA build of torch, on a GPU that computes nothing:
 #
 #   sh tests/cuda_build/run.sh VENV          all of them, slow ones too, in an environment that is made if need be
-#   sh tests/cuda_build/run.sh VENV quick    those marked cuda_quick, in any environment here that has what they need
+#   sh tests/cuda_build/run.sh VENV quick    those marked cuda_quick; an environment that is there is taken as it is
 #
 # MODERNBERT_TORCH names the torch; VENV is made anew where it has another. Where the CUDA build cannot be installed the
 # tests are skipped, and this says why.
@@ -18,15 +18,7 @@ serves() { # VENV
 }
 
 which="not gpu"
-if [ "${2:-}" = quick ]; then
-    which=cuda_quick
-    for there in "$venv" .venv-3.*; do # those of test-pythons have the CUDA build too: eight gigabytes less
-        if serves "$there"; then
-            venv=$there
-            break
-        fi
-    done
-fi
+if [ "${2:-}" = quick ]; then which=cuda_quick; fi
 if [ "$which" = "not gpu" ] || ! serves "$venv"; then
     if ! sh requirements/install.sh "$venv"; then
         echo "test-cuda: skipped: $MODERNBERT_TORCH with its CUDA libraries cannot be installed into $venv (see above)"

@@ -53,7 +53,7 @@ FAULTS = {
 }
 
 
-IN_CI = ("the first rank of a machine that is killed", "a GPU that hangs")  # one that ends, and one that waits
+IN_CI = ("the first rank of a machine that is killed", "a rank that raises")  # those that are named in seconds
 
 
 @pytest.fixture(scope="module")
