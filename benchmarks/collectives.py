@@ -11,6 +11,7 @@ import argparse
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from modernbert_train.config.schema import ComputeConfig
 from modernbert_train.distributed.compute import choose_device
-from modernbert_train.distributed.group import joined
+from modernbert_train.distributed.group import gather_from_all, joined
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = (8, 4 << 20, 256 << 20)  # bytes of a message
@@ -29,17 +30,34 @@ TIMEOUT_SECONDS = 120.0
 
 
 def values(rank: int, number: int, dtype: torch.dtype) -> Tensor:
-    """Return what a rank sends, on the host: integers from 0 to 15, other ones on each rank."""
-    return ((torch.arange(number) * 3 + 5 * rank) % 16).to(dtype)
+    """Return what a rank sends, on the host: integers from 0 to 60, other ones on each rank.
+
+    They repeat after 61, which divides no piece of a message, so the piece of another rank has other values.
+    """
+    return ((torch.arange(number, dtype=torch.int32) * 3 + 5 * rank) % 61).to(dtype)
 
 
 def cases(
-    rank: int, ranks: int, number: int, dtype: torch.dtype, device: torch.device
+    rank: int, ranks: int, number: int, dtype: torch.dtype, device: torch.device, half: dist.ProcessGroup
 ) -> dict[str, Callable[[], bool]]:
-    """Return each collective's name and a function that runs it and compares its result with the host's."""
+    """Return each collective's name and a function that runs it and compares its result with the host's.
+
+    Args:
+        rank: of this process.
+        ranks: of all.
+        number: of values that each rank sends.
+        dtype: of the values.
+        device: of this rank.
+        half: the group of that half of the ranks which this one is in.
+    """
     all_values = [values(each, number, dtype) for each in range(ranks)]
-    total = torch.stack([each.float() for each in all_values]).sum(0)
     mine, part = all_values[rank].to(device), number // ranks
+
+    def total(members: Sequence[int]) -> Tensor:
+        found = all_values[members[0]].float()
+        for each in members[1:]:
+            found = found + all_values[each].float()
+        return found
 
     def same(found: Tensor, expected: Tensor) -> bool:
         return torch.equal(found.float().cpu(), expected.float())
@@ -47,7 +65,12 @@ def cases(
     def all_reduce() -> bool:
         found = mine.clone()
         dist.all_reduce(found)
-        return same(found, total)
+        return same(found, total(range(ranks)))
+
+    def all_reduce_in_half() -> bool:
+        found = mine.clone()
+        dist.all_reduce(found, group=half)
+        return same(found, total(half_of(rank, ranks)))
 
     def all_gather() -> bool:
         found = mine.new_empty(number * ranks)
@@ -57,7 +80,7 @@ def cases(
     def reduce_scatter() -> bool:
         found = mine.new_empty(part)
         dist.reduce_scatter_tensor(found, mine[: part * ranks].contiguous())
-        return same(found, total[part * rank : part * (rank + 1)])
+        return same(found, total(range(ranks))[part * rank : part * (rank + 1)])
 
     def broadcast() -> bool:
         found = mine.clone()
@@ -69,43 +92,60 @@ def cases(
         dist.all_to_all_single(found, mine[: part * ranks].contiguous())
         return same(found, torch.cat([each[part * rank : part * (rank + 1)] for each in all_values]))
 
-    found = {"all_reduce": all_reduce, "all_gather": all_gather, "broadcast": broadcast}
+    found = {
+        "all_reduce": all_reduce,
+        "all_reduce in each half": all_reduce_in_half,
+        "all_gather": all_gather,
+        "broadcast": broadcast,
+    }
     return found | ({"reduce_scatter": reduce_scatter, "all_to_all": all_to_all} if part else {})
 
 
-def in_halves(rank: int, ranks: int, device: torch.device) -> bool:
-    """Return True if a sum within each half of the ranks is that half's."""
-    half = ranks // 2
-    members = [list(range(half)), list(range(half, ranks))]
-    groups = [dist.new_group(each) for each in members]
-    mine = int(rank >= half)
-    found = torch.full((1024,), float(rank + 1), device=device)
-    dist.all_reduce(found, group=groups[mine])
-    return bool((found.cpu() == sum(each + 1 for each in members[mine])).all())
+def half_of(rank: int, ranks: int) -> range:
+    """Return the ranks of that half which this one is in."""
+    return range(ranks // 2) if rank < ranks // 2 else range(ranks // 2, ranks)
+
+
+def barrier(rank: int, device: torch.device) -> bool:
+    """Return True if no rank left a barrier before the last one, which comes late, had come to it."""
+    if rank == 0:
+        time.sleep(0.2)
+    came = time.monotonic()  # of the machine, which all ranks are on
+    dist.barrier()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    times = gather_from_all((came, time.monotonic()))
+    return min(left for _, left in times) >= max(came for came, _ in times)
 
 
 def run_rank(sizes: Sequence[int]) -> int:
     """Run every case on this rank, with messages of so many bytes; 1 if one of any rank is wrong."""
     device = choose_device(ComputeConfig(device="auto"))
-    wrong = 0
+    wrong: list[str] = []
     with joined(device, TIMEOUT_SECONDS):
         rank, ranks = dist.get_rank(), dist.get_world_size()
+        halves = [dist.new_group([*half_of(each, ranks)]) for each in (0, ranks - 1)]  # every rank makes both
+        half = halves[rank not in half_of(0, ranks)]
+        assert isinstance(half, dist.ProcessGroup), "each rank is in one of the halves"
 
         def check(name: str, case: Callable[[], bool]) -> None:
-            nonlocal wrong
             bad = torch.tensor(float(not case()))
             dist.all_reduce(bad)  # over the CPU
-            wrong += int(bad)
+            name = f"{name} on {ranks} ranks"
+            if bad:
+                wrong.append(name)
             if rank == 0:
-                print(f"{'ok   ' if not bad else 'WRONG'} {name} on {ranks} ranks", flush=True)
+                print(f"{'WRONG' if bad else 'ok   '} {name}", flush=True)
 
         for size in sizes:
             for dtype in TYPES:
-                for name, case in cases(rank, ranks, size // dtype.itemsize, dtype, device).items():
+                number = size // dtype.itemsize
+                for name, case in cases(rank, ranks, number, dtype, device, half).items():
                     check(f"{name} of {size:,} bytes in {str(dtype).removeprefix('torch.')}", case)
-        check("all_reduce in each half", lambda: in_halves(rank, ranks, device))
-        dist.barrier()
-    return int(wrong > 0)
+        check("barrier", lambda: barrier(rank, device))
+        if wrong and rank == 0:
+            print(f"error: {len(wrong)} collectives are wrong, the first is {wrong[0]}", flush=True)
+    return int(bool(wrong))
 
 
 def main() -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -127,6 +128,7 @@ def main() -> int:
     ]
     if options.whole:
         whole = options.folder.with_name(f"{options.folder.name}-whole")
+        shutil.rmtree(whole, ignore_errors=True)  # of an earlier try
         code = Start([*options.command, f"name={whole.name}"]).end()
         mine, theirs = ([entry["loss"] for entry in records(each, "step")] for each in (options.folder, whole))
         if code != 0 or mine != theirs:

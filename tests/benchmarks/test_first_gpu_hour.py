@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import first_gpu_hour as hour
 from benchmarks import hour_numbers as read
+from benchmarks.collectives import TYPES, values
 from benchmarks.corpus import write_corpus
 from benchmarks.first_gpu_hour import FAILED, MARK, PASSED, SKIPPED, STOPPED, Running, do
 from benchmarks.hour_numbers import Wrong
@@ -229,13 +231,27 @@ def test_without_a_gpu_one_line_says_so(
 
 
 @pytest.mark.runs
-def test_collectives_are_held_against_sums_on_the_host() -> None:
+@pytest.mark.parametrize(("ranks", "number"), [(2, 25), (4, 23)])  # 2 values have no piece for each of 4 ranks
+def test_collectives_are_held_against_sums_on_the_host(ranks: int, number: int) -> None:
     """Over gloo here; the part of the hour runs them over NCCL."""
-    command = [sys.executable, "-m", "benchmarks.collectives", "--ranks", "2", "--bytes", "8", "4096"]
+    command = [sys.executable, "-m", "benchmarks.collectives", "--ranks", str(ranks), "--bytes", "8", "4096"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith(("ok ", "WRONG"))]
-    assert done.returncode == 0 and len(lines) == 21, done.stderr[-2000:]
+    assert done.returncode == 0 and len(lines) == number, done.stderr[-2000:]
     assert not any(line.startswith("WRONG") for line in lines)
+
+
+@pytest.mark.parametrize("size", [8, 4 << 20])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_no_two_ranks_expect_the_same_piece(size: int, dtype: torch.dtype) -> None:
+    """Else a piece that went to another rank would pass; and every sum is exact in bf16."""
+    number, ranks = size // dtype.itemsize, 2 if size == 8 else 4
+    sent = [values(rank, number, dtype) for rank in range(ranks)]
+    total = torch.stack([each.float() for each in sent]).sum(0)
+    assert torch.equal(total, total.to(dtype).float())
+    for each in (total, *sent):
+        pieces = each.view(ranks, -1)
+        assert len({tuple(piece[:64].tolist()) for piece in pieces}) == ranks
 
 
 def test_ranks_share_a_gpu_where_there_are_fewer() -> None:

@@ -21,7 +21,8 @@ pytestmark = [pytest.mark.runs, pytest.mark.timeout(3000)]
 # what holds numbers against their true values must fail on a device that computes none
 FAILS = {
     "doctor": "not usable: attention kernel varlen",
-    "shared-collectives": "exit code 1",
+    "shared-collectives": "collectives are wrong",
+    "shared-collectives-4": "collectives are wrong",
     "tuned-1024": "candidates",
     "tuned-8192": "candidates",
 }
@@ -32,6 +33,7 @@ MORE_GPUS = {"all-ddp", "all-fsdp2", "all-compiled", "all-fsdp2-compiled"} | {
 
 
 SHARED = ("shared-ddp", "shared-fsdp2", "shared-compiled", "shared-muon", "shared-hsdp", "shared-killed")
+COLLECTIVES = ("shared-collectives", "shared-collectives-4")
 
 
 def test_two_and_four_ranks_on_one_gpu(tmp_path: Path) -> None:
@@ -41,7 +43,7 @@ def test_two_and_four_ranks_on_one_gpu(tmp_path: Path) -> None:
         "NULL_DEVICES": "1", "NULL_DEVICE_GB": "200", "NULL_DEVICE_FAULTS": str(faults), "CUDA_VISIBLE_DEVICES": "0",
         "NULL_NCCL": str(tmp_path / "nccl"),
     }  # fmt: skip
-    parts = ("text", "one-varlen", "one-muon", "shared-collectives", *SHARED)
+    parts = ("text", "one-varlen", "one-muon", *COLLECTIVES, *SHARED)
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.first_gpu_hour", "--rehearse", "--out", str(out), "--only", *parts],
         cwd=ROOT,
@@ -51,8 +53,10 @@ def test_two_and_four_ranks_on_one_gpu(tmp_path: Path) -> None:
     )
     found = {part["name"]: part for part in json.loads((out / "summary.json").read_text())["parts"]}
     assert {name: found[name]["outcome"] for name in SHARED} == dict.fromkeys(SHARED, "passed"), done.stdout
-    assert found["shared-collectives"]["outcome"] == "failed" and found["shared-collectives"]["numbers"]["wrong"] > 0
-    for name in SHARED:
+    for name in COLLECTIVES:  # but a barrier, which is of the processes
+        assert found[name]["outcome"] == "failed" and FAILS[name] in found[name]["reason"], found[name]
+        assert found[name]["numbers"]["right"] == 1 and found[name]["numbers"]["wrong"] > 20
+    for name in (*COLLECTIVES, *SHARED):
         log = (out / f"parts/{name}.log").read_text()
         assert "compute on the same GPU" in log and "says nothing of speed" in log
     assert not faults.exists(), faults.read_text()
