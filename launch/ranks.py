@@ -37,7 +37,7 @@ from modernbert_train.distributed.fail_together import entry_text
 from modernbert_train.distributed.heartbeat import silence_limit
 from modernbert_train.distributed.launched import BEATS_FOLDER, STORE, note_blamed
 from modernbert_train.distributed.stop_signals import STOP_SIGNALS, handled_by, say, say_stopped
-from modernbert_train.errors import Halved, HangError, RunError, StoppedEarly
+from modernbert_train.errors import HangError, RunError, StartAgain, StoppedEarly
 
 ANSWER_SECONDS = 6.0  # once all ranks have ended, a launcher needs less, unless the store does not answer
 FROZEN_MARGIN_SECONDS = 5.0  # the ranks find a frozen one themselves, if others are left; only then the launcher does
@@ -82,7 +82,7 @@ def start_ranks(
             print(advice, file=sys.stderr)
         if message:
             print(f"error: {message}", file=sys.stderr, flush=True)
-        if code != Halved.exit_code or not message or asked:
+        if code != StartAgain.exit_code or not message or asked:
             return code
         if message == told:  # the rank that noted it sees another folder than rank 0
             return RunError.exit_code
@@ -191,9 +191,9 @@ def outcome(
     # who was asked from outside and takes too long is killed by the agent, and has saved with the others
     slow = signals.first is not None and heard is None
     obeyed = not wrong or (slow and all(f.exitcode == -signal.SIGKILL for f in wrong.values()))
-    halved = [f for f in failures.values() if f.exitcode == Halved.exit_code and f.error_file_data.get("timestamp")]
-    if halved and obeyed and signals.first is None:
-        return Halved.exit_code, str(halved[0].message)
+    again = [f for f in failures.values() if f.exitcode == StartAgain.exit_code and f.error_file_data.get("timestamp")]
+    if again and obeyed and signals.first is None:
+        return StartAgain.exit_code, str(again[0].message)
     if StoppedEarly.exit_code in codes and obeyed:
         return StoppedEarly.exit_code, ""
     if signals.first is not None and all(code in STOPPED for code in codes):

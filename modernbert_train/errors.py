@@ -60,10 +60,14 @@ class StoppedEarly(RunError):
     exit_code = 75
 
 
-class Halved(RunError):
-    """A microbatch that the run chose by itself did not fit. Half of it is noted, and the same command goes on."""
+class StartAgain(RunError):
+    """All ranks end, and the launcher starts them again: what they then do otherwise is in the run's folder."""
 
     exit_code = 75
+
+
+class Halved(StartAgain):
+    """A microbatch that the run chose by itself did not fit. Half of it is noted, and the same command goes on."""
 
 
 class OutOfMemory(RunError):

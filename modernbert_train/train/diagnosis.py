@@ -6,7 +6,9 @@ is finite, or weights are sharded, once more with a backward pass. Gradients flo
 into parameters, so nothing is reduced over ranks and each rank sees its own.
 
 It needs no more memory than a step. It runs eagerly, where a layer keeps about twice what a compiled one keeps for its
-backward pass; so the forward search keeps nothing, and the backward search recomputes each layer.
+backward pass; so the forward search keeps nothing, and the backward search recomputes each layer. Another program may
+still have taken the memory that the step had. The fault is then reported with its layer unknown. A rank with whole
+weights continues with the others; one with sharded weights has left them in the middle of a layer and decides alone.
 
 Shape legend: T packed tokens, M predicted positions.
 """
@@ -31,16 +33,15 @@ from modernbert_train.data.loader import StepBatch
 from modernbert_train.data.packing import Chunk
 from modernbert_train.data.planner import BatchPlan, Row
 from modernbert_train.distributed.compute import Compute
-from modernbert_train.distributed.group import gather_from_all, this_rank
-from modernbert_train.errors import UnstableRun
+from modernbert_train.distributed.group import gather_from_all, num_ranks, this_rank
 from modernbert_train.models.masked_lm import POSITIONS
 from modernbert_train.plan.halved import is_full
 from modernbert_train.train.adapters import ComposerObjective
-from modernbert_train.train.gradients import count_terms, counts_per_rank, key_dropout
+from modernbert_train.train.gradients import count_terms, key_dropout
 
 LOSS = "the loss"
 NOT_AGAIN = "nothing wrong when computed again, which points to the hardware"
-FULL = "somewhere: the search for its layer ran out of memory"
+FULL = "layer unknown: the search for it ran out of memory"
 _LISTED = 8  # documents and parameters named in a message; faults.jsonl has all
 
 
@@ -60,6 +61,18 @@ class Finding:
     chunks: list[Chunk]
 
 
+class LeftOthers(Exception):
+    """A rank with sharded weights ran out of memory in the search: the others wait in a layer that it has left.
+
+    Args:
+        findings: of this rank so far.
+    """
+
+    def __init__(self, findings: list[Finding]) -> None:
+        super().__init__(FULL)
+        self.findings = findings
+
+
 def find_non_finite(
     model: ComposerObjective, batch: StepBatch, compute: Compute, seed: int, step: int
 ) -> list[Finding]:
@@ -77,36 +90,34 @@ def find_non_finite(
         ran out of memory the finding says so in place of a module.
 
     Raises:
-        UnstableRun: a sharded model ran out of memory here: the other ranks wait in a layer that this one has left.
+        LeftOthers: weights are sharded over several ranks, and memory ran out here.
     """
     terms, compares = batch.plan.objective.terms, batch.plan.objective.compares
-    divisors = counts_per_rank(count_terms(batch.microbatches, terms), compute.device)
+    counts = gather_from_all(count_terms(batch.microbatches, terms))  # over the host, which needs no memory of a GPU
+    divisors = {term: max(1, sum(each[term] for each in counts)) / num_ranks() for term in terms}
+    sharded = num_ranks() > 1 and any(isinstance(parameter, DTensor) for parameter in model.model.parameters())
 
     def search(*, backward: bool) -> list[Finding]:
         findings, first = [], 0
         for number, part in enumerate(batch.microbatches):
             part_rows = batch.rows[first : first + part.num_rows]
             first += part.num_rows
-            moved = part.to(compute.device)
-            key_dropout(seed, step, number, compute.device)
+            watch = _Watch()
             try:
-                with _watched(model.model) as watch:
+                moved = part.to(compute.device)
+                key_dropout(seed, step, number, compute.device)
+                with _watched(model.model, watch):
                     _repeat(model, moved, compute, terms, divisors, watch, backward=backward, figures=compares)
+                if watch.found is not None:
+                    name, direction, tensor, before = watch.found
+                    chunks = _chunks_of(tensor, moved, part_rows, batch.plan, before)
+                    findings.append(Finding(number, f"{name}, {direction}", chunks))
             except RuntimeError as error:
                 if not is_full(error):
                     raise
-                findings.append(Finding(number, FULL, _chunks(batch, number)))
-                if any(isinstance(parameter, DTensor) for parameter in model.model.parameters()):
-                    raise UnstableRun(
-                        f"step {step + 1}: a loss or gradient is not finite, and the search for its layer ran out of "
-                        f"memory on rank {this_rank()} in microbatch {number}. The checkpoints are untouched. Lower "
-                        f"phases.{batch.plan.phase}.microbatch_tokens, and the same command finds it from the last one."
-                    ) from error
-                continue
-            if watch.found is not None:
-                name, direction, tensor, before = watch.found
-                chunks = _chunks_of(tensor, moved, part_rows, batch.plan, before)
-                findings.append(Finding(number, f"{name}, {direction}", chunks))
+                findings.append(Finding(number, f"{FULL}{watch.reached}", _chunks(batch, number)))
+                if sharded:
+                    raise LeftOthers(findings) from error
         return findings
 
     with torch.compiler.set_stance("force_eager"):
@@ -124,7 +135,7 @@ def _repeat(
     moved: Batch,
     compute: Compute,
     terms: Mapping[str, float],
-    divisors: Mapping[str, float | Tensor],
+    divisors: Mapping[str, float],
     watch: _Watch,
     *,
     backward: bool,
@@ -156,14 +167,18 @@ class _Watch:
     Attributes:
         found: module, direction, its output or the gradient of that; of a decoder, which is called for some positions
             at a time, how many it had been called for before.
+        source: the first output that has a gradient.
+        reached: " after MODULE, DIRECTION" of the last output or gradient seen; empty before the first.
     """
 
     def __init__(self) -> None:
         self.found: tuple[str, str, Tensor, int | None] | None = None
         self.source: Tensor | None = None
+        self.reached = ""
         self._decoded: Counter[str] = Counter()
 
     def note(self, name: str, direction: str, tensor: Tensor, before: int | None = None) -> None:
+        self.reached = f" after {name}, {direction}"
         if self.found is None and not _is_finite(tensor):
             self.found = (name, direction, tensor.detach(), before)
 
@@ -185,11 +200,10 @@ class _Watch:
 
 
 @contextmanager
-def _watched(model: nn.Module) -> Iterator[_Watch]:
-    watch = _Watch()
+def _watched(model: nn.Module, watch: _Watch) -> Iterator[None]:
     handles = [module.register_forward_hook(watch.hook(name)) for name, module in model.named_modules() if name]
     try:
-        yield watch
+        yield
     finally:
         for handle in handles:
             handle.remove()
@@ -231,7 +245,7 @@ def diagnose(
     step: int,
     fault: str,
     losses: list[float],
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], bool]:
     """What is wrong on which rank, with which documents, in which layer; every rank calls this and gets the same.
 
     Args:
@@ -242,23 +256,23 @@ def diagnose(
     Returns:
         JSON: `microbatches`, the ones concerned with rank, number, loss, place and documents (of a spike the one with
         the highest loss); `damaged_weights` and `damaged_gradients`, names of parameters, or of gradients that arose.
+        And whether this rank has left the others (see `LeftOthers`): then it alone has this, and all ranks must end.
     """
+    left = False
     named = [*model.model.named_parameters()]
     gradients = {name: _local(p.grad) for name, p in named if p.grad is not None}
-    damaged_weights = [name for name, p in named if not _is_finite(_local(p))]
-    damaged_gradients = [name for name, grad in gradients.items() if not _is_finite(grad)]
+    damaged_weights = _not_finite({name: _local(p) for name, p in named})
+    damaged_gradients = _not_finite(gradients)
     if fault == "spike":
         number = max(range(len(losses)), key=losses.__getitem__)
-        largest = max(gradients, key=lambda name: gradients[name].norm().item())
-        findings = [Finding(number, f"largest gradient in {largest}", _chunks(batch, number))]
+        findings = [Finding(number, _largest(gradients), _chunks(batch, number))]
     else:
-        numbers = [number for number, loss in enumerate(losses) if not math.isfinite(loss)]
-        findings = [
-            found
-            for found in find_non_finite(model, batch, compute, seed, step)
-            if found.place != FULL or found.microbatch in numbers or not numbers  # a loss says which one it is
-        ]
+        try:
+            findings = find_non_finite(model, batch, compute, seed, step)
+        except LeftOthers as error:
+            findings, left = error.findings, True
         if not findings:
+            numbers = [number for number, loss in enumerate(losses) if not math.isfinite(loss)]
             place = f"{NOT_AGAIN} of {socket.gethostname()}"
             findings = [Finding(number, place, _chunks(batch, number)) for number in numbers]
     mine = [
@@ -271,15 +285,45 @@ def diagnose(
         }
         for found in findings
     ]
-    ranks = gather_from_all((mine, damaged_weights, damaged_gradients))
+    own = (mine, damaged_weights, damaged_gradients)
+    ranks = [own] if left else gather_from_all(own)
     microbatches = [each for one, _, _ in ranks for each in one]
     if fault == "spike":
         microbatches = [max(microbatches, key=lambda each: each["loss"])]
-    return {
-        "microbatches": microbatches,
+    # where memory ran out in a microbatch of a finite loss, nothing may be wrong with it: another may be known
+    known = [each for each in microbatches if isinstance(each["loss"], str) or not each["place"].startswith(FULL)]
+    diagnosis = {
+        "microbatches": known or microbatches,
         "damaged_weights": list(dict.fromkeys(name for _, names, _ in ranks for name in names)),
         "damaged_gradients": list(dict.fromkeys(name for _, _, names in ranks for name in names)),
     }
+    return diagnosis, left
+
+
+def _not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Names of tensors that are not finite, as far as memory allows; the search runs out of it next, and reports it."""
+    found = []
+    with _out_of_memory_ignored():
+        for name, tensor in tensors.items():
+            if not _is_finite(tensor):
+                found.append(name)
+    return found
+
+
+def _largest(gradients: Mapping[str, Tensor]) -> str:
+    """Which gradient has the largest norm, as the place of a finding."""
+    with _out_of_memory_ignored():
+        return f"largest gradient in {max(gradients, key=lambda name: gradients[name].norm().item())}"
+    return "largest gradient unknown: no memory to compare them"
+
+
+@contextmanager
+def _out_of_memory_ignored() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_full(error):
+            raise
 
 
 def hardware_at_fault(microbatches: Sequence[dict[str, Any]]) -> tuple[int, str] | None:

@@ -26,7 +26,7 @@ from modernbert_train.data.loader import StepBatch
 from modernbert_train.data.mixture import TokenStreams
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.group import on_rank_zero
-from modernbert_train.errors import UnstableRun
+from modernbert_train.errors import StartAgain, UnstableRun
 from modernbert_train.report.progress import Progress
 from modernbert_train.train.adapters import ComposerObjective
 from modernbert_train.train.diagnosis import as_json, describe, diagnose, hardware_at_fault
@@ -109,6 +109,7 @@ class Guard:
 
         Raises:
             UnstableRun: the run ends here.
+            StartAgain: this rank decided alone (diagnosis.LeftOthers); the next start does as it decided.
         """
         plan = batch.plan
         entry = self._decided.get((step, plan.tokens_before))
@@ -176,7 +177,8 @@ class Guard:
         losses = microbatch_losses(batch.plan.objective.terms, parts)
         if self._compute.bf16:
             entry["precision"] = "bf16"
-        entry |= diagnose(self._model, batch, self._compute, self._seed, step - 1, entry["fault"], losses)
+        diagnosis, left = diagnose(self._model, batch, self._compute, self._seed, step - 1, entry["fault"], losses)
+        entry |= diagnosis
         for chunk in (chunk for each in entry["microbatches"] for chunk in each["documents"]):
             chunk["stream"] = self._streams.stream_of(chunk["document"])
         if entry["fault"] == "spike":
@@ -187,12 +189,16 @@ class Guard:
         if refusal := why_stop(self._settings, entry["action"], done=done, damaged_weights=damaged):
             reason, entry["action"] = refusal, "stop"
         elif entry["action"] == "roll_back":
-            target = self._find_target(entry)
+            target = self._newest_target(entry) if left else self._find_target(entry)
             if target is None:
                 reason, entry["action"] = "there is no checkpoint of this phase to go back to", "stop"
             else:
                 entry["to"] = target.folder.name
-        on_rank_zero(partial(self._folder.record_fault, entry))
+        record = partial(self._folder.record_fault, entry)
+        if left:  # rank 0 waits in the search, where no other collective reaches it
+            record()
+        else:
+            on_rank_zero(record)
         text = f"{describe(entry)}; {reason}"
         if entry["action"] == "stop":
             rounding = (
@@ -207,6 +213,11 @@ class Guard:
             )
             unstable.at_fault = hardware_at_fault(entry["microbatches"])
             raise unstable
+        if left:
+            raise StartAgain(
+                f"{text}. The other ranks wait in the search, so all start again from the last checkpoint and do so at "
+                f"this step; see {self._folder.faults}"
+            )
         self._progress.line(f"warning: {text}; see {self._folder.faults}")
         return target
 
@@ -223,9 +234,17 @@ class Guard:
         self._settle()
         if name is not None:
             return on_rank_zero(lambda: find_target_again(clock, checkpoints, name=name, tokens_before=tokens))
-        settings, fault, step = self._settings, entry["fault"], entry["step"]
-        return on_rank_zero(
-            lambda: find_target(settings, clock, checkpoints, fault=fault, step=step, tokens_before=tokens)
+        return on_rank_zero(partial(self._newest_target, entry))
+
+    def _newest_target(self, entry: dict[str, Any]) -> Checkpoint | None:
+        """The newest checkpoint to go back to, as this rank sees the run's folder."""
+        return find_target(
+            self._settings,
+            self._clock,
+            self._folder.checkpoints,
+            fault=entry["fault"],
+            step=entry["step"],
+            tokens_before=entry["tokens_before"],
         )
 
     def roll_back(self, target: Checkpoint, optimizer: Optimizer, phase: str) -> None:

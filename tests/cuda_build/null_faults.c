@@ -14,8 +14,9 @@
  *   unconnected   the host stays in ncclCommInitRank, which waits for ever
  *   raise         the program raises a RuntimeError in its main thread
  *   nan           the first of the numbers that are summed is NaN, and so is the next float that the host reads
+ *   search        `nan` and `memory` together: the search for the layer finds no memory
  *
- * The last two, and `memory`, come where the numbers of a step are summed, behind its backward pass.
+ * The last three, and `memory`, come where the numbers of a step are summed, behind its backward pass.
  */
 static const char *fault_of_this_rank(void) {
   static char mine[32];
@@ -46,13 +47,21 @@ static void then(int (*what)(void *)) {
   ((int (*)(int (*)(void *), void *))dlsym(RTLD_DEFAULT, "Py_AddPendingCall"))(what, 0);
 }
 static int hangs_next; /* behind the collective: torch has noted the start of this one before */
-static void fault_in_collective(Comm *comm, size_t n, ncclDataType_t type) {
+/* whether these are the numbers of a step: some of them were copied from the host. A sharded optimizer sums fp64 too */
+static int are_sums_of_step(const void *send, size_t n, ncclDataType_t type) {
+  char data[SMALL], known[SMALL] = {0};
+  if (n < 2 || n * sizeof(double) > SMALL || type != ncclFloat64 || !send)
+    return 0;
+  overlay(send, n * sizeof(double), data, known);
+  return memchr(known, 1, sizeof known) != 0;
+}
+static void fault_in_collective(Comm *comm, const void *send, size_t n, ncclDataType_t type) {
   static int there;
-  int sums_of_step = n > 1 && type == ncclFloat64;
   char *when = getenv("NULL_FAULT_WHEN"), *seconds_ = getenv("NULL_FAULT_SECONDS");
   if (there || !*fault_of_this_rank() || !when || access(when, F_OK))
     return;
-  if ((fault_is("memory") || fault_is("raise") || fault_is("nan")) && !sums_of_step)
+  int takes_memory = fault_is("memory") || fault_is("search"), gives_nan = fault_is("nan") || fault_is("search");
+  if ((takes_memory || gives_nan || fault_is("raise")) && !are_sums_of_step(send, n, type))
     return;
   there = 1;
   if (fault_is("kill") || fault_is("stop"))
@@ -65,12 +74,12 @@ static void fault_in_collective(Comm *comm, size_t n, ncclDataType_t type) {
   hangs_next = fault_is("gpu");
   if (fault_is("ecc"))
     null_device_error(cudaErrorECCUncorrectable);
-  no_memory = fault_is("memory");
-  if (fault_is("memory"))
+  no_memory = takes_memory;
+  if (takes_memory)
     then(emptied);
   if (fault_is("raise"))
     then(raised);
-  nan_next = nan_read = fault_is("nan");
+  nan_next = nan_read = gives_nan;
   if (fault_is("remote"))
     null_device_nccl_error(ncclRemoteError);
   if (fault_is("network") && comm->meeting)

@@ -365,7 +365,7 @@ static ncclResult_t collective(int kind, const void *send, void *recv, size_t n,
   Comm *comm = (Comm *)on;
   Stream *s = st(stream);
   touch(KINDS[kind]);
-  fault_in_collective(comm, n, t);
+  fault_in_collective(comm, send, n, t);
   Call *c = calloc(1, sizeof *c);
   *c = (Call){.comm = comm, .number = ++comm->calls, .kind = kind, .root = root, .refs = 1, .type = t, .how = how,
               .count = n};
@@ -436,7 +436,7 @@ static ncclResult_t message(int receives, const void *at, size_t n, ncclDataType
   if (group.open && (group.open->comm != comm || group.on != s))
     end_exchange();
   if (!group.open) {
-    fault_in_collective(comm, n, t);
+    fault_in_collective(comm, 0, n, t);
     group.open = calloc(1, sizeof *group.open);
     *group.open = (Call){.comm = comm, .kind = EXCHANGE, .refs = 1, .what = "sends and receives"};
     group.on = s;
