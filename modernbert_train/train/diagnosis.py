@@ -37,7 +37,7 @@ from modernbert_train.distributed.group import gather_from_all, num_ranks, this_
 from modernbert_train.models.masked_lm import POSITIONS
 from modernbert_train.plan.halved import is_full
 from modernbert_train.train.adapters import ComposerObjective
-from modernbert_train.train.gradients import count_terms, key_dropout
+from modernbert_train.train.gradients import count_terms, counts_per_rank, key_dropout
 
 LOSS = "the loss"
 NOT_AGAIN = "nothing wrong when computed again, which points to the hardware"
@@ -93,8 +93,8 @@ def find_non_finite(
         LeftOthers: weights are sharded over several ranks, and memory ran out here.
     """
     terms, compares = batch.plan.objective.terms, batch.plan.objective.compares
-    counts = gather_from_all(count_terms(batch.microbatches, terms))  # over the host, which needs no memory of a GPU
-    divisors = {term: max(1, sum(each[term] for each in counts)) / num_ranks() for term in terms}
+    counts = count_terms(batch.microbatches, terms)
+    divisors = counts_per_rank(counts, torch.device("cpu"))  # over the host, which needs no memory of a GPU
     sharded = num_ranks() > 1 and any(isinstance(parameter, DTensor) for parameter in model.model.parameters())
 
     def search(*, backward: bool) -> list[Finding]:
@@ -135,7 +135,7 @@ def _repeat(
     moved: Batch,
     compute: Compute,
     terms: Mapping[str, float],
-    divisors: Mapping[str, float],
+    divisors: Mapping[str, float | Tensor],
     watch: _Watch,
     *,
     backward: bool,

@@ -136,10 +136,10 @@ def test_torch_finds_nothing_wrong_with_the_operator(installed: Any, before: int
     """Its schema, its fake kernel, and its gradient under AOTAutograd, with sizes that change too."""
     q, k, v = torch.randn(40, 3, 2, 16).requires_grad_().unbind(1)
     ends = torch.tensor([0, 1, 25, 40, 40], dtype=torch.int32)
-    torch.library.opcheck(flash4._attention, (q, k, v, ends, 24, before, after, False))
-    out, lse = flash4._attention(q, k, v, ends, 24, before, after, True)
+    torch.library.opcheck(flash4._attention, (q, k, v, ends, 24, before, after))
+    out, lse = flash4._attention(q, k, v, ends, 24, before, after)
     given = [each.detach() for each in (torch.randn_like(out), q, k, v, out, lse)]
-    torch.library.opcheck(flash4._gradients, (*given, ends, 24, before, after, True))
+    torch.library.opcheck(flash4._gradients, (*given, ends, 24, before, after))
 
 
 @pytest.mark.runs

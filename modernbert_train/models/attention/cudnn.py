@@ -15,7 +15,6 @@ Shape legend: T packed tokens, S sequences (padded), N heads, H head width.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from torch import Tensor
 from modernbert_train.batch import Order, Packed
 from modernbert_train.config.model import CUDNN_HEADS, Bias
 from modernbert_train.models.attention import varlen
+from modernbert_train.models.attention.operator import operator
 from modernbert_train.models.attention.visible import ScoreBias, Visible
 
 MIN_CUDNN = 92_500  # 9.25.0
@@ -101,13 +101,12 @@ def attend(
     assert bias is None, "asked for without support()"
     assert q_TNH.shape[-1] in CUDNN_HEADS, "the check of the configuration refuses these heads"
     whole = layout.whole
-    out_TNH, _ = _attention(q_TNH, k_TNH, v_TNH, whole.cu_seqlens_S, whole.longest, visible.order == "causal")
+    out_TNH, _ = _attention(q_TNH, k_TNH, v_TNH, whole.cu_seqlens_S, whole.longest, *visible.sides(window))
     return out_TNH
 
 
-@torch.library.custom_op("modernbert_train::cudnn_attention", mutates_args=())
-def _attention(
-    q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, cu_seqlens_S: Tensor, longest: int, causal: bool
+def _forward(
+    q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, cu_seqlens_S: Tensor, longest: int, before: int, after: int
 ) -> tuple[Tensor, Tensor]:
     # cuDNN's offsets have 32 bits, and torch checks them only from 2.15 on
     assert len(q_TNH) * max(x.stride(0) for x in (q_TNH, k_TNH, v_TNH)) < 1 << 31, "too many tokens for cuDNN at once"
@@ -122,21 +121,13 @@ def _attention(
         max_k=longest,
         compute_log_sumexp=True,
         dropout_p=0.0,
-        is_causal=causal,
+        is_causal=varlen.is_causal(before, after),
         return_debug_mask=False,
     )
     return out_TNH, lse_NT
 
 
-@_attention.register_fake
-def _(
-    q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, cu_seqlens_S: Tensor, longest: int, causal: bool
-) -> tuple[Tensor, Tensor]:
-    return varlen.shapes(q_TNH)
-
-
-@torch.library.custom_op("modernbert_train::cudnn_attention_backward", mutates_args=())
-def _gradients(
+def _backward(
     grad_TNH: Tensor,
     q_TNH: Tensor,
     k_TNH: Tensor,
@@ -145,11 +136,12 @@ def _gradients(
     lse_NT: Tensor,
     cu_seqlens_S: Tensor,
     longest: int,
-    causal: bool,
+    before: int,
+    after: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     unused = torch.empty((), dtype=torch.int64, device=q_TNH.device)  # random state, only read with dropout
     found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._cudnn_attention_backward(
-        grad_out=grad_TNH.contiguous(),  # another layout faults before torch 2.15 (pull request 194818)
+        grad_out=grad_TNH,  # contiguous: another layout faults before torch 2.15 (pull request 194818)
         query=q_TNH,
         key=k_TNH,
         value=v_TNH,
@@ -163,36 +155,12 @@ def _gradients(
         max_q=longest,
         max_k=longest,
         dropout_p=0.0,
-        is_causal=causal,
+        is_causal=varlen.is_causal(before, after),
     )
     return found
 
 
-@_gradients.register_fake
-def _(
-    grad_TNH: Tensor,
-    q_TNH: Tensor,
-    k_TNH: Tensor,
-    v_TNH: Tensor,
-    out_TNH: Tensor,
-    lse_NT: Tensor,
-    cu_seqlens_S: Tensor,
-    longest: int,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return varlen.gradient_shapes(q_TNH, k_TNH, v_TNH)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q_TNH, k_TNH, v_TNH, cu_seqlens_S, ctx.longest, ctx.causal = inputs
-    ctx.save_for_backward(q_TNH, k_TNH, v_TNH, *output, cu_seqlens_S)
-
-
-def _backward(ctx: Any, grad_TNH: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    return (*_gradients(grad_TNH, *ctx.saved_tensors, ctx.longest, ctx.causal), None, None, None)
-
-
-_attention.register_autograd(_backward, setup_context=_save)
+_attention, _gradients = operator("cudnn_attention", _forward, _backward)
 
 
 def backend(device: torch.device, dtype: torch.dtype) -> str:

@@ -1,9 +1,9 @@
 """FlashAttention-4 (package flash-attn-4) as one custom operator: Hopper and later, bf16 or fp16.
 
-torch.compile cannot trace the package's own function, which would break the graph of every compiled layer. A custom
-operator with a fake kernel and a backward operator is one node of that graph. The package compiles its kernels on first
-use, without a C compiler. Each kind of call is compared with attention written out before it is used in a process,
-since earlier releases returned wrong gradients without an error.
+torch.compile cannot trace the package's own function, which would break the graph of every compiled layer; an operator
+of ours is one node of that graph, see operator.py. The package compiles its kernels on first use, without a C compiler.
+Each kind of call is compared with attention written out before it is used in a process, since earlier releases returned
+wrong gradients without an error.
 
 Shape legend: T packed tokens, S sequences (padded), N heads, H head width.
 """
@@ -25,6 +25,7 @@ from modernbert_train.config.packages import FLASH_4_INSTALL, flash_4_refusal, i
 from modernbert_train.core.files import reason_of
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.attention import varlen
+from modernbert_train.models.attention.operator import operator
 from modernbert_train.models.attention.visible import Visible
 from modernbert_train.models.attention.written_out import LENGTHS, TOLERANCES, differences, small_batch, written_out
 
@@ -46,8 +47,7 @@ def prepare(packed: Packed, visible: Visible) -> Layout:
 def attend(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: bool) -> Tensor:
     """See `Kernel.attend`. Both ends of the window are included, as in `sdpa`."""
     before, after = layout.visible.sides(window)
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    out_TNH, _ = _attention(q_TNH, k_TNH, v_TNH, layout.cu_seqlens_S, layout.longest, before, after, deterministic)
+    out_TNH, _ = _attention(q_TNH, k_TNH, v_TNH, layout.cu_seqlens_S, layout.longest, before, after)
     return out_TNH
 
 
@@ -118,9 +118,8 @@ def _backward(
     longest: int,
     before: int,
     after: int,
-    deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    # ours, contiguous as the fake kernel says; the package's own follow the strides of q, or of its copy
+    # ours, since the package's own follow the strides of q, or of its copy
     dq_TNH, dk_TNH, dv_TNH = (q_TNH.new_empty(q_TNH.shape) for _ in range(3))
     load()[1](
         q=q_TNH,
@@ -132,7 +131,7 @@ def _backward(
         dq=dq_TNH,
         dk=dk_TNH,
         dv=dv_TNH,
-        deterministic=deterministic,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
         **_options(cu_seqlens_S, longest, before, after),
     )
     return dq_TNH, dk_TNH, dv_TNH
@@ -149,7 +148,7 @@ def _prove(
         dtype: of q, k and v.
         width: of a head.
         before, after: tokens visible on each side; -1 for all.
-        deterministic: True to compare the deterministic backward pass.
+        deterministic: whether the process asks for deterministic algorithms; part of the cache's key alone.
         many: True for more than 256 sequences.
 
     Raises:
@@ -168,7 +167,7 @@ def _prove(
     )
     try:
         out_TNH, lse_NT = _forward(q_TNH, k_TNH, v_TNH, *where)
-        grads = _backward(grad_TNH.contiguous(), q_TNH, k_TNH, v_TNH, out_TNH, lse_NT, *where, deterministic)
+        grads = _backward(grad_TNH.contiguous(), q_TNH, k_TNH, v_TNH, out_TNH, lse_NT, *where)
     except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise  # the device's, not the package's
     except Exception as error:
@@ -185,81 +184,12 @@ def _prove(
     log.info("%s: relative errors of %s, compared with fp64", who, numbers)
 
 
-@torch.library.custom_op("modernbert_train::flash_attention_4", mutates_args=())
-def _attention(
-    q_TNH: Tensor,
-    k_TNH: Tensor,
-    v_TNH: Tensor,
-    cu_seqlens_S: Tensor,
-    longest: int,
-    before: int,
-    after: int,
-    deterministic: bool,
+def _forward_proved(
+    q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, cu_seqlens_S: Tensor, longest: int, before: int, after: int
 ) -> tuple[Tensor, Tensor]:
-    many = len(cu_seqlens_S) - 1 > _MANY
+    deterministic, many = torch.are_deterministic_algorithms_enabled(), len(cu_seqlens_S) - 1 > _MANY
     _prove(q_TNH.device, q_TNH.dtype, q_TNH.shape[-1], before, after, deterministic, many)
     return _forward(q_TNH, k_TNH, v_TNH, cu_seqlens_S, longest, before, after)
 
 
-@_attention.register_fake
-def _(
-    q_TNH: Tensor,
-    k_TNH: Tensor,
-    v_TNH: Tensor,
-    cu_seqlens_S: Tensor,
-    longest: int,
-    before: int,
-    after: int,
-    deterministic: bool,
-) -> tuple[Tensor, Tensor]:
-    tokens, heads, _ = q_TNH.shape
-    return q_TNH.new_empty(q_TNH.shape), q_TNH.new_empty((heads, tokens), dtype=torch.float32)
-
-
-@torch.library.custom_op("modernbert_train::flash_attention_4_backward", mutates_args=())
-def _gradients(
-    grad_TNH: Tensor,
-    q_TNH: Tensor,
-    k_TNH: Tensor,
-    v_TNH: Tensor,
-    out_TNH: Tensor,
-    lse_NT: Tensor,
-    cu_seqlens_S: Tensor,
-    longest: int,
-    before: int,
-    after: int,
-    deterministic: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _backward(
-        grad_TNH, q_TNH, k_TNH, v_TNH, out_TNH, lse_NT, cu_seqlens_S, longest, before, after, deterministic
-    )
-
-
-@_gradients.register_fake
-def _(
-    grad_TNH: Tensor,
-    q_TNH: Tensor,
-    k_TNH: Tensor,
-    v_TNH: Tensor,
-    out_TNH: Tensor,
-    lse_NT: Tensor,
-    cu_seqlens_S: Tensor,
-    longest: int,
-    before: int,
-    after: int,
-    deterministic: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return tuple(q_TNH.new_empty(q_TNH.shape) for _ in range(3))  # type: ignore[return-value]
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q_TNH, k_TNH, v_TNH, cu_seqlens_S, *ctx.numbers = inputs
-    ctx.save_for_backward(q_TNH, k_TNH, v_TNH, *output, cu_seqlens_S)
-
-
-def _through(ctx: Any, grad_TNH: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    found = _gradients(grad_TNH.contiguous(), *ctx.saved_tensors, *ctx.numbers)
-    return (*found, None, None, None, None, None)
-
-
-_attention.register_autograd(_through, setup_context=_save)
+_attention, _gradients = operator("flash_attention_4", _forward_proved, _backward)

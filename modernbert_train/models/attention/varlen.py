@@ -3,7 +3,7 @@
 `torch.nn.attention.varlen_attn` picks FlashAttention or cuDNN by itself, and by another rule in each release: up to
 2.13 it never picks cuDNN, 2.14 picks it on Hopper and Blackwell whatever SDPA's switches say, 2.15 follows those
 switches, which belong to the whole process. So the operators below call torch's flash functions by name, the same on
-every torch from 2.11 on. They have fake kernels, so a compiled layer stays one graph.
+every torch from 2.11 on.
 
 `flash` may have switched torch to FlashAttention-3. The switch replaces these functions in torch's dispatcher, so this
 kernel then calls the third version too, in the whole process.
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch._dynamo
@@ -25,6 +24,7 @@ from torch.nn import attention as torch_attention
 from modernbert_train.batch import Order, Packed
 from modernbert_train.config.model import Bias
 from modernbert_train.core.versions import OLDEST, TESTED
+from modernbert_train.models.attention.operator import operator
 from modernbert_train.models.attention.visible import ScoreBias, Visible
 
 name = "varlen"
@@ -147,8 +147,7 @@ def attend(
     return out_TNH
 
 
-@torch.library.custom_op("modernbert_train::varlen_attention", mutates_args=())
-def _attention(
+def _forward(
     q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, cu_seqlens_S: Tensor, longest: int, before: int, after: int
 ) -> tuple[Tensor, Tensor]:
     out_TNH, lse_NT, *_ = torch.ops.aten._flash_attention_forward(
@@ -160,7 +159,7 @@ def _attention(
         max_q=longest,
         max_k=longest,
         dropout_p=0.0,
-        is_causal=_is_causal(before, after),
+        is_causal=is_causal(before, after),
         return_debug_mask=False,
         window_size_left=before,
         window_size_right=after,
@@ -168,15 +167,7 @@ def _attention(
     return out_TNH, lse_NT
 
 
-@_attention.register_fake
-def _(
-    q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, cu_seqlens_S: Tensor, longest: int, before: int, after: int
-) -> tuple[Tensor, Tensor]:
-    return shapes(q_TNH)
-
-
-@torch.library.custom_op("modernbert_train::varlen_attention_backward", mutates_args=())
-def _gradients(
+def _backward(
     grad_TNH: Tensor,
     q_TNH: Tensor,
     k_TNH: Tensor,
@@ -202,7 +193,7 @@ def _gradients(
         max_q=longest,
         max_k=longest,
         dropout_p=0.0,
-        is_causal=_is_causal(before, after),
+        is_causal=is_causal(before, after),
         rng_state=random_state,
         unused=random_state,
         window_size_left=before,
@@ -211,46 +202,9 @@ def _gradients(
     return found
 
 
-@_gradients.register_fake
-def _(
-    grad_TNH: Tensor,
-    q_TNH: Tensor,
-    k_TNH: Tensor,
-    v_TNH: Tensor,
-    out_TNH: Tensor,
-    lse_NT: Tensor,
-    cu_seqlens_S: Tensor,
-    longest: int,
-    before: int,
-    after: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return gradient_shapes(q_TNH, k_TNH, v_TNH)
-
-
-def shapes(q_TNH: Tensor) -> tuple[Tensor, Tensor]:
-    """Return an output and its log-sum-exp, without values."""
-    tokens, heads, _ = q_TNH.shape
-    return torch.empty_like(q_TNH), q_TNH.new_empty((heads, tokens), dtype=torch.float32)
-
-
-def gradient_shapes(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the three gradients, without values."""
-    return torch.empty_like(q_TNH), torch.empty_like(k_TNH), torch.empty_like(v_TNH)
-
-
-def _is_causal(before: int, after: int) -> bool:
+def is_causal(before: int, after: int) -> bool:
     """True for plain causal attention, for which FlashAttention has a separate kernel."""
     return before < 0 and after == 0
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q_TNH, k_TNH, v_TNH, cu_seqlens_S, ctx.longest, ctx.before, ctx.after = inputs
-    ctx.save_for_backward(q_TNH, k_TNH, v_TNH, *output, cu_seqlens_S)
-
-
-def _backward(ctx: Any, grad_TNH: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    found = _gradients(grad_TNH, *ctx.saved_tensors, ctx.longest, ctx.before, ctx.after)
-    return (*found, None, None, None, None)
-
-
-_attention.register_autograd(_backward, setup_context=_save)
+_attention, _gradients = operator("varlen_attention", _forward, _backward)
