@@ -14,20 +14,17 @@ _SIOCGIFADDR = 0x8915  # asks Linux for the address of a network interface
 
 
 def local_address(host: str, port: int) -> str:
-    """The address of this machine on its way to another; no packet is sent.
-
-    Raises:
-        TimeoutError: the host has no address, or there is no way to it.
-    """
-    with os_errors_as(TimeoutError, host):
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)
-            return str(probe.getsockname()[0])
+    """Return the address of this machine on its way to another, see `_way`."""
+    return _way(host, port)[0]
 
 
 def reached_at(host: str, port: int) -> str:
-    """Return the address by which this machine reaches another; no packet is sent.
+    """Return the address by which this machine reaches another, see `_way`."""
+    return _way(host, port)[1]
+
+
+def _way(host: str, port: int) -> tuple[str, str]:
+    """Return the addresses of both ends of a connection to a host; no packet is sent.
 
     Raises:
         TimeoutError: the host has no address, or there is no way to it.
@@ -36,7 +33,7 @@ def reached_at(host: str, port: int) -> str:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
             probe.connect(address)
-            return str(probe.getpeername()[0])
+            return str(probe.getsockname()[0]), str(probe.getpeername()[0])
 
 
 def is_loopback(address: str) -> bool:

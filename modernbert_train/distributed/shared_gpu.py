@@ -16,6 +16,7 @@ from typing import Any
 from modernbert_train.errors import ConfigError
 
 HOST_ID, ENABLE = "NCCL_HOSTID", "NCCL_MULTI_RANK_GPU_ENABLE"
+SHARED = "shared"  # the value of HOST_ID that messages and pages give
 ENABLED_FROM = (2, 30)  # of NCCL: earlier ones do not read ENABLE
 _WORTH = (
     "That proves collectives, their order and types, saves and resumes; it says nothing of speed, of overlap, or of "
@@ -38,7 +39,7 @@ def gpu_of_rank(local_rank: int, gpus: int, environment: Mapping[str, str]) -> i
         raise ConfigError(
             f"LOCAL_RANK={local_rank}: this machine shows {gpus} GPUs, and every rank needs one of its own. Start "
             f"{gpus} ranks on it (`launch ... --ranks {gpus}`), or show it more with CUDA_VISIBLE_DEVICES. To try "
-            f"more ranks than GPUs, set {HOST_ID}=shared."
+            f"more ranks than GPUs, set {HOST_ID}={SHARED}."
         )
     return local_rank % gpus if gpus > 1 else 0  # two ranks on one GPU are refused when they join
 
@@ -60,8 +61,11 @@ def claim_gpu(store: Any, rank: int, gpu: str, nccl_version: Callable[[], Sequen
     mine = f"rank {rank} on {socket.gethostname()}"
     first = store.compare_set(f"gpu/{gpu}", "", mine).decode()
     given = os.environ.get(HOST_ID)
-    if given:  # with the host's own name, or two machines would be one host to NCCL
-        os.environ[HOST_ID] = "-".join([given, socket.gethostname(), *([] if first == mine else [str(rank)])])
+    if given:
+        # `shared` is set alike on all machines, which must not be one host to NCCL. Another value is the user's own
+        # name of a host, as for containers of one machine, and is kept where no GPU is shared.
+        host = f"{given}-{socket.gethostname()}" if given == SHARED else given
+        os.environ[HOST_ID] = host if first == mine else f"{host}-{rank}"
     if first == mine:
         return
     here = f"{mine} and {first} compute on the same GPU ({gpu})"
@@ -69,13 +73,13 @@ def claim_gpu(store: Any, rank: int, gpu: str, nccl_version: Callable[[], Sequen
         raise ConfigError(
             f"{here}, and every rank needs one of its own. Start as many ranks on each machine as it shows GPUs, and "
             "look at CUDA_VISIBLE_DEVICES: a launcher that shows each rank one GPU must show each another one. To "
-            f"share a GPU all the same, for a trial of the collectives, set {HOST_ID}=shared."
+            f"share a GPU all the same, for a trial of the collectives, set {HOST_ID}={SHARED}."
         )
     if not given and tuple(version := nccl_version())[:2] < ENABLED_FROM:
         found = ".".join(map(str, version))
         raise ConfigError(
             f"{here}, and {ENABLE}=1 is read from NCCL {'.'.join(map(str, ENABLED_FROM))} on; this is {found}. Set "
-            f"{HOST_ID}=shared instead, which every NCCL takes."
+            f"{HOST_ID}={SHARED} instead, which every NCCL takes."
         )
     if store.compare_set("gpu-shared", "", mine).decode() == mine:
         print(f"warning: {here}, as asked for. {_WORTH}", file=sys.stderr, flush=True)

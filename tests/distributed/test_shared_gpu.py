@@ -45,6 +45,16 @@ def test_a_host_identity_lets_ranks_share_and_is_warned_of_once(
     assert said.count("warning: ") == 1 and "says nothing of speed" in said
 
 
+def test_a_name_of_a_host_that_the_user_gave_is_kept_for_ranks_with_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers of one machine have different names, and are given one so that NCCL uses NVLink between them."""
+    assert claims(monkeypatch, NCCL_HOSTID="rack3") == ["rack3", "rack3-1", "rack3-2"]
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    for rank in range(2):
+        monkeypatch.setenv(HOST_ID, "rack3")
+        claim_gpu(store, rank, f"GPU-{rank}", lambda: (2, 29, 7))
+        assert os.environ[HOST_ID] == "rack3"
+
+
 def test_the_switch_of_nccl_is_taken_from_the_version_that_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"NCCL_MULTI_RANK_GPU_ENABLE=1 is read from NCCL 2\.30 on; this is 2\.29\.7"):
         claims(monkeypatch, NCCL_MULTI_RANK_GPU_ENABLE="1")
