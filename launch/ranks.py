@@ -110,6 +110,8 @@ def _start_once(
             with rendezvous(topology, run_id, rendezvous_seconds, signals.leaving) as meeting:
                 frozen.holds_store = meeting.holds_store
                 os.environ[STORE] = str(meeting.place["rdzv_endpoint"])
+                if meeting.interface is not None:
+                    os.environ.setdefault("GLOO_SOCKET_IFNAME", meeting.interface)
                 config = LaunchConfig(
                     min_nodes=topology.nodes,
                     max_nodes=topology.nodes,

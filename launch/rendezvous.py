@@ -6,7 +6,6 @@ for it in vain. The one that is made here, at the same address and in the same p
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 import threading
@@ -38,11 +37,16 @@ _WAIT_SECONDS = 30.0  # for an answer of the store
 
 
 class Meeting(NamedTuple):
-    """Where the machines meet: what torch's agent needs to know of it, and a connection to the store."""
+    """Where the machines meet: what torch's agent needs to know of it, and a connection to the store.
+
+    Attributes:
+        interface: of the network on which this machine reaches the others; None where it is alone, or not found.
+    """
 
     place: Mapping[str, object]
     store: TCPStore
     holds_store: bool
+    interface: str | None = None
 
 
 @dataclass
@@ -84,9 +88,6 @@ def rendezvous(topology: Topology, run_id: str, seconds: float, leaving: Leaving
     is_host = held is not None
     store = held if held is not None else _come(endpoint, run_id, deadline)
     address = _known_as(store, endpoint, address, deadline) if is_host else _tell_host(store, endpoint, address)
-    interface = interface_of(address)
-    if interface is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     join_timeout = max(1, int(deadline - time.monotonic()))
     place = {
         "rdzv_endpoint": topology.endpoint,
@@ -94,7 +95,7 @@ def rendezvous(topology: Topology, run_id: str, seconds: float, leaving: Leaving
         "rdzv_configs": {"join_timeout": join_timeout, "is_host": is_host},
     }
     try:
-        yield Meeting(place, store, is_host)
+        yield Meeting(place, store, is_host, interface_of(address))
     finally:
         _leave(store, topology, is_host, leaving or Leaving())
 

@@ -114,7 +114,7 @@ class Albert(Encoder):
 
     @region
     def enter(self, packed: Packed) -> Tensor:
-        """See `Encoder`."""
+        """Return the first hidden states, hidden_TD."""
         hidden_TD: Tensor = self.projection(self.embeddings(packed))
         return hidden_TD
 

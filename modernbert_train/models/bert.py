@@ -134,7 +134,7 @@ class Bert(Encoder):
 
     @region
     def enter(self, packed: Packed) -> Tensor:
-        """See `Encoder`."""
+        """Return the first hidden states, hidden_TD."""
         hidden_TD: Tensor = self.embeddings(packed)
         return hidden_TD
 

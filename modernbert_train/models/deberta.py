@@ -284,7 +284,7 @@ class Deberta(Encoder):
 
     @region
     def enter(self, packed: Packed) -> Tensor:
-        """See `Encoder`."""
+        """Return the first hidden states, hidden_TD."""
         hidden_TD: Tensor = self.dropout(self.norm(self.projection(self.embeddings(packed))))
         return hidden_TD
 

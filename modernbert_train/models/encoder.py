@@ -55,10 +55,6 @@ class Encoder(nn.Module):
             ConfigError: compute.attention names a kernel that cannot serve this device, precision or order.
         """
 
-    def enter(self, packed: Packed) -> Tensor:
-        """First hidden states, hidden_TD. A subclass marks its own with `region`, so that they are compiled."""
-        raise NotImplementedError
-
     def leave(self, hidden_TD: Tensor, positions_M: Tensor | None) -> Tensor:
         """Final hidden states from those of the last layer: hidden_TD, or at some positions hidden_MD."""
         return hidden_TD if positions_M is None else take_rows(hidden_TD, positions_M)
@@ -129,7 +125,7 @@ class OnEncoder(nn.Module):
         self.config = encoder.config
         self.model = encoder
         # an encoder of a plugin may return the states of every token alone
-        self._takes_positions = len(inspect.signature(encoder.forward).parameters) > 1
+        self._takes_positions = "positions_M" in inspect.signature(encoder.forward).parameters
 
     @classmethod
     def build(cls, encoder: Encoder, objective: Any, another: Callable[[ModelConfig], Encoder]) -> Self:

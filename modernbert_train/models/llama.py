@@ -163,7 +163,7 @@ class Llama(Encoder):
 
     @region
     def enter(self, packed: Packed) -> Tensor:
-        """See `Encoder`."""
+        """Return the first hidden states, hidden_TD."""
         hidden_TD: Tensor = self.embeddings(packed.input_ids_T)
         return hidden_TD
 

@@ -76,7 +76,7 @@ class ModernBert(Encoder):
 
     @region
     def enter(self, packed: Packed) -> Tensor:
-        """See `Encoder`."""
+        """Return the first hidden states, hidden_TD."""
         hidden_TD: Tensor = self.embeddings(packed.input_ids_T)
         if self.compute.residual_precision == "bf16":  # all sums of the layers are in it then
             hidden_TD = hidden_TD.to(compute_dtype(hidden_TD))

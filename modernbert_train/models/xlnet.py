@@ -194,7 +194,7 @@ class XLNet(Encoder):
 
     @region
     def enter(self, packed: Packed) -> Tensor:
-        """See `Encoder`."""
+        """Return the first hidden states, hidden_TD."""
         hidden_TD: Tensor = self.embeddings(packed)
         return hidden_TD
 
