@@ -52,7 +52,7 @@ from modernbert_train.distributed import orphans, scratch  # noqa: E402
 from modernbert_train.distributed.gpus import count_gpus  # noqa: E402
 from modernbert_train.distributed.launched import note_blamed  # noqa: E402
 from modernbert_train.errors import HangError, exit_code_of  # noqa: E402
-from modernbert_train.plan.preflight import named_gpu, preflight, refuse_too_large, with_later_mistakes  # noqa: E402
+from modernbert_train.plan.resolve import named_gpu, refuse_too_large, resolve, with_later_mistakes  # noqa: E402
 
 
 @lasting_output()
@@ -85,7 +85,8 @@ def _launch(options: argparse.Namespace, train: list[str]) -> int:
     )
     if topology.idle_gpus:
         print(_idle_note(config, topology.ranks_per_node, gpus), file=sys.stderr)
-    preflight(config, topology.num_ranks, fresh=options.fresh, folder=topology.node_rank in (None, 0))
+    if topology.num_ranks > 1:  # else `train` does, in this process
+        resolve(config, topology.num_ranks, fresh=options.fresh, folder=topology.node_rank in (None, 0))
     stop_after = seconds_until_stop(config.launch, os.environ, time.time())
     if stop_after is not None:
         timer = threading.Timer(stop_after, os.kill, (os.getpid(), signal.SIGUSR1))

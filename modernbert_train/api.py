@@ -50,9 +50,9 @@ def check_run(config: RunConfig, ranks: int = 1) -> None:
     Raises:
         RunError: all mistakes at once.
     """
-    from modernbert_train.plan.preflight import preflight
+    from modernbert_train.plan.resolve import resolve
 
-    preflight(config, ranks)
+    resolve(config, ranks)
 
 
 def plan_run(config: RunConfig, ranks: int = 1) -> Plan:
@@ -117,12 +117,12 @@ def train_run(config: RunConfig, *, fresh: bool = False, callbacks: Sequence[Cal
     Raises:
         RunError: anything that the user has to fix; StoppedEarly when a signal ended the run after a checkpoint.
     """
-    from modernbert_train.plan.preflight import look_first
+    from modernbert_train.plan.resolve import resolve_alone
 
-    look_first(config, fresh=fresh)
+    resolved = resolve_alone(config, fresh=fresh)
     from modernbert_train.train.session import train
 
-    train(config, fresh=fresh, callbacks=callbacks)
+    train(config, fresh=fresh, callbacks=callbacks, resolved=resolved)
     return Path(config.folder)
 
 

@@ -108,7 +108,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.optim.fused": ("numpy", "torch", "triton"),
     "modernbert_train.optim.schedules": (),
     "modernbert_train.plan": ("numpy",),
-    "modernbert_train.plan.preflight": (),
+    "modernbert_train.plan.resolve": (),
     "modernbert_train.distributed": (),
     "modernbert_train.report": ("numpy",),
     "modernbert_train.distributed.bf16": ("torch",),

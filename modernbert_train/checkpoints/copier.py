@@ -30,7 +30,7 @@ from modernbert_train.distributed.orphans import die_with
 from modernbert_train.errors import RunError, StorageError
 
 RECORDS = (
-    "data.json", "metrics.jsonl", "samples.jsonl", "starts.jsonl", "faults.jsonl", "evaluations.jsonl",
+    "resolved.json", "data.json", "metrics.jsonl", "samples.jsonl", "starts.jsonl", "faults.jsonl", "evaluations.jsonl",
 )  # fmt: skip
 STOOD_STILL = 76  # exit code: the store took nothing for too long, and cannot be interrupted
 _STEP = re.compile(r"step-(\d{8,})")

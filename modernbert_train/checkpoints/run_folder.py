@@ -1,6 +1,7 @@
 """A run's folder: who may write to it, what is in it, and the line-by-line record of the run.
 
 runs/NAME/config.yaml      the resolved configuration, itself runnable
+runs/NAME/resolved.json    what the last start was asked for, and what it decided; see plan/resolve.py
 runs/NAME/metrics.jsonl    one line per optimizer step, validation, start and resume
 runs/NAME/starts.jsonl     what trained it, a line where a start begins and one where it ends; see provenance.py
 runs/NAME/evaluations.jsonl what `eval` and `finetune` measured of its checkpoints; see results.py
@@ -40,13 +41,14 @@ from modernbert_train.data.statistics import DATA
 from modernbert_train.distributed.heartbeat import is_running
 from modernbert_train.errors import ConfigError, RunError, StorageError
 
-SAMPLES = "samples.jsonl"
+SAMPLES, RESOLVED = "samples.jsonl", "resolved.json"
 _GONE_SECONDS = 60.0  # a process that trains records more often, mostly; a scheduler starts a lost job again later
 _OF_FAULTS = (
     ". It lists the updates that the run has skipped, and without it the run would not continue as it did. Restore it "
     "from a copy; or remove the damaged lines, if those updates lie before the newest checkpoint."
 )
-_RECORDS = ("config.yaml", DATA, "metrics.jsonl", "faults.jsonl")  # written by who has the folder, and by nobody else
+# written by the process that has locked the folder
+_RECORDS = ("config.yaml", RESOLVED, DATA, "metrics.jsonl", "faults.jsonl")
 
 
 class RunFolder:
@@ -204,15 +206,21 @@ class RunFolder:
         with _writing(path):
             append_line(path, json.dumps(redacted(entry) | {"time": round(time.time(), 3)}))
 
-    def save_data(self, statistics: dict[str, Any]) -> None:
-        """Write data.json: what the data of this start are.
+    def save_resolved(self, resolved: str, statistics: dict[str, Any]) -> None:
+        """Replace config.yaml, resolved.json and data.json, once nothing of the run stands against it.
+
+        Args:
+            resolved: the run, as JSON.
+            statistics: of its data.
 
         Raises:
-            StorageError: the disk refuses it.
+            StorageError: the disk refuses them.
         """
-        path = self.path / DATA
-        with _writing(path):
-            write_whole(path, json.dumps(statistics, indent=1, ensure_ascii=False) + "\n")
+        self.save_config()
+        data = json.dumps(statistics, indent=1, ensure_ascii=False) + "\n"
+        for path, text in ((self.path / RESOLVED, resolved), (self.path / DATA, data)):
+            with _writing(path):
+                write_whole(path, text)
 
     def record_fault(self, entry: dict[str, Any]) -> None:
         """Add one line to faults.jsonl; it is whole and on the disk itself when this returns.

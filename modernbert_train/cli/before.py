@@ -144,17 +144,16 @@ def check(parser: argparse.ArgumentParser) -> Call:
 
 
 def _check(options: argparse.Namespace) -> None:
-    from modernbert_train.plan.preflight import not_looked_at, preflight, with_later_mistakes
+    from modernbert_train.plan.resolve import not_looked_at, resolve, with_later_mistakes
 
     with with_later_mistakes(options.ranks):
         config = read_run(options.run)
     from modernbert_train.config.describe import describe
     from modernbert_train.data.check import describe_streams, few_predictions, unread_rows, without_words
-    from modernbert_train.data.facts import read_facts
     from modernbert_train.plan.gpus import GPUS
 
-    preflight(config, options.ranks, shards=True, gpu=GPUS[options.gpu] if options.gpu else None)
-    facts = read_facts(config.data)
+    facts = resolve(config, options.ranks, shards=True, gpu=GPUS[options.gpu] if options.gpu else None).facts
+    assert facts is not None
     print(describe(config))
     if (warning := few_predictions(config, facts)) is not None:
         print(f"warning: {warning}")

@@ -21,19 +21,19 @@ def train(parser: argparse.ArgumentParser) -> Call:
 
 
 def _train(options: argparse.Namespace) -> None:
-    from modernbert_train.plan.preflight import look_first, with_later_mistakes
+    from modernbert_train.plan.resolve import resolve_alone, with_later_mistakes
 
     with with_later_mistakes():
         config = read_run(options.run)
     from modernbert_train.report.progress import stage
 
     stage("checking the configuration, the data and the run's folder")
-    look_first(config, fresh=options.fresh)
+    resolved = resolve_alone(config, fresh=options.fresh)
     stage("loading torch and Composer")
     with many_imports():
         from modernbert_train.train.session import train
 
-    train(config, fresh=options.fresh)
+    train(config, fresh=options.fresh, resolved=resolved)
 
 
 def tune(parser: argparse.ArgumentParser) -> Call:

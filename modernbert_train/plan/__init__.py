@@ -1,5 +1,5 @@
 """Before a run: its cost, the mistakes that would end it, what this machine can do, the settings found for it.
 
-Each estimate is a file. Estimates, preflight.py and doctor.py import no torch at their top; `trials/` measures.
+Each estimate is a file. Estimates, resolve.py and doctor.py import no torch at their top; `trials/` measures.
 Imports: batch, checkpoints, clock, config, core, data, distributed, models, optim, weights.
 """

@@ -39,7 +39,6 @@ from modernbert_train.evaluate.finetune.task import (
     read_task,
     run_name,
 )
-from modernbert_train.plan.preflight import look_first
 from modernbert_train.train.session import train
 from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.export import export_run
@@ -81,7 +80,6 @@ def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
             print(f"warning: {line}")
         if (reason := _cannot_export(config)) is not None:
             print(f"warning: the outcome will not be exported: {reason}")
-    look_first(config)
     train(config)
     result = folder / RESULT
     if speaks_for_all():

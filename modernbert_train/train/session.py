@@ -10,10 +10,9 @@ import gc
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from composer import Callback
@@ -21,11 +20,10 @@ from composer import Callback
 from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.checkpoints.second_home import SecondHome, bring_back, refuse_fresh
 from modernbert_train.clock import Clock, Position
-from modernbert_train.config.check import check, search_refused
+from modernbert_train.config.check import search_refused
 from modernbert_train.config.load import flat
 from modernbert_train.config.schema import DataConfig, PhaseConfig, RunConfig
 from modernbert_train.core.files import errors_to, warn
-from modernbert_train.data.check import check_data
 from modernbert_train.data.dataset_card import file_sha256, file_xxh3
 from modernbert_train.data.facts import DataFacts, read_facts
 from modernbert_train.data.fingerprint import data_fingerprint
@@ -51,7 +49,7 @@ from modernbert_train.errors import ConfigError, DataError, Halved, StoppedEarly
 from modernbert_train.models.distilled import Distilled
 from modernbert_train.plan.card import card_of_all
 from modernbert_train.plan.halved import halve, is_full
-from modernbert_train.plan.preflight import preflight
+from modernbert_train.plan.resolve import Resolved, resolve
 from modernbert_train.plan.room import speed_lines, too_large
 from modernbert_train.plan.tuned import take
 from modernbert_train.report.banner import banner
@@ -67,27 +65,33 @@ from modernbert_train.train.callbacks import build_callbacks, check_loggers, own
 from modernbert_train.train.out_of_memory import out_of_memory
 from modernbert_train.train.start import (
     Start,
-    any_checkpoint,
     check_same_data,
     fill,
-    find_branch,
+    find_first,
     find_start,
     origin_text,
     record_start,
 )
 from modernbert_train.train.step import Loop
-from modernbert_train.weights.source import Origin, find_origin
+from modernbert_train.weights.source import Origin
 from modernbert_train.weights.teacher import find_teacher
 from modernbert_train.weights.token_effect import describe_effects, effects
 
 
-def train(config: RunConfig, *, fresh: bool = False, callbacks: Sequence[Callback | type[Callback]] = ()) -> None:
+def train(
+    config: RunConfig,
+    *,
+    fresh: bool = False,
+    callbacks: Sequence[Callback | type[Callback]] = (),
+    resolved: Resolved | None = None,
+) -> None:
     """Train a run to its end, from wherever it stands.
 
     Args:
-        config: the run; its rules are checked again with the true number of ranks.
+        config: the run.
         fresh: put what the run's folder holds aside and start from scratch.
         callbacks: of the calling program, beside those that the run names.
+        resolved: the run, where the caller has resolved it for one rank; None: rank 0 resolves it for all.
 
     Raises:
         RunError: anything that the user has to fix; StoppedEarly when a signal ended the run after a checkpoint; Halved
@@ -95,7 +99,7 @@ def train(config: RunConfig, *, fresh: bool = False, callbacks: Sequence[Callbac
     """
     while True:
         try:
-            _start(config, callbacks, fresh=fresh)
+            _start(config, callbacks, resolved, fresh=fresh)
             return
         except Halved as halved:
             if num_ranks() > 1:
@@ -106,83 +110,78 @@ def train(config: RunConfig, *, fresh: bool = False, callbacks: Sequence[Callbac
         torch.cuda.empty_cache()
 
 
-def _start(given: RunConfig, callbacks: Sequence[Callback | type[Callback]], *, fresh: bool) -> None:
+def _start(
+    asked: RunConfig, callbacks: Sequence[Callback | type[Callback]], resolved: Resolved | None, *, fresh: bool
+) -> None:
     composer_internals.install()
-    compute, place = Compute.of(given.compute), Path(given.folder)
-    requests = Requests(given.checkpoint.interval_seconds)
+    compute, place = Compute.of(asked.compute), Path(asked.folder)
+    requests = Requests(asked.checkpoint.interval_seconds)
     with (
         closing(requests),
-        SecondHome(given.checkpoint, place, _say) as second_home,
-        joined(compute.device, given.distributed.timeout_seconds),
+        SecondHome(asked.checkpoint, place, _say) as second_home,
+        joined(compute.device, asked.distributed.timeout_seconds),
     ):
-        _agree(given, compute, fresh=fresh)
-        guests = build_callbacks(given.callbacks, place, compute.device) + own_callbacks(callbacks)
-        check_loggers(given.loggers)
+        _agree(asked, compute)
+        guests = build_callbacks(asked.callbacks, place, compute.device) + own_callbacks(callbacks)
+        check_loggers(asked.loggers)
+        run = _resolve(asked, resolved, compute, fresh=fresh)
+        folder = RunFolder(run.config)
         # before the folder is made, so that a mistake in it can be fixed under the same name
-        home = given.checkpoint
-        on_rank_zero_slowly(lambda: refuse_fresh(home, given.name) if fresh else bring_back(home, place, _say))
-        settled = _settle(given, compute, fresh=fresh)
-        folder = RunFolder(settled.config)
-        origin, branch = _find_first(settled.config, folder, fresh=fresh)
+        origin, branch = on_rank_zero_slowly(lambda: find_first(run.config, folder, fresh=fresh))
         with _opened(folder, fresh=fresh):
             start = branch or on_rank_zero_slowly(lambda: find_start(folder))  # it reads and hashes a checkpoint
             if this_rank() == 0:
                 second_home.start()
-            if start.tokens < settled.config.total_tokens:
-                loop = _build(settled, folder, compute, start, origin, guests, requests)
-                _fit(loop, given, settled.config, folder, requests)
+            if start.tokens < run.config.total_tokens:
+                loop = _build(run, folder, compute, start, origin, guests, requests)
+                _fit(loop, asked, run.config, folder, requests)
             else:
-                _say_trained(settled.config, folder, start)
+                _say_trained(run.config, folder, start)
 
 
-def _agree(config: RunConfig, compute: Compute, *, fresh: bool) -> None:
-    """Check the rules with the true number of ranks, and that all of them have the same run, code and data.
+def _agree(config: RunConfig, compute: Compute) -> None:
+    """Require that all ranks have the same run, code and data.
 
     Raises:
-        ConfigError, DataError: a rule is broken, or the ranks differ.
+        ConfigError, DataError: the ranks differ, or the data cannot be read.
     """
-    check(config, num_ranks())
-    if num_ranks() > 1:
-        read = partial(_read_facts, config.data)
-        facts = read_once_per_node(read, file_sha256, file_xxh3, ShardIndex)
-        require_agreement(flat(config), config.plugins, data_fingerprint(facts))
-        on_rank_zero(lambda: preflight(config, num_ranks(), fresh=fresh))
+    if num_ranks() == 1:
+        return
+    read = partial(_read_facts, config.data)
+    facts = read_once_per_node(read, file_sha256, file_xxh3, ShardIndex)
+    require_agreement(flat(config), config.plugins, data_fingerprint(facts))
     if compute.device.type == "cuda" and num_ranks() > ranks_per_node() and local_rank() == 0:
         warn_of_slow_network()  # of each machine, since they may differ
 
 
-class Settled(NamedTuple):
-    """A run with nothing left open: as it trains; where its settings come from; lines on its speed."""
-
-    config: RunConfig
-    tuned: str
-    speed: list[str]
-
-
-def _settle(given: RunConfig, compute: Compute, *, fresh: bool) -> Settled:
-    """Fill in what was left open: the same on all ranks, as rank 0 finds it for the smallest of their GPUs.
+def _resolve(asked: RunConfig, resolved: Resolved | None, compute: Compute, *, fresh: bool) -> Resolved:
+    """Resolve the run on rank 0, for the smallest GPU of all ranks, and return the same on every rank.
 
     Raises:
-        ConfigError: it needs more memory than a GPU has.
+        RunError: a mistake; see `resolve`. It needs more memory than a GPU has.
     """
-    card, ranks = card_of_all(compute), num_ranks()
-    config, tuned = on_rank_zero(lambda: take(given, compute, card=card, ranks=ranks, fresh=fresh))
-    if config.compute.search and (card is None or not config.compute.compile):
-        raise ConfigError(search_refused(compiled=bool(config.compute.compile)))
-    use_threads(config.compute, compute.device)
-    if card is None:
-        won = cpu_gain_line(given.compute.precision)
-        return Settled(config, tuned, [] if won is None else [won])
-    if mistakes := [*too_large(config, card, ranks)]:
-        raise ConfigError("\n".join(mistakes))
-    return Settled(config, tuned, [*speed_lines(given, config, card, ranks)])
+    card, ranks, place = card_of_all(compute), num_ranks(), Path(asked.folder)
 
+    def decide() -> str:
+        run = resolved or resolve(asked, ranks, fresh=fresh)
+        if fresh:
+            refuse_fresh(asked.checkpoint, asked.name)
+        else:
+            bring_back(asked.checkpoint, place, _say)
+        config, settings = take(asked, compute, card=card, ranks=ranks, fresh=fresh)
+        if config.compute.search and (card is None or not config.compute.compile):
+            raise ConfigError(search_refused(compiled=bool(config.compute.compile)))
+        if card is None:
+            won = cpu_gain_line(asked.compute.precision)
+            return replace(run, config=config, settings=settings, speed=() if won is None else (won,)).to_json()
+        if mistakes := [*too_large(config, card, ranks)]:
+            raise ConfigError("\n".join(mistakes))
+        speed = tuple(speed_lines(asked, config, card, ranks))
+        return replace(run, config=config, settings=settings, speed=speed).to_json()
 
-def _find_first(config: RunConfig, folder: RunFolder, *, fresh: bool) -> tuple[Origin | None, Start | None]:
-    """Of a run without a checkpoint of its own: the weights it begins with, or the run that it continues."""
-    if not on_rank_zero(lambda: fresh or not any_checkpoint(folder)):
-        return None, None
-    return on_rank_zero(lambda: find_origin(config)), on_rank_zero(lambda: find_branch(config))
+    run = Resolved.from_json(on_rank_zero_slowly(decide), asked)
+    use_threads(run.config.compute, compute.device)
+    return run
 
 
 @contextmanager
@@ -207,7 +206,7 @@ def _say_trained(config: RunConfig, folder: RunFolder, start: Start) -> None:
 
 
 def _build(
-    settled: Settled,
+    run: Resolved,
     folder: RunFolder,
     compute: Compute,
     start: Start,
@@ -216,8 +215,8 @@ def _build(
     requests: Requests,
 ) -> Loop:
     """The loop, with weights, clock and place in the data as they are at the start; banner and record tell of it."""
-    config = settled.config
-    facts = check_data(config)
+    config = run.config
+    facts = read_facts(config.data)
     teacher = on_rank_zero_slowly(  # it reads and hashes all weights
         lambda: find_teacher(
             config.objective, config.model, config.phases.values(), config.data.tokenizer, config.runs_folder
@@ -225,8 +224,7 @@ def _build(
     )
     taught = {} if teacher is None else teacher.fingerprint
     fingerprint = check_same_data(start, config, data_fingerprint(facts) | taught)
-    on_rank_zero(folder.save_config)
-    on_rank_zero(lambda: folder.save_data(asdict(run_statistics(facts))))
+    on_rank_zero(lambda: folder.save_resolved(run.to_json(), asdict(run_statistics(facts))))
     loop = build(config, facts, compute, folder, fingerprint, requests, guests, last_phase=start.phase)
     words = on_rank_zero(lambda: {} if start.checkpoint or origin is None else effects(config.data, facts, origin))
     if this_rank() == 0:
@@ -237,8 +235,8 @@ def _build(
             vocabulary=describe_effects(words),
             facts=facts,
             compute=compute,
-            tuned=settled.tuned,
-            speed=settled.speed,
+            tuned=run.settings,
+            speed=run.speed,
             ranks=num_ranks(),
             ranks_per_node=ranks_per_node(),
         )
@@ -255,7 +253,7 @@ def _build(
     return loop
 
 
-def _fit(loop: Loop, given: RunConfig, config: RunConfig, folder: RunFolder, requests: Requests) -> None:
+def _fit(loop: Loop, asked: RunConfig, config: RunConfig, folder: RunFolder, requests: Requests) -> None:
     """Train to the end, and close what is open however that comes.
 
     Raises:
@@ -270,7 +268,7 @@ def _fit(loop: Loop, given: RunConfig, config: RunConfig, folder: RunFolder, req
     if device.type == "cpu":
         keep_freed_memory()
     try:
-        with _halving(given.phases, loop, folder):
+        with _halving(asked.phases, loop, folder):
             loop.trainer.fit()
         loop.checkpoints.finish()
     except Exception as raised:  # told, recorded, and raised again

@@ -43,6 +43,7 @@ from modernbert_train.weights.source import (
     check_same_architecture,
     check_same_tokenizer,
     fill_first,
+    find_origin,
     open_source,
 )
 from modernbert_train.weights.token_effect import Effect
@@ -80,11 +81,6 @@ class Start:
         return self.checkpoint.state.phase if self.keeps_clock and self.checkpoint is not None else None
 
 
-def any_checkpoint(folder: RunFolder) -> bool:
-    """Whether `find_start` will find a checkpoint, or refuse because all are damaged; only names are looked at."""
-    return folder.has_checkpoints()
-
-
 def origin_text(start: Start, origin: Origin | None) -> str:
     """The start in a line, for the banner and the record."""
     if start.checkpoint is None:
@@ -108,6 +104,17 @@ def find_start(folder: RunFolder) -> Start:
     if start.checkpoint is not None:
         check_same_past(start.checkpoint, folder.config.phases)
     return start
+
+
+def find_first(config: RunConfig, folder: RunFolder, *, fresh: bool) -> tuple[Origin | None, Start | None]:
+    """Return the weights that a run without a checkpoint of its own begins with, or the run that it continues.
+
+    Raises:
+        RunError: see `find_origin` and `find_branch`.
+    """
+    if folder.has_checkpoints() and not fresh:
+        return None, None
+    return find_origin(config), find_branch(config)
 
 
 def find_branch(config: RunConfig) -> Start | None:

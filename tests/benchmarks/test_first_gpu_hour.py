@@ -25,7 +25,7 @@ from benchmarks.train_step import PRESETS
 from launch.run import make_parser
 from launch.topology import usable_gpus
 from modernbert_train.cli.arguments import read_run
-from modernbert_train.plan.preflight import preflight
+from modernbert_train.plan.resolve import resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 HANGS = '-c \'import subprocess; subprocess.Popen(["sleep", "600"], start_new_session=True).wait()\''
@@ -146,9 +146,7 @@ def test_every_command_is_one_that_exists(
 ) -> None:
     """A part that is refused tells nothing, and the node is paid for all the same."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(
-        "modernbert_train.plan.preflight.missing_packages", lambda *_, **__: iter(())
-    )  # Triton, for flex
+    monkeypatch.setattr("modernbert_train.plan.resolve.missing_packages", lambda *_, **__: iter(()))  # Triton, for flex
     assert len({part.name for part in PARTS}) == len(PARTS)
     for part in PARTS:
         if part.least > len(gpus):
@@ -161,7 +159,7 @@ def test_every_command_is_one_that_exists(
             config = read_run(options.run)
             assert options.ranks == place.ranks(part) == usable_gpus(config.phases, options.ranks)
             assert Path(config.folder) == Path(texts[tiny], "work", "runs", part.name)
-            preflight(config, options.ranks)
+            resolve(config, options.ranks)
         if words[1] == "benchmarks.train_step" and not tiny:
             assert words[words.index("--only") + 1] in PRESETS["gpu"]
         if words[1] == "benchmarks.tuned":

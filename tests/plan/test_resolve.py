@@ -6,6 +6,7 @@ If this breaks, a job waits in a queue for days, loads torch on sixty-four GPUs,
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shutil
 import sys
@@ -18,7 +19,8 @@ import yaml
 from modernbert_train.__main__ import main
 from modernbert_train.config.load import load_run
 from modernbert_train.config.packages import missing_packages
-from modernbert_train.plan import preflight
+from modernbert_train.errors import ConfigError
+from modernbert_train.plan import resolve
 from tests.conftest import TINY_YAML, TinyRun
 from tests.test_cli import call_probed
 
@@ -72,13 +74,13 @@ def test_a_phase_that_is_trained_and_was_changed(
 
 
 @pytest.mark.runs
-def test_what_preflight_says_of_the_plan_is_what_training_would(
+def test_what_check_says_of_the_plan_is_what_training_would(
     again: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two ways to the same question: by names and JSON here, by verified checkpoints there."""
     words = again("phases.short.tokens=5000")
     by_check = refusal(words, capsys)
-    monkeypatch.setattr("modernbert_train.plan.preflight.preflight", lambda *args, **kwargs: None)
+    monkeypatch.setattr("modernbert_train.plan.resolve._of_its_folder", lambda *args, **kwargs: iter(()))
     assert main(["train", *words]) == 78
     assert capsys.readouterr().err == by_check
 
@@ -303,7 +305,7 @@ def test_check_says_what_it_did_not_look_at(
     assert main(["check", *tiny_run()]) == 0
     said = capsys.readouterr().out.partition("\nnot looked at:\n")[2]
     assert said == "  data.train, data.validation: what is in the shards, whose hashes are compared as they are read\n"
-    monkeypatch.setattr(preflight, "is_remote", lambda path: path == f"{tiny_data}/train")
+    monkeypatch.setattr(resolve, "is_remote", lambda path: path == f"{tiny_data}/train")
     words = ["weights.init_from=nobody/has-this", f"checkpoint.copy_to=file://{tmp_path}/second"]
     assert main(["check", *tiny_run(*words)]) == 0
     said = capsys.readouterr().out.partition("\nnot looked at:\n")[2]
@@ -353,7 +355,7 @@ def test_a_disk_on_which_not_one_checkpoint_fits(
         assert main([verb, *tiny_run(*huge, "name=huge")]) == 74
         said = capsys.readouterr().err
         assert re.search(r"huge: a checkpoint of this model takes [\d,]{16,} bytes, and [\d,]+ are free", said)
-    monkeypatch.setattr(preflight, "free_bytes", lambda path: 0)
+    monkeypatch.setattr(resolve, "free_bytes", lambda path: 0)
     assert main(["check", *again()]) == 0, "a finished run has nothing left to save"
 
 
@@ -362,3 +364,44 @@ def test_a_gpu_that_this_machine_lacks_is_named_as_not_looked_at(
 ) -> None:
     main(["check", *tiny_run("compute.device=cuda")])
     assert "compute.device=cuda: there is no GPU here" in capsys.readouterr().out
+
+
+@pytest.mark.runs
+def test_what_a_start_decides_is_in_its_folder(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """A user who asks why a run computes as it does reads one file; config.yaml is the run with all of it."""
+    words = tiny_run("phases.short.microbatch_tokens=null")
+    assert main(["train", *words]) == 0
+    folder = tmp_path / "runs/tiny"
+    written = json.loads((folder / "resolved.json").read_text())
+    assert written["ranks"] == 1 and written["asked"]["phases.short.microbatch_tokens"] is None
+    row = load_run([folder / "config.yaml"]).phases["short"].row_tokens
+    assert written["decided"]["phases.short.microbatch_tokens"] == row, (
+        "one row, since memory of a CPU is not predicted"
+    )
+    again = resolve.Resolved.from_json((folder / "resolved.json").read_text(), load_run(words[:1], words[1:]))
+    assert again.config == load_run([folder / "config.yaml"]) and again.decided == written["decided"]
+
+
+def test_what_another_process_has_resolved_is_of_the_same_run_and_version(tiny_run: TinyRun) -> None:
+    words = tiny_run()
+    asked = load_run(words[:1], words[1:])
+    text = resolve.Resolved(asked, asked, 2).to_json()
+    assert resolve.Resolved.from_json(text, asked).ranks == 2
+    with pytest.raises(ConfigError, match=r"^seed=6: this run was resolved with 5\. Start all processes with the same"):
+        resolve.Resolved.from_json(text, replace(asked, seed=6))
+    for key, value in (("format", 2), ("program", "0.0.1")):
+        other = json.dumps(json.loads(text) | {key: value})
+        with pytest.raises(ConfigError, match="was resolved by version .* Install the same version everywhere"):
+            resolve.Resolved.from_json(other, asked)
+
+
+@pytest.mark.runs
+def test_rules_and_data_are_looked_at_once_in_a_start(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    for name in ("check", "check_data"):
+        original = getattr(resolve, name)
+        monkeypatch.setattr(
+            resolve, name, lambda *given, name=name, original=original: (looked.append(name), original(*given))[1]
+        )
+    assert main(["train", *tiny_run("phases.long.tokens=1000")]) == 0
+    assert looked == ["check", "check_data"]

@@ -1,28 +1,36 @@
-"""Find what `train` would refuse within its first seconds, without torch; `check` and the launcher ask the same.
+"""Resolve a run: whatever a start decides is decided once, before anything costs, and written down.
 
-One list, so that `check` cannot say good where `train` refuses. Nothing is written, no lock is taken, and large files
-are not read: whether a checkpoint is whole, or weights fit, is told when they are loaded.
+`resolve` applies every rule to the configuration, the data, the run's folder and what is installed, without torch, and
+raises all mistakes at once; so `check` cannot say good where `train` refuses. Nothing is written, no lock is taken, and
+large files are not read: whether a checkpoint is whole, or weights fit, is told when they are loaded. `train` adds the
+settings of speed for its GPUs (train/session.py), sends the outcome to all ranks as JSON and keeps it as resolved.json.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from modernbert_train.checkpoints.manifest import CONFIG_YAML, STATE, newest_step, read_manifest
 from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.checkpoints.saved_state import SavedState, read_state
 from modernbert_train.checkpoints.store import problem_of
 from modernbert_train.checkpoints.trained_phases import refuse_average, refuse_changes
+from modernbert_train.config.auto import open_settings, value_of, with_settings
 from modernbert_train.config.check import check
-from modernbert_train.config.load import WrongKeys, load_run
+from modernbert_train.config.load import WrongKeys, flat, load_run
 from modernbert_train.config.packages import missing_packages
 from modernbert_train.config.schema import PhaseConfig, RunConfig, WeightsConfig
 from modernbert_train.core.files import free_bytes
+from modernbert_train.core.version import __version__
 from modernbert_train.data.check import check_data
+from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.labelled import describe_labelled
 from modernbert_train.data.remote import is_remote
 from modernbert_train.data.shard_sizes import all_folders, check_shard_sizes
@@ -36,10 +44,73 @@ from modernbert_train.plan.room import Card, on_gpu, too_large
 from modernbert_train.weights.hub import is_cached
 from modernbert_train.weights.named_source import check_named, check_vocabulary, tokenizer_named
 
+FORMAT = 1
 Look = Callable[[], object]
 
 
-def preflight(
+@dataclass(frozen=True)
+class Resolved:
+    """A run as a start of it trains it.
+
+    Attributes:
+        asked: as its user wrote it.
+        config: the same with nothing left open, once it is known on what it trains.
+        ranks: processes that train.
+        facts: of its data, in the process that has compared them with the run.
+        settings: where these are from, for the banner.
+        speed: lines on what this machine costs in speed.
+    """
+
+    asked: RunConfig
+    config: RunConfig
+    ranks: int
+    facts: DataFacts | None = None
+    settings: str = ""
+    speed: tuple[str, ...] = ()
+
+    @property
+    def decided(self) -> dict[str, Any]:
+        """Values by dotted key, of those that were left open."""
+        return {key: value_of(self.config, key) for key in open_settings(self.asked)}
+
+    def to_json(self) -> str:
+        """Write all but the facts, which each process reads for itself."""
+        tree = {
+            "format": FORMAT,
+            "program": __version__,
+            "ranks": self.ranks,
+            "decided": self.decided,
+            "settings": self.settings,
+            "speed": self.speed,
+            "asked": flat(self.asked),
+        }
+        return json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, asked: RunConfig) -> Resolved:
+        """Read what another process has resolved for the same run.
+
+        Raises:
+            ConfigError: it is of another version of this program, or for another run.
+        """
+        tree = json.loads(text)
+        if tree.get("format") != FORMAT or tree["program"] != __version__:
+            raise ConfigError(
+                f"this run was resolved by version {tree.get('program')} of this program, and this process is "
+                f"{__version__}. Install the same version everywhere."
+            )
+        here, there = json.loads(json.dumps(flat(asked))), tree["asked"]
+        for key in [*here, *there]:
+            if here.get(key) != there.get(key):
+                raise ConfigError(
+                    f"{key}={here.get(key)}: this run was resolved with {there.get(key)}. Start all processes with the "
+                    "same YAML and overrides."
+                )
+        config = with_settings(asked, tree["decided"])
+        return cls(asked, config, tree["ranks"], settings=tree["settings"], speed=tuple(tree["speed"]))
+
+
+def resolve(
     config: RunConfig,
     num_ranks: int = 1,
     *,
@@ -47,7 +118,7 @@ def preflight(
     folder: bool = True,
     shards: bool = False,
     gpu: HasMemory | None = None,
-) -> None:
+) -> Resolved:
     """Look for everything that would end this run before it begins.
 
     Args:
@@ -59,11 +130,15 @@ def preflight(
         shards: also look at each file of the local shards, which a start of a large run has no time for.
         gpu: that would train; None: the largest that this machine shows, else the kind that launch.gpu names.
 
+    Returns:
+        The run and its data; settings of speed are decided where it trains.
+
     Raises:
         RunError: a line, or a few, for each mistake; of several the exit code is that of the configuration before that
             of the data before that of the disk.
     """
-    mistakes = [*_mistakes(_of_itself(config, num_ranks))]
+    facts: list[DataFacts] = []
+    mistakes = [*_mistakes(_of_itself(config, num_ranks, facts))]
     if not mistakes and (gpu := gpu or _gpu_of(config)) is not None:
         mistakes = [*_mistakes(iter([lambda: refuse_too_large(config, num_ranks, gpu)]))]
     if folder and not any(isinstance(mistake, ConfigError) for mistake in mistakes):
@@ -75,22 +150,20 @@ def preflight(
     for kind in (ConfigError, DataError, StorageError, RunError):
         if any(isinstance(mistake, kind) for mistake in mistakes):
             raise kind("\n".join(map(str, mistakes)))
+    return Resolved(config, config, num_ranks, facts[0])
 
 
-def look_first(config: RunConfig, *, fresh: bool = False) -> None:
-    """What a start asks before anything costs. One of several ranks applies the rules alone: it must tell the others of
-    a mistake, for which they meet first, and then all is asked with their true number (train/session.py).
+def resolve_alone(config: RunConfig, *, fresh: bool = False) -> Resolved | None:
+    """Resolve a run before torch is imported, unless this is one of several ranks: rank 0 resolves when they have met,
+    with their true number, so that it can tell the others of a mistake.
 
     Args:
-        config, fresh: see `preflight`.
+        config, fresh: see `resolve`.
 
     Raises:
-        RunError: see `preflight`.
+        RunError: see `resolve`.
     """
-    if from_launcher("WORLD_SIZE", 1) == 1:
-        preflight(config, fresh=fresh)
-    else:
-        check(config)
+    return resolve(config, fresh=fresh) if from_launcher("WORLD_SIZE", 1) == 1 else None
 
 
 @contextmanager
@@ -111,7 +184,7 @@ def with_later_mistakes(num_ranks: int = 1) -> Iterator[None]:
         if wrong.rest is None:
             raise
         try:
-            preflight(wrong.rest, num_ranks, fresh=True)  # nor is it a run to be compared with that of the folder
+            resolve(wrong.rest, num_ranks, fresh=True)  # nor is it a run to be compared with that of the folder
         except RunError as later:
             there = "|".join(map(re.escape, wrong.sections))
             messages = re.split(r"\n(?! )", str(later))
@@ -130,9 +203,9 @@ def _mistakes(looks: Iterator[Look]) -> Iterator[RunError]:
             yield mistake
 
 
-def _of_itself(config: RunConfig, num_ranks: int) -> Iterator[Look]:
+def _of_itself(config: RunConfig, num_ranks: int, facts: list[DataFacts]) -> Iterator[Look]:
     yield lambda: check(config, num_ranks)
-    yield lambda: check_data(config)
+    yield lambda: facts.append(check_data(config))
     yield lambda: _check_second_home(config.checkpoint.copy_to)
     if importlib.util.find_spec("torch") is not None:  # else this is not the environment that trains
         on_gpu = config.compute.device == "auto" and count_gpus() > 0
@@ -192,7 +265,7 @@ def _first_weights(config: RunConfig) -> list[tuple[str, str]]:
 
 
 def not_looked_at(config: RunConfig) -> list[str]:
-    """What `preflight` has left to training, a line each: it would take a network, a GPU, or reading it all."""
+    """What `resolve` has left to training, a line each: it would take a network, a GPU, or reading it all."""
     folders = all_folders(config.data, config.evals)
     local = [each.key for each in folders if not is_remote(each.shards)]
     lines = [f"{each.key}={each.path}: shards in a store" for each in folders if is_remote(each.shards)]
