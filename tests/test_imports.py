@@ -12,9 +12,14 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+
+from modernbert_train.config.plugins import Rows
+from modernbert_train.evaluate.evaluators import EVALUATORS
+from modernbert_train.models.build import ENCODERS, HEADS
+from modernbert_train.objectives import OBJECTIVES
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("modernbert_train", "data_prep", "launch")
@@ -300,6 +305,7 @@ def test_a_forbidden_import_is_found_with_its_line(path: str, line: str, message
 # checkpoint is written. Somebody who changes a key reads few files to know what it does, and a part can be tried or
 # reused without a whole run made up around it.
 
+MOST_FILES = 200  # that `train` is imported with
 WHOLE = "RunConfig"
 MOST_MODULES = 14  # that get the whole run between the call of `train` and the first step
 Node = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
@@ -447,6 +453,52 @@ def test_whoever_follows_a_run_from_train_passes_few_modules() -> None:
     assert len(found) <= MOST_MODULES, "\n".join(
         f"{module}: {', '.join(sorted(found[module]))}" for module in sorted(found)
     )
+
+
+def first_imports(node: ast.AST) -> Iterator[ast.ImportFrom | ast.Import]:
+    """Imports that happen when a module is imported, but for those that only types need."""
+    for each in ast.iter_child_nodes(node):
+        if isinstance(each, ast.Import | ast.ImportFrom):
+            yield each
+        elif not isinstance(each, ast.FunctionDef | ast.ClassDef) and "TYPE_CHECKING" not in names_in(
+            getattr(each, "test", None)
+        ):
+            yield from first_imports(each)
+
+
+def imports_of_a_start(first: str) -> set[str]:
+    """Every module of the project, its packages too, that is imported with one."""
+    found: set[str] = set()
+    todo = [first]
+    while todo:
+        name = todo.pop()
+        todo += [name.rpartition(".")[0]] * ("." in name)
+        if name in found or name not in trees():
+            continue
+        found.add(name)
+        for node in first_imports(trees()[name]):
+            base = [node.module] * len(node.names) if isinstance(node, ast.ImportFrom) else [""] * len(node.names)
+            for module, alias in zip(base, node.names, strict=True):
+                todo += [f"{module}.{alias.name}".lstrip("."), module or ""]
+    return found
+
+
+@pytest.mark.runs
+def test_a_start_imports_the_kinds_that_it_uses() -> None:
+    """Encoders, objectives, heads and evaluations are rows of tables, imported when a run has one.
+
+    Whoever reads how a run starts has to know these files, and every start pays for them.
+    """
+    found = imports_of_a_start("modernbert_train.train.session")
+    assert "modernbert_train.train.step" in found and "modernbert_train.config.albert" in found, "it follows imports"
+    assert "modernbert_train.models.albert" not in found and "modernbert_train.objectives.mlm" not in found
+    assert len(found) <= MOST_FILES, sorted(found)
+
+
+@pytest.mark.parametrize("table", [ENCODERS, HEADS, OBJECTIVES, EVALUATORS], ids=lambda table: table._table)
+def test_every_row_of_a_table_can_be_imported(table: Rows[Any, Any]) -> None:
+    for key in [*table]:
+        assert callable(table[key])
 
 
 @pytest.mark.runs

@@ -10,6 +10,8 @@ from modernbert_train.config.knob import knob
 from modernbert_train.config.model import MOST_WIDTH
 from modernbert_train.config.objective import MaskedLmConfig
 
+BESIDE = ("kl", "cosine", "mse", "pooled")  # terms that ask the teacher
+
 
 @dataclass(frozen=True, kw_only=True)
 class DistillConfig(MaskedLmConfig):
@@ -58,8 +60,7 @@ class DistillConfig(MaskedLmConfig):
 
     @property
     def terms(self) -> Mapping[str, float]:
-        beside = {"kl": self.kl_weight, "cosine": self.cosine_weight, "mse": self.mse_weight}
-        beside |= {"pooled": self.pooled_weight}
+        beside = {term: float(getattr(self, f"{term}_weight")) for term in BESIDE}
         return {"mlm": self.mlm_weight} | {term: weight for term, weight in beside.items() if weight}
 
     @property

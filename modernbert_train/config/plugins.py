@@ -40,22 +40,32 @@ _PLACES = {
 }
 _added: dict[tuple[str, type], str] = {}  # table and dataclass -> "package.module:name"
 
+K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Rows(dict[type[Any], V]):
-    """A table by dataclasses; a row that `add` has named is imported when it is first looked up.
+class Rows(dict[K, V]):
+    """A table of kinds, by dataclass, whose rows may be text: "package.module:name" is imported when it is looked up.
+
+    So a run imports the kinds that it uses, those of this package as those that `add` has named.
 
     Args:
         table: the word by which `add` names a row of it.
         rows: those of this package.
     """
 
-    def __init__(self, table: str, rows: Mapping[type[Any], V]) -> None:
-        super().__init__(rows)
+    def __init__(self, table: str, rows: Mapping[K, V | str]) -> None:
+        super().__init__(rows)  # type: ignore[arg-type]  # text, until it is looked up
         self._table = table
 
-    def __missing__(self, config: type[Any]) -> V:
+    def __getitem__(self, key: K) -> V:
+        row = super().__getitem__(key)
+        if isinstance(row, str):
+            module, _, name = row.partition(":")
+            row = self[key] = getattr(importlib.import_module(module), name)
+        return row
+
+    def __missing__(self, config: Any) -> V:
         """Import the row.
 
         Raises:

@@ -20,9 +20,6 @@ from modernbert_train.config.schema import (
 )
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.evaluate.heldout import HeldOutTexts
-from modernbert_train.evaluate.other_text import OtherText
-from modernbert_train.evaluate.probe import Probe
-from modernbert_train.evaluate.scores import Scores
 from modernbert_train.models.encoder import OnEncoder
 
 
@@ -47,8 +44,13 @@ class Evaluator(Protocol):
         """
 
 
-EVALUATORS: Rows[type[Evaluator]] = Rows(
-    "evaluator", {ProbeConfig: Probe, ScoresConfig: Scores, OtherTextConfig: OtherText}
+EVALUATORS: Rows[type[EvaluatorConfig], type[Evaluator]] = Rows(
+    "evaluator",
+    {
+        ProbeConfig: "modernbert_train.evaluate.probe:Probe",
+        ScoresConfig: "modernbert_train.evaluate.scores:Scores",
+        OtherTextConfig: "modernbert_train.evaluate.other_text:OtherText",
+    },
 )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from modernbert_train.config.distill import BESIDE
 from modernbert_train.config.plugins import Rows
 from modernbert_train.config.schema import (
     AlbertConfig,
@@ -26,54 +27,46 @@ from modernbert_train.config.schema import (
     ObjectiveConfig,
     XLNetConfig,
 )
-from modernbert_train.models.albert import Albert
-from modernbert_train.models.bert import Bert
-from modernbert_train.models.classifier import TextClassifier, WordClassifier
-from modernbert_train.models.contrastive import ForVectors, ForVectorsAndMasked
-from modernbert_train.models.deberta import Deberta
-from modernbert_train.models.distilled import BESIDE, Distilled
 from modernbert_train.models.encoder import Encoder, OnEncoder
-from modernbert_train.models.gemma import Gemma
-from modernbert_train.models.llama import Llama
-from modernbert_train.models.masked_lm import ForMaskedLM
-from modernbert_train.models.modernbert import ModernBert
-from modernbert_train.models.neobert import NeoBert
-from modernbert_train.models.pairs import WithOrder
-from modernbert_train.models.questions import Answerer, Chooser
-from modernbert_train.models.replaced import ForReplacedAndMasked, ForReplacedTokens
-from modernbert_train.models.xlnet import XLNet
 
-ENCODERS: Rows[Callable[[Any, ComputeConfig], Encoder]] = Rows(
+ENCODERS: Rows[type[ModelConfig], Callable[[Any, ComputeConfig], Encoder]] = Rows(
     "encoder",
     {
-        ModernBertConfig: ModernBert,
-        BertConfig: Bert,
-        DistilBertConfig: Bert,
-        AlbertConfig: Albert,
-        XLNetConfig: XLNet,
-        DebertaConfig: Deberta,
-        LlamaConfig: Llama,
-        GemmaConfig: Gemma,
-        NeoBertConfig: NeoBert,
+        ModernBertConfig: "modernbert_train.models.modernbert:ModernBert",
+        BertConfig: "modernbert_train.models.bert:Bert",
+        DistilBertConfig: "modernbert_train.models.bert:Bert",
+        AlbertConfig: "modernbert_train.models.albert:Albert",
+        XLNetConfig: "modernbert_train.models.xlnet:XLNet",
+        DebertaConfig: "modernbert_train.models.deberta:Deberta",
+        LlamaConfig: "modernbert_train.models.llama:Llama",
+        GemmaConfig: "modernbert_train.models.gemma:Gemma",
+        NeoBertConfig: "modernbert_train.models.neobert:NeoBert",
     },
 )
 
 # by `ObjectiveConfig.heads`, with its `idle_heads` after them
-HEADS: dict[tuple[str, ...], type[OnEncoder]] = {
-    ("tokens",): ForMaskedLM,
-    ("tokens", "pair"): WithOrder,
-    **{("tokens", *some): Distilled for n in range(1, 1 + len(BESIDE)) for some in combinations(BESIDE, n)},
-    ("generator", "replaced"): ForReplacedTokens,
-    ("generator", "replaced", "tokens"): ForReplacedAndMasked,
-    ("vectors",): ForVectors,
-    ("vectors", "scores"): ForVectors,
-    ("vectors", "tokens"): ForVectorsAndMasked,
-    ("vectors", "scores", "tokens"): ForVectorsAndMasked,
-    ("class",): TextClassifier,
-    ("tag",): WordClassifier,
-    ("answer",): Answerer,
-    ("choice",): Chooser,
-}
+HEADS: Rows[tuple[str, ...], type[OnEncoder]] = Rows(
+    "heads",
+    {
+        ("tokens",): "modernbert_train.models.masked_lm:ForMaskedLM",
+        ("tokens", "pair"): "modernbert_train.models.pairs:WithOrder",
+        **{
+            ("tokens", *some): "modernbert_train.models.distilled:Distilled"
+            for n in range(1, 1 + len(BESIDE))
+            for some in combinations(BESIDE, n)
+        },
+        ("generator", "replaced"): "modernbert_train.models.replaced:ForReplacedTokens",
+        ("generator", "replaced", "tokens"): "modernbert_train.models.replaced:ForReplacedAndMasked",
+        ("vectors",): "modernbert_train.models.contrastive:ForVectors",
+        ("vectors", "scores"): "modernbert_train.models.contrastive:ForVectors",
+        ("vectors", "tokens"): "modernbert_train.models.contrastive:ForVectorsAndMasked",
+        ("vectors", "scores", "tokens"): "modernbert_train.models.contrastive:ForVectorsAndMasked",
+        ("class",): "modernbert_train.models.classifier:TextClassifier",
+        ("tag",): "modernbert_train.models.classifier:WordClassifier",
+        ("answer",): "modernbert_train.models.questions:Answerer",
+        ("choice",): "modernbert_train.models.questions:Chooser",
+    },
+)
 
 
 def build_model(model: ModelConfig, objective: ObjectiveConfig, compute: ComputeConfig | None = None) -> OnEncoder:
@@ -105,5 +98,5 @@ def all_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """The same with all heads that there are, each under its own module."""
     with torch.device("meta"):
         encoder = ENCODERS[type(model)](model, ComputeConfig())
-        built = [heads.alone(encoder) for heads in HEADS.values()]
+        built = [HEADS[heads].alone(encoder) for heads in HEADS]
     return {name: tuple(parameter.shape) for each in built for name, parameter in each.named_parameters()}

@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from modernbert_train.batch import IGNORED_LABEL, Batch, Packed, Sums
+from modernbert_train.config.distill import BESIDE
 from modernbert_train.config.schema import DistillConfig, ModelConfig
 from modernbert_train.models.casts import Linear
 from modernbert_train.models.encoder import Encoder, OnEncoder
@@ -32,7 +33,6 @@ from modernbert_train.models.masked_lm import LABELS, POSITIONS, ForMaskedLM
 from modernbert_train.models.sharding import sharded_units
 
 TOKENS = "tokens_T"  # of the targets, as objectives/distill.py makes them: 1 where a token is no pad
-BESIDE = ("kl", "cosine", "mse", "pooled")  # terms that ask the teacher
 PROJECTION = "projection"  # module of the matrix from the model's hidden states to the teacher's
 
 

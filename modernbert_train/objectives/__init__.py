@@ -26,16 +26,6 @@ from modernbert_train.config.schema import (
     TagConfig,
     TranslationConfig,
 )
-from modernbert_train.objectives.causal import CausalLM
-from modernbert_train.objectives.classify import Classify, Tag
-from modernbert_train.objectives.contrastive import Contrastive
-from modernbert_train.objectives.distill import Distill
-from modernbert_train.objectives.mlm import MaskedLM
-from modernbert_train.objectives.permutation import PermutationLM
-from modernbert_train.objectives.questions import Answer, Choose
-from modernbert_train.objectives.rtd import ReplacedTokens
-from modernbert_train.objectives.sop import SentenceOrder
-from modernbert_train.objectives.tlm import Translation
 from modernbert_train.vocabulary import Vocabulary
 
 
@@ -56,21 +46,21 @@ class Objective(Protocol):
         """
 
 
-OBJECTIVES: Rows[type[Objective]] = Rows(
+OBJECTIVES: Rows[type[ObjectiveConfig], type[Objective]] = Rows(
     "objective",
     {
-        MaskedLmConfig: MaskedLM,
-        TranslationConfig: Translation,
-        CausalLmConfig: CausalLM,
-        SentenceOrderConfig: SentenceOrder,
-        ReplacedTokensConfig: ReplacedTokens,
-        DistillConfig: Distill,
-        PermutationLmConfig: PermutationLM,
-        ClassifyConfig: Classify,
-        TagConfig: Tag,
-        AnswerConfig: Answer,
-        ChooseConfig: Choose,
-        ContrastiveConfig: Contrastive,
+        MaskedLmConfig: "modernbert_train.objectives.mlm:MaskedLM",
+        TranslationConfig: "modernbert_train.objectives.tlm:Translation",
+        CausalLmConfig: "modernbert_train.objectives.causal:CausalLM",
+        SentenceOrderConfig: "modernbert_train.objectives.sop:SentenceOrder",
+        ReplacedTokensConfig: "modernbert_train.objectives.rtd:ReplacedTokens",
+        DistillConfig: "modernbert_train.objectives.distill:Distill",
+        PermutationLmConfig: "modernbert_train.objectives.permutation:PermutationLM",
+        ClassifyConfig: "modernbert_train.objectives.classify:Classify",
+        TagConfig: "modernbert_train.objectives.classify:Tag",
+        AnswerConfig: "modernbert_train.objectives.questions:Answer",
+        ChooseConfig: "modernbert_train.objectives.questions:Choose",
+        ContrastiveConfig: "modernbert_train.objectives.contrastive:Contrastive",
     },
 )
 

@@ -65,7 +65,7 @@ def _fused(config: OptimConfig) -> bool:
 
 
 # type of the configuration -> what makes the optimizer of the weights
-OPTIMIZERS: Rows[Callable[[Any, Sequence[Weight]], Optimizer]] = Rows(
+OPTIMIZERS: Rows[type[OptimConfig], Callable[[Any, Sequence[Weight]], Optimizer]] = Rows(
     "optimizer",
     {
         StableAdamWConfig: _build_stable_adamw,

@@ -379,7 +379,7 @@ def _projection(model: ModelConfig, objective: ObjectiveConfig) -> tuple[Matrix,
     return (matrix,) if objective.compares else (matrix, Matrix(width, 1, "head"))
 
 
-ENCODER_COUNTS: Rows[Callable[[Any], Counted]] = Rows(
+ENCODER_COUNTS: Rows[type[ModelConfig], Callable[[Any], Counted]] = Rows(
     "count",
     {
         ModernBertConfig: _modernbert,

@@ -31,7 +31,6 @@ from modernbert_train.core.files import free_bytes
 from modernbert_train.core.version import __version__
 from modernbert_train.data.check import check_data
 from modernbert_train.data.facts import DataFacts
-from modernbert_train.data.labelled import describe_labelled
 from modernbert_train.data.remote import is_remote
 from modernbert_train.data.shard_sizes import all_folders, check_shard_sizes
 from modernbert_train.distributed.gpus import count_gpus, shown_gpus
@@ -41,8 +40,6 @@ from modernbert_train.plan.census import ENCODER_COUNTS
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.memory import HasMemory, checkpoint_bytes
 from modernbert_train.plan.room import Card, on_gpu, too_large
-from modernbert_train.weights.hub import is_cached
-from modernbert_train.weights.named_source import check_named, check_vocabulary, tokenizer_named
 
 FORMAT = 1
 Look = Callable[[], object]
@@ -242,19 +239,27 @@ def _check_second_home(url: str | None) -> None:
 
 def _of_its_folder(config: RunConfig, fresh: bool) -> Iterator[Look]:
     if config.evals:  # which rank 0 reads for all
+        from modernbert_train.data.labelled import describe_labelled
+
         yield lambda: describe_labelled(config.evals)
     run = RunFolder(config)
     if fresh or not run.has_checkpoints():
         for _, name in _first_weights(config):
-            yield lambda name=name: check_named(name, config.runs_folder)  # type: ignore[misc]
+            yield lambda name=name: _check_named(name, config.runs_folder)  # type: ignore[misc]
         yield lambda: _check_vocabulary(config.weights, config.data.tokenizer, config.runs_folder)
     if (teacher := config.objective.named_teacher) is not None:
-        yield lambda: check_named(teacher, config.runs_folder)
+        yield lambda: _check_named(teacher, config.runs_folder)
     yield run.check_writable
     yield lambda: _check_disk(config, run, fresh)
     if not fresh:
         yield run.compare
         yield lambda: _check_trained(run.path, run.checkpoints, config.phases)
+
+
+def _check_named(name: str, runs_folder: str) -> None:
+    from modernbert_train.weights.named_source import check_named
+
+    check_named(name, runs_folder)
 
 
 def _first_weights(config: RunConfig) -> list[tuple[str, str]]:
@@ -283,6 +288,8 @@ def not_looked_at(config: RunConfig) -> list[str]:
 def _of_weights(key: str, name: str) -> str:
     if Path(name).exists():
         return f"{key}={name}: whether the weights are whole, and fit"
+    from modernbert_train.weights.hub import is_cached
+
     if is_cached(name):
         return f"{key}={name}: a model of the hub that is in this machine's cache; whether it is whole, and fits"
     return (
@@ -293,11 +300,14 @@ def _of_weights(key: str, name: str) -> str:
 def _check_vocabulary(weights: WeightsConfig, tokenizer: str, runs_folder: str) -> None:
     """Compare the tokenizers, where that of the weights is at hand and nothing is wrong with the weights' name."""
     name = weights.init_from or weights.shrink_from
+    if name is None:
+        return
+    from modernbert_train.weights.named_source import check_named, check_vocabulary, tokenizer_named
+
     there = None
     with suppress(RunError):
-        if name is not None:
-            check_named(name, runs_folder)
-            there = tokenizer_named(name)
+        check_named(name, runs_folder)
+        there = tokenizer_named(name)
     if there is not None:
         check_vocabulary(weights, there, tokenizer)
 

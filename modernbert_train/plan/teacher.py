@@ -13,7 +13,6 @@ from modernbert_train.errors import RunError
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import Spans, flops_per_token
 from modernbert_train.plan.parameters import count_parameters
-from modernbert_train.weights.named_model import model_of
 
 
 def teacher_of(objective: ObjectiveConfig) -> ModelConfig | None:
@@ -23,6 +22,8 @@ def teacher_of(objective: ObjectiveConfig) -> ModelConfig | None:
 
 @functools.cache
 def _read(name: str) -> ModelConfig | None:
+    from modernbert_train.weights.named_model import model_of
+
     with suppress(OSError, ValueError, RunError):  # whoever reads it all will say what is wrong
         return model_of(Path(name))
     return None

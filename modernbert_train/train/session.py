@@ -46,7 +46,6 @@ from modernbert_train.distributed.same_run import require_agreement
 from modernbert_train.distributed.save_requests import Requests
 from modernbert_train.distributed.transport import warn_of_slow_network
 from modernbert_train.errors import ConfigError, DataError, Halved, StoppedEarly, StorageError
-from modernbert_train.models.distilled import Distilled
 from modernbert_train.plan.card import card_of_all
 from modernbert_train.plan.halved import halve, is_full
 from modernbert_train.plan.resolve import Resolved, resolve
@@ -69,13 +68,9 @@ from modernbert_train.train.start import (
     fill,
     find_first,
     find_start,
-    origin_text,
     record_start,
 )
 from modernbert_train.train.step import Loop
-from modernbert_train.weights.source import Origin
-from modernbert_train.weights.teacher import find_teacher
-from modernbert_train.weights.token_effect import describe_effects, effects
 
 
 def train(
@@ -127,13 +122,13 @@ def _start(
         run = _resolve(asked, resolved, compute, fresh=fresh)
         folder = RunFolder(run.config)
         # before the folder is made, so that a mistake in it can be fixed under the same name
-        origin, branch = on_rank_zero_slowly(lambda: find_first(run.config, folder, fresh=fresh))
+        first = on_rank_zero_slowly(lambda: find_first(run.config, folder, fresh=fresh))
         with _opened(folder, fresh=fresh):
-            start = branch or on_rank_zero_slowly(lambda: find_start(folder))  # it reads and hashes a checkpoint
+            start = first or on_rank_zero_slowly(lambda: find_start(folder))  # it reads and hashes a checkpoint
             if this_rank() == 0:
                 second_home.start()
             if start.tokens < run.config.total_tokens:
-                loop = _build(run, folder, compute, start, origin, guests, requests)
+                loop = _build(run, folder, compute, start, guests, requests)
                 _fit(loop, asked, run.config, folder, requests)
             else:
                 _say_trained(run.config, folder, start)
@@ -210,29 +205,28 @@ def _build(
     folder: RunFolder,
     compute: Compute,
     start: Start,
-    origin: Origin | None,
     guests: list[Callback],
     requests: Requests,
 ) -> Loop:
     """The loop, with weights, clock and place in the data as they are at the start; banner and record tell of it."""
     config = run.config
     facts = read_facts(config.data)
-    teacher = on_rank_zero_slowly(  # it reads and hashes all weights
-        lambda: find_teacher(
-            config.objective, config.model, config.phases.values(), config.data.tokenizer, config.runs_folder
-        )
-    )
+    teacher = None
+    if config.objective.named_teacher is not None:
+        from modernbert_train.weights.teacher import find_teacher
+
+        about = (config.objective, config.model, config.phases.values(), config.data.tokenizer, config.runs_folder)
+        teacher = on_rank_zero_slowly(lambda: find_teacher(*about))  # it reads and hashes all weights
     taught = {} if teacher is None else teacher.fingerprint
     fingerprint = check_same_data(start, config, data_fingerprint(facts) | taught)
     on_rank_zero(lambda: folder.save_resolved(run.to_json(), asdict(run_statistics(facts))))
     loop = build(config, facts, compute, folder, fingerprint, requests, guests, last_phase=start.phase)
-    words = on_rank_zero(lambda: {} if start.checkpoint or origin is None else effects(config.data, facts, origin))
     if this_rank() == 0:
         lines = banner(
             config,
-            origin=origin_text(start, origin),
+            origin=str(start),
             teacher=None if teacher is None else teacher.describe(),
-            vocabulary=describe_effects(words),
+            vocabulary=start.effect_lines,
             facts=facts,
             compute=compute,
             tuned=run.settings,
@@ -241,14 +235,11 @@ def _build(
             ranks_per_node=ranks_per_node(),
         )
         print(lines, flush=True)
-    fill(loop, start, origin, config.model, config.seed)
+    fill(loop, start, config.model, config.seed)
     if teacher is not None:
         stage(f"reading the teacher from {teacher.source.folder}")
-        model = inner_model(loop.state.model)
-        assert isinstance(model, Distilled)
-        mesh = getattr(next(model.parameters()), "device_mesh", None)  # of a model that is sharded
-        model.listen(teacher.read(config.compute, compute.device, bf16=compute.bf16, mesh=mesh))
-    loop.checkpoints.restarted = on_rank_zero(lambda: record_start(folder, start, origin, words, compute.device))
+        teacher.teach(inner_model(loop.state.model), config.compute, compute.device, bf16=compute.bf16)
+    loop.checkpoints.restarted = on_rank_zero(lambda: record_start(folder, start, compute.device))
     loop.trainer.logger.log_hyperparameters(flat(config))
     return loop
 

@@ -8,9 +8,9 @@ first checkpoint, it simply starts the same way again, and after that `start` is
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from composer import Trainer
@@ -26,27 +26,23 @@ from modernbert_train.config.plugins import versions
 from modernbert_train.config.schema import ModelConfig, RunConfig, StartConfig
 from modernbert_train.core.read_json import number
 from modernbert_train.data.dataset_card import TOKEN_COUNTS
+from modernbert_train.data.facts import read_facts
 from modernbert_train.data.fingerprint import differences, known_since
 from modernbert_train.data.loader import PackedLoader
 from modernbert_train.distributed.group import num_ranks, ranks_per_node
 from modernbert_train.distributed.same_run import code_hash
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.models.build import shapes_of
+from modernbert_train.models.init import initialize
 from modernbert_train.report.effective import LAST_SIGN
 from modernbert_train.report.progress import stage
 from modernbert_train.train.adapters import inner_model
 from modernbert_train.train.step import Loop
 from modernbert_train.weights.gather import load_optimizer, load_weights
-from modernbert_train.weights.named_source import check_named
-from modernbert_train.weights.source import (
-    Origin,
-    check_same_architecture,
-    check_same_tokenizer,
-    fill_first,
-    find_origin,
-    open_source,
-)
-from modernbert_train.weights.token_effect import Effect
+
+if TYPE_CHECKING:
+    from modernbert_train.weights.source import Origin
+    from modernbert_train.weights.token_effect import Effect
 
 
 @dataclass(frozen=True)
@@ -57,11 +53,17 @@ class Start:
         checkpoint: the checkpoint it goes on from; None from scratch.
         passed_over: newer checkpoints that are damaged, and why.
         branch: what is taken from the checkpoint of another run; None when it is the run's own.
+        origin: weights from elsewhere that a run without a checkpoint begins with; None: drawn by its seed.
+        effects: of their vocabulary on the text of each stream, where it is another one.
+        effect_lines: the same as a table.
     """
 
-    checkpoint: Checkpoint | None
-    passed_over: list[str]
+    checkpoint: Checkpoint | None = None
+    passed_over: list[str] = field(default_factory=list)
     branch: StartConfig | None = None
+    origin: Origin | None = None
+    effects: Mapping[str, Effect] = field(default_factory=dict)
+    effect_lines: Sequence[str] = ()
 
     @property
     def keeps_clock(self) -> bool:
@@ -80,15 +82,14 @@ class Start:
         """Phase of the last step; None where the clock begins at 0."""
         return self.checkpoint.state.phase if self.keeps_clock and self.checkpoint is not None else None
 
-
-def origin_text(start: Start, origin: Origin | None) -> str:
-    """The start in a line, for the banner and the record."""
-    if start.checkpoint is None:
-        return "scratch" if origin is None else origin.describe()
-    if start.branch is None:
-        return f"{start.checkpoint.folder.name} ({start.tokens:,} tokens)"
-    taken = ", ".join(f"{key} {getattr(start.branch, key)}" for key in ("clock", "moments", "data"))
-    return f"{start.checkpoint.folder} ({start.checkpoint.state.tokens:,} tokens there): {taken}"
+    def __str__(self) -> str:
+        """One line for the banner and the record."""
+        if self.checkpoint is None:
+            return "scratch" if self.origin is None else self.origin.describe()
+        if self.branch is None:
+            return f"{self.checkpoint.folder.name} ({self.tokens:,} tokens)"
+        taken = ", ".join(f"{key} {getattr(self.branch, key)}" for key in ("clock", "moments", "data"))
+        return f"{self.checkpoint.folder} ({self.checkpoint.state.tokens:,} tokens there): {taken}"
 
 
 def find_start(folder: RunFolder) -> Start:
@@ -106,29 +107,40 @@ def find_start(folder: RunFolder) -> Start:
     return start
 
 
-def find_first(config: RunConfig, folder: RunFolder, *, fresh: bool) -> tuple[Origin | None, Start | None]:
-    """Return the weights that a run without a checkpoint of its own begins with, or the run that it continues.
+def find_first(config: RunConfig, folder: RunFolder, *, fresh: bool) -> Start | None:
+    """Return the start of a run without a checkpoint of its own; None if it has one, see `find_start`.
 
     Raises:
         RunError: see `find_origin` and `find_branch`.
     """
     if folder.has_checkpoints() and not fresh:
-        return None, None
-    return find_origin(config), find_branch(config)
+        return None
+    if config.start is not None:
+        return find_branch(config, config.start)
+    if not config.weights.named:
+        return Start()
+    from modernbert_train.weights.source import find_origin
+    from modernbert_train.weights.token_effect import describe_effects, effects
+
+    origin = find_origin(config)
+    assert origin is not None
+    found = effects(config.data, read_facts(config.data), origin)
+    return Start(origin=origin, effects=found, effect_lines=describe_effects(found))
 
 
-def find_branch(config: RunConfig) -> Start | None:
-    """The checkpoint of another run that config.start names, compared with this run; None if it names none.
+def find_branch(config: RunConfig, asked: StartConfig) -> Start:
+    """Return the checkpoint of another run that config.start names, compared with this run.
 
     Raises:
         ConfigError: it is no checkpoint, or of another architecture, tokenizer or optimizer; names both values.
         StorageError: see `open_source`.
     """
-    if config.start is None:
-        return None
-    name = f"start.checkpoint={config.start.checkpoint}"
-    check_named(config.start.checkpoint, config.runs_folder)
-    source = open_source(config.start.checkpoint)
+    from modernbert_train.weights.named_source import check_named
+    from modernbert_train.weights.source import check_same_architecture, check_same_tokenizer, open_source
+
+    name = f"start.checkpoint={asked.checkpoint}"
+    check_named(asked.checkpoint, config.runs_folder)
+    source = open_source(asked.checkpoint)
     if source.checkpoint is None or source.checkpoint.is_average:
         raise ConfigError(
             f"{name}: holds weights alone, so there is nothing to continue from. Name a run or a checkpoint of this "
@@ -150,17 +162,17 @@ def find_branch(config: RunConfig) -> Start | None:
             "objective to what it was: sharing, mlm_head and the generator's size."
         )
     there, tokens = source.checkpoint.config.optim.name, source.checkpoint.state.tokens
-    if config.start.moments == "keep" and there != config.optim.name:
+    if asked.moments == "keep" and there != config.optim.name:
         raise ConfigError(
             f"{name}: its moments are of optim.name={there}, this run has {config.optim.name}. Set "
             "start.moments=reset, or the optimizer it had."
         )
-    if config.start.clock == "keep" and tokens >= config.total_tokens:
+    if asked.clock == "keep" and tokens >= config.total_tokens:
         raise ConfigError(
             f"{name}: is at {tokens:,} tokens, this run ends at {config.total_tokens:,}. Set start.clock=reset for "
             "phases that count from there, or lengthen the phases."
         )
-    return Start(source.checkpoint, [], config.start)
+    return Start(source.checkpoint, [], asked)
 
 
 def check_same_data(start: Start, config: RunConfig, here: Mapping[str, str]) -> dict[str, str]:
@@ -235,7 +247,7 @@ def restore(trainer: Trainer, loader: PackedLoader, start: Start) -> None:
         ) from None
 
 
-def fill(loop: Loop, start: Start, origin: Origin | None, config: ModelConfig, seed: int) -> None:
+def fill(loop: Loop, start: Start, config: ModelConfig, seed: int) -> None:
     """Fill in weights, and all that a checkpoint restores; only now, when a sharded model has its memory in shards."""
     if start.checkpoint is not None:
         stage(f"restoring {start.checkpoint.folder.name}")
@@ -243,15 +255,14 @@ def fill(loop: Loop, start: Start, origin: Origin | None, config: ModelConfig, s
         if start.branch is None:
             assert start.checkpoint.state.training is not None
             loop.guard.memory.update(start.checkpoint.state.training.stability)
+    elif start.origin is not None:
+        stage(f"reading the first weights from {start.origin.source.folder}")
+        start.origin.fill(inner_model(loop.trainer.state.model))
     else:
-        if origin is not None:
-            stage(f"reading the first weights from {origin.source.folder}")
-        fill_first(inner_model(loop.trainer.state.model), config, seed, origin)
+        initialize(inner_model(loop.trainer.state.model), config, seed)
 
 
-def record_start(
-    folder: RunFolder, start: Start, origin: Origin | None, words: dict[str, Effect], device: torch.device
-) -> bool:
+def record_start(folder: RunFolder, start: Start, device: torch.device) -> bool:
     """Write the start into the record, and the record back to where it begins.
 
     Returns:
@@ -270,8 +281,9 @@ def record_start(
     entry["program"] = provenance.program(here)
     if start.checkpoint is None or start.branch is not None:
         folder.rewind_metrics(-1)
-        entry["from"] = origin_text(start, origin)
-        folder.record(entry | ({"vocabulary": {name: asdict(each) for name, each in words.items()}} if words else {}))
+        entry["from"] = str(start)
+        effects = {name: asdict(each) for name, each in start.effects.items()}
+        folder.record(entry | ({"vocabulary": effects} if effects else {}))
         return last > 0
     folder.rewind_metrics(step)
     folder.record(entry | {"kind": "resume", "checkpoint": start.checkpoint.folder.name})

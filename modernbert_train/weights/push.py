@@ -30,9 +30,10 @@ from modernbert_train.core.text import first_line
 from modernbert_train.core.version import __version__
 from modernbert_train.errors import ConfigError, RunError, StorageError
 from modernbert_train.models.build import build_model
+from modernbert_train.models.init import initialize
 from modernbert_train.weights.export import export_run
 from modernbert_train.weights.gather import gather_weights
-from modernbert_train.weights.source import fill_first, find_origin
+from modernbert_train.weights.source import find_origin
 
 MARK = "checkpoint.json"
 # what the hub's library raises for a lost connection: httpx.HTTPError in version 1, httpx2.HTTPError in version 2
@@ -127,7 +128,10 @@ def first_checkpoint(newest: Checkpoint, folder: Path) -> Checkpoint:
     if origin is not None and then is not None and then != now:
         raise ConfigError(f"the run began with `{then}`, and its configuration gives `{now}` today")
     model = build_model(config.model, config.objective, config.compute)
-    fill_first(model, config.model, config.seed, origin)
+    if origin is None:
+        initialize(model, config.model, config.seed)
+    else:
+        origin.fill(model)
     own = folder / FIRST
     own.mkdir()
     write_tensors(own / WEIGHTS, gather_weights(model, keep=True))

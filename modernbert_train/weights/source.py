@@ -260,14 +260,6 @@ class Origin:
         assert not targets, f"left without weights: {sorted(targets)}"
 
 
-def fill_first(model: nn.Module, config: ModelConfig, seed: int, origin: Origin | None) -> None:
-    """Put the weights of step 0 into a model: those from elsewhere, or those drawn by the run's seed."""
-    if origin is not None:
-        origin.fill(model)
-    else:
-        initialize(model, config, seed)
-
-
 def _with_rows_of(source: Source, model: ModelConfig) -> ModelConfig:
     return replace(model, vocab_size=source.model.vocab_size)
 

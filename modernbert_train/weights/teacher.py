@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from modernbert_train.config.distill import DistillConfig
@@ -23,7 +23,7 @@ from modernbert_train.config.schema import ComputeConfig, MaskedLmConfig, ModelC
 from modernbert_train.data.fingerprint import TEACHER, TEACHER_CONFIG
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.build import build_model
-from modernbert_train.models.distilled import Teacher
+from modernbert_train.models.distilled import Distilled, Teacher
 from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.weights.formats.tensors import DECODER, MASKED_LM, module_of
 from modernbert_train.weights.named_source import check_named
@@ -91,6 +91,17 @@ class FoundTeacher:
         if mesh is not None:
             teacher.shard(mesh)
         return teacher
+
+    def teach(self, model: nn.Module, asked: ComputeConfig, device: torch.device, *, bf16: bool) -> None:
+        """Read the teacher and let a model ask it, sharded as the model is.
+
+        Args:
+            model: a `Distilled`, where it trains.
+            asked, device, bf16: see `read`.
+        """
+        assert isinstance(model, Distilled)
+        mesh = getattr(next(model.parameters()), "device_mesh", None)  # of a model that is sharded
+        model.listen(self.read(asked, device, bf16=bf16, mesh=mesh))
 
 
 def find_teacher(

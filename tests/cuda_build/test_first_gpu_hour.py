@@ -53,9 +53,10 @@ def test_two_and_four_ranks_on_one_gpu(tmp_path: Path) -> None:
     )
     found = {part["name"]: part for part in json.loads((out / "summary.json").read_text())["parts"]}
     assert {name: found[name]["outcome"] for name in SHARED} == dict.fromkeys(SHARED, "passed"), done.stdout
-    for name in COLLECTIVES:  # but a barrier, which is of the processes
+    for name in COLLECTIVES:  # but a barrier, which is of the processes; short messages may be right by chance
         assert found[name]["outcome"] == "failed" and FAILS[name] in found[name]["reason"], found[name]
-        assert found[name]["numbers"]["right"] == 1 and found[name]["numbers"]["wrong"] > 20
+        assert found[name]["numbers"]["wrong"] > 15
+        assert "ok    barrier on" in (out / f"parts/{name}.log").read_text()
     for name in (*COLLECTIVES, *SHARED):
         log = (out / f"parts/{name}.log").read_text()
         assert "compute on the same GPU" in log and "says nothing of speed" in log
