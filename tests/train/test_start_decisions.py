@@ -23,7 +23,6 @@ from modernbert_train.errors import ConfigError, DataError, RunError, StorageErr
 from modernbert_train.train import session
 from modernbert_train.train.start import Start, check_same_data
 from modernbert_train.vocabulary import read_vocabulary
-from modernbert_train.weights.source import Origin
 from tests.checkpoints.small_checkpoint import CONFIG, state_of, write
 from tests.conftest import TINY_YAML, TinyRun
 
@@ -77,10 +76,9 @@ class Place:
         session.train(read_run(self._words(*SMALL, *overrides)), fresh=fresh)
         return self._found
 
-    def _note(
-        self, settled: Any, folder: RunFolder, compute: Any, start: Start, origin: Origin | None, *_: Any
-    ) -> None:
+    def _note(self, run: Any, folder: RunFolder, compute: Any, start: Start, *_: Any) -> None:
         if start.checkpoint is None:
+            origin = start.origin
             self._found = "scratch" if origin is None else f"scratch with the weights of {name(origin.source.folder)}"
             return
         how = "resume" if start.branch is None else "branch from"
