@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,10 @@ from modernbert_train.core.read_json import read_json
 from modernbert_train.core.tokenizer_threads import tokenizer_threads
 from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.errors import DataError
+from modernbert_train.vocabulary import CONVENTION, NEEDED, SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG, role_tokens
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 TOKENIZER_FILE = "tokenizer.json"
-_ROLES = {"pad_token": PAD, "unk_token": UNK, "cls_token": CLS, "sep_token": SEP, "mask_token": MASK}
 _MODEL_MAX_LENGTH = 8192  # longest context of the recipes; transformers truncates to it when asked to truncate
 _SPARE = "[unused"
 _EXTENDED_ORDER = (UNK, CLS, SEP, PAD, MASK)  # so that OLMo's tokenizer gets the ids that ModernBERT gave it
@@ -86,13 +86,17 @@ def adapt_tokenizer(path: str | Path, extend: bool = False, spare_entries: int =
 
     Returns:
         The tokenizer with special SPECIAL_TOKENS, [MASK] absorbing the space before it, the template
-        [CLS] A [SEP] (B [SEP]), and neither truncation nor padding. No text gives an [unused...] entry.
+        [CLS] A [SEP] (B [SEP]), and neither truncation nor padding. No text gives an [unused...] entry. That of an
+        encoder whose special tokens have other names is as it was, but for truncation and padding.
 
     Raises:
         DataError: the file is missing or no tokenizer, or lacks special tokens; names them.
     """
     tokenizer, content = read_tokenizer(path)
     ids = tokenizer.get_vocab()
+    roles = roles_of_adapted(path)
+    if any(roles[role] != CONVENTION[role] for role in NEEDED):
+        return tokenizer
     if extend:
         ids |= _new_entries(ids, spare_entries)
     missing = [token for token in SPECIAL_TOKENS if token not in ids]
@@ -114,6 +118,12 @@ def adapt_tokenizer(path: str | Path, extend: bool = False, spare_entries: int =
         )
     set_template(tokenizer)
     return tokenizer
+
+
+def roles_of_adapted(path: str | Path) -> dict[str, str]:
+    """Return the special tokens of a tokenizer once it is adapted: its own if it is an encoder's, as a RoBERTa's."""
+    roles = role_tokens(tokenizer_file(path))
+    return roles if all(role in roles for role in NEEDED) else dict(CONVENTION)
 
 
 def read_tokenizer(path: str | Path) -> tuple[Tokenizer, dict[str, Any]]:
@@ -139,27 +149,34 @@ def tokenizer_file(path: str | Path) -> Path:
     return Path(path) / TOKENIZER_FILE if Path(path).is_dir() else Path(path)
 
 
-def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> str:
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, roles: Mapping[str, str] = CONVENTION) -> str:
     """Write a folder that transformers.AutoTokenizer loads.
+
+    Args:
+        tokenizer: trained or adapted.
+        folder: where to.
+        roles: its special tokens, see `role_tokens`.
 
     Returns:
         sha256 of its tokenizer.json, which the dataset cards carry.
     """
+    named: dict[str, Any] = {f"{role}_token": text for role, text in roles.items()}
     folder.mkdir(exist_ok=True)
     tokenizer.save(str(folder / TOKENIZER_FILE))
     _write_json(
-        folder / "tokenizer_config.json",
+        folder / TOKENIZER_CONFIG,
         {
-            **_ROLES,
+            **named,
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": _MODEL_MAX_LENGTH,
             "model_input_names": ["input_ids", "attention_mask"],
             "clean_up_tokenization_spaces": False,
         },
     )
-    mask = {"content": MASK, "single_word": False, "rstrip": False, **_flags(MASK)}
-    del mask["special"]
-    _write_json(folder / "special_tokens_map.json", {**_ROLES, "mask_token": mask})
+    if roles["mask"] == MASK:
+        named["mask_token"] = {"content": MASK, "single_word": False, "rstrip": False, **_flags(MASK)}
+        del named["mask_token"]["special"]
+    _write_json(folder / SPECIAL_TOKENS_MAP, named)
     return file_sha256(folder / TOKENIZER_FILE)
 
 
@@ -179,17 +196,21 @@ def encode_with_offsets(tokenizer: Tokenizer, texts: list[str]) -> list[tuple[li
     return [(each.ids, np.array(each.offsets, np.int64).reshape(-1, 2)) for each in encodings]
 
 
-def require_unspoken(tokenizer: Tokenizer, token_counts: NDArray[np.int64]) -> None:
+def require_unspoken(
+    tokenizer: Tokenizer, token_counts: NDArray[np.int64], roles: Mapping[str, str] = CONVENTION
+) -> None:
     """Refuse a tokenizer that makes special tokens out of text.
 
     Args:
         tokenizer: the one that made the tokens.
         token_counts: times each id occurs, by id.
+        roles: its special tokens, see `role_tokens`.
 
     Raises:
-        DataError: [PAD], [CLS], [SEP] or [MASK] occurs; [UNK] may.
+        DataError: the token for pad, cls, sep or mask occurs; that for unk may.
     """
-    spoken = [token for token in (PAD, CLS, SEP, MASK) if token_counts[tokenizer.token_to_id(token)]]
+    needed = [roles[role] for role in ("pad", "cls", "sep", "mask")]
+    spoken = [token for token in needed if token_counts[tokenizer.token_to_id(token)]]
     if spoken:
         raise DataError(
             f"tokenizer.path: this tokenizer reads {', '.join(spoken)} out of ordinary text, even as plain characters. "
@@ -212,12 +233,13 @@ def _new_entries(ids: dict[str, int], spare_entries: int) -> dict[str, int]:
     return {token: first + i for i, token in enumerate(new)}
 
 
-def set_template(tokenizer: Tokenizer) -> None:
-    """Let it put [CLS] before a text and [SEP] after it."""
+def set_template(tokenizer: Tokenizer, roles: Mapping[str, str] = CONVENTION) -> None:
+    """Let it put the token for cls before a text and that for sep after it."""
+    cls, sep = roles["cls"], roles["sep"]
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{CLS} $A {SEP}",
-        pair=f"{CLS} $A {SEP} $B:1 {SEP}:1",
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (CLS, SEP)],
+        single=[cls, "$A", sep],
+        pair=[cls, "$A", sep, "$B:1", f"{sep}:1"],
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (cls, sep)],
     )
 
 

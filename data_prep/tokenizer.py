@@ -19,7 +19,14 @@ if not __package__:  # run as a script: sys.path begins with this folder, the pa
 from data_prep.clean.documents import Kept, Tally, examine
 from data_prep.clean.filters import make_screen
 from data_prep.clean.losses import losses
-from data_prep.make_tokenizer import adapt_tokenizer, num_entries, require_size, save_tokenizer, train_tokenizer
+from data_prep.make_tokenizer import (
+    adapt_tokenizer,
+    num_entries,
+    require_size,
+    roles_of_adapted,
+    save_tokenizer,
+    train_tokenizer,
+)
 from data_prep.program import finish
 from data_prep.read.items import Document
 from data_prep.read.sources import read_source
@@ -28,6 +35,7 @@ from data_prep.write.workspace import workspace
 from modernbert_train.cli.parser import Parser
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, TokenizerConfig, prepare_problems
 from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.vocabulary import CONVENTION
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,17 +100,20 @@ def _make_folder(parsed: argparse.Namespace) -> str:
     config = PrepareConfig(out=parsed.out, sources=sources, tokenizer=TokenizerConfig(**settings))
     if problems := prepare_problems(config):
         raise ConfigError("\n".join(problems))
-    said = ""
+    said, roles = "", dict(CONVENTION)
+    if parsed.command != "train":
+        roles = roles_of_adapted(parsed.tokenizer)
     if parsed.command == "train":
         tokenizer = train_tokenizer(texts_of(config), parsed.entries, parsed.spare)
         require_size(tokenizer, parsed.entries)
     elif parsed.command == "trim":
-        tokenizer, stays = trim_tokenizer(adapt_tokenizer(parsed.tokenizer), texts_of(config), parsed.entries)
+        whole = adapt_tokenizer(parsed.tokenizer)
+        tokenizer, stays = trim_tokenizer(whole, texts_of(config), parsed.entries, roles)
         said = f", which are {stays:.1%} of the tokens of the text as it was"
     else:
         tokenizer = adapt_tokenizer(parsed.tokenizer, parsed.extend, parsed.spare)
     with workspace(out) as folder:
-        save_tokenizer(tokenizer, folder)
+        save_tokenizer(tokenizer, folder, roles)
     return f"{out}: {num_entries(tokenizer)} entries{said}"
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -19,19 +19,22 @@ from tokenizers import Tokenizer, pre_tokenizers
 from data_prep.make_tokenizer import encode_documents, set_template
 from modernbert_train.core.tokenizer_threads import tokenizer_threads
 from modernbert_train.errors import ConfigError
-from modernbert_train.vocabulary import SPARE
+from modernbert_train.vocabulary import CONVENTION, SPARE
 
 _AT_ONCE = 256  # texts that are tokenised together
 _INSIDE = "##"
 
 
-def trim_tokenizer(tokenizer: Tokenizer, texts: Iterable[str], entries: int) -> tuple[Tokenizer, float]:
+def trim_tokenizer(
+    tokenizer: Tokenizer, texts: Iterable[str], entries: int, roles: Mapping[str, str] = CONVENTION
+) -> tuple[Tokenizer, float]:
     """Leave so many entries of a tokenizer.
 
     Args:
         tokenizer: of BPE, Unigram, WordPiece or whole words.
         texts: read once.
         entries: all included.
+        roles: its special tokens.
 
     Returns:
         The smaller tokenizer, and the share of the text's tokens that stay.
@@ -61,7 +64,7 @@ def trim_tokenizer(tokenizer: Tokenizer, texts: Iterable[str], entries: int) -> 
         if len(kept) + len(family) <= entries:
             kept |= family
     stays = sum(counts[token] for token in kept) / max(1, counts.total())
-    return _with_tokens(content, sorted(kept, key=ids.__getitem__)), stays
+    return _with_tokens(content, sorted(kept, key=ids.__getitem__), roles), stays
 
 
 def _needed(content: dict[str, Any], ids: dict[str, int], counts: Counter[str]) -> Iterator[str]:
@@ -99,7 +102,7 @@ def _family(token: str, parts: dict[str, tuple[str, str]]) -> Iterator[str]:
         yield from _family(part, parts)
 
 
-def _with_tokens(content: dict[str, Any], kept: list[str]) -> Tokenizer:
+def _with_tokens(content: dict[str, Any], kept: list[str], roles: Mapping[str, str]) -> Tokenizer:
     new = {token: number for number, token in enumerate(kept)}
     model, old = content["model"], content["model"]["vocab"]
     if model["type"] == "Unigram":
@@ -115,5 +118,5 @@ def _with_tokens(content: dict[str, Any], kept: list[str]) -> Tokenizer:
     ]
     content["post_processor"] = None
     tokenizer = Tokenizer.from_str(json.dumps(content))
-    set_template(tokenizer)
+    set_template(tokenizer, roles)
     return tokenizer

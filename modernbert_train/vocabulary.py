@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.own_files import require_own_files
-from modernbert_train.core.read_json import content_of, parse_json
+from modernbert_train.core.read_json import content_of, parse_json, read_json
 from modernbert_train.core.read_once import read_once
 from modernbert_train.errors import DataError
 
@@ -24,6 +24,11 @@ _SPACES = ("Ġ", "▁", " ")  # begins a token that stands after a space: byte-l
 _CONTINUES = "##"  # begins one that does not, where a space leaves no mark
 SPARE = "[unused"  # begins an entry that is kept free
 _LARGEST_ID = (1 << 31) - 1  # what the shards' ids can be
+TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+# role of a special token -> its name in a tokenizer of this project
+CONVENTION = {"cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "mask": "[MASK]", "unk": "[UNK]"}
+NEEDED = ("cls", "sep", "pad", "mask")
+_DECODERS_NAMES = {"cls": "bos_token", "sep": "eos_token"}  # of tokenizers that were made for decoders first
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,8 @@ class Vocabulary:
         inside_words: int64 ids of those that go on with a word that a token before them began: with WordPiece's ##, or
             letters and digits without the mark of a space where words have one.
         segments_of_pairs: whether the tokenizer gives the second text of a pair token type 1.
+        roles: token of each role, as the tokenizer spells it.
+        separators: tokens for sep between the two texts of a pair; a RoBERTa has two.
     """
 
     num_entries: int
@@ -52,6 +59,13 @@ class Vocabulary:
     sentence_ends: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     inside_words: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     segments_of_pairs: bool = False
+    roles: Mapping[str, str] = field(default_factory=lambda: CONVENTION)
+    separators: int = 1
+
+    @property
+    def between(self) -> tuple[int, ...]:
+        """Ids between the two texts of a pair."""
+        return (self.sep_id,) * self.separators
 
 
 class _Tokenizer(NamedTuple):
@@ -62,22 +76,105 @@ class _Tokenizer(NamedTuple):
         ids: of every token.
         added: what it says about each added token, by its text.
         segments_of_pairs: see `Vocabulary`.
+        ends: the tokens that its post-processor puts before and after a text; empty where it puts none.
+        separators: see `Vocabulary`.
     """
 
     sha256: str
     ids: Mapping[str, int]
     added: Mapping[str, Any]
     segments_of_pairs: bool
+    ends: tuple[str, str]
+    separators: int
 
 
 def read_vocabulary(folder: str | Path) -> Vocabulary:
-    """Read a tokenizer folder, once in a process for as long as its tokenizer.json is the same.
+    """Read a tokenizer folder; its files are parsed once in a process for as long as they are the same.
 
     Raises:
-        DataError: there is no tokenizer.json, it is damaged, or one of [CLS], [SEP], [PAD], [MASK] is missing.
+        DataError: there is no tokenizer.json, it is damaged, or it has no token for one of `NEEDED`.
     """
     require_own_files(Path(folder))
-    return read_once(Path(folder) / "tokenizer.json", _vocabulary)
+    path = Path(folder) / TOKENIZER
+    roles, ids = role_tokens(folder), token_ids(folder)
+    if missing := [role for role in NEEDED if role not in roles]:
+        raise DataError(
+            f"{path}: lacks {', '.join(CONVENTION[role] for role in missing)}, and neither {TOKENIZER_CONFIG} nor "
+            f"{SPECIAL_TOKENS_MAP} names a {'_token, a '.join(missing)}_token. Give the tokenizer to `prepare` as "
+            "tokenizer.path."
+        )
+    parsed, words = read_once(path, _parse), read_once(path, _words)
+    cls_id, sep_id, pad_id, mask_id = (ids[roles[role]] for role in NEEDED)
+    special = [cls_id, sep_id, pad_id, mask_id]
+    if np.isin(special, words.ordinary).any():  # tokenizer.json does not say that they are special
+        words = _Words(*(np.setdiff1d(each, special) for each in words))
+    return Vocabulary(
+        num_entries=max(ids.values()) + 1,
+        cls_id=cls_id,
+        sep_id=sep_id,
+        pad_id=pad_id,
+        mask_id=mask_id,
+        ordinary=words.ordinary,
+        sha256=parsed.sha256,
+        sentence_ends=words.sentence_ends,
+        inside_words=words.inside_words,
+        segments_of_pairs=parsed.segments_of_pairs,
+        roles=roles,
+        separators=parsed.separators,
+    )
+
+
+def role_tokens(path: str | Path) -> dict[str, str]:
+    """Return the token of each role: cls, sep, pad, mask, and unk where there is one.
+
+    Asked in this order: tokenizer_config.json, special_tokens_map.json, the post-processor, the names of `CONVENTION`,
+    bos_token and eos_token. A tokenizer without a token for each of `NEEDED` is no encoder's: then only `CONVENTION`
+    counts.
+
+    Args:
+        path: the folder of a tokenizer, or its tokenizer.json.
+
+    Raises:
+        DataError: there is no tokenizer.json, or it is damaged.
+    """
+    found = partial_roles(path)
+    if any(role not in found for role in NEEDED):
+        ids = token_ids(path)
+        found = {role: text for role, text in CONVENTION.items() if text in ids}
+    return found
+
+
+def partial_roles(path: str | Path) -> dict[str, str]:
+    """Return the token of each role that has one, also of a tokenizer that was not made for an encoder; see
+    `role_tokens`."""
+    file = _file(path)
+    require_own_files(file.parent)
+    parsed = read_once(file, _parse)
+    beside = [file.parent / name for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP)] if file.name == TOKENIZER else []
+    named = [read_once(each, _named_tokens) for each in beside if each.is_file()]
+    ends = dict(zip(("cls", "sep"), parsed.ends, strict=True))
+    found = {}
+    for role, ours in CONVENTION.items():
+        candidates = [each.get(f"{role}_token", "") for each in named]
+        candidates += [ends.get(role, ""), ours, *(each.get(_DECODERS_NAMES.get(role, ""), "") for each in named)]
+        text = next((each for each in candidates if each and each in parsed.ids), None)
+        if text is not None:
+            found[role] = text
+    return found
+
+
+def _file(path: str | Path) -> Path:
+    return Path(path) if Path(path).is_file() else Path(path) / TOKENIZER
+
+
+def _named_tokens(path: Path) -> dict[str, str]:
+    """Return the special tokens that a JSON file names, by key."""
+    with os_errors_as(DataError, f"{path}: cannot be read", "Restore it from a copy.", ValueError):
+        content = read_json(path)
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: not a JSON object. Restore it from a copy.")
+    found = {key: each.get("content") if isinstance(each, dict) else each for key, each in content.items()}
+    return {key: text for key, text in found.items() if key.endswith("_token") and isinstance(text, str)}
 
 
 def token_ids(folder: str | Path) -> Mapping[str, int]:
@@ -86,57 +183,52 @@ def token_ids(folder: str | Path) -> Mapping[str, int]:
     Raises:
         DataError: there is no tokenizer.json, or it is damaged.
     """
-    require_own_files(Path(folder))
-    return read_once(Path(folder) / "tokenizer.json", _parse).ids
+    file = _file(folder)
+    require_own_files(file.parent)
+    return read_once(file, _parse).ids
 
 
 def tokenizer_sha256(folder: str | Path) -> str:
     """Its identity, also of one that lacks a special token. Raises DataError as `token_ids`."""
     require_own_files(Path(folder))
-    return read_once(Path(folder) / "tokenizer.json", _parse).sha256
+    return read_once(Path(folder) / TOKENIZER, _parse).sha256
 
 
 def special_tokens(folder: str | Path) -> frozenset[str]:
     """Those that no text gives: special ones and [unused...]. Raises DataError as `token_ids`."""
     require_own_files(Path(folder))
-    found = read_once(Path(folder) / "tokenizer.json", _parse)
+    found = read_once(Path(folder) / TOKENIZER, _parse)
     return frozenset(text for text in found.ids if _is_reserved(text, found.added))
 
 
 def added_tokens(folder: str | Path) -> frozenset[str]:
     """Those that were added to the tokenizer's model, spelled as in a text. Raises DataError as `token_ids`."""
     require_own_files(Path(folder))
-    return frozenset(read_once(Path(folder) / "tokenizer.json", _parse).added)
+    return frozenset(read_once(Path(folder) / TOKENIZER, _parse).added)
 
 
 def _is_reserved(text: str, added: Mapping[str, Any]) -> bool:
     return bool(added.get(text, {}).get("special")) or text.startswith(SPARE)
 
 
-def _vocabulary(path: Path) -> Vocabulary:
-    sha256, ids, added, segments_of_pairs = read_once(path, _parse)
-    missing = [name for name in ("[CLS]", "[SEP]", "[PAD]", "[MASK]") if name not in ids]
-    if missing:
-        raise DataError(f"{path}: lacks {', '.join(missing)}. Give the tokenizer to `prepare` as tokenizer.path.")
-    reserved = {i for text, i in ids.items() if _is_reserved(text, added)}
-    ordinary = np.array(sorted(set(ids.values()) - reserved), dtype=np.int64)
-    ends = [i for text, i in ids.items() if i not in reserved and text.rstrip(_CLOSING).endswith(_SENTENCE_ENDS)]
-    sentence_ends = np.array(sorted(ends), dtype=np.int64)
-    inside_words = np.array(sorted(_inside_words({t: i for t, i in ids.items() if i not in reserved})), dtype=np.int64)
-    for shared in (ordinary, sentence_ends, inside_words):
+class _Words(NamedTuple):
+    """Ids of the tokens that texts give; see `Vocabulary`."""
+
+    ordinary: NDArray[np.int64]
+    sentence_ends: NDArray[np.int64]
+    inside_words: NDArray[np.int64]
+
+
+def _words(path: Path) -> _Words:
+    parsed = read_once(path, _parse)
+    ids = {text: i for text, i in parsed.ids.items() if not _is_reserved(text, parsed.added)}
+    reserved = {*parsed.ids.values()} - {*ids.values()}
+    ends = [i for text, i in ids.items() if text.rstrip(_CLOSING).endswith(_SENTENCE_ENDS)]
+    kinds = ({*parsed.ids.values()} - reserved, ends, _inside_words(ids))
+    found = _Words(*(np.array(sorted(each), dtype=np.int64) for each in kinds))
+    for shared in found:
         shared.setflags(write=False)
-    return Vocabulary(
-        num_entries=max(ids.values()) + 1,
-        cls_id=ids["[CLS]"],
-        sep_id=ids["[SEP]"],
-        pad_id=ids["[PAD]"],
-        mask_id=ids["[MASK]"],
-        ordinary=ordinary,
-        sentence_ends=sentence_ends,
-        inside_words=inside_words,
-        segments_of_pairs=segments_of_pairs,
-        sha256=sha256,
-    )
+    return found
 
 
 def _inside_words(ids: Mapping[str, int]) -> set[int]:
@@ -169,8 +261,10 @@ def _parse(path: Path) -> _Tokenizer:
         vocabulary |= {text: int(token["id"]) for text, token in added.items()}
         if wrong := [text for text, i in vocabulary.items() if not 0 <= i <= _LARGEST_ID]:
             raise ValueError(f"{wrong[0][:40]!r} has the id {vocabulary[wrong[0]]:.9g}")
-        pairs = _segments_of_pairs(tokenizer.get("post_processor") or {})
-        return _Tokenizer(hashlib.sha256(content).hexdigest(), vocabulary, added, pairs)
+        processor = tokenizer.get("post_processor") or {}
+        pairs, ends = _segments_of_pairs(processor), _ends(processor)
+        separators = _separators(processor, ends[1])
+        return _Tokenizer(hashlib.sha256(content).hexdigest(), vocabulary, added, pairs, ends, separators)
 
 
 def _segments_of_pairs(post_processor: Mapping[str, Any]) -> bool:
@@ -181,3 +275,35 @@ def _segments_of_pairs(post_processor: Mapping[str, Any]) -> bool:
         parts = [part["Sequence"] for part in post_processor["pair"] if "Sequence" in part]
         return any(part["id"] == "B" and part["type_id"] == 1 for part in parts)
     return post_processor.get("type") == "BertProcessing"
+
+
+def _ends(post_processor: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the tokens before and after a single text, as far as there is one of each; see `_segments_of_pairs`."""
+    kind = post_processor.get("type")
+    if kind == "Sequence":
+        found = [ends for each in post_processor["processors"] if any(ends := _ends(each))]
+        return found[0] if found else ("", "")
+    if kind in ("BertProcessing", "RobertaProcessing"):
+        return str(post_processor["cls"][0]), str(post_processor["sep"][0])
+    if kind != "TemplateProcessing":
+        return "", ""
+    single = post_processor["single"]
+    texts = [number for number, part in enumerate(single) if "Sequence" in part]
+    if len(texts) != 1:
+        return "", ""
+    before, after = single[: texts[0]], single[texts[0] + 1 :]
+    first, last = (str(part[0]["SpecialToken"]["id"]) if len(part) == 1 else "" for part in (before, after))
+    return first, last
+
+
+def _separators(post_processor: Mapping[str, Any], sep: str) -> int:
+    """Return how often `sep` stands between two texts; once where anything else does."""
+    kind = post_processor.get("type")
+    if kind == "Sequence":
+        return max((_separators(each, sep) for each in post_processor["processors"]), default=1)
+    if kind != "TemplateProcessing":
+        return 2 if kind == "RobertaProcessing" else 1
+    pair = post_processor["pair"]
+    first, *second = [number for number, part in enumerate(pair) if "Sequence" in part]
+    between = [part["SpecialToken"]["id"] for part in pair[first + 1 : second[0]]] if second else []
+    return max(1, len(between)) if {*between} == {sep} else 1

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from modernbert_train.core.text import shorten
 from modernbert_train.data.shard_file import without_ends
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.vocabulary import SPARE, special_tokens, token_ids
+from modernbert_train.vocabulary import CONVENTION, NEEDED, SPARE, partial_roles, role_tokens, special_tokens, token_ids
 
 DOCUMENTS = 8  # of as many shards before the pass, and of each shard within it
 _TOKENS = 512  # of each
@@ -31,8 +31,6 @@ _ENDS = 2  # tokens of a document that may differ because it was cut there
 _ENOUGH = 16  # tokens below which nothing is concluded
 _MOST = 0.45  # share of one token that no text has; of int64 read as another type half or more are 0
 _SHOWN_CHARACTERS = 160
-_TEXT = ("[UNK]", "<unk>", "<|unk|>", "[MASK]", "<mask>")  # special tokens that stand for text and not around it
-_NEEDS = ("[CLS]", "[SEP]", "[PAD]", "[MASK]")
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,8 @@ def require_usable(folder: str) -> None:
         DataError: there is none.
         ConfigError: it lacks special tokens.
     """
-    missing = [name for name in _NEEDS if name not in token_ids(folder)]
+    roles = role_tokens(folder)
+    missing = [CONVENTION[role] for role in NEEDED if role not in roles]
     if missing:
         raise ConfigError(
             f"--tokenizer={folder}: has no {', '.join(missing)}. Give it what it lacks, in a folder of its own; all "
@@ -81,8 +80,9 @@ def require_usable(folder: str) -> None:
 
 def end_tokens(folder: str) -> dict[int, str]:
     """Special tokens of a tokenizer that may stand around a text, by id: [CLS], [SEP], [PAD], <bos>, <|endoftext|>."""
-    ids = token_ids(folder)
-    return {ids[text]: text for text in special_tokens(folder) if text not in _TEXT and not text.startswith(SPARE)}
+    ids, roles = token_ids(folder), partial_roles(folder)
+    within = {roles.get("mask"), roles.get("unk")}  # these stand for text and not around it
+    return {ids[text]: text for text in special_tokens(folder) if text not in within and not text.startswith(SPARE)}
 
 
 def take_sample(documents: Sequence[tuple[str, NDArray[Any]]], folder: str, special: Mapping[int, str]) -> Sample:

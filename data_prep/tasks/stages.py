@@ -23,7 +23,7 @@ from datatrove.pipeline.base import PipelineStep
 from data_prep.clean import duplicates
 from data_prep.clean.documents import VALIDATION, require_documents, training_draw
 from data_prep.clean.losses import require_little_lost
-from data_prep.make_tokenizer import adapt_tokenizer, require_size, save_tokenizer, train_tokenizer
+from data_prep.make_tokenizer import adapt_tokenizer, require_size, roles_of_adapted, save_tokenizer, train_tokenizer
 from data_prep.read.steps import SPLIT, Replay, Step, Survey, read_tallies
 from data_prep.report import Fingerprint
 from data_prep.tasks.executors import Stage, num_workers
@@ -98,9 +98,10 @@ class MakeTokenizer(Step):
         if settings.path is None:
             tokenizer = train_tokenizer(self._training_texts(), settings.vocab_size, settings.spare_entries)
             require_size(tokenizer, settings.vocab_size)
+            save_tokenizer(tokenizer, self._work.tokenizer)
         else:
             tokenizer = adapt_tokenizer(settings.path, settings.extend, settings.spare_entries)
-        save_tokenizer(tokenizer, self._work.tokenizer)
+            save_tokenizer(tokenizer, self._work.tokenizer, roles_of_adapted(settings.path))
 
     def _training_texts(self) -> Iterator[str]:
         share = self._config.tokenizer.training_share

@@ -31,6 +31,7 @@ from data_prep.tasks.work import Work
 from modernbert_train.config.tools.prepare import PrepareConfig, has_words
 from modernbert_train.core.tokenizer_threads import tokenizer_threads
 from modernbert_train.data.dataset_card import file_sha256
+from modernbert_train.vocabulary import role_tokens
 
 _BATCH_CHARACTERS = 1 << 18  # text tokenised at once; takes about 200 bytes of memory a character
 
@@ -92,7 +93,7 @@ class WriteShards(Step):
                 tally.count_fields(split, document.metadata[FIELDS], len(ids))
         for writer in writers.values():
             writer.finish()
-            require_unspoken(tokenizer, writer.token_counts)
+            require_unspoken(tokenizer, writer.token_counts, role_tokens(file))
         for excluded in self._excluded:
             tally.add(excluded.tally)
         self._leave(tally, rank, started)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 
 from modernbert_train.data.facts import DataFacts
+from modernbert_train.vocabulary import CONVENTION, NEEDED
 
 _COUNTS, _HELD_OUT = "token counts", "validation"
 # names of the hashes of a teacher: its weights, and what else it computes with; see weights/teacher.py
@@ -46,7 +48,9 @@ def data_fingerprint(facts: DataFacts) -> dict[str, str]:
     Raises:
         DataError: counts of tokens cannot be read.
     """
-    found = {"tokenizer": facts.vocabulary.sha256}
+    roles, found = facts.vocabulary.roles, {"tokenizer": facts.vocabulary.sha256}
+    if any(roles[role] != CONVENTION[role] for role in NEEDED):  # they stand beside tokenizer.json, not in it
+        found["roles of special tokens"] = sha256(repr([roles[role] for role in NEEDED]).encode()).hexdigest()
     for name, folder in facts.streams.items():
         of = "" if folder.key == "data.train" else f" of {name}"
         found |= {f"shards{of}": folder.card.index_sha256, f"lengths{of}": folder.card.lengths_sha256}

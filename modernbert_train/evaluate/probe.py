@@ -103,7 +103,7 @@ def _tokenised(labelled: Labelled, tokenizer_folder: str, vocabulary: Vocabulary
     def ids_of(parts: tuple[str, ...]) -> Ids:
         # one by one: what encodes many at a time starts threads, and workers are forked later
         ids = [tokenizer.encode(part, add_special_tokens=False).ids for part in parts]
-        joined = [token for number, part in enumerate(ids) for token in ([vocabulary.sep_id] * (number > 0) + part)]
+        joined = [token for number, part in enumerate(ids) for token in (*vocabulary.between * (number > 0), *part)]
         return np.array(joined, dtype=np.int32)
 
     ids = [ids_of(parts) for parts in labelled.texts]

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from modernbert_train.vocabulary import added_tokens, special_tokens, token_ids
+from modernbert_train.vocabulary import added_tokens, partial_roles, special_tokens, token_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -38,13 +37,6 @@ _SPACE, _INSIDE = "▁", "##"
 _VISIBLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _BYTE_OF = {chr(byte): byte for byte in _VISIBLE} | {
     chr(256 + number): byte for number, byte in enumerate(byte for byte in range(256) if byte not in _VISIBLE)
-}
-_ROLES = {
-    "[CLS]": ("cls_token", "bos_token"),
-    "[SEP]": ("sep_token", "eos_token"),
-    "[PAD]": ("pad_token",),
-    "[MASK]": ("mask_token",),
-    "[UNK]": ("unk_token",),
 }
 
 
@@ -102,7 +94,7 @@ def token_rows(old_folder: Path, new_folder: Path, old_rows: int, new_rows: int)
         DataError: a tokenizer is missing or damaged.
     """
     old, new = _Spelling(old_folder), _Spelling(new_folder)
-    roles = _roles(old_folder)
+    roles = _roles(old_folder, new_folder)
     known = {spoken: i for token, i in sorted(old.ids.items(), key=lambda each: -each[1])
              for spoken in [old.spoken(token)] if token not in old.special}  # fmt: skip
     cut = _cutter(old, known)
@@ -207,16 +199,7 @@ def _cutter(old: _Spelling, known: Mapping[bytes, int]) -> Callable[[bytes, bool
     return cut
 
 
-def _roles(folder: Path) -> dict[str, int]:
-    """Ids of special tokens that have other names in a tokenizer, by the names that they have here."""
-    said = None
-    with suppress(OSError, ValueError):
-        said = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    ids, found = token_ids(folder), {}
-    for ours, roles in _ROLES.items():
-        for role in roles:
-            name = said.get(role) if isinstance(said, dict) else None
-            name = name.get("content") if isinstance(name, dict) else name
-            if isinstance(name, str) and name in ids and ours not in found:
-                found[ours] = ids[name]
-    return found
+def _roles(old_folder: Path, new_folder: Path) -> dict[str, int]:
+    """Return the old id of each special token of the new tokenizer that has the same role under another name."""
+    old, ids = partial_roles(old_folder), token_ids(old_folder)
+    return {text: ids[old[role]] for role, text in partial_roles(new_folder).items() if role in old}

@@ -24,4 +24,5 @@ def test_a_compiled_layer_is_the_same_under_ddp(looked_at: dict[str, Any], size:
     and kept 3.2 GB more."""
     alone, ddp = looked_at[size]["alone"], looked_at[size]["ddp"]
     assert alone.pop("all_reduces") == 0 and ddp.pop("all_reduces") >= 4
-    assert ddp == alone and ddp["graphs"] == 4 and ddp["faults"] == []
+    # four kinds of layers; embedding, final norm, head and loss
+    assert ddp == alone and ddp["graphs"] == 8 and ddp["faults"] == []

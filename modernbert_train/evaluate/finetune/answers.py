@@ -114,19 +114,21 @@ class Answers:
             said: dict[str, Any] = {"label": [span.text for span in example.label]} if split.labelled else {}
             offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
             asked = question[: reader.most // 2]
-            room = reader.most - 1 - len(asked)
+            between = reader.vocabulary.between
+            room = reader.most - len(between) - len(asked)
             windows = list(_windows(len(offsets), room, reader.task.overlap_tokens))
             if split.key != TRAIN:
                 said |= {"context": context, "starts": offsets[:, 0].tolist(), "ends": offsets[:, 1].tolist()}
-                said |= {"question_tokens": len(asked), "windows": windows}
+                # a second separator counts as one of them
+                said |= {"question_tokens": len(asked) + len(between) - 1, "windows": windows}
             lost = int(value[0, 0]) == _UNKNOWN and split.labelled
             counts.misplaced += lost
             if not context.strip() or not windows or (lost and split.key == TRAIN):
                 yield Encoded((), said | {"windows": []}, "empty" if not lost else "")
                 continue
             counts.truncated += len(asked) < len(question)
-            span, before = _tokens(offsets, value[0]), len(asked) + 2  # [CLS], question and [SEP]
-            head = [*asked, reader.vocabulary.sep_id]
+            head = [*asked, *between]
+            span, before = _tokens(offsets, value[0]), 1 + len(head)  # [CLS], question and [SEP]
             documents = [
                 ([*head, *encoding.ids[first : first + number]], _label(span, first, number, before))
                 for first, number in windows

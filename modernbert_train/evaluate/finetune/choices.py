@@ -72,9 +72,10 @@ class Choices(Texts):
             if not any(text.strip() for text in example.texts):
                 yield Encoded((), said)
                 continue
-            kept = [cut([first, choice], reader.most - 1) for choice in choices]
-            ids = [token for text, choice in kept for token in (sep_id, cls_id, *text, sep_id, *choice)]
-            counts.truncated += len(ids) < sum(len(first) + len(choice) + 3 for choice in choices)
+            between = reader.vocabulary.between
+            kept = [cut([first, choice], reader.most - len(between)) for choice in choices]
+            ids = [token for text, choice in kept for token in (sep_id, cls_id, *text, *between, *choice)]
+            counts.truncated += len(ids) < sum(len(first) + len(choice) + 2 + len(between) for choice in choices)
             yield Encoded([(ids[SPECIAL_TOKENS:], value)], said | {"choices": len(choices)})
 
     def objective(self, task: TaskConfig, model: ModelConfig, labels: tuple[str, ...], types: bool) -> dict[str, Any]:

@@ -55,10 +55,10 @@ class Texts:
             if not any(parts) or not any(text.strip() for text in example.texts):
                 yield Encoded((), said)
                 continue
-            between = len(parts) - 1
-            kept = cut(parts, reader.most - between)
-            ids = list(kept[0]) if not between else [*kept[0], reader.vocabulary.sep_id, *kept[1]]
-            counts.truncated += len(ids) < sum(map(len, parts)) + between
+            between = reader.vocabulary.between if len(parts) > 1 else ()
+            kept = cut(parts, reader.most - len(between))
+            ids = [*kept[0], *between, *(kept[1] if between else ())]
+            counts.truncated += len(ids) < sum(map(len, parts)) + len(between)
             counts.unseen += task.kind == "single-label" and bool((value >= len(labels.names)).any())
             yield Encoded([(ids, value)], said)
 
