@@ -32,7 +32,8 @@ from modernbert_train.errors import ConfigError, DataError, RunError, StorageErr
 from modernbert_train.plan.census import ENCODER_COUNTS
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.memory import HasMemory, checkpoint_bytes
-from modernbert_train.plan.room import Card, on_gpu, too_large
+from modernbert_train.plan.memory_fit import too_large
+from modernbert_train.plan.speed_settings import RunGpus, on_gpu
 from modernbert_train.weights.hub import is_cached
 from modernbert_train.weights.named_source import check_named, check_vocabulary, tokenizer_named
 
@@ -149,8 +150,8 @@ def _gpu_of(config: RunConfig) -> HasMemory | None:
     """What is known of the GPU without torch; of several the largest, since which of them train is not known yet."""
     if config.compute.device == "cpu":
         return None
-    shown = [Card(name, memory_bytes) for name, memory_bytes in shown_gpus()]
-    return max(shown, key=lambda card: card.memory_bytes, default=named_gpu(config))
+    shown = [RunGpus(name, memory_bytes) for name, memory_bytes in shown_gpus()]
+    return max(shown, key=lambda gpu: gpu.memory_bytes, default=named_gpu(config))
 
 
 def refuse_too_large(config: RunConfig, num_ranks: int, gpu: HasMemory) -> None:

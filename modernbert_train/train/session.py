@@ -13,7 +13,6 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from composer import Callback
@@ -49,11 +48,10 @@ from modernbert_train.distributed.save_requests import Requests
 from modernbert_train.distributed.transport import warn_of_slow_network
 from modernbert_train.errors import ConfigError, DataError, Halved, StoppedEarly, StorageError
 from modernbert_train.models.distilled import Distilled
-from modernbert_train.plan.card import card_of_all
-from modernbert_train.plan.halved import halve, is_full
+from modernbert_train.plan.memory_fit import too_large
+from modernbert_train.plan.oom_backoff import halve, is_full
 from modernbert_train.plan.preflight import preflight
-from modernbert_train.plan.room import speed_lines, too_large
-from modernbert_train.plan.tuned import take
+from modernbert_train.plan.speed_settings import Closed, close_settings, gpus_of_run
 from modernbert_train.report.banner import banner
 from modernbert_train.report.before_after import before_and_after
 from modernbert_train.report.closing import closing_text, next_commands
@@ -151,31 +149,23 @@ def _agree(config: RunConfig, compute: Compute, *, fresh: bool) -> None:
         warn_of_slow_network()  # of each machine, since they may differ
 
 
-class Settled(NamedTuple):
-    """A run with nothing left open: as it trains; where its settings come from; lines on its speed."""
-
-    config: RunConfig
-    tuned: str
-    speed: list[str]
-
-
-def _settle(given: RunConfig, compute: Compute, *, fresh: bool) -> Settled:
+def _settle(given: RunConfig, compute: Compute, *, fresh: bool) -> Closed:
     """Fill in what was left open: the same on all ranks, as rank 0 finds it for the smallest of their GPUs.
 
     Raises:
         ConfigError: it needs more memory than a GPU has.
     """
-    card, ranks = card_of_all(compute), num_ranks()
-    config, tuned = on_rank_zero(lambda: take(given, compute, card=card, ranks=ranks, fresh=fresh))
-    if config.compute.search and (card is None or not config.compute.compile):
+    gpus, ranks = gpus_of_run(compute), num_ranks()
+    config, lines = on_rank_zero(lambda: close_settings(given, gpus=gpus, ranks=ranks, fresh=fresh))
+    if config.compute.search and (gpus is None or not config.compute.compile):
         raise ConfigError(search_refused(compiled=bool(config.compute.compile)))
     use_threads(config.compute, compute.device)
-    if card is None:
+    if gpus is None:
         won = cpu_gain_line(given.compute.precision)
-        return Settled(config, tuned, [] if won is None else [won])
-    if mistakes := [*too_large(config, card, ranks)]:
+        return Closed(config, lines if won is None else [*lines, won])
+    if mistakes := [*too_large(config, gpus, ranks)]:
         raise ConfigError("\n".join(mistakes))
-    return Settled(config, tuned, [*speed_lines(given, config, card, ranks)])
+    return Closed(config, lines)
 
 
 def _find_first(config: RunConfig, folder: RunFolder, *, fresh: bool) -> tuple[Origin | None, Start | None]:
@@ -207,7 +197,7 @@ def _say_trained(config: RunConfig, folder: RunFolder, start: Start) -> None:
 
 
 def _build(
-    settled: Settled,
+    settled: Closed,
     folder: RunFolder,
     compute: Compute,
     start: Start,
@@ -237,8 +227,7 @@ def _build(
             vocabulary=describe_effects(words),
             facts=facts,
             compute=compute,
-            tuned=settled.tuned,
-            speed=settled.speed,
+            speed=settled.lines,
             ranks=num_ranks(),
             ranks_per_node=ranks_per_node(),
         )
@@ -328,7 +317,7 @@ def _position(loop: Loop) -> Position:
 
 @contextmanager
 def _halving(given: Mapping[str, PhaseConfig], loop: Loop, folder: RunFolder) -> Iterator[None]:
-    """Within it a run trains; where a GPU runs out of memory at a microbatch that nobody gave, see halved.py."""
+    """Within it a run trains; where a GPU runs out of memory at a microbatch that nobody gave, see oom_backoff.py."""
     try:
         yield
     except RuntimeError as error:
