@@ -1,7 +1,7 @@
 """Keys that decide how fast a run is and may be left open, and how open ones are filled in.
 
-A key is open while it has the value of `OPEN`. What a user gives is never replaced. plan/speed_settings.py closes the
-keys of a run that starts; a run that was trained before keeps what it was trained with.
+A key is open while it has the value of `OPEN`; a value that the user gives is never replaced. plan/speed_settings.py
+closes the keys of a run that starts; a resumed run keeps its settings.
 """
 
 from __future__ import annotations

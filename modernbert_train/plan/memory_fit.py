@@ -1,4 +1,4 @@
-"""Fit a run into the memory of a GPU: the largest microbatches that it holds, and what is too large for it.
+"""Fit a run into the memory of a GPU: find the largest microbatches, and refuse phases that are too large.
 
 Neither data nor torch is needed, so a login node can refuse what no GPU of the kind could hold.
 """
@@ -34,19 +34,19 @@ from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.plan.teacher import teacher_bytes
 
 COUNTED = (ModernBertConfig,)  # architectures whose layers' memory was counted
-MAX_TOKENS = 1 << 18  # of a microbatch that nobody gives: beyond it launches are hidden, and nothing is won
+MAX_TOKENS = 1 << 18  # of an open microbatch: beyond it launches are hidden, and larger ones gain nothing
 GB = 1e9
 
 
 def predicts(config: RunConfig) -> bool:
-    """Whether memory is predicted: layers of ModernBERT were counted, of no generator, and not frozen ones."""
+    """True if memory is predicted: for ModernBERT's layers, but not with a generator or frozen layers."""
     alone = config.objective.generator_of(config.model) is None
     frozen = any(getattr(now.objective, "freeze", False) for now in config.in_phase.values())
     return type(config.model) in COUNTED and alone and not frozen
 
 
 def own_rows(phase: PhaseConfig, ranks: int) -> int:
-    """Rows of the full batch on the rank that has most."""
+    """Rows of the full batch on the rank with the most rows."""
     return -(-phase.batch_rows // ranks)
 
 
@@ -125,7 +125,7 @@ def _compared(objective: ObjectiveConfig, width: int, texts: int, ranks: int) ->
 
 
 def configured_memory(config: RunConfig, name: str, gpu: HasMemory, ranks: int) -> Memory:
-    """Memory of one GPU in a phase as it is configured."""
+    """Memory of one GPU in a phase as configured."""
     phase = config.phases[name]
     rows = min(own_rows(phase, ranks), phase.microbatch_rows)
     return phase_memory(config, name, gpu, config.distributed.strategy, ranks, rows)
@@ -165,8 +165,10 @@ def microbatches(config: RunConfig, gpu: HasMemory, ranks: int) -> dict[str, int
 
 
 def too_large(config: RunConfig, gpu: HasMemory, ranks: int) -> Iterator[str]:
-    """A message for each phase of a run with nothing open that is beyond the GPU's memory, without any reserve; one for
-    a teacher that is so alone, whatever is trained."""
+    """Yield a message for each phase of a closed run that needs more than all of a GPU's memory.
+
+    A teacher that is too large by itself gets the only message.
+    """
     strategy, first = config.distributed.strategy, next(iter(config.phases))
     shards = sharing_ranks(strategy, ranks, config.distributed.shard_ranks, gpu)
     bf16 = config.compute.precision != "fp32" and gpu.bf16
@@ -201,7 +203,7 @@ def too_large(config: RunConfig, gpu: HasMemory, ranks: int) -> Iterator[str]:
 
 
 def _savings(config: RunConfig, ranks: int) -> Iterator[tuple[str, Any]]:
-    """Keys, with values, by which a run takes less memory."""
+    """Yield settings, as key and value, that lower the memory of a run."""
     if not config.compute.compile:
         yield "compute.compile", True
     if not config.compute.activation_checkpointing:
@@ -211,5 +213,5 @@ def _savings(config: RunConfig, ranks: int) -> Iterator[tuple[str, Any]]:
 
 
 def _fits(config: RunConfig, name: str, gpu: HasMemory, ranks: int, settings: Mapping[str, Any]) -> bool:
-    """Whether a phase fits with other values of some keys."""
+    """True if a phase fits with these settings."""
     return configured_memory(with_settings(config, settings), name, gpu, ranks).peak <= gpu.memory_bytes

@@ -1,7 +1,7 @@
 """Settings of speed: the value that each open key of a run takes, by device, and `close_settings`, which decides.
 
-A key that the user gives is not open and never changes. SETTINGS is a table by device; `close_settings` lists what
-comes before and after it. No torch is imported at the top: a login node plans and refuses runs without it.
+A key that the user gives is not open and never changes. SETTINGS is a table by device; `close_settings` has the
+order of all sources. No torch is imported at the top: a login node plans and refuses runs without it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ANYWHERE: dict[str, Any] = {
     "compute.global_attention": None,  # as compute.attention
     "compute.query_block": None,  # 64; with 32 or 128 the quickstart was 1.02 x as fast, within noise (RESULTS, Tune)
     "compute.logit_chunk": None,  # as many as ModelConfig.logit_chunk says: 1 GiB of logits, 64 MiB on a CPU
-    "compute.threads": None,  # what torch takes, or OMP_NUM_THREADS, by which the launcher shares out the cores
+    "compute.threads": None,  # OMP_NUM_THREADS, by which the launcher shares out the cores, else torch's choice
     "data.num_workers": PLAIN_WORKERS,  # one packs and masks millions of tokens a second; 0 was 0.99 x (RESULTS, Tune)
 }
 # The value that each open key takes, by device. Microbatches come from memory: see plan/memory_fit.py.
@@ -80,7 +80,7 @@ class RunGpus:
 
     @classmethod
     def of_ranks(cls, gpus: list[RunGpus]) -> RunGpus:
-        """Combine the GPUs of all ranks: a run takes what every one of them can do."""
+        """Combine the GPUs of all ranks: a run uses the abilities that all of them have."""
         smallest = min(gpus, key=lambda gpu: gpu.memory_bytes)
         lacks = dict.fromkeys(reason for gpu in gpus for reason in gpu.lacks)
         return cls(
@@ -136,7 +136,7 @@ def close_settings(config: RunConfig, *, gpus: RunGpus | None = None, ranks: int
         config: the run.
         gpus: of all ranks; None on CPUs.
         ranks: of the run.
-        fresh: the run's folder will be put aside, so neither it nor what was noted there counts.
+        fresh: True if the run's folder, with its checkpoints and notes, will be put aside.
     """
     device = CPU if gpus is None else OLD_GPU if gpus.lacks else GPU
     left = open_settings(config)
@@ -147,15 +147,8 @@ def close_settings(config: RunConfig, *, gpus: RunGpus | None = None, ranks: int
     noted = {} if fresh else read_backoff(Path(config.folder))
     halved = {key: tokens for key, tokens in noted.items() if key in left and tokens < value_of(closed, key)}
     closed = with_settings(closed, halved)
-    why = f"as usual on {'a CPU' if gpus is None else gpus.label}" if last is None else "as this run was trained so far"
-    chosen = [assigned(key, value_of(closed, key)) for key in left if value_of(closed, key) not in (None, "auto")]
-    lines = [f"{', '.join(chosen)}: {why}"] if chosen else []
-    lines += [f"{assigned(*each)} after running out of memory" for each in halved.items()]
-    if last is None and left and (unread := _tuned_settings(config)) is not None:
-        lines.append(
-            f"{unread}: no longer read. Write its settings as keys of the run, microbatch_tokens as that of a phase"
-        )
-    return Closed(closed, [*lines, *(_of_gpus(config, closed, gpus, ranks) if gpus is not None else ())])
+    lines = [*_lines(config, closed, gpus, halved, resumed=last is not None)]
+    return Closed(closed, lines if gpus is None else [*lines, *_gpu_lines(config, closed, gpus, ranks)])
 
 
 def on_device(
@@ -198,16 +191,34 @@ def _can(device: str, key: str, value: Any) -> bool:
     return not value or key not in unable
 
 
+def _lines(
+    given: RunConfig, closed: RunConfig, gpus: RunGpus | None, halved: Mapping[str, int], *, resumed: bool
+) -> Iterator[str]:
+    """List the settings that were chosen, with the reason."""
+    left = open_settings(given)
+    chosen = [assigned(key, value_of(closed, key)) for key in left if value_of(closed, key) not in (None, "auto")]
+    usual = f"as usual on {'a CPU' if gpus is None else gpus.label}"
+    if chosen:
+        yield f"{', '.join(chosen)}: {'as this run was trained so far' if resumed else usual}"
+    for key, tokens in halved.items():
+        yield f"{assigned(key, tokens)} after running out of memory"
+    if left and not resumed and (file := _tuned_settings(given)) is not None:
+        yield (
+            f"{file}: no longer read. Write its settings as keys of the run, microbatch_tokens as that of a phase, or "
+            "remove the file"
+        )
+
+
 def _tuned_settings(config: RunConfig) -> Path | None:
-    """Find a file of settings that the removed verb `tune` wrote for a model and row length of this run."""
+    """Find the newest settings that the removed verb `tune` wrote for a model and row length of this run."""
     rows = {phase.row_tokens for phase in config.phases.values()}
     folder = Path(config.runs_folder) / "tuned"
     files = (file for tokens in rows for file in folder.glob(f"*-{config.model.name}-{tokens}-*/settings.json"))
     return max(files, key=lambda file: file.stat().st_mtime, default=None)
 
 
-def _of_gpus(given: RunConfig, closed: RunConfig, gpus: RunGpus, ranks: int) -> Iterator[str]:
-    """Say what a run on GPUs does without, and how much memory its microbatches take, a sentence each."""
+def _gpu_lines(given: RunConfig, closed: RunConfig, gpus: RunGpus, ranks: int) -> Iterator[str]:
+    """Name the fast settings that are off, with the reason, and the memory of the microbatches."""
     left = open_settings(given)
     off = [key for key, value in SETTINGS[GPU].items() if value is True and key in left and not value_of(closed, key)]
     if gpus.lacks and off:
