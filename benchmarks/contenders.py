@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,21 @@ from torch.optim import AdamW
 
 from benchmarks.batches import labels_of_line
 from benchmarks.reference import transformers_model
+from benchmarks.timing import Stopwatch, wait
 from modernbert_train.batch import IGNORED_LABEL
+from modernbert_train.clock import Clock
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.check import check_data
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.data.packing import SPECIAL_TOKENS
+from modernbert_train.data.path import open_path
 from modernbert_train.distributed.compute import Compute, resolve_precision
 from modernbert_train.models.masked_lm import ForMaskedLM
+from modernbert_train.objectives import build_objective
 from modernbert_train.optim.stable_adamw import StableAdamW
 from modernbert_train.report.throughput import training_flops
+from modernbert_train.train.measure_speed import BareLoop
 from modernbert_train.train.session import train
-from modernbert_train.train.tune.loop import BareLoop, batches_of
-from modernbert_train.train.tune.timing import Stopwatch, wait
 from modernbert_train.vocabulary import read_vocabulary
 
 ADAM = {"betas": (0.9, 0.98), "eps": 1e-6}
@@ -98,7 +103,7 @@ class Contender:
 
 
 class Ours(Contender):
-    """Loader, encoder, loss and StableAdamW, and nothing else: the loop that `tune` measures, with its parts timed.
+    """Loader, encoder, loss and StableAdamW, and nothing else: a bare loop with its parts timed.
 
     Args:
         model: on the device, in training.
@@ -111,7 +116,7 @@ class Ours(Contender):
         self._config, self._device = config, device
         model.set_phase(next(iter(config.in_phase.values())).modernbert)
         self._loop = BareLoop(model, config, Compute(device, resolve_precision(config.compute, device)))
-        self._batches = batches_of(_endless(config))
+        self._batches = _batches_of(_endless(config))
 
     def next_batch(self) -> StepBatch:
         return next(self._batches)
@@ -134,7 +139,8 @@ class Ours(Contender):
             asked = time.perf_counter()
             seen.append(self.next_batch())
             clock.add("data wait", time.perf_counter() - asked)
-            self._loop.step(seen[-1], clock)
+            clock.start()
+            self._loop.step(seen[-1], clock.mark)
         wait(self._device)
         _record(self, seen, self._config, began, clock)
         return seen
@@ -334,6 +340,13 @@ def _documents(batch: StepBatch) -> Iterator[tuple[Tensor, Tensor]]:
                 end = at + chunk.length + SPECIAL_TOKENS
                 yield ids_T[at:end], labels_T[at:end]
                 at = end
+
+
+def _batches_of(config: RunConfig) -> Iterator[StepBatch]:
+    """The batches of a run on one rank, from its first."""
+    facts = check_data(config)
+    objective_of = partial(build_objective, vocabulary=facts.vocabulary)
+    return iter(open_path(config.data, config.seed, Clock.of(config), facts, objective_of).loader(0, 1))
 
 
 def _endless(config: RunConfig) -> RunConfig:

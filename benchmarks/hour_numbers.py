@@ -25,7 +25,6 @@ PRODUCT, COPY, GLOBAL, LOCAL = (
     "local attention, TFLOP/s",
 )
 KILLED, STOPPED_IN, BLOCKED = "kill -9 to the end, s", "SIGTERM to the end, s", "longest wait for a checkpoint, s"
-GAIN = "x today's settings"
 REFERENCE, COMPARED_STEPS, MOST_APART = "one-varlen", 20, 1.0
 _OF = {"shared-muon": "one-muon", "one-muon": "one-muon"}  # parts that another one is the reference of
 NEEDED = (
@@ -161,16 +160,4 @@ def interrupted(out: Path, name: str) -> Numbers:
     numbers = {KILLED: found["killed_seconds"], STOPPED_IN: found["stopped_seconds"], BLOCKED: found["blocked_seconds"]}
     if found["wrong"]:
         raise Wrong("; ".join(found["wrong"]), numbers)
-    return numbers
-
-
-def tuned(out: Path, name: str) -> Numbers:
-    """The gain over today's settings; a candidate that computes something else is a mistake."""
-    found = figures(out, name)
-    rates = [row["tokens_per_second"] for row in found["rows"] if row["tokens_per_second"]]
-    numbers = {GAIN: found["gain"]} | ({"best tokens/s": max(rates)} if rates else {})
-    bad = [row for row in found["rows"] if row["outcome"] in ("wrong", "failed")]
-    if bad:
-        first = f"{bad[0]['settings']} {bad[0]['outcome']}, {bad[0]['text']}"
-        raise Wrong(f"{len(bad)} of {len(found['rows'])} candidates: {first[:200]}", numbers)
     return numbers

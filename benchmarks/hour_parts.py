@@ -93,7 +93,6 @@ LOOK_FOR_BREAKS = "run it again with TORCH_LOGS=graph_breaks,recompiles and look
 LOOK_FOR_WAITS = (
     "look at the data wait; train with `profile: {}` and look whether all-reduces lie under the last backward"
 )
-LOOK_AT_CANDIDATES = "a candidate that is wrong or failed has its log in work/tuned/*/tuned/*/logs: send it"
 PARTS = (
     Part("doctor", "what is usable here", "all", 3, "-m modernbert_train doctor", read.doctor, NOTHING,
          "each line that is not ok names the remedy; a driver from 580 on is needed for CUDA 13"),
@@ -158,10 +157,6 @@ PARTS = (
          f"launch/run.py {{base}} {FAST} checkpoint.interval_steps=3 checkpoint.keep=2", read.interrupted,
          {read.KILLED: (0, 30), read.STOPPED_IN: (0, 30), read.BLOCKED: (0, 0.1)},
          "see the table of exit codes in docs/faults.md; send the log"),
-    Part("tuned-1024", "what each switch wins, rows of 1,024", "one", 13,
-         "-m benchmarks.tuned {tuned} --json {figures}", read.tuned, {read.GAIN: (1, None)}, LOOK_AT_CANDIDATES),
-    Part("tuned-8192", "the same, rows of 8,192", "other", 13,
-         "-m benchmarks.tuned {tuned} --json {figures}", read.tuned, {read.GAIN: (1, None)}, LOOK_AT_CANDIDATES),
 )  # fmt: skip
 
 
@@ -231,7 +226,6 @@ def sizes(part: Part, place: Place) -> dict[str, str]:
             )
         return words
 
-    to = f"--out {work}/tuned/{part.name}"
     tests = "-p no:cacheprovider -m gpu tests/gpu"
     common = {
         "work": work,
@@ -250,7 +244,6 @@ def sizes(part: Part, place: Place) -> dict[str, str]:
             "parity": f"{tests}/test_step.py -k waits",
             "memory": f"{tests}/test_memory.py -k eager",
             "step": "--preset cpu --rounds 1 --steps 2 --no-reference",
-            "tuned": f"small-1024 --preset cpu --minutes 0.2 {to}",
             "after": "2",
         }
     # most of the tests' time is compilation, and a GPU holds several of them; those of memory are alone
@@ -263,6 +256,5 @@ def sizes(part: Part, place: Place) -> dict[str, str]:
         "memory": f"{tests}/test_memory.py",
         "parity": f"{tests} tests/optim/test_fused.py --ignore=tests/gpu/test_memory.py {side_by_side}",
         "step": f"--preset gpu --only base-1024 --no-reference --microbatch-tokens {98_304 >> halvings}",
-        "tuned": f"base-{part.name.split('-')[-1]} --preset gpu --minutes 10 {to}",
         "after": "6",
     }

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from modernbert_train.train.tune.timing import between, mark, wait
+from benchmarks.timing import between, mark, wait
 
 WARM_UP = 2  # rounds before the first that counts: compilation, allocation
 _COLD_BYTES = 1 << 30

@@ -57,8 +57,7 @@ from modernbert_train.config.schema import (
 from modernbert_train.distributed.compute import Compute, keep_freed_memory, resolve_precision, use_threads
 from modernbert_train.models.init import initialize
 from modernbert_train.models.masked_lm import ForMaskedLM
-from modernbert_train.plan.card import card_of
-from modernbert_train.plan.tuned import take
+from modernbert_train.plan.speed_settings import close_settings, gpu_of_this_rank
 from modernbert_train.report.throughput import peak_flops
 from modernbert_train.train.build import build_model
 
@@ -155,7 +154,7 @@ def run_config(case: Case, folder: Path, data: Path, device: torch.device, worke
 def as_trained(config: RunConfig, device: torch.device) -> RunConfig:
     """Return the run with what it leaves open filled in, as a start of `train` does on this device."""
     compute = Compute(device, resolve_precision(config.compute, device))
-    return take(config, compute, card=card_of(compute), fresh=True).config
+    return close_settings(config, gpus=gpu_of_this_rank(compute), fresh=True).config
 
 
 def settings_of(config: RunConfig) -> list[str]:

@@ -28,6 +28,7 @@ from modernbert_train.errors import ConfigError
 from modernbert_train.plan.cost import bill_of
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.make import make_plan
+from modernbert_train.plan.memory_fit import too_large
 from modernbert_train.plan.recipe import (
     BY_PARAMETERS,
     LEAST_BATCH_TOKENS,
@@ -41,7 +42,7 @@ from modernbert_train.plan.recipe import (
     sizes_for_hours,
     tokens_for,
 )
-from modernbert_train.plan.room import on_gpu, too_large
+from modernbert_train.plan.speed_settings import on_gpu
 
 MOST_HELD_OUT = 10e6  # bytes of text that are held out, of less a twentieth, ...
 LEAST_HELD_OUT = 6  # ... and so many documents at least
@@ -284,7 +285,7 @@ def _speeds(chooser: Chooser, device: Device, names: list[str]) -> Iterator[Spee
             file.write_text(run_yaml(chooser.asked(SIZES[name], _NOMINAL_TOKENS)), encoding="utf-8")
             files.append(str(file))
         median = chooser.median(chooser.entries(SIZES[names[0]]))
-        module = "modernbert_train.train.tune.rate"
+        module = "modernbert_train.train.measure_speed"
         command = [sys.executable, "-m", module, str(_MEASURED_SECONDS), str(median), *files]
         print(f"measuring this machine: $ python {' '.join(command[1:5])} ...", flush=True)
         path = os.pathsep.join([str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")])

@@ -87,7 +87,7 @@ LONGEST = (
     *("test_commands.py", "test_lost_ranks.py", "test_replaced_tokens.py", "test_recipes.py"),
     *("test_stability.py", "test_exactness.py", "test_tasks.py", "test_start.py", "test_curves.py", "test_finetune.py"),
     *("test_skeletons.py", "test_hostile_files.py", "test_probe.py", "test_pending_saves.py", "test_thousand_ranks.py"),
-    *("test_communication.py", "test_adopt.py", "test_tune.py", "test_remote.py", "test_sweep.py", "test_retrieval.py"),
+    *("test_communication.py", "test_adopt.py", "test_remote.py", "test_sweep.py", "test_retrieval.py"),
     *("test_push.py", "test_silent_faults.py", "test_copier_process.py", "test_run.py", "test_faults.py"),
 )
 

@@ -6,7 +6,7 @@ runs/NAME/metrics.jsonl    one line per optimizer step, validation, start and re
 runs/NAME/starts.jsonl     what trained it, a line where a start begins and one where it ends; see provenance.py
 runs/NAME/evaluations.jsonl what `eval` and `finetune` measured of its checkpoints; see results.py
 runs/NAME/samples.jsonl    what the model filled in at each validation; lines of steps that were trained again are void
-runs/NAME/halved.json      microbatches that did not fit and were halved; see halved.py
+runs/NAME/halved.json      microbatches that did not fit and were halved; see oom_backoff.py
 runs/NAME/faults.jsonl     one line for each batch that stability.py skipped, or ended the run at; never rewound
 runs/NAME/checkpoints/     see checkpoint.py; what is in superseded/ there was set aside, see tools/restore.py
 runs/NAME/copies.jsonl     what was copied to checkpoint.copy_to, or why not; see copies/

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from modernbert_train.cli.arguments import many_imports, read_run, with_run
-from modernbert_train.cli.parser import Call, positive
+from modernbert_train.cli.parser import Call
 from modernbert_train.core.files import errors_to, warn
 from modernbert_train.core.text import plural, printable
-from modernbert_train.errors import ConfigError, StorageError, interrupts_as
+from modernbert_train.errors import ConfigError, StorageError
 
 
 def train(parser: argparse.ArgumentParser) -> Call:
@@ -34,24 +34,6 @@ def _train(options: argparse.Namespace) -> None:
         from modernbert_train.train.session import train
 
     train(config, fresh=options.fresh, resolved=resolved)
-
-
-def tune(parser: argparse.ArgumentParser) -> Call:
-    """Arguments and call of `tune`."""
-    with_run(parser)
-    words = "whose row length is tuned; default: the phase with the most tokens"
-    parser.add_argument("--phase", metavar="NAME", help=words)
-    words = "begin no further question after so long; default: 30"
-    parser.add_argument("--minutes", type=positive, default=30, metavar="M", help=words)
-    parser.add_argument("--fresh", action="store_true", help="measure again what was measured before")
-    return _tune
-
-
-def _tune(options: argparse.Namespace) -> None:
-    from modernbert_train.train.tune.session import tune
-
-    with interrupts_as("tune: stopped. What was measured is kept, and the same command resumes."):
-        tune(read_run(options.run), phase=options.phase, minutes=options.minutes, fresh=options.fresh)
 
 
 def report(parser: argparse.ArgumentParser) -> Call:

@@ -68,8 +68,6 @@ VERBS = (
          f"{_CLI}.before:inspect", "inspect yamls/quickstart.yaml --rows 1", True),
     Verb("plan", BEFORE, "parameters, FLOPs, memory, steps, disk, hours and cost, without a GPU",
          f"{_CLI}.before:plan", "plan yamls/quickstart.yaml --gpu h100 rtx4090", True),
-    Verb("tune", BEFORE, "find the fastest settings on this device that compute the same, and keep them for runs",
-         f"{_CLI}.training:tune", "tune yamls/quickstart.yaml", True),
     Verb("pretrain", TRAIN, "text to a trained, measured and exported model: size or hours are all that it asks",
          "launch.pretrain", "pretrain my/texts --hours 8"),
     Verb("quickstart", TRAIN, "text to a trained small model on this machine, every step printed",
@@ -114,6 +112,7 @@ REMOVED = {
     "setfit": "Run examples/train_setfit.py of the repository on an exported folder; docs/use.md shows how.",
     "onnx": "Run examples/export_onnx.py of the repository on an exported folder; docs/use.md shows how.",
     "grow": "weights.grow_from=MODEL in the larger run does the same when it starts; docs/weights.md shows how.",
+    "tune": "A run takes the settings that its device is fast with; docs/speed.md lists their keys.",
     "completion": "Nothing replaces it; docs/config.md lists every key, and `init` prints a file to start from.",
 }
 

@@ -1,8 +1,7 @@
-"""Settings of speed that were left open: which they are, what they are where nobody says, and how they are filled in.
+"""Keys that decide how fast a run is and may be left open, and how open ones are filled in.
 
-A key is open while it has the value of `OPEN`. What a user gives is never replaced. A run that begins takes what `tune`
-found, if that fits (plan/tuned.py), and otherwise what its device is fast with (plan/room.py says how large a
-microbatch is); one that was trained before keeps what it was trained with.
+A key is open while it has the value of `OPEN`; a value that the user gives is never replaced. plan/speed_settings.py
+closes the keys of a run that starts; a resumed run keeps its settings.
 """
 
 from __future__ import annotations
@@ -16,22 +15,21 @@ from modernbert_train.config.schema import PLAIN_WORKERS, RunConfig
 
 
 class Open(NamedTuple):
-    """The value of a key that says nothing, and the one it then has without any tuning: anywhere, and on fast GPUs."""
+    """The value by which a key is open, and the plain one, which works on every device."""
 
     value: Any
     plain: Any
-    fast: Any
 
 
 OPEN: dict[str, Open] = {
-    "compute.attention": Open("auto", "auto", "auto"),
-    "compute.global_attention": Open(None, None, None),
-    "compute.query_block": Open(None, None, None),
-    "compute.logit_chunk": Open(None, None, None),
-    "compute.compile": Open(None, False, True),
-    "compute.threads": Open(None, None, None),
-    "optim.fused": Open(None, False, True),
-    "data.num_workers": Open(None, PLAIN_WORKERS, PLAIN_WORKERS),
+    "compute.attention": Open("auto", "auto"),
+    "compute.global_attention": Open(None, None),
+    "compute.query_block": Open(None, None),
+    "compute.logit_chunk": Open(None, None),
+    "compute.compile": Open(None, False),
+    "compute.threads": Open(None, None),
+    "optim.fused": Open(None, False),
+    "data.num_workers": Open(None, PLAIN_WORKERS),
 }
 MICROBATCH = "microbatch_tokens"  # of a phase, the one key that each phase has its own of
 
@@ -41,18 +39,13 @@ def microbatch_key(phase: str) -> str:
     return f"phases.{phase}.{MICROBATCH}"
 
 
-def open_settings(config: RunConfig, *, fast: bool = False) -> dict[str, Any]:
-    """The dotted keys that a run leaves open, each with what it is without tuning; a microbatch is one row.
-
-    Args:
-        config: the run.
-        fast: on a GPU that compiles layers and has fused kernels.
-    """
+def open_settings(config: RunConfig) -> dict[str, Any]:
+    """The dotted keys that a run leaves open, each with its plain value; a microbatch's is one row."""
     found = {}
     for key, setting in OPEN.items():
         section, name = key.split(".")
         if getattr(getattr(config, section), name) == setting.value:
-            found[key] = setting.fast if fast else setting.plain
+            found[key] = setting.plain
     if config.compute.attention != "auto":  # then global layers have the same, as its comment says
         found.pop("compute.global_attention", None)
     for name, phase in config.phases.items():
@@ -69,18 +62,20 @@ def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
 
 
 def filled(config: RunConfig, found: Mapping[str, Any]) -> RunConfig:
-    """The run with nothing open: each key as it is given, or else as found, or else plain."""
+    """The run with nothing open: each key as given, else as found, else plain."""
     return with_settings(config, {key: found.get(key, plain) for key, plain in open_settings(config).items()})
 
 
 def recorded(config: RunConfig, last: RunConfig) -> RunConfig:
-    """The run with what it left open as it was when it was trained last; what was open then, too, was plain."""
+    """The run with its open keys as they were when it was trained last; those that were open then, too, were plain."""
     return filled(config, kept(config, last))
 
 
 def kept(config: RunConfig, last: RunConfig) -> dict[str, Any]:
-    """What a run leaves open, as it was when it was trained last; without phases that were not there, or of other rows,
-    whose microbatch is yet to be chosen."""
+    """The open keys of a run with the values that it was trained with last.
+
+    The microbatch of a phase that is new, or has other rows now, is left out: it is yet to be chosen.
+    """
     plain = open_settings(last)
     found = {key: plain.get(key, value_of(last, key)) for key in open_settings(config)}
     for name, phase in config.phases.items():

@@ -25,8 +25,8 @@ from modernbert_train.config.bounded_yaml import dump
 from modernbert_train.config.callbacks import ARGUMENTS, REFUSED
 from modernbert_train.config.knob import facts_of, phased_keys, refuse_too_many
 from modernbert_train.config.plugins import import_plugins
-from modernbert_train.config.read import Origins, merge, read_override, read_yaml, shown
-from modernbert_train.config.renamed import VALUE_SYNONYMS, new_name, own_word
+from modernbert_train.config.read import Origins, is_saved, merge, read_override, read_yaml, shown
+from modernbert_train.config.renamed import REMOVED_KEYS, VALUE_SYNONYMS, new_name, own_word, without_removed
 from modernbert_train.config.schema import CHANGED_WHOLE, VARIANTS, PhaseConfig, RunConfig
 from modernbert_train.config.value_types import as_meant, describe, fits, hints_of, spelled, spelled_out, without_none
 from modernbert_train.core.redact import has_secret, is_secret_name
@@ -99,8 +99,9 @@ def load_typed(schema: type[T], files: Sequence[str | Path], overrides: Sequence
 def _load(schema: type[T], files: Sequence[str | Path], overrides: Sequence[str], origins: Origins) -> T:
     errors: list[str] = []
     tree: dict[str, Any] = {}
-    for file in files:
-        merge(tree, read_yaml(Path(file), origins, errors))
+    for file in map(Path, files):
+        found = read_yaml(file, origins, errors)
+        merge(tree, without_removed(found) if is_saved(file) else found)
     for override in overrides:
         merge(tree, read_override(override, origins, errors))
     plugins = tree.get("plugins") if schema is RunConfig else None
@@ -383,7 +384,9 @@ class _Filling:
 
     def _unknown(self, here: KeyPath, names: list[str]) -> None:
         renamed, word = new_name(here), own_word(here, names)
-        if renamed is not None:
+        if (removed := REMOVED_KEYS.get(".".join(here))) is not None:
+            self._say(here, removed)
+        elif renamed is not None:
             self._say(here, f"is {renamed} now. Rename it.")
         elif word:
             self._say(here, f"unknown key. {word}.")

@@ -81,6 +81,12 @@ def read_yaml(
     return tree
 
 
+def is_saved(file: Path) -> bool:
+    """True if a run has written this file: a config.yaml in the folder of a run or of a checkpoint."""
+    others = ("checkpoints", "metrics.jsonl", ".lock", "MANIFEST.json")
+    return file.name == "config.yaml" and any((file.parent / name).exists() for name in others)
+
+
 def runs_beside(folder: Path) -> str:
     """What to name in place of a run that is not there: those that are in the same folder."""
     runs = sorted(str(path.parent) for path in folder.parent.glob("*/config.yaml"))

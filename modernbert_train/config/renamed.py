@@ -1,11 +1,12 @@
-"""Keys that have another name now: old -> new, so that an old file is answered with what to write; `*` is any name.
+"""Old keys: the renamed, old -> new, where `*` is any name, and the removed, so that an old file is answered.
 
-docs/config.md shows the table. A line stays as long as files with the old key may be around.
+docs/config.md shows the renamed. A line stays as long as files with the old key may be around.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 RENAMED = {
     "device": "compute.device",
@@ -23,6 +24,26 @@ RENAMED = {
     "phases.*.mask_rate": "phases.*.objective.mask_rate",
     "phases.*.weight_decay": "phases.*.optim.weight_decay",
 }
+
+# keys of earlier versions -> what replaces them; a configuration that a run has saved may still hold them
+REMOVED_KEYS = {
+    "compute.tuned": "was removed with the verb `tune`. Remove it. To use what `tune` found, write the settings of its "
+    "settings.json as keys of the run, microbatch_tokens as phases.NAME.microbatch_tokens.",
+}
+
+
+def without_removed(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tree of plain values without the keys of REMOVED_KEYS."""
+    gone = {tuple(key.split(".")) for key in REMOVED_KEYS}
+
+    def kept(branch: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+        return {
+            key: kept(value, (*path, key)) if isinstance(value, Mapping) else value
+            for key, value in branch.items()
+            if (*path, key) not in gone
+        }
+
+    return kept(tree, ())
 
 
 def new_name(path: Sequence[str]) -> str | None:

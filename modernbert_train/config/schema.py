@@ -100,7 +100,7 @@ class DataConfig:
     shuffle_block_shards: int = knob(
         16, above=0, high=1 << 20
     )  # documents are shuffled within blocks of this many shuffled shards
-    # processes per rank that read and mask; 0 reads in the training process. None: as `tune` found, otherwise 1
+    # processes per rank that read and mask; 0 reads in the training process. None: 1
     num_workers: int | None = knob(
         None, low=0, high=1 << 10, restart=True, why="since each is a process of this machine"
     )
@@ -153,7 +153,7 @@ class WeightsConfig:
 class ComputeConfig:
     """How the model is computed: where, in which precision, with which kernels. What it computes stays the same.
 
-    What is left at auto, or None, is taken from what `tune` found on this device, if that fits; see docs/speed.md.
+    What is left at auto, or None, is as this device is fast with; see docs/speed.md.
     """
 
     # auto: a GPU if torch sees one, otherwise the CPU; refused on a machine that shows GPUs of which torch sees none
@@ -164,27 +164,25 @@ class ComputeConfig:
     # of the sum that ModernBERT's layers add to; bf16 only where products are in it. Fewer bytes move, and it rounds
     # more: see docs/speed.md. Weights, and with them the exported model, are fp32 either way
     residual_precision: Literal["fp32", "bf16"] = "fp32"
-    # kernel; auto: as `tune` found, otherwise on Hopper FlashAttention-3 if it is installed. Without it: in global
-    # layers FlashAttention-4 if it is installed (Hopper and later), in local ones tiles on Hopper, else the first that
-    # serves; it says which. tiles: local layers in our own kernels, global by varlen. cudnn: global layers by cuDNN,
-    # local by varlen; on Hopper and Blackwell with torch 2.15, unmeasured
+    # kernel; auto: on Hopper FlashAttention-3 if it is installed. Without it: in global layers FlashAttention-4 if it
+    # is installed (Hopper and later), in local ones tiles on Hopper, else the first that serves; it says which. tiles:
+    # local layers in our own kernels, global by varlen. cudnn: global layers by cuDNN, local by varlen; on Hopper and
+    # Blackwell with torch 2.15, unmeasured
     attention: Literal["auto", "varlen", "flash", "flex", "sdpa", "tiles", "cudnn"] = knob("auto", restart=True)
-    # kernel of global layers; None: as `tune` found, where attention is auto too, otherwise as attention asks
+    # kernel of global layers; None: as attention asks
     global_attention: Literal["auto", "varlen", "flash", "flex", "sdpa", "cudnn"] | None = knob(None, restart=True)
-    # queries that the kernel sdpa computes together in local layers; None: as `tune` found, otherwise 64
+    # queries that the kernel sdpa computes together in local layers; None: 64
     query_block: int | None = knob(None, above=0, restart=True)
-    # predicted tokens whose logits exist at a time in training: less memory, or larger products; None: as `tune` found,
-    # otherwise what 1 GiB of logits holds on a GPU, and 64 MiB on a CPU
+    # predicted tokens whose logits exist at a time in training: less memory, or larger products; None: what
+    # 1 GiB of logits holds on a GPU, and 64 MiB on a CPU
     logit_chunk: int | None = knob(None, above=0, restart=True)
-    # torch.compile the layers; None: as `tune` found, otherwise on a GPU of capability 8.0 with Triton and a C compiler
+    # torch.compile the layers; None: on a GPU of capability 8.0 with Triton and a C compiler
     compile: bool | None = knob(None, restart=True)
     # Inductor also searches for the launch options of each kernel that it generates (coordinate descent), on GPUs.
     # Steps may be faster; the first start on a machine takes minutes longer. Unmeasured on a GPU. Needs compute.compile
     search: bool = knob(False, restart=True)
-    # threads of torch on a CPU; None: OMP_NUM_THREADS, or as `tune` found, otherwise as many as torch takes
+    # threads of torch on a CPU; None: OMP_NUM_THREADS, otherwise as many as torch takes
     threads: int | None = knob(None, above=0, high=1 << 12, restart=True, why="since no machine has more cores")
-    # folder of what `tune` found; auto: RUNS_FOLDER/tuned; none: nothing that it found is used
-    tuned: str = knob("auto", restart=True)
     activation_checkpointing: bool = knob(False, restart=True)  # recompute each layer in the backward pass
     # GPUs add in the same order each time, so that a resumed run equals one that never stopped to the bit, as on CPUs.
     # It is slower, see docs/faults.md; a kernel that cannot is refused
@@ -202,7 +200,7 @@ class OptimConfig:
     eps: float = knob(1e-6, above=0)
     weight_decay: float = knob(0.0, low=0, phased=True)  # norms and biases are never decayed
     # an update in a few kernels, on GPUs: StableAdamW's two of Triton, or torch's own of adamw; equal up to fp32
-    # rounding. None: as `tune` found, otherwise on a GPU of capability 8.0 with Triton and a C compiler
+    # rounding. None: on a GPU of capability 8.0 with Triton and a C compiler
     fused: bool | None = knob(None, restart=True)
 
     @property
@@ -332,8 +330,8 @@ class PhaseConfig:
     # capacity of a packed row, which is also the longest sequence (the context length)
     row_tokens: int = knob(low=8, high=1 << 24, why="for text between [CLS] and [SEP]")
     batch_rows: int = knob(above=0, high=1 << 20)  # rows in one optimizer step over all ranks
-    # tokens, padding included, in one forward pass on one rank; None: as `tune` found, otherwise on a GPU the most that
-    # `plan` says fits, halved if the first steps run out of memory all the same, and on a CPU one row
+    # tokens, padding included, in one forward pass on one rank; None: on a GPU the most that `plan` says
+    # fits, halved if the first steps run out of memory all the same, and on a CPU one row
     microbatch_tokens: int | None = knob(None, above=0, restart=True)
     lr_ratio: float = knob(1.0, above=0)  # peak rate of the phase over optim.lr
     model: dict[str, Any] = knob(factory=dict, overrides=True)

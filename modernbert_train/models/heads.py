@@ -4,7 +4,7 @@ Logits are the largest tensor of a step by far: 6 GB in bf16, with their gradien
 `ChunkedLoss` makes some of them at a time, takes loss and gradient from them at once, and forgets them. It computes
 nothing twice. The plain form is its meaning, which tests hold it against; it serves where logits are wanted.
 Small chunks make its matrix products slow, so chunks are large, see `ModelConfig.logit_chunk`; `benchmarks/kernels.py`
-compares sizes, and `tune` finds the one that pays.
+compares sizes.
 
 Shape legend: M predicted positions (padded), C positions of a chunk, D model width, V vocabulary.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from modernbert_train.plan import room
+from modernbert_train.plan import memory_fit
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.make import Plan, PlannedPhase
 from modernbert_train.plan.memory import Memory, Strategy, sharing_ranks, usable_bytes
@@ -48,7 +48,7 @@ def phase_memory(
         ranks: GPUs.
         microbatch_rows: rows of one forward pass.
     """
-    return room.phase_memory(plan.config, phase.name, GPUS[gpu], strategy, ranks, microbatch_rows)
+    return memory_fit.phase_memory(plan.config, phase.name, GPUS[gpu], strategy, ranks, microbatch_rows)
 
 
 def settings(plan: Plan, phase: PlannedPhase, gpu: str, ranks: int) -> list[Setting]:
@@ -64,9 +64,9 @@ def settings(plan: Plan, phase: PlannedPhase, gpu: str, ranks: int) -> list[Sett
         shards = sharing_ranks(strategy, ranks, plan.config.distributed.shard_ranks, GPUS[gpu])
         if (strategy != "ddp" and shards == 1) or (strategy == "hsdp" and shards == ranks):
             continue  # the same as ddp, or as fsdp2
-        own_rows = room.own_rows(phase.config, ranks)
+        own_rows = memory_fit.own_rows(phase.config, ranks)
         fitting = (
-            room.most_rows(plan.config, phase.name, GPUS[gpu], strategy, ranks, own_rows)
+            memory_fit.max_rows(plan.config, phase.name, GPUS[gpu], strategy, ranks, own_rows)
             if plan.knows_memory
             else min(own_rows, phase.config.microbatch_rows)
         )
@@ -127,4 +127,4 @@ def fits(plan: Plan, phase: PlannedPhase, gpu: str) -> bool:
 
 def configured_memory(plan: Plan, phase: PlannedPhase, gpu: str) -> Memory:
     """Memory of one GPU in a phase as it is configured."""
-    return room.configured_memory(plan.config, phase.name, GPUS[gpu], plan.ranks)
+    return memory_fit.configured_memory(plan.config, phase.name, GPUS[gpu], plan.ranks)

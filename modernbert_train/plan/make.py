@@ -28,9 +28,10 @@ from modernbert_train.plan.documents import Documents, RowText, missing_stream, 
 from modernbert_train.plan.expected_loss import Expected, expect, is_ruled
 from modernbert_train.plan.flops import Flops, flops_per_token
 from modernbert_train.plan.gpus import GPUS
+from modernbert_train.plan.memory_fit import predicts
 from modernbert_train.plan.parameters import Parameters, count_parameters
-from modernbert_train.plan.room import on_gpu, predicts
 from modernbert_train.plan.speed import StepTime, Work, step_time
+from modernbert_train.plan.speed_settings import on_gpu
 from modernbert_train.plan.steps import StepRange, crossings, step_ranges, validations
 from modernbert_train.plan.teacher import teacher_flops
 
@@ -109,7 +110,7 @@ class Plan:
 
     @property
     def knows_memory(self) -> bool:
-        """See `room.predicts`."""
+        """See `memory_fit.predicts`."""
         return predicts(self.config)
 
     @property

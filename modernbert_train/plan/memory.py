@@ -37,7 +37,7 @@ TEXT_TOKENS = 32  # of a text that is compared: fewer, at the mean, than queries
 
 
 class HasMemory(Protocol):
-    """A kind of GPU as far as its memory goes: rows of GPUS are, and `Card` of room.py."""
+    """A kind of GPU as far as its memory goes: rows of GPUS are, and `RunGpus` of speed_settings.py."""
 
     @property
     def label(self) -> str: ...

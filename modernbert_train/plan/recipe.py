@@ -410,7 +410,7 @@ def run_yaml(asked: Asked) -> str:
         "",
         f"# {_why_tokens(asked)}",
         f"# Phases are in the proportions of {family.source}. Microbatches and kernels are left open: a run takes what",
-        "# `tune` found on its device, or what fits there and is fast.",
+        "# is fast on its device, and fits there.",
         "phases:",
     ]
     return "\n".join([*lines, *_phase_lines(asked)]) + "\n"

@@ -39,7 +39,8 @@ from modernbert_train.errors import ConfigError, DataError, RunError, StorageErr
 from modernbert_train.plan.census import ENCODER_COUNTS
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.memory import HasMemory, checkpoint_bytes
-from modernbert_train.plan.room import Card, on_gpu, too_large
+from modernbert_train.plan.memory_fit import too_large
+from modernbert_train.plan.speed_settings import RunGpus, on_gpu
 
 FORMAT = 1
 Look = Callable[[], object]
@@ -54,16 +55,14 @@ class Resolved:
         config: the same with nothing left open, once it is known on what it trains.
         ranks: processes that train.
         facts: of its data, in the process that has compared them with the run.
-        settings: where these are from, for the banner.
-        speed: lines on what this machine costs in speed.
+        lines: on the settings that were chosen, for the banner.
     """
 
     asked: RunConfig
     config: RunConfig
     ranks: int
     facts: DataFacts | None = None
-    settings: str = ""
-    speed: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
 
     @property
     def decided(self) -> dict[str, Any]:
@@ -77,8 +76,7 @@ class Resolved:
             "program": __version__,
             "ranks": self.ranks,
             "decided": self.decided,
-            "settings": self.settings,
-            "speed": self.speed,
+            "lines": self.lines,
             "asked": flat(self.asked),
         }
         return json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
@@ -104,7 +102,7 @@ class Resolved:
                     "same YAML and overrides."
                 )
         config = with_settings(asked, tree["decided"])
-        return cls(asked, config, tree["ranks"], settings=tree["settings"], speed=tuple(tree["speed"]))
+        return cls(asked, config, tree["ranks"], lines=tuple(tree["lines"]))
 
 
 def resolve(
@@ -219,8 +217,8 @@ def _gpu_of(config: RunConfig) -> HasMemory | None:
     """What is known of the GPU without torch; of several the largest, since which of them train is not known yet."""
     if config.compute.device == "cpu":
         return None
-    shown = [Card(name, memory_bytes) for name, memory_bytes in shown_gpus()]
-    return max(shown, key=lambda card: card.memory_bytes, default=named_gpu(config))
+    shown = [RunGpus(name, memory_bytes) for name, memory_bytes in shown_gpus()]
+    return max(shown, key=lambda gpu: gpu.memory_bytes, default=named_gpu(config))
 
 
 def refuse_too_large(config: RunConfig, num_ranks: int, gpu: HasMemory) -> None:

@@ -14,8 +14,8 @@ from modernbert_train.plan.flops import optimizer_flops
 from modernbert_train.plan.gpus import GPUS, PRICE_DATE
 from modernbert_train.plan.make import Plan, PlannedPhase
 from modernbert_train.plan.memory import TEXT_TOKENS, sharing_ranks, usable_bytes
+from modernbert_train.plan.memory_fit import teacher_memory
 from modernbert_train.plan.parameters import count_parameters
-from modernbert_train.plan.room import teacher_memory
 from modernbert_train.plan.speed import ERROR, PLANNED_TOKENS_PER_SECOND, PUBLISHED
 from modernbert_train.plan.teacher import teacher_of
 

@@ -35,7 +35,6 @@ def banner(
     vocabulary: Sequence[str] = (),
     facts: DataFacts,
     compute: Compute,
-    tuned: str = "",
     speed: Sequence[str] = (),
     ranks: int,
     ranks_per_node: int,
@@ -49,8 +48,7 @@ def banner(
         vocabulary: what another vocabulary does to the text.
         facts: of its data, checked.
         compute: of this rank.
-        tuned: where its settings of speed are from, as tuned.py says it.
-        speed: what its GPUs do without and which microbatch they took, as card.py says it.
+        speed: lines on its settings of speed, see plan/speed_settings.py.
         ranks, ranks_per_node: of the run.
     """
     plan = make_plan(config, ranks, facts=facts)
@@ -68,7 +66,6 @@ def banner(
         *_network(compute.device, ranks, ranks_per_node),
         f"  kernels {_kernels(plan, compute)}",
         *([f"  torch   {text}"] if (text := untested(torch.__version__)) else []),
-        *([f"  tuned   {tuned}"] if tuned else []),
         *(f"  speed   {text}" for text in speed),
         *_streams(facts),
         f"  vocab   {config.data.tokenizer}, hash {facts.vocabulary.sha256[:_HASH]}",

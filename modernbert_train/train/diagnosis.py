@@ -35,7 +35,7 @@ from modernbert_train.data.planner import BatchPlan, Row
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.group import gather_from_all, num_ranks, this_rank
 from modernbert_train.models.masked_lm import POSITIONS
-from modernbert_train.plan.halved import is_full
+from modernbert_train.plan.oom_backoff import is_full
 from modernbert_train.train.adapters import ComposerObjective
 from modernbert_train.train.gradients import count_terms, counts_per_rank, key_dropout
 

@@ -1,8 +1,8 @@
 """Forward and backward passes of a step's microbatches: gradients of the means over the global batch.
 
 A microbatch gives sums. Each is divided by its count in the global batch before it goes backward, so a step's gradient
-does not depend on how its batch was cut into microbatches and ranks. Plain torch: `train`, `tune` and the benchmarks
-share it.
+does not depend on how its batch was cut into microbatches and ranks. Plain torch: `train`, measure_speed.py and the
+benchmarks share it.
 """
 
 from __future__ import annotations

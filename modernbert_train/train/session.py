@@ -46,11 +46,10 @@ from modernbert_train.distributed.same_run import require_agreement
 from modernbert_train.distributed.save_requests import Requests
 from modernbert_train.distributed.transport import warn_of_slow_network
 from modernbert_train.errors import ConfigError, DataError, Halved, StoppedEarly, StorageError
-from modernbert_train.plan.card import card_of_all
-from modernbert_train.plan.halved import halve, is_full
+from modernbert_train.plan.memory_fit import too_large
+from modernbert_train.plan.oom_backoff import halve, is_full
 from modernbert_train.plan.resolve import Resolved, resolve
-from modernbert_train.plan.room import speed_lines, too_large
-from modernbert_train.plan.tuned import take
+from modernbert_train.plan.speed_settings import close_settings, gpus_of_run
 from modernbert_train.report.banner import banner
 from modernbert_train.report.before_after import before_and_after
 from modernbert_train.report.closing import closing_text, next_commands
@@ -155,7 +154,7 @@ def _resolve(asked: RunConfig, resolved: Resolved | None, compute: Compute, *, f
     Raises:
         RunError: a mistake; see `resolve`. It needs more memory than a GPU has.
     """
-    card, ranks, place = card_of_all(compute), num_ranks(), Path(asked.folder)
+    gpus, ranks, place = gpus_of_run(compute), num_ranks(), Path(asked.folder)
 
     def decide() -> str:
         run = resolved or resolve(asked, ranks, fresh=fresh)
@@ -163,16 +162,14 @@ def _resolve(asked: RunConfig, resolved: Resolved | None, compute: Compute, *, f
             refuse_fresh(asked.checkpoint, asked.name)
         else:
             bring_back(asked.checkpoint, place, _say)
-        config, settings = take(asked, compute, card=card, ranks=ranks, fresh=fresh)
-        if config.compute.search and (card is None or not config.compute.compile):
+        config, lines = close_settings(asked, gpus=gpus, ranks=ranks, fresh=fresh)
+        if config.compute.search and (gpus is None or not config.compute.compile):
             raise ConfigError(search_refused(compiled=bool(config.compute.compile)))
-        if card is None:
-            won = cpu_gain_line(asked.compute.precision)
-            return replace(run, config=config, settings=settings, speed=() if won is None else (won,)).to_json()
-        if mistakes := [*too_large(config, card, ranks)]:
+        if gpus is not None and (mistakes := [*too_large(config, gpus, ranks)]):
             raise ConfigError("\n".join(mistakes))
-        speed = tuple(speed_lines(asked, config, card, ranks))
-        return replace(run, config=config, settings=settings, speed=speed).to_json()
+        if gpus is None and (won := cpu_gain_line(asked.compute.precision)) is not None:
+            lines = [*lines, won]
+        return replace(run, config=config, lines=tuple(lines)).to_json()
 
     run = Resolved.from_json(on_rank_zero_slowly(decide), asked)
     use_threads(run.config.compute, compute.device)
@@ -229,8 +226,7 @@ def _build(
             vocabulary=start.effect_lines,
             facts=facts,
             compute=compute,
-            tuned=run.settings,
-            speed=run.speed,
+            speed=run.lines,
             ranks=num_ranks(),
             ranks_per_node=ranks_per_node(),
         )
@@ -317,7 +313,7 @@ def _position(loop: Loop) -> Position:
 
 @contextmanager
 def _halving(given: Mapping[str, PhaseConfig], loop: Loop, folder: RunFolder) -> Iterator[None]:
-    """Within it a run trains; where a GPU runs out of memory at a microbatch that nobody gave, see halved.py."""
+    """Within it a run trains; where a GPU runs out of memory at a microbatch that nobody gave, see oom_backoff.py."""
     try:
         yield
     except RuntimeError as error:

@@ -162,8 +162,6 @@ def test_every_command_is_one_that_exists(
             resolve(config, options.ranks)
         if words[1] == "benchmarks.train_step" and not tiny:
             assert words[words.index("--only") + 1] in PRESETS["gpu"]
-        if words[1] == "benchmarks.tuned":
-            assert words[2] in PRESETS["cpu" if tiny else "gpu"]
 
 
 def test_a_smaller_gpu_gets_smaller_microbatches() -> None:
@@ -198,7 +196,7 @@ def test_losses_that_are_apart_or_of_other_batches_fail(tmp_path: Path) -> None:
 
 
 def test_what_ended_with_0_and_is_wrong_fails(tmp_path: Path) -> None:
-    """`doctor` and `tune` end with 0 whatever they find."""
+    """`doctor` ends with 0 whatever it finds."""
     (tmp_path / "parts").mkdir()
     lines = ["ok    GPU 0: H100", *(f"ok    {need}: usable here" for need in read.NEEDED)]
     (tmp_path / "parts/doctor.log").write_text("\n".join(lines))
@@ -206,14 +204,6 @@ def test_what_ended_with_0_and_is_wrong_fails(tmp_path: Path) -> None:
     (tmp_path / "parts/doctor.log").write_text("\n".join(lines).replace("ok    optim", "warn  optim"))
     with pytest.raises(Wrong, match=r"not usable: optim\.fused"):
         read.doctor(tmp_path, "doctor")
-    row = {"settings": "compute.compile=true", "text": "loss 9.3, not 9.2", "tokens_per_second": 5.0}
-    report: dict[str, Any] = {"gain": 1.5, "rows": [row | {"outcome": "taken"}, row | {"outcome": "left out"}]}
-    (tmp_path / "parts/tuned.figures.json").write_text(json.dumps(report))
-    assert read.tuned(tmp_path, "tuned") == {read.GAIN: 1.5, "best tokens/s": 5.0}
-    report["rows"].append(row | {"outcome": "wrong"})
-    (tmp_path / "parts/tuned.figures.json").write_text(json.dumps(report))
-    with pytest.raises(Wrong, match=r"1 of 3 candidates: compute\.compile=true wrong, loss 9\.3"):
-        read.tuned(tmp_path, "tuned")
 
 
 @pytest.mark.slow

@@ -22,10 +22,8 @@ from modernbert_train.batch import IGNORED_LABEL
 from modernbert_train.config.auto import open_settings
 from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.data.facts import read_facts
-from modernbert_train.distributed.compute import Compute
 from modernbert_train.models.init import initialize
-from modernbert_train.plan import tuned
-from modernbert_train.plan.card import Card
+from modernbert_train.plan.speed_settings import RunGpus, close_settings
 from modernbert_train.train.build import build_data, build_model
 
 TINY = Case(
@@ -82,12 +80,12 @@ def test_transformers_gets_the_documents_that_we_pack(tmp_path: Path) -> None:
 
 def test_a_case_leaves_speed_to_the_product(tmp_path: Path) -> None:
     """An open `fused` was taken for false here, and the figure that was published was no run's."""
-    card = Card("NVIDIA H200", 150 << 30, 1, True, ())
+    gpus = RunGpus("NVIDIA H200", 150 << 30, 1, True, ())
     for name, case in PRESETS["gpu"].items():
         config = run_config(case, tmp_path, tmp_path, torch.device("cpu"), workers=4)
         left = {*open_settings(config)}
         assert {"compute.compile", "optim.fused", "compute.attention"} <= left, name
-        taken = tuned.take(config, Compute(torch.device("cpu"), "fp32"), card=card, fresh=True).config
+        taken = close_settings(config, gpus=gpus, fresh=True).config
         assert taken.compute.compile is True and taken.optim.fused is True
         assert taken.model.attention_out_dropout == ModernBertConfig().attention_out_dropout > 0
     on_cpu = as_trained(run_config(GPU, tmp_path, tmp_path, torch.device("cpu"), workers=0), torch.device("cpu"))

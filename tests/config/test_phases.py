@@ -4,12 +4,14 @@ file of an earlier version is read as if half of it were not there."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from modernbert_train.clock import Clock
-from modernbert_train.config.load import differences, to_yaml
-from modernbert_train.config.renamed import RENAMED
+from modernbert_train.config.load import differences, load_run, to_yaml
+from modernbert_train.config.renamed import REMOVED_KEYS, RENAMED
+from modernbert_train.errors import ConfigError
 from tests.config.conftest import Load
 
 OWN = "phases: {decay: {model: {global_rope_theta: 160_000}, objective: {mask_rate: 0.1}, optim: {weight_decay: 0}}}"
@@ -95,3 +97,22 @@ def test_an_old_key_is_answered_with_the_new_one(refused: Callable[..., list[str
     old, new = old.replace("*", "decay"), new.replace("*", "decay")
     assert refused("", f"{old}=1") == [f"{old} (command line): is {new} now. Rename it."]
     assert "unknown key" not in refused("", f"{new}={{x: 1}}")[0]
+
+
+@pytest.mark.parametrize(("key", "answer"), REMOVED_KEYS.items())
+def test_a_key_that_was_removed_is_answered_with_what_replaces_it(
+    load: Load, refused: Callable[..., list[str]], tmp_path: Path, key: str, answer: str
+) -> None:
+    """But what a run has saved still loads: it was written by a version that had the key."""
+    assert refused("", f"{key}=1") == [f"{key} (command line): {answer}"]
+    section, name = key.split(".")
+    (line,) = refused(f"{section}: {{{name}: none}}")
+    assert line == f"{key} (extra.yaml:1): {answer}"
+    config = load()
+    saved = tmp_path / "run/config.yaml"
+    saved.parent.mkdir()
+    saved.write_text(to_yaml(config).replace(f"{section}:\n", f"{section}:\n  {name}: none\n"))
+    with pytest.raises(ConfigError, match="was removed"):
+        load_run([saved])
+    (saved.parent / "metrics.jsonl").touch()
+    assert load_run([saved]) == config

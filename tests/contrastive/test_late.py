@@ -28,7 +28,7 @@ from modernbert_train.models.init import initialize
 from modernbert_train.objectives.contrastive import NEGATIVE, POSITIVE, QUERY
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.make import make_plan
-from modernbert_train.plan.room import phase_memory
+from modernbert_train.plan.memory_fit import phase_memory
 from modernbert_train.train.gradients import gradients, key_dropout
 from modernbert_train.weights.formats import export_format
 from modernbert_train.weights.formats.alone import Alone

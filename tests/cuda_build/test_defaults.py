@@ -12,13 +12,13 @@ import pytest
 
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.plan.room import Card, on_gpu
+from modernbert_train.plan.speed_settings import RunGpus, on_gpu
 from tests.conftest import make_tiny_data
 from tests.cuda_build.front_door import Machine, planted_tree
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(1800)]
 
-CARD = "modernbert_train/plan/card.py"
+SETTINGS = "modernbert_train/plan/speed_settings.py"
 # a step of 256 rows of 64 tokens on each of two ranks; three steps
 NOTHING_SET = (
     *("compute.compile=null", "optim.fused=null", "phases.short.microbatch_tokens=null", "phases.long=null"),
@@ -44,7 +44,7 @@ def test_a_run_with_nothing_set_compiles_is_fused_and_takes_the_microbatch_of_pl
     assert code == 0, said[-3000:]
     taken = saved(machine)
     assert taken.compute.compile is True and taken.optim.fused is True
-    by_plan = on_gpu(load_run([Path(words[0])], words[1:]), Card("", int(1.65 * (1 << 30)), 2), 2)
+    by_plan = on_gpu(load_run([Path(words[0])], words[1:]), RunGpus("", int(1.65 * (1 << 30)), 2), 2)
     rows = taken.phases["short"].microbatch_rows
     assert rows == by_plan.phases["short"].microbatch_rows and 1 < rows < 256
     assert ", compiled" in said and "microbatches that were left open take " in said and " off: " not in said
@@ -54,7 +54,7 @@ def test_a_run_with_nothing_set_compiles_is_fused_and_takes_the_microbatch_of_pl
 
 def too_hopeful(folder: Path, data: Path, gpus: int) -> Machine:
     """GPUs of a quarter of a GiB, of which `plan` is made to believe that they have four."""
-    planted = (CARD, "gpu.total_memory, ", "16 * gpu.total_memory, ")
+    planted = (SETTINGS, "gpu.total_memory, ", "16 * gpu.total_memory, ")
     return Machine(folder, data, gpus, planted_tree(folder / "tree", planted), {"NULL_DEVICE_GB": "0.25"})
 
 
@@ -86,7 +86,7 @@ def test_a_microbatch_that_is_given_is_not_halved(tmp_path: Path, data: Path) ->
     assert code != 0 and "out of memory" in said.lower() and "start again" not in said
 
 
-def test_what_is_beyond_the_card_is_refused_with_the_number_to_set(tmp_path: Path, data: Path) -> None:
+def test_what_is_beyond_the_gpu_is_refused_with_the_number_to_set(tmp_path: Path, data: Path) -> None:
     machine = Machine(tmp_path, data, gpus=1, settings={"NULL_DEVICE_GB": "8"})
     given = ("phases.short.batch_rows=16384", "phases.short.microbatch_tokens=1048576", "phases.short.tokens=9000000")
     code, said = machine.train(*machine.words("run", *NOTHING_SET, *given, width="base"), seconds=400)

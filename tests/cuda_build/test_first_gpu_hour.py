@@ -23,8 +23,6 @@ FAILS = {
     "doctor": "not usable: attention kernel varlen",
     "shared-collectives": "collectives are wrong",
     "shared-collectives-4": "collectives are wrong",
-    "tuned-1024": "candidates",
-    "tuned-8192": "candidates",
 }
 # those that need more GPUs, and those that stand for two on one
 MORE_GPUS = {"all-ddp", "all-fsdp2", "all-compiled", "all-fsdp2-compiled"} | {

@@ -133,9 +133,9 @@ def test_gpus_are_listed_without_torch(tmp_path: Path, monkeypatch: pytest.Monke
     assert gpus.shown_gpus() == []
 
 
-@pytest.mark.parametrize("verb", ["train", "finetune", "eval", "tune", "report"])
+@pytest.mark.parametrize("verb", ["train", "finetune", "eval", "report"])
 def test_every_verb_that_may_compute_asks_for_it(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes that it starts inherit it: the launcher's ranks, a sweep's trials, the workers of tune."""
+    """Processes that it starts inherit it: the launcher's ranks, a sweep's trials."""
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(gpus, "_has_nvml", lambda: True)

@@ -1,6 +1,6 @@
 """Global layers by cuDNN with boundaries, local layers by `varlen`: Hopper and Blackwell, bf16 or fp16.
 
-Its speed is unmeasured, so compute.attention=auto never takes it; `tune` times it where it is usable. Three properties
+Its speed is unmeasured, so compute.attention=auto never takes it. Three properties
 of torch's cuDNN functions shape this file, seen on torch 2.14.1 and 2.15.0:
 
 - They build and cache one cuDNN graph for each number of sequences and longest sequence. So the longest sequence is

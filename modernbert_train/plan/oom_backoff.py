@@ -1,9 +1,9 @@
-"""A microbatch that nobody gave and that does not fit all the same: half of it is taken, by all ranks and for good.
+"""After running out of memory, halve an automatically chosen microbatch on all ranks, permanently.
 
-The rank that runs out of memory notes the half in the run's folder and ends with `Halved`; the others, which may wait
-for it within a collective, end with it (distributed/fail_together.py), and all start again: by themselves where a rank
-is alone, else by the launcher. Dropout is keyed by the number of a microbatch, so this is only done while no checkpoint
-has seen a step of the phase: then nothing that was trained with the larger one is kept.
+The rank that runs out of memory notes the half in the run's folder and raises `Halved`; the others, which may wait for
+it within a collective, end with it (distributed/fail_together.py), and all start again: a lone rank by itself, several
+by the launcher. Dropout is keyed by the number of a microbatch, so this is only done while no checkpoint has seen a
+step of the phase: then nothing that was trained with the larger one is kept.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ HALVED = "halved.json"
 _FULL = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")  # in what torch, Triton and NVIDIA's libraries raise
 
 
-def halved(folder: Path) -> dict[str, int]:
-    """The microbatches that were halved for the run of a folder, in tokens, by their keys."""
+def read_backoff(folder: Path) -> dict[str, int]:
+    """Read which microbatches were halved in a run's folder: tokens by dotted key; a damaged note counts as none."""
     noted = None
     with suppress(OSError, ValueError):
         noted = read_json(folder / HALVED)
@@ -33,27 +33,27 @@ def halved(folder: Path) -> dict[str, int]:
 
 
 def phase_of_newest(folder: Path) -> str | None:
-    """The phase of the last step that a checkpoint has seen; None where there is none."""
+    """Read the phase of the last step that a checkpoint has seen; None if there is none."""
     newest = newest_step(folder)
     if newest is not None and newest.name != "step-00000000":
-        with suppress(OSError, ValueError, KeyError, TypeError):  # damaged, and whoever resumes will say so
+        with suppress(OSError, ValueError, KeyError, TypeError):  # damaged; resuming reports it
             return str(read_json(newest / STATE)["phase"])
     return None
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether a GPU had no more memory; not all that say so have a type of their own."""
+    """True if a GPU ran out of memory; not every library raises a type for it."""
     return any(word.lower() in str(error).lower() for word in _FULL)
 
 
 def halve(folder: Path, phase: str, given: PhaseConfig, now: PhaseConfig) -> Halved | ConfigError | None:
-    """Note half of a phase's microbatch; the error to end with, None where it is not for us to change.
+    """Note half of a phase's microbatch, and return the error to raise; None if it must not change.
 
     Args:
         folder: of the run.
-        phase: that ran out of memory.
-        given: as its user gives it.
-        now: the same with nothing open.
+        phase: name of the phase that ran out of memory.
+        given: the phase as its user gives it.
+        now: the phase with nothing open.
     """
     key = microbatch_key(phase)
     if given.microbatch_tokens is not None or phase_of_newest(folder) == phase:

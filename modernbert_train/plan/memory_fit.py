@@ -1,6 +1,6 @@
-"""Microbatches that fit the memory of a GPU, and the settings that a run takes there if it leaves them open.
+"""Fit a run into the memory of a GPU: find the largest microbatches, and refuse phases that are too large.
 
-Neither data nor torch is looked at, so that a login node can refuse what no GPU of the kind could hold.
+Neither data nor torch is needed, so a login node can refuse what no GPU of the kind could hold.
 """
 
 from __future__ import annotations
@@ -8,19 +8,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
-from modernbert_train.config.auto import (
-    MICROBATCH,
-    OPEN,
-    assigned,
-    filled,
-    microbatch_key,
-    open_settings,
-    value_of,
-    with_settings,
-)
+from modernbert_train.config.auto import assigned, microbatch_key, with_settings
 from modernbert_train.config.schema import (
     ContrastiveConfig,
     ModernBertConfig,
@@ -43,47 +34,19 @@ from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.plan.teacher import teacher_bytes
 
 COUNTED = (ModernBertConfig,)  # architectures whose layers' memory was counted
-MOST_TOKENS = 1 << 18  # of a microbatch that nobody gives: beyond it launches are hidden, and nothing is won
-# times as long as a run takes that is neither compiled nor fused: ModernBERT-base on 8 H100 by `plan` (a test)
-SLOWER = 1.8
+MAX_TOKENS = 1 << 18  # of an open microbatch: beyond it launches are hidden, and larger ones gain nothing
 GB = 1e9
 
 
-@dataclass(frozen=True)
-class Card:
-    """The GPUs that a run computes on.
-
-    Attributes:
-        label: their name; of several kinds that of the smallest.
-        memory_bytes: of the smallest.
-        per_node: of one machine.
-        bf16: whether all compute in it.
-        lacks: why one of them has neither compiled layers nor fused kernels, a few words for each reason.
-    """
-
-    label: str
-    memory_bytes: int
-    per_node: int = 8
-    bf16: bool = True
-    lacks: tuple[str, ...] = ()
-
-    @classmethod
-    def of_all(cls, cards: list[Card]) -> Card:
-        """What holds for a run that has all of these, one for each rank."""
-        least = min(cards, key=lambda card: card.memory_bytes)
-        lacks = dict.fromkeys(reason for card in cards for reason in card.lacks)
-        return cls(least.label, least.memory_bytes, least.per_node, all(card.bf16 for card in cards), tuple(lacks))
-
-
 def predicts(config: RunConfig) -> bool:
-    """Whether memory is predicted: layers of ModernBERT were counted, of no generator, and not frozen ones."""
+    """True if memory is predicted: for ModernBERT's layers, but not with a generator or frozen layers."""
     alone = config.objective.generator_of(config.model) is None
     frozen = any(getattr(now.objective, "freeze", False) for now in config.in_phase.values())
     return type(config.model) in COUNTED and alone and not frozen
 
 
 def own_rows(phase: PhaseConfig, ranks: int) -> int:
-    """Rows of the full batch on the rank that has most."""
+    """Rows of the full batch on the rank with the most rows."""
     return -(-phase.batch_rows // ranks)
 
 
@@ -162,17 +125,17 @@ def _compared(objective: ObjectiveConfig, width: int, texts: int, ranks: int) ->
 
 
 def configured_memory(config: RunConfig, name: str, gpu: HasMemory, ranks: int) -> Memory:
-    """Memory of one GPU in a phase as it is configured."""
+    """Memory of one GPU in a phase as configured."""
     phase = config.phases[name]
     rows = min(own_rows(phase, ranks), phase.microbatch_rows)
     return phase_memory(config, name, gpu, config.distributed.strategy, ranks, rows)
 
 
-def most_rows(config: RunConfig, name: str, gpu: HasMemory, strategy: Strategy, ranks: int, most: int) -> int:
+def max_rows(config: RunConfig, name: str, gpu: HasMemory, strategy: Strategy, ranks: int, most: int) -> int:
     """The largest microbatch that fits with a reserve, in rows, at most `most`; 0 if not even one row fits."""
-    room = usable_bytes(gpu)
+    usable = usable_bytes(gpu)
     return bisect_right(
-        range(1, most + 1), room, key=lambda rows: phase_memory(config, name, gpu, strategy, ranks, rows).peak
+        range(1, most + 1), usable, key=lambda rows: phase_memory(config, name, gpu, strategy, ranks, rows).peak
     )
 
 
@@ -190,38 +153,22 @@ def even_rows(phase: PhaseConfig, ranks: int, most: int) -> int:
     return -(-own // -(-own // most))
 
 
-def on_gpu(
-    config: RunConfig, gpu: HasMemory, ranks: int, found: Mapping[str, Any] | None = None, *, fast: bool = True
-) -> RunConfig:
-    """The run with nothing open: each key as it is given, or as found, or as is fast on this GPU.
-
-    Args:
-        config: the run.
-        gpu: its kind.
-        ranks: GPUs.
-        found: values of dotted keys.
-        fast: whether it compiles layers and has fused kernels.
-    """
-    found = found or {}
-    left = open_settings(config, fast=fast)
-    speed = with_settings(config, {key: found.get(key, plain) for key, plain in left.items() if key in OPEN})
-    return filled(speed, {**microbatches(speed, gpu, ranks), **found})
-
-
 def microbatches(config: RunConfig, gpu: HasMemory, ranks: int) -> dict[str, int]:
     """The microbatches that a run leaves open, by dotted key: the largest that fit; one row where none is predicted."""
     found = {}
     for name, phase in config.phases.items():
         if phase.microbatch_tokens is None and predicts(config):
-            most = min(own_rows(phase, ranks), max(1, MOST_TOKENS // phase.row_tokens))
-            fitting = most_rows(config, name, gpu, config.distributed.strategy, ranks, most)
+            most = min(own_rows(phase, ranks), max(1, MAX_TOKENS // phase.row_tokens))
+            fitting = max_rows(config, name, gpu, config.distributed.strategy, ranks, most)
             found[microbatch_key(name)] = even_rows(phase, ranks, max(1, fitting)) * phase.row_tokens
     return found
 
 
 def too_large(config: RunConfig, gpu: HasMemory, ranks: int) -> Iterator[str]:
-    """A message for each phase of a run with nothing open that is beyond the GPU's memory, without any reserve; one for
-    a teacher that is so alone, whatever is trained."""
+    """Yield a message for each phase of a closed run that needs more than all of a GPU's memory.
+
+    A teacher that is too large by itself gets the only message.
+    """
     strategy, first = config.distributed.strategy, next(iter(config.phases))
     shards = sharing_ranks(strategy, ranks, config.distributed.shard_ranks, gpu)
     bf16 = config.compute.precision != "fp32" and gpu.bf16
@@ -240,7 +187,7 @@ def too_large(config: RunConfig, gpu: HasMemory, ranks: int) -> Iterator[str]:
         needed = configured_memory(config, name, gpu, ranks).peak
         if needed <= gpu.memory_bytes:
             continue
-        rows = most_rows(config, name, gpu, config.distributed.strategy, ranks, own_rows(phase, ranks))
+        rows = max_rows(config, name, gpu, config.distributed.strategy, ranks, own_rows(phase, ranks))
         ways = [f"{microbatch_key(name)}={even_rows(phase, ranks, rows) * phase.row_tokens}"] if rows else []
         savings = dict(_savings(config, 1 if rows else ranks))  # sharding costs time that smaller microbatches do not
         ways += [assigned(*each) for each in savings.items() if _fits(config, name, gpu, ranks, dict([each]))]
@@ -256,7 +203,7 @@ def too_large(config: RunConfig, gpu: HasMemory, ranks: int) -> Iterator[str]:
 
 
 def _savings(config: RunConfig, ranks: int) -> Iterator[tuple[str, Any]]:
-    """Keys, with values, by which a run takes less memory."""
+    """Yield settings, as key and value, that lower the memory of a run."""
     if not config.compute.compile:
         yield "compute.compile", True
     if not config.compute.activation_checkpointing:
@@ -266,32 +213,5 @@ def _savings(config: RunConfig, ranks: int) -> Iterator[tuple[str, Any]]:
 
 
 def _fits(config: RunConfig, name: str, gpu: HasMemory, ranks: int, settings: Mapping[str, Any]) -> bool:
-    """Whether a phase fits with other values of some keys."""
+    """True if a phase fits with these settings."""
     return configured_memory(with_settings(config, settings), name, gpu, ranks).peak <= gpu.memory_bytes
-
-
-def speed_lines(given: RunConfig, taken: RunConfig, card: Card, ranks: int) -> Iterator[str]:
-    """What a run on GPUs does without, and which microbatch it took, each in a sentence.
-
-    Args:
-        given: the run as its user gives it.
-        taken: the same with nothing open.
-        card: its GPUs.
-        ranks: of the run.
-    """
-    left = open_settings(given)
-    off = [key for key in left if key in OPEN and OPEN[key].fast is True and value_of(taken, key) is False]
-    if card.lacks and off:
-        yield (
-            f"{' and '.join(off)} {'are' if len(off) > 1 else 'is'} off: {'; '.join(card.lacks)}. Without both a run "
-            f"takes about {SLOWER} times as long"
-        )
-    names = [name for name in taken.phases if f"phases.{name}.{MICROBATCH}" in left]
-    if names and predicts(taken):
-        peak, name = max((configured_memory(taken, name, card, ranks).peak, name) for name in names)
-        yield (
-            f"microbatches that were left open take {peak / GB:.1f} of {usable_bytes(card) / GB:.1f} usable GB, by "
-            f"`plan`, in phase {name}"
-        )
-    elif names:
-        yield f"memory of {taken.model.name} is not predicted: set phases.{names[0]}.{MICROBATCH} as large as fits"

@@ -1,6 +1,6 @@
-"""What a run on GPUs takes of its own accord, by GPUs that are described: this machine has none.
+"""Settings of speed that a run leaves open, on a CPU and on GPUs that are described: this machine has none.
 
-If this breaks, a run trains at half of its speed without a word, or goes on with another cut into microbatches than it
+If this breaks, a run trains at half of its speed without a word, or resumes with another cut into microbatches than it
 was trained with, and so with other dropout.
 """
 
@@ -18,27 +18,33 @@ import torch
 from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.manifest import CONFIG_YAML, STATE
 from modernbert_train.config import packages
-from modernbert_train.config.auto import filled, recorded
+from modernbert_train.config.auto import OPEN, filled, recorded, value_of
 from modernbert_train.config.load import load_run, to_yaml
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.distributed import bf16
+from modernbert_train.distributed import bf16, group
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.errors import ConfigError, Halved
-from modernbert_train.plan import card, tuned
-from modernbert_train.plan.card import card_of, card_of_all
-from modernbert_train.plan.halved import HALVED, halve, halved, is_full
-from modernbert_train.plan.room import Card, configured_memory
-from modernbert_train.plan.tuned import SETTINGS, Tuned, fit_of, take
+from modernbert_train.plan import speed_settings
+from modernbert_train.plan.memory_fit import configured_memory
+from modernbert_train.plan.oom_backoff import HALVED, halve, is_full, read_backoff
+from modernbert_train.plan.speed_settings import (
+    CPU,
+    SETTINGS,
+    RunGpus,
+    close_settings,
+    gpu_of_this_rank,
+    gpus_of_run,
+)
+from tests.checkpoints.small_checkpoint import sign
 from tests.conftest import TinyRun
 
-GPU = Compute(torch.device("cuda", 0), "amp_bf16")
-H100, T4 = Card("H100", 85_000_000_000), Card("T4", 16_000_000_000, 8, False, ("T4 has capability 7.5",))
+ON_GPU = Compute(torch.device("cuda", 0), "amp_bf16")
+H100, T4 = RunGpus("H100", 85_000_000_000), RunGpus("T4", 16_000_000_000, 8, False, ("T4 has capability 7.5",))
 KEY = "phases.short.microbatch_tokens"
 
 
 @pytest.fixture(autouse=True)
-def described(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuned, "device_name", lambda device: "H100")
+def nobody_says_how_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 
@@ -50,16 +56,16 @@ def config(tiny_run: TinyRun, tmp_path: Path) -> RunConfig:
     return load_run([tiny_run()[0]], [f"runs_folder={tmp_path}/runs", *open_phases, *sizes, "compute.device=auto"])
 
 
-def gpu(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch, *missing: str) -> Card:
-    """What `card_of` makes of a GPU, where some of Triton and gcc are missing."""
+def gpu(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch, *missing: str) -> RunGpus:
+    """What `gpu_of_this_rank` makes of a GPU, where some of Triton and gcc are missing."""
     properties = SimpleNamespace(name="T4", total_memory=16 << 30, major=capability[0], minor=capability[1])
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(packages, "_is_there", lambda name: name not in missing)
     monkeypatch.setattr(packages.shutil, "which", lambda name: None if name in missing else name)  # type: ignore[attr-defined]
     monkeypatch.delenv("CC", raising=False)
-    card = card_of(GPU)
-    assert card is not None and (card.label, card.memory_bytes) == ("T4", 16 << 30)
-    return card
+    found = gpu_of_this_rank(ON_GPU)
+    assert found is not None and (found.label, found.memory_bytes) == ("T4", 16 << 30)
+    return found
 
 
 def test_a_gpu_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +73,7 @@ def test_a_gpu_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu((7, 5), monkeypatch).lacks == ("T4 has capability 7.5, and 8.0 is needed",)
     lacks = gpu((9, 0), monkeypatch, "triton", "gcc", "clang").lacks
     assert lacks[0].startswith("Triton is not installed") and lacks[1].startswith("there is no C compiler (gcc, clang;")
-    assert card_of(Compute(torch.device("cpu"), "fp32")) is None
+    assert gpu_of_this_rank(Compute(torch.device("cpu"), "fp32")) is None
     monkeypatch.setattr(packages.sysconfig, "get_path", lambda name: "/none")  # type: ignore[attr-defined]
     assert [each.partition(" (")[0] for each in gpu((9, 0), monkeypatch).lacks] == [
         "Python's headers are not installed"
@@ -84,24 +90,107 @@ def test_on_a_cpu_it_says_what_bf16_would_win(has: bool, monkeypatch: pytest.Mon
 
 
 def test_a_run_that_begins_takes_what_its_gpus_are_fast_with(config: RunConfig) -> None:
-    taken = take(config, GPU, card=H100).config
+    taken = close_settings(config, gpus=H100).config
     assert taken.compute.compile is True and taken.optim.fused is True
     assert [phase.microbatch_tokens for phase in taken.phases.values()] == [64 * 64, 128 * 128]
-    taken = take(config, GPU, card=H100, ranks=2).config
+    taken = close_settings(config, gpus=H100, ranks=2).config
     assert [phase.microbatch_tokens for phase in taken.phases.values()] == [32 * 64, 64 * 128], "all rows of a rank"
-    assert take(config, Compute(torch.device("cpu"), "fp32")).config == filled(config, {}), "as ever on a CPU"
+    assert close_settings(config).config == filled(config, {}), "as ever on a CPU"
 
 
-def test_what_tune_found_comes_before_what_is_usual(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "_is_there", lambda name: True)
-    fit = fit_of(config, "short", GPU)
-    file = Path(config.runs_folder) / "tuned" / fit.case / SETTINGS
-    file.parent.mkdir(parents=True)
-    file.write_text(Tuned(fit, {"compute.compile": False, "microbatch_tokens": 512}, (1.0, 2.0), "2026-11-24").write())
-    taken, text = take(config, GPU, card=H100)
-    assert (taken.compute.compile, taken.optim.fused) == (False, True)
-    assert [phase.microbatch_tokens for phase in taken.phases.values()] == [512, 128 * 128]
-    assert "compute.compile=false, phases.short.microbatch_tokens=512" in text
+def test_the_table_has_every_open_key_on_every_device() -> None:
+    """A key that it lacks would end every start; and a checkpoint written before the table holds plain values."""
+    assert all(row.keys() == OPEN.keys() for row in SETTINGS.values())
+    assert SETTINGS[CPU] == {key: setting.plain for key, setting in OPEN.items()}
+
+
+def test_the_banner_says_what_was_chosen_and_why(config: RunConfig) -> None:
+    data = replace(config.data, num_workers=None)
+    config = replace(config, data=data)
+    on_cpu = "compute.compile=false, optim.fused=false, data.num_workers=1, phases.short.microbatch_tokens=64, "
+    assert close_settings(config).lines == [f"{on_cpu}phases.long.microbatch_tokens=128: as usual on a CPU"]
+    first, *others = close_settings(config, gpus=H100).lines
+    assert first.startswith("compute.compile=true, optim.fused=true, data.num_workers=1, phases.short.micro")
+    assert first.endswith(": as usual on H100") and others[0].startswith("microbatches that were left open take ")
+    lacking = close_settings(config, gpus=T4).lines
+    assert lacking[0].startswith("compute.compile=false, optim.fused=false, ")
+    assert lacking[1].startswith("compute.compile and optim.fused are off: T4 has capability 7.5. Without both")
+    checkpoint(close_settings(config).config, "short")
+    (said,) = close_settings(config).lines
+    assert said == f"{on_cpu}phases.long.microbatch_tokens=128: as this run was trained so far"
+
+
+def test_what_is_given_stays_on_every_device(config: RunConfig) -> None:
+    given = replace(config, compute=replace(config.compute, compile=False, threads=3))
+    for gpus in (None, H100):
+        closed = close_settings(given, gpus=gpus).config
+        assert closed.compute.compile is False and closed.compute.threads == 3
+    assert close_settings(given, gpus=H100).config.optim.fused is True
+
+
+def test_threads_that_the_environment_names_come_before_those_of_the_last_start(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher of several ranks shares the cores out by it."""
+    checkpoint(filled(config, {"compute.threads": 1}), "short")
+    assert close_settings(config).config.compute.threads == 1
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert close_settings(config).config.compute.threads is None
+
+
+class TestTune:
+    """The verb is gone, and its results are not read: whoever has some must learn it, and lose no run by it."""
+
+    def old(self, config: RunConfig, case: str = "epyc-2-cores-modernbert-64-0f3a77b1") -> Path:
+        file = Path(config.runs_folder) / "tuned" / case / "settings.json"
+        file.parent.mkdir(parents=True)
+        file.write_text('{"format": 1, "settings": {"compute.query_block": 32, "microbatch_tokens": 256}}')
+        return file
+
+    def test_a_result_that_a_run_would_have_used_is_named_when_it_begins(self, config: RunConfig) -> None:
+        file = self.old(config)
+        closed, lines = close_settings(config)
+        assert closed == filled(config, {})
+        assert lines[1:] == [
+            f"{file}: no longer read. Write its settings as keys of the run, microbatch_tokens as that of a phase, or "
+            "remove the file"
+        ]
+        checkpoint(closed, "short")
+        assert not any("no longer read" in line for line in close_settings(config).lines), "it is said once"
+
+    def test_a_result_of_another_model_or_row_length_is_not(self, config: RunConfig) -> None:
+        for case in ("epyc-modernbert-640-0f3a77b1", "epyc-bert-64-0f3a77b1"):
+            self.old(config, case)
+        assert len(close_settings(config).lines) == 1
+
+    @pytest.mark.runs
+    def test_a_run_that_was_trained_with_one_resumes_with_its_settings(
+        self, tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Its folder and its checkpoints hold the key that is gone, and the losses are equal to the bit."""
+        words = [*tiny_run(f"runs_folder={tmp_path}/runs"), "checkpoint.interval_steps=2", "phases.long=null"]
+        words += ["phases.short.batch_warmup=null", "data.validation=null"]
+        found = ["compute.query_block=32", "compute.threads=1"]
+        assert main(["train", *words, *found, "phases.short.tokens=1000"]) == 0
+        folder = tmp_path / "runs/tiny"
+        for saved in folder.rglob(CONFIG_YAML):
+            text = saved.read_text()
+            assert text.count("compute:\n") == 1
+            saved.write_text(text.replace("compute:\n", f"compute:\n  tuned: {tmp_path}/runs/tuned\n"))
+            if saved.parent != folder:
+                sign(saved.parent)
+        capsys.readouterr()
+        assert main(["train", *words, "phases.short.tokens=2000"]) == 0
+        said = capsys.readouterr().out
+        assert "  speed   compute.query_block=32, compute.compile=false, compute.threads=1, optim.fused=false" in said
+        assert ": as this run was trained so far\n" in said
+        assert main(["train", *words, *found, "phases.short.tokens=2000", "name=through"]) == 0
+        assert losses(tmp_path, "tiny") == losses(tmp_path, "through")
+
+
+def losses(folder: Path, name: str) -> list[Any]:
+    lines = (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
+    return [entry["loss"] for entry in map(json.loads, lines) if entry["kind"] == "step"]
 
 
 def checkpoint(config: RunConfig, phase: str, step: int = 7) -> None:
@@ -115,31 +204,40 @@ def checkpoint(config: RunConfig, phase: str, step: int = 7) -> None:
 
 @pytest.mark.runs
 def test_a_run_that_was_trained_keeps_what_it_took_whatever_gpu_it_resumes_on(config: RunConfig) -> None:
-    whole = configured_memory(take(config, GPU, card=H100).config, "long", H100, 1).peak
-    first = take(config, GPU, card=Card("small", int((0.7 * whole + 1.5e9) / 0.92))).config
+    whole = configured_memory(close_settings(config, gpus=H100).config, "long", H100, 1).peak
+    first = close_settings(config, gpus=RunGpus("small", int((0.7 * whole + 1.5e9) / 0.92))).config
     checkpoint(first, "short")
     assert first.phases["long"].tokens_at_once < 128 * 128
-    assert take(config, GPU, card=H100).config == first
-    old = take(config, GPU, card=T4).config
+    assert close_settings(config, gpus=H100).config == first
+    old = close_settings(config, gpus=T4).config
     assert [phase.microbatch_tokens for phase in old.phases.values()] == [
         phase.microbatch_tokens for phase in first.phases.values()
     ]
     assert old.compute.compile is False and old.optim.fused is False, "which that GPU cannot do, and the start says so"
-    assert take(config, Compute(torch.device("cpu"), "fp32")).config.optim.fused is False, "nor can a CPU"
-    fresh = take(config, GPU, card=H100, fresh=True).config
+    assert close_settings(config).config.optim.fused is False, "nor can a CPU"
+    fresh = close_settings(config, gpus=H100, fresh=True).config
     assert fresh.phases["long"].tokens_at_once == 128 * 128
 
 
 def test_a_run_that_was_trained_before_any_of_this_stays_as_it_was(config: RunConfig) -> None:
     """Eager, foreach, one row: its dropout is keyed by the number of the microbatch."""
     checkpoint(config, "short")
-    assert take(config, GPU, card=H100).config == filled(config, {})
+    assert close_settings(config, gpus=H100).config == filled(config, {})
     more = replace(config.phases["long"], row_tokens=64)
     added = replace(config, phases={**config.phases, "last": more})
-    taken = take(added, GPU, card=H100).config
+    taken = close_settings(added, gpus=H100).config
     assert taken.phases["long"].tokens_at_once == 128 and taken.phases["last"].tokens_at_once == 128 * 64
     other = replace(config, phases={**config.phases, "long": replace(config.phases["long"], row_tokens=256)})
     assert recorded(other, config).phases["long"].tokens_at_once == 256, "128 would be half a row"
+
+
+def test_open_keys_are_as_they_were_trained_last(config: RunConfig) -> None:
+    then = filled(config, {"compute.compile": True, "compute.threads": 2})
+    now = recorded(config, then)
+    assert value_of(now, "compute.compile") is True and value_of(now, "compute.threads") == 2
+    assert recorded(config, config) == filled(config, {}), "written before any of this"
+    given = replace(config, compute=replace(config.compute, compile=False))
+    assert recorded(given, then).compute.compile is False
 
 
 def halving(given: RunConfig, taken: RunConfig, phase: str) -> Halved | ConfigError | None:
@@ -149,18 +247,18 @@ def halving(given: RunConfig, taken: RunConfig, phase: str) -> Halved | ConfigEr
 class TestHalving:
     def test_half_is_noted_for_every_start_that_follows(self, config: RunConfig) -> None:
         Path(config.folder).mkdir(parents=True)
-        taken = take(config, GPU, card=H100).config
+        taken = close_settings(config, gpus=H100).config
         for half in (32, 16):
             error = halving(config, taken, "short")
             assert isinstance(error, Halved) and error.exit_code == 75
             assert str(error) == (
                 f"{KEY}={2 * half * 64} does not fit the memory of this GPU: all ranks start again with {half * 64}"
             )
-            taken = take(config, GPU, card=H100).config
+            taken = close_settings(config, gpus=H100).config
             assert [phase.microbatch_rows for phase in taken.phases.values()] == [half, 128]
         checkpoint(taken, "short")
-        assert take(config, GPU, card=H100).config == taken
-        assert take(config, GPU, card=H100, fresh=True).config.phases["short"].microbatch_rows == 64
+        assert close_settings(config, gpus=H100).config == taken
+        assert close_settings(config, gpus=H100, fresh=True).config.phases["short"].microbatch_rows == 64
 
     def test_what_is_given_stays_and_so_does_what_was_trained(self, config: RunConfig) -> None:
         """Another cut draws other dropout, so what has a checkpoint goes on as it is, or not at all."""
@@ -168,9 +266,9 @@ class TestHalving:
         given = replace(
             config, phases={**config.phases, "short": replace(config.phases["short"], microbatch_tokens=512)}
         )
-        taken = take(given, GPU, card=H100).config
+        taken = close_settings(given, gpus=H100).config
         assert halving(given, taken, "short") is None and isinstance(halving(given, taken, "long"), Halved)
-        taken = take(config, GPU, card=H100).config
+        taken = close_settings(config, gpus=H100).config
         checkpoint(taken, "short", step=0)
         assert isinstance(halving(config, taken, "short"), Halved), "nothing was trained before the first step"
         checkpoint(taken, "short")
@@ -186,7 +284,7 @@ class TestHalving:
     def test_a_damaged_note_is_none(self, config: RunConfig, text: str) -> None:
         Path(config.folder).mkdir(parents=True)
         Path(config.folder, HALVED).write_text(text)
-        assert KEY not in halved(Path(config.folder))
+        assert KEY not in read_backoff(Path(config.folder))
 
     def test_what_says_that_memory_is_full(self) -> None:
         assert is_full(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"))
@@ -201,10 +299,6 @@ def test_dropout_goes_on_as_it_was_where_a_resumed_run_would_take_another_microb
 ) -> None:
     """Started with two rows, resumed where nobody says: the same losses to the bit as of a run that went through."""
 
-    def losses(name: str) -> list[Any]:
-        lines = (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()
-        return [entry["loss"] for entry in map(json.loads, lines) if entry["kind"] == "step"]
-
     words = [*tiny_run(f"runs_folder={tmp_path}/runs"), "checkpoint.interval_steps=2", "data.validation=null"]
     words += ["model.attention_out_dropout=0.3", "phases.short.batch_warmup=null", "phases.long=null"]
     took, nobody = f"{KEY}=128", f"{KEY}=null"
@@ -212,13 +306,13 @@ def test_dropout_goes_on_as_it_was_where_a_resumed_run_would_take_another_microb
     assert main(["train", *words, nobody, "phases.short.tokens=2000"]) == 0
     assert main(["train", *words, took, "phases.short.tokens=2000", "name=through"]) == 0
     assert main(["train", *words, nobody, "phases.short.tokens=2000", "name=rows"]) == 0
-    assert losses("tiny") == losses("through") != losses("rows")
+    assert losses(tmp_path, "tiny") == losses(tmp_path, "through") != losses(tmp_path, "rows")
 
 
 def test_ranks_that_share_a_gpu_have_a_part_of_its_memory_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="GPU-1"))
-    monkeypatch.setattr(card, "card_of", lambda compute: H100)
+    monkeypatch.setattr(speed_settings, "gpu_of_this_rank", lambda compute: H100)
     for others, expected in (([("GPU-1", H100)], H100.memory_bytes // 2), ([("GPU-2", H100)], H100.memory_bytes)):
-        monkeypatch.setattr(card, "gather_from_all", lambda mine, others=others: [mine, *others])
-        found = card_of_all(GPU)
+        monkeypatch.setattr(group, "gather_from_all", lambda mine, others=others: [mine, *others])
+        found = gpus_of_run(ON_GPU)
         assert found is not None and found.memory_bytes == expected

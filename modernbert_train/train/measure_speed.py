@@ -1,9 +1,10 @@
 """Tokens a second of a training step on this device, for runs whose data need not exist.
 
-    python -m modernbert_train.train.tune.rate SECONDS MEDIAN RUN.yaml...
+    python -m modernbert_train.train.measure_speed SECONDS MEDIAN RUN.yaml...
 
-One line of JSON for each run: how fast its first phase trains as the run stands, on documents of random tokens with
-MEDIAN tokens each. It is measured for SECONDS, two steps at least; one step before that is not counted.
+Print one line of JSON for each run: the speed of its first phase as configured, on documents of random tokens with
+MEDIAN tokens each, measured for SECONDS and at least two steps; one step before that is not counted. The loop has the
+run's model, loss and optimizer and nothing else of a run; the benchmarks time its parts.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from modernbert_train.batch import Batch, weighted
+from modernbert_train.clock import Clock
 from modernbert_train.config.auto import filled
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
@@ -27,13 +32,60 @@ from modernbert_train.data.microbatches import MicrobatchMaker
 from modernbert_train.data.packing import Chunk
 from modernbert_train.data.planner import BatchPlan, Row
 from modernbert_train.distributed.compute import Compute, keep_freed_memory, use_threads
+from modernbert_train.models import build as models
+from modernbert_train.models.encoder import OnEncoder
+from modernbert_train.models.init import initialize
 from modernbert_train.objectives import build_objective
-from modernbert_train.train.tune.loop import BareLoop, fresh_model
-from modernbert_train.train.tune.timing import wait
+from modernbert_train.optim.build import apply_clock, build_optimizer
+from modernbert_train.train.gradients import count_terms, counts_per_rank, gradients
 from modernbert_train.vocabulary import Vocabulary
 
 _SPECIAL = 5  # ids before those of text
-_MOST_ROWS = 4  # of a step: more take longer, and no token less
+_MAX_ROWS = 4  # of a step: more take longer, and no token less
+
+
+class BareLoop:
+    """Steps of a run of one phase, at its first rate: gradients as `train` makes them, and the update.
+
+    Args:
+        model: on the device, in training.
+        config: the run.
+        compute: device and precision.
+    """
+
+    def __init__(self, model: OnEncoder, config: RunConfig, compute: Compute) -> None:
+        self.model, self.config, self.compute = model, config, compute
+        self.optimizer = build_optimizer(config.optim, model)
+        apply_clock(self.optimizer, Clock.of(config), 0)
+        self._steps = 0
+
+    def gradients(self, batch: StepBatch, mark: Callable[[str], None] | None = None) -> Tensor:
+        """Run forward and backward of every microbatch; return the loss of the step, still on the device.
+
+        Args:
+            batch: of the step.
+            mark: called with the name of each part when it has been launched: forward, backward.
+        """
+
+        def passed(event: str, microbatch: Batch, value: Any, last: bool) -> None:
+            part = {"after_loss": "forward", "after_backward": "backward"}.get(event)
+            if mark is not None and part is not None:
+                mark(part)
+
+        parts = gradients(self.model, batch, self.compute, self.config.seed, self._steps, passed)
+        terms = batch.plan.objective.terms
+        sums = {term: torch.stack([part.sums[term] for part in parts]).sum() for term in terms}
+        return weighted(sums, terms, counts_per_rank(count_terms(batch.microbatches, terms), self.compute.device))
+
+    def step(self, batch: StepBatch, mark: Callable[[str], None] | None = None) -> Tensor:
+        """Take a whole step, whose last part is "optimizer"; return its loss. See `gradients`."""
+        loss = self.gradients(batch, mark)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self._steps += 1
+        if mark is not None:
+            mark("optimizer")
+        return loss
 
 
 class _Noise:
@@ -68,17 +120,32 @@ def tokens_per_second(config: RunConfig, seconds: float, median: int) -> float:
     use_threads(config.compute, compute.device)
     if compute.device.type == "cpu":
         keep_freed_memory()
-    loop = BareLoop(fresh_model(config, compute), config, compute)
+    loop = BareLoop(_fresh_model(config, compute), config, compute)
     batch = _batch(config, median)
     tokens = sum(part.num_tokens for part in batch.microbatches)
     loop.step(batch)  # allocation
-    wait(compute.device)
+    _wait(compute.device)
     began, steps = time.perf_counter(), 0
     while steps < 2 or time.perf_counter() - began < seconds:
         loop.step(batch)
-        wait(compute.device)
+        _wait(compute.device)
         steps += 1
     return steps * tokens / (time.perf_counter() - began)
+
+
+def _fresh_model(config: RunConfig, compute: Compute) -> OnEncoder:
+    """The run's model as a run from scratch has it, on its device, in training."""
+    model = models.build_model(config.model, config.objective, config.compute)
+    if config.compute.compile:
+        model.compile_layers()
+    initialize(model, config.model, config.seed)
+    model.set_phase(Clock.of(config).phases[0].model)
+    return model.to(compute.device).train()
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def _batch(config: RunConfig, median: int) -> StepBatch:
@@ -95,7 +162,7 @@ def _batch(config: RunConfig, median: int) -> StepBatch:
         sha256="",
     )
     length = max(1, min(median, phase.row_tokens - objective.special_tokens))
-    number = min(_MOST_ROWS, phase.batch_rows)
+    number = min(_MAX_ROWS, phase.batch_rows)
     per_row = phase.row_tokens // (length + objective.special_tokens)
     rows: list[Row] = [tuple(Chunk(0, 0, 0, length) for _ in range(per_row)) for _ in range(number)]
     plan = BatchPlan(

@@ -19,19 +19,12 @@ from modernbert_train.plan.cost import bill_of
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.make import make_plan
 from modernbert_train.plan.memory import usable_bytes
-from modernbert_train.plan.room import (
-    SLOWER,
-    Card,
-    configured_memory,
-    even_rows,
-    on_gpu,
-    predicts,
-    too_large,
-)
+from modernbert_train.plan.memory_fit import configured_memory, even_rows, predicts, too_large
+from modernbert_train.plan.speed_settings import SLOWER, RunGpus, on_gpu
 
 ROOT = Path(__file__).parents[2]
-H100 = Card("NVIDIA H100 80GB HBM3", 85_000_000_000)
-SMALL = Card("RTX 3070", 8_000_000_000)
+H100 = RunGpus("NVIDIA H100 80GB HBM3", 85_000_000_000)
+SMALL = RunGpus("RTX 3070", 8_000_000_000)
 OPEN = [f"phases.{name}.microbatch_tokens=null" for name in ("stable", "context", "decay")]
 
 
@@ -40,8 +33,8 @@ def run(recipe: str, *overrides: str) -> RunConfig:
     return read_run([str(ROOT / f"yamls/recipes/{recipe}.yaml"), "data.train=absent/train", *overrides])
 
 
-@pytest.mark.parametrize("gpu", [H100, Card("RTX 3060", 12_000_000_000), GPUS["rtx4090"]])
-def test_a_microbatch_that_nobody_gives_is_the_largest_that_fits_with_a_reserve(gpu: Card) -> None:
+@pytest.mark.parametrize("gpu", [H100, RunGpus("RTX 3060", 12_000_000_000), GPUS["rtx4090"]])
+def test_a_microbatch_that_nobody_gives_is_the_largest_that_fits_with_a_reserve(gpu: RunGpus) -> None:
     """As large as is left by 8 % and 1.5 GB, within the cut that leaves no smaller one behind."""
     config = on_gpu(run("modernbert-base", *OPEN), gpu, 8)
     for name, phase in config.phases.items():
@@ -78,7 +71,7 @@ def test_memory_of_other_encoders_and_of_frozen_ones_is_not_guessed() -> None:
     assert predicts(base) and not predicts(replace(base, objective=frozen))
 
 
-def test_what_is_beyond_the_card_is_refused_with_the_number_that_fits() -> None:
+def test_what_is_beyond_the_gpu_is_refused_with_the_number_that_fits() -> None:
     """modernbert-large, not compiled: 88 GB of 85; the microbatch that the message names fits."""
     eager = run("modernbert-large", "compute.compile=false", "optim.fused=false")
     said = [*too_large(on_gpu(eager, H100, 8), H100, 8)]
@@ -95,7 +88,7 @@ def test_what_is_beyond_the_card_is_refused_with_the_number_that_fits() -> None:
     assert not [*too_large(on_gpu(mended, H100, 8), H100, 8)]
 
 
-def test_a_teacher_that_alone_is_beyond_the_card_is_refused_whatever_learns_from_it(
+def test_a_teacher_that_alone_is_beyond_the_gpu_is_refused_whatever_learns_from_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also by a BERT, whose own memory is not predicted; on ranks that share it each holds little."""
@@ -119,11 +112,11 @@ def test_recipes_fit_80_gb_as_they_are() -> None:
             assert configured_memory(config, name, H100, 8).peak <= usable_bytes(H100), (recipe, name)
 
 
-def test_nothing_is_refused_that_is_within_the_card() -> None:
+def test_nothing_is_refused_that_is_within_the_gpu() -> None:
     """The reserve is for what is not predicted; it is no reason to refuse."""
     config = on_gpu(run("modernbert-base"), H100, 8)
     peak = configured_memory(config, "stable", H100, 8).peak
-    exact, less = Card("A", peak), Card("A", peak - 1)
+    exact, less = RunGpus("A", peak), RunGpus("A", peak - 1)
     assert peak > usable_bytes(exact) and not [*too_large(config, exact, 8)]
     assert len([*too_large(config, less, 8)]) == 3
 
@@ -132,8 +125,8 @@ def test_where_no_microbatch_fits_what_else_would_is_named() -> None:
     """And nothing that would not do: whoever sets it would be refused again."""
 
     def ends(memory_bytes: int, ranks: int, *overrides: str) -> list[str]:
-        card = Card("A", memory_bytes)
-        said = too_large(on_gpu(run("ettin-1b", *OPEN, *overrides), card, ranks), card, ranks)
+        gpu = RunGpus("A", memory_bytes)
+        said = too_large(on_gpu(run("ettin-1b", *OPEN, *overrides), gpu, ranks), gpu, ranks)
         return [each.partition(" GB. ")[2] for each in said]
 
     sharded, recomputed = "distributed.strategy=fsdp2", "compute.activation_checkpointing=true"
@@ -146,9 +139,9 @@ def test_where_no_microbatch_fits_what_else_would_is_named() -> None:
 
 def test_the_smallest_gpu_decides_for_all() -> None:
     """A rank that has a microbatch of its own would deal other rows than its neighbours."""
-    lacking = Card("B", 50, 4, True, ("Triton", "gcc"))
-    found = Card.of_all([Card("A", 100, 4), lacking, Card("C", 70, 4, False, ("gcc",))])
-    assert found == Card("B", 50, 4, False, ("Triton", "gcc"))
+    lacking = RunGpus("B", 50, 4, True, ("Triton", "gcc"))
+    found = RunGpus.of_ranks([RunGpus("A", 100, 4), lacking, RunGpus("C", 70, 4, False, ("gcc",))])
+    assert found == RunGpus("B", 50, 4, False, ("Triton", "gcc"))
 
 
 @pytest.mark.runs

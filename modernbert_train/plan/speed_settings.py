@@ -1,0 +1,237 @@
+"""Settings of speed: the value that each open key of a run takes, by device, and `close_settings`, which decides.
+
+A key that the user gives is not open and never changes. SETTINGS is a table by device; `close_settings` has the
+order of all sources. No torch is imported at the top: a login node plans and refuses runs without it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from modernbert_train.checkpoints.manifest import CONFIG_YAML, newest_step
+from modernbert_train.config.auto import (
+    OPEN,
+    assigned,
+    filled,
+    kept,
+    microbatch_key,
+    open_settings,
+    value_of,
+    with_settings,
+)
+from modernbert_train.config.load import load_run
+from modernbert_train.config.packages import missing_on_gpu
+from modernbert_train.config.schema import PLAIN_WORKERS, RunConfig
+from modernbert_train.errors import ConfigError
+from modernbert_train.plan.memory import HasMemory, usable_bytes
+from modernbert_train.plan.memory_fit import configured_memory, microbatches, predicts
+from modernbert_train.plan.oom_backoff import read_backoff
+
+if TYPE_CHECKING:
+    from modernbert_train.distributed.compute import Compute
+
+CPU, OLD_GPU, GPU = "a CPU", "a GPU that cannot compile", "a GPU of capability 8.0 or newer"
+OLDEST = (8, 0)  # capability of GPU: the first with bf16
+# times as long as a run takes that is neither compiled nor fused: ModernBERT-base on 8 H100 by `plan` (a test)
+SLOWER = 1.8
+_ANYWHERE: dict[str, Any] = {
+    # sdpa on a CPU; on a GPU models/attention/ chooses by capability and by the FlashAttention that is installed
+    "compute.attention": "auto",
+    "compute.global_attention": None,  # as compute.attention
+    "compute.query_block": None,  # 64; with 32 or 128 the quickstart was 1.02 x as fast, within noise (RESULTS, Tune)
+    "compute.logit_chunk": None,  # as many as ModelConfig.logit_chunk says: 1 GiB of logits, 64 MiB on a CPU
+    "compute.threads": None,  # OMP_NUM_THREADS, by which the launcher shares out the cores, else torch's choice
+    "data.num_workers": PLAIN_WORKERS,  # one packs and masks millions of tokens a second; 0 was 0.99 x (RESULTS, Tune)
+}
+# The value that each open key takes, by device. Microbatches come from memory: see plan/memory_fit.py.
+SETTINGS: dict[str, dict[str, Any]] = {
+    # compiled the quickstart was 1.06 x as fast (RESULTS, Tune), which a short run loses to compilation
+    CPU: _ANYWHERE | {"compute.compile": False, "optim.fused": False},
+    OLD_GPU: _ANYWHERE | {"compute.compile": False, "optim.fused": False},
+    # compiled, base made 374,000 tokens/s on an H200, eager 223,000 (RESULTS, on a GPU); a fused update moves 40 bytes
+    # a weight, not 140 (RESULTS, by count)
+    GPU: _ANYWHERE | {"compute.compile": True, "optim.fused": True},
+}
+
+
+@dataclass(frozen=True)
+class RunGpus:
+    """The GPUs that a run computes on.
+
+    Attributes:
+        label: their name; of several kinds that of the smallest.
+        memory_bytes: of the smallest.
+        per_node: of one machine.
+        bf16: True if all compute in it.
+        lacks: reasons why one of them has neither compiled layers nor fused kernels, a few words each.
+    """
+
+    label: str
+    memory_bytes: int
+    per_node: int = 8
+    bf16: bool = True
+    lacks: tuple[str, ...] = ()
+
+    @classmethod
+    def of_ranks(cls, gpus: list[RunGpus]) -> RunGpus:
+        """Combine the GPUs of all ranks: a run uses the abilities that all of them have."""
+        smallest = min(gpus, key=lambda gpu: gpu.memory_bytes)
+        lacks = dict.fromkeys(reason for gpu in gpus for reason in gpu.lacks)
+        return cls(
+            smallest.label, smallest.memory_bytes, smallest.per_node, all(gpu.bf16 for gpu in gpus), tuple(lacks)
+        )
+
+
+def gpus_of_run(compute: Compute) -> RunGpus | None:
+    """Combine the GPUs of all ranks, None on CPUs; every rank calls it and gets the same answer."""
+    import torch
+
+    from modernbert_train.distributed.group import gather_from_all
+
+    uuid = str(torch.cuda.get_device_properties(compute.device).uuid) if compute.device.type == "cuda" else ""
+    found = gather_from_all((uuid, gpu_of_this_rank(compute)))
+    ranks_of = Counter(uuid for uuid, _ in found)  # several, where ranks share a GPU
+    gpus = [replace(gpu, memory_bytes=gpu.memory_bytes // ranks_of[uuid]) for uuid, gpu in found if gpu is not None]
+    return RunGpus.of_ranks(gpus) if gpus else None
+
+
+def gpu_of_this_rank(compute: Compute) -> RunGpus | None:
+    """Describe the GPU of this rank; None on a CPU."""
+    import torch
+
+    from modernbert_train.distributed.group import ranks_per_node
+
+    if compute.device.type != "cuda":
+        return None
+    gpu = torch.cuda.get_device_properties(compute.device)
+    lacks = missing_on_gpu()
+    if (gpu.major, gpu.minor) < OLDEST:
+        lacks.insert(0, f"{gpu.name} has capability {gpu.major}.{gpu.minor}, and 8.0 is needed")
+    return RunGpus(gpu.name, gpu.total_memory, ranks_per_node(), compute.bf16, tuple(lacks))
+
+
+class Closed(NamedTuple):
+    """A run in which nothing is open, and lines for the banner on the settings that were chosen."""
+
+    config: RunConfig
+    lines: list[str]
+
+
+def close_settings(config: RunConfig, *, gpus: RunGpus | None = None, ranks: int = 1, fresh: bool = False) -> Closed:
+    """Give each open key the first value that one of these has:
+
+    1. the run as it was trained last, except what this device cannot do: a resumed run repeats itself to the bit;
+    2. the device's row of SETTINGS;
+    3. of a microbatch, memory: the largest that fits a GPU, and one row on a CPU.
+
+    A microbatch that once ran out of memory is then lowered to the half that was noted, see oom_backoff.py.
+
+    Args:
+        config: the run.
+        gpus: of all ranks; None on CPUs.
+        ranks: of the run.
+        fresh: True if the run's folder, with its checkpoints and notes, will be put aside.
+    """
+    device = CPU if gpus is None else OLD_GPU if gpus.lacks else GPU
+    left = open_settings(config)
+    last = None if fresh else last_trained(config)
+    before = {} if last is None else kept(config, last)
+    before = {key: value for key, value in before.items() if _can(device, key, value)}
+    closed = on_device(config, device, gpus, ranks, before)
+    noted = {} if fresh else read_backoff(Path(config.folder))
+    halved = {key: tokens for key, tokens in noted.items() if key in left and tokens < value_of(closed, key)}
+    closed = with_settings(closed, halved)
+    lines = [*_lines(config, closed, gpus, halved, resumed=last is not None)]
+    return Closed(closed, lines if gpus is None else [*lines, *_gpu_lines(config, closed, gpus, ranks)])
+
+
+def on_device(
+    config: RunConfig, device: str, gpu: HasMemory | None, ranks: int, found: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """Close a run by steps 2 and 3 of `close_settings`.
+
+    Args:
+        config: the run.
+        device: row of SETTINGS.
+        gpu: whose memory counts; None on a CPU.
+        ranks: of the run.
+        found: values of dotted keys that come first.
+    """
+    found = found or {}
+    settings = {key: found.get(key, SETTINGS[device][key]) for key in open_settings(config) if key in OPEN}
+    closed = with_settings(config, settings)
+    return filled(closed, found if gpu is None else {**microbatches(closed, gpu, ranks), **found})
+
+
+def on_gpu(config: RunConfig, gpu: HasMemory, ranks: int) -> RunConfig:
+    """Close a run as it would begin on GPUs of a kind that compile."""
+    return on_device(config, GPU, gpu, ranks)
+
+
+def last_trained(config: RunConfig) -> RunConfig | None:
+    """Read the configuration that a run was trained with last; None if it has no checkpoint to resume from."""
+    newest = newest_step(Path(config.folder))
+    for folder in () if newest is None else (Path(config.folder), newest):
+        with suppress(ConfigError):  # damaged, or of another version; resuming reports it
+            return load_run([folder / CONFIG_YAML])
+    return None
+
+
+def _can(device: str, key: str, value: Any) -> bool:
+    """True if a device can have a setting that a run was trained with on another."""
+    if key == "compute.threads":
+        return "OMP_NUM_THREADS" not in os.environ  # which somebody has set, or a launcher of several ranks
+    unable = {CPU: ("optim.fused",), OLD_GPU: ("compute.compile", "optim.fused"), GPU: ()}[device]
+    return not value or key not in unable
+
+
+def _lines(
+    given: RunConfig, closed: RunConfig, gpus: RunGpus | None, halved: Mapping[str, int], *, resumed: bool
+) -> Iterator[str]:
+    """List the settings that were chosen, with the reason."""
+    left = open_settings(given)
+    chosen = [assigned(key, value_of(closed, key)) for key in left if value_of(closed, key) not in (None, "auto")]
+    usual = f"as usual on {'a CPU' if gpus is None else gpus.label}"
+    if chosen:
+        yield f"{', '.join(chosen)}: {'as this run was trained so far' if resumed else usual}"
+    for key, tokens in halved.items():
+        yield f"{assigned(key, tokens)} after running out of memory"
+    if left and not resumed and (file := _tuned_settings(given)) is not None:
+        yield (
+            f"{file}: no longer read. Write its settings as keys of the run, microbatch_tokens as that of a phase, or "
+            "remove the file"
+        )
+
+
+def _tuned_settings(config: RunConfig) -> Path | None:
+    """Find the newest settings that the removed verb `tune` wrote for a model and row length of this run."""
+    rows = {phase.row_tokens for phase in config.phases.values()}
+    folder = Path(config.runs_folder) / "tuned"
+    files = (file for tokens in rows for file in folder.glob(f"*-{config.model.name}-{tokens}-*/settings.json"))
+    return max(files, key=lambda file: file.stat().st_mtime, default=None)
+
+
+def _gpu_lines(given: RunConfig, closed: RunConfig, gpus: RunGpus, ranks: int) -> Iterator[str]:
+    """Name the fast settings that are off, with the reason, and the memory of the microbatches."""
+    left = open_settings(given)
+    off = [key for key, value in SETTINGS[GPU].items() if value is True and key in left and not value_of(closed, key)]
+    if gpus.lacks and off:
+        yield (
+            f"{' and '.join(off)} {'are' if len(off) > 1 else 'is'} off: {'; '.join(gpus.lacks)}. Without both a run "
+            f"takes about {SLOWER} times as long"
+        )
+    names = [name for name in closed.phases if microbatch_key(name) in left]
+    if names and predicts(closed):
+        peak, name = max((configured_memory(closed, name, gpus, ranks).peak, name) for name in names)
+        yield (
+            f"microbatches that were left open take {peak / 1e9:.1f} of {usable_bytes(gpus) / 1e9:.1f} usable GB, by "
+            f"`plan`, in phase {name}"
+        )
+    elif names:
+        yield f"memory of {closed.model.name} is not predicted: set {microbatch_key(names[0])} as large as fits"
