@@ -54,14 +54,15 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
     path.chmod(mode)
 
 
-def read_tensors(path: Path, *, floating: bool = True) -> dict[str, Tensor]:
-    """Every tensor of a file, mapped from it; see `read_shapes`.
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Every tensor of a file, of numbers of any kind, mapped from it.
 
     Raises:
         OSError: the file cannot be read.
         ValueError: it is not what it should be.
     """
-    read_shapes(path, floating=floating)
+    with path.open("rb"):
+        pass  # an OSError with its reason, where the library has one without
     with _reading():
         return safetensors.torch.load_file(path)
 

@@ -17,7 +17,7 @@ from modernbert_train.config.load import load_given, load_run
 from modernbert_train.config.schema import ModelConfig, RunConfig
 from modernbert_train.errors import RunError
 from modernbert_train.weights.formats import read_folder
-from modernbert_train.weights.formats.config_json import CONFIG_JSON
+from modernbert_train.weights.formats.config_json import CONFIG_JSON, model_folder
 
 TAKEN = ("global_rope_theta", "local_rope_theta")
 
@@ -63,4 +63,5 @@ def model_of(folder: Path) -> ModelConfig | None:
     if (folder / CONFIG_YAML).is_file():
         newest = newest_step(folder)
         return None if newest is None else model_of(newest)
+    folder = model_folder(folder)
     return read_folder(folder).model if (folder / CONFIG_JSON).is_file() else None

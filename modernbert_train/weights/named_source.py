@@ -13,7 +13,7 @@ from modernbert_train.config.schema import WeightsConfig
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
 from modernbert_train.vocabulary import SPARE, token_ids, tokenizer_sha256
 from modernbert_train.weights.formats import read_folder
-from modernbert_train.weights.formats.config_json import CONFIG_JSON
+from modernbert_train.weights.formats.config_json import CONFIG_JSON, model_folder
 from modernbert_train.weights.hub import check_name
 
 
@@ -50,7 +50,7 @@ def check_named(name: str | Path, runs_folder: str | None = None) -> None:
         raise DataError(f"{folder}: no such run. Name one of those in {runs_folder}, or another model.")
     check_name(str(name))
     if folder.is_dir():
-        read_folder(folder)
+        read_folder(model_folder(folder))
 
 
 def tokenizer_named(name: str | Path) -> Path | None:
@@ -65,6 +65,7 @@ def tokenizer_named(name: str | Path) -> Path | None:
         if (folder / CONFIG_YAML).is_file():
             newest = newest_step(folder)
             return None if newest is None else tokenizer_named(newest)
+        folder = model_folder(folder)
         return folder if (folder / "tokenizer.json").is_file() else None
     return None
 

@@ -43,13 +43,14 @@ from modernbert_train.models.tiling import GROWING, check_growth, grow_each
 from modernbert_train.vocabulary import read_vocabulary, token_ids, tokenizer_sha256
 from modernbert_train.weights.composer_file import ComposerFile, open_composer
 from modernbert_train.weights.formats import read_folder
-from modernbert_train.weights.formats.config_json import PAIR_HEAD
+from modernbert_train.weights.formats.config_json import PAIR_HEAD, model_folder
 from modernbert_train.weights.formats.tensors import DECODER, EMBEDDING, MASKED_LM, module_of
 from modernbert_train.weights.hf_folder import TOKENIZER, load_weights
 from modernbert_train.weights.hub import local_model
 from modernbert_train.weights.named_source import another_tokenizer, check_named, check_vocabulary, token_difference
 from modernbert_train.weights.token_rows import TokenRows, token_rows
 
+_OTHER_TOKENIZERS = ("vocab.txt", "vocab.json", "spiece.model", "spm.model", "sentencepiece.bpe.model")
 _BY_TOKEN = (EMBEDDING, DECODER, "decoder.bias")  # a row for each token, whatever the architecture
 
 
@@ -100,7 +101,14 @@ class Source:
             yield self.tokenizer
         elif self.tokenizer_sha256 is None:
             beside = self.folder.parent if self.folder.is_file() else self.folder
-            raise DataError(f"{beside / TOKENIZER}: no such file. Put the tokenizer of the weights there.")
+            others = [each for each in _OTHER_TOKENIZERS if (beside / each).exists()]
+            remedy = ". Put the tokenizer of the weights there."
+            if others:
+                remedy = (
+                    f", only {', '.join(others)}; write it with transformers: "
+                    "AutoTokenizer.from_pretrained(old).save_pretrained(new)."
+                )
+            raise DataError(f"{beside / TOKENIZER}: no such file{remedy}")
         else:
             with tempfile.TemporaryDirectory() as folder:
                 for name, text in open_composer(self.folder).tokenizer_files.items():
@@ -149,7 +157,7 @@ def open_source(name: str | Path) -> Source:
         return source_of(found)
     if folder.is_file():
         return _from_composer(open_composer(folder))
-    folder = local_model(str(name))
+    folder = model_folder(local_model(str(name)))
     said = read_folder(folder)
     return Source(folder, None, said.model, said.order, said.max_tokens, *_tokenizer_in(folder), said.objective)
 
@@ -310,10 +318,12 @@ def find_origin(config: RunConfig) -> Origin | None:
     there = {module_of(each) for each in found}
     if (matrix := f"{TOKEN_PROJECTION}.weight") in found.keys() & shapes.keys():
         _check_token_vectors(len(found[matrix]), shapes[matrix][0], f"weights.{key}={name}")
-    if key != "init_from":
+    if key == "grow_from":
         needs_predictions(there, f"weights.{key}={name}")
-        there, here = there - {*MASKED_LM}, here - {*MASKED_LM}  # no other head is grown, or kept
-        return Origin(source, config, drawn=tuple(sorted(here)), left_out=tuple(sorted(there)), rows=rows)
+    if key != "init_from":
+        kept = there & here & {*MASKED_LM}  # no other head is grown, or shrunk
+        drawn, left_out = tuple(sorted(here - kept)), tuple(sorted(there - kept))
+        return Origin(source, config, drawn=drawn, left_out=left_out, rows=rows)
     same = source.objective is not None and source.objective.told_classes == config.objective.told_classes
     other = set() if same else here & there & {CLASSIFIER}
     return Origin(
@@ -368,8 +378,8 @@ def needs_predictions(modules: Collection[str], key: str) -> None:
     """
     if missing := {*MASKED_LM} - {*modules}:
         raise ConfigError(
-            f"{key}: has no {', '.join(sorted(missing))}, because it was trained to tell replaced tokens; only a "
-            "masked-language model is grown or shrunk. Train one from it first, with weights.init_from."
+            f"{key}: has no {', '.join(sorted(missing))}, and only a masked-language model is grown. Train one from it "
+            "first, with weights.init_from."
         )
 
 

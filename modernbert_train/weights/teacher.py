@@ -22,7 +22,7 @@ from modernbert_train.config.knob import facts_of
 from modernbert_train.config.schema import ComputeConfig, MaskedLmConfig, ModelConfig, ObjectiveConfig, PhaseConfig
 from modernbert_train.data.fingerprint import TEACHER, TEACHER_CONFIG
 from modernbert_train.errors import ConfigError
-from modernbert_train.models.build import build_model
+from modernbert_train.models.build import build_model, shapes_of
 from modernbert_train.models.distilled import Distilled, Teacher
 from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.weights.formats.tensors import DECODER, MASKED_LM, module_of
@@ -144,7 +144,8 @@ def find_teacher(
         raise ConfigError(f"{key}: has {most} positions, and rows are {longest} tokens long. Shorten row_tokens.")
     weights = source.weights()
     if objective.kl_weight:
-        if missing := {*MASKED_LM} - {module_of(name) for name in weights}:
+        needed = {module_of(name) for name in shapes_of(there, MaskedLmConfig())} | {"decoder"}
+        if missing := (needed & {*MASKED_LM}) - {module_of(name) for name in weights}:
             raise ConfigError(
                 f"{key}: has no {', '.join(sorted(missing))}, so it predicts no tokens. Set objective.kl_weight=0, or "
                 "name a model that does."

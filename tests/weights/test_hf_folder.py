@@ -209,7 +209,6 @@ def test_a_senseless_theta_is_not_exported(
         ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "model_type='gpt2'"),
         ({"model_type": "bert"}, "model_type='bert', architectures="),
         ({"architectures": ["ModernBertForImages"]}, "ModernBertForImages"),
-        ({"architectures": None}, "architectures=None"),
         ({"hidden_size": "64"}, "hidden_size='64', not a whole number above 0"),
         ({"vocab_size": 64.5}, "vocab_size=64.5, not a whole number above 0"),
         ({"num_attention_heads": 3}, "hidden_size=64 is not a multiple of num_attention_heads=3"),

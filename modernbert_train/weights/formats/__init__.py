@@ -44,6 +44,7 @@ from modernbert_train.weights.formats.alone import WITH_HEAD, Alone
 from modernbert_train.weights.formats.classifiers import KINDS, Classifiers
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, Described, read_object
 from modernbert_train.weights.formats.electra import TOKEN_HEAD, Electra
+from modernbert_train.weights.formats.headless import Headless, is_headless
 
 
 class HubFormat(Protocol):
@@ -146,6 +147,8 @@ def format_of(raw: dict[str, Any], where: str) -> HubFormat:
         )
     if isinstance(raw.get(WITH_HEAD), str):
         return Alone(FORMATS[kind])
+    if is_headless(raw):
+        return Headless(FORMATS[kind], kind)
     named = raw.get("architectures")
     for each in named if isinstance(named, list) else ():
         if isinstance(each, str) and each in CLASSES:
@@ -188,4 +191,9 @@ def read_folder(folder: Path) -> Described:
     """
     require_own_files(folder)
     path = folder / CONFIG_JSON
+    if not path.exists() and (folder / "adapter_config.json").exists():
+        raise DataError(
+            f"{folder}: an adapter of peft, not a model. Join it with its model, and name what that writes: "
+            "AutoPeftModel.from_pretrained(old).merge_and_unload().save_pretrained(new)."
+        )
     return read(read_object(path), str(path))

@@ -109,14 +109,16 @@ def from_hf(
         return DataError(f"{where}: {what}. Name weights that fit the {described_by} there.")
 
     found: dict[str, Tensor] = {}
+    others: dict[str, tuple[str, torch.dtype]] = {}
     copies: Mapping[str, str] = getattr(hub, "TIED", {}) if config.tied else {}
     for name, tensor in stored.items():
         now = hub.today(name)
         if now is None:
             continue
         now = copies.get(now, now)
-        if not tensor.is_floating_point():
-            raise mistake(f"{name} is of type {tensor.dtype}")
+        if not tensor.is_floating_point():  # a buffer, unless it stands in the place of a weight
+            others[now] = name, tensor.dtype
+            continue
         if now in found and not torch.equal(found[now], tensor):  # stored a second time, it must be the same
             copy = (
                 name
@@ -130,8 +132,9 @@ def from_hf(
     shapes = shapes or all_shapes(config)
     known = {ours: places for ours in shapes if (places := places_of(hub, ours, config))}
     classes = _names(known, TOKEN_HEAD)
-    told = bool(classes) and all(name in found for name in classes)  # a class of each token, and no predictions
-    for head in [*heads_among(known), *(("head", "decoder") if told else ())] if optional else ():
+    # a class of each token, and no predictions; or an encoder alone
+    no_head = (bool(classes) and all(name in found for name in classes)) or getattr(hub, "headless", False)
+    for head in [*heads_among(known), *(("head", "decoder") if no_head else ())] if optional else ():
         if not all(name in found for name in _names(known, head)):
             for name in _names(known, head):
                 found.pop(name, None)
@@ -144,6 +147,8 @@ def from_hf(
         for parts in places
         for name in parts
     }
+    if wrong := [others[name] for name in expected if name in others]:
+        raise mistake(f"{wrong[0][0]} is of type {wrong[0][1]}")
     _compare(found, expected, mistake)
     _compare_copies(found, known.values(), where)
     weights = {}
@@ -154,6 +159,8 @@ def from_hf(
         parts_here = [_here(found[name], shape, part_of[ours]) for name in names]
         weights[ours] = (parts_here[0] if len(names) == 1 else torch.cat(parts_here)).float()
     predicts = config.tied and ("decoder.bias" in weights if config.decoder_bias else optional)
+    if getattr(hub, "headless", False) and "head" in {module_of(name) for name in shapes}:
+        predicts = predicts and "head" in {module_of(name) for name in weights}
     return weights | {DECODER: weights[EMBEDDING]} if predicts else weights
 
 

@@ -1,0 +1,252 @@
+"""Models as their authors publish them: tokenizers with other names, no head, old buffers, wrapped state dicts.
+
+People begin from what they have. If this breaks, a RoBERTa or an embedding model is refused, or reads other tokens than
+its authors' code does.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from modernbert_train import load_model
+from modernbert_train.__main__ import main
+from modernbert_train.errors import DataError
+from modernbert_train.vocabulary import read_vocabulary, role_tokens
+from modernbert_train.weights.hf_folder import load_weights
+from tests.conftest import TinyRun
+from tests.weights.test_other_models import run_of
+
+TEXTS = ["the quick brown fox", "jumps over the lazy dog and then sleeps", "a cat sat on the mat, on the mat!"] * 20
+SIZE: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
+    "max_position_embeddings": 130,
+}  # fmt: skip
+# names of the special tokens of published tokenizers: cls, pad, sep, unk, mask
+ROBERTA, MMBERT = ("<s>", "<pad>", "</s>", "<unk>", "<mask>"), ("<bos>", "<pad>", "<eos>", "<unk>", "<mask>")
+EUROBERT = ("<|begin_of_text|>", "<|pad|>", "<|end_of_text|>", "<|unk|>", "<|mask|>")
+BERT = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
+
+
+def tokenizer_with(names: tuple[str, ...], folder: Path, *, says: str = "roles", processor: str = "template") -> Path:
+    """Write a tokenizer whose special tokens have these names.
+
+    Args:
+        names: of cls, pad, sep, unk, mask, with the ids 0 to 4.
+        folder: where to.
+        says: which keys tokenizer_config.json has: roles; decoder, bos_token and eos_token for cls and sep; map, none
+            but those of special_tokens_map.json.
+        processor: kind of its post-processor; none for no post-processor.
+    """
+    cls, pad, sep, unk, mask = names
+    tokenizer = Tokenizer(models.BPE(unk_token=unk))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [AddedToken(name, special=True, normalized=False) for name in names]
+    trainer = trainers.BpeTrainer(
+        vocab_size=320, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )  # fmt: skip
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    if processor == "roberta":
+        tokenizer.post_processor = processors.RobertaProcessing((sep, 2), (cls, 0), True, False)
+    elif processor == "template":
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[cls, "$A", sep], pair=[cls, "$A", sep, "$B:1", f"{sep}:1"], special_tokens=[(cls, 0), (sep, 2)]
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    roles = {"cls_token": cls, "sep_token": sep, "pad_token": pad, "unk_token": unk, "mask_token": mask}
+    if says == "decoder":
+        roles = {"bos_token": cls, "eos_token": sep, "pad_token": pad, "unk_token": unk, "mask_token": mask}
+    plain = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 128}
+    (folder / "tokenizer_config.json").write_text(json.dumps(plain | ({} if says == "map" else roles)))
+    if says == "map":
+        (folder / "special_tokens_map.json").write_text(json.dumps(roles | {"mask_token": {"content": mask}}))
+    return folder
+
+
+def saved(kind: type[Any], folder: Path, names: tuple[str, ...] = BERT, **settings: Any) -> Path:
+    """Write a model as its authors would; `settings` are of its configuration but for `says` and `processor`."""
+    own = {key: settings.pop(key) for key in ("says", "processor") if key in settings}
+    tokenizer_with(names, folder, **own)
+    entries = len(read_vocabulary(folder).ordinary) + 5
+    torch.manual_seed(3)
+    kind(kind.config_class(vocab_size=entries, initializer_range=0.2, **SIZE | settings)).save_pretrained(folder)
+    return folder
+
+
+def mean_of_states(folder: Path, text: str) -> torch.Tensor:
+    """What sentence-transformers computes of a model: the mean of its last hidden states."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        states_TD = model(**{"input_ids": tokenizer(text, return_tensors="pt")["input_ids"]}).last_hidden_state[0]
+    return states_TD.mean(dim=0)
+
+
+PAD_1 = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+FOREIGN: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
+    "roberta": (transformers.RobertaForMaskedLM, ROBERTA, {**PAD_1, "type_vocab_size": 1, "processor": "roberta"}),
+    "roberta without a head": (transformers.RobertaModel, ROBERTA, {**PAD_1, "type_vocab_size": 1}),
+    "xlm-roberta": (transformers.XLMRobertaModel, ROBERTA, {**PAD_1, "type_vocab_size": 1, "says": "map"}),
+    "camembert": (transformers.CamembertForMaskedLM, ROBERTA, {**PAD_1, "type_vocab_size": 1}),
+    "mmbert": (transformers.ModernBertForMaskedLM, MMBERT, {**PAD_1, "says": "decoder", "num_hidden_layers": 4,
+        "global_attn_every_n_layers": 3, "local_attention": 16}),
+    "modernbert without a head": (transformers.ModernBertModel, MMBERT, {**PAD_1, "says": "decoder"}),
+    "eurobert": (transformers.EuroBertModel, EUROBERT, {**PAD_1, "says": "decoder"}),
+    "deberta v3": (transformers.DebertaV2Model, BERT, {"relative_attention": True, "pos_att_type": ["p2c", "c2p"],
+        "position_buckets": 16, "norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False,
+        "type_vocab_size": 0, "hidden_act": "gelu", "max_relative_positions": -1}),
+    "bert without a head": (transformers.BertModel, BERT, {}),
+    "distilbert without a head": (transformers.DistilBertModel, BERT, {"dim": 32, "hidden_dim": 48, "n_layers": 2,
+        "n_heads": 2}),
+    "electra without a head": (transformers.ElectraModel, BERT, {"embedding_size": 32}),
+    "albert without a head": (transformers.AlbertModel, BERT, {"embedding_size": 16}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_model_embeds_as_its_authors_code_does(name: str, tmp_path: Path) -> None:
+    kind, names, settings = FOREIGN[name]
+    folder = saved(kind, tmp_path / "model", names, **settings)
+    for text in TEXTS[:3]:
+        ours = load_model(folder).embed([text])[0]
+        torch.testing.assert_close(ours, mean_of_states(folder, text), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("says", "processor"),
+    [("roles", "none"), ("map", "none"), ("none", "roberta"), ("none", "template"), ("decoder", "none")],
+)
+def test_roles_are_asked_of_each_file_in_turn(says: str, processor: str, tmp_path: Path) -> None:
+    """Of a tokenizer.json alone the post-processor tells cls and sep, and nothing tells pad and mask."""
+    names = BERT if says == "none" else ROBERTA
+    folder = tokenizer_with(names, tmp_path / "t", says="roles" if says == "none" else says, processor=processor)
+    if says == "none":
+        (folder / "tokenizer_config.json").unlink()
+    cls, pad, sep, unk, mask = names
+    assert role_tokens(folder) == {"cls": cls, "sep": sep, "pad": pad, "mask": mask, "unk": unk}
+    vocabulary = read_vocabulary(folder)
+    assert (vocabulary.cls_id, vocabulary.pad_id, vocabulary.sep_id, vocabulary.mask_id) == (0, 1, 2, 4)
+    assert not {0, 1, 2, 3, 4} & {*vocabulary.ordinary.tolist()}
+    assert len(vocabulary.between) == (2 if processor == "roberta" else 1)
+
+
+def test_a_file_beside_the_tokenizer_that_is_damaged_is_named(tmp_path: Path) -> None:
+    folder = tokenizer_with(ROBERTA, tmp_path / "t")
+    (folder / "tokenizer_config.json").write_text("{")
+    with pytest.raises(DataError, match=r"tokenizer_config.json: cannot be read .* Restore it from a copy"):
+        read_vocabulary(folder)
+
+
+@pytest.mark.parametrize("name", ["roberta", "mmbert", "bert without a head"])
+def test_buffers_wrappers_and_an_unnamed_class_change_nothing(name: str, tmp_path: Path) -> None:
+    """Older files hold positions as integers; torch.compile and DDP put a word before all names."""
+    kind, names, settings = FOREIGN[name]
+    folder = saved(kind, tmp_path / "model", names, **settings)
+    expected = load_weights(folder)
+    stored = load_file(folder / "model.safetensors")
+    begin = next(each for each in stored).partition("embeddings.")[0]
+    buffers = {f"{begin}embeddings.position_ids": torch.arange(130)[None], f"{begin}mask": torch.ones(3).bool()}
+    config = json.loads((folder / "config.json").read_text())
+    for wrapper in ("", "_orig_mod.", "module.", "_orig_mod.module.", "module._orig_mod."):
+        tensors = {f"{wrapper}{each}": tensor for each, tensor in {**stored, **buffers}.items()}
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        for named in (config["architectures"], None):
+            (folder / "config.json").write_text(json.dumps(config | {"architectures": named}))
+            found = load_weights(folder)
+            assert found.keys() == expected.keys() and all(torch.equal(found[each], expected[each]) for each in found)
+
+
+def test_a_weight_of_whole_numbers_is_refused(tmp_path: Path) -> None:
+    folder = saved(transformers.BertModel, tmp_path / "model")
+    stored = load_file(folder / "model.safetensors")
+    name = "encoder.layer.0.output.dense.weight"
+    save_file(stored | {name: stored[name].to(torch.int8)}, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(DataError, match=r"encoder.layer.0.output.dense.weight is of type torch.int8"):
+        load_weights(folder)
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("name", ["roberta", "mmbert"])
+def test_a_model_is_continued_with_its_own_tokenizer(name: str, tiny_run: TinyRun, tmp_path: Path) -> None:
+    """From text to an export that transformers opens, with positions that begin after the padding's."""
+    kind, names, settings = FOREIGN[name]
+    folder = saved(kind, tmp_path / "model", names, **settings)
+    (tmp_path / "texts.jsonl").write_text(
+        "".join(f'{{"text": "{number} {text}"}}\n' for number, text in enumerate(TEXTS))
+    )
+    (tmp_path / "spec.yaml").write_text(
+        f"out: {tmp_path}/data\ntokenizer: {{path: {folder}}}\nvalidation_share: 0.2\n"
+        f"sources: {{own: {{kind: jsonl, path: {tmp_path}/texts.jsonl}}}}\n"
+    )
+    assert main(["prepare", str(tmp_path / "spec.yaml")]) == 0
+    assert role_tokens(tmp_path / "data/tokenizer") == role_tokens(folder)
+    said = load_model(folder).config
+    words = run_of(tiny_run(), {key: getattr(said, key) for key in said.__dataclass_fields__})
+    data = [f"data.{key}={tmp_path}/data/{key}" for key in ("train", "validation", "tokenizer")]
+    assert main(["train", *words, *data, f"weights.init_from={folder}"]) == 0
+    assert main(["export", str(tmp_path / "runs/tiny")]) == 0
+    hf = tmp_path / "runs/tiny/hf"
+    text = TEXTS[1]
+    torch.testing.assert_close(load_model(hf).embed([text])[0], mean_of_states(hf, text), rtol=0, atol=1e-5)
+    mask = transformers.AutoTokenizer.from_pretrained(hf).mask_token
+    assert main(["fill", str(hf), f"the quick {mask} fox"]) == 0
+
+
+def test_a_folder_of_an_adapter_says_what_it_is(tmp_path: Path) -> None:
+    folder = saved(transformers.BertModel, tmp_path / "model")
+    shutil.move(folder / "config.json", folder / "adapter_config.json")
+    with pytest.raises(DataError, match=r"an adapter of peft, .*merge_and_unload"):
+        load_model(folder)
+
+
+def test_the_old_layout_of_sentence_transformers_is_opened(tmp_path: Path) -> None:
+    folder = saved(transformers.BertModel, tmp_path / "model/0_Transformer").parent
+    (folder / "modules.json").write_text("[]")
+    assert torch.equal(load_model(folder).embed(TEXTS[:1]), load_model(folder / "0_Transformer").embed(TEXTS[:1]))
+
+
+def test_a_folder_with_vocab_txt_alone_says_what_to_do(tmp_path: Path) -> None:
+    folder = saved(transformers.BertModel, tmp_path / "model")
+    shutil.move(folder / "tokenizer.json", folder / "vocab.txt")
+    with pytest.raises(DataError, match=r"tokenizer.json: no such file, only vocab.txt; .*save_pretrained"):
+        load_model(folder)
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("name", ["roberta", "bert without a head"])
+def test_pairs_are_classified_as_transformers_reads_them(name: str, tmp_path: Path) -> None:
+    """A RoBERTa has two separators between the texts of a pair, and one of BERT's encoders token types."""
+    kind, names, settings = FOREIGN[name]
+    folder = saved(kind, tmp_path / "model", names, **settings)
+    rows = [{"a": first, "b": second, "label": "yn"[n % 2]} for n, (first, second) in enumerate(pairwise(TEXTS))]
+    for split in ("train", "dev"):
+        lines = [json.dumps({**row, "a": f"{n} {row['a']}"}) for n, row in enumerate(rows)]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
+    (tmp_path / "pair.yaml").write_text(
+        f"kind: single-label\ntext_columns: [a, b]\ntrain: {tmp_path}/train.jsonl\n"
+        f"validation: {{dev: {tmp_path}/dev.jsonl}}\nlr: 1e-3\nepochs: 1\nbatch_texts: 16\n"
+    )
+    run = ["--model", str(folder), f"runs_folder={tmp_path}/runs", "name=pair", "compute.device=cpu"]
+    assert main(["finetune", str(tmp_path / "pair.yaml"), *run]) == 0
+    hf = tmp_path / "runs/pair/hf"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(hf)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(hf).eval()
+    predicted = [json.loads(line) for line in (tmp_path / "runs/pair/predictions.jsonl").read_text().splitlines()]
+    texts = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
+    for row, each in list(zip(texts, predicted, strict=True))[:8]:
+        with torch.no_grad():
+            logits = model(**tokenizer(row["a"], row["b"], return_tensors="pt")).logits[0]
+        probabilities = dict(zip(model.config.id2label.values(), logits.softmax(-1).tolist(), strict=True))
+        assert each["scores"] == pytest.approx(probabilities, abs=1e-5)
