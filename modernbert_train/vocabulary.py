@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.core.files import os_errors_as
+from modernbert_train.core.files import os_errors_as, whole_folder
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import content_of, parse_json, read_json
 from modernbert_train.core.read_once import read_once
-from modernbert_train.errors import DataError
+from modernbert_train.errors import DataError, StorageError
 
 # as texts of tokens; Ċ is a line break, and the last three are full-width marks, in byte-level vocabularies
 _SENTENCE_ENDS = (".", "!", "?", "\n", "\u3002", "\uff01", "\uff1f", "Ċ", "ãĢĤ", "ï¼ģ", "ï¼Ł")
@@ -25,6 +26,7 @@ _CONTINUES = "##"  # begins one that does not, where a space leaves no mark
 SPARE = "[unused"  # begins an entry that is kept free
 _LARGEST_ID = (1 << 31) - 1  # what the shards' ids can be
 TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+OF_RUN = "tokenizer"  # folder of the copy in a run's folder
 # role of a special token -> its name in a tokenizer of this project
 CONVENTION = {"cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "mask": "[MASK]", "unk": "[UNK]"}
 NEEDED = ("cls", "sep", "pad", "mask")
@@ -122,6 +124,19 @@ def read_vocabulary(folder: str | Path) -> Vocabulary:
         roles=roles,
         separators=parsed.separators,
     )
+
+
+def copy_tokenizer(folder: str | Path, out: Path) -> None:
+    """Copy a tokenizer, in place of what is there.
+
+    Raises:
+        StorageError: the disk refuses it.
+    """
+    unwritten = os_errors_as(StorageError, f"{out}: cannot be written", "Free the disk, or fix the permissions.")
+    with unwritten, whole_folder(out) as partial:
+        for name in (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP):
+            if (file := Path(folder) / name).is_file():
+                shutil.copyfile(file, partial / name)
 
 
 def role_tokens(path: str | Path) -> dict[str, str]:

@@ -11,6 +11,7 @@ runs/NAME/faults.jsonl     one line for each batch that stability.py skipped, or
 runs/NAME/checkpoints/     see checkpoint.py; what is in superseded/ there was set aside, see tools/restore.py
 runs/NAME/copies.jsonl     what was copied to checkpoint.copy_to, or why not; see copies/
 runs/NAME/data.json        what its data are: lengths, fields, sources; for its page, see data/statistics.py
+runs/NAME/tokenizer/       a copy of data.tokenizer, with which the folder can be used anywhere; see vocabulary.py
 runs/NAME/report.html      drawn from metrics.jsonl
 runs/NAME/profile/         traces and tables of the steps that profile: asks for
 """

@@ -70,6 +70,7 @@ from modernbert_train.train.start import (
     record_start,
 )
 from modernbert_train.train.step import Loop
+from modernbert_train.vocabulary import OF_RUN, copy_tokenizer
 
 
 def train(
@@ -217,6 +218,7 @@ def _build(
     taught = {} if teacher is None else teacher.fingerprint
     fingerprint = check_same_data(start, config, data_fingerprint(facts) | taught)
     on_rank_zero(lambda: folder.save_resolved(run.to_json(), asdict(run_statistics(facts))))
+    on_rank_zero(lambda: copy_tokenizer(config.data.tokenizer, folder.path / OF_RUN))
     loop = build(config, facts, compute, folder, fingerprint, requests, guests, last_phase=start.phase)
     if this_rank() == 0:
         lines = banner(

@@ -11,7 +11,7 @@ from modernbert_train.checkpoints.saved_state import read_state
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import WeightsConfig
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
-from modernbert_train.vocabulary import SPARE, token_ids, tokenizer_sha256
+from modernbert_train.vocabulary import OF_RUN, SPARE, token_ids, tokenizer_sha256
 from modernbert_train.weights.formats import read_folder
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, model_folder
 from modernbert_train.weights.hub import check_name
@@ -60,7 +60,7 @@ def tokenizer_named(name: str | Path) -> Path | None:
         if (folder / MANIFEST).is_file():
             then = load_run([folder / CONFIG_YAML])
             trained_with = read_state(folder / STATE, then, read_manifest(folder).step).data["tokenizer"]
-            folder = Path(then.data.tokenizer)
+            folder = tokenizer_of(folder, then.data.tokenizer, trained_with)
             return folder if tokenizer_sha256(folder) == trained_with else None
         if (folder / CONFIG_YAML).is_file():
             newest = newest_step(folder)
@@ -68,6 +68,21 @@ def tokenizer_named(name: str | Path) -> Path | None:
         folder = model_folder(folder)
         return folder if (folder / "tokenizer.json").is_file() else None
     return None
+
+
+def tokenizer_of(checkpoint: Path, named: str, sha256: str) -> Path:
+    """Return the folder of a checkpoint's tokenizer: the copy in its run, if that is the one with this hash.
+
+    Args:
+        checkpoint: its folder.
+        named: data.tokenizer of its run, which is taken of a run of an earlier version.
+        sha256: of the tokenizer that it was trained with.
+    """
+    copy = checkpoint.parent.parent / OF_RUN
+    with suppress(DataError):
+        if tokenizer_sha256(copy) == sha256:
+            return copy
+    return Path(named)
 
 
 def token_difference(there: Mapping[str, int], here: Mapping[str, int], among: Collection[str]) -> str | None:

@@ -47,7 +47,13 @@ from modernbert_train.weights.formats.config_json import PAIR_HEAD, model_folder
 from modernbert_train.weights.formats.tensors import DECODER, EMBEDDING, MASKED_LM, module_of
 from modernbert_train.weights.hf_folder import TOKENIZER, load_weights
 from modernbert_train.weights.hub import local_model
-from modernbert_train.weights.named_source import another_tokenizer, check_named, check_vocabulary, token_difference
+from modernbert_train.weights.named_source import (
+    another_tokenizer,
+    check_named,
+    check_vocabulary,
+    token_difference,
+    tokenizer_of,
+)
 from modernbert_train.weights.token_rows import TokenRows, token_rows
 
 _OTHER_TOKENIZERS = ("vocab.txt", "vocab.json", "spiece.model", "spm.model", "sentencepiece.bpe.model")
@@ -181,7 +187,8 @@ def source_of(found: Checkpoint) -> Source:
     """A checkpoint as a source of weights."""
     now = found.config.in_phase[found.state.phase]
     max_tokens = getattr(now.objective, "max_tokens", None) or last_phase(found).row_tokens
-    tokenizer, sha256 = Path(now.data.tokenizer), found.state.data["tokenizer"]
+    sha256 = found.state.data["tokenizer"]
+    tokenizer = tokenizer_of(found.folder, now.data.tokenizer, sha256)
     return Source(found.folder, found, now.model, now.objective.order, max_tokens, tokenizer, sha256, now.objective)
 
 

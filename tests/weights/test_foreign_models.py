@@ -250,3 +250,54 @@ def test_pairs_are_classified_as_transformers_reads_them(name: str, tmp_path: Pa
             logits = model(**tokenizer(row["a"], row["b"], return_tensors="pt")).logits[0]
         probabilities = dict(zip(model.config.id2label.values(), logits.softmax(-1).tolist(), strict=True))
         assert each["scores"] == pytest.approx(probabilities, abs=1e-5)
+
+
+SLOW = pytest.mark.slow
+ENCODERS = ["modernbert", *(pytest.param(name, marks=SLOW) for name in ("bert", "xlnet", "llama", "distilbert"))]
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("name", ENCODERS)
+def test_a_run_and_its_export_are_fine_tuned_alike(name: str, tiny_run: TinyRun, tmp_path: Path) -> None:
+    """To the bit, dropout included: config.json says what the weights were trained with."""
+    shape = {"vocab_size": 512, "hidden_size": 32, "num_layers": 4, "num_heads": 2, "intermediate_size": 48}
+    own: dict[str, dict[str, Any]] = {
+        "modernbert": {"local_attention": 16, "attention_out_dropout": 0.2},
+        "llama": {"key_value_heads": 1},
+    }
+    dropout = {} if name in ("modernbert", "llama") else {"dropout": 0.2}
+    words = run_of(tiny_run(), {"name": name, **shape, **own.get(name, {}), **dropout})
+    assert main(["train", *words]) == 0
+    assert main(["export", str(tmp_path / "runs/tiny")]) == 0
+    for split in ("train", "dev"):
+        lines = [json.dumps({"text": f"{n} {text}", "label": "yn"[n % 2]}) for n, text in enumerate(TEXTS)]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
+    (tmp_path / "task.yaml").write_text(
+        f"kind: single-label\ntrain: {tmp_path}/train.jsonl\nvalidation: {{dev: {tmp_path}/dev.jsonl}}\nlr: 1e-3\n"
+        "epochs: 1\nbatch_texts: 16\n"
+    )
+    losses = []
+    for run, model in (("run", "runs/tiny"), ("hf", "runs/tiny/hf")):
+        of_run = ["--model", str(tmp_path / model), f"runs_folder={tmp_path}/runs", f"name={run}", "compute.device=cpu"]
+        assert main(["finetune", str(tmp_path / "task.yaml"), *of_run]) == 0
+        entries = map(json.loads, (tmp_path / f"runs/{run}/metrics.jsonl").read_text().splitlines())
+        losses.append([entry["loss"] for entry in entries if entry["kind"] == "step"])
+    assert losses[0] == losses[1] and len(losses[0]) > 2
+
+
+@pytest.mark.runs
+def test_a_run_that_was_copied_is_a_model_anywhere(
+    tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokenizer is in it: people copy a run's folder to another machine, and not what stood beside it."""
+    (tmp_path / "home").mkdir()
+    shutil.copytree(tiny_data, tmp_path / "home/data")
+    monkeypatch.chdir(tmp_path / "home")
+    words = tiny_run("data.train=data/train", "data.validation=data/validation", "data.tokenizer=data/tokenizer")
+    assert main(["train", *words, "runs_folder=runs"]) == 0
+    expected = load_model("runs/tiny").embed(TEXTS[:1])
+    (tmp_path / "elsewhere").mkdir()
+    shutil.move(tmp_path / "home/runs/tiny", tmp_path / "elsewhere/copy")
+    shutil.rmtree(tmp_path / "home")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert torch.equal(load_model("copy").embed(TEXTS[:1]), expected)

@@ -24,6 +24,7 @@ from modernbert_train.weights.formats.config_json import (
     require_class,
     require_fixed,
     require_whole_heads,
+    share_under,
 )
 
 MODEL_TYPE, ARCHITECTURE = "modernbert", "ModernBertForMaskedLM"
@@ -57,6 +58,7 @@ KEYS = {
 }
 
 
+OUT_DROPOUT = "attention_out_dropout"  # a key of ours
 # Names in checkpoints of Composer -> transformers' names; the longer prefix first. `bert` is AnswerDotAI's FlexBERT,
 # `model.` in front is Composer's HuggingFaceModel around it, or around transformers' own ModernBERT.
 PREFIXES = {
@@ -104,7 +106,8 @@ def describe(
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": float(t)} for kind, t in thetas.items()},
         "global_rope_theta": float(config.global_rope_theta),
         "local_rope_theta": float(config.local_rope_theta),
-        "attention_dropout": 0.0,
+        "attention_dropout": 0.0,  # theirs is also of attention probabilities, which there is none of here
+        OUT_DROPOUT: config.attention_out_dropout,
         "embedding_dropout": 0.0,
         "mlp_dropout": 0.0,
         "classifier_dropout": 0.0,
@@ -125,7 +128,7 @@ def read(raw: dict[str, Any], where: str) -> Described:
 def architecture(
     raw: dict[str, Any], where: str, model_type: str = MODEL_TYPE, named: str = ARCHITECTURE
 ) -> ModernBertConfig:
-    """What a config.json says, RoPE bases included. What only concerns training (dropout) has the schema's default.
+    """Read what a config.json says, RoPE bases included. Dropout after attention is ours, or what theirs has there.
 
     Args:
         raw: its content.
@@ -141,7 +144,10 @@ def architecture(
         ours: number_under(raw, theirs, getattr(ModernBertConfig, ours), where) for ours, theirs in KEYS.items()
     }
     global_theta, local_theta = _rope_thetas(raw, where)
-    config = ModernBertConfig(**given, global_rope_theta=global_theta, local_rope_theta=local_theta)
+    dropout = share_under(raw, OUT_DROPOUT, share_under(raw, "attention_dropout", 0.0, where), where)
+    config = ModernBertConfig(
+        **given, global_rope_theta=global_theta, local_rope_theta=local_theta, attention_out_dropout=dropout
+    )
     require_whole_heads(config, where)
     every_n = _global_attn_every_n_layers(raw, config.num_layers, where)
     return replace(config, global_attn_every_n_layers=every_n)
