@@ -164,7 +164,7 @@ def read(raw: dict[str, Any], where: str) -> Described:
     kind, named = raw.get("model_type"), raw.get("architectures")
     if isinstance(kind, str) and kind in ROBERTAS and isinstance(named, list):
         named = [str(each).replace(ROBERTAS[kind], "Roberta") for each in named]
-        return read({**raw, "model_type": "roberta", "architectures": named}, where)
+        return read({"vocab_size": 30_522, **raw, "model_type": "roberta", "architectures": named}, where)
     known = ARCHITECTURES.get(kind, ()) if isinstance(kind, str) else ()
     found = named if isinstance(named, list) else []
     causal = bool(known) and DECODERS[str(kind)] in found

@@ -106,9 +106,14 @@ def read(raw: dict[str, Any], where: str) -> Described:
         raise DataError(f"{where}: rope_parameters={shown(of_both)}, not two objects. Restore the file from a copy.")
     wide = {"rope_parameters": of_both["full_attention"]} if "full_attention" in of_both else raw
     local = of_both.get("sliding_attention", {"rope_theta": raw.get("rope_local_base_freq")})
+    if llama.rope({"rope_parameters": local}, where)["rope_scaling"] != "none":
+        raise DataError(
+            f"{where}: rope_parameters={shown(of_both)}; this encoder knows no scaled positions in its local layers. "
+            "Name another model."
+        )
     every = raw.get("sliding_window_pattern", raw.get("_sliding_window_pattern"))
     types = raw.get("layer_types")
-    if every is None and isinstance(types, list) and "full_attention" in types:
+    if isinstance(types, list) and "full_attention" in types:  # transformers goes by these, whatever a pattern says
         every = types.index("full_attention") + 1
     config = GemmaConfig(
         **numbers,

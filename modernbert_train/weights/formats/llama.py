@@ -24,6 +24,16 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3ForCausalLM", {"qk_norm": True}),
 }
 
+# model_type -> transformers' defaults, where they are not ours
+_LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-6}
+_QWEN = _LLAMA | {"vocab_size": 151_936, "intermediate_size": 22_016, "max_position_embeddings": 32_768}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "eurobert": {},
+    "llama": _LLAMA | {"vocab_size": 32_000, "intermediate_size": 11_008, "max_position_embeddings": 2048},
+    "qwen2": _QWEN,
+    "qwen3": _QWEN,
+}
+
 # What the configurations can say and this encoder does not do otherwise.
 FIXED: dict[str, Any] = {"hidden_act": "silu", "mlp_bias": False, "attention_bias": False, "use_sliding_window": False}
 
@@ -140,6 +150,7 @@ def read(raw: dict[str, Any], where: str) -> Described:
     for key in ("tie_word_embeddings", "is_causal"):
         if not isinstance(raw.get(key, False), bool):
             raise DataError(f"{where}: {key}={shown(raw[key])}, not true or false. Restore the file from a copy.")
+    raw = {**_DEFAULTS[kind], **{key: value for key, value in raw.items() if value is not None}}
     numbers = numbers_under(raw, KEYS, LlamaConfig, where)
     config = LlamaConfig(
         **numbers,

@@ -6,6 +6,7 @@ If this breaks, what was trained in causal order is published as a model that co
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,10 @@ from modernbert_train.weights.formats import (
     EXPORTS,
     FORMATS,
     export_format,
+    format_of,
     modernbert,
     modernbert_tokens,
+    read,
     read_folder,
 )
 from modernbert_train.weights.formats.classifiers import KINDS
@@ -201,3 +204,32 @@ def test_an_untied_decoder_is_not_exported() -> None:
     weights["decoder.weight"] = weights["decoder.weight"] + 1
     with pytest.raises(ConfigError, match=r"decoder\.weight is not tied"):
         to_hf(modernbert, weights, config)
+
+
+@pytest.mark.parametrize("kind", [*FORMATS])
+def test_what_a_config_json_leaves_out_is_what_transformers_fills_in(kind: str) -> None:
+    """Older files leave out what was the default; a norm's eps of ours in the place of theirs changes every output."""
+    if kind not in transformers.CONFIG_MAPPING:
+        pytest.skip("transformers has no such class")
+    given = {"model_type": kind, "architectures": None}
+    given |= {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]} if kind.startswith("deberta") else {}
+    given |= {"position_biased_input": False, "type_vocab_size": 0} if kind.startswith("deberta") else {}
+    given |= (
+        {"share_att_key": True, "norm_rel_ebd": "layer_norm", "position_buckets": 256} if kind == "deberta-v2" else {}
+    )
+    given |= {"embedding_size": 256} if kind == "electra" else {}
+    if kind == "modernbert-decoder":
+        given["architectures"] = ["ModernBertDecoderForCausalLM"]
+    their = transformers.CONFIG_MAPPING[kind](**{key: value for key, value in given.items() if key != "model_type"})
+    filled = json.loads(their.to_json_string(use_diff=False)) | given
+    assert format_of(given, "x").read(given, "x") == format_of(filled, "x").read(filled, "x")
+
+
+def test_scaled_positions_of_local_layers_are_refused_and_layer_types_win() -> None:
+    """A Gemma 3 whose scaling was ignored read its local layers otherwise than transformers."""
+    raw = json.loads(transformers.CONFIG_MAPPING["gemma3_text"]().to_json_string(use_diff=False))
+    scaled = {"rope_type": "linear", "factor": 8.0, "rope_theta": 10_000.0}
+    with pytest.raises(DataError, match="no scaled positions in its local layers"):
+        read(raw | {"rope_parameters": raw["rope_parameters"] | {"sliding_attention": scaled}}, "x")
+    types = ["sliding_attention", "full_attention"] * 13
+    assert read(raw | {"layer_types": types, "_sliding_window_pattern": 6}, "x").model.global_every == 2
