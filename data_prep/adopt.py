@@ -1,4 +1,4 @@
-"""Shards that others wrote, made trainable as they are: python data_prep/adopt.py FOLDER_OR_URL --tokenizer DIR
+"""Shards that others wrote, made trainable as they are: adopt FOLDER_OR_URL --tokenizer DIR
 
 Ids in MDS shards of any layout stay where they are: one pass computes lengths and counts, verifies hashes or computes
 them, recognises special tokens, and a card is written beside the shards, or into --out where they cannot be written to.

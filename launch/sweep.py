@@ -1,7 +1,7 @@
-"""Many runs from one YAML, and the best of them: python launch/sweep.py SWEEP.yaml [key=value ...]
+"""Many runs from one YAML, and the best of them: sweep SWEEP.yaml [key=value ...]
 
-    python launch/sweep.py yamls/sweeps/mask_rate.yaml                  # run it, or resume it
-    python launch/sweep.py yamls/sweeps/mask_rate.yaml --results        # table, importance, page, best YAML
+    modernbert-train sweep yamls/sweeps/mask_rate.yaml                  # run it, or resume it
+    modernbert-train sweep yamls/sweeps/mask_rate.yaml --results        # table, importance, page, best YAML
 
 Every such process is a worker; start as many as you like, on as many machines as share the folder and the storage,
 and stop them as you like. Trials that are stopped or lost resume from their checkpoints. docs/sweeps.md says more.
