@@ -81,21 +81,14 @@ class Counts:
 
 
 def prepare_pairs(config: PairsConfig, overwrite: bool = False) -> str:
-    """Make the dataset that a spec of pairs describes, or find that it is there already.
-
-    Args:
-        config: the spec.
-        overwrite: replace a dataset of another spec; never anything that is not a dataset of pairs.
-
-    Returns:
-        Lines for a person to read.
+    """Make the dataset that a spec of pairs describes, or find that it is there already; as `prepare` does of text.
 
     Raises:
         ConfigError: the spec is wrong, or `out` holds something else.
         DataError: a file or the tokenizer cannot be read, or nothing is left.
         StorageError: the disk refuses it.
     """
-    if problems := pairs_problems(config):
+    if problems := list(pairs_problems(config)):
         raise ConfigError("\n".join(problems))
     out, tokenizer = Path(config.out), Path(config.tokenizer.path)
     require_own_files(tokenizer)

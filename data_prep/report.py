@@ -66,11 +66,7 @@ def fingerprint(config: PrepareConfig) -> Fingerprint:
 
 
 def inputs_of(files: Sequence[Path], hashed: Iterable[tuple[str, Path]]) -> dict[str, Any]:
-    """Count input files and digest their names, sizes and times.
-
-    Args:
-        files: read as a source.
-        hashed: further files with the keys that name them, of which the content counts.
+    """Digest names, sizes and times of files, and the content of those of `hashed`, which have the keys that name them.
 
     Raises:
         DataError: a file of `hashed` cannot be read.

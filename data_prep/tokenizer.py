@@ -15,9 +15,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-if not __package__:  # run as a script: sys.path begins with this folder, the packages lie one above it
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-
 from data_prep.clean.documents import Kept, Tally, examine
 from data_prep.clean.filters import make_screen
 from data_prep.clean.losses import losses

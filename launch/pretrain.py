@@ -21,28 +21,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from data_prep.report import fingerprint  # noqa: E402
-from data_prep.sample import TextSample, look_at_text, shown, size_text  # noqa: E402
-from launch.budget import LEAST_HELD_OUT, MOST_HELD_OUT, Chosen, Device, choose, device_of, held_out_share  # noqa: E402
-from launch.stages import PROGRAM, TYPED, Stage, run_stages, text_to_model  # noqa: E402
-from modernbert_train.cli.arguments import read_run  # noqa: E402
-from modernbert_train.cli.parser import Parser, positive, token_count  # noqa: E402
-from modernbert_train.clock import Clock  # noqa: E402
-from modernbert_train.config.check import check  # noqa: E402
-from modernbert_train.config.load import load_run, load_typed  # noqa: E402
-from modernbert_train.config.schema import RunConfig  # noqa: E402
-from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, TokenizerConfig  # noqa: E402
-from modernbert_train.core.files import os_errors_as, write_whole  # noqa: E402
-from modernbert_train.core.installed import YAMLS  # noqa: E402
-from modernbert_train.core.lasting_output import lasting_output  # noqa: E402
-from modernbert_train.core.read_json import read_lines  # noqa: E402
-from modernbert_train.core.text import duration, number_in, plural, table, tokens_text  # noqa: E402
-from modernbert_train.distributed.gpus import shown_gpus  # noqa: E402
-from modernbert_train.errors import (  # noqa: E402
+from data_prep.report import fingerprint
+from data_prep.sample import TextSample, look_at_text, shown, size_text
+from launch.budget import LEAST_HELD_OUT, MOST_HELD_OUT, Chosen, Device, choose, device_of, held_out_share
+from launch.stages import PROGRAM, TYPED, Stage, run_stages, text_to_model
+from modernbert_train.cli.arguments import read_run
+from modernbert_train.cli.parser import Parser, positive, token_count
+from modernbert_train.clock import Clock
+from modernbert_train.config.check import check
+from modernbert_train.config.load import load_run, load_typed
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, TokenizerConfig
+from modernbert_train.core.files import os_errors_as, write_whole
+from modernbert_train.core.installed import YAMLS
+from modernbert_train.core.lasting_output import lasting_output
+from modernbert_train.core.read_json import read_lines
+from modernbert_train.core.text import duration, number_in, plural, table, tokens_text
+from modernbert_train.distributed.gpus import shown_gpus
+from modernbert_train.errors import (
     ConfigError,
     DataError,
     StoppedEarly,
@@ -50,11 +46,11 @@ from modernbert_train.errors import (  # noqa: E402
     exit_code_of,
     interrupts_as,
 )
-from modernbert_train.plan.answer import answer  # noqa: E402
-from modernbert_train.plan.expected_loss import expect, is_ruled  # noqa: E402
-from modernbert_train.plan.make import make_plan  # noqa: E402
-from modernbert_train.plan.parameters import count_parameters  # noqa: E402
-from modernbert_train.plan.recipe import MOST_PASSES, SIZES, Asked, run_yaml  # noqa: E402
+from modernbert_train.plan.answer import answer
+from modernbert_train.plan.expected_loss import expect, is_ruled
+from modernbert_train.plan.make import make_plan
+from modernbert_train.plan.parameters import count_parameters
+from modernbert_train.plan.recipe import MOST_PASSES, SIZES, Asked, run_yaml
 
 LEAST_DOCUMENTS = 20
 TOKENIZER_BYTES = 2e9  # of text that a tokenizer is trained on, at most
@@ -63,11 +59,7 @@ _MOST_DAMAGED = 0.2  # of the sampled documents: beyond it the text is not what 
 _SCRIPT_SHARE = 0.05  # of a script that is named
 _OF_TEXT = ("tokens", "tokenizer", "gpus", "out", "name", "yes", "dry_run")  # options that no preset takes
 _TINY_DATA = ["out=data/quickstart-tiny", "tokenizer.vocab_size=2048"]
-_ASKED = (
-    "    def __init__([MASK], name):",
-    "    except [MASK] as error:",
-    "The default value is [MASK].",
-)
+_ASKED = ("    def __init__([MASK], name):", "    except [MASK] as error:", "The default value is [MASK].")
 
 
 @dataclass(frozen=True)
@@ -171,23 +163,17 @@ def _wrong_words(options: argparse.Namespace) -> str | None:
 
 def _quickstart(options: argparse.Namespace) -> int:
     name, more = ("quickstart-tiny", _TINY_DATA) if options.tiny else ("quickstart", [])
-    file = _from_here(YAMLS / f"{name}.yaml")
-    run = [file, *options.text]
+    here = YAMLS.is_relative_to(Path.cwd())
+    folder = YAMLS.relative_to(Path.cwd()) if here else YAMLS  # as a person types it
+    run = [str(folder / f"{name}.yaml"), *options.text]
     config = read_run(run)
     takes = f"{'half a minute' if options.tiny else 'five to seven minutes'} on 2 cores, less on more"
-    stages = text_to_model([_from_here(YAMLS / "data/quickstart.yaml"), *more], run, takes=takes)
+    stages = text_to_model([str(folder / "data/quickstart.yaml"), *more], run, takes=takes)
     stages.append(Stage("asking the model", [*PROGRAM, "fill", f"{config.folder}/hf", *_ASKED]))
-    again = (
-        [f"train {file}"] if not Path(file).is_absolute() else [f"init run {name} > {name}.yaml", f"train {name}.yaml"]
-    )
-    again[-1] += " name=slower optim.lr=1e-3"
-    own = ["init data own_text > own_text.yaml     # your own text: edit the paths, then", "prepare own_text.yaml"]
-    return _run(stages, config, "for key, value in data.[MASK]():", [*again, *own])
-
-
-def _from_here(file: Path) -> str:
-    """The path of a file as a person in this folder types it."""
-    return str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
+    further = [f"train {run[0] if here else f'{name}.yaml'} name=slower optim.lr=1e-3"]
+    further += ["init data own_text > own_text.yaml     # your own text: edit the paths, then", "prepare own_text.yaml"]
+    copied = [] if here else [f"init run {name} > {name}.yaml"]
+    return _run(stages, config, "for key, value in data.[MASK]():", [*copied, *further])
 
 
 def _pretrain(options: argparse.Namespace) -> int:
@@ -451,25 +437,13 @@ def _ask() -> None:
 
 
 def _run(stages: Sequence[Stage], config: RunConfig, asked: str, further: Sequence[str]) -> int:
-    """Run the stages and print what came of them.
-
-    Args:
-        stages: from text to the report.
-        config: of the run.
-        asked: text with a [MASK], to try the model with.
-        further: verbs with their words that a person may type next.
-
-    Returns:
-        The exit code of a stage that failed or was stopped, or 0.
-    """
+    """Run the stages, then print the outcome, a text to ask the model and further verbs; returns the exit code."""
     began = time.monotonic()
     code = run_stages(stages)
     if code == 0:
-        next_words = [f'fill {config.folder}/hf "{asked}"', *further]
         print(f"\nDone.\n{table(list(_outcome(config, time.monotonic() - began)), indent=2)}\n\nNext:")
-        print(
-            f"  open {config.folder}/report.html in a browser", *(f"  {TYPED} {each}" for each in next_words), sep="\n"
-        )
+        print(f"  open {config.folder}/report.html in a browser")
+        print(*(f"  {TYPED} {words}" for words in [f'fill {config.folder}/hf "{asked}"', *further]), sep="\n")
     return code
 
 
@@ -489,7 +463,6 @@ def _outcome(config: RunConfig, seconds: float) -> Iterator[tuple[str, str]]:
     yield "speed", f"{statistics.median(step['tokens_per_second'] for step in steps):,.0f} tokens/s"
     yield "this call took", duration(seconds)
     yield "model", f"{config.folder}/hf  (AutoModelForMaskedLM.from_pretrained)"
-    yield "report", f"{config.folder}/report.html"
     yield "metrics", f"{config.folder}/metrics.jsonl"
 
 

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from modernbert_train.checkpoints.results import read_results
 from modernbert_train.cli.arguments import read_run
-from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.installed import CHECKOUT, PACKAGE
 from modernbert_train.distributed.many import start
 from modernbert_train.errors import RunError, StoppedEarly
@@ -104,18 +103,17 @@ def text_to_model(spec: Sequence[str], run: Sequence[str], *, ranks: int = 1, ta
     ]
 
 
-def _folder(run: Sequence[str]) -> tuple[RunConfig, Path]:
-    config = read_run([*run])
-    return config, Path(config.folder)
+def _folder(run: Sequence[str]) -> Path:
+    return Path(read_run([*run]).folder)
 
 
 def _is_trained(run: Sequence[str]) -> bool:
     """Whether the run has seen all of its tokens, also those that its YAML asks for by now."""
-    config, folder = _folder(run)
+    folder = _folder(run)
     if not (folder / "config.yaml").is_file() or not (folder / "metrics.jsonl").is_file():
         return False
     state = read_run_state(folder, time.time())
-    return state.state == "finished" and state.tokens >= config.total_tokens
+    return state.state == "finished" and state.tokens >= read_run([*run]).total_tokens
 
 
 def _newest(folder: Path) -> Path | None:
@@ -123,13 +121,13 @@ def _newest(folder: Path) -> Path | None:
 
 
 def _is_measured(run: Sequence[str]) -> bool:
-    _, folder = _folder(run)
+    folder = _folder(run)
     newest = _newest(folder)
     return newest is not None and any(result.checkpoint == newest.name for result in read_results(folder))
 
 
 def _is_exported(run: Sequence[str]) -> bool:
     """Whether there is a model that is newer than the newest checkpoint; an export is whole or not there."""
-    _, folder = _folder(run)
+    folder = _folder(run)
     newest, model = _newest(folder), folder / "hf" / "model.safetensors"
     return newest is not None and model.is_file() and model.stat().st_mtime >= newest.stat().st_mtime

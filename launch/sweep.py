@@ -17,14 +17,10 @@ import importlib.util
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from modernbert_train.cli.parser import Parser  # noqa: E402
-from modernbert_train.config.load import load_typed  # noqa: E402
-from modernbert_train.config.tools.sweep import SweepConfig, sweep_problems  # noqa: E402
-from modernbert_train.errors import ConfigError, exit_code_of  # noqa: E402
+from modernbert_train.cli.parser import Parser
+from modernbert_train.config.load import load_typed
+from modernbert_train.config.tools.sweep import SweepConfig, sweep_problems
+from modernbert_train.errors import ConfigError, exit_code_of
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modernbert_train.checkpoints.manifest import CONFIG_YAML
-from modernbert_train.cli.arguments import read_run, with_run
+from modernbert_train.cli.arguments import is_run, read_run, with_run
 from modernbert_train.cli.parser import Call, positive, token_count
 from modernbert_train.config.check import check as check_config
 from modernbert_train.config.schema import RunConfig
@@ -209,7 +208,7 @@ def inspect(parser: argparse.ArgumentParser) -> Call:
 def _inspect(options: argparse.Namespace) -> None:
     from modernbert_train.report.inspection.terminal import print_text, wants_color
 
-    datasets = [word for word in options.run if _is_data(word)]
+    datasets = [word for word in options.run if Path(word).is_dir() and not is_run(Path(word))]
     if datasets:
         if len(datasets) < len(options.run) or options.batch or options.rows:
             raise ConfigError(
@@ -227,11 +226,6 @@ def _inspect(options: argparse.Namespace) -> None:
     from modernbert_train.report.inspection.show import inspect_run
 
     print_text(inspect_run(config, options.batch or 1, options.rows or 2, color=wants_color(options.no_color)))
-
-
-def _is_data(word: str) -> bool:
-    """True if a word is a folder, and not that of a run."""
-    return Path(word).is_dir() and not (Path(word) / CONFIG_YAML).is_file()
 
 
 def plan(parser: argparse.ArgumentParser) -> Call:

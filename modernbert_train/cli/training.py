@@ -6,8 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from modernbert_train.checkpoints.manifest import CONFIG_YAML
-from modernbert_train.cli.arguments import many_imports, read_run, with_run
+from modernbert_train.cli.arguments import is_run, many_imports, read_run, with_run
 from modernbert_train.cli.parser import Call, positive
 from modernbert_train.core.files import errors_to, warn
 from modernbert_train.core.text import plural, printable
@@ -89,7 +88,7 @@ def _report(options: argparse.Namespace) -> None:
         return
     if options.port is not None or options.host is not None:
         raise ConfigError("report: --port and --host are of --serve, which is not there.")
-    if options.list or options.json or not options.run or all(each.is_dir() and not _is_run(each) for each in named):
+    if options.list or options.json or not options.run or all(each.is_dir() and not is_run(each) for each in named):
         if options.out is not None:
             raise ConfigError(f"report --out {options.out}: a list is printed. Name a run to draw, or leave --out out.")
         _list(named, as_json=options.json)
@@ -125,10 +124,6 @@ def newest_valid(run: Path) -> tuple[str, str]:
             damaged = f"; {plural(len(passed_over), 'newer one')} damaged" if passed_over else ""
             return f"step {found.step:,}", f"{found.state.tokens:,} tokens{damaged}"
     return "none", none
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / CONFIG_YAML).is_file()
 
 
 def _list(folders: list[Path], *, as_json: bool) -> None:

@@ -120,7 +120,11 @@ def test_scores_are_shares_of_their_range_and_follow_their_texts(pairs: Path, tm
             {"scores": ["s"]},
             "pairs.score_range go together",
         ),
-        ([{"query": "a", "positive": "b", "s": 1}], {"scores": ["s", "s"], "score_range": RANGE}, "1 in all"),
+        (
+            [{"query": "a", "positive": "b", "s": 1}],
+            {"scores": ["s", "s"], "score_range": RANGE},
+            "name 1, for pairs.positive",
+        ),
     ],
 )
 def test_bad_rows_are_named(

@@ -25,7 +25,7 @@ from tests.docs.pages import NEEDS, PAGES, ROOT, Command, blocks, commands
 # command -> the test that runs it, and what must stand in that test
 ELSEWHERE = {
     "make quickstart": ("tests/test_readme.py::test_quickstart_goes_from_the_standard_library_to_a_model_that_"
-                        "transformers_loads", ("launch/pretrain.py --preset quickstart",)),
+                        "transformers_loads", ("modernbert_train pretrain --preset quickstart",)),
     "modernbert-train pretrain --preset quickstart --tiny": (
         "tests/test_readme.py::test_the_first_minute_is_a_model_that_has_learnt_something",
         ("--preset quickstart --tiny",),

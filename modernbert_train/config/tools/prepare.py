@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from dataclasses import field as field_  # where a key is called so
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -226,12 +226,8 @@ def is_of_pairs(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> b
     return any("pairs" in tree for tree in trees)
 
 
-def pairs_problems(config: PairsConfig) -> list[str]:
+def pairs_problems(config: PairsConfig) -> Iterator[str]:
     """As `prepare_problems`, of a spec of pairs."""
-    return [*_pairs_problems(config)]
-
-
-def _pairs_problems(config: PairsConfig) -> Iterator[str]:
     if not config.sources:
         yield "sources: empty. Add at least one, for example sources.mine={kind: jsonl, path: pairs.jsonl}."
     for name, source in config.sources.items():
@@ -244,20 +240,15 @@ def _pairs_problems(config: PairsConfig) -> Iterator[str]:
     if len({*columns}) < len(columns):
         yield f"pairs.query, pairs.positive and pairs.negatives name {', '.join(columns)}. Name each column once."
     if texts.scores and len(texts.scores) != 1 + len(texts.negatives):
-        yield (
-            f"pairs.scores={texts.scores}: name one column for pairs.positive and one for each of pairs.negatives, "
-            f"{1 + len(texts.negatives)} in all."
-        )
-    if bool(texts.scores) != bool(texts.score_range) or (texts.scores and not _is_range(texts.score_range)):
+        number = 1 + len(texts.negatives)
+        yield f"pairs.scores={texts.scores}: name {number}, for pairs.positive and for each of pairs.negatives."
+    ends = texts.score_range
+    if bool(texts.scores) != bool(ends) or (ends and not (len(ends) == 2 and 0 < ends[1] - ends[0] < inf)):
         yield "pairs.scores and pairs.score_range go together, the lower end of the range first. Give both."
     if texts.max_negatives is not None and texts.max_negatives < bool(texts.negatives):
         yield f"pairs.max_negatives={texts.max_negatives}: leave out pairs.negatives, or give at least 1."
     for key, value, facts in knobs(config):
         yield from facts.mistakes(key, value)
-
-
-def _is_range(ends: Sequence[float]) -> bool:
-    return len(ends) == 2 and ends[0] < ends[1] and isfinite(ends[1] - ends[0])
 
 
 def prepare_problems(config: PrepareConfig) -> list[str]:
