@@ -53,9 +53,10 @@ def _program() -> NoReturn:
 @lasting_output()
 def main(arguments: list[str] | None = None) -> int:
     """Run one verb; returns the process's exit code."""
-    words = replaced(sys.argv[1:] if arguments is None else [*arguments])
+    words = sys.argv[1:] if arguments is None else [*arguments]
     if words[:1] == ["help"]:
         words = [*words[1:2], "--help"]
+    words = replaced(words)
     if not words or words[0] in ("--help", "-h"):
         print(help_page(), file=sys.stdout if words else sys.stderr)
         return 0 if words else parser.EXIT_CODE

@@ -199,7 +199,7 @@ def inspect(parser: argparse.ArgumentParser) -> Call:
     parser.add_argument("run", nargs="+", metavar="RUN [KEY=VALUE]", help=words)
     parser.add_argument("--batch", type=positive, metavar="N", help="of a run: number of the batch, from 1; default: 1")
     parser.add_argument("--rows", type=positive, metavar="K", help="of a run: rows of the batch to show; default: 2")
-    words = "of a run: as do NO_COLOR, and an output that is no terminal"
+    words = "of a run: no colours, as with NO_COLOR or without a terminal"
     parser.add_argument("--no-color", action="store_true", help=words)
     parser.add_argument("--json", action="store_true", help="of datasets: as JSON, one object for each folder by name")
     return _inspect

@@ -24,9 +24,7 @@ def _check(config: RunConfig) -> None:
 
 def evaluate(parser: argparse.ArgumentParser) -> Call:
     """Arguments and call of `eval`."""
-    words = (
-        f"YAML files or a run's folder, and keys of it; with --suite {MODEL}, frozen:MODEL, untrained:MODEL, and keys"
-    )
+    words = f"YAML files or a run's folder, overrides; with --suite models: {MODEL}, frozen:MODEL or untrained:MODEL"
     parser.add_argument("run", nargs="+", metavar="RUN [KEY=VALUE]", help=words)
     words = "fine-tune each model on the tasks of a suite of yamls/suites, such as quick, or of a YAML file of your own"
     parser.add_argument("--suite", metavar="NAME", help=words)

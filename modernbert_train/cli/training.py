@@ -58,7 +58,7 @@ def report(parser: argparse.ArgumentParser) -> Call:
     """Arguments and call of `report`."""
     words = "folders of runs, to list them; a run, or its YAML files and overrides, to draw it; several runs' folders"
     parser.add_argument("run", nargs="*", metavar="RUN [KEY=VALUE]", help=f"{words}, to compare them; default: runs")
-    parser.add_argument("--list", action="store_true", help="list the runs, also where each is named by its own folder")
+    parser.add_argument("--list", action="store_true", help="list runs, also those that are named by their own folders")
     parser.add_argument("--json", action="store_true", help="of a list: as JSON, with exact numbers")
     words = "the page; default: report.html in the run's folder, comparison.html beside the first of several"
     parser.add_argument("--out", type=Path, metavar="FILE", help=words)

@@ -28,8 +28,6 @@ from tests.conftest import TinyRun
 from tests.launch.fake_run import STEPS, loss
 from tests.launch.sweeps import log, run_fake, spec
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
