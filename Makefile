@@ -17,7 +17,7 @@ venv: ## the Python environment: made, mended or updated; nothing if it is curre
 	@sh requirements/install.sh $(VENV)
 
 quickstart: venv ## text to a trained small model on this machine
-	$(PYTHON_IN_VENV) launch/quickstart.py
+	$(PYTHON_IN_VENV) -m modernbert_train pretrain --preset quickstart
 
 format: venv ## put the code into its style
 	$(PYTHON_IN_VENV) -m ruff check --fix .

@@ -1,4 +1,4 @@
-"""Shards that others wrote, made trainable as they are: python data_prep/adopt.py FOLDER_OR_URL --tokenizer DIR
+"""Shards that others wrote, made trainable as they are: adopt FOLDER_OR_URL --tokenizer DIR
 
 Ids in MDS shards of any layout stay where they are: one pass computes lengths and counts, verifies hashes or computes
 them, recognises special tokens, and a card is written beside the shards, or into --out where they cannot be written to.
@@ -9,10 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-
-if not __package__:  # run as a script: sys.path begins with this folder, the packages lie one above it
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from data_prep.program import finish
 from modernbert_train.cli.parser import Parser, positive

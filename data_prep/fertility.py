@@ -6,7 +6,6 @@ one, so compare those by characters or by parity.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -17,11 +16,9 @@ from tokenizers import Tokenizer
 
 from data_prep.clean.split_words import split_words
 from data_prep.make_tokenizer import encode_documents, read_tokenizer
-from data_prep.tokenizer import texts_of
-from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, prepare_problems
 from modernbert_train.core.text import percent, plural, table
 from modernbert_train.core.tokenizer_threads import tokenizer_threads
-from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.errors import DataError
 
 _AT_ONCE = 256  # texts that are tokenised together
 
@@ -54,26 +51,23 @@ def spell(tokenizer: Tokenizer, unknown_id: int | None, texts: Iterable[str]) ->
     return Spelled(*total.tolist())
 
 
-def fertility(parsed: argparse.Namespace) -> dict[str, Spelled]:
-    """Read each text of the command line with its tokenizer.
+def fertility(tokenizer_file: str, texts: Mapping[str, Iterable[str]], *, parallel: bool) -> dict[str, Spelled]:
+    """Read texts with a tokenizer.
+
+    Args:
+        tokenizer_file: tokenizer.json, or its folder.
+        texts: by name; each is read once.
+        parallel: the texts are translations of the first, document by document.
 
     Raises:
-        ConfigError: a text is given twice, or what else the arguments have wrong.
         DataError: a tokenizer or a text cannot be read, or texts that shall be parallel are not.
     """
-    tokenizer, content = read_tokenizer(parsed.tokenizer)
-    if len({*parsed.folder}) < len(parsed.folder):
-        raise ConfigError("the same text is named twice. Remove one.")
-    found: dict[str, Spelled] = {}
-    for path in parsed.folder:
-        source = SourceConfig(kind=parsed.kind, text_field=parsed.text_field, path=path)
-        config = PrepareConfig(out="", sources={path: source})
-        if problems := prepare_problems(config):
-            raise ConfigError("\n".join(problems))
-        found[path] = spell(tokenizer, _unknown_id(tokenizer, content["model"]), texts_of(config))
+    tokenizer, content = read_tokenizer(tokenizer_file)
+    unknown = _unknown_id(tokenizer, content["model"])
+    found = {name: spell(tokenizer, unknown, each) for name, each in texts.items()}
     first, *others = found.items()
     for path, each in others:
-        if parsed.parallel and each.documents != first[1].documents:
+        if parallel and each.documents != first[1].documents:
             raise DataError(
                 f"{path}: {plural(each.documents, 'document')}, and {first[0]} has {first[1].documents:,}: not "
                 "parallel. Give translations document by document, or leave out --parallel."

@@ -1,4 +1,4 @@
-"""Pairs of texts to shards for objective.name=contrastive: python data_prep/pairs.py OUT FILE... --tokenizer FOLDER
+"""Pairs of texts to shards for objective.name=contrastive: `prepare` with a spec that has a section `pairs`.
 
 A row is a query, a text that answers it, and any number of texts that do not. It becomes one document, see
 objectives/contrastive.py, whose labels are a hash of each text and a teacher's score of it. What cannot be learnt from
@@ -7,41 +7,41 @@ is left out and counted. Queries are held out whole, by their hash: no query is 
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
-import math
 import shutil
-import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-if not __package__:  # run as a script: sys.path begins with this folder, the packages lie one above it
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-
 import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.clean.fields import as_score
-from data_prep.program import finish
+from data_prep.make_tokenizer import tokenizer_file
 from data_prep.read.tables import hub_rows
+from data_prep.report import Fingerprint, inputs_of, is_finished
 from data_prep.write.workspace import workspace
-from modernbert_train.cli.parser import Parser
 from modernbert_train.config.contrastive import SCORE_UNIT
-from modernbert_train.config.tools.prepare import SourceConfig
+from modernbert_train.config.tools.prepare import (
+    PairsConfig,
+    PairSourceConfig,
+    PairTextsConfig,
+    SourceConfig,
+    pairs_problems,
+)
 from modernbert_train.core.files import os_errors_as, values_as
 from modernbert_train.core.own_files import require_own_files
+from modernbert_train.core.read_json import read_json
 from modernbert_train.core.text import plural
 from modernbert_train.data.dataset_card import write_card
-from modernbert_train.data.tables import ENDS, read_rows
+from modernbert_train.data.tables import read_rows
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
 
 REPORT = "pairs_report.json"
-HUB = "hub:"  # before the name of a dataset of the hub
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _AT_ONCE = 1024  # examples that are tokenised together
 _SHARD_BYTES = 1 << 24
@@ -76,139 +76,95 @@ class Counts:
     same: int = 0  # rows left out: the query is its own positive
     duplicates: int = 0  # rows left out: there before
     contradictions: int = 0  # negatives left out: they are the query or its positive
-    more_negatives: int = 0  # left out beyond --most-negatives
+    more_negatives: int = 0  # left out beyond pairs.max_negatives
     repeated: int = 0  # texts that were there before in the same folder: no wrong answers to each other in a batch
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code (see modernbert_train/errors.py)."""
-    parsed = make_parser().parse_args(arguments)
-    return finish(lambda: prepare_pairs(parsed))
-
-
-def make_parser() -> Parser:
-    """The arguments of the command."""
-    parser = Parser(
-        prog="modernbert-train prepare-pairs", description="Pairs of texts to shards for objective.name=contrastive."
-    )
-    parser.add_argument("out", help="folder to be made: train, validation and tokenizer in it")
-    parser.add_argument("files", nargs="+", help=f".jsonl, .tsv, .csv or .parquet, or {HUB}NAME[:SUBSET[:SPLIT]]")
-    parser.add_argument("--tokenizer", required=True, help="folder of the model's tokenizer")
-    parser.add_argument("--query", default="query", help="column of the queries (query)")
-    parser.add_argument("--positive", default="positive", help="column of the texts that answer them (positive)")
-    parser.add_argument(
-        "--negatives", nargs="*", default=[], help="columns of texts that do not, each a text or a list of texts"
-    )
-    parser.add_argument(
-        "--scores",
-        nargs="+",
-        default=[],
-        metavar="COLUMN",
-        help="columns of a teacher's scores: of the positive, then of each of --negatives, as many as there are texts",
-    )
-    parser.add_argument("--score-range", nargs=2, type=float, metavar=("LOW", "HIGH"), help="the scores lie within")
-    parser.add_argument("--most-negatives", type=int, help="of a query (as many as there are columns)")
-    parser.add_argument("--query-prefix", default="", help="put before each query, its space included")
-    parser.add_argument("--document-prefix", default="", help="put before each other text")
-    parser.add_argument("--max-tokens", type=int, default=256, help="of a text, special tokens included (256)")
-    parser.add_argument("--query-max-tokens", type=int, help="of a query (as of others)")
-    parser.add_argument("--validation-share", type=float, default=0.01, help="of the queries, held out (0.01)")
-    return parser
-
-
-def prepare_pairs(asked: argparse.Namespace) -> str:
-    """Make the dataset; returns what was made, for a person to read.
+def prepare_pairs(config: PairsConfig, overwrite: bool = False) -> str:
+    """Make the dataset that a spec of pairs describes, or find that it is there already; as `prepare` does of text.
 
     Raises:
-        ConfigError: an argument cannot be, or `out` exists.
+        ConfigError: the spec is wrong, or `out` holds something else.
         DataError: a file or the tokenizer cannot be read, or nothing is left.
         StorageError: the disk refuses it.
     """
-    _require_arguments(asked)
-    out, tokenizer = Path(asked.out), Path(asked.tokenizer)
+    if problems := list(pairs_problems(config)):
+        raise ConfigError("\n".join(problems))
+    out, tokenizer = Path(config.out), Path(config.tokenizer.path)
     require_own_files(tokenizer)
     vocabulary, counts = read_vocabulary(tokenizer), Counts()
-    sides = 2 + (len(asked.negatives) if asked.most_negatives is None else asked.most_negatives)
-    rows = _kept((row for name in asked.files for row in _read(name, asked)), sides - 2, counts)
+    fingerprint = _fingerprint(config)
+    if is_finished(out, fingerprint, overwrite, REPORT):
+        return f"already complete, made from the same spec and files; --overwrite makes it again\n{describe(out)}"
+    texts = config.pairs
+    max_negatives = len(texts.negatives) if texts.max_negatives is None else texts.max_negatives
+    found = (row for name, source in config.sources.items() for row in _read(name, source, texts))
+    rows = _kept(found, max_negatives, counts)
     with workspace(out) as folder:
         (folder / "tokenizer").mkdir()
         for name in _TOKENIZER_FILES:
             if (tokenizer / name).is_file():
                 shutil.copyfile(tokenizer / name, folder / "tokenizer" / name)
-        longest = _write(rows, folder, vocabulary, sides, asked, counts)
-        report = {"arguments": {k: v for k, v in vars(asked).items() if k != "out"}, "longest": longest}
-        report["counts"] = asdict(counts)
+        longest = _write(rows, folder, vocabulary, 2 + max_negatives, config, counts)
+        report = {"fingerprint": fingerprint, "longest": longest, "counts": asdict(counts)}
         (folder / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    beside = "".join(f"{n:,} {key}\n" for key, n in asdict(counts).items() if n and key not in ("train", "validation"))
+    return describe(out)
+
+
+def _fingerprint(config: PairsConfig) -> Fingerprint:
+    spec = {key: value for key, value in asdict(config).items() if key != "out"}
+    files = [Path(source.path) for source in config.sources.values() if source.kind != "hub"]
+    return {"spec": spec, "inputs": inputs_of(files, [("tokenizer.path", tokenizer_file(config.tokenizer.path))])}
+
+
+def describe(out: Path) -> str:
+    """A finished dataset in a few lines for a person."""
+    report = read_json(out / REPORT)
+    counts = report["counts"]
+    others = "".join(f"{n:,} {key}\n" for key, n in counts.items() if n and key not in ("train", "validation"))
     return (
-        f"{out}: {counts.train:,} examples to train, {counts.validation:,} held out\n"
-        f"{beside}the longest has {longest:,} tokens: row_tokens must be at least that"
+        f"{out}: {counts['train']:,} examples to train, {counts['validation']:,} held out\n"
+        f"{others}the longest has {report['longest']:,} tokens: row_tokens must be at least that"
     )
 
 
-def _require_arguments(asked: argparse.Namespace) -> None:
-    if Path(asked.out).exists():
-        raise ConfigError(f"{asked.out}: exists already. Give another folder, or remove it.")
-    for name in asked.files:
-        if Path(name).suffix not in (*ENDS, ".parquet") and not name.startswith(HUB):
-            raise ConfigError(
-                f"{name}: of which kind is it? Name one of {', '.join((*ENDS, '.parquet'))}, or {HUB}NAME."
-            )
-    columns = [asked.query, asked.positive, *asked.negatives]
-    if len({*columns}) < len(columns):
-        raise ConfigError(f"--query, --positive and --negatives name {', '.join(columns)}. Name each column once.")
-    for option in ("max_tokens", "query_max_tokens"):
-        if (most := getattr(asked, option)) is not None and most < 3:
-            raise ConfigError(f"--{option.replace('_', '-')}={most}: no room for [CLS], a token and [SEP]. Raise it.")
-    if asked.scores and len(asked.scores) != 1 + len(asked.negatives):
-        raise ConfigError(
-            f"--scores names {plural(len(asked.scores), 'column')}: name one for --positive and one for each of "
-            "--negatives."
-        )
-    if bool(asked.scores) != (asked.score_range is not None) or (asked.scores and not _is_range(*asked.score_range)):
-        raise ConfigError("--scores and --score-range go together, the lower end of the range first. Give both.")
-    if asked.most_negatives is not None and asked.most_negatives < bool(asked.negatives):
-        raise ConfigError(f"--most-negatives={asked.most_negatives}: leave out --negatives, or give at least 1.")
-    if not 0 <= asked.validation_share < 1:
-        raise ConfigError(f"--validation-share={asked.validation_share}: give 0 or more, and less than 1.")
-
-
-def _read(name: str, asked: argparse.Namespace) -> Iterator[Row]:
-    """The rows of a file, or of a dataset of the hub.
+def _read(name: str, source: PairSourceConfig, keys: PairTextsConfig) -> Iterator[Row]:
+    """The rows of a source.
 
     Raises:
         DataError: it cannot be read, or a row is damaged; names the place.
     """
-    columns, path = (asked.query, asked.positive), Path(name)
-    if name.startswith(HUB):
-        with values_as(DataError, name):
-            yield from _of_columns(_hub(name), columns, asked)
+    columns, path = (keys.query, keys.positive), Path(source.path)
+    if source.kind == "hub":
+        hub = SourceConfig(kind="hub", path=source.path, subset=source.subset, split=source.split)
+        with values_as(DataError, source.path):
+            yield from _of_columns(hub_rows(name, hub), columns, keys)
         return
     with os_errors_as(DataError, f"{path}: cannot be read", "Name a file of pairs."), values_as(DataError, str(path)):
-        if path.suffix == ".parquet":
-            yield from _parquet(path, columns, asked)
+        if source.kind == "parquet":
+            yield from _parquet(path, columns, keys)
             return
-        for row in read_rows(path, columns, (*asked.negatives, *asked.scores), "--query, --positive and --negatives"):
-            yield _row(row.texts, row.values, f"line {row.line}", asked)
+        for row in read_rows(path, columns, (*keys.negatives, *keys.scores), "pairs.query, .positive and .negatives"):
+            yield _row(row.texts, row.values, f"line {row.line}", keys)
 
 
-def _row(texts: Sequence[str], cells: Sequence[Any], place: str, asked: argparse.Namespace) -> Row:
+def _row(texts: Sequence[str], cells: Sequence[Any], place: str, keys: PairTextsConfig) -> Row:
     """Of the columns of negatives, then of scores."""
-    number = len(asked.negatives)
-    if not asked.scores:
+    number = len(keys.negatives)
+    if not keys.scores:
         return Row(texts[0], texts[1], tuple(text for cell in cells for text in _texts(cell, place)))
-    (positive,) = _scores([None], cells[number], place, asked)
+    (positive,) = _scores([None], cells[number], place, keys)
     found: list[tuple[str, float]] = []
     for cell, scored in zip(cells[:number], cells[number + 1 :], strict=True):
         own = _listed(cell)
         _texts(own, place)
-        found += [each for each in zip(own, _scores(own, scored, place, asked), strict=True) if (each[0] or "").strip()]
+        found += [each for each in zip(own, _scores(own, scored, place, keys), strict=True) if (each[0] or "").strip()]
     return Row(texts[0], texts[1], tuple(text for text, _ in found), (positive, *(score for _, score in found)))
 
 
-def _scores(texts: Sequence[Any], cell: Any, place: str, asked: argparse.Namespace) -> list[float]:
+def _scores(texts: Sequence[Any], cell: Any, place: str, keys: PairTextsConfig) -> list[float]:
     """The scores of a cell as shares of their range, as many as there are texts."""
-    found, (low, high) = _listed(cell), asked.score_range
+    found, (low, high) = _listed(cell), keys.score_range
     scores = [score for each in found if (score := as_score(each)) is not None]
     if len(scores) < len(found):
         raise ValueError(f"{place}: {found} is no score. Give numbers.")
@@ -217,7 +173,9 @@ def _scores(texts: Sequence[Any], cell: Any, place: str, asked: argparse.Namespa
             f"{place}: {plural(len(texts), 'text')}, and {plural(len(scores), 'score')}. Give one for each."
         )
     if wrong := [score for score in scores if not low <= score <= high]:
-        raise ValueError(f"{place}: score {wrong[0]:g} lies outside --score-range {low:g} {high:g}. Correct either.")
+        raise ValueError(
+            f"{place}: score {wrong[0]:g} lies outside pairs.score_range, {low:g} to {high:g}. Correct one."
+        )
     return [(score - low) / (high - low) for score in scores]
 
 
@@ -225,32 +183,23 @@ def _listed(cell: Any) -> list[Any]:
     return cell if isinstance(cell, list) else [] if cell is None else [cell]
 
 
-def _is_range(low: float, high: float) -> bool:
-    return low < high and high - low < math.inf
-
-
-def _hub(name: str) -> Iterator[dict[str, Any]]:
-    path, subset, split = [*name.removeprefix(HUB).split(":", 2), "", ""][:3]
-    return hub_rows("pairs", SourceConfig(kind="hub", path=path, subset=subset or None, split=split or None))
-
-
-def _of_columns(rows: Iterable[dict[str, Any]], columns: Sequence[str], asked: argparse.Namespace) -> Iterator[Row]:
-    others = (*asked.negatives, *asked.scores)
+def _of_columns(rows: Iterable[dict[str, Any]], columns: Sequence[str], keys: PairTextsConfig) -> Iterator[Row]:
+    others = (*keys.negatives, *keys.scores)
     for number, row in enumerate(rows, start=1):
         if missing := [column for column in (*columns, *others) if column not in row]:
             raise ValueError(f"has no column {missing[0]}; it has {', '.join(row)}. Name others.")
         texts = [[*_texts(row[column], f"row {number}"), ""][0] for column in columns]
-        yield _row(texts, [row[column] for column in others], f"row {number}", asked)
+        yield _row(texts, [row[column] for column in others], f"row {number}", keys)
 
 
-def _parquet(path: Path, columns: Sequence[str], asked: argparse.Namespace) -> Iterator[Row]:
+def _parquet(path: Path, columns: Sequence[str], keys: PairTextsConfig) -> Iterator[Row]:
     import pyarrow.parquet
 
-    wanted = {*columns, *asked.negatives, *asked.scores}
+    wanted = {*columns, *keys.negatives, *keys.scores}
     with pyarrow.parquet.ParquetFile(path) as table:
         own = [name for name in table.schema_arrow.names if name in wanted] or None  # none: the first row is refused
         batches = table.iter_batches(_AT_ONCE, columns=own, use_threads=False)
-        yield from _of_columns((row for batch in batches for row in batch.to_pylist()), columns, asked)
+        yield from _of_columns((row for batch in batches for row in batch.to_pylist()), columns, keys)
 
 
 def _texts(value: Any, place: str) -> list[str]:
@@ -289,7 +238,7 @@ def text_hash(text: str) -> int:
 
 
 def _write(
-    rows: Iterator[Row], folder: Path, vocabulary: Vocabulary, sides: int, asked: argparse.Namespace, counts: Counts
+    rows: Iterator[Row], folder: Path, vocabulary: Vocabulary, sides: int, config: PairsConfig, counts: Counts
 ) -> int:
     """Write both folders; returns the tokens of the longest document, special ones included."""
     from modernbert_train.data.shard_writer import ShardWriter  # imports streaming, which takes seconds
@@ -297,8 +246,8 @@ def _write(
     writers: dict[str, ShardWriter] = {}
     lengths: dict[str, array[int]] = {}
     known: dict[str, array[int]] = {}  # hashes
-    longest, held_out = 0, asked.validation_share * (1 << _HASH_BITS)
-    for row, parts in _tokenised(rows, folder / "tokenizer" / "tokenizer.json", vocabulary, asked, counts):
+    longest, held_out = 0, config.validation_share * (1 << _HASH_BITS)
+    for row, parts in _tokenised(rows, folder / "tokenizer" / "tokenizer.json", vocabulary, config.pairs, counts):
         split = "validation" if text_hash(row.query) < held_out else "train"
         if split not in writers:
             writers[split] = ShardWriter(folder / split, vocabulary.num_entries, vocabulary.sha256, _SHARD_BYTES)
@@ -314,11 +263,11 @@ def _write(
         longest = max(longest, len(ids) + 2)
         setattr(counts, split, getattr(counts, split) + 1)
     if not counts.train:
-        raise DataError(f"{', '.join(asked.files)}: no row is left to train on ({asdict(counts)}). Give others.")
+        raise DataError(f"sources: no row is left to train on ({asdict(counts)}). Give others.")
     counts.repeated = sum(len(each) - len(np.unique(np.frombuffer(each, np.int64))) for each in known.values())
     for split, writer in writers.items():
         sample = _even_sample(np.sort(np.frombuffer(lengths[split], np.uint32)))
-        scored = bool(asked.scores)
+        scored = bool(config.pairs.scores)
         card = replace(writer.finish(), sides=sides, longest=longest, text_lengths=sample, scored=scored)
         write_card(folder / split, card)
     return longest
@@ -331,7 +280,7 @@ def _even_sample(ascending: NDArray[np.uint32]) -> list[int]:
 
 
 def _tokenised(
-    rows: Iterator[Row], tokenizer_json: Path, vocabulary: Vocabulary, asked: argparse.Namespace, counts: Counts
+    rows: Iterator[Row], tokenizer_json: Path, vocabulary: Vocabulary, keys: PairTextsConfig, counts: Counts
 ) -> Iterator[tuple[Row, list[list[int]]]]:
     """Token ids of the texts of each row, cut; a row with a text of no token is left out."""
     from itertools import islice
@@ -342,16 +291,16 @@ def _tokenised(
     tokenizer.encode_special_tokens = True  # written out in a text, they are spelled like any other characters
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    most = asked.max_tokens - 2
-    most_of_query = (asked.query_max_tokens or asked.max_tokens) - 2
+    most = keys.max_tokens - 2
+    most_of_query = (keys.query_max_tokens or keys.max_tokens) - 2
     special = {vocabulary.sep_id, vocabulary.cls_id}
     while some := list(islice(rows, _AT_ONCE)):
         texts = [
             prefix + text
             for row in some
             for prefix, text in [
-                (asked.query_prefix, row.query),
-                *((asked.document_prefix, text) for text in (row.positive, *row.negatives)),
+                (keys.query_prefix, row.query),
+                *((keys.document_prefix, text) for text in (row.positive, *row.negatives)),
             ]
         ]
         encoded = iter(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
@@ -365,7 +314,3 @@ def _tokenised(
                 continue
             counts.truncated += sum(len(part) < len(ids) for part, ids in zip(parts, whole, strict=True))
             yield row, parts
-
-
-if __name__ == "__main__":
-    sys.exit(main())

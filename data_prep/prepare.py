@@ -1,4 +1,4 @@
-"""Text on disk to tokenised MDS shards: python data_prep/prepare.py spec.yaml [a.b=c ...] [--overwrite] [--part i/n]
+"""Text on disk, or pairs of texts, to tokenised MDS shards: prepare SPEC.yaml [a.b=c ...] [--overwrite] [--part i/n]
 
 The corpus is cut into tasks, which any number of processes and machines may do (see tasks/stages.py). What is done is
 kept beside the dataset's place, in <out>.work, until the dataset is complete: after a kill the same command continues,
@@ -21,7 +21,7 @@ from data_prep.program import finish
 from data_prep.write.workspace import LOCK, Part, claimed
 from modernbert_train.cli.parser import Parser
 from modernbert_train.config.load import load_typed
-from modernbert_train.config.tools.prepare import PrepareConfig, prepare_problems
+from modernbert_train.config.tools.prepare import PairsConfig, PrepareConfig, is_of_pairs, prepare_problems
 from modernbert_train.core.files import lock
 from modernbert_train.core.version import __version__
 from modernbert_train.errors import ConfigError, DataError, RunError
@@ -38,12 +38,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = make_parser().parse_args(arguments)
     files = [word for word in parsed.spec if "=" not in word]
     overrides = [word for word in parsed.spec if "=" in word]
-    return finish(lambda: prepare(load_typed(PrepareConfig, files, overrides), parsed.overwrite, parsed.part))
+    return finish(lambda: _prepare(files, overrides, parsed.overwrite, parsed.part))
+
+
+def _prepare(files: Sequence[str], overrides: Sequence[str], overwrite: bool, part: Part) -> str:
+    if not is_of_pairs(files, overrides):
+        return prepare(load_typed(PrepareConfig, files, overrides), overwrite, part)
+    if part != (1, 1):
+        raise ConfigError(f"--part {part[0]}/{part[1]}: pairs are prepared by one process. Leave it out.")
+    from data_prep.pairs import prepare_pairs
+
+    return prepare_pairs(load_typed(PairsConfig, files, overrides), overwrite)
 
 
 def make_parser() -> Parser:
     """The arguments of the command."""
-    parser = Parser(prog="modernbert-train prepare", description="Text on disk to tokenised MDS shards.")
+    parser = Parser(prog="modernbert-train prepare", description="Text or pairs of texts to tokenised shards.")
     parser.add_argument("spec", nargs="+", metavar="SPEC [KEY=VALUE]", help="YAML files and overrides; later ones win")
     parser.add_argument("--overwrite", action="store_true", help="replace a dataset of another spec in `out`")
     parser.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help="machine I of N with a shared disk")

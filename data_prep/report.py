@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +62,24 @@ def fingerprint(config: PrepareConfig) -> Fingerprint:
     for name, source in config.decontaminate.items():
         with set_named(name):
             files += source_files(name, source)
+    return {"spec": spec, "inputs": inputs_of(files, _named_files(config))}
+
+
+def inputs_of(files: Sequence[Path], hashed: Iterable[tuple[str, Path]]) -> dict[str, Any]:
+    """Digest names, sizes and times of files, and the content of those of `hashed`, which have the keys that name them.
+
+    Raises:
+        DataError: a file of `hashed` cannot be read.
+    """
     digest, total = hashlib.sha256(), 0
     for file in files:
         size, time = file_state(file)
         total += max(size, 0)
         digest.update(f"{file}\0{size}\0{time}\0".encode("utf-8", "surrogateescape"))
-    for key, path in _named_files(config):
+    for key, path in hashed:
         with os_errors_as(DataError, f"{key}={path}: cannot be read", "Correct the path."):
             digest.update(file_sha256(path).encode())
-    return {"spec": spec, "inputs": {"files": len(files), "bytes": total, "digest": digest.hexdigest()[:16]}}
+    return {"files": len(files), "bytes": total, "digest": digest.hexdigest()[:16]}
 
 
 def changes(there: Fingerprint, here: Fingerprint) -> str:
@@ -81,8 +90,8 @@ def changes(there: Fingerprint, here: Fingerprint) -> str:
     )
 
 
-def is_finished(out: Path, asked: Fingerprint, overwrite: bool) -> bool:
-    """Whether `out` holds the dataset that is asked for, so that nothing is left to do.
+def is_finished(out: Path, asked: Fingerprint, overwrite: bool, report: str = REPORT) -> bool:
+    """Whether `out` holds the dataset that is asked for, by the report of this name, so that nothing is left to do.
 
     Raises:
         ConfigError: `out` holds another dataset and may not be overwritten, or something that is no dataset.
@@ -90,14 +99,14 @@ def is_finished(out: Path, asked: Fingerprint, overwrite: bool) -> bool:
     """
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
-    if not (out / REPORT).is_file():
+    if not (out / report).is_file():
         raise ConfigError(
             f"out={out}: exists and is not a dataset of `prepare`, so it is not touched. Give another "
             "folder with out=..., or remove it yourself."
         )
     if overwrite:
         return False
-    if differences := changed_since(out / REPORT, asked):
+    if differences := changed_since(out / report, asked):
         raise ConfigError(
             f"out={out}: holds a dataset of another spec or of other files ({differences}). Replace it with "
             "--overwrite, or give another folder with out=..."

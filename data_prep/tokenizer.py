@@ -1,24 +1,24 @@
-"""A tokenizer of its own, to be named by several specs.
+"""A tokenizer of its own, to be named by several specs; and the tokens that one makes of texts.
 
-python data_prep/tokenizer.py train OUT FILE_OR_FOLDER... --entries 50368 --spare 83
-python data_prep/tokenizer.py adapt OUT TOKENIZER --extend
-python data_prep/tokenizer.py trim OUT TOKENIZER FILE_OR_FOLDER... --entries 16384
+tokenizer train OUT FILE_OR_FOLDER... --entries 50368 --spare 83
+tokenizer adapt OUT TOKENIZER --extend
+tokenizer trim OUT TOKENIZER FILE_OR_FOLDER... --entries 16384
+tokenizer fertility TOKENIZER FILE_OR_FOLDER... --parallel
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-if not __package__:  # run as a script: sys.path begins with this folder, the packages lie one above it
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-
 from data_prep.clean.documents import Kept, Tally, examine
 from data_prep.clean.filters import make_screen
 from data_prep.clean.losses import losses
+from data_prep.fertility import as_json, fertility, fertility_table
 from data_prep.make_tokenizer import (
     adapt_tokenizer,
     num_entries,
@@ -41,14 +41,14 @@ from modernbert_train.vocabulary import CONVENTION
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code (see modernbert_train/errors.py)."""
     parsed = make_parser().parse_args(arguments)
-    return finish(lambda: _make_folder(parsed))
+    return finish(lambda: _fertility(parsed) if parsed.command == "fertility" else _make_folder(parsed))
 
 
 def make_parser() -> Parser:
     """The arguments of the command."""
     parser = Parser(
         prog="modernbert-train tokenizer",
-        description="Train a tokenizer, adapt an existing one, or trim its vocabulary.",
+        description="Train a tokenizer, adapt an existing one, trim its vocabulary, or count its tokens in texts.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train", help="a byte-level BPE trained on text, as the paper's")
@@ -68,16 +68,17 @@ def make_parser() -> Parser:
     trim.add_argument("tokenizer", help="folder of a tokenizer that `train` or `adapt` made, or of a run's data")
     with_texts(trim)
     trim.add_argument("--entries", type=int, required=True, help="all included; multiples of 64 are faster")
+    count = commands.add_parser("fertility", help="tokens a word, a character and a byte of texts, each a row")
+    count.add_argument("tokenizer", help="tokenizer.json, or its folder")
+    with_texts(count)
+    count.add_argument("--parallel", action="store_true", help="the texts translate the first: their parity too")
+    count.add_argument("--json", action="store_true", help="as JSON, one object for each text by name")
     return parser
 
 
 def with_texts(command: argparse.ArgumentParser) -> None:
+    """Add the arguments that name texts, and where in a file they are."""
     command.add_argument("text", nargs="+", help="files, folders or patterns")
-    how_to_read(command)
-
-
-def how_to_read(command: argparse.ArgumentParser) -> None:
-    """The arguments that say where in a file the texts are."""
     command.add_argument("--kind", default="text", choices=("text", "jsonl", "parquet", "csv"), help="of the files")
     command.add_argument("--text-field", help="key or column that holds the text")
 
@@ -115,6 +116,22 @@ def _make_folder(parsed: argparse.Namespace) -> str:
     with workspace(out) as folder:
         save_tokenizer(tokenizer, folder, roles)
     return f"{out}: {num_entries(tokenizer)} entries{said}"
+
+
+def _fertility(parsed: argparse.Namespace) -> str:
+    if len({*parsed.text}) < len(parsed.text):
+        raise ConfigError("the same text is named twice. Remove one.")
+    texts: dict[str, Iterator[str]] = {}
+    for path in parsed.text:
+        source = SourceConfig(kind=parsed.kind, text_field=parsed.text_field, path=path)
+        config = PrepareConfig(out="", sources={path: source})
+        if problems := prepare_problems(config):
+            raise ConfigError("\n".join(problems))
+        texts[path] = texts_of(config)
+    found = fertility(parsed.tokenizer, texts, parallel=parsed.parallel)
+    if parsed.json:
+        return json.dumps(as_json(found, parsed.parallel), indent=2)
+    return fertility_table(found, parsed.parallel)
 
 
 def texts_of(config: PrepareConfig) -> Iterator[str]:

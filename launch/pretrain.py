@@ -1,9 +1,9 @@
-"""`modernbert-train pretrain TEXT... --hours 8`: from text to a model that is measured, exported and reported.
+"""From text to a model that is measured, exported and reported: pretrain TEXT... --hours 8, or --preset quickstart
 
 It looks at the text, chooses a recipe by published rules, writes it as OUT/data.yaml and OUT/run.yaml, and then runs
 the verbs that a person would run by hand, each printed first. Its state is in those files and in what the verbs leave:
 killed anywhere, the same command continues. The YAMLs may be changed; a changed one is used as it is, and never
-overwritten.
+overwritten. The preset has text and YAML files of its own: the source of Python's standard library, and a small model.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import json
 import re
+import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -20,25 +21,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from data_prep.report import fingerprint  # noqa: E402
-from data_prep.sample import TextSample, look_at_text, shown, size_text  # noqa: E402
-from launch.budget import LEAST_HELD_OUT, MOST_HELD_OUT, Chosen, Device, choose, device_of, held_out_share  # noqa: E402
-from launch.stages import TYPED, run_stages, text_to_model  # noqa: E402
-from modernbert_train.cli.parser import Parser, positive, token_count  # noqa: E402
-from modernbert_train.clock import Clock  # noqa: E402
-from modernbert_train.config.check import check  # noqa: E402
-from modernbert_train.config.load import load_run, load_typed  # noqa: E402
-from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, TokenizerConfig  # noqa: E402
-from modernbert_train.core.files import os_errors_as, write_whole  # noqa: E402
-from modernbert_train.core.lasting_output import lasting_output  # noqa: E402
-from modernbert_train.core.read_json import read_lines  # noqa: E402
-from modernbert_train.core.text import duration, number_in, plural, table, tokens_text  # noqa: E402
-from modernbert_train.distributed.gpus import shown_gpus  # noqa: E402
-from modernbert_train.errors import (  # noqa: E402
+from data_prep.report import fingerprint
+from data_prep.sample import TextSample, look_at_text, shown, size_text
+from launch.budget import LEAST_HELD_OUT, MOST_HELD_OUT, Chosen, Device, choose, device_of, held_out_share
+from launch.stages import PROGRAM, TYPED, Stage, run_stages, text_to_model
+from modernbert_train.cli.arguments import read_run
+from modernbert_train.cli.parser import Parser, positive, token_count
+from modernbert_train.clock import Clock
+from modernbert_train.config.check import check
+from modernbert_train.config.load import load_run, load_typed
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, TokenizerConfig
+from modernbert_train.core.files import os_errors_as, write_whole
+from modernbert_train.core.installed import YAMLS
+from modernbert_train.core.lasting_output import lasting_output
+from modernbert_train.core.read_json import read_lines
+from modernbert_train.core.text import duration, number_in, plural, table, tokens_text
+from modernbert_train.distributed.gpus import shown_gpus
+from modernbert_train.errors import (
     ConfigError,
     DataError,
     StoppedEarly,
@@ -46,17 +46,20 @@ from modernbert_train.errors import (  # noqa: E402
     exit_code_of,
     interrupts_as,
 )
-from modernbert_train.plan.answer import answer  # noqa: E402
-from modernbert_train.plan.expected_loss import expect, is_ruled  # noqa: E402
-from modernbert_train.plan.make import make_plan  # noqa: E402
-from modernbert_train.plan.parameters import count_parameters  # noqa: E402
-from modernbert_train.plan.recipe import MOST_PASSES, SIZES, Asked, run_yaml  # noqa: E402
+from modernbert_train.plan.answer import answer
+from modernbert_train.plan.expected_loss import expect, is_ruled
+from modernbert_train.plan.make import make_plan
+from modernbert_train.plan.parameters import count_parameters
+from modernbert_train.plan.recipe import MOST_PASSES, SIZES, Asked, run_yaml
 
 LEAST_DOCUMENTS = 20
 TOKENIZER_BYTES = 2e9  # of text that a tokenizer is trained on, at most
 _LINE = "# pretrain: "
 _MOST_DAMAGED = 0.2  # of the sampled documents: beyond it the text is not what its user thinks
 _SCRIPT_SHARE = 0.05  # of a script that is named
+_OF_TEXT = ("tokens", "tokenizer", "gpus", "out", "name", "yes", "dry_run")  # options that no preset takes
+_TINY_DATA = ["out=data/quickstart-tiny", "tokenizer.vocab_size=2048"]
+_ASKED = ("    def __init__([MASK], name):", "    except [MASK] as error:", "The default value is [MASK].")
 
 
 @dataclass(frozen=True)
@@ -101,10 +104,14 @@ class Place:
 def make_parser() -> Parser:
     """The arguments of the command."""
     parser = Parser(prog="modernbert-train pretrain", description=__doc__)
-    parser.add_argument("text", nargs="+", metavar="TEXT", help="files or folders of text")
+    words = "files or folders of text; with --preset instead KEY=VALUE, keys of its run"
+    parser.add_argument("text", nargs="*", metavar="TEXT", help=words)
     much = parser.add_mutually_exclusive_group(required=True)
     much.add_argument("--hours", type=_hours, metavar="H", help="train about so long; the size follows")
     much.add_argument("--size", choices=SIZES, help="of the model; base and large are the published recipes")
+    words = "the source of Python's standard library to a small model, in five to seven minutes on 2 cores"
+    much.add_argument("--preset", choices=("quickstart",), help=words)
+    parser.add_argument("--tiny", action="store_true", help="of the quickstart: a smaller model, in a minute")
     words = "to train on, such as 300M or 2B, with --size; default: 20 a parameter, at most 4 passes over the text"
     parser.add_argument("--tokens", type=token_count, metavar="N", help=words)
     words = "one that exists, its file or folder, used with its ids; default: one is trained on the text"
@@ -127,15 +134,46 @@ def _hours(text: str) -> float:
 @lasting_output()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code (see docs/faults.md)."""
-    options = make_parser().parse_args(arguments)
-    if options.tokens is not None and options.size is None:
-        make_parser().error("--tokens is of --size: hours say how many there are time for.")
+    parser = make_parser()
+    options = parser.parse_intermixed_args(arguments)
+    if (wrong := _wrong_words(options)) is not None:
+        parser.error(wrong)
 
     def interruptible() -> int:
         with interrupts_as("stopped; nothing has been trained yet."):
-            return _pretrain(options)
+            return _pretrain(options) if options.preset is None else _quickstart(options)
 
     return exit_code_of(interruptible)
+
+
+def _wrong_words(options: argparse.Namespace) -> str | None:
+    """The error for words that do not go together, if any."""
+    if options.preset is not None:
+        more = [f"--{key.replace('_', '-')}" for key in _OF_TEXT if getattr(options, key)]
+        if wrong := [*(word for word in options.text if "=" not in word), *more]:
+            return f"--preset {options.preset} has its own text and settings. Leave out {' '.join(wrong)}."
+    elif not options.text:
+        return "TEXT is missing: name files or folders of text, or --preset quickstart."
+    elif options.tiny:
+        return "--tiny is of --preset quickstart. Add it, or give --size tiny."
+    elif options.tokens is not None and options.size is None:
+        return "--tokens is of --size: hours say how many there are time for."
+    return None
+
+
+def _quickstart(options: argparse.Namespace) -> int:
+    name, more = ("quickstart-tiny", _TINY_DATA) if options.tiny else ("quickstart", [])
+    here = YAMLS.is_relative_to(Path.cwd())
+    folder = YAMLS.relative_to(Path.cwd()) if here else YAMLS  # as a person types it
+    run = [str(folder / f"{name}.yaml"), *options.text]
+    config = read_run(run)
+    takes = f"{'half a minute' if options.tiny else 'five to seven minutes'} on 2 cores, less on more"
+    stages = text_to_model([str(folder / "data/quickstart.yaml"), *more], run, takes=takes)
+    stages.append(Stage("asking the model", [*PROGRAM, "fill", f"{config.folder}/hf", *_ASKED]))
+    further = [f"train {run[0] if here else f'{name}.yaml'} name=slower optim.lr=1e-3"]
+    further += ["init data own_text > own_text.yaml     # your own text: edit the paths, then", "prepare own_text.yaml"]
+    copied = [] if here else [f"init run {name} > {name}.yaml"]
+    return _run(stages, config, "for key, value in data.[MASK]():", [*copied, *further])
 
 
 def _pretrain(options: argparse.Namespace) -> int:
@@ -160,12 +198,9 @@ def _pretrain(options: argparse.Namespace) -> int:
         return 0
     if not options.yes:
         _ask()
-    began = time.monotonic()
-    stages = text_to_model([str(place.data_yaml)], [str(place.run_yaml)], Path.cwd(), ranks=max(1, device.gpus))
-    code = run_stages(stages, Path.cwd())
-    if code == 0:
-        print(_summary(place, time.monotonic() - began))
-    return code
+    stages = text_to_model([str(place.data_yaml)], [str(place.run_yaml)], ranks=max(1, device.gpus))
+    again = f"train {place.run_yaml} name=slower optim.lr=1e-3"
+    return _run(stages, load_run([place.run_yaml]), "some text with a [MASK]", [again])
 
 
 def _place(options: argparse.Namespace) -> Place:
@@ -401,20 +436,34 @@ def _ask() -> None:
         raise StoppedEarly("nothing was run; the same command asks again.")
 
 
-def _summary(place: Place, seconds: float) -> str:
-    entries, _ = read_lines(place.run / "metrics.jsonl")
-    validations = [entry for entry in entries if entry.get("kind") == "validation"]
-    rows = [("this call took", duration(seconds))]
-    if validations:
+def _run(stages: Sequence[Stage], config: RunConfig, asked: str, further: Sequence[str]) -> int:
+    """Run the stages, then print the outcome, a text to ask the model and further verbs; returns the exit code."""
+    began = time.monotonic()
+    code = run_stages(stages)
+    if code == 0:
+        print(f"\nDone.\n{table(list(_outcome(config, time.monotonic() - began)), indent=2)}\n\nNext:")
+        print(f"  open {config.folder}/report.html in a browser")
+        print(*(f"  {TYPED} {words}" for words in [f'fill {config.folder}/hf "{asked}"', *further]), sep="\n")
+    return code
+
+
+def _outcome(config: RunConfig, seconds: float) -> Iterator[tuple[str, str]]:
+    """What a finished run came to."""
+    entries, _ = read_lines(Path(config.folder) / "metrics.jsonl")
+    steps = [entry for entry in entries if entry.get("kind") == "step"]
+    last_loss = statistics.mean(step["loss"] for step in steps[-20:])
+    yield "tokens trained on", f"{steps[-1]['tokens']:,} in {steps[-1]['step']} steps"
+    yield "training loss", f"{steps[0]['loss']:.2f} -> {last_loss:.2f} ({config.objective.summary})"
+    if validations := [entry for entry in entries if entry.get("kind") == "validation"]:
         last = validations[-1]
-        rows.insert(0, ("held-out loss", f"{last['loss']:.2f} nats, unigram {last['unigram_loss']:.2f}"))
-        rows.insert(1, ("held-out accuracy", f"{last['accuracy']:.1%}, unigram {last['unigram_accuracy']:.1%}"))
-    model = place.run / "hf"
-    rows += [("model", f"{model}  (AutoModelForMaskedLM.from_pretrained)"), ("report", f"{place.run}/report.html")]
-    return (
-        f'\nDone.\n{table(rows, indent=2)}\n\nNext:\n  {TYPED} fill {model} "some text with a [MASK]"\n'
-        f"  {TYPED} train {place.run_yaml} name=slower optim.lr=1e-3"
-    )
+        gain = last["unigram_loss"] - last["loss"]
+        yield "held-out loss", f"{last['loss']:.2f} nats, unigram {last['unigram_loss']:.2f}"
+        yield "better by" if gain >= 0 else "worse by", f"{abs(gain):.2f} nats"
+        yield "held-out accuracy", f"{last['accuracy']:.1%}, unigram {last['unigram_accuracy']:.1%}"
+    yield "speed", f"{statistics.median(step['tokens_per_second'] for step in steps):,.0f} tokens/s"
+    yield "this call took", duration(seconds)
+    yield "model", f"{config.folder}/hf  (AutoModelForMaskedLM.from_pretrained)"
+    yield "metrics", f"{config.folder}/metrics.jsonl"
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """One YAML to a laptop, a node or a cluster: checked first, then started where it is to run.
 
-    python launch/run.py yamls/quickstart.yaml                         this machine: one process per GPU, or one
-    python launch/run.py yamls/quickstart.yaml --ranks 2               two processes
-    python launch/run.py RUN.yaml --nodes 2 --rendezvous node-1:29500  the same command on two machines
-    srun --ntasks-per-node=1 python launch/run.py RUN.yaml             in a Slurm job, on all its machines
-    python launch/run.py RUN.yaml --on slurm --submit                  a job file from the same YAML, submitted
+    modernbert-train launch yamls/quickstart.yaml                         this machine: one process per GPU, or one
+    modernbert-train launch yamls/quickstart.yaml --ranks 2               two processes
+    modernbert-train launch RUN.yaml --nodes 2 --rendezvous node-1:29500  the same command on two machines
+    srun --ntasks-per-node=1 modernbert-train launch RUN.yaml             in a Slurm job, on all its machines
+    modernbert-train launch RUN.yaml --on slurm --submit                  a job file from the same YAML, submitted
 
 Without these words the YAML's `launch:` section decides; docs/clusters.md tells how. Where neither says how many, one
 machine takes as many of its GPUs as can share every global batch evenly, and says so if some stay idle. torch's elastic

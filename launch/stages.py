@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from modernbert_train.checkpoints.results import read_results
 from modernbert_train.cli.arguments import read_run
-from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.installed import CHECKOUT, PACKAGE
 from modernbert_train.distributed.many import start
 from modernbert_train.errors import RunError, StoppedEarly
@@ -41,15 +40,15 @@ class Stage(NamedTuple):
     done: Callable[[], bool] = lambda: False
 
 
-def run_stages(stages: Sequence[Stage], folder: Path) -> int:
-    """Run what is not done, in a folder; returns the exit code of a command that failed or was stopped, or 0."""
+def run_stages(stages: Sequence[Stage]) -> int:
+    """Run what is not done; returns the exit code of a command that failed or was stopped, or 0."""
     for number, stage in enumerate(stages, 1):
         head = f"[{number}/{len(stages)}] {stage.what}"
         if stage.done():
             print(f"\n{head}: done before", flush=True)
             continue
         print(f"\n{head}\n$ python {shlex.join(stage.command)}", flush=True)
-        code = _call([sys.executable, *stage.command], folder)
+        code = _call([sys.executable, *stage.command])
         if code == StoppedEarly.exit_code:
             print("stopped; the same command resumes from the checkpoint.", flush=True)
         if code < 0:
@@ -63,14 +62,14 @@ def run_stages(stages: Sequence[Stage], folder: Path) -> int:
     return 0
 
 
-def _call(command: Sequence[str], folder: Path) -> int:
+def _call(command: Sequence[str]) -> int:
     """Run a command and wait for it; it gets Ctrl-C from the terminal and SIGTERM from here, and decides how to end.
 
     If this process is killed it gets SIGTERM from the kernel, so that nothing trains on unseen.
     """
     path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"PYTHONPATH": path}
-    process = start(command, environment, signal.SIGTERM, own_session=False, cwd=folder)
+    process = start(command, environment, signal.SIGTERM, own_session=False)
     handlers = {
         signal.SIGINT: lambda number, frame: None,
         signal.SIGTERM: lambda number, frame: process.send_signal(number),
@@ -83,15 +82,12 @@ def _call(command: Sequence[str], folder: Path) -> int:
             signal.signal(number, handler)
 
 
-def text_to_model(
-    spec: Sequence[str], run: Sequence[str], home: Path, *, ranks: int = 1, takes: str = ""
-) -> list[Stage]:
+def text_to_model(spec: Sequence[str], run: Sequence[str], *, ranks: int = 1, takes: str = "") -> list[Stage]:
     """The verbs from text on disk to a model that is measured and exported, with its report.
 
     Args:
         spec: YAML files and overrides of the data.
         run: YAML files and overrides of the run.
-        home: folder in which they run.
         ranks: GPUs that train.
         takes: how long training takes, in words.
     """
@@ -100,39 +96,38 @@ def text_to_model(
     return [
         Stage("text to tokens", [*PROGRAM, "prepare", *spec]),
         Stage("checking the run", [*PROGRAM, "check", *run, *several]),
-        Stage(f"training{takes and f': {takes}'}", train, lambda: _is_trained(run, home)),
-        Stage("measuring on held-out text", [*PROGRAM, "eval", *run], lambda: _is_measured(run, home)),
-        Stage("exporting for transformers", [*PROGRAM, "export", *run], lambda: _is_exported(run, home)),
+        Stage(f"training{takes and f': {takes}'}", train, lambda: _is_trained(run)),
+        Stage("measuring on held-out text", [*PROGRAM, "eval", *run], lambda: _is_measured(run)),
+        Stage("exporting for transformers", [*PROGRAM, "export", *run], lambda: _is_exported(run)),
         Stage("drawing the report", [*PROGRAM, "report", *run]),
     ]
 
 
-def _folder(run: Sequence[str], home: Path) -> tuple[RunConfig, Path]:
-    config = read_run([str(home / word) if "=" not in word else word for word in run])
-    return config, home / config.folder
+def _folder(run: Sequence[str]) -> Path:
+    return Path(read_run([*run]).folder)
 
 
-def _is_trained(run: Sequence[str], home: Path) -> bool:
+def _is_trained(run: Sequence[str]) -> bool:
     """Whether the run has seen all of its tokens, also those that its YAML asks for by now."""
-    config, folder = _folder(run, home)
+    folder = _folder(run)
     if not (folder / "config.yaml").is_file() or not (folder / "metrics.jsonl").is_file():
         return False
     state = read_run_state(folder, time.time())
-    return state.state == "finished" and state.tokens >= config.total_tokens
+    return state.state == "finished" and state.tokens >= read_run([*run]).total_tokens
 
 
 def _newest(folder: Path) -> Path | None:
     return max((folder / "checkpoints").glob("step-????????"), default=None)
 
 
-def _is_measured(run: Sequence[str], home: Path) -> bool:
-    _, folder = _folder(run, home)
+def _is_measured(run: Sequence[str]) -> bool:
+    folder = _folder(run)
     newest = _newest(folder)
     return newest is not None and any(result.checkpoint == newest.name for result in read_results(folder))
 
 
-def _is_exported(run: Sequence[str], home: Path) -> bool:
+def _is_exported(run: Sequence[str]) -> bool:
     """Whether there is a model that is newer than the newest checkpoint; an export is whole or not there."""
-    _, folder = _folder(run, home)
+    folder = _folder(run)
     newest, model = _newest(folder), folder / "hf" / "model.safetensors"
     return newest is not None and model.is_file() and model.stat().st_mtime >= newest.stat().st_mtime

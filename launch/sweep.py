@@ -1,7 +1,7 @@
-"""Many runs from one YAML, and the best of them: python launch/sweep.py SWEEP.yaml [key=value ...]
+"""Many runs from one YAML, and the best of them: sweep SWEEP.yaml [key=value ...]
 
-    python launch/sweep.py yamls/sweeps/mask_rate.yaml                  # run it, or resume it
-    python launch/sweep.py yamls/sweeps/mask_rate.yaml --results        # table, importance, page, best YAML
+    modernbert-train sweep yamls/sweeps/mask_rate.yaml                  # run it, or resume it
+    modernbert-train sweep yamls/sweeps/mask_rate.yaml --results        # table, importance, page, best YAML
 
 Every such process is a worker; start as many as you like, on as many machines as share the folder and the storage,
 and stop them as you like. Trials that are stopped or lost resume from their checkpoints. docs/sweeps.md says more.
@@ -17,14 +17,10 @@ import importlib.util
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from modernbert_train.cli.parser import Parser  # noqa: E402
-from modernbert_train.config.load import load_typed  # noqa: E402
-from modernbert_train.config.tools.sweep import SweepConfig, sweep_problems  # noqa: E402
-from modernbert_train.errors import ConfigError, exit_code_of  # noqa: E402
+from modernbert_train.cli.parser import Parser
+from modernbert_train.config.load import load_typed
+from modernbert_train.config.tools.sweep import SweepConfig, sweep_problems
+from modernbert_train.errors import ConfigError, exit_code_of
 
 
 def main(arguments: list[str] | None = None) -> int:

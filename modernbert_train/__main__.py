@@ -20,7 +20,7 @@ if __name__ == "__main__":  # before the slower imports
 
 from modernbert_train.cli import parser
 from modernbert_train.cli.arguments import read_run
-from modernbert_train.cli.verbs import BY_NAME, help_page, make_parser, unknown_verb
+from modernbert_train.cli.verbs import BY_NAME, help_page, make_parser, replaced, unknown_verb
 from modernbert_train.core.installed import import_as_here
 from modernbert_train.core.lasting_output import lasting_output
 from modernbert_train.core.redact import redact
@@ -41,12 +41,13 @@ def program() -> NoReturn:
 
 
 def _program() -> NoReturn:
-    verb = BY_NAME.get((sys.argv[1:] or [""])[0])
+    words = replaced(sys.argv[1:])
+    verb = BY_NAME.get((words or [""])[0])
     if verb is not None and verb.is_program:  # as if it had been started itself, signals and all
-        os.execv(sys.executable, [sys.executable, "-m", verb.home, *sys.argv[2:]])
+        os.execv(sys.executable, [sys.executable, "-m", verb.home, *words[1:]])
     if not orphans.follow_launcher():
         scratch.use_for_temporary_files()
-    stop_signals.end(main())
+    stop_signals.end(main(words))
 
 
 @lasting_output()
@@ -55,6 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else [*arguments]
     if words[:1] == ["help"]:
         words = [*words[1:2], "--help"]
+    words = replaced(words)
     if not words or words[0] in ("--help", "-h"):
         print(help_page(), file=sys.stdout if words else sys.stderr)
         return 0 if words else parser.EXIT_CODE

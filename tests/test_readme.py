@@ -72,7 +72,7 @@ def run(command: str, folder: Path) -> str:
 @pytest.fixture(scope="module")
 def quickstart(copy: Path) -> str:
     """What the quickstart prints; its run is in the copy."""
-    return run("python launch/quickstart.py", copy)
+    return run("python -m modernbert_train pretrain --preset quickstart", copy)
 
 
 @pytest.mark.slow
@@ -81,7 +81,7 @@ def test_quickstart_goes_from_the_standard_library_to_a_model_that_transformers_
     copy: Path, quickstart: str
 ) -> None:
     """The first ten minutes of a newcomer, and everything that is promised to be there afterwards."""
-    assert "$(PYTHON_IN_VENV) launch/quickstart.py" in (ROOT / "Makefile").read_text()
+    assert "$(PYTHON_IN_VENV) -m modernbert_train pretrain --preset quickstart" in (ROOT / "Makefile").read_text()
     assert re.search("(better|worse) by", quickstart)
     assert quickstart.count("%   ") >= 12  # five fills for each of three texts
 
@@ -107,7 +107,7 @@ def test_quickstart_goes_from_the_standard_library_to_a_model_that_transformers_
     assert model.config.rope_parameters["full_attention"]["rope_theta"] == 160_000
     assert len(tokenizer) == model.config.vocab_size == 8192
 
-    again = run("python launch/quickstart.py", copy)
+    again = run("python -m modernbert_train pretrain --preset quickstart", copy)
     assert again.count("done before") == 3 and "already complete" in again  # training, measuring, exporting
 
 
@@ -115,7 +115,7 @@ def test_quickstart_goes_from_the_standard_library_to_a_model_that_transformers_
 @pytest.mark.timeout(600)
 def test_the_first_minute_is_a_model_that_has_learnt_something(copy: Path) -> None:
     """Nothing is made shorter: whoever tries `--tiny` first sees a loss below the unigram loss, or leaves."""
-    output = run("python launch/quickstart.py --tiny", copy)
+    output = run("python -m modernbert_train pretrain --preset quickstart --tiny", copy)
     assert "better by" in output and "training: half a minute" in output
     validations = [
         entry

@@ -48,3 +48,28 @@ def test_messages_are_in_the_words_of_the_field() -> None:
     files = [path for path in files if path.name not in REWRITTEN]
     said = {path: "\n\n".join(_texts(ast.parse(path.read_text(encoding="utf-8")))) for path in files}
     assert {str(path.relative_to(ROOT)): found for path in files if (found := strange(said[path]))} == {}
+
+
+TARGETS = "|".join(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+SCRIPT = re.compile(rf"\b(?:launch|data_prep|examples|benchmarks)/[\w/]+\.py(?! of AnswerDotAI)|\bmake (?:{TARGETS})\b")
+
+
+def scripts(text: str) -> list[str]:
+    return [found[0] for found in SCRIPT.finditer(text)]
+
+
+def test_nothing_that_is_installed_names_a_script_of_a_checkout() -> None:
+    """Who has the wheel has no `launch/run.py` and no Makefile: a remedy that names one is none. Job files do, which
+    start the program by its path in an image, so launch/render.py is left out."""
+    assert scripts("error: run `make venv`") and scripts("python launch/run.py RUN.yaml") and not scripts("make it")
+    files = [path for top in ("modernbert_train", "launch", "data_prep") for path in sorted((ROOT / top).rglob("*.py"))]
+    messages = {
+        str(path.relative_to(ROOT)): "\n".join(_texts(ast.parse(path.read_text(encoding="utf-8"))))
+        for path in files
+        if path != ROOT / "launch/render.py"
+    }
+    texts = [*(ROOT / "yamls").rglob("*.yaml"), *(ROOT / "launch/templates").iterdir(), ROOT / "docs/config.md"]
+    texts += (ROOT / "modernbert_train/config/tools/skeletons").rglob("*.*")
+    messages |= {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in texts}
+    messages |= {verb.name: make_parser(verb).format_help() for verb in VERBS}
+    assert {place: found for place, text in messages.items() if (found := scripts(text))} == {}

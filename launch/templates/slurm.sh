@@ -33,7 +33,7 @@ again() {
     exit 0
 }
 
-# 75: saved before the time limit, by launch/run.py's own clock: Slurm 22.05 signals a requeued job no second time.
+# 75: saved before the time limit, by the launcher's own clock: Slurm 22.05 signals a requeued job no second time.
 # 70, 124, 137: a process, a GPU or a machine was lost. Starts again without the machine that is blamed, $retries times in a
 # row. Any other failure stays: bad data (65) or a wrong configuration (78) would only fail again.
 case "$$code" in

@@ -316,7 +316,7 @@ def _seconds_since_a_sign(folder: Path) -> float:
 
 
 def _free_by_now(lock: IO[str]) -> bool:
-    """Once more after a moment: `runs` holds the lock of a run for a moment to see whether it trains."""
+    """Once more after a moment: a list of runs holds the lock of a run for a moment to see whether it trains."""
     time.sleep(0.1)
     return lock_now(lock)
 

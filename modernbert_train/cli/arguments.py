@@ -33,6 +33,11 @@ def with_licence(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--licence", "--license", metavar="ID", help=words)
 
 
+def is_run(folder: Path) -> bool:
+    """True if a folder has the configuration of a run."""
+    return (folder / CONFIG_YAML).is_file()
+
+
 def read_run(arguments: list[str]) -> RunConfig:
     """The configuration named on a command line: YAML files or one run folder, and overrides."""
     from modernbert_train.weights.named_model import read_config

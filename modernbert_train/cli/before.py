@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modernbert_train.cli.arguments import read_run, with_run
+from modernbert_train.cli.arguments import is_run, read_run, with_run
 from modernbert_train.cli.parser import Call, positive, token_count
 from modernbert_train.config.check import check as check_config
 from modernbert_train.config.schema import RunConfig
@@ -36,10 +36,13 @@ def starting_points(kind: str) -> dict[str, Path]:
 
 def init(parser: argparse.ArgumentParser) -> Call:
     """Arguments and call of `init`."""
-    parser.add_argument("kind", choices=[*STARTING_POINTS, "extension"], help="what for")
-    parser.add_argument("name", nargs="?", help="which; without it the names there are")
+    words = "kind of file; `from`: convert a file of another project; `extension`: write a package"
+    parser.add_argument("kind", choices=[*STARTING_POINTS, "from", "extension"], help=words)
+    words = "which one; without it the names there are; of `from`: a YAML of AnswerDotAI/ModernBERT, or a config.json"
+    parser.add_argument("name", nargs="?", help=words)
     parser.add_argument("package", nargs="?", help="of an extension: the name of the package that is written")
-    parser.add_argument("--out", type=Path, help="of an extension: the folder; default: its name, here")
+    words = "of `from`: the file to write; default: standard output. Of an extension: its folder; default: its name"
+    parser.add_argument("--out", type=Path, help=words)
     parser.add_argument("--size", choices=SIZES, help="of `run`: a run of this size, with the source of each value")
     words = "of --size: such as 300M or 2B; default: 20 a parameter, and as published for base and large"
     parser.add_argument("--tokens", type=token_count, metavar="N", help=words)
@@ -49,15 +52,17 @@ def init(parser: argparse.ArgumentParser) -> Call:
 
 
 def _init(options: argparse.Namespace) -> None:
-    if options.kind != "extension" and (options.package is not None or options.out is not None):
-        raise ConfigError(f"init {options.kind}: a third name and --out are of `init extension`. Leave them out.")
+    if options.kind != "extension" and options.package is not None:
+        raise ConfigError(f"init {options.kind}: a third name is of `init extension`. Leave {options.package} out.")
+    if options.kind not in ("from", "extension") and options.out is not None:
+        raise ConfigError(f"init {options.kind}: --out is of `init from` and `init extension`. Leave it out.")
     if options.size is not None:
         _init_size(options)
         return
     if options.tokens or options.gpus:
         raise ConfigError("init: --tokens and --gpus are of --size, which is not given. Add it, such as --size 68m.")
-    if options.kind == "extension":
-        _init_extension(options)
+    if options.kind in ("from", "extension"):
+        (_init_from if options.kind == "from" else _init_extension)(options)
         return
     files = starting_points(options.kind)
     if options.name is None:
@@ -81,6 +86,28 @@ def _init_extension(options: argparse.Namespace) -> None:
         raise ConfigError(f"init extension {options.name}: add the name of your package, such as my_{options.name}.")
     else:
         print(write_skeleton(options.name, options.package, options.out or Path(options.package)))
+
+
+def _init_from(options: argparse.Namespace) -> None:
+    """Convert a file of another project."""
+    if options.name is None:
+        raise ConfigError("init from: add the file to convert, a YAML of AnswerDotAI/ModernBERT or a config.json.")
+    file = Path(options.name)
+    if file.suffix == ".json":
+        from modernbert_train.weights.import_model import import_model
+
+        text, notes = import_model(file)
+    else:
+        from modernbert_train.config.tools.import_config import import_config
+
+        text, notes = import_config(file)
+    if options.out is None:
+        print(text, end="")
+    elif options.out.exists():
+        raise ConfigError(f"--out={options.out}: exists already. Name a file that does not.")
+    else:
+        options.out.write_text(text, encoding="utf-8")
+    print("not carried over, or to be looked at:", *notes, sep="\n  ", file=sys.stderr)
 
 
 def _init_size(options: argparse.Namespace) -> None:
@@ -107,31 +134,6 @@ def _doctor(options: argparse.Namespace) -> None:
 
     for line in lines():  # as they come: the last ones take a minute
         print(line, flush=True)
-
-
-def import_config(parser: argparse.ArgumentParser) -> Call:
-    """Arguments and call of `import-config`."""
-    parser.add_argument("file", type=Path, help="their YAML, or the config.json of a model")
-    parser.add_argument("--out", type=Path, help="file to write; default: standard output")
-    return _import_config
-
-
-def _import_config(options: argparse.Namespace) -> None:
-    if options.file.suffix == ".json":
-        from modernbert_train.weights.import_model import import_model
-
-        text, notes = import_model(options.file)
-    else:
-        from modernbert_train.config.tools.import_config import import_config
-
-        text, notes = import_config(options.file)
-    if options.out is None:
-        print(text, end="")
-    elif options.out.exists():
-        raise ConfigError(f"--out={options.out}: exists already. Name a file that does not.")
-    else:
-        options.out.write_text(text, encoding="utf-8")
-    print("not carried over, or to be looked at:", *notes, sep="\n  ", file=sys.stderr)
 
 
 def check(parser: argparse.ArgumentParser) -> Call:
@@ -192,20 +194,37 @@ def _vocabulary_lines(config: RunConfig, facts: DataFacts) -> list[str]:
 
 def inspect(parser: argparse.ArgumentParser) -> Call:
     """Arguments and call of `inspect`."""
-    with_run(parser)
-    parser.add_argument("--batch", type=positive, default=1, metavar="N", help="number of the batch, from 1")
-    parser.add_argument("--rows", type=positive, default=2, metavar="K", help="rows of it to show, default 2")
-    parser.add_argument("--no-color", action="store_true", help="also NO_COLOR, or an output that is no terminal")
+    words = "YAML files or a run's folder, overrides; or folders of datasets, or of splits of them"
+    parser.add_argument("run", nargs="+", metavar="RUN [KEY=VALUE]", help=words)
+    parser.add_argument("--batch", type=positive, metavar="N", help="of a run: number of the batch, from 1; default: 1")
+    parser.add_argument("--rows", type=positive, metavar="K", help="of a run: rows of the batch to show; default: 2")
+    words = "of a run: no colours, as with NO_COLOR or without a terminal"
+    parser.add_argument("--no-color", action="store_true", help=words)
+    parser.add_argument("--json", action="store_true", help="of datasets: as JSON, one object for each folder by name")
     return _inspect
 
 
 def _inspect(options: argparse.Namespace) -> None:
+    from modernbert_train.report.inspection.terminal import print_text, wants_color
+
+    datasets = [word for word in options.run if Path(word).is_dir() and not is_run(Path(word))]
+    if datasets:
+        if len(datasets) < len(options.run) or options.batch or options.rows:
+            raise ConfigError(
+                f"inspect {' '.join(options.run)}: {datasets[0]} is a folder of data, which takes no run or key beside "
+                "it, and neither --batch nor --rows. Give two commands."
+            )
+        from modernbert_train.report.dataset import describe_datasets
+
+        print_text(describe_datasets([Path(word) for word in datasets], as_json=options.json))
+        return
+    if options.json:
+        raise ConfigError("inspect: --json is of datasets, and none is named. Leave it out, or name data/quickstart.")
     config = read_run(options.run)
     check_config(config)
     from modernbert_train.report.inspection.show import inspect_run
-    from modernbert_train.report.inspection.terminal import print_text, wants_color
 
-    print_text(inspect_run(config, options.batch, options.rows, color=wants_color(options.no_color)))
+    print_text(inspect_run(config, options.batch or 1, options.rows or 2, color=wants_color(options.no_color)))
 
 
 def plan(parser: argparse.ArgumentParser) -> Call:

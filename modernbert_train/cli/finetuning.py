@@ -1,4 +1,4 @@
-"""The verbs `finetune`, of one run or many, and `evaluate`, of a whole suite of tasks."""
+"""The verb `finetune`, of one run or many."""
 
 from __future__ import annotations
 
@@ -82,30 +82,3 @@ def _finetune(options: argparse.Namespace) -> None:
 
     for seed in options.seeds or [None]:
         finetune(tasks[0], models[0], [*overrides, *([] if seed is None else [f"seed={seed}"])])
-
-
-def evaluate(parser: argparse.ArgumentParser) -> Call:
-    """Arguments and call of `evaluate`."""
-    words = f"{MODEL}; of these also frozen:MODEL and untrained:MODEL; and keys of every fine-tuning"
-    parser.add_argument("run", nargs="+", metavar="MODEL [KEY=VALUE]", help=words)
-    words = "of yamls/suites, such as quick, or a YAML file of your own"
-    parser.add_argument("--suite", required=True, metavar="NAME", help=words)
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="of all runs and of their table")
-    words = "in place of the suite's; more of them are added to what is there"
-    parser.add_argument("--seeds", nargs="+", type=positive, metavar="N", help=words)
-    words = "runs at a time; default: one for each GPU, or one"
-    parser.add_argument("--jobs", type=positive, metavar="N", help=words)
-    parser.add_argument("--dry-run", action="store_true", help="say how many runs there would be, and end")
-    return _evaluate
-
-
-def _evaluate(options: argparse.Namespace) -> None:
-    overrides = [word for word in options.run if "=" in word and not Path(word).exists()]
-    models = [word for word in options.run if word not in overrides]
-    if not models:
-        raise ConfigError(f"evaluate {' '.join(overrides)}: names no model. Name a run, a checkpoint or a folder.")
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise ConfigError("evaluate starts processes of its own. Start one command, without torchrun.")
-    from modernbert_train.evaluate.suite.run import evaluate_suite
-
-    evaluate_suite(models, options.suite, options.out, options.seeds, options.jobs, overrides, dry_run=options.dry_run)

@@ -19,7 +19,8 @@ REMOVED = {
     "checkpoints prune": "training removes what checkpoint.keep does not keep; rm -r removes any other folder.",
     "finetune --watch": "evals of the run measure it while it trains; name a checkpoint of it as --model.",
     "plan --html": "the text has all of it; plan RUN.yaml > plan.txt keeps it.",
-    "sweep --wandb-sweep": "W&B's own documentation says how to write its sweep file; launch/run.py is its program.",
+    "sweep --wandb-sweep": "W&B's own documentation says how to write its sweep file; `launch` is its program.",
+    "inspect --tokenizer": "`tokenizer fertility TOKENIZER TEXT...` counts a tokenizer's tokens in texts.",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +24,38 @@ def _check(config: RunConfig) -> None:
 
 def evaluate(parser: argparse.ArgumentParser) -> Call:
     """Arguments and call of `eval`."""
-    with_run(parser)
-    return _evaluate
+    words = f"YAML files or a run's folder, overrides; with --suite models: {MODEL}, frozen:MODEL or untrained:MODEL"
+    parser.add_argument("run", nargs="+", metavar="RUN [KEY=VALUE]", help=words)
+    words = "fine-tune each model on the tasks of a suite of yamls/suites, such as quick, or of a YAML file of your own"
+    parser.add_argument("--suite", metavar="NAME", help=words)
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="of a suite: folder of all runs and of their table")
+    words = "of a suite: in place of its own; more of them are added to what is there"
+    parser.add_argument("--seeds", nargs="+", type=positive, metavar="N", help=words)
+    words = "of a suite: runs at a time; default: one for each GPU, or one"
+    parser.add_argument("--jobs", type=positive, metavar="N", help=words)
+    parser.add_argument("--dry-run", action="store_true", help="of a suite: print the number of runs, and end")
+
+    def call(options: argparse.Namespace) -> None:
+        given = [word for word in ("out", "seeds", "jobs", "dry_run") if getattr(options, word)]
+        if options.suite is None and given:
+            parser.error(f"--{given[0].replace('_', '-')} is of a suite. Add --suite, such as --suite quick.")
+        if options.suite is not None and options.out is None:
+            parser.error("--suite needs a folder for its runs and their table. Add --out, such as --out runs/judged.")
+        (_evaluate if options.suite is None else _evaluate_suite)(options)
+
+    return call
+
+
+def _evaluate_suite(options: argparse.Namespace) -> None:
+    overrides = [word for word in options.run if "=" in word and not Path(word).exists()]
+    models = [word for word in options.run if word not in overrides]
+    if not models:
+        raise ConfigError(f"eval {' '.join(overrides)}: names no model. Name a run, a checkpoint or a folder.")
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ConfigError("eval --suite starts processes of its own. Start one command, without torchrun.")
+    from modernbert_train.evaluate.suite.run import evaluate_suite
+
+    evaluate_suite(models, options.suite, options.out, options.seeds, options.jobs, overrides, dry_run=options.dry_run)
 
 
 def _evaluate(options: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from modernbert_train.cli.arguments import many_imports, read_run, with_run
+from modernbert_train.cli.arguments import is_run, many_imports, read_run, with_run
 from modernbert_train.cli.parser import Call
 from modernbert_train.core.files import errors_to, warn
 from modernbert_train.core.text import plural, printable
@@ -38,7 +38,10 @@ def _train(options: argparse.Namespace) -> None:
 
 def report(parser: argparse.ArgumentParser) -> Call:
     """Arguments and call of `report`."""
-    with_run(parser)
+    words = "folders of runs, to list them; a run, or its YAML files and overrides, to draw it; several runs' folders"
+    parser.add_argument("run", nargs="*", metavar="RUN [KEY=VALUE]", help=f"{words}, to compare them; default: runs")
+    parser.add_argument("--list", action="store_true", help="list runs, also those that are named by their own folders")
+    parser.add_argument("--json", action="store_true", help="of a list: as JSON, with exact numbers")
     words = "the page; default: report.html in the run's folder, comparison.html beside the first of several"
     parser.add_argument("--out", type=Path, metavar="FILE", help=words)
     words = "show the page in a browser while the runs train; RUN may also be a folder of runs"
@@ -57,16 +60,22 @@ def _port(text: str) -> int:
 
 
 def _report(options: argparse.Namespace) -> None:
+    named = [Path(word) for word in options.run or ["runs"]]
     if options.serve:
         if options.out is not None:
             raise ConfigError(f"report --serve --out {options.out}: a page is either served or written. Leave one out.")
         from modernbert_train.report.serve import LOOPBACK, serve
 
-        serve([Path(word) for word in options.run], options.host or LOOPBACK, options.port)
+        serve(named, options.host or LOOPBACK, options.port)
         return
     if options.port is not None or options.host is not None:
         raise ConfigError("report: --port and --host are of --serve, which is not there.")
-    folders = [Path(word) for word in options.run if Path(word).is_dir()]
+    if options.list or options.json or not options.run or all(each.is_dir() and not is_run(each) for each in named):
+        if options.out is not None:
+            raise ConfigError(f"report --out {options.out}: a list is printed. Name a run to draw, or leave --out out.")
+        _list(named, as_json=options.json)
+        return
+    folders = [each for each in named if each.is_dir()]
     if len(folders) > 1:
         if len(folders) < len(options.run):
             raise ConfigError(f"report {' '.join(options.run)}: several runs are compared by their folders alone.")
@@ -99,18 +108,10 @@ def newest_valid(run: Path) -> tuple[str, str]:
     return "none", none
 
 
-def runs(parser: argparse.ArgumentParser) -> Call:
-    """Arguments and call of `runs`."""
-    words = "folders of runs, or runs; default: runs"
-    parser.add_argument("folders", nargs="*", type=Path, default=[Path("runs")], metavar="FOLDER", help=words)
-    parser.add_argument("--json", action="store_true", help="as JSON, with exact numbers")
-    return _runs
+def _list(folders: list[Path], *, as_json: bool) -> None:
+    from modernbert_train.report import listing
 
-
-def _runs(options: argparse.Namespace) -> None:
-    from modernbert_train.report.listing import as_json, as_text, list_runs
-
-    found, wrong = list_runs(options.folders)
+    found, wrong = listing.list_runs(folders)
     for line in wrong:
         print(f"warning: {line}", file=sys.stderr)
-    print(as_json(found) if options.json else as_text(found))
+    print(listing.as_json(found) if as_json else listing.as_text(found))

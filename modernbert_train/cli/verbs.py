@@ -46,47 +46,48 @@ class Verb(NamedTuple):
         return ":" not in self.home
 
 
+class Old(NamedTuple):
+    """A verb of earlier versions.
+
+    Attributes:
+        now: the command line that replaces it; of a verb that is refused, a sentence.
+        words: the words that stand for it on a command line whose rest is unchanged; empty: the verb is refused.
+    """
+
+    now: str
+    words: tuple[str, ...] = ()
+
+
 _CLI = "modernbert_train.cli"
 VERBS = (
-    Verb("prepare", PREPARE, "text on disk to tokenised shards", "data_prep.prepare",
+    Verb("prepare", PREPARE, "text, or pairs of texts, to tokenised shards", "data_prep.prepare",
          "prepare yamls/data/quickstart.yaml"),
-    Verb("prepare-pairs", PREPARE, "pairs of texts to tokenised shards, for objective.name=contrastive",
-         "data_prep.pairs", "prepare-pairs data/pairs pairs.jsonl --tokenizer data/quickstart/tokenizer"),
-    Verb("tokenizer", PREPARE, "train a tokenizer, adapt one, or trim its vocabulary", "data_prep.tokenizer",
+    Verb("tokenizer", PREPARE, "train, adapt or trim a tokenizer, or count its tokens in texts", "data_prep.tokenizer",
          "tokenizer train data/tokenizer my/texts --entries 32768"),
     Verb("adopt", PREPARE, "make shards of ids that others wrote trainable as they are", "data_prep.adopt",
          "adopt their/train --tokenizer data/tokenizer --out data/theirs"),
-    Verb("stats", PREPARE, "what a dataset holds; or the fertility of a tokenizer", "data_prep.stats",
-         "stats data/quickstart"),
-    Verb("init", BEFORE, "print a YAML file to start from, of a run, data or a task; or write a package that extends",
+    Verb("init", BEFORE, "print a YAML file to start from, or convert another project's; or write an extension package",
          f"{_CLI}.before:init", "init recipe modernbert-base"),
-    Verb("import-config", BEFORE, "a run file of AnswerDotAI/ModernBERT, or a config.json, as a YAML of this project",
-         f"{_CLI}.before:import_config", "import-config their.yaml --out mine.yaml"),
     Verb("check", BEFORE, "every mistake that can be found before training, and what the run would do",
          f"{_CLI}.before:check", "check yamls/quickstart.yaml optim.lr=1e-3", True),
-    Verb("inspect", BEFORE, "a packed, masked batch as text, document lengths, packing and mixture",
+    Verb("inspect", BEFORE, "a run's packed, masked batch as text, packing and mixture; or the documents of a dataset",
          f"{_CLI}.before:inspect", "inspect yamls/quickstart.yaml --rows 1", True),
     Verb("plan", BEFORE, "parameters, FLOPs, memory, steps, disk, hours and cost, without a GPU",
          f"{_CLI}.before:plan", "plan yamls/quickstart.yaml --gpu h100 rtx4090", True),
-    Verb("pretrain", TRAIN, "text to a trained, measured and exported model: size or hours are all that it asks",
+    Verb("pretrain", TRAIN, "text to a trained, measured and exported model, given a size or hours; or the quickstart",
          "launch.pretrain", "pretrain my/texts --hours 8"),
-    Verb("quickstart", TRAIN, "text to a trained small model on this machine, every step printed",
-         "launch.quickstart", "quickstart", True),
     Verb("train", TRAIN, "train a run, or resume it from its newest checkpoint", f"{_CLI}.training:train",
          "train yamls/quickstart.yaml name=slower optim.lr=1e-3", True),
     Verb("launch", TRAIN, "train on all GPUs of this machine, on several machines, or as a cluster's job",
          "launch.run", "launch yamls/quickstart.yaml --ranks 2", True),
     Verb("sweep", TRAIN, "many runs from one YAML, and the best of them", "launch.sweep",
          "sweep yamls/sweeps/mask_rate.yaml"),
-    Verb("report", WATCH, "draw a run's metrics as a page, or compare several runs' folders on one",
+    Verb("report", WATCH, "list runs, draw one's metrics as a page, or compare several on one",
          f"{_CLI}.training:report", "report runs/quickstart runs/slower"),
-    Verb("runs", WATCH, "list runs: state, tokens, loss, speed and age of each", f"{_CLI}.training:runs", "runs"),
     Verb("checkpoints", WATCH, "list, verify and restore the checkpoints of a run",
          f"{_CLI}.checkpoints:checkpoints", "checkpoints runs/quickstart"),
-    Verb("eval", EVALUATE, "held-out loss, accuracy and evals of a run's newest checkpoint, or of a named one",
+    Verb("eval", EVALUATE, "held-out loss and evals of a run's checkpoint; or models on a suite of tasks, as one table",
          f"{_CLI}.trained:evaluate", "eval runs/quickstart", True),
-    Verb("evaluate", EVALUATE, "models on all tasks of a suite as one table, beside published rows",
-         f"{_CLI}.finetuning:evaluate", "evaluate runs/quickstart --suite quick --out runs/judged --dry-run"),
     Verb("fill", EVALUATE, "print the five most probable tokens for each [MASK]", f"{_CLI}.trained:fill",
          'fill runs/quickstart/hf "def __init__([MASK], name):"'),
     Verb("embed", EVALUATE, "a vector for each text of a file, as an array or a Parquet file", f"{_CLI}.trained:embed",
@@ -106,14 +107,19 @@ VERBS = (
          f"{_CLI}.before:doctor", "doctor"),
 )  # fmt: skip
 BY_NAME = {verb.name: verb for verb in VERBS}
-# verbs of earlier versions -> what replaces them
 REMOVED = {
-    "gliner": "Run examples/train_gliner.py of the repository on an exported folder; docs/tasks/entities.md shows how.",
-    "setfit": "Run examples/train_setfit.py of the repository on an exported folder; docs/use.md shows how.",
-    "onnx": "Run examples/export_onnx.py of the repository on an exported folder; docs/use.md shows how.",
-    "grow": "weights.grow_from=MODEL in the larger run does the same when it starts; docs/weights.md shows how.",
-    "tune": "A run takes the settings that its device is fast with; docs/speed.md lists their keys.",
-    "completion": "Nothing replaces it; docs/config.md lists every key, and `init` prints a file to start from.",
+    "evaluate": Old("eval MODEL... --suite NAME --out FOLDER", ("eval",)),
+    "import-config": Old("init from FILE", ("init", "from")),
+    "quickstart": Old("pretrain --preset quickstart", ("pretrain", "--preset", "quickstart")),
+    "runs": Old("report --list FOLDER...", ("report", "--list")),
+    "stats": Old("inspect FOLDER...", ("inspect",)),
+    "prepare-pairs": Old("`prepare SPEC.yaml` takes its options as keys; `init data pairs` prints such a file."),
+    "gliner": Old("docs/tasks/entities.md shows how GLiNER's own trainer takes an exported folder."),
+    "setfit": Old("docs/use.md shows how SetFit's own trainer takes an exported folder."),
+    "onnx": Old("docs/use.md shows how torch writes ONNX of an exported folder."),
+    "grow": Old("weights.grow_from=MODEL in the larger run does the same when it starts; docs/weights.md shows how."),
+    "tune": Old("A run takes the settings that its device is fast with; docs/speed.md lists their keys."),
+    "completion": Old("Nothing replaces it; docs/config.md lists every key, and `init` prints a file to start from."),
 }
 
 # the whole table with what a scheduler does of each is in docs/faults.md
@@ -154,10 +160,19 @@ def help_page() -> str:
     return "\n\n".join(parts)
 
 
+def replaced(words: list[str]) -> list[str]:
+    """The command line with an old verb's replacement, which is printed; unchanged where there is none."""
+    old = REMOVED.get(words[0]) if words else None
+    if old is None or not old.words:
+        return words
+    print(f"{words[0]}: now `{old.now}`; continuing", file=sys.stderr, flush=True)
+    return [*old.words, *words[1:]]
+
+
 def unknown_verb(word: str) -> str:
-    """What to answer to a word that is no verb."""
+    """The error for a word that is no verb."""
     if word in REMOVED:
-        return f"error: {word}: this verb was removed. {REMOVED[word]}\n"
+        return f"error: {word}: this verb was removed. {REMOVED[word].now}\n"
     near = difflib.get_close_matches(word, BY_NAME, n=1)
     hint = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(BY_NAME)}."
     return f"error: {word}: no such verb. {hint} {program_name()} --help lists them by task.\n"

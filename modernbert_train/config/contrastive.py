@@ -17,7 +17,7 @@ TOKEN_PROJECTION = "token_projection"  # module of the matrix from hidden states
 class ContrastiveConfig(ObjectiveConfig):
     """A query's positive among all texts of the global batch (InfoNCE, arXiv 1807.03748), by cosine or MaxSim.
 
-    Documents are pairs, or pairs with mined negatives, as `prepare-pairs` writes them.
+    Documents are pairs, or pairs with mined negatives, as `prepare` writes them with a section `pairs`.
     """
 
     name: str = "contrastive"
@@ -43,8 +43,8 @@ class ContrastiveConfig(ObjectiveConfig):
     # (arXiv 2205.13147)
     matryoshka: tuple[int, ...] = knob((), phased=True)
     # weight of the squared difference of two margins, of cosines and of a teacher's scores, each that of a query with
-    # its positive less that with a negative (arXiv 2010.02666); `prepare-pairs --scores` writes them as shares of their
-    # range. 0: scores are not read
+    # its positive less that with a negative (arXiv 2010.02666); `prepare` stores them as shares of
+    # pairs.score_range. 0: scores are not read
     score_weight: float = knob(0.0, low=0)
     # the model has a head that predicts tokens too, so that phases may train it by mlm, causal or permutation
     mlm_head: bool = False

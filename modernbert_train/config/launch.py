@@ -1,4 +1,4 @@
-"""Placement of a run's processes: read by launch/run.py and by nothing that trains, so it may change between starts.
+"""Placement of a run's processes: read by `launch` and by nothing that trains, so it may change between starts.
 
 The command line and a scheduler's environment win over it; see docs/clusters.md.
 """

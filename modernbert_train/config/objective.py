@@ -294,7 +294,7 @@ class MaskedLmConfig(ObjectiveConfig):
 class TranslationConfig(MaskedLmConfig):
     """Translation language modelling: masked tokens of a text and of its translation, each of which sees both.
 
-    Documents are pairs, as `prepare-pairs` writes them; others are masked as by mlm.
+    Documents are pairs, as `prepare` writes them with a section `pairs`; others are masked as by mlm.
     """
 
     name: str = "tlm"

@@ -79,7 +79,7 @@ class PhaseStreamConfig:
 class DataConfig:
     """Tokenised MDS shards, and how they become rows."""
 
-    # folder of training shards, as written by data_prep/prepare.py; or else `streams`. The folders may move: their
+    # folder of training shards, as written by `prepare`; or else `streams`. The folders may move: their
     # fingerprints are compared with the checkpoint's
     train: str | None = knob(None, restart=True, local=True)
     streams: dict[str, StreamConfig] = field(default_factory=dict)  # several of them, by names of your choice

@@ -113,13 +113,13 @@ def require_pairs(config: RunConfig, folder: FolderFacts, objective: str) -> Non
     if card.sides is None or card.longest is None:
         raise DataError(
             f"{name}: its documents are no pairs of texts, which objective.name={objective} compares. "
-            "`python -m modernbert_train prepare-pairs` writes shards that are; with data.streams, give this one a "
+            "`prepare` writes shards that are; with data.streams, give this one a "
             "proportion of 0 in that phase."
         )
     weighed = any(getattr(now.objective, "score_weight", 0) for now in config.in_phase.values())
     if weighed and not card.scored and folder.key != "data.validation":
         raise DataError(
-            f"{name}: has no scores, which objective.score_weight weighs. Prepare the pairs again with --scores, or "
+            f"{name}: has no scores, which objective.score_weight weighs. Prepare them with pairs.scores, or "
             "set objective.score_weight=0."
         )
     mean = card.tokens / card.documents + 2

@@ -1,6 +1,6 @@
 """Masked tokens of a text and its translation, which are one sequence (arXiv 1901.07291, section 3.3).
 
-A document of `prepare-pairs` is `text [SEP] [CLS] translation`, so that with what packing adds both stand as a RoBERTa
+A document of pairs is `text [SEP] [CLS] translation`, so that with what packing adds both stand as a RoBERTa
 reads a pair, and tokens of either see the other. Tokens are masked as in mlm.py, but never the special ones between:
 the text is masked as if it had none. A document without any is masked as `mlm` would, so that streams of pairs and of
 single texts can be mixed. Positions go on from the first text to the second, or with `objective.reset_positions` begin

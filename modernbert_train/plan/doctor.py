@@ -43,8 +43,8 @@ PACKAGES = (
     ("torchvision", False),
     ("wandb", False),
 )
-AMD = "read docs/speed.md#amd-gpus; run `make test-gpu` before a long run"
-REINSTALL = "make the environment again: make venv"
+AMD = "read docs/speed.md#amd-gpus; make a short run before a long one"
+REINSTALL = "install modernbert-train into a new environment"
 
 
 @dataclass(frozen=True)

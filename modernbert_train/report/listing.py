@@ -1,4 +1,4 @@
-"""`python -m modernbert_train runs`: the runs in a folder, each in a line, read in a moment and without torch.
+"""The runs in a folder, as `report` lists them: each in a line, read in a moment and without torch.
 
 Of a run are read its configuration, the end of metrics.jsonl, starts.jsonl, and whether somebody holds its lock. A
 folder that is damaged is named and the others are told; a run is never changed by being looked at.
@@ -71,7 +71,9 @@ def list_runs(folders: Sequence[Path], now: float | None = None) -> tuple[list[R
     """
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigError(f"runs {folder}: no such folder. Name one that holds runs, as runs_folder of a run does.")
+            raise ConfigError(
+                f"report {folder}: no such folder. Name one that holds runs, as runs_folder of a run does."
+            )
     found: list[RunState] = []
     wrong: list[str] = []
 

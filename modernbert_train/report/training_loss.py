@@ -12,7 +12,7 @@ LOSS_STEPS = 20  # a run's training loss, wherever it is told, is the mean of so
 
 
 def training_loss(losses: Sequence[float]) -> float | None:
-    """A run's training loss, as `train`, `runs` and `report` tell it: the mean of its last finite ones of `LOSS_STEPS`.
+    """A run's training loss, as `train` and `report` print it: the mean of its last finite ones of `LOSS_STEPS`.
 
     Args:
         losses: of its steps, in order, each step once; at least the last of them.

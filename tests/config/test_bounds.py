@@ -54,7 +54,7 @@ def test_a_small_file_that_stands_for_a_huge_one_is_refused(tmp_path: Path, text
     assert limit in str(error.value) and len(str(error.value)) < 500
 
 
-@pytest.mark.parametrize("name", ["plain", "run folder", "sweep", "prepare", "import-config", "include"])
+@pytest.mark.parametrize("name", ["plain", "run folder", "sweep", "prepare", "init from", "include"])
 def test_every_way_in_has_the_bounds(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Run files, configurations saved with a run, sweeps, specifications of prepare, and files of other projects."""
     file = tmp_path / "config.yaml"
@@ -69,7 +69,7 @@ def test_every_way_in_has_the_bounds(tmp_path: Path, name: str, capsys: pytest.C
         "plain": lambda: main(["check", str(file)]),
         "run folder": lambda: main(["eval", str(tmp_path)]),
         "prepare": lambda: prepare.main([str(file)]),
-        "import-config": lambda: main(["import-config", str(file)]),
+        "init from": lambda: main(["init", "from", str(file)]),
         "include": lambda: main(["check", str(first)]),
     }
     assert verbs[name]() == 78

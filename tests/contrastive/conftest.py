@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from data_prep.pairs import main as prepare_pairs
+from data_prep.prepare import main as prepare
 from tests.data.make_shards import make_documents, make_shards, make_tokenizer
 
 Row = dict[str, Any]
@@ -43,6 +43,18 @@ def make_rows(number: int, negatives: int = 1) -> list[Row]:
     return rows
 
 
+def prepare_pairs(out: Path, source: Row, tokenizer: Path, *keys: str, **pairs: Any) -> int:
+    """Prepare one source of pairs by a spec, whose section `pairs` is given; returns the exit code."""
+    spec = {"out": str(out), "sources": {"mine": source}, "pairs": pairs, "tokenizer": {"path": str(tokenizer)}}
+    file = out.with_name(f"{out.name}.yaml")
+    file.write_text(yaml.safe_dump(spec), encoding="utf-8")
+    return prepare([str(file), *keys])
+
+
+def as_source(file: Path) -> Row:
+    return {"kind": file.suffix[1:], "path": str(file)}
+
+
 def write_rows(file: Path, rows: list[Row]) -> Path:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return file
@@ -57,8 +69,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts.append("".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz ", k=4000)))
     make_tokenizer(folder / "tokenizer", texts)
     write_rows(folder / "pairs.jsonl", rows)
-    words = ["--tokenizer", str(folder / "tokenizer"), "--negatives", "negative", "--validation-share", "0.1"]
-    assert prepare_pairs([str(folder / "shards"), str(folder / "pairs.jsonl"), *words, "--max-tokens", "64"]) == 0
+    asked = (folder / "shards", as_source(folder / "pairs.jsonl"), folder / "tokenizer", "validation_share=0.1")
+    assert prepare_pairs(*asked, negatives=["negative"], max_tokens=64) == 0
     return folder
 
 

@@ -10,21 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_prep.pairs import main as prepare_pairs
 from data_prep.pairs import text_hash
 from modernbert_train.__main__ import main
 from modernbert_train.config.contrastive import SCORE_UNIT
 from modernbert_train.data.dataset_card import CARD, file_sha256, read_card
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.vocabulary import read_vocabulary
-from tests.contrastive.conftest import ContrastiveRun, write_rows
+from tests.contrastive.conftest import ContrastiveRun, as_source, prepare_pairs, write_rows
 from tests.contrastive.test_train import metrics
 
-RANGE = ("--score-range", "-1", "1")
-
-
-def prepare(pairs: Path, out: Path, file: Path | str, *options: str) -> int:
-    return prepare_pairs([str(out), str(file), "--tokenizer", str(pairs / "tokenizer"), *options])
+RANGE = [-1, 1]
 
 
 def documents(folder: Path) -> list[list[int]]:
@@ -46,7 +41,6 @@ def test_a_row_becomes_one_document_with_hashes_of_its_texts(pairs: Path, tmp_pa
         {"query": " ", "positive": "tom", "negative": []},
         {"query": "tio", "positive": "deux", "negative": ["due"]},
     ]
-    file: Path | str
     if end == "jsonl":
         file = write_rows(tmp_path / "rows.jsonl", rows)
     else:
@@ -56,12 +50,13 @@ def test_a_row_becomes_one_document_with_hashes_of_its_texts(pairs: Path, tmp_pa
         file = tmp_path / "rows/rows.parquet"  # whose folder is a dataset to the library that reads the hub's
         file.parent.mkdir()
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    out, tokenizer_folder, source = tmp_path / "out", pairs / "tokenizer", as_source(file)
     if end == "hub":
-        assert prepare(pairs, tmp_path / "out", f"hub:{file.parent}", "--negatives", "other") == 65
-        file = f"hub:{file.parent}"
-    options = ["--negatives", "negative", "--most-negatives", "2", "--validation-share", "0"]
-    options += ["--query-prefix", "q: ", "--document-prefix", "d: ", "--query-max-tokens", "6"]
-    assert prepare(pairs, tmp_path / "out", file, *options) == 0
+        source = {"kind": "hub", "path": str(file.parent)}
+        assert prepare_pairs(out, source, tokenizer_folder, negatives=["other"]) == 65
+    texts = {"negatives": ["negative"], "max_negatives": 2, "query_max_tokens": 6}
+    texts |= {"query_prefix": "q: ", "document_prefix": "d: "}
+    assert prepare_pairs(out, source, tokenizer_folder, "validation_share=0", **texts) == 0
     counts = json.loads((tmp_path / "out/pairs_report.json").read_text())["counts"]
     assert {key: n for key, n in counts.items() if n} == {
         "train": 3, "negatives": 4, "truncated": 3, "empty": 2, "same": 1, "duplicates": 1, "contradictions": 2,
@@ -94,9 +89,9 @@ def test_scores_are_shares_of_their_range_and_follow_their_texts(pairs: Path, tm
         {"query": "uno", "positive": "ett", "s": 2, "n": ["tva", "", "ett", "tre", "tva"], "m": [-2, 9, 9, 4, 8]},
         {"query": "due", "positive": "deux", "s": 10, "n": [], "m": []},
     ]
-    options = ["--negatives", "n", "--most-negatives", "3", "--scores", "s", "m", "--score-range", "-10", "10"]
-    file = write_rows(tmp_path / "rows.jsonl", rows)
-    assert prepare(pairs, tmp_path / "out", file, *options, "--validation-share", "0") == 0
+    texts = {"negatives": ["n"], "max_negatives": 3, "scores": ["s", "m"], "score_range": [-10, 10]}
+    source = as_source(write_rows(tmp_path / "rows.jsonl", rows))
+    assert prepare_pairs(tmp_path / "out", source, pairs / "tokenizer", "validation_share=0", **texts) == 0
     labels = np.load(tmp_path / "out/train/labels.npy")
     assert labels[0, ::2].tolist() == [text_hash(text) for text in ("uno", "ett", "tva", "tre")] + [0]
     assert (labels[:, 1::2] / SCORE_UNIT).round(5).tolist() == [[0, 0.6, 0.4, 0.7, 0], [0, 1.0, 0, 0, 0]]
@@ -104,28 +99,62 @@ def test_scores_are_shares_of_their_range_and_follow_their_texts(pairs: Path, tm
 
 
 @pytest.mark.parametrize(
-    ("rows", "options", "said"),
+    ("rows", "texts", "message"),
     [
-        ([{"query": "a"}], [], "line 1 has no positive"),
-        ([{"query": "a", "positive": 3}], [], "positive is 3, and not a text"),
-        ([{"query": "a", "positive": ""}], [], "no row is left to train on"),
-        ([{"query": "a", "positive": "b", "negative": 3}], ["--negatives", "negative"], "neither a text nor a list"),
-        ([{"query": "a", "positive": "b"}], ["--positive", "query"], "Name each column once"),
-        ([{"query": "a", "positive": "b"}], ["--max-tokens", "2"], "no room for"),
-        ([{"query": "a", "positive": "b", "s": 1.5}], ["--scores", "s", *RANGE], "line 1: score 1.5 lies outside"),
-        ([{"query": "a", "positive": "b", "s": "x"}], ["--scores", "s", *RANGE], "line 1: ['x'] is no score"),
-        ([{"query": "a", "positive": "b", "s": None}], ["--scores", "s", *RANGE], "line 1: 1 text, and 0 scores"),
-        ([{"query": "a", "positive": "b", "s": 1}], ["--scores", "s"], "--scores and --score-range go together"),
-        ([{"query": "a", "positive": "b", "s": 1}], ["--scores", "s", "s", *RANGE], "--scores names 2 columns"),
+        ([{"query": "a"}], {}, "line 1 has no positive"),
+        ([{"query": "a", "positive": 3}], {}, "positive is 3, and not a text"),
+        ([{"query": "a", "positive": ""}], {}, "no row is left to train on"),
+        ([{"query": "a", "positive": "b", "negative": 3}], {"negatives": ["negative"]}, "neither a text nor a list"),
+        ([{"query": "a", "positive": "b"}], {"positive": "query"}, "Name each column once"),
+        ([{"query": "a", "positive": "b"}], {"max_tokens": 2}, "pairs.max_tokens=2"),
+        ([{"query": "a", "positive": "b"}], {"most_tokens": 2}, "unknown key. Did you mean pairs.max_tokens?"),
+        (
+            [{"query": "a", "positive": "b", "s": 1.5}],
+            {"scores": ["s"], "score_range": RANGE},
+            "1.5 lies outside",
+        ),
+        ([{"query": "a", "positive": "b", "s": "x"}], {"scores": ["s"], "score_range": RANGE}, "['x'] is no score"),
+        ([{"query": "a", "positive": "b", "s": None}], {"scores": ["s"], "score_range": RANGE}, "1 text, and 0 scores"),
+        (
+            [{"query": "a", "positive": "b", "s": 1}],
+            {"scores": ["s"]},
+            "pairs.score_range go together",
+        ),
+        (
+            [{"query": "a", "positive": "b", "s": 1}],
+            {"scores": ["s", "s"], "score_range": RANGE},
+            "name 1, for pairs.positive",
+        ),
     ],
 )
 def test_bad_rows_are_named(
-    pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: list[dict[str, Any]], options: list[str],
-    said: str,
+    pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: list[dict[str, Any]], texts: dict[str, Any],
+    message: str,
 ) -> None:  # fmt: skip
+    source = as_source(write_rows(tmp_path / "rows.jsonl", rows))
+    assert prepare_pairs(tmp_path / "out", source, pairs / "tokenizer", **texts) in (65, 78)
+    assert message in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+@pytest.mark.runs
+def test_a_finished_dataset_is_kept_and_another_spec_is_not_taken_for_it(
+    pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `prepare` does of text: the same command again is free, and nothing is replaced unless told."""
+    rows = [{"query": "uno", "positive": "ett"}]
     file = write_rows(tmp_path / "rows.jsonl", rows)
-    assert prepare(pairs, tmp_path / "out", file, *options) in (65, 78)
-    assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
+    asked = (tmp_path / "out", as_source(file), pairs / "tokenizer", "validation_share=0")
+    assert prepare_pairs(*asked) == 0
+    assert "1 examples to train, 0 held out" in capsys.readouterr().out
+    assert prepare_pairs(*asked) == 0 and "already complete" in capsys.readouterr().out
+    assert prepare_pairs(*asked, max_tokens=8) == 78
+    assert "pairs.max_tokens: 256 there, 8 now" in capsys.readouterr().err
+    write_rows(file, [*rows, {"query": "due", "positive": "deux"}])
+    assert prepare_pairs(*asked) == 78 and "of other files" in capsys.readouterr().err
+    assert prepare_pairs(*asked, "--overwrite") == 0 and "2 examples to train" in capsys.readouterr().out
+    assert prepare_pairs(*asked, "--part", "1/2") == 78 and "--part 1/2" in capsys.readouterr().err
+    assert prepare_pairs(tmp_path / "other", {"kind": "csv", "path": str(file)}, pairs / "tokenizer") == 78
+    assert "does not end in .csv" in capsys.readouterr().err
 
 
 @pytest.mark.runs

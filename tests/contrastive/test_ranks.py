@@ -12,13 +12,12 @@ import pytest
 import torch
 import yaml
 
-from data_prep.pairs import main as prepare_pairs
 from data_prep.pairs import text_hash
 from modernbert_train.checkpoints.checkpoint import verify
 from modernbert_train.config.schema import ContrastiveConfig
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.models.contrastive import Texts
-from tests.contrastive.conftest import ContrastiveRun, make_rows, masked_first, write_rows
+from tests.contrastive.conftest import ContrastiveRun, as_source, make_rows, masked_first, prepare_pairs, write_rows
 from tests.distributed.gloo import run_ranks
 from tests.distributed.test_invariance import assert_same_weights, train_each
 from tests.distributed.test_train_ranks import assert_same_run, records
@@ -82,8 +81,8 @@ def test_both_ranks_read_the_same_stream_in_each_batch(
     rows, streams, texts = make_rows(160), {}, {}
     for name, part in (("first", rows[:80]), ("second", rows[80:])):
         file = write_rows(tmp_path / f"{name}.jsonl", part)
-        options = ["--tokenizer", str(pairs / "tokenizer"), "--max-tokens", "64", "--validation-share", "0"]
-        assert prepare_pairs([str(tmp_path / name), str(file), *options]) == 0
+        asked = (tmp_path / name, as_source(file), pairs / "tokenizer", "validation_share=0")
+        assert prepare_pairs(*asked, max_tokens=64) == 0
         streams[name] = {"path": str(tmp_path / name / "train"), "proportion": 0.5}
         texts[name] = {text_hash(row[text]) for row in part for text in ("query", "positive")}
     words = contrastive_run("objective.one_source=true", "data.validation=null", "phases.main.tokens=16000")

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from data_prep.pairs import main as prepare_pairs
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.config.schema import ContrastiveConfig
 from modernbert_train.models.contrastive import ForVectors, score_loss_sum
-from tests.contrastive.conftest import ContrastiveRun, make_rows, write_rows
+from tests.contrastive.conftest import ContrastiveRun, as_source, make_rows, prepare_pairs, write_rows
 from tests.contrastive.test_parity import NUMBER, batch_of, model_of
 from tests.contrastive.test_train import metrics
 
@@ -32,9 +31,11 @@ def scored_rows() -> list[dict[str, Any]]:
 @pytest.fixture
 def scored(pairs: Path, tmp_path: Path, contrastive_run: ContrastiveRun) -> list[str]:
     """The command line of a run on pairs with scores."""
-    words = ["--tokenizer", str(pairs / "tokenizer"), "--negatives", "negative", "--most-negatives", "2"]
-    words += ["--scores", "right", "wrong", "--score-range", "-5", "5", "--max-tokens", "64", "--validation-share", "0"]
-    assert prepare_pairs([str(tmp_path / "scored"), str(write_rows(tmp_path / "s.jsonl", scored_rows())), *words]) == 0
+    source = as_source(write_rows(tmp_path / "s.jsonl", scored_rows()))
+    texts = {"negatives": ["negative"], "max_negatives": 2, "max_tokens": 64}
+    texts |= {"scores": ["right", "wrong"], "score_range": [-5, 5]}
+    asked = (tmp_path / "scored", source, pairs / "tokenizer", "validation_share=0")
+    assert prepare_pairs(*asked, **texts) == 0
     return contrastive_run(
         f"data.train={tmp_path / 'scored/train'}", "data.validation=null", "objective.score_weight=2"
     )

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from data_prep.make_tokenizer import save_tokenizer, train_tokenizer
-from data_prep.stats import main
+from data_prep.tokenizer import main
 
 ENGLISH = ["The cat sleeps.", "The dog, too."]
 GERMAN = ["Die Katze schläft.", "Der Hund auch."]
@@ -39,7 +39,7 @@ def whole_words(tmp_path: Path) -> str:
 
 def test_counts_worked_by_hand(files: list[str], whole_words: str, capsys: Any) -> None:
     """English: 6 words, 9 tokens. German: of 8 tokens only `Katze` and two marks are known. Truncation is off."""
-    assert main([*files[:2], "--tokenizer", whole_words, "--kind", "jsonl", "--parallel", "--json"]) == 0
+    assert main(["fertility", whole_words, *files[:2], "--kind", "jsonl", "--parallel", "--json"]) == 0
     english, german = json.loads(capsys.readouterr().out).values()
     assert english["documents"] == 2 and english["tokens"] == 9 and english["words"] == 6 and english["unknown"] == 0
     assert english["characters"] == english["bytes"] == 28
@@ -52,7 +52,7 @@ def test_counts_worked_by_hand(files: list[str], whole_words: str, capsys: Any) 
 def test_a_language_that_the_tokenizer_never_saw(files: list[str], tmp_path: Path, capsys: Any) -> None:
     """Byte by byte: three tokens for a Thai letter, and none is unknown; each letter with its signs is a word."""
     save_tokenizer(train_tokenizer(iter(ENGLISH * 9), 320), tmp_path / "bytes")
-    assert main([*files, "--tokenizer", str(tmp_path / "bytes"), "--kind", "jsonl", "--parallel"]) == 0
+    assert main(["fertility", str(tmp_path / "bytes"), *files, "--kind", "jsonl", "--parallel"]) == 0
     head, english, _, thai = (line.split("  ") for line in capsys.readouterr().out.splitlines())
     assert [cell.strip() for cell in head if cell] == [
         "text", "documents", "tokens", "tokens a word", "tokens a character", "bytes a token", "unknown", "parity"
@@ -68,18 +68,17 @@ def test_bad_input(files: list[str], whole_words: str, tmp_path: Path, capsys: A
     """Parity of texts that are no translations of each other would be a number without meaning."""
     (tmp_path / "one.jsonl").write_text('{"text": "The cat"}')
     (tmp_path / "empty.jsonl").write_text('{"text": ""}')
-    read = ["--tokenizer", whole_words, "--kind", "jsonl"]
+    read = ["--kind", "jsonl"]
     one = str(tmp_path / "one.jsonl")
-    for words, code, said in [
-        ([files[0], one, *read, "--parallel"], 65, f"{one}: 1 document, and {files[0]} has 2: not parallel"),
-        ([files[0], files[0], *read], 78, "the same text is named twice"),
-        ([files[0], "--parallel"], 78, "--parallel, --kind and --text-field: read with --tokenizer only"),
-        ([files[0], "--tokenizer", one], 65, f"{one} cannot be read"),
-        ([str(tmp_path / "empty.jsonl"), *read], 65, "empty.jsonl"),
-        ([str(tmp_path / "none.jsonl"), *read], 65, "none.jsonl"),
-        ([files[0], *read, "--text-field", "body"], 65, "--text-field"),
+    for words, code, message in [
+        ([whole_words, files[0], one, *read, "--parallel"], 65, f"{one}: 1 document, and {files[0]} has 2: not"),
+        ([whole_words, files[0], files[0], *read], 78, "the same text is named twice"),
+        ([one, files[0]], 65, f"{one} cannot be read"),
+        ([whole_words, str(tmp_path / "empty.jsonl"), *read], 65, "empty.jsonl"),
+        ([whole_words, str(tmp_path / "none.jsonl"), *read], 65, "none.jsonl"),
+        ([whole_words, files[0], *read, "--text-field", "body"], 65, "--text-field"),
     ]:
-        assert main(words) == code, said
-        assert said in capsys.readouterr().err
-    assert main([files[0], one, *read]) == 0
+        assert main(["fertility", *words]) == code, message
+        assert message in capsys.readouterr().err
+    assert main(["fertility", whole_words, files[0], one, *read]) == 0
     assert "parity" not in capsys.readouterr().out

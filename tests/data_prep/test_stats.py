@@ -1,4 +1,4 @@
-"""Figures about a dataset, from the small files beside its shards."""
+"""`inspect` of a dataset: figures from the small files beside its shards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_prep.stats import main
+from modernbert_train.__main__ import main
+from tests.conftest import TinyRun
 
 Command = Callable[..., int]
 
@@ -26,7 +27,7 @@ def test_table_and_json_agree_with_the_shards(
     assert command() == 0
     capsys.readouterr()
     out = tmp_path / "out"
-    assert main([str(out), "--json"]) == 0
+    assert main(["inspect", str(out), "--json"]) == 0
     (facts,) = json.loads(capsys.readouterr().out).values()
     lengths = np.load(out / "train/lengths.npy")
     train = facts["splits"]["train"]
@@ -38,7 +39,7 @@ def test_table_and_json_agree_with_the_shards(
         assert bin["documents"] == ((lengths >= bin["from"]) & (lengths < bin["to"])).sum()
     assert facts["sources"]["mine"]["dropped"] == {"duplicate": 1, "empty": 1}
 
-    assert main([str(out), str(out / "train")]) == 0
+    assert main(["inspect", str(out), str(out / "train")]) == 0
     table = capsys.readouterr().out
     total = sum(split["tokens"] for split in facts["splits"].values())
     assert [row.split() for row in table.splitlines() if row.startswith("  mine")] == [
@@ -52,10 +53,15 @@ def test_table_and_json_agree_with_the_shards(
     assert (folder, split, ratio, beside) == (str(out / "train"), "train", f"{found:.2f}", "1.00")
 
 
-def test_folder_without_a_dataset(tmp_path: Path, capsys: Any) -> None:
-    """Names it."""
-    assert main([str(tmp_path)]) == 65
-    assert f"{tmp_path}: no dataset of `prepare`" in capsys.readouterr().err
+def test_folder_without_a_dataset(tmp_path: Path, tiny_data: Path, tiny_run: TinyRun, capsys: Any) -> None:
+    """It is named, and words of a run are not taken for those of a dataset."""
+    assert main(["inspect", str(tmp_path)]) == 65
+    assert f"{tmp_path}: no run, and no dataset of `prepare`" in capsys.readouterr().err
+    for words in ([str(tiny_data / "train"), "--rows", "1"], [str(tiny_data / "train"), *tiny_run()]):
+        assert main(["inspect", *words]) == 78
+        assert "is a folder of data" in capsys.readouterr().err
+    assert main(["inspect", *tiny_run(), "--json"]) == 78
+    assert "--json is of datasets" in capsys.readouterr().err
 
 
 @pytest.mark.runs
@@ -68,5 +74,5 @@ def test_lengths_that_are_none_are_named(command: Command, tmp_path: Path, capsy
     card = json.loads((folder / "dataset.json").read_text())
     card["lengths_sha256"] = hashlib.sha256(content).hexdigest()
     (folder / "dataset.json").write_text(json.dumps(card))
-    assert main([str(folder)]) == 65
+    assert main(["inspect", str(folder)]) == 65
     assert "lengths.npy: cannot be read" in capsys.readouterr().err

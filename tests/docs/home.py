@@ -212,9 +212,9 @@ def own_text() -> Iterator[None]:
 
 
 def _forked(
-    command: Sequence[str], environment: Mapping[str, str], orphaned: signal.Signals, *, own_session: bool, cwd: Path
+    command: Sequence[str], environment: Mapping[str, str], orphaned: signal.Signals, *, own_session: bool
 ) -> warm.Popen:
-    return warm.Popen(command, env=dict(environment), start_new_session=own_session, cwd=cwd)
+    return warm.Popen(command, env=dict(environment), start_new_session=own_session)
 
 
 @contextmanager

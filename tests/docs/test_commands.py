@@ -25,9 +25,10 @@ from tests.docs.pages import NEEDS, PAGES, ROOT, Command, blocks, commands
 # command -> the test that runs it, and what must stand in that test
 ELSEWHERE = {
     "make quickstart": ("tests/test_readme.py::test_quickstart_goes_from_the_standard_library_to_a_model_that_"
-                        "transformers_loads", ("launch/quickstart.py",)),
-    "modernbert-train quickstart --tiny": (
-        "tests/test_readme.py::test_the_first_minute_is_a_model_that_has_learnt_something", ("quickstart.py --tiny",)
+                        "transformers_loads", ("modernbert_train pretrain --preset quickstart",)),
+    "modernbert-train pretrain --preset quickstart --tiny": (
+        "tests/test_readme.py::test_the_first_minute_is_a_model_that_has_learnt_something",
+        ("--preset quickstart --tiny",),
     ),
     "torchrun --standalone --nproc-per-node 2 -m modernbert_train train yamls/quickstart.yaml": (
         "tests/launch/test_launch.py::test_torchrun_alone_works_too",
@@ -45,8 +46,8 @@ ELSEWHERE = {
         "tests/evaluate/finetune/test_many.py::test_a_real_run",
         ("frozen:", "--jobs", "--out"),
     ),
-    "modernbert-train stats en.jsonl de.jsonl --kind jsonl --tokenizer words.json --parallel": (
-        "tests/data_prep/test_fertility.py::test_counts_worked_by_hand", ("--kind", "--tokenizer", "--parallel")
+    "modernbert-train tokenizer fertility words.json en.jsonl de.jsonl --kind jsonl --parallel": (
+        "tests/data_prep/test_fertility.py::test_counts_worked_by_hand", ("fertility", "--kind", "--parallel")
     ),
     "make venv": ("tests/packaging/test_packaging.py::test_the_targets_that_pages_name_do_what_they_say", ("venv",)),
     "make test-quick": (

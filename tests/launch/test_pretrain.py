@@ -47,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return predicted(chooser, device, names) if device.gpus else nullcontext(lambda size: 20_000.0)
 
     monkeypatch.setattr(launch.budget, "_speeds", speeds)
-    monkeypatch.setattr(launch.pretrain, "run_stages", lambda stages, home: 0)
+    monkeypatch.setattr(launch.pretrain, "run_stages", lambda stages: 0)
     return tmp_path
 
 
@@ -247,10 +247,10 @@ def _steps(run: Path) -> list[dict[str, int]]:
 
 
 @pytest.mark.runs
-def test_a_stage_that_is_killed_is_named_with_what_ended_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stage_that_is_killed_is_named_with_what_ended_it(capsys: pytest.CaptureFixture[str]) -> None:
     """A child that the system killed for memory left no word of its own."""
     killed = Stage("training", ["-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"])
-    assert run_stages([killed, Stage("never begun", ["-c", "1"])], tmp_path) == 70
+    assert run_stages([killed, Stage("never begun", ["-c", "1"])]) == 70
     said = capsys.readouterr()
     assert "error: training: the process is gone: it was ended by SIGKILL" in said.err and "dmesg" in said.err
     assert "never begun" not in said.out

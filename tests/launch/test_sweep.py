@@ -28,8 +28,6 @@ from tests.conftest import TinyRun
 from tests.launch.fake_run import STEPS, loss
 from tests.launch.sweeps import log, run_fake, spec
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +186,7 @@ def test_two_real_trials_by_the_command(tiny_run: TinyRun, tmp_path: Path, capsy
     overrides = "overrides=[phases.short.tokens=800, phases.short.batch_warmup=null, phases.long.tokens=600]"
     spec(run, tmp_path, space="{phases.long.schedule: {choices: [{decay_tokens: 0}, {decay_tokens: 500}]}}")
     words = [str(tmp_path / "sweep.yaml"), overrides, "sampler=grid", "trials=null", "workers=2"]
-    command = [sys.executable, str(ROOT / "launch/sweep.py"), *words]
+    command = [sys.executable, "-m", "modernbert_train", "sweep", *words]
     done = subprocess.run(
         command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240
     )

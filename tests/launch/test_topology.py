@@ -52,7 +52,7 @@ def test_what_to_type_with_fewer_machines_is_a_number_that_shares_the_batches() 
 
 
 # what is named after `launch` and `sweep` on a page or in a file's own first lines
-NAMED = re.compile(r"(?:python launch/(?:run|sweep)\.py|modernbert-train (?:launch|sweep)) (yamls/\S+\.yaml)")
+NAMED = re.compile(r"modernbert-train (?:launch|sweep) (yamls/\S+\.yaml)")
 SMALL = {"quickstart": 2, "tiny": 2, "tiny/1-stable": 4, "tiny/2-context": 2, "tiny/3-decay": 2, "tiny-large": 2}
 
 

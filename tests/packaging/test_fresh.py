@@ -51,7 +51,7 @@ def test_a_wheel_in_a_fresh_environment_goes_from_text_to_a_model(tmp_path: Path
     assert "No broken requirements" in run("fresh/bin/python", "-m", "pip", "check")
 
     program = "fresh/bin/modernbert-train"
-    output = run(program, "quickstart", *SHORT, *SHORTER)
+    output = run(program, "pretrain", "--preset", "quickstart", *SHORT, *SHORTER)
     assert "Done." in output and (tmp_path / "runs/quickstart/hf/model.safetensors").is_file()
     (tmp_path / "run.yaml").write_text(run(program, "init", "recipe", "modernbert-base"))
     assert "149,655,232" in run(program, "plan", "run.yaml")
@@ -72,5 +72,5 @@ def test_uv_sync_makes_an_environment_that_trains(tmp_path: Path, run: Program) 
     shutil.copytree(ROOT, checkout, ignore=lambda folder, names: made(folder, names) if folder == str(ROOT) else ())
     run(uv, "sync", cwd=checkout)
     assert "mosaicml 0.32.1" in run(uv, "run", "modernbert-train", "doctor", cwd=checkout)
-    output = run(uv, "run", "modernbert-train", "quickstart", *SHORT, *SHORTER, cwd=checkout)
+    output = run(uv, "run", "modernbert-train", "pretrain", "--preset", "quickstart", *SHORT, *SHORTER, cwd=checkout)
     assert "Done." in output and (checkout / "runs/quickstart/hf/model.safetensors").is_file()

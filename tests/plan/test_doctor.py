@@ -107,7 +107,7 @@ def test_a_broken_group_becomes_a_warning_and_keeps_what_came_before() -> None:
     found = doctor.examine(_gpus)
     assert [str(f) for f in found] == [
         "ok    GPU 0",
-        "warn  gpus: could not be looked up (ImportError)\n      -> make the environment again: make venv",
+        "warn  gpus: could not be looked up (ImportError)\n      -> install modernbert-train into a new environment",
     ]
 
 

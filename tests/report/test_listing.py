@@ -1,4 +1,4 @@
-"""`runs`. If this breaks, a run that failed at night looks as if it trained, or one bad folder hides all others."""
+"""Lists of runs. If this breaks, a failed run looks as if it trained, or one bad folder hides all others."""
 
 from __future__ import annotations
 
@@ -62,16 +62,16 @@ def test_a_damaged_folder_is_named_and_the_others_are_listed(
     (runs / "bad/config.yaml").write_text("model: [")
     (runs / "cut/metrics.jsonl").write_bytes(b"\xff\n[1]\n" + (runs / "cut/metrics.jsonl").read_bytes()[:-30])
     monkeypatch.chdir(runs.parent)
-    assert main(["runs"]) == 0
+    assert main(["report"]) == 0
     told = capsys.readouterr()
     assert "warning: runs/bad: left out" in told.err
     assert [line.split()[:2] for line in told.out.splitlines()[1:]] == [
         ["done", "finished"], ["halted", "stopped"], ["cut", "interrupted"],
     ]  # fmt: skip
-    assert main(["runs", "runs/done", "--json"]) == 0
+    assert main(["report", "runs/done", "--json"]) == 0
     (only,) = json.loads(capsys.readouterr().out)
     assert only["name"] == "done" and (only["held_out_loss"], only["bits_per_byte"]) == (2.25, 0.875)
-    assert main(["runs", "absent"]) == 78 and "absent: no such folder" in capsys.readouterr().err
+    assert main(["report", "--list", "absent"]) == 78 and "absent: no such folder" in capsys.readouterr().err
 
 
 def test_of_a_long_record_only_the_end_is_read(tmp_path: Path) -> None:
@@ -99,11 +99,11 @@ def test_what_a_stranger_wrote_neither_moves_the_cursor_nor_fills_the_screen(
     lines = [json.dumps(line | {"step": step}) for step in (1, 2, 3)]  # whose sum no float holds
     (folder / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8")
     capsys.readouterr()
-    assert main(["runs", str(runs)]) == 0
+    assert main(["report", str(runs)]) == 0
     said = capsys.readouterr().out
     assert "evil\\x1b[2J" in said and "\x1b" not in said and "1.00e+308" in said
     assert max(map(len, said.splitlines())) < 160
     assert main(["report", str(folder)]) == 0
     assert "evil\\x1b[2J/report.html" in capsys.readouterr().out
-    assert main(["runs", str(folder / "no\x1b[2J")]) == 78
+    assert main(["report", "--list", str(folder / "no\x1b[2J")]) == 78
     assert "\x1b" not in capsys.readouterr().err

@@ -405,12 +405,12 @@ HOSTILE: dict[str, tuple[str, Plant]] = {
 
 # kind -> verbs that open it, the cheapest first: with the rest only in the slow tests
 VERBS: dict[str, list[list[str]]] = {
-    "yaml": [["check", "run.yaml"], ["plan", "run.yaml"], ["import-config", "run.yaml"], ["train", "run.yaml"]],
+    "yaml": [["check", "run.yaml"], ["plan", "run.yaml"], ["init", "from", "run.yaml"], ["train", "run.yaml"]],
     "data": [
         ["inspect", "run.yaml"],
         ["check", "run.yaml"],
         ["train", "run.yaml", "name=other"],
-        ["stats", "data/train"],
+        ["inspect", "data/train"],
     ],
     "tokenizer": [
         ["check", "run.yaml"],
@@ -420,7 +420,7 @@ VERBS: dict[str, list[list[str]]] = {
     "model": [
         ["train", "run.yaml", "name=other", "weights.init_from=hf"],
         ["fill", "hf", "w7 [MASK]"],
-        ["import-config", "hf/config.json"],
+        ["init", "from", "hf/config.json"],
     ],
     "composer": [
         ["export", "file.pt", "--out", "out"],
@@ -430,7 +430,7 @@ VERBS: dict[str, list[list[str]]] = {
         ["export", RUN, "--out", "out"],
         ["train", "run.yaml"],
         ["report", RUN],
-        ["runs", "runs"],
+        ["report", "runs"],
         ["eval", RUN],
         ["average", RUN, "--last", "2", "--out", "mean"],
         ["train", "run.yaml", "name=other", f"start.checkpoint={RUN}"],
@@ -439,7 +439,7 @@ VERBS: dict[str, list[list[str]]] = {
     ],
     "page": [
         ["report", RUN],
-        ["runs", "runs"],
+        ["report", "runs"],
         ["train", "run.yaml"],
     ],
     "text": [["prepare", "prepare.yaml"]],

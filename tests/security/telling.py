@@ -83,7 +83,7 @@ USES = {
         ["train", "run.yaml", "name=told"],
         ["export", "runs/told", "--out", "out"],
         ["report", "runs/told"],
-        ["runs", "runs", "--json"],
+        ["report", "runs", "--json"],
     ],
 }
 

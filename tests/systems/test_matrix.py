@@ -15,7 +15,6 @@ import transformers
 import yaml
 
 from benchmarks.batches import lay_out
-from data_prep.pairs import main as prepare_pairs
 from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.config.schema import BertConfig, MaskedLmConfig
@@ -26,6 +25,7 @@ from modernbert_train.weights.gather import load_weights
 from modernbert_train.weights.hf_folder import export
 from modernbert_train.weights.hf_folder import load_weights as load_folder
 from tests.conftest import TinyRun
+from tests.contrastive.conftest import as_source, prepare_pairs
 from tests.models import neobert
 
 SMALL = {"vocab_size": 512, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48}
@@ -77,8 +77,8 @@ def make_pairs(tokenizer: Path, folder: Path) -> Path:
         rows = [{text: f"{number} {text[:2]} {number % 7}" for text in texts} for number in range(120)]
         file = folder.with_suffix(".jsonl")
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        words = ["--tokenizer", str(tokenizer), "--negatives", "negative", "--max-tokens", "20"]
-        assert prepare_pairs([str(folder), str(file), *words, "--validation-share", "0.1"]) == 0
+        texts = {"negatives": ["negative"], "max_tokens": 20}
+        assert prepare_pairs(folder, as_source(file), tokenizer, "validation_share=0.1", **texts) == 0
     return folder
 
 

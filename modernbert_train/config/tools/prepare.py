@@ -1,22 +1,25 @@
-"""Every knob of data preparation: what data_prep/prepare.py reads, how it cleans and splits, where it writes.
+"""Every knob of data preparation: what `prepare` reads, how it cleans and splits, where it writes.
 
-One source dataclass serves all kinds, because `sources` is an open dictionary and its entries are checked key by key;
-which keys a kind reads is the table FIELDS, and a key that the chosen kind would ignore is refused.
+A spec with a section `pairs` is one of pairs of texts (PairsConfig), any other one of text (PrepareConfig). There one
+source dataclass serves all kinds, because `sources` is an open dictionary and its entries are checked key by key; which
+keys a kind reads is the table FIELDS, and a key that the chosen kind would ignore is refused.
 """
 
 from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from dataclasses import field as field_  # where a key is called so
-from math import isfinite
+from math import inf, isfinite
+from pathlib import Path
 from typing import Any, Literal
 
 from omegaconf import MISSING
 
 from modernbert_train.config.knob import knob, knobs
+from modernbert_train.config.read import read_override, read_yaml
 
 SMALLEST_VOCABULARY = 320  # 256 bytes and 5 special tokens, rounded up to a multiple of 64
 LANGUAGE_FILTER = "LanguageFilter"
@@ -143,6 +146,52 @@ class PrepareConfig:
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PairSourceConfig:
+    """A table of pairs."""
+
+    kind: Literal["jsonl", "tsv", "csv", "parquet", "hub"] = MISSING  # which the name of a file ends in
+    path: str = MISSING  # the file; for hub a name or a local folder
+    subset: str | None = None  # hub: configuration of the dataset, where it has several
+    split: str | None = None  # hub: split of the dataset; None is `train`
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairTextsConfig:
+    """Columns of the texts of a row, and what is made of each text."""
+
+    query: str = "query"  # column of the queries
+    positive: str = "positive"  # column of the texts that answer them
+    negatives: list[str] = field(default_factory=list)  # columns of texts that do not, each a text or a list of texts
+    # columns of a teacher's scores: of the positive, then of each of `negatives`, as many as there are texts
+    scores: list[str] = field(default_factory=list)
+    score_range: list[float] = field(default_factory=list)  # lowest and highest score; they are stored as shares of it
+    max_negatives: int | None = None  # of a query; None: as many as there are columns
+    query_prefix: str = ""  # put before each query, its space included
+    document_prefix: str = ""  # put before each other text
+    max_tokens: int = knob(256, low=3)  # of a text, special tokens included; longer ones are cut
+    query_max_tokens: int | None = knob(None, low=3)  # of a query; None: max_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenTokenizerConfig:
+    """The tokenizer of the model."""
+
+    path: str = MISSING  # its folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairsConfig:
+    """Pairs of texts to one dataset of tokenised shards, for objective.name=contrastive."""
+
+    out: str = MISSING  # folder of the dataset; appears only when it is complete
+    sources: dict[str, PairSourceConfig] = field(default_factory=dict)  # read in this order; at least one
+    pairs: PairTextsConfig = field(default_factory=PairTextsConfig)
+    tokenizer: GivenTokenizerConfig = field(default_factory=GivenTokenizerConfig)
+    # share of the queries, by hash of their text, that is held out; 0 holds out none
+    validation_share: float = knob(0.01, low=0, below=1)
+
+
 # kind -> the keys of SourceConfig that it reads
 FIELDS: dict[str, tuple[str, ...]] = {
     "python_stdlib": ("fixed_fields",),
@@ -168,6 +217,38 @@ GLOBS: dict[str, tuple[str, ...]] = {
 
 # arguments of datatrove's executors that are not the user's to choose
 _OURS = ("pipeline", "tasks", "workers", "depends", "logging_dir", "skip_completed")
+
+
+def is_of_pairs(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> bool:
+    """True if a spec is one of pairs; mistakes in it are for `load_typed` to report."""
+    trees = [read_yaml(Path(file), {}, []) for file in files]
+    trees += [read_override(override, {}, []) for override in overrides]
+    return any("pairs" in tree for tree in trees)
+
+
+def pairs_problems(config: PairsConfig) -> Iterator[str]:
+    """As `prepare_problems`, of a spec of pairs."""
+    if not config.sources:
+        yield "sources: empty. Add at least one, for example sources.mine={kind: jsonl, path: pairs.jsonl}."
+    for name, source in config.sources.items():
+        if source.kind != "hub" and Path(source.path).suffix != f".{source.kind}":
+            yield f"sources.{name}.path={source.path}: does not end in .{source.kind}. Correct it or the kind."
+        if source.kind != "hub" and (source.subset or source.split):
+            yield f"sources.{name}: subset and split are of kind hub. Remove them."
+    texts = config.pairs
+    columns = [texts.query, texts.positive, *texts.negatives]
+    if len({*columns}) < len(columns):
+        yield f"pairs.query, pairs.positive and pairs.negatives name {', '.join(columns)}. Name each column once."
+    if texts.scores and len(texts.scores) != 1 + len(texts.negatives):
+        number = 1 + len(texts.negatives)
+        yield f"pairs.scores={texts.scores}: name {number}, for pairs.positive and for each of pairs.negatives."
+    ends = texts.score_range
+    if bool(texts.scores) != bool(ends) or (ends and not (len(ends) == 2 and 0 < ends[1] - ends[0] < inf)):
+        yield "pairs.scores and pairs.score_range go together, the lower end of the range first. Give both."
+    if texts.max_negatives is not None and texts.max_negatives < bool(texts.negatives):
+        yield f"pairs.max_negatives={texts.max_negatives}: leave out pairs.negatives, or give at least 1."
+    for key, value, facts in knobs(config):
+        yield from facts.mistakes(key, value)
 
 
 def prepare_problems(config: PrepareConfig) -> list[str]:

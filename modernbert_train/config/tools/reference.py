@@ -26,7 +26,7 @@ from modernbert_train.config.knob import Knob, facts_of, phased_keys
 from modernbert_train.config.renamed import RENAMED
 from modernbert_train.config.schema import VARIANTS, RunConfig
 from modernbert_train.config.tools.finetune import TaskConfig
-from modernbert_train.config.tools.prepare import PrepareConfig
+from modernbert_train.config.tools.prepare import PairsConfig, PrepareConfig
 from modernbert_train.config.tools.retrieval import MeasureConfig, RetrievalConfig
 from modernbert_train.config.tools.sweep import SweepConfig
 
@@ -41,11 +41,12 @@ name of your choice.
 """
 _ROOTS: dict[str, type] = {  # the heading on the page -> the tree of keys
     "A run": RunConfig,
-    "Data preparation: the spec of `data_prep/prepare.py`": PrepareConfig,
+    "Data preparation: the spec of `prepare`": PrepareConfig,
+    "Pairs of texts: a spec of `prepare` with a section `pairs`": PairsConfig,
     "Fine-tuning: a task of `finetune`": TaskConfig,
     "Retrieval: a recipe of `retrieval train`": RetrievalConfig,
     "Retrieval: keys of `retrieval evaluate`": MeasureConfig,
-    "Sweeps: the spec of `launch/sweep.py`": SweepConfig,
+    "Sweeps: the spec of `sweep`": SweepConfig,
 }
 
 

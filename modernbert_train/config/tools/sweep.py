@@ -1,4 +1,4 @@
-"""Every knob of a sweep: what is searched, how, for which figure, and how trials are run; read by launch/sweep.py.
+"""Every knob of a sweep: what is searched, how, for which figure, and how trials are run; read by `sweep`.
 
 Keys of the space are keys of a run, written with their dots (`optim.lr`). Whether a run has them, and whether their
 values fit, is asked of the run's own loader; here stands what no single key shows.

@@ -64,13 +64,16 @@ TRIALS: dict[str, Trial] = {
     "varlen": _kernel("varlen", GPU),
     "flash": _kernel("flash", f"{GPU}, and a FlashAttention package; for capability 9.0 and newer: {FLASH_4_INSTALL}"),
     "flex": _kernel("flex", f"{GPU}, which brings Triton"),
-    "sdpa": _kernel("sdpa", "make the environment again: make venv"),
+    "sdpa": _kernel("sdpa", "install modernbert-train into a new environment"),
     "tiles": _kernel("tiles", f"{GPU}, which brings Triton"),
     "cudnn": _kernel("cudnn", f"{GPU}, of capability 9 or 10, and torch 2.15 with its cuDNN"),
     "compile": Trial("compute.compile", COMPILER, try_compile, lambda: None, seconds=150),
     "fused": Trial("optim.fused", f"{GPU}, which brings Triton", try_fused, _gpu_and_triton),
     "gloo": Trial(
-        "distributed backend gloo", "make the environment again: make venv", partial(try_backend, "gloo"), _gloo
+        "distributed backend gloo",
+        "install modernbert-train into a new environment",
+        partial(try_backend, "gloo"),
+        _gloo,
     ),
     "nccl": Trial("distributed backend nccl", GPU, partial(try_backend, "nccl"), _nccl),
 }

@@ -102,7 +102,7 @@ def theirs(tmp_path: Path) -> Path:
 
 def test_base_pretraining_becomes_our_recipe(theirs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "ours.yaml"
-    assert main(["import-config", str(theirs), "--out", str(out)]) == 0
+    assert main(["init", "from", str(theirs), "--out", str(out)]) == 0
     config = load_run([out])
     check(config, 8)
     recipe = load_run([ROOT / "yamls/recipes/modernbert-base/1-stable.yaml"])
@@ -121,7 +121,7 @@ def test_base_pretraining_becomes_our_recipe(theirs: Path, tmp_path: Path, capsy
     assert "data.train: first python -m modernbert_train adopt /data/train --tokenizer data/my_text/tokenizer" in notes
     assert "train_loader.dataset.shuffle_seed: seed keys the order too" in notes
     assert "made_up" in notes and "train_loader.name: text is the only kind" in notes
-    assert main(["import-config", str(theirs), "--out", str(out)]) == 78, "nothing is overwritten"
+    assert main(["init", "from", str(theirs), "--out", str(out)]) == 78, "nothing is overwritten"
 
 
 def test_another_architecture_is_refused_with_every_difference(theirs: Path) -> None:

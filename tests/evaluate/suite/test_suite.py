@@ -55,7 +55,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
 
 
 def run(suite: Path, out: Path, *words: object, code: int = 0) -> dict[str, Any]:
-    assert main(["evaluate", *map(str, words), "--suite", str(suite), "--out", str(out)]) == code
+    assert main(["eval", *map(str, words), "--suite", str(suite), "--out", str(out)]) == code
     return json.loads((out / "table.json").read_text()) if (out / "table.json").exists() else {}
 
 
@@ -263,7 +263,7 @@ def test_a_decoder_is_no_model_of_a_suite(
     }  # fmt: skip
     (tmp_path / "decoder/config.json").write_text(json.dumps(config))
     suite = write_suite({"tone": {}})
-    assert main(["evaluate", str(tmp_path / "decoder"), "--suite", str(suite), "--out", str(tmp_path / "out")]) == 78
+    assert main(["eval", str(tmp_path / "decoder"), "--suite", str(suite), "--out", str(tmp_path / "out")]) == 78
     assert "decoder: a decoder, whose states know nothing of the words after" in capsys.readouterr().err
 
 
@@ -278,7 +278,7 @@ def test_keys_may_follow_the_options(
 ) -> None:
     """As with every other verb."""
     words = [str(fakes[0]), "--suite", str(write_suite({"tone": {}})), "--out", str(tmp_path / "out"), "--dry-run"]
-    assert main(["evaluate", *words, "compute.device=cpu"]) == 0
+    assert main(["eval", *words, "compute.device=cpu"]) == 0
     assert "1 task, 1 model, at most 2 runs" in capsys.readouterr().out
 
 

@@ -55,13 +55,13 @@ def test_import_config_reads_an_albert_and_sees_what_it_shares(
     read = {way: config for way, config in SAID.items() if way.startswith("albert")}
     for way, config in {**read, "attention": UNSAID["albert, attention"], "ffn": UNSAID["albert, ffn"]}.items():
         folder = write(tmp_path / way, config, weights_of(config))
-        assert main(["import-config", str(folder / "config.json"), "--out", str(tmp_path / f"{way}.yaml")]) == 0
+        assert main(["init", "from", str(folder / "config.json"), "--out", str(tmp_path / f"{way}.yaml")]) == 0
         ours = yaml.safe_load((tmp_path / f"{way}.yaml").read_text())
         assert ours["weights"] == {"init_from": str(folder)} and ours["objective"] == {"name": "mlm"}
         assert load_run([tmp_path / f"{way}.yaml"], ["name=x", "data.tokenizer=x", "optim.lr=1"]).model == config
         (folder / "model.safetensors").unlink()
         capsys.readouterr()
-        assert main(["import-config", str(folder / "config.json")]) == 0
+        assert main(["init", "from", str(folder / "config.json")]) == 0
         out = capsys.readouterr()
         model = yaml.safe_load(out.out)["model"]
         assert model["sharing"] == (config.sharing if way in SAID else "none")

@@ -102,7 +102,7 @@ def test_the_configs_of_released_models_are_read() -> None:
 
 def test_import_config_makes_a_run_of_a_released_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(RELEASED))
-    assert main(["import-config", str(tmp_path / "config.json")]) == 0
+    assert main(["init", "from", str(tmp_path / "config.json")]) == 0
     ours = yaml.safe_load(capsys.readouterr().out)
     assert DebertaConfig(**ours["model"]) == DebertaConfig() and ours["objective"] == {"name": "mlm"}
 

@@ -64,7 +64,7 @@ def test_it_comes_back_bit_by_bit(written: tuple[str, Path], tmp_path: Path) -> 
 def test_import_config_goes_on_to_detect(written: tuple[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     """What its generator was is not known, and said."""
     name, folder = written
-    assert main(["import-config", str(folder / "config.json")]) == 0
+    assert main(["init", "from", str(folder / "config.json")]) == 0
     said = capsys.readouterr()
     ours = yaml.safe_load(said.out)
     assert ours["model"]["name"] == name and ours["objective"] == {"name": "rtd"}

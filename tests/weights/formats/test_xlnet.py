@@ -50,7 +50,7 @@ def test_import_config_goes_on_with_what_it_was_trained_on(
 ) -> None:
     """Of a config.json of ours; a published one is of permuted orders."""
     (tmp_path / "config.json").write_text(json.dumps(describe(XLNET, order)))
-    assert main(["import-config", str(tmp_path / "config.json")]) == 0
+    assert main(["init", "from", str(tmp_path / "config.json")]) == 0
     ours = yaml.safe_load(capsys.readouterr().out)
     settings = {key: value for key, value in ours["model"].items() if key != "name"}
     assert ours["model"]["name"] == "xlnet" and XLNetConfig(**settings) == XLNET

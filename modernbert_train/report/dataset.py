@@ -1,29 +1,20 @@
-"""Statistics of a dataset: python data_prep/stats.py FOLDER... [--json], or of a tokenizer: --tokenizer T TEXT...
+"""Statistics of a dataset, from the small files beside its shards: what `inspect` prints of a folder of data.
 
-Documents and tokens of each split and source, what was left out and how much of it were duplicates, and how long the
-documents are. Of several folders, such as one a language, also how many bytes of text a token stands for in each: the
-fewer beside another's, the worse the tokenizer knows that language. No shard is opened.
+Documents and tokens of each split and source, documents left out and duplicates among them, and document lengths. Of
+several folders, such as one a language, also the bytes of text a token stands for in each: the fewer, the worse the
+tokenizer knows that language. No shard is opened.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-if not __package__:  # run as a script: sys.path begins with this folder, the packages lie one above it
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-
 import numpy as np
 
-from data_prep.fertility import as_json, fertility, fertility_table
-from data_prep.program import finish
-from data_prep.tokenizer import how_to_read
-from modernbert_train.cli.parser import Parser
 from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.read_json import as_type, read_json
 from modernbert_train.core.text import table
@@ -31,48 +22,24 @@ from modernbert_train.data.arrays import load_lengths
 from modernbert_train.data.dataset_card import CARD, LENGTHS, PREPARE_REPORT, read_card
 from modernbert_train.data.field_counts import FieldCounts
 from modernbert_train.data.statistics import length_bins, source_counts
-from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.errors import DataError
 
 _PERCENTILES = (5, 25, 50, 75, 95)
 _BAR = 40  # characters of the longest bar
 _VALUES = 20  # of a field
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code (see modernbert_train/errors.py)."""
-    parsed = make_parser().parse_args(arguments)
-    return finish(lambda: _fertility(parsed) if parsed.tokenizer else _stats(parsed))
+def describe_datasets(folders: Sequence[Path], *, as_json: bool) -> str:
+    """Return a table for each dataset, or all as JSON.
 
-
-def _fertility(parsed: argparse.Namespace) -> str:
-    found = fertility(parsed)
-    if parsed.json:
-        return json.dumps(as_json(found, parsed.parallel), indent=2)
-    return fertility_table(found, parsed.parallel)
-
-
-def _stats(parsed: argparse.Namespace) -> str:
-    if parsed.parallel or parsed.text_field or parsed.kind != "text":
-        raise ConfigError("--parallel, --kind and --text-field: read with --tokenizer only. Add it, or remove them.")
-    facts = {folder: dataset_stats(Path(folder)) for folder in parsed.folder}
-    if parsed.json:
+    Raises:
+        DataError: one is no dataset, or damaged.
+    """
+    facts = {str(folder): dataset_stats(folder) for folder in folders}
+    if as_json:
         return json.dumps(facts, indent=2)
     tables = [_table(name, each) for name, each in facts.items()]
     return "\n\n".join([*tables, *([_beside(facts)] if len(facts) > 1 else [])])
-
-
-def make_parser() -> Parser:
-    """The arguments of the command."""
-    parser = Parser(
-        prog="modernbert-train stats",
-        description="What the datasets that `prepare` made hold; or the fertility of a tokenizer.",
-    )
-    parser.add_argument("folder", nargs="+", metavar="FOLDER", help="a dataset, or one split of one")
-    parser.add_argument("--json", action="store_true", help="as JSON, one object for each folder by name")
-    parser.add_argument("--tokenizer", help="count its tokens in texts: files, folders or patterns, each a row")
-    parser.add_argument("--parallel", action="store_true", help="the texts translate the first: their parity too")
-    how_to_read(parser)
-    return parser
 
 
 def dataset_stats(folder: Path) -> dict[str, Any]:
@@ -89,7 +56,7 @@ def dataset_stats(folder: Path) -> dict[str, Any]:
     report = folder / PREPARE_REPORT
     splits = [folder] if (folder / CARD).exists() else sorted(path.parent for path in folder.glob(f"*/{CARD}"))
     if not splits:
-        raise DataError(f"{folder}: no dataset of `prepare`, nor a split of one. Correct the path.")
+        raise DataError(f"{folder}: no run, and no dataset of `prepare` or split of one. Correct the path.")
     remedy = "Prepare the data again with --overwrite."
     with os_errors_as(DataError, f"{report}: cannot be read", remedy, ValueError, KeyError, TypeError):
         sources = read_json(report)["sources"] if report.exists() else {}
@@ -152,7 +119,3 @@ def _split_lines(splits: dict[str, Any]) -> Iterator[str]:
             for value, amount in as_type(FieldCounts, content).most(_VALUES).rows():
                 share = f"{amount.tokens / each['tokens']:>6.1%} of the tokens"
                 yield f"    {field}: {value}  {amount.documents:,} documents  {share}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())
