@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from modernbert_train.config.knob import knob
+from modernbert_train.config.model import ModelConfig
 from modernbert_train.config.objective import ObjectiveConfig
 
 
@@ -68,6 +69,21 @@ class LabelledConfig(ObjectiveConfig):
     def trains_encoder(self) -> bool:
         return not self.freeze
 
+    @property
+    def min_labels(self) -> int:
+        """Fewest classes."""
+        return 2
+
+    def mistakes(self, model: ModelConfig) -> Iterator[str]:
+        """See `ObjectiveConfig`."""
+        here = f"objective.labels={list(self.labels)}"
+        if len(self.labels) < self.min_labels:
+            yield f"{here} with objective.name={self.name}: one class cannot be distinguished from none. Name two."
+        if len({*self.labels}) < len(self.labels):
+            yield f"{here}: a name is listed twice. Remove one."
+        if self.segments > max(1, model.segments):
+            yield f"objective.segments=2 with model.name={model.name}: it has no second token type. Set 1."
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifyConfig(LabelledConfig):
@@ -116,6 +132,16 @@ class ClassifyConfig(LabelledConfig):
     @property
     def num_logits(self) -> int:
         return 1 if self.kind == "regression" else len(self.labels)
+
+    @property
+    def min_labels(self) -> int:
+        return {"regression": 0, "multi-label": 1}.get(self.kind, 2)
+
+    def mistakes(self, model: ModelConfig) -> Iterator[str]:
+        """See `ObjectiveConfig`."""
+        yield from super().mistakes(model)
+        if self.kind == "regression" and self.labels:
+            yield f"objective.labels={list(self.labels)} with objective.kind=regression: a score has none. Remove them."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,7 +50,7 @@ class LlamaConfig(ModelConfig):
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values."""
+        """See `ModelConfig`."""
         return self.key_value_heads or self.num_heads
 
     @property

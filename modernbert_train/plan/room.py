@@ -78,7 +78,7 @@ class Card:
 def predicts(config: RunConfig) -> bool:
     """Whether memory is predicted: layers of ModernBERT were counted, of no generator, and not frozen ones."""
     alone = config.objective.generator_of(config.model) is None
-    frozen = any(getattr(now.objective, "freeze", False) for now in config.in_phase.values())
+    frozen = any(not now.objective.trains_encoder for now in config.in_phase.values())
     return type(config.model) in COUNTED and alone and not frozen
 
 

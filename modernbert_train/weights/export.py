@@ -69,12 +69,13 @@ def export_run(
     part = _generator(found, source) if generator else _model(source)
     shapes = {name: tuple(tensor.shape) for name, tensor in part.weights.items()}
     left_out = without_place(part.hub, part.weights, part.model)
+    before = source.objective is not None and source.objective.predict_from == BEFORE
     export(
         part.weights,
         part.model,  # the architecture is the checkpoint's, whatever the YAML says today
         hub=part.hub,
-        pairs=getattr(source.objective, "segments", 1) > 1,
-        says={PREDICTS_FROM: BEFORE} if getattr(source.objective, "predict_from", None) == BEFORE else None,
+        pairs=_of_pairs(source),
+        says={PREDICTS_FROM: BEFORE} if before else None,
         shapes=shapes,
         order=source.order,
         max_tokens=source.max_tokens,
@@ -150,9 +151,14 @@ def export_source(source: Source, out: Path) -> Path:
             tokenizer_folder=tokenizer,
             out=out,
             card="",
-            pairs=getattr(source.objective, "segments", 1) > 1,
+            pairs=_of_pairs(source),
         )
     return out
+
+
+def _of_pairs(source: Source) -> bool:
+    """True if the texts of a pair had a token type each in training."""
+    return source.objective is not None and source.objective.segments > 1
 
 
 @dataclass(frozen=True)
