@@ -146,7 +146,8 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> str:
         sha256 of its tokenizer.json, which the dataset cards carry.
     """
     folder.mkdir(exist_ok=True)
-    tokenizer.save(str(folder / TOKENIZER_FILE))
+    text = tokenizer.to_str(pretty=True)  # its own `save` raises a bare Exception where the disk is full
+    (folder / TOKENIZER_FILE).write_text(text, encoding="utf-8")
     _write_json(
         folder / "tokenizer_config.json",
         {
