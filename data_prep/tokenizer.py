@@ -93,15 +93,15 @@ def _make_folder(parsed: argparse.Namespace) -> str:
     if problems := prepare_problems(config):
         raise ConfigError("\n".join(problems))
     said = ""
-    if parsed.command == "train":
-        tokenizer = train_tokenizer(texts_of(config), parsed.entries, parsed.spare)
-        require_size(tokenizer, parsed.entries)
-    elif parsed.command == "trim":
-        tokenizer, stays = trim_tokenizer(adapt_tokenizer(parsed.tokenizer), texts_of(config), parsed.entries)
-        said = f", which are {stays:.1%} of the tokens of the text as it was"
-    else:
-        tokenizer = adapt_tokenizer(parsed.tokenizer, parsed.extend, parsed.spare)
-    with workspace(out) as folder:
+    with workspace(out) as folder:  # a place that cannot be written is found before hours of training
+        if parsed.command == "train":
+            tokenizer = train_tokenizer(texts_of(config), parsed.entries, parsed.spare)
+            require_size(tokenizer, parsed.entries)
+        elif parsed.command == "trim":
+            tokenizer, stays = trim_tokenizer(adapt_tokenizer(parsed.tokenizer), texts_of(config), parsed.entries)
+            said = f", which are {stays:.1%} of the tokens of the text as it was"
+        else:
+            tokenizer = adapt_tokenizer(parsed.tokenizer, parsed.extend, parsed.spare)
         save_tokenizer(tokenizer, folder)
     return f"{out}: {num_entries(tokenizer)} entries{said}"
 

@@ -494,3 +494,19 @@ def test_expected_steps_by_hand() -> None:
     warmup = BatchWarmupConfig(start_rows=2, step_rows=2, tokens=600)
     phase = PhaseConfig(tokens=920, row_tokens=10, batch_rows=6, microbatch_tokens=10, batch_warmup=warmup)
     assert expected_steps(phase) == 10 + 10 + round(320 / 60)
+
+
+def test_a_rate_far_from_any_that_trains_is_told_and_not_refused(load: Load) -> None:
+    """5 is refused; 0.5 was called good, and trains nothing. Muon's updates are smaller."""
+    for words, told in {
+        ("optim.lr=0.5",): True,
+        ("optim.lr=0.01",): False,
+        ("optim.lr=0.01", "phases.one.lr_ratio=10"): True,
+        ("optim={name: adamw, lr: 0.1}",): True,
+        ("optim={name: muon, lr: 0.05, scale: original}",): False,
+        ("optim={name: muon, lr: 0.5}",): True,
+    }.items():
+        config = load(*words)
+        check(config)
+        found = [line for line in describe(config).splitlines() if line.startswith("advice: optim.lr=")]
+        assert bool(found) is told, words
