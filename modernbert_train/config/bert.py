@@ -91,11 +91,7 @@ class DistilBertConfig(BertShape):
 
     name: str = "distilbert"
     num_layers: int = knob(6, above=0, high=MOST_LAYERS)
-
-    @property
-    def projection_dropout(self) -> bool:
-        """See `BertShape`."""
-        return False
+    projection_dropout = False
 
     @property
     def pooler_activation(self) -> Literal["relu"]:

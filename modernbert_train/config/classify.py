@@ -25,13 +25,11 @@ class LabelledConfig(ObjectiveConfig):
     # longest text that the encoder was trained on, whatever the labelled texts: the limit of the exported model and of
     # the next fine-tuning; None: the rows of the last phase
     max_tokens: int | None = knob(None, above=0, restart=True)
+    predicted_share = 0.0  # no token is predicted
+    is_labelled = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", tuple(self.labels))  # out of YAML it is a list, which has no hash
-
-    @property
-    def predicted_share(self) -> float:
-        return 0.0  # no token is predicted
 
     @property
     def num_logits(self) -> int:
@@ -60,10 +58,6 @@ class LabelledConfig(ObjectiveConfig):
     def pools(self) -> bool:
         """Whether a logit is of a whole sequence."""
         return False
-
-    @property
-    def is_labelled(self) -> bool:
-        return True
 
     @property
     def trains_encoder(self) -> bool:
@@ -96,6 +90,7 @@ class ClassifyConfig(LabelledConfig):
     # what is read of the hidden states: that of [CLS], or their mean over the text, [CLS] and [SEP] included
     pooling: Literal["cls", "mean"] = "mean"
     segments: int = knob(1, low=1, high=2)  # 2: the second text of a pair has token type 1
+    pools = True
 
     @property
     def title(self) -> tuple[str, str | None]:
@@ -110,16 +105,8 @@ class ClassifyConfig(LabelledConfig):
         return ("class",)
 
     @property
-    def exported_as(self) -> Literal["classifier"]:
-        return "classifier"
-
-    @property
     def task_kind(self) -> str:
         return self.kind
-
-    @property
-    def pools(self) -> bool:
-        return True
 
     @property
     def scores_texts(self) -> bool:
@@ -149,6 +136,7 @@ class TagConfig(LabelledConfig):
     """A class for each word, predicted at its first token."""
 
     name: str = "tag"
+    task_kind = "tokens"
 
     @property
     def title(self) -> tuple[str, str | None]:
@@ -161,14 +149,6 @@ class TagConfig(LabelledConfig):
     @property
     def heads(self) -> tuple[str, ...]:
         return ("tag",)
-
-    @property
-    def exported_as(self) -> Literal["tagger"]:
-        return "tagger"
-
-    @property
-    def task_kind(self) -> str:
-        return "tokens"
 
     @property
     def tells(self) -> Literal["words"]:

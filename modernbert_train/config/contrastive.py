@@ -49,6 +49,8 @@ class ContrastiveConfig(ObjectiveConfig):
     score_weight: float = knob(0.0, low=0)
     # the model has a head that predicts tokens too, so that phases may train it by mlm, causal or permutation
     mlm_head: bool = False
+    predicted_share = 0.0  # no token is predicted
+    compares = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "matryoshka", tuple(self.matryoshka))  # out of YAML it is a list, which has no hash
@@ -86,14 +88,6 @@ class ContrastiveConfig(ObjectiveConfig):
     @property
     def terms(self) -> Mapping[str, float]:
         return {"contrastive": 1.0} | ({"score": self.score_weight} if self.score_weight else {})
-
-    @property
-    def predicted_share(self) -> float:
-        return 0.0  # no token is predicted
-
-    @property
-    def compares(self) -> bool:
-        return True
 
     @property
     def projected_width(self) -> int | None:

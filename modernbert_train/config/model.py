@@ -261,6 +261,7 @@ class ModernBertConfig(ModelConfig):
     # "full_megatron": truncated normal, output projections divided by sqrt(2 num_layers)
     init_std: float = knob(0.02, above=0, training=True)
     init_cutoff: float = knob(2.0, above=0, training=True)  # truncation, in standard deviations
+    grows = True
 
     @property
     def title(self) -> tuple[str, str | None]:
@@ -287,10 +288,6 @@ class ModernBertConfig(ModelConfig):
     def pooling(self) -> Literal["mean"]:
         """See `ModelConfig`: what the released models say."""
         return "mean"
-
-    @property
-    def grows(self) -> bool:
-        return True
 
     def init_of(self, name: str) -> tuple[float, float | None]:
         """See `ModelConfig`; output projections are smaller, and the classifier's is that of transformers."""

@@ -26,14 +26,8 @@ class NeoBertConfig(ModelConfig):
     init_std: float = knob(1.0, above=0, training=True)
     # truncation, in standard deviations; ±0.02 in all, as published
     init_cutoff: float = knob(0.02, above=0, training=True)
-
-    @property
-    def tied(self) -> bool:
-        return False
-
-    @property
-    def own_code(self) -> bool:
-        return True
+    tied = False
+    own_code = True
 
     @property
     def title(self) -> tuple[str, str | None]:

@@ -44,12 +44,6 @@ class ObjectiveConfig:
         return None
 
     @property
-    def exported_as(self) -> Literal["model", "classifier", "tagger", "answerer", "chooser"]:
-        """What an export of it is: an encoder that predicts tokens, or one that tells classes of texts or of words,
-        the place of an answer, or one of several choices."""
-        return "model"
-
-    @property
     def is_labelled(self) -> bool:
         """Whether it is trained on texts with labels."""
         return False
@@ -414,6 +408,7 @@ class CausalLmConfig(ObjectiveConfig):
     """
 
     name: str = "causal"
+    predicted_share = 1.0
 
     @property
     def title(self) -> tuple[str, str | None]:
@@ -422,10 +417,6 @@ class CausalLmConfig(ObjectiveConfig):
     @property
     def terms(self) -> Mapping[str, float]:
         return {"causal": 1.0}
-
-    @property
-    def predicted_share(self) -> float:
-        return 1.0
 
     @property
     def order(self) -> Order:
@@ -483,6 +474,7 @@ class SentenceOrderConfig(MaskedLmConfig):
     name: str = "sop"
     swapped_share: float = knob(0.5, above=0, below=1)  # of the pairs: the second half comes first
     order_weight: float = knob(1.0, above=0)  # of the order's loss beside that of the masked tokens
+    special_tokens = 3
 
     @property
     def title(self) -> tuple[str, str | None]:
@@ -494,10 +486,6 @@ class SentenceOrderConfig(MaskedLmConfig):
             f"; the two halves of {self.swapped_share:.0%} of the texts\n"
             f"  change places, which the pair head is to tell, with weight {self.order_weight:g}"
         )
-
-    @property
-    def special_tokens(self) -> int:
-        return 3
 
     @property
     def terms(self) -> Mapping[str, float]:

@@ -156,6 +156,10 @@ def export_source(source: Source, out: Path) -> Path:
     return out
 
 
+# head -> what an export with it is
+_CLASSIFIERS: dict[str, Part] = {"class": "classifier", "tag": "tagger", "answer": "answerer", "choice": "chooser"}
+
+
 def _of_pairs(source: Source) -> bool:
     """True if the texts of a pair had a token type each in training."""
     return source.objective is not None and source.objective.segments > 1
@@ -183,7 +187,7 @@ def _model(source: Source) -> _Part:
     objective = source.objective
     if objective is not None and objective.is_labelled:
         hub: HubFormat = classifier_format(model, cast(LabelledConfig, objective))
-        return _Part(objective.exported_as, model, weights, hub)
+        return _Part(_CLASSIFIERS[objective.heads[0]], model, weights, hub)
     if objective is not None and objective.compares:  # what predicts tokens is of another phase
         weights = {name: tensor for name, tensor in weights.items() if module_of(name) in ("model", TOKEN_PROJECTION)}
         hub = Alone(export_format(model, source.order), cast(ContrastiveConfig, objective))
