@@ -162,7 +162,8 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, roles: Mapping[str, str] 
     """
     named: dict[str, Any] = {f"{role}_token": text for role, text in roles.items()}
     folder.mkdir(exist_ok=True)
-    tokenizer.save(str(folder / TOKENIZER_FILE))
+    text = tokenizer.to_str(pretty=True)  # its own `save` raises a bare Exception where the disk is full
+    (folder / TOKENIZER_FILE).write_text(text, encoding="utf-8")
     _write_json(
         folder / TOKENIZER_CONFIG,
         {

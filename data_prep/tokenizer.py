@@ -104,16 +104,16 @@ def _make_folder(parsed: argparse.Namespace) -> str:
     said, roles = "", dict(CONVENTION)
     if parsed.command != "train":
         roles = roles_of_adapted(parsed.tokenizer)
-    if parsed.command == "train":
-        tokenizer = train_tokenizer(texts_of(config), parsed.entries, parsed.spare)
-        require_size(tokenizer, parsed.entries)
-    elif parsed.command == "trim":
-        whole = adapt_tokenizer(parsed.tokenizer)
-        tokenizer, stays = trim_tokenizer(whole, texts_of(config), parsed.entries, roles)
-        said = f", which are {stays:.1%} of the tokens of the text as it was"
-    else:
-        tokenizer = adapt_tokenizer(parsed.tokenizer, parsed.extend, parsed.spare)
-    with workspace(out) as folder:
+    with workspace(out) as folder:  # a place that cannot be written is found before hours of training
+        if parsed.command == "train":
+            tokenizer = train_tokenizer(texts_of(config), parsed.entries, parsed.spare)
+            require_size(tokenizer, parsed.entries)
+        elif parsed.command == "trim":
+            whole = adapt_tokenizer(parsed.tokenizer)
+            tokenizer, stays = trim_tokenizer(whole, texts_of(config), parsed.entries, roles)
+            said = f", which are {stays:.1%} of the tokens of the text as it was"
+        else:
+            tokenizer = adapt_tokenizer(parsed.tokenizer, parsed.extend, parsed.spare)
         save_tokenizer(tokenizer, folder, roles)
     return f"{out}: {num_entries(tokenizer)} entries{said}"
 

@@ -35,7 +35,7 @@ from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, T
 from modernbert_train.core.files import os_errors_as, write_whole
 from modernbert_train.core.installed import YAMLS
 from modernbert_train.core.lasting_output import lasting_output
-from modernbert_train.core.read_json import read_lines
+from modernbert_train.core.read_json import number, read_lines
 from modernbert_train.core.text import duration, number_in, plural, table, tokens_text
 from modernbert_train.distributed.gpus import shown_gpus
 from modernbert_train.errors import (
@@ -47,10 +47,11 @@ from modernbert_train.errors import (
     interrupts_as,
 )
 from modernbert_train.plan.answer import answer
-from modernbert_train.plan.expected_loss import expect, is_ruled
+from modernbert_train.plan.expected_loss import Expected, expect, is_ruled
 from modernbert_train.plan.make import make_plan
 from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.plan.recipe import MOST_PASSES, SIZES, Asked, run_yaml
+from modernbert_train.report.listing import last_entries
 
 LEAST_DOCUMENTS = 20
 TOKENIZER_BYTES = 2e9  # of text that a tokenizer is trained on, at most
@@ -93,6 +94,10 @@ class Place:
     @property
     def run(self) -> Path:
         return self.runs / self.name
+
+    @property
+    def metrics(self) -> Path:
+        return self.run / "metrics.jsonl"
 
     @property
     def begun(self) -> bool:
@@ -198,9 +203,11 @@ def _pretrain(options: argparse.Namespace) -> int:
         return 0
     if not options.yes:
         _ask()
-    stages = text_to_model([str(place.data_yaml)], [str(place.run_yaml)], ranks=max(1, device.gpus))
+    stages = text_to_model(
+        [str(place.data_yaml)], [str(place.run_yaml)], ranks=max(1, device.gpus), watch=lambda: _lateness(place)
+    )
     again = f"train {place.run_yaml} name=slower optim.lr=1e-3"
-    return _run(stages, load_run([place.run_yaml]), "some text with a [MASK]", [again])
+    return _run(stages, load_run([place.run_yaml]), "some text with a [MASK]", [again], place)
 
 
 def _place(options: argparse.Namespace) -> Place:
@@ -383,7 +390,6 @@ def _write(
 def _plan_rows(place: Place, device: Device) -> Iterator[tuple[str, str]]:
     """What the YAMLs would do."""
     config, record = load_run([place.run_yaml]), _record(place.run_yaml) or {}
-    held_out = load_typed(PrepareConfig, [place.data_yaml]).validation_share
     found, text = count_parameters(config.model, config.objective), record.get("text_tokens")
     per_token = f", {record['bytes_per_token']:.1f} bytes a token" if "bytes_per_token" in record else ""
     yield "model", f"{found.total:,} parameters, {config.model.vocab_size:,} entries in the vocabulary{per_token}"
@@ -396,17 +402,8 @@ def _plan_rows(place: Place, device: Device) -> Iterator[tuple[str, str]]:
     if hours and (speed := record.get("speed")) and config.total_tokens < 0.7 * 3600 * hours * speed:
         most = duration(config.total_tokens / speed)
         yield "", f"the text is enough for {most} of the {hours:g} hours; more of it would make a better model"
-    ruled = is_ruled(Clock.of(config), from_scratch=config.from_scratch)
-    if text and ruled and (unigram := record.get("unigram_loss")):
-        expected = expect(
-            found.active,
-            config.total_tokens,
-            unigram_loss=unigram,
-            unique_tokens=text,
-            batch_tokens=max(phase.batch_rows * phase.row_tokens for phase in config.phases.values()),
-            held_out_tokens=text * held_out / (1 - held_out),
-        )
-        yield "loss", f"held out {expected}; unigram {unigram:.2f}"
+    if (expected := _expected(place)) is not None:
+        yield "loss", f"held out {expected}; unigram {record['unigram_loss']:.2f}"
     if device.gpus:
         plan = make_plan(config, device.gpus)
         rows = answer(plan, device.kind, [device.kind], {}).rows
@@ -414,12 +411,51 @@ def _plan_rows(place: Place, device: Device) -> Iterator[tuple[str, str]]:
     elif record.get("speed"):
         speed = record["speed"]
         took = f"{duration(config.total_tokens / speed)} of training at {speed:,.0f} tokens/s"
-        yield "takes", f"{took}, measured on these {device.label}; a minute or two besides"
+        yield "takes", f"{took}, measured on these {device.label}; a minute or two besides, more if they get other work"
     else:
         yield "takes", "unknown: the speed of this machine could not be measured"
     yield "writes", f"{place.data_yaml}, {place.run_yaml}, {place.dataset}, {place.run}"
 
 
+def _expected(place: Place) -> Expected | None:
+    """The held-out loss that the plan promises; None for a run that no rule is known of."""
+    config, record = load_run([place.run_yaml]), _record(place.run_yaml) or {}
+    text, unigram = record.get("text_tokens"), record.get("unigram_loss")
+    if not (text and unigram and is_ruled(Clock.of(config), from_scratch=config.from_scratch)):
+        return None
+    held_out = load_typed(PrepareConfig, [place.data_yaml]).validation_share
+    return expect(
+        count_parameters(config.model, config.objective).active,
+        config.total_tokens,
+        unigram_loss=unigram,
+        unique_tokens=text,
+        batch_tokens=max(phase.batch_rows * phase.row_tokens for phase in config.phases.values()),
+        held_out_tokens=text * held_out / (1 - held_out),
+    )
+
+
+def _lateness(place: Place) -> str | None:
+    """A warning once training is clearly slower than its plan; None while it is not, or too few steps are done."""
+    speed, entries = (_record(place.run_yaml) or {}).get("speed"), []
+    with suppress(OSError):
+        entries = last_entries(place.metrics, held_out=False)
+    keys = ("seconds", "tokens", "seconds_left")
+    steps = [each for each in entries if all(number(each.get(key)) is not None for key in keys)]
+    if not speed or len(steps) < _STEPS_OF_SPEED or sum(each["seconds"] for each in steps) < _SECONDS_OF_SPEED:
+        return None
+    total, last = load_run([place.run_yaml]).total_tokens, steps[-1]
+    planned = max(0.0, total - last["tokens"]) / speed
+    if last["seconds_left"] < _LATE * planned:
+        return None
+    return (
+        f"training is slower than planned: {duration(last['seconds_left'])} are left, and would be {duration(planned)} "
+        f"at the plan's {speed:,.0f} tokens/s. It is not cut short. If this machine has other work, end that; or stop "
+        "this (Ctrl-C), and the same command with another --out plans anew at the speed of now."
+    )
+
+
+_STEPS_OF_SPEED, _SECONDS_OF_SPEED = 20, 10.0  # last steps by which a speed is told
+_LATE = 1.3  # times the planned time that is left
 _OF_PLAN = ("takes", "memory", "disk", "note")
 
 
@@ -436,18 +472,20 @@ def _ask() -> None:
         raise StoppedEarly("nothing was run; the same command asks again.")
 
 
-def _run(stages: Sequence[Stage], config: RunConfig, asked: str, further: Sequence[str]) -> int:
+def _run(
+    stages: Sequence[Stage], config: RunConfig, asked: str, further: Sequence[str], place: Place | None = None
+) -> int:
     """Run the stages, then print the outcome, a text to ask the model and further verbs; returns the exit code."""
     began = time.monotonic()
     code = run_stages(stages)
     if code == 0:
-        print(f"\nDone.\n{table(list(_outcome(config, time.monotonic() - began)), indent=2)}\n\nNext:")
+        print(f"\nDone.\n{table(list(_outcome(config, time.monotonic() - began, place)), indent=2)}\n\nNext:")
         print(f"  open {config.folder}/report.html in a browser")
         print(*(f"  {TYPED} {words}" for words in [f'fill {config.folder}/hf "{asked}"', *further]), sep="\n")
     return code
 
 
-def _outcome(config: RunConfig, seconds: float) -> Iterator[tuple[str, str]]:
+def _outcome(config: RunConfig, seconds: float, place: Place | None) -> Iterator[tuple[str, str]]:
     """What a finished run came to."""
     entries, _ = read_lines(Path(config.folder) / "metrics.jsonl")
     steps = [entry for entry in entries if entry.get("kind") == "step"]
@@ -457,7 +495,9 @@ def _outcome(config: RunConfig, seconds: float) -> Iterator[tuple[str, str]]:
     if validations := [entry for entry in entries if entry.get("kind") == "validation"]:
         last = validations[-1]
         gain = last["unigram_loss"] - last["loss"]
-        yield "held-out loss", f"{last['loss']:.2f} nats, unigram {last['unigram_loss']:.2f}"
+        expected = None if place is None else _expected(place)
+        beside = "" if expected is None else f"; {expected}"
+        yield "held-out loss", f"{last['loss']:.2f} nats, unigram {last['unigram_loss']:.2f}{beside}"
         yield "better by" if gain >= 0 else "worse by", f"{abs(gain):.2f} nats"
         yield "held-out accuracy", f"{last['accuracy']:.1%}, unigram {last['unigram_accuracy']:.1%}"
     yield "speed", f"{statistics.median(step['tokens_per_second'] for step in steps):,.0f} tokens/s"

@@ -47,6 +47,7 @@ from modernbert_train.__main__ import main as modernbert_train  # noqa: E402
 from modernbert_train.cli.arguments import read_run  # noqa: E402
 from modernbert_train.cli.parser import Parser, positive  # noqa: E402
 from modernbert_train.config.schema import RunConfig  # noqa: E402
+from modernbert_train.core.files import write_out  # noqa: E402
 from modernbert_train.core.lasting_output import lasting_output  # noqa: E402
 from modernbert_train.distributed import orphans, scratch  # noqa: E402
 from modernbert_train.distributed.gpus import count_gpus  # noqa: E402
@@ -149,8 +150,7 @@ def _render(config: RunConfig, options: argparse.Namespace) -> int:
         print(text, end="")
         return 0
     out = options.out or Path(f"{config.name}.{TARGETS[options.on].template}")
-    out.write_text(text, encoding="utf-8")
-    print(out, file=sys.stderr)
+    print(write_out(out, text), file=sys.stderr)
     return submit(options.on, out) if options.submit else 0
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +26,7 @@ from modernbert_train.report.listing import read_run_state
 
 PROGRAM = ["-m", "modernbert_train"]  # arguments of Python
 TYPED = "python -m modernbert_train" if CHECKOUT else "modernbert-train"
+_WATCH_SECONDS = 5.0  # between two looks at a command that runs
 
 
 class Stage(NamedTuple):
@@ -33,11 +36,13 @@ class Stage(NamedTuple):
         what: it does, for a person.
         command: arguments of Python.
         done: whether its result is there, asked when its turn comes.
+        watch: asked while it runs for a warning, which is printed once; None: there is none yet.
     """
 
     what: str
     command: Sequence[str]
     done: Callable[[], bool] = lambda: False
+    watch: Callable[[], str | None] = lambda: None
 
 
 def run_stages(stages: Sequence[Stage]) -> int:
@@ -48,7 +53,7 @@ def run_stages(stages: Sequence[Stage]) -> int:
             print(f"\n{head}: done before", flush=True)
             continue
         print(f"\n{head}\n$ python {shlex.join(stage.command)}", flush=True)
-        code = _call([sys.executable, *stage.command])
+        code = _call([sys.executable, *stage.command], stage.watch)
         if code == StoppedEarly.exit_code:
             print("stopped; the same command resumes from the checkpoint.", flush=True)
         if code < 0:
@@ -62,7 +67,7 @@ def run_stages(stages: Sequence[Stage]) -> int:
     return 0
 
 
-def _call(command: Sequence[str]) -> int:
+def _call(command: Sequence[str], watch: Callable[[], str | None]) -> int:
     """Run a command and wait for it; it gets Ctrl-C from the terminal and SIGTERM from here, and decides how to end.
 
     If this process is killed it gets SIGTERM from the kernel, so that nothing trains on unseen.
@@ -74,15 +79,28 @@ def _call(command: Sequence[str]) -> int:
         signal.SIGINT: lambda number, frame: None,
         signal.SIGTERM: lambda number, frame: process.send_signal(number),
     }
+    warned = False
     previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        return process.wait()
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(None if warned else _WATCH_SECONDS)
+            if (text := watch()) is not None:
+                print(f"warning: {text}", file=sys.stderr, flush=True)
+                warned = True
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
-def text_to_model(spec: Sequence[str], run: Sequence[str], *, ranks: int = 1, takes: str = "") -> list[Stage]:
+def text_to_model(
+    spec: Sequence[str],
+    run: Sequence[str],
+    *,
+    ranks: int = 1,
+    takes: str = "",
+    watch: Callable[[], str | None] = lambda: None,
+) -> list[Stage]:
     """The verbs from text on disk to a model that is measured and exported, with its report.
 
     Args:
@@ -90,13 +108,14 @@ def text_to_model(spec: Sequence[str], run: Sequence[str], *, ranks: int = 1, ta
         run: YAML files and overrides of the run.
         ranks: GPUs that train.
         takes: how long training takes, in words.
+        watch: see `Stage`, of the training.
     """
     several = ["--ranks", str(ranks)] if ranks > 1 else []
     train = [*PROGRAM, "launch" if several else "train", *run, *several]
     return [
         Stage("text to tokens", [*PROGRAM, "prepare", *spec]),
         Stage("checking the run", [*PROGRAM, "check", *run, *several]),
-        Stage(f"training{takes and f': {takes}'}", train, lambda: _is_trained(run)),
+        Stage(f"training{takes and f': {takes}'}", train, lambda: _is_trained(run), watch),
         Stage("measuring on held-out text", [*PROGRAM, "eval", *run], lambda: _is_measured(run)),
         Stage("exporting for transformers", [*PROGRAM, "export", *run], lambda: _is_exported(run)),
         Stage("drawing the report", [*PROGRAM, "report", *run]),

@@ -5,12 +5,15 @@ Schedulers act on the codes: 75 means "stopped, start me again", 65 and 78 mean 
 finished run and 64 wrong arguments; docs/faults.md has the whole table.
 """
 
+import errno
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from modernbert_train.core.redact import redact
 from modernbert_train.core.text import printable
+
+_OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)  # never a bug, wherever it is met
 
 
 class RunError(Exception):
@@ -94,6 +97,12 @@ def exit_code_of(work: Callable[[], int | None], *, speaks: bool = True) -> int:
         if speaks or not stopped:
             print(error if stopped else f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        if error.errno not in _OF_A_DISK:
+            raise
+        where = printable(redact(str(error.filename2 or error.filename or "a file or the standard output")))
+        print(f"error: {where}: {error.strerror}. Free the disk, or name another place.", file=sys.stderr)
+        return StorageError.exit_code
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from data_prep.adoption.findings import Counting, Findings
 from data_prep.adoption.layout import TIMEOUT_SECONDS, Entry
 from data_prep.adoption.tokenizer_fit import DOCUMENTS, EachShard, spread
 from data_prep.tasks.workers import Workers
-from modernbert_train.core.files import write_whole
+from modernbert_train.core.files import whole_file, write_whole
 from modernbert_train.data.download import Downloader
 from modernbert_train.data.remote import is_remote
 from modernbert_train.data.shard_file import IdColumn, as_line, fault_of, hash_of, unpack
@@ -88,10 +88,8 @@ class Survey:
         for entry in entries:
             self._take(entry, counting)
         counting.finish()
-        partial = self.file(rank, "partial")
-        with partial.open("wb") as file:
+        with whole_file(self.file(rank, "npz")) as file:
             np.savez(file, lengths=np.array(counting.lengths, np.uint32), counts=counting.counts)
-        os.replace(partial, self.file(rank, "npz"))
         left = {"findings": counting.findings.to_json(), "entries": entries}
         write_whole(self.file(rank, "json"), json.dumps(left))
 

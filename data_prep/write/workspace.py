@@ -1,19 +1,15 @@
 """Whole or invisible: a dataset is written beside its place and renamed into it when complete.
 
-The folder being written holds a locked file, and the kernel drops the lock when its process dies however it dies.
-So leftovers of dead runs are known for certain, and a second run on the same place is refused.
+`whole_folder` of core/files.py does it; here a second run on the same place is refused.
 """
 
 from __future__ import annotations
 
-import glob
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from modernbert_train.core.files import free_bytes, lock_now, publish
+from modernbert_train.core.files import being_written, free_bytes, lock_now, whole_folder
 from modernbert_train.errors import StorageError
 
 LOCK = ".lock"
@@ -33,21 +29,11 @@ def workspace(out: Path) -> Iterator[Path]:
     """
     if out.is_symlink():  # beside the link may be another disk, and a rename would replace the link
         out = out.resolve()
-    partial = out.with_name(f"{out.name}.partial-{os.getpid()}")
     with told(out, "out=..."):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(out)
-        partial.mkdir()
-        with (partial / LOCK).open("w") as lock:
-            lock_now(lock)  # nobody else knows of it
-            try:
-                yield partial
-                (partial / LOCK).unlink()
-                replaced = publish(partial, out)
-                if replaced is not None:
-                    shutil.rmtree(replaced, ignore_errors=True)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
+        if (partial := being_written(out)) is not None:
+            raise _in_use(partial, out, "out=...")
+        with whole_folder(out) as folder:
+            yield folder
 
 
 @contextmanager
@@ -77,8 +63,8 @@ def told(folder: Path, option: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageError(
-            f"{error.filename or folder}: {error.strerror or error} ({free_bytes(folder):,} bytes free). Free space or "
-            f"change permissions, and give the same command again, or another folder with {option}"
+            f"{error.filename2 or error.filename or folder}: {error.strerror or error} ({free_bytes(folder):,} bytes "
+            f"free). Free space or change permissions, and give the same command again, or another folder with {option}"
         ) from error
 
 
@@ -97,15 +83,6 @@ def require_space(out: Path, needed: int) -> None:
         raise StorageError(
             f"{out}: needs about {needed:,} bytes, {free:,} are free. Free space, or give another folder with out=..."
         )
-
-
-def _remove_leftovers(out: Path) -> None:
-    name = glob.escape(out.name)
-    for folder in out.parent.glob(f"{name}.partial-*"):
-        with (folder / LOCK).open("a") as lock:
-            if not lock_now(lock):
-                raise _in_use(folder, out, "out=...")
-            shutil.rmtree(folder)
 
 
 def _in_use(folder: Path, out: Path, option: str) -> StorageError:

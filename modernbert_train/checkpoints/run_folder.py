@@ -34,7 +34,7 @@ from modernbert_train.config.knob import may
 from modernbert_train.config.load import differences, load_run, to_yaml
 from modernbert_train.config.plugins import versions
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.core.files import append_line, lock_now, os_errors_as, values_as, write_whole
+from modernbert_train.core.files import append_line, lock_now, os_errors_as, sweep, values_as, write_whole
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import Count, as_type, is_count, read_lines
 from modernbert_train.core.redact import redact, redacted
@@ -138,8 +138,7 @@ class RunFolder:
         self._lock = take_lock(
             self.path, "Two jobs must not write one run: wait for it, stop it, or give this one another name=."
         )
-        for left in [left for name in _RECORDS for left in self.path.glob(f".{name}.*.partial")]:  # by a killed writer
-            left.unlink()
+        sweep(self.path)
 
     def compare(self) -> list[str]:
         """What differs harmlessly from the configuration the folder was last used with.

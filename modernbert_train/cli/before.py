@@ -13,6 +13,7 @@ from modernbert_train.cli.arguments import is_run, read_run, with_run
 from modernbert_train.cli.parser import Call, positive, token_count
 from modernbert_train.config.check import check as check_config
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.files import write_out
 from modernbert_train.core.installed import YAMLS
 from modernbert_train.core.text import number_in
 from modernbert_train.errors import ConfigError
@@ -106,7 +107,7 @@ def _init_from(options: argparse.Namespace) -> None:
     elif options.out.exists():
         raise ConfigError(f"--out={options.out}: exists already. Name a file that does not.")
     else:
-        options.out.write_text(text, encoding="utf-8")
+        write_out(options.out, text)
     print("not carried over, or to be looked at:", *notes, sep="\n  ", file=sys.stderr)
 
 

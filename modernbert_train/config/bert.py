@@ -37,11 +37,6 @@ class BertShape(ModelConfig):
     init_cutoff: float = knob(2.0, above=0, training=True)  # truncation, in standard deviations
 
     @property
-    def token_types(self) -> int:
-        """Rows of the table of token types; 0: there is none."""
-        return 0
-
-    @property
     def projection_dropout(self) -> bool:
         """Whether dropout follows the attention's projection."""
         return True
@@ -62,11 +57,6 @@ class BertConfig(BertShape):
     position_offset: int = knob(0, low=0, high=MOST_WIDTH)
 
     @property
-    def token_types(self) -> int:
-        """See `BertShape`."""
-        return self.segments
-
-    @property
     def title(self) -> tuple[str, str | None]:
         return ("RoBERTa", "1907.11692") if self.position_offset else ("BERT", "1810.04805")
 
@@ -81,6 +71,15 @@ class BertConfig(BertShape):
             f"  activation {self.activation}, dropout {self.dropout:g}, none of attention probabilities"
         )
 
+    def mistakes(self) -> Iterator[str]:
+        """See `ModelConfig`."""
+        if self.position_offset > 0 and self.activation != "gelu":
+            yield (
+                f"model.position_offset={self.position_offset} with model.activation={self.activation}: positions that "
+                "begin after the padding's are RoBERTa's, which transformers only has with the exact GELU. Set "
+                "model.activation=gelu, or model.position_offset=0."
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class DistilBertConfig(BertShape):
@@ -92,11 +91,7 @@ class DistilBertConfig(BertShape):
 
     name: str = "distilbert"
     num_layers: int = knob(6, above=0, high=MOST_LAYERS)
-
-    @property
-    def projection_dropout(self) -> bool:
-        """See `BertShape`."""
-        return False
+    projection_dropout = False
 
     @property
     def pooler_activation(self) -> Literal["relu"]:
@@ -106,10 +101,6 @@ class DistilBertConfig(BertShape):
     def shrinks_from(self, other: ModelConfig) -> bool:
         """See `ModelConfig`: of a BERT too, which is the same but for its token types."""
         return isinstance(other, BertConfig | DistilBertConfig)
-
-    def drops_types_of(self, other: ModelConfig) -> bool:
-        """See `ModelConfig`."""
-        return isinstance(other, BertConfig)
 
     def mistakes(self) -> Iterator[str]:
         """See `ModelConfig`."""

@@ -7,7 +7,6 @@ the configuration (and the number of ranks when it is known), never a file, a GP
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -20,18 +19,13 @@ from modernbert_train.config.model import CUDNN_HEADS, TILE_HEADS, Bias
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
     BatchWarmupConfig,
-    BertConfig,
-    ContrastiveConfig,
-    DistillConfig,
     LabelledConfig,
-    MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
     ObjectiveConfig,
     OtherTextConfig,
     PhaseConfig,
     ProbeConfig,
-    ReplacedTokensConfig,
     RunConfig,
     ScoresConfig,
 )
@@ -87,55 +81,6 @@ def bounds(config: RunConfig, num_ranks: int) -> Iterator[str]:
                 yield from facts[key].mistakes(f"phases.{name}.{section}.{key}", value)
 
 
-def mask_shares(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    objective = config.objective
-    if not isinstance(objective, MaskedLmConfig):
-        return
-    for name, now in config.in_phase.items():
-        other = now.objective
-        if not isinstance(other, MaskedLmConfig):
-            continue
-        ends = (other.mask_rate, other.mask_rate if other.mask_rate_end is None else other.mask_rate_end)
-        if other.mask_spread > min(*ends) or max(ends) + other.mask_spread > 1:
-            yield (
-                f"phases.{name}: objective.mask_spread={other.mask_spread:g} with a mask_rate of {min(ends):g} to "
-                f"{max(ends):g}: shares of sequences must lie between 0 and 1. Set a smaller one."
-            )
-        if other.name == "tlm" and other.masking == "reference":
-            yield (
-                f"phases.{name}: objective.name=tlm with objective.masking=reference, which masks special tokens too. "
-                "Set masking to exact, bernoulli or ngram."
-            )
-        if other.reads_words and (other.masking != "ngram" or other.name == "tlm"):
-            remedy = "Set objective.words=tokenizer" + ("" if other.name == "tlm" else ", or objective.masking=ngram")
-            why = "pairs have no words" if other.name == "tlm" else "only masking=ngram masks whole words"
-            yield (
-                f"phases.{name}: objective.words=segmenter with objective.name={other.name}, objective.masking="
-                f"{other.masking}: {why}. {remedy}."
-            )
-        if other.counts_tokens and other.masking == "ngram":
-            yield (
-                f"phases.{name}: objective.mask_weight=1/rate with objective.masking=ngram: whole words come to less "
-                "than the rate of a short sequence, so the weights would not add up to its tokens. Set masking to "
-                "exact or bernoulli, or mask_weight=none."
-            )
-        if other.predict_from == "itself":
-            continue
-        if other.masking == "reference" or other.heads != ("tokens",) or other.name == "tlm":
-            what = f"objective.name={other.name}, objective.masking={other.masking}"
-            yield (
-                f"phases.{name}: objective.predict_from=before with {what}: there a token without one before it is "
-                "predicted, or each in its place is read again. Set objective.predict_from=itself, or "
-                "objective={name: mlm, masking: exact}."
-            )
-    shares = (objective.mask_token_share, objective.random_token_share)
-    if sum(shares) > 1:
-        yield (
-            f"objective.mask_token_share={shares[0]} and objective.random_token_share={shares[1]}: "
-            "both are shares of the predicted tokens. Their sum must lie between 0 and 1."
-        )
-
-
 def objectives_of_phases(config: RunConfig, num_ranks: int) -> Iterator[str]:
     """Phases may change what is trained, as long as text is packed alike and the heads that it needs stand on the
     encoder."""
@@ -163,147 +108,30 @@ def objectives_of_phases(config: RunConfig, num_ranks: int) -> Iterator[str]:
                 f"it has {other.special_tokens} special tokens a sequence and the heads {', '.join(other.heads)}, not "
                 f"{own.special_tokens} and {', '.join(own.heads)}. {remedy}"
             )
-        elif other.z_loss != own.z_loss:
-            yield (
-                f"phases.{name}.objective.z_loss={other.z_loss}: must be objective.z_loss={own.z_loss}, which the "
-                f"model is built with. Set phases.{name}.objective.z_loss={own.z_loss}."
-            )
 
 
-def learnt_temperatures(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    """A temperature that is learnt begins within its bounds, once in a run."""
-    own = config.objective
-    for name, now in config.in_phase.items():
-        if not isinstance(now.objective, ContrastiveConfig) or not now.objective.learn_temperature:
-            continue
-        first = now.objective.first_temperature
-        if not 0.01 <= first <= 1:
-            yield (
-                f"phases.{name}: objective.temperature={first:g} with "
-                "objective.learn_temperature=true: it stays within 0.01 and 1. Begin there, or set "
-                "objective.learn_temperature=false."
-            )
-        if isinstance(own, ContrastiveConfig) and first != own.first_temperature:
-            yield (
-                f"phases.{name}: objective.temperature={first:g}, and objective.learn_temperature=true begins at "
-                f"{own.first_temperature:g}: a phase cannot set what is learnt. Remove it from the "
-                "phase, or set objective.learn_temperature=false."
-            )
-
-
-def vector_widths(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    """Further widths of a vector are parts of it; scores are compared with those of one vector a text."""
-    for name, now in config.in_phase.items():
-        objective = now.objective
-        if not isinstance(objective, ContrastiveConfig):
-            continue
-        if objective.is_late and objective.score_weight:
-            yield (
-                f"phases.{name}: objective.score_weight={objective.score_weight:g} with objective.pooling=late: a "
-                "teacher's scores are compared with cosines of one vector a text. Set objective.score_weight=0, or "
-                "another pooling."
-            )
-        key, most = "model.hidden_size", config.model.hidden_size
-        if objective.is_late:
-            key, most = "objective.token_vectors", objective.token_vectors
-        if other := [width for width in objective.matryoshka if not 1 <= width < most]:
-            yield (
-                f"phases.{name}: objective.matryoshka={list(objective.matryoshka)} with {key}={most}: "
-                f"{other[0]} is no part of a vector of {most}, which is trained too. Remove it."
-            )
-        if len({*objective.matryoshka}) < len(objective.matryoshka):
-            yield (f"phases.{name}: objective.matryoshka={list(objective.matryoshka)} names a width twice. Remove one.")
-
-
-def generators(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    """What a generator is, a fraction of the model, must be an encoder, and may share what fits."""
-    objective, model = config.objective, config.model
-    if not isinstance(objective, ReplacedTokensConfig) or min(model.num_heads, model.num_layers) < 1:
-        return
-    if not model.tied:
-        yield (
-            f"objective.name={objective.name} with model.tied=false: a generator predicts with the embedding. Set "
-            "model.tied=true, or take another model."
-        )
-    depth, width, sharing = objective.depth, objective.width, objective.sharing
-    if model.hidden_size % model.num_heads or min(depth, width, getattr(model, "global_attn_every_n_layers", 1)) <= 0:
-        return  # told elsewhere
-    generator = objective.generator_of(model)
-    for key, fraction, whole, what, left in (
-        ("depth", depth, model.num_layers, "layer", generator.num_layers),
-        ("width", width, model.num_heads, "head", generator.num_heads),
-    ):
-        if left < 1:
-            yield (
-                f"objective.generator_{key}={fraction:.3g} of {whole} {what}s leaves the generator no {what}. Set it "
-                f"to at least {math.ceil(1000 / whole) / 1000:g}."
-            )
-    if sharing == "gdes" and generator.hidden_size != model.hidden_size:
-        yield (
-            f"objective.generator_width={width:.3g} with objective.sharing=gdes: the tables of the generator are part "
-            "of the model's, so both are as wide. Set objective.generator_width=1, or sharing=embeddings."
-        )
-    if sharing == "embeddings" and generator.hidden_size > model.hidden_size:
-        yield (
-            f"objective.generator_width={width:.3g} with objective.sharing=embeddings: the generator would be "
-            f"{generator.hidden_size} wide, and its embeddings {model.hidden_size}. Set objective.generator_width to "
-            "at most 1, or sharing=none."
-        )
-    for key, name in config.weights.named.items():
-        if key == "init_from":
-            continue
-        yield (
-            f"weights.{key}={name} with objective.name={objective.name}: only what predicts masked tokens is "
-            f"{'grown' if key == 'grow_from' else 'shrunk'}. Train the model so first, and name it as "
-            "weights.init_from."
-        )
-
-
-def teachers(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    """Something must be learnt from a teacher."""
-    objective = config.objective
-    if isinstance(objective, DistillConfig) and objective.terms.keys() == {"mlm"}:
-        yield (
-            f"objective.teacher={objective.teacher} with kl_weight, cosine_weight, mse_weight and pooled_weight of 0: "
-            "nothing would be learnt from it. Set one above 0, or objective.name=mlm."
-        )
-
-
-def model_shape(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    model = config.model
-    if min(model.hidden_size, model.num_heads) < 1:
-        return
-    if model.hidden_size % model.num_heads:
+def kinds(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    """What the model and the objective refuse themselves, in the run and in each phase."""
+    model, told = config.model, set[str]()
+    if min(model.hidden_size, model.num_heads) > 0 and model.hidden_size % model.num_heads:
         yield (
             f"model.hidden_size={model.hidden_size} is not a multiple of model.num_heads={model.num_heads}. "
             f"Change one of them; heads of 64 are usual: model.num_heads={max(1, model.hidden_size // 64)}."
         )
-    elif isinstance(model, ModernBertConfig):
-        yield from _modernbert_shape(model)
-    elif not any([*_outside(model)]):
-        yield from model.mistakes()
-        for name, now in config.in_phase.items():
-            if now.model != model and not any([*_outside(now.model)]):
-                yield from (f"phases.{name}.{message}" for message in now.model.mistakes())
+        return
+    for here, now in (("", config), *((f"phases.{name}.", now) for name, now in config.in_phase.items())):
+        if _outside("model", now.model):
+            continue
+        messages = [*now.model.mistakes()]
+        if not messages and not _outside("objective", now.objective):
+            messages = [*now.objective.mistakes(now.model), *now.objective.mistakes_after(config.objective)]
+        yield from (here + message for message in messages if message not in told)
+        told.update(messages)
 
 
-def _outside(model: ModelConfig) -> Iterator[str]:
-    for key, value, knob in knobs(model, ("model",)):
-        yield from knob.mistakes(key, value)
-
-
-def _modernbert_shape(model: ModernBertConfig) -> Iterator[str]:
-    if model.head_size % 2:
-        yield f"model.hidden_size/num_heads={model.head_size}: rotary embeddings turn pairs. Make it even."
-    if model.local_attention % 2:
-        yield f"model.local_attention={model.local_attention}: half the window lies on each side. Make it even."
-    every = model.global_attn_every_n_layers
-    if every > 0 and (model.num_layers - 1) % every:
-        below = (model.num_layers - 1) // every * every + 1
-        yield (
-            f"model.num_layers={model.num_layers} with model.global_attn_every_n_layers={every} ends in a local layer, "
-            f"and the last must see the whole sequence. Use {below} or {below + every} layers."
-        )
+def _outside(section: str, config: ModelConfig | ObjectiveConfig) -> bool:
+    """True if a number of it is out of its bounds, which `bounds` reports."""
+    return any(message for key, value, knob in knobs(config, (section,)) for message in knob.mistakes(key, value))
 
 
 def one_origin(config: RunConfig, num_ranks: int) -> Iterator[str]:
@@ -319,6 +147,13 @@ def one_origin(config: RunConfig, num_ranks: int) -> Iterator[str]:
             f"weights.vocabulary={weights.vocabulary}: only weights of weights.init_from and weights.shrink_from get "
             "another vocabulary. Name them there, or remove it."
         )
+    for key, name in weights.named.items():
+        if key != "init_from" and config.objective.generator_of(config.model) is not None:
+            yield (
+                f"weights.{key}={name} with objective.name={config.objective.name}: only what predicts masked tokens "
+                f"is {'grown' if key == 'grow_from' else 'shrunk'}. Train the model so first, and name it as "
+                "weights.init_from."
+            )
     if config.start is not None and weights.named:
         key, other = next(iter(weights.named.items()))
         yield (
@@ -329,11 +164,9 @@ def one_origin(config: RunConfig, num_ranks: int) -> Iterator[str]:
 
 def positions(config: RunConfig, num_ranks: int) -> Iterator[str]:
     """Positions end somewhere; rows must not be longer."""
-    if getattr(config.model, "max_positions", None) is None:
-        return
-    bounds = {name: getattr(now.model, "max_positions", 0) for name, now in config.in_phase.items()}
-    for name, phase in config.phases.items():
-        most = bounds[name]
+    bounds = {name: now.model.max_positions for name, now in config.in_phase.items() if now.model.max_positions}
+    for name, most in bounds.items():
+        phase = config.phases[name]
         if phase.row_tokens > most and config.in_phase[name].objective.fills_rows:
             here = f"phases.{name}"
             fitting = phase.tokens_at_once // most * most or most
@@ -342,54 +175,20 @@ def positions(config: RunConfig, num_ranks: int) -> Iterator[str]:
                 f"row. Set {here}.row_tokens={most} and {here}.microbatch_tokens={fitting}, or raise "
                 f"model.max_positions to {phase.row_tokens}."
             )
-    if config.eval.row_tokens is not None and config.eval.row_tokens > (most := min(bounds.values(), default=0)):
+    if bounds and config.eval.row_tokens is not None and config.eval.row_tokens > (most := min(bounds.values())):
         yield (
             f"eval.row_tokens={config.eval.row_tokens} exceeds model.max_positions={most}, and a sequence may fill its "
             "row. Remove eval.row_tokens, which then is the phase's, or lower it."
         )
 
 
-def segments_for_pairs(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    """An encoder that has token types needs two for pairs; one that has none reads pairs by [SEP] alone."""
-    segments = getattr(config.model, "segments", None)
-    pairs = [now.objective for now in (config, *config.in_phase.values()) if "pair" in now.objective.heads]
-    if segments is not None and segments < 2 and pairs:
+def labelled(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    """Labelled texts are measured by evaluations of their own."""
+    validation, objective = config.data.validation, config.objective
+    if objective.is_labelled and validation is not None:
         yield (
-            f"model.segments={segments} with objective.name={pairs[0].name}: it makes pairs, whose halves are two "
-            "segments. Set model.segments=2, or objective.name=mlm."
-        )
-
-
-def classes(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    """What labels are told, and by what."""
-    for objective in {now.objective for now in (config, *config.in_phase.values())}:
-        if not isinstance(objective, LabelledConfig):
-            continue
-        name, labels, kind = f"objective.name={objective.name}", objective.labels, getattr(objective, "kind", "")
-        if kind == "regression" and labels:
-            yield f"objective.labels={list(labels)} with objective.kind=regression: a score has none. Remove them."
-        elif kind != "regression" and len(labels) < (1 if kind == "multi-label" else 2):
-            yield f"objective.labels={list(labels)} with {name}: one class cannot be distinguished from none. Name two."
-        if len({*labels}) < len(labels):
-            yield f"objective.labels={list(labels)}: a name is listed twice. Remove one."
-        segments = getattr(config.model, "segments", 1)
-        if getattr(objective, "segments", 1) > segments:
-            yield f"objective.segments=2 with model.segments={segments}: there is no second token type. Set 1."
-        if config.data.validation is not None:
-            yield (
-                f"data.validation={config.data.validation} with {name}: it is text whose tokens are predicted, and "
-                "none are here. Remove it; labelled texts are measured by evals, with name: scores."
-            )
-
-
-def roberta(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    """An offset of the positions makes a BERT a RoBERTa, whose head has the exact GELU in transformers."""
-    model = config.model
-    if isinstance(model, BertConfig) and model.position_offset > 0 and model.activation != "gelu":
-        yield (
-            f"model.position_offset={model.position_offset} with model.activation={model.activation}: positions that "
-            "begin after the padding's are RoBERTa's, which transformers only has with the exact GELU. Set "
-            "model.activation=gelu, or model.position_offset=0."
+            f"data.validation={validation} with objective.name={objective.name}: it is text whose tokens are "
+            "predicted, and none are here. Remove it; labelled texts are measured by evals, with name: scores."
         )
 
 
@@ -441,7 +240,7 @@ def kernels_and_orders(config: RunConfig, num_ranks: int) -> Iterator[str]:
 
 def _neighbours(config: RunConfig) -> Iterator[str]:
     """A convolution reads the next token, whatever the order lets a token see."""
-    convolution = getattr(config.model, "convolution", 0)
+    convolution = config.model.convolution
     for name, now in config.in_phase.items():
         if convolution and now.objective.order != "all":
             yield (
@@ -661,17 +460,10 @@ def launch(config: RunConfig, num_ranks: int) -> Iterator[str]:
 RULES: tuple[Rule, ...] = (
     run_name,
     bounds,
-    mask_shares,
     objectives_of_phases,
-    model_shape,
+    kinds,
     positions,
-    segments_for_pairs,
-    classes,
-    vector_widths,
-    learnt_temperatures,
-    generators,
-    teachers,
-    roberta,
+    labelled,
     kernels_and_orders,
     one_origin,
     phases_present,

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from modernbert_train.config.knob import knob
+from modernbert_train.config.model import ModelConfig
 from modernbert_train.config.objective import ObjectiveConfig
 
 
@@ -24,13 +25,11 @@ class LabelledConfig(ObjectiveConfig):
     # longest text that the encoder was trained on, whatever the labelled texts: the limit of the exported model and of
     # the next fine-tuning; None: the rows of the last phase
     max_tokens: int | None = knob(None, above=0, restart=True)
+    predicted_share = 0.0  # no token is predicted
+    is_labelled = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", tuple(self.labels))  # out of YAML it is a list, which has no hash
-
-    @property
-    def predicted_share(self) -> float:
-        return 0.0  # no token is predicted
 
     @property
     def num_logits(self) -> int:
@@ -61,12 +60,23 @@ class LabelledConfig(ObjectiveConfig):
         return False
 
     @property
-    def is_labelled(self) -> bool:
-        return True
-
-    @property
     def trains_encoder(self) -> bool:
         return not self.freeze
+
+    @property
+    def min_labels(self) -> int:
+        """Fewest classes."""
+        return 2
+
+    def mistakes(self, model: ModelConfig) -> Iterator[str]:
+        """See `ObjectiveConfig`."""
+        here = f"objective.labels={list(self.labels)}"
+        if len(self.labels) < self.min_labels:
+            yield f"{here} with objective.name={self.name}: one class cannot be distinguished from none. Name two."
+        if len({*self.labels}) < len(self.labels):
+            yield f"{here}: a name is listed twice. Remove one."
+        if self.segments > max(1, model.segments):
+            yield f"objective.segments=2 with model.name={model.name}: it has no second token type. Set 1."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +90,7 @@ class ClassifyConfig(LabelledConfig):
     # what is read of the hidden states: that of [CLS], or their mean over the text, [CLS] and [SEP] included
     pooling: Literal["cls", "mean"] = "mean"
     segments: int = knob(1, low=1, high=2)  # 2: the second text of a pair has token type 1
+    pools = True
 
     @property
     def title(self) -> tuple[str, str | None]:
@@ -94,16 +105,8 @@ class ClassifyConfig(LabelledConfig):
         return ("class",)
 
     @property
-    def exported_as(self) -> Literal["classifier"]:
-        return "classifier"
-
-    @property
     def task_kind(self) -> str:
         return self.kind
-
-    @property
-    def pools(self) -> bool:
-        return True
 
     @property
     def scores_texts(self) -> bool:
@@ -117,12 +120,23 @@ class ClassifyConfig(LabelledConfig):
     def num_logits(self) -> int:
         return 1 if self.kind == "regression" else len(self.labels)
 
+    @property
+    def min_labels(self) -> int:
+        return {"regression": 0, "multi-label": 1}.get(self.kind, 2)
+
+    def mistakes(self, model: ModelConfig) -> Iterator[str]:
+        """See `ObjectiveConfig`."""
+        yield from super().mistakes(model)
+        if self.kind == "regression" and self.labels:
+            yield f"objective.labels={list(self.labels)} with objective.kind=regression: a score has none. Remove them."
+
 
 @dataclass(frozen=True, kw_only=True)
 class TagConfig(LabelledConfig):
     """A class for each word, predicted at its first token."""
 
     name: str = "tag"
+    task_kind = "tokens"
 
     @property
     def title(self) -> tuple[str, str | None]:
@@ -135,14 +149,6 @@ class TagConfig(LabelledConfig):
     @property
     def heads(self) -> tuple[str, ...]:
         return ("tag",)
-
-    @property
-    def exported_as(self) -> Literal["tagger"]:
-        return "tagger"
-
-    @property
-    def task_kind(self) -> str:
-        return "tokens"
 
     @property
     def tells(self) -> Literal["words"]:

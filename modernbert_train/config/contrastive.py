@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from modernbert_train.config.knob import knob
+from modernbert_train.config.model import ModelConfig
 from modernbert_train.config.objective import ObjectiveConfig
 
 SCORE_UNIT = 1 << 20  # a teacher's scores, 0 to 1, travel as whole numbers of this unit
@@ -48,6 +49,8 @@ class ContrastiveConfig(ObjectiveConfig):
     score_weight: float = knob(0.0, low=0)
     # the model has a head that predicts tokens too, so that phases may train it by mlm, causal or permutation
     mlm_head: bool = False
+    predicted_share = 0.0  # no token is predicted
+    compares = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "matryoshka", tuple(self.matryoshka))  # out of YAML it is a list, which has no hash
@@ -87,14 +90,6 @@ class ContrastiveConfig(ObjectiveConfig):
         return {"contrastive": 1.0} | ({"score": self.score_weight} if self.score_weight else {})
 
     @property
-    def predicted_share(self) -> float:
-        return 0.0  # no token is predicted
-
-    @property
-    def compares(self) -> bool:
-        return True
-
-    @property
     def projected_width(self) -> int | None:
         """See `ObjectiveConfig`."""
         return self.token_vectors if self.is_late else None
@@ -114,3 +109,37 @@ class ContrastiveConfig(ObjectiveConfig):
     def for_validation(self) -> ContrastiveConfig:
         """See `ObjectiveConfig`: whether the positive is found."""
         return replace(self, score_weight=0.0)
+
+    def mistakes(self, model: ModelConfig) -> Iterator[str]:
+        """See `ObjectiveConfig`."""
+        if self.learn_temperature and not 0.01 <= self.first_temperature <= 1:
+            yield (
+                f"objective.temperature={self.first_temperature:g} with objective.learn_temperature=true: it stays "
+                "within 0.01 and 1. Begin there, or set objective.learn_temperature=false."
+            )
+        if self.is_late and self.score_weight:
+            yield (
+                f"objective.score_weight={self.score_weight:g} with objective.pooling=late: a teacher's scores are "
+                "compared with cosines of one vector a text. Set objective.score_weight=0, or another pooling."
+            )
+        widths, key, most = self.matryoshka, "model.hidden_size", model.hidden_size
+        if self.is_late:
+            key, most = "objective.token_vectors", self.token_vectors
+        if other := [width for width in widths if not 1 <= width < most]:
+            yield (
+                f"objective.matryoshka={list(widths)} with {key}={most}: {other[0]} is no part of a vector of {most}, "
+                "which is trained too. Remove it."
+            )
+        if len({*widths}) < len(widths):
+            yield f"objective.matryoshka={list(widths)} names a width twice. Remove one."
+
+    def mistakes_after(self, own: ObjectiveConfig) -> Iterator[str]:
+        """See `ObjectiveConfig`: a temperature that is learnt begins once in a run."""
+        yield from super().mistakes_after(own)
+        first = self.first_temperature
+        if self.learn_temperature and isinstance(own, ContrastiveConfig) and first != own.first_temperature:
+            yield (
+                f"objective.temperature={first:g}, and objective.learn_temperature=true begins at "
+                f"{own.first_temperature:g}: a phase cannot set what is learnt. Remove it from the phase, or set "
+                "objective.learn_temperature=false."
+            )

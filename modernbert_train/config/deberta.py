@@ -48,6 +48,8 @@ class DebertaConfig(ModelConfig):
     init_std: float = knob(0.02, above=0, training=True)  # of all matrices
     # truncation, in standard deviations; the published code has none, which differs in one number of 1.7 million
     init_cutoff: float = knob(5.0, above=0, training=True)
+    token_head_vectors = 3  # a bias, and a norm with one
+    key_products = 4  # content with distance, and distance with content, too
 
     @property
     def title(self) -> tuple[str, str | None]:
@@ -81,16 +83,6 @@ class DebertaConfig(ModelConfig):
     @property
     def score_bias(self) -> Literal["pairs"]:
         return "pairs"
-
-    @property
-    def token_head_vectors(self) -> int:
-        """See `ModelConfig`: a bias, and a norm with one."""
-        return 3
-
-    @property
-    def key_products(self) -> int:
-        """See `ModelConfig`: content with distance, and distance with content, too."""
-        return 4
 
     def mistakes(self) -> Iterator[str]:
         """See `ModelConfig`."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from modernbert_train.config.schema import ModelConfig, PhaseConfig, RunConfig
+from modernbert_train.config.schema import ModelConfig, OptimConfig, PhaseConfig, RunConfig
 from modernbert_train.core.text import table
 
 
@@ -12,21 +12,28 @@ def describe(config: RunConfig) -> str:
     """The run's phases, batch sizes, learning rates and expected steps, one phase a line; and what is advised."""
     head = ("phase", "tokens", "row", "batch rows", "steps", "peak lr", "decay", "its own")
     rows = [head, *(_row(config, name, phase) for name, phase in config.phases.items())]
-    advised = [f"advice: {text}" for text in advice(config.model)]
+    advised = [f"advice: {text}" for text in advice(config.model, config.optim, config.phases)]
     return "\n".join(
         [f"{config.name}: good. {config.total_tokens:,} tokens into {config.folder}", table(rows), *advised]
     )
 
 
-def advice(model: ModelConfig) -> list[str]:
+def advice(model: ModelConfig, optim: OptimConfig, phases: Mapping[str, PhaseConfig]) -> list[str]:
     """What will run as it is, and might be better otherwise."""
-    size = model.vocab_size
-    if size % 64 == 0:
-        return []
-    return [
-        f"model.vocab_size={size} is not a multiple of 64, so the head is slower on GPUs. Keep it for the weights of a "
-        f"published model; otherwise set {-(-size // 64) * 64}."
-    ]
+    found, size, most = [], model.vocab_size, optim.max_usual_lr
+    if size % 64:
+        found.append(
+            f"model.vocab_size={size} is not a multiple of 64, so the head is slower on GPUs. Keep it for the weights "
+            f"of a published model; otherwise set {-(-size // 64) * 64}."
+        )
+    peak = optim.lr * max((phase.lr_ratio for phase in phases.values()), default=1.0)
+    if most is not None and peak > most:
+        found.append(
+            f"optim.lr={optim.lr:g} with optim.name={optim.name}: a peak of {peak:g}, and usual ones are "
+            f"at most {most:g}. In each step weights would move by more than their initial size; a loss that rises or "
+            "stays at the unigram loss is the sign of it. Set one between 1e-5 and 1e-2."
+        )
+    return found
 
 
 def _row(config: RunConfig, name: str, phase: PhaseConfig) -> tuple[str, ...]:

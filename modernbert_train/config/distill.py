@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
 
 from modernbert_train.config.knob import knob
-from modernbert_train.config.model import MOST_WIDTH
+from modernbert_train.config.model import MOST_WIDTH, ModelConfig
 from modernbert_train.config.objective import MaskedLmConfig
 
 BESIDE = ("kl", "cosine", "mse", "pooled")  # terms that ask the teacher
@@ -81,6 +81,15 @@ class DistillConfig(MaskedLmConfig):
         """See `ObjectiveConfig`: hidden states of all tokens are compared or averaged, special ones too."""
         tokens = super().uses_of_heads(sequence_tokens)["tokens"]
         return {head: tokens if head in ("tokens", "kl") else 1.0 for head in self.heads}
+
+    def mistakes(self, model: ModelConfig) -> Iterator[str]:
+        """See `ObjectiveConfig`."""
+        yield from super().mistakes(model)
+        if self.terms.keys() == {"mlm"}:
+            yield (
+                f"objective.teacher={self.teacher} with kl_weight, cosine_weight, mse_weight and pooled_weight of 0: "
+                "nothing would be learnt from it. Set one above 0, or objective.name=mlm."
+            )
 
     def for_validation(self) -> MaskedLmConfig:
         """See `ObjectiveConfig`; without the teacher."""

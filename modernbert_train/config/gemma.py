@@ -31,6 +31,7 @@ class GemmaConfig(LlamaConfig):
     global_every: int = knob(6, above=0, high=MOST_WIDTH)
     qk_norm: bool = True
     norm_eps: float = knob(1e-6, above=0)
+    single_class = True
 
     def half_window(self, order: Order) -> int:
         """See `Visible.around`."""
@@ -58,10 +59,6 @@ class GemmaConfig(LlamaConfig):
     def model_type(self) -> str:
         """See `ModelConfig`."""
         return "gemma3_text"
-
-    @property
-    def single_class(self) -> bool:
-        return True
 
     def mistakes(self) -> Iterator[str]:
         """See `ModelConfig`."""

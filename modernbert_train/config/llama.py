@@ -43,6 +43,7 @@ class LlamaConfig(ModelConfig):
     # truncated normal, the same for all matrices
     init_std: float = knob(0.02, above=0, training=True)
     init_cutoff: float = knob(2.0, above=0, training=True)  # truncation, in standard deviations
+    decoder_bias = False
 
     @property
     def head_size(self) -> int:
@@ -50,16 +51,12 @@ class LlamaConfig(ModelConfig):
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values."""
+        """See `ModelConfig`."""
         return self.key_value_heads or self.num_heads
 
     @property
     def attention_width(self) -> int:
         return self.num_heads * self.head_size
-
-    @property
-    def decoder_bias(self) -> bool:
-        return False
 
     @property
     def title(self) -> tuple[str, str | None]:

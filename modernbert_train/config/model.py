@@ -92,11 +92,6 @@ class ModelConfig:
         """Whether transformers has no class of it, and fetches one where a user allows that."""
         return False
 
-    @property
-    def grows(self) -> bool:
-        """Whether a larger one begins with the weights of a smaller one, by tiling."""
-        return False
-
     def is_global(self, layer: int) -> bool:
         """Whether a token of a layer sees all of its sequence, and not a window alone."""
         return True
@@ -107,22 +102,47 @@ class ModelConfig:
         return None if all(map(self.is_global, range(self.num_layers))) else self.head_size
 
     @property
+    def max_positions(self) -> int | None:
+        """Tokens of the longest sequence, special ones included; None: any number."""
+        return None
+
+    @property
     def position_offset(self) -> int:
         """Rows of the position table before the first token's."""
         return 0
+
+    @property
+    def segments(self) -> int:
+        """Token types; 0: a token has none."""
+        return 0
+
+    @property
+    def convolution(self) -> int:
+        """Tokens that a convolution spans, the next one among them; 0: there is none."""
+        return 0
+
+    @property
+    def dropout(self) -> float:
+        """Dropout before the classes of a fine-tuning, as transformers' classes have it."""
+        return 0.0
 
     def shrinks_from(self, other: ModelConfig) -> bool:
         """Whether some layers of a model of this kind are a smaller one of its own kind."""
         return type(other) is type(self)
 
     def drops_types_of(self, other: ModelConfig) -> bool:
-        """Whether the other model adds token types to its tokens, of which this one knows nothing."""
-        return False
+        """True if the other model has token types and this one has none."""
+        return other.segments > 0 and self.segments == 0
 
     @property
     def embedding_width(self) -> int:
         """Numbers in a token's row of the embedding."""
         return self.hidden_size
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.num_heads
 
     @property
     def attention_width(self) -> int:
@@ -164,6 +184,11 @@ class ModelConfig:
         return 1
 
     @property
+    def grows(self) -> bool:
+        """True if a larger one can begin with the weights of a smaller one, by tiling."""
+        return False
+
+    @property
     def key_products(self) -> int:
         """Products of the model's width that attention makes of a token and each that it sees: score, weighted sum."""
         return 2
@@ -172,16 +197,13 @@ class ModelConfig:
         """What cannot be of these keys together, for `check`; called with every number in its bounds."""
         yield from ()
 
-    def init_std_of(self, name: str) -> float:
-        """Standard deviation that a matrix is drawn with, by its parameter's name, before truncation."""
-        return self.init_std
+    def init_of(self, name: str) -> tuple[float, float | None]:
+        """Return the standard deviation of a matrix, by its parameter's name, and where it is truncated, in standard
+        deviations; None: it is not.
 
-    def init_cutoff_of(self, name: str) -> float | None:
-        """Where a matrix is truncated, in standard deviations, by its parameter's name; None: it is not.
-
-        What stands before classes is drawn as transformers draws it, which truncates nothing but a ModernBERT.
+        Pooler and classifier are drawn as transformers draws them, which truncates only a ModernBERT's.
         """
-        return None if name in (CLASSIFIER_WEIGHT, POOLER_WEIGHT) else self.init_cutoff
+        return self.init_std, None if name in (CLASSIFIER_WEIGHT, POOLER_WEIGHT) else self.init_cutoff
 
     def scaled(self, depth: float, width: float) -> Self:
         """The same architecture with these fractions of its layers and of its width, both to the nearest whole.
@@ -239,6 +261,7 @@ class ModernBertConfig(ModelConfig):
     # "full_megatron": truncated normal, output projections divided by sqrt(2 num_layers)
     init_std: float = knob(0.02, above=0, training=True)
     init_cutoff: float = knob(2.0, above=0, training=True)  # truncation, in standard deviations
+    grows = True
 
     @property
     def title(self) -> tuple[str, str | None]:
@@ -266,19 +289,26 @@ class ModernBertConfig(ModelConfig):
         """See `ModelConfig`: what the released models say."""
         return "mean"
 
-    @property
-    def grows(self) -> bool:
-        return True
-
-    def init_std_of(self, name: str) -> float:
+    def init_of(self, name: str) -> tuple[float, float | None]:
         """See `ModelConfig`; output projections are smaller, and the classifier's is that of transformers."""
         if name == CLASSIFIER_WEIGHT:
-            return float(self.hidden_size**-0.5)
-        return self.init_std / math.sqrt(2 * self.num_layers) if name.endswith("Wo.weight") else self.init_std
+            return float(self.hidden_size**-0.5), self.init_cutoff
+        narrower = math.sqrt(2 * self.num_layers) if name.endswith("Wo.weight") else 1.0
+        return self.init_std / narrower, self.init_cutoff
 
-    def init_cutoff_of(self, name: str) -> float | None:
+    def mistakes(self) -> Iterator[str]:
         """See `ModelConfig`."""
-        return self.init_cutoff
+        if self.head_size % 2:
+            yield f"model.hidden_size/num_heads={self.head_size}: rotary embeddings turn pairs. Make it even."
+        if self.local_attention % 2:
+            yield f"model.local_attention={self.local_attention}: half the window lies on each side. Make it even."
+        every = self.global_attn_every_n_layers
+        if (self.num_layers - 1) % every:
+            below = (self.num_layers - 1) // every * every + 1
+            yield (
+                f"model.num_layers={self.num_layers} with model.global_attn_every_n_layers={every} ends in a local "
+                f"layer, and the last must see the whole sequence. Use {below} or {below + every} layers."
+            )
 
     def layers_at(self, depth: float) -> int:
         """See `ModelConfig`; the last is a global one, as the first."""

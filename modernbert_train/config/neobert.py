@@ -26,14 +26,8 @@ class NeoBertConfig(ModelConfig):
     init_std: float = knob(1.0, above=0, training=True)
     # truncation, in standard deviations; ±0.02 in all, as published
     init_cutoff: float = knob(0.02, above=0, training=True)
-
-    @property
-    def tied(self) -> bool:
-        return False
-
-    @property
-    def own_code(self) -> bool:
-        return True
+    tied = False
+    own_code = True
 
     @property
     def title(self) -> tuple[str, str | None]:
@@ -43,9 +37,9 @@ class NeoBertConfig(ModelConfig):
     def details(self) -> str:
         return "RMSNorm, SwiGLU, RoPE base 10,000, no dropout, no biases but the decoder's;\n  decoder of its own"
 
-    def init_std_of(self, name: str) -> float:
-        """See `ModelConfig`; what stands before classes is normal there."""
-        return 0.02 if name in (CLASSIFIER_WEIGHT, POOLER_WEIGHT) else self.init_std
+    def init_of(self, name: str) -> tuple[float, float | None]:
+        """See `ModelConfig`; pooler and classifier are normal there."""
+        return (0.02, None) if name in (CLASSIFIER_WEIGHT, POOLER_WEIGHT) else super().init_of(name)
 
     def mistakes(self) -> Iterator[str]:
         """See `ModelConfig`."""

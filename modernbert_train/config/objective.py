@@ -7,7 +7,7 @@ to know of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
@@ -44,17 +44,6 @@ class ObjectiveConfig:
         return None
 
     @property
-    def subject(self) -> str:
-        """What predicts the tokens of the first term, for a model card."""
-        return "this model"
-
-    @property
-    def exported_as(self) -> Literal["model", "classifier", "tagger", "answerer", "chooser"]:
-        """What an export of it is: an encoder that predicts tokens, or one that tells classes of texts or of words,
-        the place of an answer, or one of several choices."""
-        return "model"
-
-    @property
     def is_labelled(self) -> bool:
         """Whether it is trained on texts with labels."""
         return False
@@ -79,8 +68,43 @@ class ObjectiveConfig:
 
     @property
     def scores_texts(self) -> bool:
-        """Whether it tells one class, or a score, of a text or a pair of texts, so that pairs can be ranked by it."""
+        """True if it predicts one class, or a score, of a text or a pair, so that pairs can be ranked by it."""
         return False
+
+    @property
+    def masking(self) -> str | None:
+        """How the tokens that are predicted are chosen; None: none are masked."""
+        return None
+
+    @property
+    def predict_from(self) -> Literal["itself", "before"]:
+        """Where a masked token is predicted: in its own place, or in that of the token before it."""
+        return "itself"
+
+    @property
+    def score_weight(self) -> float:
+        """Weight of a teacher's scores of pairs; 0: they are not read."""
+        return 0.0
+
+    @property
+    def learn_temperature(self) -> bool:
+        """True if one more number is trained: the temperature."""
+        return False
+
+    @property
+    def pooling(self) -> str | None:
+        """What is read of the hidden states of a text; None: nothing is read of a text as a whole."""
+        return None
+
+    @property
+    def segments(self) -> int:
+        """Token types that a pair's texts have."""
+        return 1
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Longest text that the encoder was trained on; None: the rows of the last phase."""
+        return None
 
     @property
     def fills_rows(self) -> bool:
@@ -193,6 +217,22 @@ class ObjectiveConfig:
         """The same on held-out text, whatever training does: figures of all runs compare."""
         return self
 
+    def mistakes(self, model: ModelConfig) -> Iterator[str]:
+        """Yield a message for every combination of these keys, and of them with the model's, that cannot be.
+
+        `check` calls it for the run and for each phase, once every number of both is within its bounds.
+        """
+        yield from ()
+
+    def mistakes_after(self, own: ObjectiveConfig) -> Iterator[str]:
+        """Yield a message for each key of a phase's objective that must be as in the run's own, for which the model is
+        built."""
+        if self.z_loss != own.z_loss:
+            yield (
+                f"objective.z_loss={self.z_loss}: must be objective.z_loss={own.z_loss} of the run, which the model is "
+                "built with. Set the same."
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedLmConfig(ObjectiveConfig):
@@ -285,6 +325,40 @@ class MaskedLmConfig(ObjectiveConfig):
         rate = round(self.mask_rate + way * (self.mask_rate_end - self.mask_rate), 6)
         return replace(self, mask_rate=rate, mask_rate_end=max(self.mask_rate, self.mask_rate_end))
 
+    def mistakes(self, model: ModelConfig) -> Iterator[str]:
+        """See `ObjectiveConfig`."""
+        here = f"objective.name={self.name}"
+        ends = (self.mask_rate, self.mask_rate if self.mask_rate_end is None else self.mask_rate_end)
+        if self.mask_spread > min(ends) or max(ends) + self.mask_spread > 1:
+            yield (
+                f"objective.mask_spread={self.mask_spread:g} with a mask_rate of {min(ends):g} to {max(ends):g}: "
+                "shares of sequences must lie between 0 and 1. Set a smaller one."
+            )
+        if self.reads_words and self.masking != "ngram":
+            yield (
+                f"objective.words=segmenter with {here}, objective.masking={self.masking}: only masking=ngram masks "
+                "whole words. Set objective.words=tokenizer, or objective.masking=ngram."
+            )
+        if self.counts_tokens and self.masking == "ngram":
+            yield (
+                "objective.mask_weight=1/rate with objective.masking=ngram: whole words come to less than the rate of "
+                "a short sequence, so the weights would not add up to its tokens. Set masking to exact or bernoulli, "
+                "or mask_weight=none."
+            )
+        alone = self.heads == ("tokens",) and self.masking != "reference" and not isinstance(self, TranslationConfig)
+        if self.predict_from == "before" and not alone:
+            yield (
+                f"objective.predict_from=before with {here}, objective.masking={self.masking}: there a token without "
+                "one before it is predicted, or each in its place is read again. Set objective.predict_from=itself, or "
+                "objective={name: mlm, masking: exact}."
+            )
+        if self.mask_token_share + self.random_token_share > 1:
+            yield (
+                f"objective.mask_token_share={self.mask_token_share} and objective.random_token_share="
+                f"{self.random_token_share}: both are shares of the predicted tokens. Their sum must lie between 0 "
+                "and 1."
+            )
+
     def for_validation(self) -> MaskedLmConfig:
         fixed: dict[str, Any] = {"masking": "exact", "mask_rate_end": None, "mask_spread": 0.0, "mask_weight": "none"}
         return replace(self, mask_rate=self.eval_mask_rate, words="tokenizer", **fixed)
@@ -310,6 +384,21 @@ class TranslationConfig(MaskedLmConfig):
     def details(self) -> str:
         return super().details + ("; positions of a translation begin at 0" if self.reset_positions else "")
 
+    def mistakes(self, model: ModelConfig) -> Iterator[str]:
+        """See `ObjectiveConfig`."""
+        if self.reads_words:
+            yield (
+                f"objective.words=segmenter with objective.name=tlm, objective.masking={self.masking}: pairs have no "
+                "words. Set objective.words=tokenizer."
+            )
+        else:
+            yield from super().mistakes(model)
+        if self.masking == "reference":
+            yield (
+                "objective.name=tlm with objective.masking=reference, which masks special tokens too. Set masking to "
+                "exact, bernoulli or ngram."
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class CausalLmConfig(ObjectiveConfig):
@@ -319,6 +408,7 @@ class CausalLmConfig(ObjectiveConfig):
     """
 
     name: str = "causal"
+    predicted_share = 1.0
 
     @property
     def title(self) -> tuple[str, str | None]:
@@ -327,10 +417,6 @@ class CausalLmConfig(ObjectiveConfig):
     @property
     def terms(self) -> Mapping[str, float]:
         return {"causal": 1.0}
-
-    @property
-    def predicted_share(self) -> float:
-        return 1.0
 
     @property
     def order(self) -> Order:
@@ -388,6 +474,7 @@ class SentenceOrderConfig(MaskedLmConfig):
     name: str = "sop"
     swapped_share: float = knob(0.5, above=0, below=1)  # of the pairs: the second half comes first
     order_weight: float = knob(1.0, above=0)  # of the order's loss beside that of the masked tokens
+    special_tokens = 3
 
     @property
     def title(self) -> tuple[str, str | None]:
@@ -401,10 +488,6 @@ class SentenceOrderConfig(MaskedLmConfig):
         )
 
     @property
-    def special_tokens(self) -> int:
-        return 3
-
-    @property
     def terms(self) -> Mapping[str, float]:
         return {"mlm": 1.0, "sop": self.order_weight}
 
@@ -415,3 +498,12 @@ class SentenceOrderConfig(MaskedLmConfig):
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """See `ObjectiveConfig`: every sequence is a pair, but for texts of one token."""
         return {**super().uses_of_heads(sequence_tokens), "pair": 1 / sequence_tokens}
+
+    def mistakes(self, model: ModelConfig) -> Iterator[str]:
+        """See `ObjectiveConfig`; an encoder without token types reads pairs by [SEP] alone."""
+        yield from super().mistakes(model)
+        if model.segments == 1:
+            yield (
+                f"objective.name={self.name} with model.segments=1: it makes pairs, whose halves are two segments. Set "
+                "model.segments=2, or objective.name=mlm."
+            )

@@ -24,6 +24,7 @@ class AnswerConfig(LabelledConfig):
     # no answer is given where [CLS] beats the best answer by more than this; transformers' null_score_diff_threshold
     null_threshold: float = 0.0
     max_answer_tokens: int = knob(30, above=0)  # longest answer
+    task_kind = "question-answering"
 
     @property
     def title(self) -> tuple[str, str | None]:
@@ -36,14 +37,6 @@ class AnswerConfig(LabelledConfig):
     @property
     def heads(self) -> tuple[str, ...]:
         return ("answer",)
-
-    @property
-    def exported_as(self) -> Literal["answerer"]:
-        return "answerer"
-
-    @property
-    def task_kind(self) -> str:
-        return "question-answering"
 
     @property
     def tells(self) -> Literal["tokens"]:
@@ -65,6 +58,10 @@ class ChooseConfig(LabelledConfig):
     name: str = "choose"
     pooling: Literal["cls", "mean"] = "mean"  # see `ClassifyConfig`
     segments: int = knob(1, low=1, high=2)  # 2: the text behind the first [SEP] of a choice has token type 1
+    task_kind = "multiple-choice"
+    num_logits = 1
+    pools = True
+    fills_rows = False
 
     @property
     def title(self) -> tuple[str, str | None]:
@@ -79,32 +76,12 @@ class ChooseConfig(LabelledConfig):
         return ("choice",)
 
     @property
-    def exported_as(self) -> Literal["chooser"]:
-        return "chooser"
-
-    @property
-    def task_kind(self) -> str:
-        return "multiple-choice"
-
-    @property
     def told_classes(self) -> tuple[str, ...]:
         return (self.task_kind,)  # a score of each choice is no matter of how many there are
 
     @property
-    def num_logits(self) -> int:
-        return 1
-
-    @property
     def num_told(self) -> int:
         return len(self.labels)
-
-    @property
-    def pools(self) -> bool:
-        return True
-
-    @property
-    def fills_rows(self) -> bool:
-        return False
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """See `ObjectiveConfig`: of each choice, of which a document has at least two."""

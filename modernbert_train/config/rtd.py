@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,10 +56,6 @@ class ReplacedTokensConfig(MaskedLmConfig):
         )
 
     @property
-    def subject(self) -> str:
-        return "the generator"
-
-    @property
     def terms(self) -> Mapping[str, float]:
         return {"mlm": 1.0, "rtd": self.rtd_weight}
 
@@ -86,3 +83,33 @@ class ReplacedTokensConfig(MaskedLmConfig):
     def generator_of(self, model: ModelConfig) -> ModelConfig:
         """See `ObjectiveConfig`."""
         return model.scaled(self.depth, self.width)
+
+    def mistakes(self, model: ModelConfig) -> Iterator[str]:
+        """See `ObjectiveConfig`: the generator must be an encoder, and may share only what fits."""
+        yield from super().mistakes(model)
+        if not model.tied:
+            yield (
+                f"objective.name={self.name} with model.tied=false: a generator predicts with the embedding. Set "
+                "model.tied=true, or take another model."
+            )
+        generator = self.generator_of(model)
+        for key, fraction, whole, what, left in (
+            ("depth", self.depth, model.num_layers, "layer", generator.num_layers),
+            ("width", self.width, model.num_heads, "head", generator.num_heads),
+        ):
+            if left < 1:
+                yield (
+                    f"objective.generator_{key}={fraction:.3g} of {whole} {what}s leaves the generator no {what}. Set "
+                    f"it to at least {math.ceil(1000 / whole) / 1000:g}."
+                )
+        if self.sharing == "gdes" and generator.hidden_size != model.hidden_size:
+            yield (
+                f"objective.generator_width={self.width:.3g} with objective.sharing=gdes: the tables of the generator "
+                "are part of the model's, so both are as wide. Set objective.generator_width=1, or sharing=embeddings."
+            )
+        if self.sharing == "embeddings" and generator.hidden_size > model.hidden_size:
+            yield (
+                f"objective.generator_width={self.width:.3g} with objective.sharing=embeddings: the generator would be "
+                f"{generator.hidden_size} wide, and its embeddings {model.hidden_size}. Set objective.generator_width "
+                "to at most 1, or sharing=none."
+            )

@@ -189,6 +189,10 @@ class ComputeConfig:
     deterministic: bool = knob(False, restart=True)
 
 
+# Adam moves a weight by about the rate in each step: by more than its standard deviation at the start, usually 0.02
+MAX_ADAM_LR = 0.02
+
+
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
     """Keys that every optimizer has."""
@@ -207,6 +211,11 @@ class OptimConfig:
     def bounds_update(self) -> bool:
         """Whether an update is divided by what is above 1 of its RMS, for which the shards of a weight are summed."""
         return False
+
+    @property
+    def max_usual_lr(self) -> float | None:
+        """Rate above which `check` warns; None: nothing is known of this optimizer's."""
+        return None
 
     @property
     def newton_schulz_iterations(self) -> int:
@@ -246,6 +255,10 @@ class StableAdamWConfig(OptimConfig):
     def bounds_update(self) -> bool:
         return True
 
+    @property
+    def max_usual_lr(self) -> float | None:
+        return MAX_ADAM_LR
+
 
 @dataclass(frozen=True, kw_only=True)
 class AdamWConfig(OptimConfig):
@@ -255,6 +268,10 @@ class AdamWConfig(OptimConfig):
     weight_decay: float = knob(0.01, low=0, phased=True)
     # the gradient of a step is scaled to at most this L2 norm over all weights and ranks; None: it is not clipped
     max_grad_norm: float | None = knob(None, above=0)
+
+    @property
+    def max_usual_lr(self) -> float | None:
+        return MAX_ADAM_LR
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,6 +296,11 @@ class MuonConfig(StableAdamWConfig):
     adam_lr_ratio: float = knob(1.0, above=0, why="where 1 is the matrices' own rate")
     # decay of embeddings over that of the matrices
     adam_decay_ratio: float = knob(1.0, low=0, why="where 0 leaves embeddings undecayed")
+
+    @property
+    def max_usual_lr(self) -> float | None:
+        """See `OptimConfig`: five times more where an update's RMS is 0.2."""
+        return MAX_ADAM_LR * 5
 
     def state_numbers(self, total: int, hidden: int, hidden_rows: int) -> int:
         """See `OptimConfig`: a momentum of each entry of a hidden matrix, two moments of every other weight."""

@@ -34,6 +34,9 @@ class XLNetConfig(ModelConfig):
     # truncated normal, the same for all matrices, and for what is added to queries
     init_std: float = knob(0.02, above=0, training=True)
     init_cutoff: float = knob(2.0, above=0, training=True)  # truncation, in standard deviations
+    single_class = True
+    segments = 2  # token types: a token knows whether another is of its own
+    key_products = 3  # a score for the distance too
 
     @property
     def title(self) -> tuple[str, str | None]:
@@ -47,22 +50,8 @@ class XLNetConfig(ModelConfig):
         )
 
     @property
-    def single_class(self) -> bool:
-        return True
-
-    @property
-    def segments(self) -> int:
-        """Token types: a token knows whether another is of its own."""
-        return 2
-
-    @property
     def score_bias(self) -> Literal["sequences"]:
         return "sequences"
-
-    @property
-    def key_products(self) -> int:
-        """See `ModelConfig`: a score for the distance too."""
-        return 3
 
     def mistakes(self) -> Iterator[str]:
         if self.hidden_size % 2:

@@ -4,22 +4,29 @@ What is written goes beside its place, to the disk itself, and then by a rename 
 or a power cut leaves what was there before, or what should be there, and never a part of it.
 
 A lock belongs to an open file: the kernel drops it when the process ends, however it ends. What is locked is in use,
-and what is not locked was left behind.
+and what is not locked was left behind. So the next write into a folder removes what killed processes left in it.
 """
 
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
+import re
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from modernbert_train.core.text import first_line
-from modernbert_train.errors import RunError
+from modernbert_train.errors import RunError, StorageError
+
+_PARTIAL = re.compile(r"\.(?P<name>.+)\.((?P<host>[^/]+)-)?(?P<pid>\d+)\.partial")  # once without a host
+_LOCK = "lock"  # in a partial folder, beside the folder that gets the name
+_QUIET_SECONDS = 600.0  # without a write, after which an unlocked partial file of another host counts as left behind
 
 
 def reason_of(error: Exception) -> str:
@@ -149,10 +156,41 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         OSError: the disk refuses it; what was there before is untouched, and nothing else is left.
     """
-    aside = path.with_name(f".{path.name}.{os.uname().nodename}-{os.getpid()}.partial")
+    _sweep_once(path.parent)
+    with _whole_file(path) as file:
+        file.write(text.encode("utf-8", "replace"))
+
+
+def write_out(path: Path, text: str) -> Path:
+    """Write the file that a user named, whole or not at all; returns its path.
+
+    Raises:
+        StorageError: it cannot be written; what was there before is untouched.
+    """
+    with os_errors_as(StorageError, f"{path}: cannot be written", "Free space, fix the path, or name another file."):
+        write_whole(path, text)
+    return path
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """An open file that gets its name at the end of the block, in place of what is there, or is removed.
+
+    Raises:
+        OSError: the disk refuses it.
+    """
+    sweep(path.parent)
+    with _whole_file(path) as file:
+        yield file
+
+
+@contextmanager
+def _whole_file(path: Path) -> Iterator[IO[bytes]]:
+    aside = _aside(path)
     try:
-        with aside.open("w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
+        with aside.open("wb") as file:
+            _hold(file)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
@@ -218,15 +256,81 @@ def whole_folder(out: Path) -> Iterator[Path]:
     Raises:
         OSError: the disk refuses it.
     """
-    staging = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    shutil.rmtree(staging, ignore_errors=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    sweep(out.parent)
+    aside = _aside(out)
+    shutil.rmtree(aside, ignore_errors=True)  # of an earlier process with this number
     try:
-        staging.mkdir(parents=True)
-        yield staging
-        if (replaced := publish(staging, out)) is not None:
-            shutil.rmtree(replaced, ignore_errors=True)
+        (aside / out.name).mkdir(parents=True)
+        with (aside / _LOCK).open("wb") as file:
+            _hold(file)
+            yield aside / out.name
+            publish(aside / out.name, out)
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove the partial files and folders in a folder whose processes have ended; others are left alone."""
+    for path, found in _partials(folder):
+        if _is_left(path, found["host"], int(found["pid"])):
+            _remove_left(path, found["name"])
+
+
+def being_written(out: Path) -> Path | None:
+    """The partial file or folder that a living process will give the name of `out`; None if there is none."""
+    sweep(out.parent)
+    return next((path for path, found in _partials(out.parent) if found["name"] == out.name and _lock_of(path)), None)
+
+
+_sweep_once = functools.cache(sweep)  # a folder of ten thousand small files is not listed for each
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.uname().nodename}-{os.getpid()}.partial")
+
+
+def _hold(file: IO[bytes]) -> None:
+    with suppress(OSError):  # a file system without locks: then the process is looked for, see `_is_left`
+        lock_now(file)
+
+
+def _partials(folder: Path) -> list[tuple[Path, re.Match[str]]]:
+    with suppress(OSError):  # the folder itself is refused by whoever writes into it
+        return [(folder / name, found) for name in os.listdir(folder) if (found := _PARTIAL.fullmatch(name))]
+    return []
+
+
+def _lock_of(path: Path) -> bool:
+    """True if a process holds the lock of a partial file or folder."""
+    with suppress(OSError), (path / _LOCK if path.is_dir() else path).open("r+b") as file:
+        return not lock_now(file)
+    return False
+
+
+def _is_left(path: Path, host: str | None, pid: int) -> bool:
+    """True if the process that wrote it has ended. A lock that is free may be about to be taken, so the process is
+    looked for too; one of another host cannot be, and is known by its writes."""
+    if _lock_of(path):
+        return False
+    with suppress(OSError):
+        if host == os.uname().nodename and not Path(f"/proc/{pid}").exists():
+            return True
+        newest = max(each.stat().st_mtime for each in (path, *path.rglob("*")))
+        return time.time() - newest > _QUIET_SECONDS
+    return False
+
+
+def _remove_left(path: Path, name: str) -> None:
+    """Remove it; a folder that was whole, and had moved its predecessor aside, gets its name first."""
+    out = path.with_name(name)
+    with suppress(OSError):
+        if (path / f"{name}-replaced").exists() and not out.exists():
+            (path / name).rename(out)
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:

@@ -47,7 +47,7 @@ def check_data(config: RunConfig) -> DataFacts:
             f"{vocabulary.pad_id + 1}, or 0 for a BERT."
         )
     pairs = [now.objective.name for now in (config, *config.in_phase.values()) if "pair" in now.objective.heads]
-    if pairs and getattr(config.model, "segments", 1) > 1 and not vocabulary.segments_of_pairs:
+    if pairs and config.model.segments > 1 and not vocabulary.segments_of_pairs:
         raise ConfigError(
             f"objective.name={pairs[0]}: the halves of a pair are two segments of model.name={config.model.name}, and "
             f"the tokenizer in {config.data.tokenizer} gives both texts of a pair token type 0, so the exported model "
@@ -116,7 +116,7 @@ def require_pairs(config: RunConfig, folder: FolderFacts, objective: str) -> Non
             "`prepare` writes shards that are; with data.streams, give this one a "
             "proportion of 0 in that phase."
         )
-    weighed = any(getattr(now.objective, "score_weight", 0) for now in config.in_phase.values())
+    weighed = any(now.objective.score_weight for now in config.in_phase.values())
     if weighed and not card.scored and folder.key != "data.validation":
         raise DataError(
             f"{name}: has no scores, which objective.score_weight weighs. Prepare them with pairs.scores, or "
@@ -210,7 +210,7 @@ def unread_rows(config: RunConfig, facts: DataFacts) -> str | None:
 def without_words(config: RunConfig) -> str | None:
     """What masking=ngram does where the tokenizer does not tell which tokens go on with a word; None elsewhere."""
     objectives = [now.objective for now in (config, *config.in_phase.values())]
-    asked = any(getattr(each, "masking", None) == "ngram" and not each.reads_words for each in objectives)
+    asked = any(each.masking == "ngram" and not each.reads_words for each in objectives)
     if not asked or len(read_vocabulary(config.data.tokenizer).inside_words):
         return None
     return (

@@ -8,6 +8,7 @@ short here and only wakes us up, so that dead and silent workers can be told apa
 
 from __future__ import annotations
 
+import errno
 import re
 import signal
 import threading
@@ -21,7 +22,7 @@ from torch.autograd.profiler import record_function
 from torch.utils.data import DataLoader
 
 from modernbert_train.core.torch_internals import abandon_workers, watch_workers, worker_processes
-from modernbert_train.errors import RunError
+from modernbert_train.errors import RunError, StorageError
 
 LOOK_SECONDS = 1.0  # what a DataLoader given to `deliveries` must have as its timeout
 _END = object()
@@ -38,10 +39,16 @@ def deliveries(loader: DataLoader[Any], timeout_seconds: float) -> Iterator[Any]
 
     Raises:
         RunError: a worker is dead, or did not deliver in time; names it and its process.
+        StorageError: /dev/shm is too small for them.
     """
     try:
         batches: Any = iter(loader)
     except Exception as error:  # torch raises a RuntimeError, or what the broken connection does; others go on
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise StorageError(
+                f"/dev/shm: has no room for the queues of data.num_workers={loader.num_workers}. Give the container "
+                "more (docker run --shm-size=8g), or set data.num_workers=0."
+            ) from error
         if (gone := _GONE.search(_all_said(error))) is None:
             raise
         raise _lost(f"process {gone[1]}", gone[2]) from error

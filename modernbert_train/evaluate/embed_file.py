@@ -6,7 +6,6 @@ name when it is whole.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -16,7 +15,7 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.core.files import os_errors_as, sync, values_as
+from modernbert_train.core.files import os_errors_as, values_as, whole_file
 from modernbert_train.core.text import plural
 from modernbert_train.data.tables import ENDS, Row, lines_of, read_rows
 from modernbert_train.errors import ConfigError, DataError, StorageError
@@ -63,10 +62,7 @@ def embed_file(
         raise ConfigError(f"--out={out}: its end names no format of vectors. Let it end in {_ends(_WRITERS)}.")
     if out.exists():
         raise ConfigError(f"--out={out}: exists already. Name a file that does not.")
-    aside = out.with_name(f".{out.name}.{os.uname().nodename}-{os.getpid()}.partial")
-    with _to_disk(out):
-        aside.touch()
-    try:
+    with _to_disk(out), whole_file(out) as file:  # refused before anything is computed
         total = sum(1 for _ in _texts_of(texts, column))
         if not total:
             raise DataError(f"{texts}: holds no text. Give one with at least one.")
@@ -74,24 +70,19 @@ def embed_file(
         width, room = encoder.config.hidden_size, encoder.max_tokens - 2
         done = tokens = cut = 0
         began = said = time.monotonic()
-        with _to_disk(out):
-            with aside.open("wb") as file, _WRITERS[out.suffix](file, total, width, dtype) as write:
-                for part in _parts(_texts_of(texts, column)):
-                    ids = encoder.token_ids(part)
-                    found = encoder.embed_ids(ids, pooling=pooling, batch_tokens=batch_tokens, precision=precision)
-                    write(found.numpy().astype(dtype))
-                    done += len(part)
-                    tokens += sum(min(len(each), room) + 2 for each in ids)
-                    cut += sum(len(each) > room for each in ids)
-                    if (now := time.monotonic()) - said > _LINE_SECONDS:
-                        print(f"{done:,} of {total:,} texts, {tokens / (now - began):,.0f} tokens/s", flush=True)
-                        said = now
-            if done != total:
-                raise DataError(f"{texts}: was changed while it was read. Start again.")
-            sync(aside)
-            aside.rename(out)
-    finally:
-        aside.unlink(missing_ok=True)
+        with _WRITERS[out.suffix](file, total, width, dtype) as write:
+            for part in _parts(_texts_of(texts, column)):
+                ids = encoder.token_ids(part)
+                found = encoder.embed_ids(ids, pooling=pooling, batch_tokens=batch_tokens, precision=precision)
+                write(found.numpy().astype(dtype))
+                done += len(part)
+                tokens += sum(min(len(each), room) + 2 for each in ids)
+                cut += sum(len(each) > room for each in ids)
+                if (now := time.monotonic()) - said > _LINE_SECONDS:
+                    print(f"{done:,} of {total:,} texts, {tokens / (now - began):,.0f} tokens/s", flush=True)
+                    said = now
+        if done != total:
+            raise DataError(f"{texts}: was changed while it was read. Start again.")
     words = f", {cut:,} of them cut at {encoder.max_tokens:,} tokens" if cut else ""
     seconds = time.monotonic() - began
     return f"{out}: {plural(total, 'text')}{words}, {width} x {dtype} each; {tokens:,} tokens in {seconds:.1f} s"

@@ -46,7 +46,7 @@ class Embeddings(nn.Module):
         super().__init__()
         self.position_offset = config.position_offset
         self.tok_embeddings = Embedding(config.vocab_size, config.hidden_size)
-        self.segment_embeddings = Embedding(config.token_types, config.hidden_size) if config.token_types else None
+        self.segment_embeddings = Embedding(config.segments, config.hidden_size) if config.segments else None
         self.position_embeddings = Embedding(config.max_positions + config.position_offset, config.hidden_size)
         self.norm = layer_norm(config)
         self.dropout = nn.Dropout(config.dropout)
@@ -159,7 +159,7 @@ class Bert(Encoder):
                 f"sequences of up to {packed.max_seqlen} tokens, but model.max_positions={self.config.max_positions}. "
                 "Shorten the phase's row_tokens, or train a model with more positions."
             )
-        if packed.segment_ids_T is not None and self.config.token_types == 1:
+        if packed.segment_ids_T is not None and self.config.segments == 1:
             raise ValueError("the objective makes pairs, but model.segments=1. Set model.segments=2.")
 
 

@@ -54,7 +54,7 @@ def initialize(model: nn.Module, config: ModelConfig, seed: int, only: tuple[str
             parameter.zero_()
             continue
         own = next((its for prefix, its in inner.items() if name.startswith(prefix)), config)
-        std, cutoff = own.init_std_of(name), own.init_cutoff_of(name)
+        std, cutoff = own.init_of(name)
         drawn, generator = torch.empty(parameter.shape), _generator(seed, name)
         if cutoff is None:
             nn.init.normal_(drawn, std=std, generator=generator)

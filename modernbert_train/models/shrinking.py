@@ -95,7 +95,7 @@ def _wrong_width(old: ModelConfig, new: ModelConfig) -> Iterator[str]:
     if new.hidden_size == old.hidden_size and new.num_heads == old.num_heads:
         return
     each = old.hidden_size // old.num_heads
-    if old.attention_width != old.hidden_size or getattr(old, "key_value_heads", None) is not None:
+    if old.attention_width != old.hidden_size or old.kv_heads != old.num_heads:
         yield f"model.name={old.name} with keys of fewer heads, or heads of another width: only its layers are taken"
     elif new.hidden_size != new.num_heads * each:
         yield (

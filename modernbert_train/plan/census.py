@@ -116,7 +116,7 @@ def census(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Cens
     beside = tuple(matrix for head in objective.heads if head in HEAD_COUNTS for matrix in HEAD_COUNTS[head](model))
     beside += _classifier(model, cast(LabelledConfig, objective)) if objective.is_labelled else ()
     beside += _projection(model, objective)
-    beside += (Matrix(1, 1, "head", head="vectors"),) if getattr(objective, "learn_temperature", False) else ()
+    beside += (Matrix(1, 1, "head", head="vectors"),) if objective.learn_temperature else ()
     own = Census((*matrices, *beside), windows, (2 * model.key_products * model.attention_width,) * len(windows))
     generator = objective.generator_of(model)
     if generator is None:
@@ -182,7 +182,7 @@ def _bert(model: BertShape) -> Counted:
     return (
         table_of(model),
         Matrix(model.max_positions + model.position_offset, width, "embedding"),
-        *([Matrix(model.token_types, width, "embedding")] if model.token_types else []),
+        *([Matrix(model.segments, width, "embedding")] if model.segments else []),
         Matrix(width, 1, "embedding", 2),
         *_attention(width, layers),
         Matrix(hidden, width, "layer", layers, uses=1),  # Wi

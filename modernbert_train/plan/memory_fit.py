@@ -41,7 +41,7 @@ GB = 1e9
 def predicts(config: RunConfig) -> bool:
     """True if memory is predicted: for ModernBERT's layers, but not with a generator or frozen layers."""
     alone = config.objective.generator_of(config.model) is None
-    frozen = any(getattr(now.objective, "freeze", False) for now in config.in_phase.values())
+    frozen = any(not now.objective.trains_encoder for now in config.in_phase.values())
     return type(config.model) in COUNTED and alone and not frozen
 
 

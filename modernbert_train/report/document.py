@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -31,7 +32,7 @@ from modernbert_train.report.events import event_table, what_happened, what_was_
 from modernbert_train.report.listing import in_use
 from modernbert_train.report.samples import read_samples
 from modernbert_train.report.steps import NAN, ROUGH, as_json, means, thin
-from modernbert_train.report.summary import Newest, figures, phase_table, spent_in, tiles, warnings
+from modernbert_train.report.summary import Newest, figures, phase_table, progress_tiles, spent_in, tiles, warnings
 from modernbert_train.report.trained_by import result_table, start_table
 
 POINTS = 2_000  # drawn of the steps of a run, up to a few more while it grows
@@ -189,19 +190,23 @@ class WatchedRun:
             source_table(data),
             start_table(starts, history.last_time),
         ]
+        state, settings = self._state(starts) if self.live else "", self._settings(config)
         phases = history.phases()
         first_steps = [history.steps[phase.first].step - 1 for phase in phases[-MOST:]]
         return {
             "name": self.name,
-            "state": self._state(starts) if self.live else "",
+            "state": state,
             "last": date(history.last_time),
             "total": len(history.steps),
-            "tiles": tiles(history, self._spent(history), self._newest(self.folder) if self._newest else None),
+            "tiles": [
+                *(progress_tiles(history, _total_tokens(settings)) if state == "training" else ()),
+                *tiles(history, self._spent(history), self._newest(self.folder) if self._newest else None),
+            ],
             "figures": {head: [_plain(figure.value), figure.text] for head, figure in figures(history).items()},
             "warnings": warnings(history),
             "tables": [table._asdict() for table in tables if table is not None],
             "config": text,
-            "settings": self._settings(config),
+            "settings": settings,
             "phases": [
                 [step, phase.start, shorten(phase.name, _NAME)]
                 for step, phase in zip(first_steps, phases[-MOST:], strict=True)
@@ -294,6 +299,12 @@ def _settings(file: Path) -> dict[str, str]:
 
     walk(read_yaml(file, {}, []), "")
     return found
+
+
+def _total_tokens(settings: Mapping[str, str]) -> float:
+    """Tokens of all phases, by the dotted keys of a configuration."""
+    lengths = [text for key, text in settings.items() if re.fullmatch(r"phases\.[^.]+\.tokens", key)]
+    return float(sum(int(text) for text in lengths if text.isdecimal()))
 
 
 def _plain(value: float) -> float | None:

@@ -64,15 +64,14 @@ class Spent:
                 f"{max(self.blocked):.2g} s"
             )
         if self.restarts:
-            text += f"; {plural(len(self.restarts), 'restart')}, {self.restart_text}"
+            took = f"{self.restart_text} from the last line to the next step, in the median"
+            text += f"; {plural(len(self.restarts), 'restart')}, {took}"
         return text
 
     @property
     def restart_text(self) -> str:
-        """From the last line of a process to the first step of the next."""
-        if not self.restarts:
-            return "none"
-        return f"{duration(statistics.median(self.restarts))} from the last line to the next step, in the median"
+        """Median time from the last line of a process to the first step of the next."""
+        return duration(statistics.median(self.restarts)) if self.restarts else "none"
 
 
 def spent(run_folder: Path) -> Spent:

@@ -13,8 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from modernbert_train.core.files import os_errors_as, write_whole
-from modernbert_train.errors import StorageError
+from modernbert_train.core.files import write_out
 from modernbert_train.report.document import read_runs
 from modernbert_train.report.summary import Newest
 
@@ -54,7 +53,7 @@ def write_comparison(folders: Sequence[Path], out: Path, newest: Newest | None =
     Returns:
         `out`.
     """
-    return write(out, render(read_runs(folders, newest)))
+    return write_out(out, render(read_runs(folders, newest)))
 
 
 def render(document: Mapping[str, Any]) -> str:
@@ -90,14 +89,3 @@ def _plain_table(document: Mapping[str, Any]) -> str:
 
 def resource(name: str) -> str:
     return files("modernbert_train.report").joinpath(name).read_text("utf-8")
-
-
-def write(path: Path, text: str) -> Path:
-    """Write a file whole or not at all.
-
-    Raises:
-        StorageError: it cannot be written; what was there before is untouched.
-    """
-    with os_errors_as(StorageError, f"{path}: cannot be written", "Free space or fix the permission, then repeat."):
-        write_whole(path, text)
-    return path

@@ -38,6 +38,7 @@ class StepRecord(NamedTuple):
     rank_flops_per_second: float = NAN
     seconds: float = NAN  # of training so far, without the pauses between two processes
     own_seconds: float = NAN  # of the step alone
+    seconds_left: float = NAN  # to the end of the run
 
 
 NUMBERS = tuple(name for name in StepRecord._fields if name != "phase")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from modernbert_train.core.text import duration, fixed, percent, plural, rate, t
 from modernbert_train.report.curves import History, ValidationRecord
 from modernbert_train.report.effective import FORMULA, Spent, spent_of
 from modernbert_train.report.evaluations import NUMBER, last_figures
+from modernbert_train.report.progress import ending
 from modernbert_train.report.table import Table
 from modernbert_train.report.training_loss import LOSS_STEPS, training_loss
 
@@ -70,9 +72,22 @@ def tiles(
             ("Last checkpoint", "none" if spent.last_saved is None else f"step {spent.last_saved:,}", "in the record")
             if newest is None
             else ("Newest valid checkpoint", *newest),
-            ("Restart time", spent.restart_text, "from the last line of a process to the next one's first step"),
+            ("Restart time", spent.restart_text, "median, from a process's last line to the next step"),
         ]
     return facts
+
+
+def progress_tiles(history: History, total_tokens: float) -> list[tuple[str, str, str]]:
+    """How far a run that trains has come, and the time that is left; nothing before its first step."""
+    if not history.steps or not total_tokens:
+        return []
+    last = history.steps[-1]
+    done = min(1.0, last.tokens / total_tokens)
+    found = [("Progress", percent(1)(done), f"{tokens_text(last.tokens)} of {tokens_text(total_tokens)} tokens")]
+    if math.isfinite(last.seconds_left):
+        end = f"ends {ending(last.seconds_left, datetime.fromtimestamp(history.last_time))}"
+        found.append(("Time left", duration(last.seconds_left), end))
+    return found
 
 
 class Figure(NamedTuple):

@@ -68,7 +68,7 @@ def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
     source = open_source(named.source)
     weights = source.checkpoint.weights_hash if source.checkpoint is not None and speaks_for_all() else ""
     task = as_trained(task, named, source.model.hidden_size)
-    most = min(task.max_tokens, source.max_tokens, getattr(source.model, "max_positions", source.max_tokens))
+    most = min(task.max_tokens, source.max_tokens, source.model.max_positions or source.max_tokens)
     seed = next((each.partition("=")[2] for each in reversed(rest) if each.startswith("seed=")), SEED)
     rest = [f"name={run_name(task_name, model, seed)}", f"seed={SEED}", *rest]
     folder = _folder(rest)
@@ -175,7 +175,7 @@ def _rows(task: TaskConfig, source: Source, prepared: Prepared) -> tuple[int, in
     rows = max(1, int(batch / least))
     rows -= rows % (8 if rows >= 8 else 2 if rows >= 2 else 1)
     length = max(-(-least // 8), round(batch / rows / 8)) * 8
-    return min(length, max(least, getattr(source.model, "max_positions", length))), rows
+    return min(length, max(least, source.model.max_positions or length)), rows
 
 
 def _optimizer(task: TaskConfig, overrides: Sequence[str]) -> dict[str, Any]:
@@ -186,9 +186,9 @@ def _optimizer(task: TaskConfig, overrides: Sequence[str]) -> dict[str, Any]:
 
 def _objective(task: TaskConfig, source: Source, prepared: Prepared) -> dict[str, Any]:
     # as transformers' classes have it
-    own: dict[str, Any] = {"freeze": True} if task.freeze else {"dropout": getattr(source.model, "dropout", 0.0)}
+    own: dict[str, Any] = {"freeze": True} if task.freeze else {"dropout": source.model.dropout}
     own["max_tokens"] = source.max_tokens
-    types = getattr(source.model, "segments", 1) > 1 and read_vocabulary(prepared.tokenizer).segments_of_pairs
+    types = source.model.segments > 1 and read_vocabulary(prepared.tokenizer).segments_of_pairs
     return own | KINDS[task.kind].objective(task, source.model, prepared.labels, types)
 
 
@@ -232,7 +232,7 @@ def write_result(
         figures=outcome.figures,
         counted={"epoch": outcome.epoch, "step": outcome.checkpoint.step, "checkpoint": outcome.checkpoint.folder.name},
         counts={name: asdict(each) for name, each in prepared.counts.items()},
-        settings=settings | {"pooling": getattr(config.objective, "pooling", None)},
+        settings=settings | {"pooling": config.objective.pooling},
         labels=list(prepared.labels),
         unseen={name: list(each) for name, each in prepared.unseen.items()},
         training={

@@ -28,7 +28,7 @@ from modernbert_train.checkpoints.manifest import CONFIG_YAML
 from modernbert_train.checkpoints.saved_state import Averaged
 from modernbert_train.config.knob import phased_keys
 from modernbert_train.config.load import load_run, to_yaml
-from modernbert_train.core.files import errors_to, warn, write_whole
+from modernbert_train.core.files import errors_to, os_errors_as, warn, whole_folder
 from modernbert_train.errors import ConfigError, StorageError
 from modernbert_train.weights.source import Source, open_source, other_architecture
 
@@ -92,24 +92,19 @@ def average_checkpoints(
         _check_same(parts[0].source, other)
     newest = max(parts, key=lambda part: part.tokens)
     config_yaml = to_yaml(replace(newest.checkpoint.config, name=out.name, runs_folder=str(out.parent)))
-    commit(
-        out / "checkpoints",
-        weights=dict(average_each(parts, how, start, keep)),
-        optimizer={},
-        state=replace(
-            newest.checkpoint.state,
-            training=None,
-            average=[
-                Averaged(str(part.checkpoint.folder), part.checkpoint.step, part.tokens, part.weight) for part in parts
-            ],
-            averaged_by=how
-            if start is None
-            else f"ties, {keep:g} kept of what changed since {start.checkpoint.folder}",
-        ),
-        config_yaml=config_yaml,
-        phase_end=True,
-    )
-    write_whole(out / CONFIG_YAML, config_yaml)  # last, since it is what makes the folder a run
+    averaged = [Averaged(str(part.checkpoint.folder), part.checkpoint.step, part.tokens, part.weight) for part in parts]
+    by = how if start is None else f"ties, {keep:g} kept of what changed since {start.checkpoint.folder}"
+    unwritten = os_errors_as(StorageError, f"--out={out}: cannot be written", "Free the disk, or name another folder.")
+    with unwritten, whole_folder(out) as staging:
+        commit(
+            staging / "checkpoints",
+            weights=dict(average_each(parts, how, start, keep)),
+            optimizer={},
+            state=replace(newest.checkpoint.state, training=None, average=averaged, averaged_by=by),
+            config_yaml=config_yaml,
+            phase_end=True,
+        )
+        (staging / CONFIG_YAML).write_text(config_yaml, encoding="utf-8")
     for part in parts:
         print(f"{part.weight:6.4f} of {part.checkpoint.folder} ({part.tokens:,} tokens)")
     print(out)

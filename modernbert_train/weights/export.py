@@ -69,12 +69,13 @@ def export_run(
     part = _generator(found, source) if generator else _model(source)
     shapes = {name: tuple(tensor.shape) for name, tensor in part.weights.items()}
     left_out = without_place(part.hub, part.weights, part.model)
+    before = source.objective is not None and source.objective.predict_from == BEFORE
     export(
         part.weights,
         part.model,  # the architecture is the checkpoint's, whatever the YAML says today
         hub=part.hub,
-        pairs=getattr(source.objective, "segments", 1) > 1,
-        says={PREDICTS_FROM: BEFORE} if getattr(source.objective, "predict_from", None) == BEFORE else None,
+        pairs=_of_pairs(source),
+        says={PREDICTS_FROM: BEFORE} if before else None,
         shapes=shapes,
         order=source.order,
         max_tokens=source.max_tokens,
@@ -150,9 +151,18 @@ def export_source(source: Source, out: Path) -> Path:
             tokenizer_folder=tokenizer,
             out=out,
             card="",
-            pairs=getattr(source.objective, "segments", 1) > 1,
+            pairs=_of_pairs(source),
         )
     return out
+
+
+# head -> what an export with it is
+_CLASSIFIERS: dict[str, Part] = {"class": "classifier", "tag": "tagger", "answer": "answerer", "choice": "chooser"}
+
+
+def _of_pairs(source: Source) -> bool:
+    """True if the texts of a pair had a token type each in training."""
+    return source.objective is not None and source.objective.segments > 1
 
 
 @dataclass(frozen=True)
@@ -177,7 +187,7 @@ def _model(source: Source) -> _Part:
     objective = source.objective
     if objective is not None and objective.is_labelled:
         hub: HubFormat = classifier_format(model, cast(LabelledConfig, objective))
-        return _Part(objective.exported_as, model, weights, hub)
+        return _Part(_CLASSIFIERS[objective.heads[0]], model, weights, hub)
     if objective is not None and objective.compares:  # what predicts tokens is of another phase
         weights = {name: tensor for name, tensor in weights.items() if module_of(name) in ("model", TOKEN_PROJECTION)}
         hub = Alone(export_format(model, source.order), cast(ContrastiveConfig, objective))

@@ -88,7 +88,7 @@ def export(
     if tokenizer_config.get("tokenizer_class") == "TokenizersBackend":  # transformers 5's name, unknown to version 4
         tokenizer_config["tokenizer_class"] = "PreTrainedTokenizerFast"
     of_pairs = any(module_of(name) == "pair_head" for name in state)
-    if pairs or (of_pairs and getattr(config, "segments", 1) > 1):  # it has learnt what token types mean
+    if pairs or (of_pairs and config.segments > 1):  # it has learnt what token types mean
         tokenizer_config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     beside = hub.files(config.hidden_size, max_tokens) if isinstance(hub, Alone) else {}
     described = {**hub.describe(config, order, modules, max_tokens, vocabulary), **(says or {})}

@@ -46,9 +46,8 @@ def import_model(file: Path) -> tuple[str, list[str]]:
 
 def _shared(model: ModelConfig, folder: Path) -> ModelConfig:
     """With what layers have in common by their weights, where config.json has no word for it."""
-    if getattr(model, "sharing", "all") != "none":
+    if model.name != "albert" or (albert := cast(AlbertConfig, model)).sharing != "none":
         return model
-    albert = cast(AlbertConfig, model)
     for found in (replace(albert, sharing="attention"), replace(albert, sharing="ffn")):
         try:
             load_weights(folder, found)

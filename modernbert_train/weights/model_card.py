@@ -341,11 +341,12 @@ def _evaluation(
     asked = f"predictions in held-out documents, {share:.0%} of the tokens predicted"
     if objective.compares:
         asked = "held-out queries, each of which looks for its positive among all held-out texts"
+    subject = "the generator" if "generator" in objective.heads else "this model"
     baseline = "guessing" if objective.compares else "unigram baseline"
     return (
         f"On {last['predicted']:,} {asked}, after {last['tokens']:,} tokens of training:\n\n"
         "| | loss (nats) | accuracy |\n| --- | --- | --- |\n"
-        f"| {objective.subject} | {last['loss']:.3f} | {last['accuracy']:.1%} |\n"
+        f"| {subject} | {last['loss']:.3f} | {last['accuracy']:.1%} |\n"
         f"| {baseline} | {last['unigram_loss']:.3f} | {last['unigram_accuracy']:.1%} |\n\n"
         f"{_bits(last)}{_detection(last)}{_temperature(last)}"
     ).rstrip() + (_afterwards(results) or "\n\nNothing else was measured: no downstream task, no bias, no safety.")

@@ -186,7 +186,7 @@ def last_phase(found: Checkpoint) -> PhaseConfig:
 def source_of(found: Checkpoint) -> Source:
     """A checkpoint as a source of weights."""
     now = found.config.in_phase[found.state.phase]
-    max_tokens = getattr(now.objective, "max_tokens", None) or last_phase(found).row_tokens
+    max_tokens = now.objective.max_tokens or last_phase(found).row_tokens
     sha256 = found.state.data["tokenizer"]
     tokenizer = tokenizer_of(found.folder, now.data.tokenizer, sha256)
     return Source(found.folder, found, now.model, now.objective.order, max_tokens, tokenizer, sha256, now.objective)

@@ -139,7 +139,7 @@ def find_teacher(
             f"{key}: its hidden states are {there.hidden_size} wide, and those that are compared with them {width}. "
             f"Set objective.teacher_width={there.hidden_size}, or cosine_weight, mse_weight and pooled_weight to 0."
         )
-    longest, most = max(phase.row_tokens for phase in phases), getattr(there, "max_positions", None)
+    longest, most = max(phase.row_tokens for phase in phases), there.max_positions
     if most is not None and most < longest:
         raise ConfigError(f"{key}: has {most} positions, and rows are {longest} tokens long. Shorten row_tokens.")
     weights = source.weights()

@@ -106,7 +106,8 @@ def test_a_run_on_translations_learns_and_resumes_to_the_bit(contrastive_run: Co
 def test_what_tlm_cannot_mask_is_refused(contrastive_run: ContrastiveRun, capsys: pytest.CaptureFixture[str]) -> None:
     for key in ("masking: reference", "predict_from: before"):
         assert main(["check", *contrastive_run(f"objective={{name: tlm, {key}}}")]) == 78
-        assert "phases.main" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "objective.name=tlm" in said and f"objective.{key.replace(': ', '=')}" in said
 
 
 @pytest.mark.runs

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from modernbert_train.core.files import append_line, lock_now, publish, unlock, write_whole
+from modernbert_train.core.files import (
+    append_line,
+    lock_now,
+    publish,
+    sweep,
+    unlock,
+    whole_file,
+    whole_folder,
+    write_whole,
+)
 
 
 def _full(*_: object) -> None:
@@ -106,3 +118,85 @@ def test_a_line_is_not_added_through_a_link(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic links"):
         append_line(tmp_path / "record", "line")
     assert (tmp_path / "victim").read_text() == "stays"
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from modernbert_train.core.files import whole_file, whole_folder
+out = Path(sys.argv[1])
+with whole_folder(out / "model") as folder, whole_file(out / "v.npy") as file:
+    (folder / "half").write_text("x")
+    file.write(b"half")
+    file.flush()
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+@contextmanager
+def at_work(out: Path) -> Iterator[None]:
+    """Another process is in the middle of a file and of a folder; it is killed at the end."""
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(out)], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        yield
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+
+
+def as_of_another_host(path: Path, age: float) -> Path:
+    """The same as a writer elsewhere would have left it, so many seconds ago."""
+    moved = path.rename(path.with_name(path.name.replace(os.uname().nodename, "elsewhere")))
+    for each in (*moved.rglob("*"), moved):
+        os.utime(each, (each.stat().st_mtime - age,) * 2)
+    return moved
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("next_name", ["model", "other"])
+def test_what_a_killed_writer_left_goes_with_the_next_write_and_a_living_one_keeps_its_own(
+    tmp_path: Path, next_name: str
+) -> None:
+    """kill -9 runs no clean-up: a whole model would stay in a hidden folder for good, one more for each kill."""
+    with at_work(tmp_path):
+        theirs = {*os.listdir(tmp_path)}
+        with whole_file(tmp_path / "a") as file:
+            file.write(b"a")
+        assert {*os.listdir(tmp_path)} == theirs | {"a"} and len(theirs) == 2
+    with whole_folder(tmp_path / next_name) as folder:
+        (folder / "whole").write_text("x")
+    assert sorted(os.listdir(tmp_path)) == ["a", next_name] and os.listdir(tmp_path / next_name) == ["whole"]
+
+
+@pytest.mark.runs
+def test_what_another_host_left_goes_once_it_is_quiet(tmp_path: Path) -> None:
+    """Its processes cannot be looked for; without its lock it is known by its writes, and a living one by its lock."""
+    with at_work(tmp_path):
+        held = [as_of_another_host(path, 3600) for path in tmp_path.glob(".*.partial")]
+        sweep(tmp_path)
+        assert len(held) == 2 and all(path.exists() for path in held)
+    for path in held:
+        for each in (*path.rglob("*"), path):
+            os.utime(each)
+    sweep(tmp_path)
+    assert all(path.exists() for path in held), "just written"
+    for path in held:
+        for each in (*path.rglob("*"), path):
+            os.utime(each, (0, 0))
+    sweep(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_had_moved_its_predecessor_aside_when_it_was_killed_gets_its_name(tmp_path: Path) -> None:
+    """Between two renames neither has the name; both would be lost as leftovers."""
+    left = tmp_path / ".model.elsewhere-1.partial"
+    for name in ("model", "model-replaced"):
+        (left / name).mkdir(parents=True)
+        (left / name / "file").write_text(name)
+        os.utime(left / name / "file", (0, 0))
+        os.utime(left / name, (0, 0))
+    os.utime(left, (0, 0))
+    sweep(tmp_path)
+    assert os.listdir(tmp_path) == ["model"] and (tmp_path / "model/file").read_text() == "model"

@@ -55,6 +55,19 @@ def items(harm: dict[int, str], num_workers: int = 2, timeout_seconds: float = 3
     return deliveries(loader, timeout_seconds)
 
 
+SMALL = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=4k none /dev/shm && exec "$@"', "sh")
+
+
+@pytest.mark.runs
+@pytest.mark.skipif(subprocess.run([*SMALL, "true"], capture_output=True).returncode, reason="needs the right to mount")
+def test_shared_memory_that_is_too_small_is_told_with_the_remedy() -> None:
+    """Docker gives 64 MB, some clusters less; it was told as a bug of ours."""
+    words = "from tests.data.test_faults import items; next(items({}))"
+    ended = subprocess.run([*SMALL, sys.executable, "-c", words], capture_output=True, text=True, cwd=ROOT, check=False)
+    last = ended.stderr.splitlines()[-1]
+    assert "StorageError: /dev/shm: has no room for the queues of data.num_workers=2. Give the container more" in last
+
+
 @pytest.mark.runs
 @pytest.mark.parametrize(
     ("harm", "told", "num_workers"), [("SIGKILL", "killed by SIGKILL", 1), ("exit", "exit code 3", 2)]

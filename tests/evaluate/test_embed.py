@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -105,16 +104,3 @@ def test_a_place_that_cannot_be_written_is_refused_before_texts_are_read(
         assert f"--out={tmp_path / out}: " in (said := capsys.readouterr().err) and message in said
     assert main(["embed", "no/model", str(tmp_path / "no.pdf"), "--out", str(tmp_path / "vectors.npy")]) == 78
     assert "Give a file that ends in .txt or .jsonl or .tsv or .csv or .parquet" in capsys.readouterr().err
-
-
-@pytest.mark.runs
-def test_a_full_disk_leaves_nothing(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(embed_file, "sync", full)
-    assert main(["embed", str(trained), str(tmp_path / "texts.txt"), "--out", str(tmp_path / "vectors.npy")]) == 74
-    assert "vectors.npy: cannot be written (No space left on device). Free some space" in capsys.readouterr().err
-    assert not [*tmp_path.glob("*vectors.npy*"), *tmp_path.glob(".vectors*")]

@@ -177,3 +177,47 @@ def test_a_row_whose_code_is_missing_names_the_plugin(
     assert (
         "heavy_ball: optimizer=heavy_ball.build:build: cannot be imported: ModuleNotFoundErr" in capsys.readouterr().err
     )
+
+
+EVEN = """\
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from modernbert_train.config.knob import knob
+from modernbert_train.config.plugins import add
+from modernbert_train.config.schema import ModelConfig, ObjectiveConfig
+
+@dataclass(frozen=True, kw_only=True)
+class EvenConfig(ObjectiveConfig):
+    name: str = "even"
+    every: int = knob(2, low=1, phased=True)
+
+    @property
+    def terms(self):
+        return {"even": 1.0}
+
+    @property
+    def predicted_share(self):
+        return 1 / self.every
+
+    def mistakes(self, model: ModelConfig) -> Iterator[str]:
+        if model.hidden_size % self.every:
+            yield f"objective.every={self.every} does not divide model.hidden_size={model.hidden_size}. Set 2."
+
+add(EvenConfig, objective="even_tokens.build:Even")
+"""
+
+
+def test_an_objective_of_a_plugin_refuses_what_it_cannot_train(
+    tiny_run: TinyRun, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For the run once, however many phases have it, and for a phase that breaks what the run keeps."""
+    (folder / "even_tokens").mkdir()
+    (folder / "even_tokens/__init__.py").write_text(EVEN)
+    for words, place in (
+        (("objective={name: even, every: 7}",), ""),
+        (("objective={name: even}", "phases.long.objective.every=7"), "phases.long."),
+    ):
+        assert main(["check", *tiny_run("plugins=[even_tokens]", *words)]) == 78
+        refused = [line for line in capsys.readouterr().err.splitlines() if "objective.every" in line]
+        assert refused == [f"error: {place}objective.every=7 does not divide model.hidden_size=32. Set 2."]

@@ -108,6 +108,41 @@ def test_hours_say_how_many_tokens_there_are_time_for(folder: Path, capsys: pyte
 
 
 @pytest.mark.runs
+def test_a_machine_that_becomes_slower_is_told_early_and_the_loss_is_set_beside_what_was_expected(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Twelve minutes were promised and twenty-six taken, without a word until the end."""
+    pretrain(capsys, "texts", "--hours", "0.03", "--dry-run")
+    place = launch.pretrain.Place(Path("pretrained/texts"), "texts")
+    place.run.mkdir(parents=True)
+
+    def steps(seconds_left: float) -> str | None:
+        line = {"kind": "step", "tokens": 24_000, "seconds": 1.0, "loss": 5.0, "seconds_left": seconds_left}
+        (place.run / "metrics.jsonl").write_text(f"{json.dumps(line)}\n" * 30)
+        return launch.pretrain._lateness(place)
+
+    assert launch.pretrain._lateness(place) is None and steps(16.0) is None
+    said = steps(45.0)  # 300,000 tokens are left, 15 s at 20,000 a second
+    assert said is not None
+    assert "45 s are left, and would be 15 s at the plan's 20,000 tokens/s. It is not cut short." in said
+    held_out = {"kind": "validation", "loss": 4.6, "unigram_loss": 5.0, "accuracy": 0.1, "unigram_accuracy": 0.05}
+    (place.run / "metrics.jsonl").write_text(json.dumps(held_out))
+    summary = launch.pretrain._summary(place, 60.0)
+    assert re.search(r"held-out loss +4\.60 nats, unigram 5\.00; [\d.]+ expected, [\d.]+ to [\d.]+", summary), summary
+
+
+@pytest.mark.runs
+def test_what_is_said_of_a_command_that_runs_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch.stages, "_WATCH_SECONDS", 0.01)
+    words = iter([None, "slow", "slow"])
+    stage = Stage("a sleep", ["-c", "import time; time.sleep(1)"], watch=lambda: next(words))
+    assert run_stages([stage], tmp_path) == 0
+    assert capsys.readouterr().err == "warning: slow\n"
+
+
+@pytest.mark.runs
 def test_nobody_is_asked_where_nobody_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Add --yes" in pretrain(capsys, "texts", "--size", "tiny", code=78)
     with pytest.raises(SystemExit) as caught:

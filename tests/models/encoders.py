@@ -100,7 +100,7 @@ def objective_of(config: ModelConfig) -> ObjectiveConfig:
 
 def with_dropout(config: Any, share: float) -> Any:
     """The configuration with another dropout, whatever its key is called; as it is where it has none."""
-    keys = [key for key in ("dropout", "attention_out_dropout") if hasattr(config, key)]
+    keys = [key for key in ("dropout", "attention_out_dropout") if key in config.__dataclass_fields__]
     return replace(config, **dict.fromkeys(keys, share))
 
 
@@ -127,7 +127,7 @@ def ids(size: int, seed: int = 5) -> Tensor:
 def empty_twin(config: Any, *heads: str, order: Order = "all", positions: int = 64) -> Any:
     """transformers' model of our config.json."""
     hub = export_format(config, order, {"model", *heads})
-    positions = getattr(config, "max_positions", positions)
+    positions = config.max_positions or positions
     settings = hub.describe(config, order, {"model", *heads}, positions, VOCABULARY)
     kind = getattr(transformers, settings["architectures"][0])
     return kind(kind.config_class(**settings, attn_implementation="eager"))

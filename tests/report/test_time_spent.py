@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from modernbert_train.core.files import lock_now
 from modernbert_train.report.document import WatchedRun
 from modernbert_train.report.effective import FORMULA, spent
 from modernbert_train.report.page import write_report
@@ -48,7 +49,11 @@ def test_the_live_page_shows_what_the_still_one_does_with_the_formula(tmp_path: 
     assert {name: live[name] for name in NAMES} == {name: still[name] for name in NAMES}
     assert live["Effective training time"] == [f"{100 * expected.effective:.1f} %".replace(".0 %", " %"), FORMULA]
     assert live["Blocked by checkpoints"] == ["0.75 s", "by 2, at most 0.5 s by one"]
-    assert live["Last checkpoint"][0] == "step 5" and live["Restart time"][0].startswith("17 min")
+    assert live["Last checkpoint"][0] == "step 5"
+    assert live["Restart time"] == [
+        "17 min",
+        "median, from a process's last line to the next step",
+    ]
     assert FORMULA in write_report(run).read_text()
 
 
@@ -89,3 +94,16 @@ def test_lines_that_hold_anything_are_no_error(tmp_path: Path) -> None:
     write(run, *odd)
     (run / "starts.jsonl").write_text('{"kind": "start", "time": 1e308}\n[]\n{')
     assert tiles_of(run, True).keys() >= set(NAMES)
+
+
+def test_a_run_that_trains_shows_how_far_it_has_come_and_when_it_ends(tmp_path: Path) -> None:
+    """Whoever opens the live page asks that first; a run that has ended has no time left."""
+    run = tmp_path / "run"
+    write(run, step(1) | {"tokens": 3_000, "seconds_left": 90.0})
+    (run / "config.yaml").write_text("phases: {one: {tokens: 4000}, two: {tokens: 8000}}\n")
+    assert not {"Progress", "Time left"} & {*tiles_of(run, True)}
+    with (run / ".lock").open("w") as file:
+        assert lock_now(file)
+        live = tiles_of(run, True)
+    assert live["Progress"] == ["25 %", "3 k of 12 k tokens"]
+    assert live["Time left"][0] == "2 min" and live["Time left"][1].startswith("ends ")

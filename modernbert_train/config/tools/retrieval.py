@@ -37,6 +37,16 @@ class EvaluateConfig:
     query_max_tokens: int | None = knob(None, low=8)  # of queries, where it is fewer
 
     @property
+    def seed(self) -> int | None:
+        """Seed of a training; None: nothing is trained."""
+        return None
+
+    @property
+    def index(self) -> str | None:
+        """Folder that keeps the vectors of documents; None: they are not kept."""
+        return None
+
+    @property
     def token_vectors(self) -> int | None:
         """Width of the vectors of a model that is to have one for each token; None: one for each text."""
         return None

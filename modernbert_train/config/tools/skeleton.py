@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib.util
 import keyword
 import re
-import tempfile
 from pathlib import Path
 
 from modernbert_train.config.schema import VARIANTS
-from modernbert_train.core.files import os_errors_as, publish
+from modernbert_train.core.files import os_errors_as, whole_folder
 from modernbert_train.errors import ConfigError, StorageError
 
 _TEMPLATES = Path(__file__).parent / "skeletons"
@@ -43,16 +42,15 @@ def write_skeleton(kind: str, name: str, out: Path) -> str:
         raise ConfigError(f"--out={out}: exists already. Name a folder that does not.")
     title = "".join(part.capitalize() for part in name.split("_"))
     places = {"pyproject.toml.txt": "pyproject.toml", "test.py.txt": f"test_{name}.py"}
-    with os_errors_as(StorageError, f"--out={out}: cannot be written", "Choose another folder."):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as aside:
-            staging = Path(aside) / out.name
-            (staging / name).mkdir(parents=True)
-            for file in (_TEMPLATES / "pyproject.toml.txt", *sorted((_TEMPLATES / kind).iterdir())):
-                text = file.read_text(encoding="utf-8").replace("my_plugin", name).replace("MyPlugin", title)
-                place = places.get(file.name, f"{name}/{file.name.removesuffix('.txt')}")
-                (staging / place).write_text(text, encoding="utf-8")
-            publish(staging, out)
+    with (
+        os_errors_as(StorageError, f"--out={out}: cannot be written", "Choose another folder."),
+        whole_folder(out) as staging,
+    ):
+        (staging / name).mkdir()
+        for file in (_TEMPLATES / "pyproject.toml.txt", *sorted((_TEMPLATES / kind).iterdir())):
+            text = file.read_text(encoding="utf-8").replace("my_plugin", name).replace("MyPlugin", title)
+            place = places.get(file.name, f"{name}/{file.name.removesuffix('.txt')}")
+            (staging / place).write_text(text, encoding="utf-8")
     section = (
         f"evals: {{{name}: {{name: {name}}}}}" if kind == "evaluation" else f"{KINDS[kind]}: {{name: {name}, ...}}"
     )

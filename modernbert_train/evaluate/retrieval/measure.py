@@ -95,7 +95,7 @@ def _search(model: Model, beir: Beir, config: EvaluateConfig, top: int) -> dict[
     """The best documents of each query."""
     from modernbert_train.evaluate.retrieval.ranking import search
 
-    many, index = is_multi_vector(model), getattr(config, "index", None)
+    many, index = is_multi_vector(model), config.index
     if index is not None and not many:
         raise ConfigError(f"index={index}: is of late interaction, and this model has one vector a text. Leave it out.")
     settings: dict[str, Any] = {"batch_size": config.encode_batch, "show_progress_bar": False}

@@ -270,7 +270,7 @@ def _write(
         folder / RESULT,
         task=task,
         source=model,
-        seed=getattr(config, "seed", None),
+        seed=config.seed,
         run=folder.name,
         figures=figures,
         counts={**counts, **{name: each.counts for name, each in folders.items()}},

@@ -112,7 +112,7 @@ def open_sentence_model(name: str, config: EvaluateConfig) -> Model:
         check_sentence_model(name, config)
         model = _load(name, config)
     else:
-        with exported_encoder(name, getattr(config, "seed", SEED)) as folder, quiet():
+        with exported_encoder(name, SEED if config.seed is None else config.seed) as folder, quiet():
             if _is_late(folder):  # a run of contrastive training, which has the matrix
                 check_sentence_model(str(folder), config)
                 model = _load(str(folder), config)

@@ -253,7 +253,7 @@ def classifier_format(model: ModelConfig, objective: LabelledConfig) -> Classifi
     for name, kind in KINDS.items():
         if (kind.model_type, kind.objective) != (model.model_type, type(objective)):
             continue
-        pooling = getattr(objective, "pooling", None)  # of texts
+        pooling = objective.pooling  # of texts
         if pooling is not None and pooling not in kind.poolings:
             raise ConfigError(
                 f"objective.pooling={pooling}: transformers' {name} reads {', '.join(kind.poolings)} alone, "

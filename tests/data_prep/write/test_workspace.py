@@ -57,7 +57,7 @@ def test_link_to_another_disk_stays_a_link(tmp_path: Path) -> None:
     for _ in range(2):
         with workspace(link) as folder:
             (folder / "a").write_text("x")
-            assert folder.parent == tmp_path / "scratch"
+            assert folder.parents[1] == tmp_path / "scratch"
     assert link.is_symlink() and (tmp_path / "scratch" / "out" / "a").exists()
 
 
@@ -75,7 +75,7 @@ def test_killed_writer_leaves_nothing_and_a_live_one_is_respected(tmp_path: Path
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"
         with pytest.raises(StorageError, match=r"another process is at work on .* Wait for it"), workspace(out):
             pass
-        assert len(list(tmp_path.glob("out.partial-*/half"))) == 1
+        assert len(list(tmp_path.glob(".out.*.partial/out/half"))) == 1
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate()

@@ -96,7 +96,7 @@ def made(config: ModelConfig, objective: ObjectiveConfig) -> Classifier:
 def exported(model: Classifier, config: ModelConfig, objective: Any, tokenizer: Path, out: Path) -> Path:
     export(
         dict(model.state_dict()), config, max_tokens=64, tokenizer_folder=tokenizer, out=out, card="",
-        hub=classifier_format(config, objective), pairs=getattr(objective, "segments", 1) > 1,
+        hub=classifier_format(config, objective), pairs=objective.segments > 1,
         shapes={name: tuple(tensor.shape) for name, tensor in model.state_dict().items()},
     )  # fmt: skip
     return out

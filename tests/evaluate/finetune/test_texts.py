@@ -363,7 +363,7 @@ RULES = [
     ("{name: classify}", "objective.labels=[] with objective.name=classify: one class cannot be distinguished"),
     ("{name: tag, labels: [a, a]}", "a name is listed twice"),
     ("{name: classify, kind: regression, labels: [a, b]}", "a score has none"),
-    ("{name: classify, labels: [a, b], segments: 2}", "objective.segments=2 with model.segments=1"),
+    ("{name: classify, labels: [a, b], segments: 2}", "objective.segments=2 with model.name="),
     ("{name: classify, labels: [a, b]}", "data.validation={data}/validation with objective.name=classify"),
 ]
 
