@@ -26,7 +26,6 @@ _CONTINUES = "##"  # begins one that does not, where a space leaves no mark
 SPARE = "[unused"  # begins an entry that is kept free
 _LARGEST_ID = (1 << 31) - 1  # what the shards' ids can be
 TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
-OF_RUN = "tokenizer"  # folder of the copy in a run's folder
 # role of a special token -> its name in a tokenizer of this project
 CONVENTION = {"cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "mask": "[MASK]", "unk": "[UNK]"}
 NEEDED = ("cls", "sep", "pad", "mask")

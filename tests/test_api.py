@@ -154,7 +154,7 @@ def test_a_callback_that_would_do_nothing_is_refused_before_the_run(
 
 def test_a_run_without_its_data_is_refused_before_its_folder_is_made(tiny_run: TinyRun, tmp_path: Path) -> None:
     """As the command does; else the next try finds a folder that holds nothing of a run."""
-    with pytest.raises(RunError, match="absent: no dataset.json"):
+    with pytest.raises(RunError, match="absent: no such folder"):
         train_run(load_config(*tiny_run("data.validation=absent")))
     assert not (tmp_path / "runs").exists()
 

@@ -43,6 +43,7 @@ from modernbert_train.distributed.heartbeat import is_running
 from modernbert_train.errors import ConfigError, RunError, StorageError
 
 SAMPLES, RESOLVED = "samples.jsonl", "resolved.json"
+TOKENIZER_COPY = "tokenizer"  # folder
 _GONE_SECONDS = 60.0  # a process that trains records more often, mostly; a scheduler starts a lost job again later
 _OF_FAULTS = (
     ". It lists the updates that the run has skipped, and without it the run would not continue as it did. Restore it "

@@ -7,14 +7,16 @@ import gc
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from modernbert_train.checkpoints.manifest import CONFIG_YAML, MANIFEST
 from modernbert_train.checkpoints.results import run_of
+from modernbert_train.checkpoints.run_folder import RESOLVED, TOKENIZER_COPY
 from modernbert_train.config.read import read_yaml
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.read_json import read_json
 
 if TYPE_CHECKING:
     from modernbert_train.checkpoints.checkpoint import Checkpoint
@@ -66,9 +68,29 @@ def _present_place(folder: Path) -> list[str]:
         return []
     tree = read_yaml(place / CONFIG_YAML, {}, [])  # mistakes in it are for the reader of all of it
     written = Path(str(tree.get("runs_folder", RunConfig.runs_folder))) / str(tree.get("name"))
-    if written.is_dir() and written.samefile(place):
-        return []
-    return [f"runs_folder={json.dumps(str(place.parent))}", f"name={json.dumps(place.name)}"]
+    words = [*_present_data(place, tree.get("data"))]
+    if not (written.is_dir() and written.samefile(place)):
+        words += [f"runs_folder={json.dumps(str(place.parent))}", f"name={json.dumps(place.name)}"]
+    return words
+
+
+def _present_data(run: Path, data: Any) -> Iterator[str]:
+    """Overrides for what a run's data section names by a path that leads nowhere from here: the run's own copy of its
+    tokenizer, and shards below the folder in which the run was started."""
+    if not isinstance(data, dict):
+        return
+    tokenizer = data.get("tokenizer")
+    if isinstance(tokenizer, str) and not Path(tokenizer).exists() and (run / TOKENIZER_COPY).is_dir():
+        yield f"data.tokenizer={json.dumps(str(run / TOKENIZER_COPY))}"
+    home = None
+    with suppress(OSError, ValueError, KeyError, TypeError):  # of an earlier version, or damaged
+        home = Path(read_json(run / RESOLVED)["home"])
+    streams = data.get("streams") if isinstance(data.get("streams"), dict) else {}
+    named = {"data.train": data.get("train"), "data.validation": data.get("validation")}
+    named |= {f"data.streams.{key}.path": each.get("path") for key, each in streams.items() if isinstance(each, dict)}
+    for key, path in named.items():
+        if home is not None and isinstance(path, str) and not Path(path).exists() and (home / path).is_dir():
+            yield f"{key}={json.dumps(str(home / path))}"
 
 
 def named_checkpoint(words: list[str]) -> Checkpoint | None:

@@ -84,6 +84,11 @@ def read_facts(data: DataConfig) -> DataFacts:
 def read_folder(key: str, path: str, data: DataConfig) -> FolderFacts:
     """The facts of one folder. Raises as `read_facts`."""
     local = local_folder(path, data)
+    if not local.is_dir():
+        raise DataError(
+            f"{key}={path}: no such folder, so no dataset.json of shards. Prepare the data, or set {key} to where they "
+            "lie."
+        )
     card = read_card(local)
     if card.shards is not None and is_remote(path):
         raise DataError(

@@ -75,6 +75,7 @@ class Resolved:
             "format": FORMAT,
             "program": __version__,
             "ranks": self.ranks,
+            "home": str(Path.cwd()),
             "decided": self.decided,
             "lines": self.lines,
             "asked": flat(self.asked),

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from composer import Callback
 
-from modernbert_train.checkpoints.run_folder import RunFolder
+from modernbert_train.checkpoints.run_folder import TOKENIZER_COPY, RunFolder
 from modernbert_train.checkpoints.second_home import SecondHome, bring_back, refuse_fresh
 from modernbert_train.clock import Clock, Position
 from modernbert_train.config.check import search_refused
@@ -70,7 +70,7 @@ from modernbert_train.train.start import (
     record_start,
 )
 from modernbert_train.train.step import Loop
-from modernbert_train.vocabulary import OF_RUN, copy_tokenizer
+from modernbert_train.vocabulary import copy_tokenizer
 
 
 def train(
@@ -218,7 +218,7 @@ def _build(
     taught = {} if teacher is None else teacher.fingerprint
     fingerprint = check_same_data(start, config, data_fingerprint(facts) | taught)
     on_rank_zero(lambda: folder.save_resolved(run.to_json(), asdict(run_statistics(facts))))
-    on_rank_zero(lambda: copy_tokenizer(config.data.tokenizer, folder.path / OF_RUN))
+    on_rank_zero(lambda: copy_tokenizer(config.data.tokenizer, folder.path / TOKENIZER_COPY))
     loop = build(config, facts, compute, folder, fingerprint, requests, guests, last_phase=start.phase)
     if this_rank() == 0:
         lines = banner(

@@ -23,7 +23,7 @@ from modernbert_train.core.files import anything_as
 from modernbert_train.errors import DataError
 from modernbert_train.weights.formats import modernbert
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, read_object
-from modernbert_train.weights.formats.modernbert import architecture, max_tokens_of
+from modernbert_train.weights.formats.modernbert import OUT_DROPOUT, architecture, max_tokens_of
 from modernbert_train.weights.formats.tensors import from_hf
 from modernbert_train.weights.hf_folder import SPECIAL_TOKENS, TOKENIZER, TOKENIZER_CONFIG
 
@@ -216,6 +216,7 @@ def _from_flexbert(raw: dict[str, Any], where: str) -> dict[str, Any]:
         "local_rope_theta": raw["rotary_emb_base"] if local_theta in (-1, None) else local_theta,
         "norm_eps": norm.get("eps", 1e-5),  # torch's defaults, which the reference leaves in place
         "norm_bias": norm.get("bias", True),
+        OUT_DROPOUT: raw.get("attn_out_dropout_prob", 0.0),
         "attention_bias": bool(raw.get("attn_qkv_bias") or raw.get("attn_out_bias")),
         "mlp_bias": bool(raw.get("mlp_in_bias") or raw.get("mlp_out_bias")),
     }

@@ -7,11 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from modernbert_train.checkpoints.manifest import CONFIG_YAML, MANIFEST, STATE, newest_step, read_manifest
+from modernbert_train.checkpoints.run_folder import TOKENIZER_COPY
 from modernbert_train.checkpoints.saved_state import read_state
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import WeightsConfig
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
-from modernbert_train.vocabulary import OF_RUN, SPARE, token_ids, tokenizer_sha256
+from modernbert_train.vocabulary import SPARE, token_ids, tokenizer_sha256
 from modernbert_train.weights.formats import read_folder
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, model_folder
 from modernbert_train.weights.hub import check_name
@@ -71,17 +72,17 @@ def tokenizer_named(name: str | Path) -> Path | None:
 
 
 def tokenizer_of(checkpoint: Path, named: str, sha256: str) -> Path:
-    """Return the folder of a checkpoint's tokenizer: the copy in its run, if that is the one with this hash.
+    """Return the folder of a checkpoint's tokenizer: data.tokenizer, or the copy in its run if that is gone or another.
 
     Args:
         checkpoint: its folder.
-        named: data.tokenizer of its run, which is taken of a run of an earlier version.
+        named: data.tokenizer of its run.
         sha256: of the tokenizer that it was trained with.
     """
-    copy = checkpoint.parent.parent / OF_RUN
-    with suppress(DataError):
-        if tokenizer_sha256(copy) == sha256:
-            return copy
+    for folder in (Path(named), checkpoint.parent.parent / TOKENIZER_COPY):
+        with suppress(DataError):
+            if tokenizer_sha256(folder) == sha256:
+                return folder
     return Path(named)
 
 

@@ -414,7 +414,7 @@ def test_a_broken_shard_is_told_with_its_stream(config: RunConfig, tmp_path: Pat
     with pytest.raises(DataError, match=rf"^stream books: {books}/shard.00001.mds.zstd"):
         opened(broken).read(0)
     shutil.rmtree(books)
-    with pytest.raises(DataError, match=rf"{books}: no dataset.json"):
+    with pytest.raises(DataError, match=rf"{books}: no such folder"):
         check_data(broken)
 
 

@@ -126,19 +126,20 @@ def test_a_machine_that_becomes_slower_is_told_early_and_the_loss_is_set_beside_
     assert said is not None
     assert "45 s are left, and would be 15 s at the plan's 20,000 tokens/s. It is not cut short." in said
     held_out = {"kind": "validation", "loss": 4.6, "unigram_loss": 5.0, "accuracy": 0.1, "unigram_accuracy": 0.05}
-    (place.run / "metrics.jsonl").write_text(json.dumps(held_out))
-    summary = launch.pretrain._summary(place, 60.0)
-    assert re.search(r"held-out loss +4\.60 nats, unigram 5\.00; [\d.]+ expected, [\d.]+ to [\d.]+", summary), summary
+    step = {"kind": "step", "step": 1, "tokens": 24_000, "loss": 5.0, "tokens_per_second": 9.0}
+    (place.run / "metrics.jsonl").write_text(f"{json.dumps(step)}\n{json.dumps(held_out)}\n")
+    said = dict(launch.pretrain._outcome(load_run([place.run_yaml]), 60.0, place))["held-out loss"]
+    assert re.match(r"4\.60 nats, unigram 5\.00; [\d.]+ expected, [\d.]+ to [\d.]+", said), said
 
 
 @pytest.mark.runs
 def test_what_is_said_of_a_command_that_runs_is_said_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch.stages, "_WATCH_SECONDS", 0.01)
     words = iter([None, "slow", "slow"])
     stage = Stage("a sleep", ["-c", "import time; time.sleep(1)"], watch=lambda: next(words))
-    assert run_stages([stage], tmp_path) == 0
+    assert run_stages([stage]) == 0
     assert capsys.readouterr().err == "warning: slow\n"
 
 

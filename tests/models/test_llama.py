@@ -174,7 +174,10 @@ def test_the_configs_of_released_models_are_read() -> None:
     ("change", "message"),
     [
         ({"query_pre_attn_scalar": 24}, "query_pre_attn_scalar=24 with head_dim=16"),
-        ({"layer_types": ["full_attention"] * 4}, "this encoder knows one in every n"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]},
+            "this encoder knows one in every n",
+        ),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0; this encoder only knows None"),
         ({"model_type": "gemma3"}, "only model_type=gemma3_text"),
     ],

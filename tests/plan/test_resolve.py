@@ -242,7 +242,7 @@ def test_all_mistakes_are_told_together(again: TinyRun, tmp_path: Path, capsys: 
     )
     said = refusal(words, capsys).splitlines()
     assert [line.split(":")[0] for line in said] == [
-        "error", f"{tmp_path}/no", f"{tmp_path}/no2", "loggers.slack"
+        "error", f"data.train={tmp_path}/no", f"data.validation={tmp_path}/no2", "loggers.slack"
     ]  # fmt: skip
     said = "\n".join(refusal(again("seed=6", "phases.short.tokens=5000"), capsys).splitlines())
     assert "seed: 5 -> 6" in said and "phases.short.tokens: 4000 -> 5000" in said

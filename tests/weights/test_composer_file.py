@@ -137,7 +137,9 @@ def test_transformers_own_model_under_composer_is_read(edited: Edit, reference: 
         }
 
     file = open_composer(edited(rename))
-    assert file.model == replace(CONFIG, global_rope_theta=40_000.0, local_rope_theta=5_000.0)
+    assert file.model == replace(
+        CONFIG, global_rope_theta=40_000.0, local_rope_theta=5_000.0, attention_out_dropout=0.0
+    )
     assert file.max_tokens == 1024
     weights = file.weights()
     assert all(torch.equal(weights[name], tensor) for name, tensor in reference[1].items())
@@ -159,7 +161,10 @@ def test_without_its_configuration_a_config_beside_it_counts(
     (tmp_path / "config.json").write_text(json.dumps(config))
     for file in (path, bare):
         opened = open_composer(file)
-        assert opened.model == replace(CONFIG, global_rope_theta=20_000.0) and not opened.tokenizer_files
+        assert (
+            opened.model == replace(CONFIG, global_rope_theta=20_000.0, attention_out_dropout=0.0)
+            and not opened.tokenizer_files
+        )
         found = opened.weights()
         assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 7}))

@@ -287,7 +287,11 @@ def test_a_run_and_its_export_are_fine_tuned_alike(name: str, tiny_run: TinyRun,
 
 @pytest.mark.runs
 def test_a_run_that_was_copied_is_a_model_anywhere(
-    tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_run: TinyRun,
+    tiny_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Its tokenizer is in it: people copy a run's folder to another machine, and not what stood beside it."""
     (tmp_path / "home").mkdir()
@@ -297,7 +301,15 @@ def test_a_run_that_was_copied_is_a_model_anywhere(
     assert main(["train", *words, "runs_folder=runs"]) == 0
     expected = load_model("runs/tiny").embed(TEXTS[:1])
     (tmp_path / "elsewhere").mkdir()
-    shutil.move(tmp_path / "home/runs/tiny", tmp_path / "elsewhere/copy")
-    shutil.rmtree(tmp_path / "home")
+    shutil.copytree(tmp_path / "home/runs/tiny", tmp_path / "elsewhere/copy")
     monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["eval", "copy"]) == 0, "the data are found where the run was started"
+    shutil.rmtree(tmp_path / "home")
     assert torch.equal(load_model("copy").embed(TEXTS[:1]), expected)
+    assert main(["export", "copy"]) == 0 and load_model("copy/hf").embed(TEXTS[:1]).isfinite().all()
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    assert main(["embed", "copy", str(tmp_path / "texts.txt"), "--out", "v.npy"]) == 0
+    capsys.readouterr()
+    assert main(["eval", "copy"]) == 65 and "data.train=data/train: " in capsys.readouterr().err
+    here = [f"data.train={tiny_data}/train", f"data.validation={tiny_data}/validation"]
+    assert main(["eval", "copy", *here]) == 0

@@ -209,7 +209,7 @@ def test_an_untied_decoder_is_not_exported() -> None:
 @pytest.mark.parametrize("kind", [*FORMATS])
 def test_what_a_config_json_leaves_out_is_what_transformers_fills_in(kind: str) -> None:
     """Older files leave out what was the default; a norm's eps of ours in the place of theirs changes every output."""
-    if kind not in transformers.CONFIG_MAPPING:
+    if kind == "neobert":
         pytest.skip("transformers has no such class")
     given = {"model_type": kind, "architectures": None}
     given |= {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]} if kind.startswith("deberta") else {}
