@@ -268,7 +268,9 @@ def _write(
     for split, writer in writers.items():
         sample = _even_sample(np.sort(np.frombuffer(lengths[split], np.uint32)))
         scored = bool(config.pairs.scores)
-        card = replace(writer.finish(), sides=sides, longest=longest, text_lengths=sample, scored=scored)
+        prompts = {"query": config.pairs.query_prefix, "document": config.pairs.document_prefix}
+        own = {"scored": scored, "prompts": prompts if any(prompts.values()) else None}
+        card = replace(writer.finish(), sides=sides, longest=longest, text_lengths=sample, **own)
         write_card(folder / split, card)
     return longest
 

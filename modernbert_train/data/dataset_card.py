@@ -62,6 +62,7 @@ class DatasetCard:
         sides: of documents that are a query, its positive and negatives, how many texts the longest may have; None:
             documents are single texts.
         longest: of such documents the longest, in tokens with special ones, which must fit a row.
+        prompts: of such documents what was put before each text, by `query` and `document`.
         text_lengths: of such documents the tokens of single texts, special ones included, in ascending order; of many
             texts an even sample. None of folders that an older version wrote.
         scored: whether a teacher gave the texts of such documents scores.
@@ -92,6 +93,7 @@ class DatasetCard:
     text_lengths: list[Count] | None = None
     scored: bool | None = None
     words: bool | None = None
+    prompts: dict[str, str] | None = None
 
     @property
     def is_adopted(self) -> bool:

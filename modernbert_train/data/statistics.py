@@ -58,6 +58,7 @@ class FolderStatistics:
         lengths: documents by their lengths; None where nobody has counted.
         fields: documents by the values of their fields, the commonest values of each.
         sources: of the whole dataset, where `prepare` made it and its report is at hand.
+        prompts: see `DatasetCard`.
     """
 
     documents: Count
@@ -65,6 +66,7 @@ class FolderStatistics:
     lengths: list[Bin] | None
     fields: dict[str, FieldCounts]
     sources: dict[str, SourceCounts]
+    prompts: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,16 @@ def _folder_statistics(folder: FolderFacts) -> FolderStatistics:
         with suppress(DataError):  # whoever trains on them will say what is wrong
             lengths = length_bins(load_lengths(folder.local / LENGTHS, ""))
     fields = {name: counts.most(_VALUES) for name, counts in (card.fields or {}).items()}
-    return FolderStatistics(card.documents, card.tokens, lengths, fields, sources)
+    return FolderStatistics(card.documents, card.tokens, lengths, fields, sources, card.prompts)
+
+
+def prompts_of(run: Path) -> dict[str, str] | None:
+    """Read what a run's data have before each query and document; None where nothing, or streams differ."""
+    found: RunStatistics | None = None
+    with suppress(OSError, ValueError):  # of an earlier version, or damaged
+        found = as_type(RunStatistics, read_json(run / DATA))
+    prompts = [] if found is None else [stream.prompts for stream in found.streams.values() if stream.prompts]
+    return prompts[0] if prompts and all(each == prompts[0] for each in prompts) else None
 
 
 def _prepared(folder: Path, card: DatasetCard) -> tuple[list[Bin] | None, dict[str, SourceCounts]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -14,6 +15,7 @@ from modernbert_train.checkpoints.results import Result, read_results, run_of
 from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.config.contrastive import TOKEN_PROJECTION
 from modernbert_train.config.schema import BertConfig, ContrastiveConfig, LabelledConfig, ModelConfig, RunConfig
+from modernbert_train.data.statistics import prompts_of
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.replaced import PROJECTION, generator_of
 from modernbert_train.weights.formats import DISCRIMINATORS, HubFormat, export_format
@@ -66,7 +68,7 @@ def export_run(
     own = "hf-generator" if generator else "hf"
     folder = out or Path(config.folder) / (own if checkpoint is None else f"{own}-{found.folder.name}")
     streams, metrics = config.data.all_streams, RunFolder(config).read_metrics()
-    part = _generator(found, source) if generator else _model(source)
+    part = _generator(found, source) if generator else _model(source, prompts_of(_trained_in(found, config)))
     shapes = {name: tuple(tensor.shape) for name, tensor in part.weights.items()}
     left_out = without_place(part.hub, part.weights, part.model)
     before = source.objective is not None and source.objective.predict_from == BEFORE
@@ -182,7 +184,7 @@ class _Part:
     hub: HubFormat
 
 
-def _model(source: Source) -> _Part:
+def _model(source: Source, prompts: Mapping[str, str] | None = None) -> _Part:
     model, weights = source.model, source.weights()
     objective = source.objective
     if objective is not None and objective.is_labelled:
@@ -190,7 +192,7 @@ def _model(source: Source) -> _Part:
         return _Part(_CLASSIFIERS[objective.heads[0]], model, weights, hub)
     if objective is not None and objective.compares:  # what predicts tokens is of another phase
         weights = {name: tensor for name, tensor in weights.items() if module_of(name) in ("model", TOKEN_PROJECTION)}
-        hub = Alone(export_format(model, source.order), cast(ContrastiveConfig, objective))
+        hub = Alone(export_format(model, source.order), cast(ContrastiveConfig, objective), prompts)
         return _Part("embedder", model, weights, hub)
     modules = {module_of(name) for name in weights}
     if {TOKEN_HEAD, "decoder"} <= modules:  # of a run that has both, what its last phase has trained

@@ -8,9 +8,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 
 from benchmarks.batches import lay_out
 from modernbert_train.__main__ import main
@@ -20,7 +22,7 @@ from modernbert_train.models.init import initialize
 from modernbert_train.weights.gather import load_weights
 from modernbert_train.weights.hf_folder import export
 from modernbert_train.weights.hf_folder import load_weights as load_folder
-from tests.contrastive.conftest import MODEL, ContrastiveRun, make_rows
+from tests.contrastive.conftest import MODEL, ContrastiveRun, as_source, make_rows
 from tests.distributed.test_train_ranks import weights
 from tests.systems.test_matrix import ENCODERS
 
@@ -112,3 +114,26 @@ def test_it_starts_from_a_masked_language_model_and_its_export_opens_everywhere(
     assert main(["train", *words]) == 0
     assert main(["train", *words, "name=masked", "objective={name: mlm}"]) == 0
     assert "no decoder there, drawn at random" in capsys.readouterr().out
+
+
+@pytest.mark.runs
+def test_what_stood_before_each_text_is_in_the_export(
+    contrastive_run: ContrastiveRun, pairs: Path, tmp_path: Path
+) -> None:
+    """Else `encode_query` gives the model other texts than it was trained on."""
+    from sentence_transformers import SentenceTransformer
+
+    spec = {"out": str(tmp_path / "shards"), "sources": {"mine": as_source(pairs / "pairs.jsonl")}}
+    prefixes = {"query_prefix": "query: ", "document_prefix": "passage: "}
+    spec |= {"pairs": {"max_tokens": 64, **prefixes}, "tokenizer": {"path": str(pairs / "tokenizer")}}
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
+    assert main(["prepare", str(tmp_path / "spec.yaml")]) == 0
+    data = [f"data.{key}={tmp_path}/shards/{key}" for key in ("train", "tokenizer")]
+    short = "phases.main={tokens: 2000, row_tokens: 128, batch_rows: 8, microbatch_tokens: 512}"
+    assert main(["train", *contrastive_run(*data, "data.validation=null", short)]) == 0
+    assert main(["export", str(tmp_path / "runs/pairs")]) == 0
+    theirs = SentenceTransformer(str(tmp_path / "runs/pairs/hf"), device="cpu")
+    text = make_rows(1)[0]["query"]
+    assert np.allclose(theirs.encode_query(text), theirs.encode(f"query: {text}"), atol=1e-6)
+    assert np.allclose(theirs.encode_document(text), theirs.encode(f"passage: {text}"), atol=1e-6)
+    assert not np.allclose(theirs.encode_query(text), theirs.encode(text), atol=1e-3)

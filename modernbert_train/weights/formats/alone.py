@@ -7,7 +7,7 @@ interaction they hold the matrix from states to vectors of tokens.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from modernbert_train.config.contrastive import TOKEN_PROJECTION
@@ -41,10 +41,17 @@ class Alone:
     Args:
         whole: the format of the same encoder with a head.
         objective: how vectors are made; only to write.
+        prompts: what stood before each text in training, by `query` and `document`; only to write.
     """
 
-    def __init__(self, whole: HubFormat, objective: ContrastiveConfig | None = None) -> None:
+    def __init__(
+        self,
+        whole: HubFormat,
+        objective: ContrastiveConfig | None = None,
+        prompts: Mapping[str, str] | None = None,
+    ) -> None:
         self._whole = whole
+        self._prompts = {} if prompts is None else {"prompts": dict(prompts), "default_prompt_name": None}
         self._objective = objective or ContrastiveConfig()
 
     def read(self, raw: dict[str, Any], where: str) -> Described:
@@ -90,12 +97,13 @@ class Alone:
         if not self._objective.is_late:
             modules = [(kind, f"models.{kind}") for kind in ("Transformer", "Pooling", "Normalize")]
             how = {"word_embedding_dimension": width, "pooling_mode": self._objective.pooling}
-            return _modules(modules) | {"sentence_bert_config.json": length, "1_Pooling/config.json": how}
+            found = _modules(modules) | {"sentence_bert_config.json": length, "1_Pooling/config.json": how}
+            return found | ({"config_sentence_transformers.json": self._prompts} if self._prompts else {})
         matrix: dict[str, Any] = {"in_features": width, "out_features": self._objective.token_vectors, "bias": False}
         matrix["activation_function"] = "torch.nn.modules.linear.Identity"
         return _modules([(kind, f"{place}.{kind}") for kind, place in _PLACES.items()]) | {
             "sentence_bert_config.json": length,
-            "config_sentence_transformers.json": {"model_type": "MultiVectorEncoder"},
+            "config_sentence_transformers.json": {"model_type": "MultiVectorEncoder"} | self._prompts,
             f"{DENSE}/config.json": matrix | _OF_TOKENS,
             "2_MultiVectorMask/config.json": {},
             "3_Normalize/config.json": _OF_TOKENS,
