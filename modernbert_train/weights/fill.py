@@ -75,6 +75,8 @@ def _open(folder: Path) -> tuple[Any, Any, bool, bool]:
         raise DataError(
             f"{folder}: no such folder. {runs_beside(folder)} `export` writes a run's model into its folder hf."
         )
+    if (folder / "config.yaml").is_file() and (folder / "hf" / CONFIG_JSON).is_file():  # of a run: its export
+        folder = folder / "hf"
     if not (folder / CONFIG_JSON).is_file():
         raise DataError(f"{folder}: holds no exported model. Write one with `python -m modernbert_train export`.")
     require_own_files(folder)

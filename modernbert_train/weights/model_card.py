@@ -332,10 +332,12 @@ def _evaluation(
     objective: ObjectiveConfig, tokens: int, metrics: Sequence[dict[str, Any]], results: Sequence[Result]
 ) -> str:
     if objective.is_labelled:
-        return _scores(tokens, metrics) + _afterwards(results)
+        scores, afterwards = _scores(tokens, metrics), _afterwards(results)
+        return afterwards.strip() if afterwards and scores.startswith("Not measured") else scores + afterwards
     measured = [entry for entry in metrics if _is_validation(entry) and entry["tokens"] <= tokens]
     if not measured:
-        return "Not measured: the run named no held-out text, or had not come to it." + _afterwards(results)
+        afterwards = _afterwards(results).strip()
+        return afterwards or "Not measured: the run named no held-out text, or had not come to it."
     last = measured[-1]
     share = objective.for_validation().predicted_share
     asked = f"predictions in held-out documents, {share:.0%} of the tokens predicted"

@@ -307,6 +307,7 @@ def test_a_run_that_was_copied_is_a_model_anywhere(
     shutil.rmtree(tmp_path / "home")
     assert torch.equal(load_model("copy").embed(TEXTS[:1]), expected)
     assert main(["export", "copy"]) == 0 and load_model("copy/hf").embed(TEXTS[:1]).isfinite().all()
+    assert main(["fill", "copy", "the quick [MASK] fox"]) == 0, "of a run it is the export"
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     assert main(["embed", "copy", str(tmp_path / "texts.txt"), "--out", "v.npy"]) == 0
     capsys.readouterr()
