@@ -122,7 +122,7 @@ def kinds(config: RunConfig, num_ranks: int) -> Iterator[str]:
     for here, now in (("", config), *((f"phases.{name}.", now) for name, now in config.in_phase.items())):
         if _outside("model", now.model):
             continue
-        messages = [*now.model.mistakes()]
+        messages = [*now.model.mistakes(), *(now.model.mistakes_from_scratch() if config.from_scratch else ())]
         if not messages and not _outside("objective", now.objective):
             messages = [*now.objective.mistakes(now.model), *now.objective.mistakes_after(config.objective)]
         yield from (here + message for message in messages if message not in told)

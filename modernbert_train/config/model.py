@@ -197,6 +197,10 @@ class ModelConfig:
         """What cannot be of these keys together, for `check`; called with every number in its bounds."""
         yield from ()
 
+    def mistakes_from_scratch(self) -> Iterator[str]:
+        """Yield what a model that was trained elsewhere may be, and a new one should not."""
+        yield from ()
+
     def init_of(self, name: str) -> tuple[float, float | None]:
         """Return the standard deviation of a matrix, by its parameter's name, and where it is truncated, in standard
         deviations; None: it is not.
@@ -302,6 +306,9 @@ class ModernBertConfig(ModelConfig):
             yield f"model.hidden_size/num_heads={self.head_size}: rotary embeddings turn pairs. Make it even."
         if self.local_attention % 2:
             yield f"model.local_attention={self.local_attention}: half the window lies on each side. Make it even."
+
+    def mistakes_from_scratch(self) -> Iterator[str]:
+        """See `ModelConfig`."""
         every = self.global_attn_every_n_layers
         if (self.num_layers - 1) % every:
             below = (self.num_layers - 1) // every * every + 1

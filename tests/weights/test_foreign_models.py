@@ -100,7 +100,8 @@ FOREIGN: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "roberta without a head": (transformers.RobertaModel, ROBERTA, {**PAD_1, "type_vocab_size": 1}),
     "xlm-roberta": (transformers.XLMRobertaModel, ROBERTA, {**PAD_1, "type_vocab_size": 1, "says": "map"}),
     "camembert": (transformers.CamembertForMaskedLM, ROBERTA, {**PAD_1, "type_vocab_size": 1}),
-    "mmbert": (transformers.ModernBertForMaskedLM, MMBERT, {**PAD_1, "says": "decoder", "num_hidden_layers": 4,
+    # two of three layers are local, the last one too, as in no ModernBERT that this project would begin
+    "mmbert": (transformers.ModernBertForMaskedLM, MMBERT, {**PAD_1, "says": "decoder", "num_hidden_layers": 3,
         "global_attn_every_n_layers": 3, "local_attention": 16}),
     "modernbert without a head": (transformers.ModernBertModel, MMBERT, {**PAD_1, "says": "decoder"}),
     "eurobert": (transformers.EuroBertModel, EUROBERT, {**PAD_1, "says": "decoder"}),
