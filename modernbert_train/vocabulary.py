@@ -70,12 +70,12 @@ class Vocabulary:
 
 
 class _Tokenizer(NamedTuple):
-    """What tokenizer.json says.
+    """The content of tokenizer.json.
 
     Attributes:
         sha256: of its bytes.
         ids: of every token.
-        added: what it says about each added token, by its text.
+        added: the entry of each added token, by its text.
         segments_of_pairs: see `Vocabulary`.
         ends: the tokens that its post-processor puts before and after a text; empty where it puts none.
         separators: see `Vocabulary`.
@@ -126,7 +126,7 @@ def read_vocabulary(folder: str | Path) -> Vocabulary:
 
 
 def copy_tokenizer(folder: str | Path, out: Path) -> None:
-    """Copy a tokenizer, in place of what is there.
+    """Copy a tokenizer's files; an earlier copy is replaced.
 
     Raises:
         StorageError: the disk refuses it.
@@ -141,7 +141,7 @@ def copy_tokenizer(folder: str | Path, out: Path) -> None:
 def role_tokens(path: str | Path) -> dict[str, str]:
     """Return the token of each role: cls, sep, pad, mask, and unk where there is one.
 
-    Asked in this order: tokenizer_config.json, special_tokens_map.json, the post-processor, the names of `CONVENTION`,
+    Sources, in this order: tokenizer_config.json, special_tokens_map.json, the post-processor, `CONVENTION`, and last
     bos_token and eos_token. A tokenizer without a token for each of `NEEDED` is no encoder's: then only `CONVENTION`
     counts.
 

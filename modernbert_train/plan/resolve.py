@@ -1,9 +1,9 @@
-"""Resolve a run: whatever a start decides is decided once, before anything costs, and written down.
+"""Resolve a run: make every decision of a start once, before it costs anything.
 
-`resolve` applies every rule to the configuration, the data, the run's folder and what is installed, without torch, and
-raises all mistakes at once; so `check` cannot say good where `train` refuses. Nothing is written, no lock is taken, and
-large files are not read: whether a checkpoint is whole, or weights fit, is told when they are loaded. `train` adds the
-settings of speed for its GPUs (train/session.py), sends the outcome to all ranks as JSON and keeps it as resolved.json.
+`resolve` applies every rule to the configuration, the data, the run's folder and the installed packages, without torch,
+and raises all mistakes together; so `check` and `train` cannot disagree. It writes nothing, takes no lock and reads no
+large file: loading a checkpoint or weights verifies them. `train` adds the settings of speed for its GPUs
+(train/session.py), sends the result to all ranks as JSON and keeps it as resolved.json.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ Look = Callable[[], object]
 
 @dataclass(frozen=True)
 class Resolved:
-    """A run as a start of it trains it.
+    """A run with the decisions of one start.
 
     Attributes:
-        asked: as its user wrote it.
-        config: the same with nothing left open, once it is known on what it trains.
+        asked: the run as its user wrote it.
+        config: the same with every open key filled, once the GPUs are known.
         ranks: processes that train.
         facts: of its data, in the process that has compared them with the run.
         lines: on the settings that were chosen, for the banner.
@@ -70,7 +70,7 @@ class Resolved:
         return {key: value_of(self.config, key) for key in open_settings(self.asked)}
 
     def to_json(self) -> str:
-        """Write all but the facts, which each process reads for itself."""
+        """Serialise all but the facts, which each process reads itself."""
         tree = {
             "format": FORMAT,
             "program": __version__,
@@ -84,7 +84,7 @@ class Resolved:
 
     @classmethod
     def from_json(cls, text: str, asked: RunConfig) -> Resolved:
-        """Read what another process has resolved for the same run.
+        """Read the resolved run of another process, for the same configuration.
 
         Raises:
             ConfigError: it is of another version of this program, or for another run.
@@ -115,23 +115,23 @@ def resolve(
     shards: bool = False,
     gpu: HasMemory | None = None,
 ) -> Resolved:
-    """Look for everything that would end this run before it begins.
+    """Check a run for everything that would end it before its first step.
 
     Args:
         config: the run.
         num_ranks: processes that would train.
-        fresh: what the run's folder holds would be put aside.
-        folder: also look at the run's folder, its first weights and labelled texts, which only the first machine need
-            see.
-        shards: also look at each file of the local shards, which a start of a large run has no time for.
-        gpu: that would train; None: the largest that this machine shows, else the kind that launch.gpu names.
+        fresh: True if the contents of the run's folder would be set aside.
+        folder: True to check also the run's folder, first weights and labelled texts, which only the first machine
+            must see.
+        shards: True to check also each file of the local shards, too slow for the start of a large run.
+        gpu: the kind that would train; None: the largest visible on this machine, else launch.gpu.
 
     Returns:
-        The run and its data; settings of speed are decided where it trains.
+        The run and the facts of its data, with the settings of speed still open.
 
     Raises:
-        RunError: a line, or a few, for each mistake; of several the exit code is that of the configuration before that
-            of the data before that of the disk.
+        RunError: a line, or a few, for each mistake. A wrong configuration sets the exit code before wrong data, and
+            wrong data before the disk.
     """
     facts: list[DataFacts] = []
     mistakes = [*_mistakes(_of_itself(config, num_ranks, facts))]
@@ -215,7 +215,7 @@ def named_gpu(config: RunConfig) -> HasMemory | None:
 
 
 def _gpu_of(config: RunConfig) -> HasMemory | None:
-    """What is known of the GPU without torch; of several the largest, since which of them train is not known yet."""
+    """Find the GPU without torch; the largest of several, since it is not yet known which of them train."""
     if config.compute.device == "cpu":
         return None
     shown = [RunGpus(name, memory_bytes) for name, memory_bytes in shown_gpus()]
@@ -223,7 +223,7 @@ def _gpu_of(config: RunConfig) -> HasMemory | None:
 
 
 def refuse_too_large(config: RunConfig, num_ranks: int, gpu: HasMemory) -> None:
-    """Refuse what no GPU of the kind can hold by what `plan` predicts, even if nothing else took any of its memory.
+    """Refuse a run that by `plan`'s prediction does not fit the whole memory of a GPU of this kind.
 
     Raises:
         ConfigError: a line for each phase, with the microbatch to set.
@@ -262,14 +262,14 @@ def _check_named(name: str, runs_folder: str) -> None:
 
 
 def _first_weights(config: RunConfig) -> list[tuple[str, str]]:
-    """Keys and names of what a run that has no checkpoint yet begins with."""
+    """List the keys and names of the models that a run without a checkpoint starts from."""
     start = None if config.start is None else config.start.checkpoint
     named = {f"weights.{key}": name for key, name in config.weights.named.items()}
     return [(key, name) for key, name in {**named, "start.checkpoint": start}.items() if name is not None]
 
 
 def not_looked_at(config: RunConfig) -> list[str]:
-    """What `resolve` has left to training, a line each: it would take a network, a GPU, or reading it all."""
+    """List the checks that `resolve` leaves to training, since they need a network, a GPU, or all of the data."""
     folders = all_folders(config.data, config.evals)
     local = [each.key for each in folders if not is_remote(each.shards)]
     lines = [f"{each.key}={each.path}: shards in a store" for each in folders if is_remote(each.shards)]
@@ -297,7 +297,7 @@ def _of_weights(key: str, name: str) -> str:
 
 
 def _check_vocabulary(weights: WeightsConfig, tokenizer: str, runs_folder: str) -> None:
-    """Compare the tokenizers, where that of the weights is at hand and nothing is wrong with the weights' name."""
+    """Compare the tokenizer of the weights with the run's, if both can be read without a network."""
     name = weights.init_from or weights.shrink_from
     if name is None:
         return
@@ -331,9 +331,9 @@ def _check_disk(config: RunConfig, run: RunFolder, fresh: bool) -> None:
 
 
 def _check_trained(run: Path, checkpoints: Path, phases: Mapping[str, PhaseConfig]) -> None:
-    """Compare the plan with what the newest checkpoint was trained by.
+    """Compare the phases with those that the newest checkpoint was trained by.
 
-    One that is damaged says nothing here: training will look for the newest that is whole, and say so.
+    A damaged checkpoint is skipped: training uses the newest whole one and reports it.
     """
     if (trained := _newest_state(run, checkpoints)) is None:
         return
@@ -344,7 +344,7 @@ def _check_trained(run: Path, checkpoints: Path, phases: Mapping[str, PhaseConfi
 
 
 def _newest_state(run: Path, checkpoints: Path) -> tuple[Path, RunConfig, SavedState] | None:
-    """Return the newest checkpoint's folder, configuration and state; None where there is none or it is damaged."""
+    """Return the newest checkpoint's folder, configuration and state; None if it is missing or damaged."""
     if (newest := newest_step(run)) is None:
         return None
     with suppress(OSError, ValueError, RunError):

@@ -1,7 +1,7 @@
 """An encoder without a head, or whose config.json names no class: embedding models, and many older ones.
 
-Its tensors lack the prefix that they have in a model with a head. A head that is stored all the same is read; one that
-is not is left out, and whoever needs it says so.
+Its tensors lack the prefix that they have in a model with a head. A stored head is read; a missing one is left out, and
+code that needs it raises the error.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Names(NamedTuple):
     """How transformers names the tensors of an encoder.
 
     Attributes:
-        prefix: before them in a model with a head.
-        modules: what they begin with in a model without.
-        class_with_head: that is read in its place.
+        prefix: of the names in a model with a head.
+        modules: first parts of the names in a model without a head.
+        class_with_head: class of transformers that the format can read.
         pools: True if the format has a place for the pooler.
     """
 
@@ -58,7 +58,7 @@ NAMES = {
 
 
 def is_headless(raw: Mapping[str, Any]) -> bool:
-    """Return True if a config.json names no class, or that of an encoder alone."""
+    """Return True if a config.json names no class, or the class of an encoder without a head."""
     named = raw.get("architectures")
     if not isinstance(named, list) or not named:
         return raw.get("model_type") in NAMES and named in (None, [])
