@@ -315,3 +315,28 @@ def test_a_run_that_was_copied_is_a_model_anywhere(
     assert main(["eval", "copy"]) == 65 and "data.train=data/train: " in capsys.readouterr().err
     here = [f"data.train={tiny_data}/train", f"data.validation={tiny_data}/validation"]
     assert main(["eval", "copy", *here]) == 0
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("name", ["bert without a head", "eurobert"])
+def test_any_encoder_is_shrunk_and_teaches_without_a_head(
+    name: str, tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A head is asked for only where tokens are predicted with it: by the divergence from a teacher's predictions."""
+    kind, names, settings = FOREIGN[name]
+    folder = saved(kind, tmp_path / "model", names, **settings)
+    (tmp_path / "texts.jsonl").write_text("".join(f'{{"text": "{n} {text}"}}\n' for n, text in enumerate(TEXTS)))
+    spec = f"out: {tmp_path}/data\ntokenizer: {{path: {folder}}}\nvalidation_share: 0.2\n"
+    (tmp_path / "spec.yaml").write_text(f"{spec}sources: {{own: {{kind: jsonl, path: {tmp_path}/texts.jsonl}}}}\n")
+    assert main(["prepare", str(tmp_path / "spec.yaml")]) == 0
+    said = load_model(folder).config
+    model = {key: getattr(said, key) for key in said.__dataclass_fields__} | {"num_layers": 1}
+    words = run_of(tiny_run(), model)
+    words += [f"data.{key}={tmp_path}/data/{key}" for key in ("train", "validation", "tokenizer")]
+    capsys.readouterr()
+    assert main(["train", *words, f"weights.shrink_from={folder}"]) == 0
+    assert "drawn at random" in capsys.readouterr().out
+    teaches = f"{{name: distill, teacher: {folder}, kl_weight: %s, cosine_weight: 1}}"
+    assert main(["train", *words, "name=taught", "objective=" + teaches % 0]) == 0
+    assert main(["train", *words, "name=not", "objective=" + teaches % 1]) == 78
+    assert "so it predicts no tokens. Set objective.kl_weight=0" in capsys.readouterr().err
