@@ -36,7 +36,7 @@ __all__ = ["main", "program", "read_run"]
 def program() -> NoReturn:
     """The command `modernbert-train`: `main` as a process of its own, to which the stop signals belong."""
     stop_signals.take_over()
-    import_as_here()
+    import_as_here(is_program=True)
     _program()
 
 
@@ -53,6 +53,7 @@ def _program() -> NoReturn:
 @lasting_output()
 def main(arguments: list[str] | None = None) -> int:
     """Run one verb; returns the process's exit code."""
+    import_as_here(is_program=False)
     words = sys.argv[1:] if arguments is None else [*arguments]
     if words[:1] == ["help"]:
         words = [*words[1:2], "--help"]

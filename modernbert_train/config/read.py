@@ -111,6 +111,11 @@ def read_override(override: str, origins: Origins, errors: list[str]) -> dict[st
     """Read `a.b=c`; a mistake goes into `errors` and gives an empty tree."""
     key, equals, text = override.partition("=")
     path = key.split(".")
+    if any("\ud800" <= character <= "\udfff" for character in override):
+        errors.append(
+            f"{shown(override)}: not UTF-8, which YAML and JSON need. Rename the folder, or make a link and name that."
+        )
+        return {}
     if not equals or not all(path):
         errors.append(f"{shown(override)}: not an override. Write section.key=value, for example optim.lr=1e-3.")
         return {}

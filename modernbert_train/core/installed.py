@@ -17,13 +17,16 @@ CHECKOUT = None if _IN_WHEEL.is_dir() else PACKAGE.parent  # the repository's fo
 YAMLS = _IN_WHEEL if CHECKOUT is None else CHECKOUT / "yamls"
 
 
-def import_as_here() -> None:
+def import_as_here(*, is_program: bool) -> None:
     """Have programs that this one starts as `python -m` leave the current folder out, where this one does.
 
     The installed command does not import from there, and a user's own random.py or queue.py must not reach the
     processes of a run either.
+
+    Args:
+        is_program: True for the installed command; False for code of others, whose `python -P` alone counts.
     """
-    if not {"", os.getcwd()} & set(sys.path):
+    if sys.flags.safe_path or (is_program and not {"", os.getcwd()} & set(sys.path)):
         os.environ["PYTHONSAFEPATH"] = "1"
 
 

@@ -50,7 +50,8 @@ def lasting_output() -> Iterator[None]:
     before = sys.stdout, sys.stderr
     for stream in before:
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)
+            # a console of another encoding shows what it cannot print as \xe9, and the verb goes its way
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")
     ours: tuple[Any, Any] = _Lasting(before[0]), _Lasting(before[1])
     sys.stdout, sys.stderr = ours
     try:

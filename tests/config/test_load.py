@@ -190,6 +190,7 @@ def test_later_files_win_and_overrides_win_over_them(load: Load) -> None:
     ("override", "message"),
     [
         ("seed", "'seed': not an override. Write section.key=value, for example optim.lr=1e-3."),
+        ("name=caf\udce9", r"'name=caf\udce9': not UTF-8, which YAML and JSON need. Rename the folder"),
         ("optim.betas=[0.9", "'optim.betas=[0.9': the value is not valid YAML."),
         ("seed=010", "seed=010 (command line): a leading zero means octal. Write it without."),
         ("optim={lr: 1, lr: 2}", "optim.lr (command line): given twice."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from modernbert_train.core.lasting_output import lasting_output
 from tests import warm
 from tests.conftest import TinyRun
 
@@ -68,3 +70,14 @@ def test_ctrl_c_that_takes_the_tee_along_still_saves(tiny_run: TinyRun, tmp_path
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 75
     assert [path.name for path in (tmp_path / "runs/tiny/checkpoints").iterdir() if "." not in path.name]
+
+
+def test_an_output_of_another_encoding_shows_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A console of Windows, or PYTHONIOENCODING=ascii: a token that it cannot print must not end the verb."""
+    written = io.BytesIO()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+        with lasting_output():
+            print("caf\u00e9")
+        sys.stdout.flush()
+        assert written.getvalue() == b"caf\\xe9\n"
