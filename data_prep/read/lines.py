@@ -178,6 +178,9 @@ class _Blocks(io.RawIOBase):
         return size
 
 
+_WINDOW = 1 << 31  # bytes, as `zstd --long=31` has; memory is taken as far as data fill it
+
+
 def _zstd_blocks(raw: BinaryIO) -> Iterator[bytes]:
     """Frame after frame; zstandard's own reader ends quietly where a truncated file ends."""
     import zstandard
@@ -185,7 +188,7 @@ def _zstd_blocks(raw: BinaryIO) -> Iterator[bytes]:
     decoder = None
     while block := raw.read(_BLOCK_BYTES):
         while block:
-            decoder = decoder or zstandard.ZstdDecompressor().decompressobj()
+            decoder = decoder or zstandard.ZstdDecompressor(max_window_size=_WINDOW).decompressobj()
             with values_as(EOFError, "damaged zstd data", zstandard.ZstdError):
                 read = decoder.decompress(block)
             yield read

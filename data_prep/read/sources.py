@@ -29,7 +29,7 @@ from modernbert_train.errors import ConfigError, DataError
 _NOT_STDLIB = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload"}
 _MAGIC = "*?[{"
 _BRACES = re.compile(r"\{([^{}]*)\}")
-_NO_END = "without an ending"
+_NO_END, _HIDDEN = "without an ending", "hidden"
 _ENDS = 8  # listed in a message
 _TOPICS_BYTES = 700_000  # the topics of help() in Python 3.11
 _UNKNOWN_BYTES = 1 << 20  # of a part of a hub dataset that is not on this disk
@@ -90,7 +90,7 @@ def _alternatives(pattern: str) -> Iterator[str]:
 
 
 def passed_over(config: PrepareConfig) -> dict[str, dict[str, int]]:
-    """By source that is a folder, how many files in it no source takes, by the end of their names; without hidden ones.
+    """By source that is a folder, how many files in it no source takes, by the end of their names, and hidden ones.
 
     Shards have other files beside them, and a dataset of the hub its own layout.
     """
@@ -115,6 +115,8 @@ def passed_over_lines(found: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
 def _endings(root: Path, taken: Collection[str]) -> Counter[str]:
     found: Counter[str] = Counter()
     for place, folders, files in os.walk(root):
+        if hidden := [name for name in (*folders, *files) if name.startswith(".")]:  # a folder counts as one
+            found[_HIDDEN] += len(hidden)
         folders[:] = [folder for folder in folders if not folder.startswith(".")]
         for name in files:
             if not name.startswith(".") and os.path.abspath(os.path.join(place, name)) not in taken:
@@ -144,7 +146,8 @@ def _pattern_problem(pattern: str) -> str | None:
 def _matching(folder: Path, parts: tuple[str, ...]) -> Iterator[Path]:
     """Yield the files below a folder that match; ** is any number of folders, at the end with all their files.
 
-    Links to folders are followed where a part of their own names them, and never by **.
+    Links to folders are followed where a part of their own names them, and never by **. Hidden files and folders match
+    only a part that begins with a dot.
 
     Raises:
         DataError: a folder on the way cannot be read. Path.glob would pass over it.
@@ -159,6 +162,8 @@ def _matching(folder: Path, parts: tuple[str, ...]) -> Iterator[Path]:
     with os_errors_as(DataError, f"{folder}: cannot be read", remedy):
         entries = list(os.scandir(folder))
     for entry in entries:
+        if entry.name.startswith(".") and not part.startswith("."):
+            continue
         if part == "**":
             if entry.is_dir(follow_symlinks=False):
                 yield from _matching(Path(entry.path), parts)

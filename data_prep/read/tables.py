@@ -93,6 +93,10 @@ def hub_rows(name: str, source: SourceConfig) -> Iterator[dict[str, Any]]:
 def _hub_rows(source: SourceConfig) -> Any:
     import datasets
 
+    if source.path is not None and (Path(source.path) / "state.json").is_file():  # by Dataset.save_to_disk
+        if source.subset is not None or source.split not in (None, "train"):
+            raise DataError("a dataset that save_to_disk wrote has neither subset nor split. Leave both out.")
+        return datasets.load_from_disk(source.path).to_iterable_dataset()
     return datasets.load_dataset(source.path, source.subset, split=source.split or "train", streaming=True)
 
 

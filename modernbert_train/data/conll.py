@@ -53,7 +53,7 @@ def read_sentences(path: Path, *, tagged: bool = True, spans: bool = True) -> It
                 yield Sentence(number - len(words), tuple(words), tuple(tags), loose_tags(tags) if spans else 0)
             words, tags = [], []
             continue
-        columns = line.split("\t") if "\t" in line else line.split()
+        columns = line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))  # other spaces are in words
         if (tagged and len(columns) < 2) or not columns[0].strip():
             raise ValueError(f"line {number}: {shorten(line, 40)!r} is no word with a tag. Write both, a tab between.")
         words.append(columns[0])

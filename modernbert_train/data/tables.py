@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,9 +73,24 @@ def objects(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str,
             continue
         with os_errors_as(ValueError, f"line {number} is not JSON", "Correct it, or remove it.", ValueError):
             entry = parse_json(line)
+        if has_half_surrogate(line, entry):
+            raise ValueError(
+                f"line {number} holds half of a surrogate pair, which is no text. Correct it, or remove it."
+            )
         if not isinstance(entry, dict):
             raise ValueError(f"line {number} is no object. Write one a line, such as {{{_shown(columns)}}}.")
         yield number, entry
+
+
+def has_half_surrogate(line: str, value: Any) -> bool:
+    """Return True if JSON holds text that UTF-8 cannot, as exports of UTF-16 programs do; only escapes can spell it."""
+    if "\\u" not in line:
+        return False
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _jsonl(path: Path, text_columns: Sequence[str], others: Sequence[str], keys: str) -> Iterator[Row]:

@@ -113,6 +113,11 @@ def _classes(example: Example, task: TaskConfig, names: Sequence[str]) -> tuple[
         return tuple(example.label)
     value = example.label
     if task.kind == "multi-label" and not isinstance(value, list):
+        if str(value).strip().startswith("[") and str(value).strip().endswith("]"):  # as pandas writes it into a .csv
+            raise DataError(
+                f"{example.place}: {task.label_column} is {shown_value(value)}, a list that was written as text. Write "
+                f"the classes with {task.label_separator!r} between them, or lists into a .jsonl or .parquet."
+            )
         value = [part.strip() for part in str(value).split(task.label_separator) if part.strip()]
     many = value if task.kind == "multi-label" else [value]
     with values_as(DataError, example.place):

@@ -125,14 +125,14 @@ def test_files_that_no_pattern_takes_are_counted(
         (corpus / name).write_text('{"text": "' + "some words " * 9 + '"}')
     assert command("sources.more.kind=jsonl", f"sources.more.path={corpus}", "max_left_out=1") == 0
     printed = capsys.readouterr()
-    said = "sources.mine: 5 files of its folder are not read: 2 .md, 1 .TXT, 1 .txt.gz, 1 without an ending."
+    said = "sources.mine: 6 files of its folder are not read: 2 .md, 1 .TXT, 1 .txt.gz, 1 hidden, 1 without an ending."
     shown = {
         frozenset(line.partition("not read: ")[2].split(". To")[0].split(", ")) for line in printed.err.split("\n")
     }
     assert frozenset(said.partition("not read: ")[2].rstrip(".").split(", ")) in shown
-    assert "sources.mine: 5 files of its folder are not read" in printed.out
+    assert "sources.mine: 6 files of its folder are not read" in printed.out
     report = json.loads((tmp_path / "out/prepare_report.json").read_text())
-    assert report["not_read"]["mine"] == {".md": 2, ".TXT": 1, ".txt.gz": 1, "without an ending": 1}
+    assert report["not_read"]["mine"] == {".md": 2, ".TXT": 1, ".txt.gz": 1, "hidden": 1, "without an ending": 1}
     sources = {"a": SourceConfig(kind="text", path=str(corpus), glob="**/*.{txt,TXT,md}")}
     assert list(passed_over_lines(passed_over(PrepareConfig(out="out", sources=sources))))
     with pytest.raises(DataError, match=r"matches \*\.tex \(.*60 \.txt.* are there\)"):

@@ -146,6 +146,7 @@ def test_a_second_call_finds_the_shards_and_another_task_is_refused(tmp_path: Pa
         ([("a", "1"), ("b", "1.0")], [("a", "1")], {"kind": "regression"}, "all scores are one"),
         ([("a", "up"), ("b", "left")], [("a", "up")], {"labels": ["down", "up"]}, "left, which are none of labels="),
         ([("a", "0"), ("b", "-1")], [("a", "0")], {"labels": ["down", "up"]}, "class -1 of 2 classes. A split that"),
+        ([("a", "['x', 'y']"), ("b", "[]")], [("a", "x")], {"kind": "multi-label"}, "line 2: .* a list that was"),
         ([("a", "up"), ("b", "down")], [(" ", "up")], {}, "holds no text with a letter"),
         ([("a", "up"), ("b", "down", "more")], [("a", "up")], {}, "line 3 has 3 values"),
         ([("a", "up"), ("b", "down")], [("a", "up")], {"label_column": "class"}, "the first line has no class"),
@@ -183,6 +184,23 @@ def test_several_classes_come_as_a_list_or_between_commas(tmp_path: Path, tokeni
     labels = documents(prepared.folder / "train", tokenizer)[1].labels
     assert labels is not None
     assert sorted(labels[n].tolist() for n in range(3)) == [[[0, 0, 0]], [[0, 1, 1]], [[1, 1, 0]]]
+
+
+def test_half_a_surrogate_pair_is_refused_with_its_line(tmp_path: Path, tokenizer: Path) -> None:
+    """Programs of UTF-16 cut one in two; the tokenizer would end the run with an error of its own."""
+    rows = [{"text": "a \ud83c", "label": "x"}, {"text": "b \U0001f600", "label": "y"}]
+    for name, some in (("train", rows[::-1]), ("dev", rows[1:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    keys = {"train": f"{tmp_path}/train.jsonl", "validation": {"dev": f"{tmp_path}/dev.jsonl"}}
+    with pytest.raises(DataError, match="line 2 holds half of a surrogate pair, which is no text. Correct it"):
+        prepare(task_of(tmp_path, **keys), tokenizer, 32, tmp_path / "run" / "task")
+
+
+def test_spaces_of_other_alphabets_are_parts_of_words(tmp_path: Path) -> None:
+    for word in ("10\u00a0000", "ba\u2028da", "ba\u0085da", "a\u3000b", "a\u2009b"):
+        (tmp_path / "x.conll").write_text(f"{word} B-PER\nkeli  O\n", newline="", encoding="utf-8")
+        (sentence,) = read_sentences(tmp_path / "x.conll")
+        assert sentence.words == (word, "keli") and sentence.tags == ("B-PER", "O")
 
 
 def test_scores_are_kept_to_the_bit(tmp_path: Path, tokenizer: Path) -> None:
