@@ -50,8 +50,9 @@ def lasting_output() -> Iterator[None]:
     before = sys.stdout, sys.stderr
     for stream in before:
         if isinstance(stream, io.TextIOWrapper):
-            # a console of another encoding shows what it cannot print as \xe9, and the verb goes its way
-            stream.reconfigure(line_buffering=True, errors="backslashreplace")
+            stream.reconfigure(line_buffering=True)
+            if stream.encoding.lower().replace("-", "") != "utf8":  # shows what it cannot print as \xe9
+                stream.reconfigure(errors="backslashreplace")
     ours: tuple[Any, Any] = _Lasting(before[0]), _Lasting(before[1])
     sys.stdout, sys.stderr = ours
     try:

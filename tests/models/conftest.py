@@ -18,6 +18,8 @@ from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 
 PAD = 1
+# a CUDA build looks at the GPUs that are there when it is first asked, and some tests make one up
+torch.backends.cudnn.version()
 
 
 @pytest.fixture
