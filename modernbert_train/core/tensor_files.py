@@ -61,10 +61,14 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         OSError: the file cannot be read.
         ValueError: it is not what it should be.
     """
-    with path.open("rb"):
-        pass  # an OSError with its reason, where the library has one without
+    _require_readable(path)
     with _reading():
         return safetensors.torch.load_file(path)
+
+
+def _require_readable(path: Path) -> None:
+    """Raise the OSError of a file that cannot be opened, with its reason; the library's has none."""
+    path.open("rb").close()
 
 
 def _reading() -> AbstractContextManager[None]:
@@ -83,8 +87,7 @@ def read_shapes(path: Path, *, floating: bool = True) -> dict[str, tuple[int, ..
         OSError: the file cannot be read.
         ValueError: its header is damaged, or a tensor is of numbers of another kind.
     """
-    with path.open("rb"):
-        pass  # an OSError with its reason, where the library has one without
+    _require_readable(path)
     found = {}
     with _reading(), safetensors.safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 (the library's own method)

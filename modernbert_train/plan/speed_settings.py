@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -96,7 +97,7 @@ def gpus_of_run(compute: Compute) -> RunGpus | None:
 
     uuid = str(torch.cuda.get_device_properties(compute.device).uuid) if compute.device.type == "cuda" else ""
     found = gather_from_all((uuid, gpu_of_this_rank(compute)))
-    ranks_of = Counter(uuid for uuid, _ in found)  # several, where ranks share a GPU
+    ranks_of = Counter(map(itemgetter(0), found))  # several, where ranks share a GPU
     gpus = [replace(gpu, memory_bytes=gpu.memory_bytes // ranks_of[uuid]) for uuid, gpu in found if gpu is not None]
     return RunGpus.of_ranks(gpus) if gpus else None
 

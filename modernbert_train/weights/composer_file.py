@@ -21,13 +21,13 @@ from torch import Tensor
 from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.core.files import anything_as
 from modernbert_train.errors import DataError
+from modernbert_train.vocabulary import SPECIAL_TOKENS_MAP, TOKENIZER, TOKENIZER_CONFIG
 from modernbert_train.weights.formats import modernbert
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, read_object
 from modernbert_train.weights.formats.modernbert import OUT_DROPOUT, architecture, max_tokens_of
 from modernbert_train.weights.formats.tensors import from_hf
-from modernbert_train.weights.hf_folder import SPECIAL_TOKENS, TOKENIZER, TOKENIZER_CONFIG
 
-_TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS)
+_TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP)
 
 # Options of FlexBERT, the reference's model, that this encoder does not do otherwise.
 _FLEXBERT_FIXED: dict[str, Any] = {

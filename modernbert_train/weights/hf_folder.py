@@ -22,15 +22,14 @@ from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.tensor_files import read_tensors, write_tensors
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.models.build import shapes_of
-from modernbert_train.vocabulary import read_vocabulary
+from modernbert_train.vocabulary import SPECIAL_TOKENS_MAP, TOKENIZER, TOKENIZER_CONFIG, read_vocabulary
 from modernbert_train.weights.formats import HubFormat, export_format, format_of
 from modernbert_train.weights.formats.alone import DENSE, Alone
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, read_object
 from modernbert_train.weights.formats.tensors import Shapes, from_hf, module_of, to_hf, without_place
 
 WEIGHTS, INDEX, CARD = "model.safetensors", "model.safetensors.index.json", "README.md"
-TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
-EXPORTED_FILES = {WEIGHTS, CONFIG_JSON, CARD, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS}
+EXPORTED_FILES = {WEIGHTS, CONFIG_JSON, CARD, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP}
 _WRAPPERS = ("_orig_mod.", "module.")
 EXPORTED_FILES |= {"modules.json", "sentence_bert_config.json", "1_Pooling"}  # of an encoder alone
 EXPORTED_FILES |= {"config_sentence_transformers.json", DENSE, "2_MultiVectorMask", "3_Normalize"}  # late interaction
@@ -107,7 +106,7 @@ def export(
             _write_json(staging / name, content)
         if dense:
             write_tensors(staging / DENSE / WEIGHTS, dense, metadata={"format": "pt"})
-        for name in (TOKENIZER, SPECIAL_TOKENS):
+        for name in (TOKENIZER, SPECIAL_TOKENS_MAP):
             if (tokenizer_folder / name).exists():  # transformers 5 keeps the special tokens in tokenizer_config.json
                 shutil.copyfile(tokenizer_folder / name, staging / name)
 

@@ -40,12 +40,12 @@ from modernbert_train.models.replaced import DELTA, GENERATOR, discriminator_of
 from modernbert_train.models.sharding import like
 from modernbert_train.models.shrinking import SHRINKING, check_shrinking, kept_layers, shrink_each
 from modernbert_train.models.tiling import GROWING, check_growth, grow_each
-from modernbert_train.vocabulary import read_vocabulary, token_ids, tokenizer_sha256
+from modernbert_train.vocabulary import TOKENIZER, read_vocabulary, token_ids, tokenizer_sha256
 from modernbert_train.weights.composer_file import ComposerFile, open_composer
 from modernbert_train.weights.formats import read_folder
 from modernbert_train.weights.formats.config_json import PAIR_HEAD, model_folder
 from modernbert_train.weights.formats.tensors import DECODER, EMBEDDING, MASKED_LM, module_of
-from modernbert_train.weights.hf_folder import TOKENIZER, load_weights
+from modernbert_train.weights.hf_folder import load_weights
 from modernbert_train.weights.hub import local_model
 from modernbert_train.weights.named_source import (
     another_tokenizer,

@@ -16,6 +16,7 @@ from launch.run import main
 from modernbert_train.checkpoints.checkpoint import newest_valid
 from tests.conftest import TinyRun
 from tests.launch.jobs import LONG, ROOT, RUN, SHORT, Job, alive, children, environment, losses
+from tests.test_cli import call_probed
 
 HERE = socket.gethostname()
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -193,6 +194,14 @@ def test_gpus_that_stay_idle_are_said(
     assert main([*words, *even, "phases.long.batch_rows=8"]) == 0 and started == [4, 8]
     assert not capsys.readouterr().err
     assert main([*words, "--ranks", "8"]) == 78 and started == [4, 8]  # who asks for all is told what is in the way
+
+
+@pytest.mark.runs
+def test_a_single_rank_is_checked_before_torch_is_loaded(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """By `train`, in the launcher's process; nothing of the run's folder is made."""
+    done = call_probed("launch", *tiny_run(f"data.train={tmp_path}/absent"))
+    assert done.returncode == 65 and done.stdout.splitlines()[-1] == "loaded:", done.stderr
+    assert f"data.train={tmp_path}/absent: no such folder" in done.stderr and not (tmp_path / "runs").exists()
 
 
 @pytest.mark.runs
