@@ -566,7 +566,7 @@ FAULTS = (
     Fault(
         "tokenizer-files",
         "modernbert_train/weights/hf_folder.py",
-        "for name in (TOKENIZER, SPECIAL_TOKENS):",
+        "for name in (TOKENIZER, SPECIAL_TOKENS_MAP):",
         "for name in (TOKENIZER,):",
         "the special tokens of a tokenizer of transformers 4",
         ("tests/weights/test_hf_folder.py",),
