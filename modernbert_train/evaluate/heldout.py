@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -34,9 +34,11 @@ from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.group import num_ranks, rows_of_all, sums_over_ranks, this_rank
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.samples import Samples
-from modernbert_train.models.contrastive import Texts, compare, rows_of
 from modernbert_train.models.masked_lm import LABELS
 from modernbert_train.objectives import build_objective
+
+if TYPE_CHECKING:
+    from modernbert_train.models.contrastive import Texts
 
 MASK_SEED = 0  # masks of validation never change, whatever the run's seed
 
@@ -167,6 +169,8 @@ class Validation:
             for term in plan.objective.terms:
                 counts[term] += batch.counts[term]
             if found.vectors is not None:
+                from modernbert_train.models.contrastive import Texts, rows_of
+
                 settings = cast(ContrastiveConfig, plan.objective)
                 texts.append(Texts.of(batch, settings))
                 vectors.append(found.vectors.index_select(0, rows_of(batch, settings).to(device)))
@@ -214,6 +218,8 @@ def _compared(
 ) -> dict[str, Tensor]:
     """Sums over this rank's queries, each of which looks among all held-out texts; what guessing would give; and the
     temperature that was learnt."""
+    from modernbert_train.models.contrastive import Texts, compare
+
     all_VW, known, own = rows_of_all(torch.cat(vectors), Texts.joined(texts))
     everyone = Texts.joined(known)
     found = compare(all_VW, everyone, own, settings, backward=False, scale=scale)

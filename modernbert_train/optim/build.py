@@ -24,7 +24,6 @@ from modernbert_train.config.schema import (
 )
 from modernbert_train.errors import ConfigError
 from modernbert_train.optim.groups import Weight, decay_groups, param_group, weights_of
-from modernbert_train.optim.muon import Muon, Rule
 from modernbert_train.optim.schedules import lr_at, max_lr_at, weight_decay_at
 from modernbert_train.optim.stable_adamw import StableAdamW
 
@@ -40,6 +39,8 @@ def _build_adamw(config: AdamWConfig, weights: Sequence[Weight]) -> Optimizer:
 
 
 def _build_muon(config: MuonConfig, weights: Sequence[Weight]) -> Optimizer:
+    from modernbert_train.optim.muon import Muon, Rule
+
     of_kind = {kind: [w for w in weights if w.kind == kind] for kind in ("matrix", "embedding", "vector")}
     matrices, decay, ratio = of_kind["matrix"], config.weight_decay, config.adam_lr_ratio
     groups = [

@@ -20,7 +20,6 @@ from typing import Any
 from modernbert_train.checkpoints.manifest import CONFIG_YAML, STATE, newest_step, read_manifest
 from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.checkpoints.saved_state import SavedState, read_state
-from modernbert_train.checkpoints.store import problem_of
 from modernbert_train.checkpoints.trained_phases import refuse_average, refuse_changes
 from modernbert_train.config.auto import open_settings, value_of, with_settings
 from modernbert_train.config.check import check
@@ -232,8 +231,10 @@ def refuse_too_large(config: RunConfig, num_ranks: int, gpu: HasMemory) -> None:
 
 
 def _check_second_home(url: str | None) -> None:
-    if url is not None and (problem := problem_of(url)) is not None:
-        raise ConfigError(problem)
+    if url is not None:
+        from modernbert_train.checkpoints.store import problem_of
+
+        _refuse(filter(None, [problem_of(url)]))
 
 
 def _of_its_folder(config: RunConfig, fresh: bool) -> Iterator[Look]:

@@ -37,7 +37,6 @@ from modernbert_train.train.callbacks import build_loggers
 from modernbert_train.train.checkpointing import Checkpoints
 from modernbert_train.train.composer_internals import LoopTrainer, composer_device, composer_precision
 from modernbert_train.train.measurements import Measurements
-from modernbert_train.train.profiling import Profile
 from modernbert_train.train.recorder import Recorder
 from modernbert_train.train.silent_faults import SilentFaults
 from modernbert_train.train.stability import Guard
@@ -103,7 +102,11 @@ def build(
     guard = Guard(config.stability, clock, config.seed, compute, adapter, data.streams, folder, progress, saver.wait)
     meter = Meter(config.model, clock.total_tokens, compute)
     texts = HeldOutTexts(config.data, config.eval, config.phases, config.model.vocab_size, facts)
-    settings = config.profile if rank == 0 else None
+    profile = None
+    if config.profile is not None and rank == 0:
+        from modernbert_train.train.profiling import Profile
+
+        profile = Profile(config.profile, folder.path / "profile", compute.device, progress)
     loop = Loop(
         clock=clock,
         seed=config.seed,
@@ -142,7 +145,7 @@ def build(
             log,
         ),
         silent=SilentFaults(compute.device) if ranks > 1 and not sharded else None,
-        profile=None if settings is None else Profile(settings, folder.path / "profile", compute.device, progress),
+        profile=profile,
         phase=last_phase,
     )
     trainer.loop = loop.run

@@ -38,6 +38,7 @@ from modernbert_train.models.masked_lm import POSITIONS
 from modernbert_train.plan.oom_backoff import is_full
 from modernbert_train.train.adapters import ComposerObjective
 from modernbert_train.train.gradients import count_terms, counts_per_rank, key_dropout
+from modernbert_train.train.step_numbers import as_json
 
 LOSS = "the loss"
 NOT_AGAIN = "nothing wrong when computed again, which points to the hardware"
@@ -355,11 +356,6 @@ def describe(entry: dict[str, Any]) -> str:
     if "to" in entry:
         text += f"; back to {entry['to']}"
     return text
-
-
-def as_json(value: float) -> float | str:
-    """A number; "nan", "inf" or "-inf" where JSON has none."""
-    return value if math.isfinite(value) else str(value)
 
 
 def _some(values: list[Any]) -> str:

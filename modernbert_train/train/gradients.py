@@ -22,7 +22,6 @@ from modernbert_train.data.loader import StepBatch
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.group import num_ranks, sum_over_ranks, this_rank
 from modernbert_train.models.casts import cast_once
-from modernbert_train.train.first_pass import first_pass
 
 _DROPOUT = 4  # of all that is drawn from the run's seed
 
@@ -103,7 +102,11 @@ def gradients(
         return sums
 
     with cast_once(model, torch.bfloat16 if compute.bf16 else None):
-        known = first_pass(forward, parts, objective, compute.device) if objective.compares else [{}] * len(parts)
+        known: list[Mapping[str, Tensor]] = [{}] * len(parts)
+        if objective.compares:
+            from modernbert_train.train.first_pass import first_pass
+
+            known = first_pass(forward, parts, objective, compute.device)
         for number, part in enumerate(parts):
             microbatch = part.to(compute.device, non_blocking=True).with_targets(known[number])
             last = number + 1 == len(parts)

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.distributed.group import num_ranks
 from modernbert_train.errors import StorageError
-from modernbert_train.models.contrastive import text_lengths
 from modernbert_train.report.async_scalar import Reading
 from modernbert_train.report.progress import Progress
 from modernbert_train.report.record import Record
@@ -86,8 +85,11 @@ class Recorder:
         self.warn_of_long_step(seconds)
         update_norm: Tensor | None = getattr(optimizer, "last_update_norm", None)
         counts = count_terms(batch.microbatches, plan.objective.terms)
-        pairs = batch.microbatches if plan.objective.compares else []
-        texts = [length for part in pairs for length in text_lengths(part).tolist()] or None
+        texts = None
+        if plan.objective.compares:
+            from modernbert_train.models.contrastive import text_lengths
+
+            texts = [length for part in batch.microbatches for length in text_lengths(part).tolist()] or None
         entry: dict[str, Any] = {
             "kind": "step",
             "step": number,

@@ -9,20 +9,20 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from composer import Callback
 
 from modernbert_train.checkpoints.run_folder import TOKENIZER_COPY, RunFolder
-from modernbert_train.checkpoints.second_home import SecondHome, bring_back, refuse_fresh
 from modernbert_train.clock import Clock, Position
 from modernbert_train.config.check import search_refused
 from modernbert_train.config.load import flat
-from modernbert_train.config.schema import DataConfig, PhaseConfig, RunConfig
+from modernbert_train.config.schema import CheckpointConfig, DataConfig, PhaseConfig, RunConfig
 from modernbert_train.core.files import errors_to, warn
 from modernbert_train.data.dataset_card import file_sha256, file_xxh3
 from modernbert_train.data.facts import DataFacts, read_facts
@@ -60,7 +60,6 @@ from modernbert_train.train import composer_internals
 from modernbert_train.train.adapters import inner_model
 from modernbert_train.train.build import build
 from modernbert_train.train.callbacks import build_callbacks, check_loggers, own_callbacks
-from modernbert_train.train.out_of_memory import out_of_memory
 from modernbert_train.train.start import (
     Start,
     check_same_data,
@@ -71,6 +70,9 @@ from modernbert_train.train.start import (
 )
 from modernbert_train.train.step import Loop
 from modernbert_train.vocabulary import copy_tokenizer
+
+if TYPE_CHECKING:
+    from modernbert_train.checkpoints.second_home import SecondHome
 
 
 def train(
@@ -113,7 +115,7 @@ def _start(
     requests = Requests(asked.checkpoint.interval_seconds)
     with (
         closing(requests),
-        SecondHome(asked.checkpoint, place, _say) as second_home,
+        _copies(asked.checkpoint, place) as copies,
         joined(compute.device, asked.distributed.timeout_seconds),
     ):
         _agree(asked, compute)
@@ -125,8 +127,8 @@ def _start(
         first = on_rank_zero_slowly(lambda: find_first(run.config, folder, fresh=fresh))
         with _opened(folder, fresh=fresh):
             start = first or on_rank_zero_slowly(lambda: find_start(folder))  # it reads and hashes a checkpoint
-            if this_rank() == 0:
-                second_home.start()
+            if copies is not None and this_rank() == 0:
+                copies.start()
             if start.tokens < run.config.total_tokens:
                 loop = _build(run, folder, compute, start, guests, requests)
                 _fit(loop, asked, run.config, folder, requests)
@@ -159,10 +161,13 @@ def _resolve(asked: RunConfig, resolved: Resolved | None, compute: Compute, *, f
 
     def decide() -> str:
         run = resolved or resolve(asked, ranks, fresh=fresh)
-        if fresh:
-            refuse_fresh(asked.checkpoint, asked.name)
-        else:
-            bring_back(asked.checkpoint, place, _say)
+        if asked.checkpoint.copy_to is not None:
+            from modernbert_train.checkpoints.second_home import bring_back, refuse_fresh
+
+            if fresh:
+                refuse_fresh(asked.checkpoint, asked.name)
+            else:
+                bring_back(asked.checkpoint, place, _say)
         config, lines = close_settings(asked, gpus=gpus, ranks=ranks, fresh=fresh)
         if config.compute.search and (gpus is None or not config.compute.compile):
             raise ConfigError(search_refused(compiled=bool(config.compute.compile)))
@@ -175,6 +180,15 @@ def _resolve(asked: RunConfig, resolved: Resolved | None, compute: Compute, *, f
     run = Resolved.from_json(on_rank_zero_slowly(decide), asked)
     use_threads(run.config.compute, compute.device)
     return run
+
+
+def _copies(settings: CheckpointConfig, folder: Path) -> AbstractContextManager[SecondHome | None]:
+    """Return the copier of the run's checkpoints; None where checkpoint.copy_to is not set."""
+    if settings.copy_to is None:
+        return nullcontext()
+    from modernbert_train.checkpoints.second_home import SecondHome
+
+    return SecondHome(settings, folder, _say)
 
 
 @contextmanager
@@ -264,6 +278,8 @@ def _fit(loop: Loop, asked: RunConfig, config: RunConfig, folder: RunFolder, req
         error = raised
         if isinstance(raised, RuntimeError) and is_full(raised):
             step = loop.state.timestamp.batch.value + 1
+            from modernbert_train.train.out_of_memory import out_of_memory
+
             error = out_of_memory(raised, _position(loop), config.compute, config.distributed, step, device)
         if is_own(error):  # else a lost rank may be what the checkpoint waits for
             if num_ranks() > 1:

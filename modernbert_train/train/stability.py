@@ -29,10 +29,9 @@ from modernbert_train.distributed.group import on_rank_zero
 from modernbert_train.errors import StartAgain, UnstableRun
 from modernbert_train.report.progress import Progress
 from modernbert_train.train.adapters import ComposerObjective
-from modernbert_train.train.diagnosis import as_json, describe, diagnose, hardware_at_fault
 from modernbert_train.train.gradients import MicrobatchSums
 from modernbert_train.train.spikes import highest_normal_loss
-from modernbert_train.train.step_numbers import StepNumbers, microbatch_losses
+from modernbert_train.train.step_numbers import StepNumbers, as_json, microbatch_losses
 from modernbert_train.train.verdict import find_target, find_target_again, judge, why_stop
 from modernbert_train.weights.gather import load_optimizer, load_weights
 
@@ -173,6 +172,8 @@ class Guard:
 
     def _answer(self, batch: StepBatch, parts: Sequence[MicrobatchSums], entry: dict[str, Any]) -> Checkpoint | None:
         """Find out what is wrong, say and record it, and end the run or give the checkpoint to go back to, if any."""
+        from modernbert_train.train.diagnosis import describe, diagnose, hardware_at_fault
+
         step, target = entry["step"], None
         losses = microbatch_losses(batch.plan.objective.terms, parts)
         if self._compute.bf16:

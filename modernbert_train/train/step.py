@@ -11,6 +11,7 @@ import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from composer import Trainer
 from composer.core import Event, State
@@ -31,11 +32,13 @@ from modernbert_train.train.checkpointing import Checkpoints
 from modernbert_train.train.events import Events
 from modernbert_train.train.gradients import gradients
 from modernbert_train.train.measurements import Measurements
-from modernbert_train.train.profiling import Profile
 from modernbert_train.train.recorder import Recorder, Times
 from modernbert_train.train.silent_faults import SilentFaults
 from modernbert_train.train.stability import Guard
 from modernbert_train.train.step_numbers import sum_numbers
+
+if TYPE_CHECKING:
+    from modernbert_train.train.profiling import Profile
 
 
 @dataclass(kw_only=True)

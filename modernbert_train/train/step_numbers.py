@@ -130,3 +130,8 @@ def squared_gradient(parameters: Iterable[nn.Parameter], num_ranks: int) -> Tens
             by_copies.setdefault(num_ranks, []).append(grad)
     squares = [torch.stack(tensor_norms(grads)).square().sum() / copies for copies, grads in by_copies.items()]
     return torch.stack(squares).sum()
+
+
+def as_json(value: float) -> float | str:
+    """Return a number; "nan", "inf" or "-inf" where JSON has none."""
+    return value if math.isfinite(value) else str(value)
