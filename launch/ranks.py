@@ -38,6 +38,7 @@ from modernbert_train.distributed.heartbeat import silence_limit
 from modernbert_train.distributed.launched import BEATS_FOLDER, STORE, note_blamed
 from modernbert_train.distributed.stop_signals import STOP_SIGNALS, handled_by, say, say_stopped
 from modernbert_train.errors import HangError, RunError, StartAgain, StoppedEarly
+from modernbert_train.plan.resolve import HANDED_OVER
 
 ANSWER_SECONDS = 6.0  # once all ranks have ended, a launcher needs less, unless the store does not answer
 FROZEN_MARGIN_SECONDS = 5.0  # the ranks find a frozen one themselves, if others are left; only then the launcher does
@@ -87,6 +88,7 @@ def start_ranks(
         if message == told:  # the rank that noted it sees another folder than rank 0
             return RunError.exit_code
         arguments = [word for word in arguments if word != "--fresh"]  # what was noted is in the run's folder
+        os.environ.pop(HANDED_OVER, None)  # the run's folder has changed, so rank 0 resolves it again
         told, starts = message, starts + 1
 
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from string import Template
 
 from launch.gpu_labels import product_label
-from modernbert_train.config.check import check
 from modernbert_train.config.launch import split_resource
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError
+from modernbert_train.plan.resolve import resolve
 
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -62,7 +62,7 @@ def render(
             "launch.ranks_per_node is not set: how many GPUs has a machine there? Set launch.ranks_per_node=8, say."
         )
     nodes = nodes or launch.nodes
-    check(config, nodes * ranks)
+    resolve(config, nodes * ranks, purpose="submit")
     common: Values = {
         "name": config.name,
         "nodes": nodes,

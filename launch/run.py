@@ -53,7 +53,7 @@ from modernbert_train.distributed import orphans, scratch  # noqa: E402
 from modernbert_train.distributed.gpus import count_gpus  # noqa: E402
 from modernbert_train.distributed.launched import note_blamed  # noqa: E402
 from modernbert_train.errors import HangError, exit_code_of  # noqa: E402
-from modernbert_train.plan.resolve import named_gpu, refuse_too_large, resolve, with_later_mistakes  # noqa: E402
+from modernbert_train.plan.resolve import HANDED_OVER, Purpose, resolve, with_later_mistakes  # noqa: E402
 
 
 @lasting_output()
@@ -87,7 +87,9 @@ def _launch(options: argparse.Namespace, train: list[str]) -> int:
     if topology.idle_gpus:
         print(_idle_note(config, topology.ranks_per_node, gpus), file=sys.stderr)
     if topology.num_ranks > 1:  # else `train` does, in this process
-        resolve(config, topology.num_ranks, fresh=options.fresh, folder=topology.node_rank in (None, 0))
+        purpose: Purpose = "train" if topology.node_rank in (None, 0) else "join"
+        run = resolve(config, topology.num_ranks, purpose=purpose, fresh=options.fresh)
+        os.environ[HANDED_OVER] = run.digest if purpose == "train" else ""
     stop_after = seconds_until_stop(config.launch, os.environ, time.time())
     if stop_after is not None:
         timer = threading.Timer(stop_after, os.kill, (os.getpid(), signal.SIGUSR1))
@@ -137,15 +139,12 @@ def _start(config: RunConfig, topology: Topology, train: list[str], gpus: int) -
 
 def _render(config: RunConfig, options: argparse.Namespace) -> int:
     words = [*options.run, *(["--fresh"] if options.fresh else [])]
-    if (gpu := named_gpu(config)) is not None:
-        ranks = (options.nodes or config.launch.nodes) * (options.ranks or config.launch.ranks_per_node or 1)
-        refuse_too_large(config, ranks, gpu)
+    text = render(options.on, config, words, nodes=options.nodes, ranks_per_node=options.ranks)
     if config.launch.retries == 0:
         print(
             "launch.retries=0: a fault of a GPU or a machine ends this job, and nobody starts it again.",
             file=sys.stderr,
         )
-    text = render(options.on, config, words, nodes=options.nodes, ranks_per_node=options.ranks)
     if options.out is None and not options.submit:
         print(text, end="")
         return 0

@@ -62,11 +62,10 @@ def plan_run(config: RunConfig, ranks: int = 1) -> Plan:
         config: the run; its data is read where it exists.
         ranks: GPUs that would train.
     """
-    from modernbert_train.config.check import check
     from modernbert_train.plan.make import make_plan
+    from modernbert_train.plan.resolve import resolve
 
-    check(config, ranks)
-    return make_plan(config, ranks)
+    return make_plan(config, ranks, facts=resolve(config, ranks, purpose="plan").facts)
 
 
 def iter_batches(config: RunConfig, ranks: int = 1, rank: int = 0) -> Iterator[StepBatch]:
@@ -80,13 +79,13 @@ def iter_batches(config: RunConfig, ranks: int = 1, rank: int = 0) -> Iterator[S
     Yields:
         One optimizer step: `microbatches` of packed sequences with their targets, and the `plan` of the whole batch.
     """
-    from modernbert_train.config.check import check
-    from modernbert_train.data.check import check_data
+    from modernbert_train.plan.resolve import resolve
     from modernbert_train.train.build import build_data
 
-    check(config, ranks)
     here = replace(config, data=replace(config.data, num_workers=0))
-    yield from build_data(here, check_data(here)).loader(rank, ranks)
+    facts = resolve(here, ranks, purpose="measure").facts
+    assert facts is not None
+    yield from build_data(here, facts).loader(rank, ranks)
 
 
 def build_model(config: RunConfig) -> OnEncoder:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from modernbert_train.cli.arguments import is_run, read_run, with_run
 from modernbert_train.cli.parser import Call, positive, token_count
-from modernbert_train.config.check import check as check_config
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.files import write_out
 from modernbert_train.core.installed import YAMLS
@@ -222,7 +221,6 @@ def _inspect(options: argparse.Namespace) -> None:
     if options.json:
         raise ConfigError("inspect: --json is of datasets, and none is named. Leave it out, or name data/quickstart.")
     config = read_run(options.run)
-    check_config(config)
     from modernbert_train.report.inspection.show import inspect_run
 
     print_text(inspect_run(config, options.batch or 1, options.rows or 2, color=wants_color(options.no_color)))
@@ -262,15 +260,16 @@ def _price(text: str) -> tuple[str, float]:
 def _plan(options: argparse.Namespace) -> None:
     words = options.gpu or []
     config = read_run(options.run + [word for word in words if "=" in word])  # overrides may follow --gpu
-    check_config(config, options.ranks)
     from modernbert_train.plan.answer import answer
     from modernbert_train.plan.gpus import GPUS
     from modernbert_train.plan.make import make_plan
     from modernbert_train.plan.output import as_text
+    from modernbert_train.plan.resolve import resolve
     from modernbert_train.plan.sections import sections
 
     named = [word for word in words if "=" not in word]
-    made = make_plan(config, options.ranks, options.median)
+    facts = resolve(config, options.ranks, purpose="assume" if options.median else "plan").facts
+    made = make_plan(config, options.ranks, options.median, facts)
     wanted = (
         made,
         (named or ["h100"])[0],

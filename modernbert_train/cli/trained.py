@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import replace
 from pathlib import Path
 
 from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.cli.arguments import MODEL, named_checkpoint, read_run, with_licence, with_run
 from modernbert_train.cli.parser import Call, positive
-from modernbert_train.config.check import check
-from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.text import printable
 from modernbert_train.errors import ConfigError
-
-
-def _check(config: RunConfig) -> None:
-    """A run's rules, but for the kernels of an update, which none of these verbs computes: a run that was trained on a
-    GPU is measured on a CPU too."""
-    check(replace(config, optim=replace(config.optim, fused=False)))
+from modernbert_train.plan.resolve import resolve
 
 
 def evaluate(parser: argparse.ArgumentParser) -> Call:
@@ -61,7 +53,6 @@ def _evaluate_suite(options: argparse.Namespace) -> None:
 def _evaluate(options: argparse.Namespace) -> None:
     named = named_checkpoint(options.run)
     config = read_run(options.run)
-    _check(config)
     if named is None and config.weights.shrink_from is not None and not RunFolder(config).has_checkpoints():
         from modernbert_train.evaluate.shrunk import describe_shrinking
 
@@ -168,7 +159,7 @@ def _export(options: argparse.Namespace) -> None:
         return
     named = named_checkpoint(options.run)
     config = read_run(options.run)
-    _check(config)
+    resolve(config, purpose="use")
     from modernbert_train.weights.export import export_run
 
     export_run(config, options.out, checkpoint=named, licence=options.licence, generator=options.generator)
@@ -191,7 +182,7 @@ def _push(options: argparse.Namespace) -> None:
     if not (options.folder / "config.yaml").is_file():
         raise ConfigError(f"push {options.folder}: not the folder of a run. Name one, such as runs/quickstart.")
     config = read_run([str(options.folder)])
-    _check(config)
+    resolve(config, purpose="use")
     from modernbert_train.weights.push import push_run
 
     push_run(

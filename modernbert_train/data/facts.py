@@ -103,6 +103,11 @@ def further_folders(evals: Mapping[str, EvaluatorConfig]) -> list[tuple[str, str
     return [(f"evals.{name}.shards", settings.shards) for name, settings in of_kind(evals, OtherTextConfig).items()]
 
 
+def missing_stream(data: DataConfig) -> str | None:
+    """The first folder of training text that is not on this machine; None where all are."""
+    return next((stream.path for stream in data.all_streams.values() if not Path(stream.path).is_dir()), None)
+
+
 def named_folders(data: DataConfig) -> list[tuple[str, str]]:
     """Key and path of every folder of shards that a run names: those of its streams, in their order, and the held-out
     text."""

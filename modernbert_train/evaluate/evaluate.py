@@ -11,7 +11,6 @@ from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_checkpoin
 from modernbert_train.checkpoints.results import keep_result
 from modernbert_train.clock import Clock
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.data.check import check_data
 from modernbert_train.data.fingerprint import data_fingerprint, differences
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.group import joined, this_rank
@@ -19,6 +18,7 @@ from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.evaluators import build_evaluators, figures_text
 from modernbert_train.evaluate.heldout import Evaluation, HeldOutTexts
 from modernbert_train.models.build import build_model
+from modernbert_train.plan.resolve import resolve
 from modernbert_train.weights.gather import load_weights
 from modernbert_train.weights.source import check_same_architecture, check_same_tokenizer, source_of
 
@@ -44,7 +44,8 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
         raise ConfigError(
             "data.validation: not set, and evals is empty, so there is nothing to measure on. Name held-out shards."
         )
-    facts = check_data(config)
+    facts = resolve(config, purpose="measure").facts
+    assert facts is not None
     found = checkpoint or newest_checkpoint(config)
     source = source_of(found)
     check_same_architecture(source, config.model, str(found.folder))

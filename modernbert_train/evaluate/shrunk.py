@@ -8,12 +8,12 @@ from dataclasses import replace
 from modernbert_train.clock import Clock
 from modernbert_train.config.schema import MaskedLmConfig, ModelConfig, RunConfig
 from modernbert_train.core.text import fixed, percent, table
-from modernbert_train.data.check import check_data
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.group import joined
 from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.heldout import HeldOutTexts
 from modernbert_train.models.build import build_model
+from modernbert_train.plan.resolve import resolve
 from modernbert_train.weights.source import find_origin
 
 _CHOICES = (("num_layers",), ("hidden_size", "num_heads"), ("intermediate_size",))
@@ -27,12 +27,13 @@ def describe_shrinking(config: RunConfig) -> str:
 
     Raises:
         ConfigError: no held-out text, or see `find_origin`.
-        DataError: see `check_data` and `Source.weights`.
+        DataError: see `resolve` and `Source.weights`.
     """
     if config.data.validation is None:
         raise ConfigError("data.validation: not set, so there is nothing to measure on. Name held-out shards.")
-    facts, origin, compute = check_data(config), find_origin(config), Compute.of(config.compute)
-    assert facts.validation is not None and origin is not None
+    facts = resolve(config, purpose="measure").facts
+    origin, compute = find_origin(config), Compute.of(config.compute)
+    assert facts is not None and facts.validation is not None and origin is not None
     objective = config.objective.for_validation()
     if objective.heads != MaskedLmConfig().heads:
         objective = MaskedLmConfig().for_validation()

@@ -20,7 +20,7 @@ from modernbert_train.clock import Position
 from modernbert_train.config.schema import DataConfig
 from modernbert_train.core.files import os_errors_as
 from modernbert_train.data.dataset_card import LENGTHS, DatasetCard
-from modernbert_train.data.facts import DataFacts
+from modernbert_train.data.facts import DataFacts, missing_stream
 from modernbert_train.data.mixing import phase_weights
 from modernbert_train.data.packing import GreedyPacker
 from modernbert_train.data.shard_index import read_index
@@ -95,11 +95,6 @@ class RowText:
     sequence_tokens: float
     passes: Mapping[str, float]
     teacher_spans: Spans | None = None
-
-
-def missing_stream(data: DataConfig) -> str | None:
-    """The first folder of training text that is not on this machine; None where all are."""
-    return next((stream.path for stream in data.all_streams.values() if not Path(stream.path).is_dir()), None)
 
 
 def read_documents(data: DataConfig, median: int | None, facts: DataFacts | None) -> Documents:

@@ -21,10 +21,10 @@ from modernbert_train.config.schema import (
 )
 from modernbert_train.data.check import check_data
 from modernbert_train.data.dataset_card import read_card
-from modernbert_train.data.facts import DataFacts, read_facts
+from modernbert_train.data.facts import DataFacts, missing_stream, read_facts
 from modernbert_train.data.unigram import held_out_unigram_loss
 from modernbert_train.plan.census import Census, census
-from modernbert_train.plan.documents import Documents, RowText, missing_stream, read_documents, rows_of
+from modernbert_train.plan.documents import Documents, RowText, read_documents, rows_of
 from modernbert_train.plan.expected_loss import Expected, expect, is_ruled
 from modernbert_train.plan.flops import Flops, flops_per_token
 from modernbert_train.plan.gpus import GPUS

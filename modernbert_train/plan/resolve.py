@@ -1,21 +1,23 @@
 """Resolve a run: make every decision of a start once, before it costs anything.
 
 `resolve` applies every rule to the configuration, the data, the run's folder and the installed packages, without torch,
-and raises all mistakes together; so `check` and `train` cannot disagree. It writes nothing, takes no lock and reads no
-large file: loading a checkpoint or weights verifies them. `train` adds the settings of speed for its GPUs
-(train/session.py), sends the result to all ranks as JSON and keeps it as resolved.json.
+and raises all mistakes together; so no two verbs can disagree. LOOKS says what each of them needs. It writes nothing,
+takes no lock and reads no large file: loading a checkpoint or weights verifies them. `train` adds the settings of speed
+for its GPUs (train/session.py), sends the result to all ranks as JSON and keeps it as resolved.json.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from modernbert_train.checkpoints.manifest import CONFIG_YAML, STATE, newest_step, read_manifest
 from modernbert_train.checkpoints.run_folder import RunFolder
@@ -29,7 +31,7 @@ from modernbert_train.config.schema import PhaseConfig, RunConfig, WeightsConfig
 from modernbert_train.core.files import free_bytes
 from modernbert_train.core.version import __version__
 from modernbert_train.data.check import check_data
-from modernbert_train.data.facts import DataFacts
+from modernbert_train.data.facts import DataFacts, missing_stream
 from modernbert_train.data.remote import is_remote
 from modernbert_train.data.shard_sizes import all_folders, check_shard_sizes
 from modernbert_train.distributed.gpus import count_gpus, shown_gpus
@@ -42,7 +44,19 @@ from modernbert_train.plan.memory_fit import too_large
 from modernbert_train.plan.speed_settings import RunGpus, on_gpu
 
 FORMAT = 1
+HANDED_OVER = "MODERNBERT_TRAIN_RESOLVED"  # set by launch/run.py: the digest of the run that it has resolved
 Look = Callable[[], object]
+Purpose = Literal["train", "join", "submit", "plan", "assume", "measure", "use"]
+# what is looked at, by what the run is wanted for
+LOOKS: dict[Purpose, tuple[str, ...]] = {
+    "train": ("data", "store", "packages", "memory", "folder"),
+    "join": ("data", "store", "packages", "memory"),  # a machine of several that need not see the run's folder
+    "submit": ("memory",),  # a job file: the job starts elsewhere
+    "plan": ("data if here",),
+    "assume": (),  # a plan of assumed documents
+    "measure": ("data",),
+    "use": (),  # weights that are trained: export and push
+}
 
 
 @dataclass(frozen=True)
@@ -81,6 +95,11 @@ class Resolved:
         }
         return json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
 
+    @property
+    def digest(self) -> str:
+        """A hash by which another process recognises the same run on as many ranks."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
     @classmethod
     def from_json(cls, text: str, asked: RunConfig) -> Resolved:
         """Read the resolved run of another process, for the same configuration.
@@ -109,34 +128,36 @@ def resolve(
     config: RunConfig,
     num_ranks: int = 1,
     *,
+    purpose: Purpose = "train",
     fresh: bool = False,
-    folder: bool = True,
     shards: bool = False,
     gpu: HasMemory | None = None,
 ) -> Resolved:
-    """Check a run for everything that would end it before its first step.
+    """Check a run for everything that would end what it is wanted for.
 
     Args:
         config: the run.
         num_ranks: processes that would train.
+        purpose: row of LOOKS. The rules of the configuration are applied for each; but a run that was trained with
+            fused kernels is measured and exported on any machine.
         fresh: True if the contents of the run's folder would be set aside.
-        folder: True to check also the run's folder, first weights and labelled texts, which only the first machine
-            must see.
         shards: True to check also each file of the local shards, too slow for the start of a large run.
         gpu: the kind that would train; None: the largest visible on this machine, else launch.gpu.
 
     Returns:
-        The run and the facts of its data, with the settings of speed still open.
+        The run, and the facts of its data if they were looked at, with the settings of speed still open.
 
     Raises:
         RunError: a line, or a few, for each mistake. A wrong configuration sets the exit code before wrong data, and
             wrong data before the disk.
     """
     facts: list[DataFacts] = []
-    mistakes = [*_mistakes(_of_itself(config, num_ranks, facts))]
-    if not mistakes and (gpu := gpu or _gpu_of(config)) is not None:
-        mistakes = [*_mistakes(iter([lambda: refuse_too_large(config, num_ranks, gpu)]))]
-    if folder and not any(isinstance(mistake, ConfigError) for mistake in mistakes):
+    looks = LOOKS[purpose]
+    mistakes = [*_mistakes(_of_itself(config, num_ranks, purpose, facts))]
+    if "memory" in looks and not mistakes:
+        gpu = gpu or (named_gpu(config) if purpose == "submit" else _gpu_of(config))
+        mistakes = [*_mistakes(iter([lambda: _check_memory(config, num_ranks, gpu)]))]
+    if "folder" in looks and not any(isinstance(mistake, ConfigError) for mistake in mistakes):
         mistakes += _mistakes(_of_its_folder(config, fresh))
     if shards and not mistakes:
         check_shard_sizes(config.data, config.evals)
@@ -145,7 +166,7 @@ def resolve(
     for kind in (ConfigError, DataError, StorageError, RunError):
         if any(isinstance(mistake, kind) for mistake in mistakes):
             raise kind("\n".join(map(str, mistakes)))
-    return Resolved(config, config, num_ranks, facts[0])
+    return Resolved(config, config, num_ranks, facts[0] if facts else None)
 
 
 def resolve_alone(config: RunConfig, *, fresh: bool = False) -> Resolved | None:
@@ -159,6 +180,12 @@ def resolve_alone(config: RunConfig, *, fresh: bool = False) -> Resolved | None:
         RunError: see `resolve`.
     """
     return resolve(config, fresh=fresh) if from_launcher("WORLD_SIZE", 1) == 1 else None
+
+
+def handed_over(config: RunConfig, num_ranks: int) -> Resolved | None:
+    """Return the run if the launcher of this process has resolved it, with the same keys for as many ranks."""
+    run = Resolved(config, config, num_ranks)
+    return run if os.environ.get(HANDED_OVER) == run.digest else None
 
 
 @contextmanager
@@ -198,11 +225,16 @@ def _mistakes(looks: Iterator[Look]) -> Iterator[RunError]:
             yield mistake
 
 
-def _of_itself(config: RunConfig, num_ranks: int, facts: list[DataFacts]) -> Iterator[Look]:
-    yield lambda: check(config, num_ranks)
-    yield lambda: facts.append(check_data(config))
-    yield lambda: _check_second_home(config.checkpoint.copy_to)
-    if importlib.util.find_spec("torch") is not None:  # else this is not the environment that trains
+def _of_itself(config: RunConfig, num_ranks: int, purpose: Purpose, facts: list[DataFacts]) -> Iterator[Look]:
+    looks = LOOKS[purpose]
+    trained = purpose in ("measure", "use")
+    ruled = replace(config, optim=replace(config.optim, fused=False)) if trained else config
+    yield lambda: check(ruled, num_ranks)
+    if "data" in looks or ("data if here" in looks and missing_stream(config.data) is None):
+        yield lambda: facts.append(check_data(config))
+    if "store" in looks:
+        yield lambda: _check_second_home(config.checkpoint.copy_to)
+    if "packages" in looks and importlib.util.find_spec("torch") is not None:  # else it trains in another environment
         on_gpu = config.compute.device == "auto" and count_gpus() > 0
         named = (config.callbacks, config.loggers)
         yield lambda: _refuse(missing_packages(config.compute, config.optim, *named, on_gpu=on_gpu))
@@ -221,13 +253,14 @@ def _gpu_of(config: RunConfig) -> HasMemory | None:
     return max(shown, key=lambda gpu: gpu.memory_bytes, default=named_gpu(config))
 
 
-def refuse_too_large(config: RunConfig, num_ranks: int, gpu: HasMemory) -> None:
+def _check_memory(config: RunConfig, num_ranks: int, gpu: HasMemory | None) -> None:
     """Refuse a run that by `plan`'s prediction does not fit the whole memory of a GPU of this kind.
 
     Raises:
         ConfigError: a line for each phase, with the microbatch to set.
     """
-    _refuse(too_large(on_gpu(config, gpu, num_ranks), gpu, num_ranks))
+    if gpu is not None:
+        _refuse(too_large(on_gpu(config, gpu, num_ranks), gpu, num_ranks))
 
 
 def _check_second_home(url: str | None) -> None:

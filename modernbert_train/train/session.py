@@ -48,7 +48,7 @@ from modernbert_train.distributed.transport import warn_of_slow_network
 from modernbert_train.errors import ConfigError, DataError, Halved, StoppedEarly, StorageError
 from modernbert_train.plan.memory_fit import too_large
 from modernbert_train.plan.oom_backoff import halve, is_full
-from modernbert_train.plan.resolve import Resolved, resolve
+from modernbert_train.plan.resolve import Resolved, handed_over, resolve
 from modernbert_train.plan.speed_settings import close_settings, gpus_of_run
 from modernbert_train.report.banner import banner
 from modernbert_train.report.before_after import before_and_after
@@ -160,7 +160,7 @@ def _resolve(asked: RunConfig, resolved: Resolved | None, compute: Compute, *, f
     gpus, ranks, place = gpus_of_run(compute), num_ranks(), Path(asked.folder)
 
     def decide() -> str:
-        run = resolved or resolve(asked, ranks, fresh=fresh)
+        run = resolved or handed_over(asked, ranks) or resolve(asked, ranks, fresh=fresh)
         if asked.checkpoint.copy_to is not None:
             from modernbert_train.checkpoints.second_home import bring_back, refuse_fresh
 

@@ -403,5 +403,18 @@ def test_rules_and_data_are_looked_at_once_in_a_start(tiny_run: TinyRun, monkeyp
         monkeypatch.setattr(
             resolve, name, lambda *given, name=name, original=original: (looked.append(name), original(*given))[1]
         )
-    assert main(["train", *tiny_run("phases.long.tokens=1000")]) == 0
-    assert looked == ["check", "check_data"]
+    words = tiny_run("phases.long.tokens=1000")
+    for verb in ("train", "plan", "inspect", "eval"):
+        assert main([verb, *words]) == 0
+        assert looked == ["check", "check_data"], verb
+        looked.clear()
+
+
+def test_a_rank_trusts_its_launcher_for_the_same_run_alone(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a variable that another launch has left hides the mistakes of this run."""
+    words = tiny_run()
+    asked = load_run(words[:1], words[1:])
+    assert resolve.handed_over(asked, 2) is None
+    monkeypatch.setenv(resolve.HANDED_OVER, resolve.resolve(asked, 2).digest)
+    assert resolve.handed_over(asked, 2) == resolve.Resolved(asked, asked, 2)
+    assert resolve.handed_over(asked, 1) is None and resolve.handed_over(replace(asked, seed=6), 2) is None

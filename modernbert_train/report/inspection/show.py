@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from modernbert_train.batch import Batch
 from modernbert_train.clock import Clock
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.data.check import check_data
 from modernbert_train.data.microbatches import MicrobatchMaker
 from modernbert_train.data.mixture import TokenStreams
 from modernbert_train.data.path import open_path
 from modernbert_train.data.planner import BatchPlan, BatchPlanner
 from modernbert_train.errors import ConfigError
 from modernbert_train.objectives import build_objective
+from modernbert_train.plan.resolve import resolve
 from modernbert_train.report.inspection.figures import length_histogram, mixture_table, packing_lines
 from modernbert_train.report.inspection.rows import Painter, RowWriter, count_marks, legend
 
@@ -34,7 +34,7 @@ def inspect_run(config: RunConfig, number: int, num_rows: int, *, color: bool) -
     """Describe a batch of a run.
 
     Args:
-        config: the run, checked.
+        config: the run.
         number: of the batch, as steps are counted in metrics.jsonl: from 1.
         num_rows: rows of it to show; fewer if it has fewer.
         color: with ANSI colours.
@@ -44,9 +44,10 @@ def inspect_run(config: RunConfig, number: int, num_rows: int, *, color: bool) -
 
     Raises:
         ConfigError: the run has fewer batches.
-        DataError: the shards, the tokenizer and the model do not belong together, or something is damaged.
+        RunError: a mistake in it or its data, see `resolve`; or something is damaged.
     """
-    facts = check_data(config)
+    facts = resolve(config, purpose="measure").facts
+    assert facts is not None
     vocabulary = facts.vocabulary
     objective_of = partial(build_objective, vocabulary=vocabulary)
     data = open_path(config.data, config.seed, Clock.of(config), facts, objective_of)
