@@ -1049,8 +1049,8 @@ FAULTS = (
     Fault(
         "own-microbatch",
         "modernbert_train/train/gradients.py",
-        "first_pass(forward, parts, objective, compute.device) if",
-        "[first_pass(forward, [part], objective, compute.device)[0] for part in parts] if",
+        "known = first_pass(forward, parts, objective, compute.device)",
+        "known = [first_pass(forward, [part], objective, compute.device)[0] for part in parts]",
         "pairs: a query is told only from the texts of its microbatch, so the loss depends on memory",
         ("tests/contrastive/test_parity.py",),
     ),
