@@ -13,6 +13,26 @@ from modernbert_train.config.knob import knob
 from modernbert_train.config.model import ModelConfig
 from modernbert_train.config.objective import ObjectiveConfig
 
+LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"  # end the names of an adapter's matrices, as in peft
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Keys of low-rank adapters, those of peft's LoraConfig; see models/lora.py."""
+
+    rank: int = knob(8, low=1, high=1024)
+    alpha: float | None = knob(None, above=0)  # the product is scaled by alpha / rank; None: twice the rank
+    dropout: float = knob(0.0, low=0, below=1)  # of an adapter's input, in training only
+    targets: tuple[str, ...] = ()  # linear layers by the last part of their name, such as Wqkv; (): all of the layers
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "targets", tuple(self.targets))  # out of YAML it is a list, which has no hash
+
+    @property
+    def scale(self) -> float:
+        """Factor of the product of the two matrices."""
+        return (2 * self.rank if self.alpha is None else self.alpha) / self.rank
+
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledConfig(ObjectiveConfig):
@@ -22,6 +42,8 @@ class LabelledConfig(ObjectiveConfig):
     dropout: float = knob(0.0, low=0, below=1)  # before the last matrix, in training only
     # the encoder keeps its weights and has no dropout; one matrix on its states, nothing between, is all that learns
     freeze: bool = False
+    # the encoder keeps its weights and learns by low-rank adapters; what stands behind it is trained as it is
+    lora: LoraConfig | None = None
     # longest text that the encoder was trained on, whatever the labelled texts: the limit of the exported model and of
     # the next fine-tuning; None: the rows of the last phase
     max_tokens: int | None = knob(None, above=0, restart=True)
@@ -75,6 +97,8 @@ class LabelledConfig(ObjectiveConfig):
             yield f"{here} with objective.name={self.name}: one class cannot be distinguished from none. Name two."
         if len({*self.labels}) < len(self.labels):
             yield f"{here}: a name is listed twice. Remove one."
+        if self.freeze and self.lora is not None:
+            yield "objective.freeze=true with objective.lora: a frozen encoder learns nothing. Remove one of them."
         if self.segments > max(1, model.segments):
             yield f"objective.segments=2 with model.name={model.name}: it has no second token type. Set 1."
 

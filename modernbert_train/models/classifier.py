@@ -57,8 +57,14 @@ class Classifier(OnEncoder):
     def __init__(self, encoder: Encoder, objective: LabelledConfig) -> None:
         super().__init__(encoder)
         self.objective = objective
-        if objective.freeze:
+        if objective.freeze or objective.lora is not None:
             encoder.requires_grad_(False)
+        if objective.lora is not None:
+            from modernbert_train.models.lora import add_adapters  # of the few runs that have adapters
+
+            add_adapters(encoder.layers, objective.lora)
+        if objective.freeze:
+            pass  # one matrix on its states, nothing between
         elif encoder.config.classes_from == "head":
             self.head = encoder.prediction_head()
         elif objective.pools:

@@ -11,9 +11,15 @@ import hashlib
 import torch
 from torch import nn
 
+from modernbert_train.config.classify import LORA_A, LORA_B
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.models.sharding import like
+
+
+def module_of(name: str) -> str:
+    """First part of a parameter's name: model, head, decoder, or another head; adapters are a module of their own."""
+    return "adapters" if name.endswith((LORA_A, LORA_B)) else name.partition(".")[0]
 
 
 @torch.no_grad()
@@ -34,7 +40,7 @@ def initialize(model: nn.Module, config: ModelConfig, seed: int, only: tuple[str
         model: of any architecture, with any heads.
         config: the architecture.
         seed: of the run.
-        only: modules to fill, by the first part of a parameter's name; None is all.
+        only: modules to fill, see `module_of`; None is all.
 
     Raises:
         ValueError: a parameter is still on the meta device.
@@ -43,20 +49,23 @@ def initialize(model: nn.Module, config: ModelConfig, seed: int, only: tuple[str
         f"{name}.": module.config for name, module in model.named_modules() if name and isinstance(module, OnEncoder)
     }
     for name, parameter in model.named_parameters():
-        if only is not None and name.partition(".")[0] not in only:
+        if only is not None and module_of(name) not in only:
             continue
         if parameter.is_meta:
             raise ValueError(f"{name} is on the meta device. Give the model memory first: model.to_empty(device=...).")
         if parameter.dim() == 1:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
             continue
-        if name.endswith("delta.weight"):  # a difference from another table
+        if name.endswith(("delta.weight", LORA_B)):  # a difference from another table, or from a weight
             parameter.zero_()
             continue
         own = next((its for prefix, its in inner.items() if name.startswith(prefix)), config)
         std, cutoff = own.init_of(name)
         drawn, generator = torch.empty(parameter.shape), _generator(seed, name)
-        if cutoff is None:
+        if name.endswith(LORA_A):
+            bound = parameter.shape[1] ** -0.5  # as peft draws it
+            nn.init.uniform_(drawn, -bound, bound, generator=generator)
+        elif cutoff is None:
             nn.init.normal_(drawn, std=std, generator=generator)
         else:
             nn.init.trunc_normal_(drawn, std=std, a=-cutoff * std, b=cutoff * std, generator=generator)

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from modernbert_train.checkpoints.checkpoint import Checkpoint
 from modernbert_train.checkpoints.results import keep_result
 from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.config.load import load_run
@@ -41,11 +42,12 @@ from modernbert_train.evaluate.finetune.task import (
 )
 from modernbert_train.train.session import train
 from modernbert_train.vocabulary import read_vocabulary
+from modernbert_train.weights.adapter import export_adapter
 from modernbert_train.weights.export import export_run
 from modernbert_train.weights.formats.classifiers import classifier_format
 from modernbert_train.weights.source import Source, open_source
 
-RUN_YAML, SHARDS, PHASE = "finetune.yaml", "task", "finetune"
+RUN_YAML, SHARDS, PHASE, ADAPTER = "finetune.yaml", "task", "finetune", "adapter"
 _MICROBATCH_TOKENS = 16_384
 
 
@@ -86,6 +88,8 @@ def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
         outcome = find_outcome(config, task)
         if _cannot_export(config) is None:
             export_run(config, checkpoint=outcome.checkpoint, out=folder / "hf")
+            if task.lora is not None:
+                _export_adapter(outcome.checkpoint, named.source, folder)
         write_predictions(config, task, prepared, outcome.checkpoint, folder / PREDICTIONS)
         write_result(result, task_name, task, wanted, config, prepared, outcome)  # last: where it is, the run is done
         if task.best is not None:
@@ -94,6 +98,13 @@ def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
         of = "" if outcome.epoch is None else f"epoch {outcome.epoch}, {outcome.checkpoint.folder.name}: "
         print(f"{config.name}: {of}{_in_words(outcome.figures, task)}; {result}")
     return result
+
+
+def _export_adapter(found: Checkpoint, base: str, folder: Path) -> None:
+    try:
+        export_adapter(found, base, folder / "hf", folder / ADAPTER)
+    except ConfigError as error:
+        print(f"warning: {error}")
 
 
 def _keep(
@@ -187,6 +198,8 @@ def _optimizer(task: TaskConfig, overrides: Sequence[str]) -> dict[str, Any]:
 def _objective(task: TaskConfig, source: Source, prepared: Prepared) -> dict[str, Any]:
     # as transformers' classes have it
     own: dict[str, Any] = {"freeze": True} if task.freeze else {"dropout": source.model.dropout}
+    if task.lora is not None:
+        own["lora"] = {key: value for key, value in asdict(task.lora).items() if key != "lr"}
     own["max_tokens"] = source.max_tokens
     types = source.model.segments > 1 and read_vocabulary(prepared.tokenizer).segments_of_pairs
     return own | KINDS[task.kind].objective(task, source.model, prepared.labels, types)
@@ -198,6 +211,8 @@ def _unused(task: TaskConfig, overrides: Sequence[str]) -> Iterator[str]:
         for key in asdict(task.frozen):
             if any(each.startswith(f"{key}=") for each in overrides):
                 yield f"{key}= is that of fine-tuning; a frozen encoder has frozen.{key}={getattr(task, key):g}"
+    elif task.lora is not None and any(each.startswith("lr=") for each in overrides):
+        yield f"lr= is that of fine-tuning all weights; adapters have lora.lr={task.lora.lr:g}"
 
 
 def _cannot_export(config: RunConfig) -> str | None:
@@ -219,9 +234,8 @@ def write_result(
 ) -> None:
     """Write what a run came to; figures that are no numbers are null. `wanted` is what the command asked for."""
     phase = config.phases[PHASE]
-    settings = {
-        each.name: getattr(task, each.name) for each in fields(task) if each.name not in ("large", "frozen", "labels")
-    }
+    sections = ("large", "frozen", "labels", "lora")
+    settings = {each.name: getattr(task, each.name) for each in fields(task) if each.name not in sections}
     write_figures(
         file,
         task=Path(task_name).stem,
@@ -232,7 +246,9 @@ def write_result(
         figures=outcome.figures,
         counted={"epoch": outcome.epoch, "step": outcome.checkpoint.step, "checkpoint": outcome.checkpoint.folder.name},
         counts={name: asdict(each) for name, each in prepared.counts.items()},
-        settings=settings | {"pooling": config.objective.pooling},
+        settings=settings
+        | {"pooling": config.objective.pooling}
+        | ({} if task.lora is None else {"lora": asdict(task.lora)}),
         labels=list(prepared.labels),
         unseen={name: list(each) for name, each in prepared.unseen.items()},
         training={

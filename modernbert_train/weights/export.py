@@ -17,6 +17,7 @@ from modernbert_train.config.contrastive import TOKEN_PROJECTION
 from modernbert_train.config.schema import BertConfig, ContrastiveConfig, LabelledConfig, ModelConfig, RunConfig
 from modernbert_train.data.statistics import prompts_of
 from modernbert_train.errors import ConfigError
+from modernbert_train.models.init import module_of
 from modernbert_train.models.replaced import PROJECTION, generator_of
 from modernbert_train.weights.formats import DISCRIMINATORS, HubFormat, export_format
 from modernbert_train.weights.formats.alone import Alone
@@ -26,7 +27,6 @@ from modernbert_train.weights.formats.electra import TOKEN_HEAD, Electra
 from modernbert_train.weights.formats.tensors import (
     DECODER,
     MASKED_LM,
-    module_of,
     positions_from_zero,
     without_place,
 )

@@ -22,11 +22,12 @@ from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.tensor_files import read_tensors, write_tensors
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.models.build import shapes_of
+from modernbert_train.models.init import module_of
 from modernbert_train.vocabulary import SPECIAL_TOKENS_MAP, TOKENIZER, TOKENIZER_CONFIG, read_vocabulary
 from modernbert_train.weights.formats import HubFormat, export_format, format_of
 from modernbert_train.weights.formats.alone import DENSE, Alone
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, read_object
-from modernbert_train.weights.formats.tensors import Shapes, from_hf, module_of, to_hf, without_place
+from modernbert_train.weights.formats.tensors import Shapes, from_hf, to_hf, without_place
 
 WEIGHTS, INDEX, CARD = "model.safetensors", "model.safetensors.index.json", "README.md"
 EXPORTED_FILES = {WEIGHTS, CONFIG_JSON, CARD, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP}

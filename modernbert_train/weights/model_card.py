@@ -30,8 +30,9 @@ from modernbert_train.core.text import markdown_table
 from modernbert_train.core.version import __version__
 from modernbert_train.data.dataset_card import PREPARE_REPORT, DatasetCard, read_card
 from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.models.init import module_of
 from modernbert_train.weights.formats.config_json import PAIR_HEAD
-from modernbert_train.weights.formats.tensors import heads_among, module_of
+from modernbert_train.weights.formats.tensors import heads_among
 
 MASK = "[MASK]"
 # of a run; a detector tells replaced tokens, a classifier classes of texts, a tagger those of words, an

@@ -26,6 +26,7 @@ from modernbert_train.config.knob import architecture_keys
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
     ComputeConfig,
+    LabelledConfig,
     ModelConfig,
     ModernBertConfig,
     ObjectiveConfig,
@@ -35,7 +36,7 @@ from modernbert_train.config.schema import (
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.models.build import ENCODERS, shapes_of
 from modernbert_train.models.classifier import CLASSIFIER, POOLER
-from modernbert_train.models.init import initialize
+from modernbert_train.models.init import initialize, module_of
 from modernbert_train.models.replaced import DELTA, GENERATOR, discriminator_of
 from modernbert_train.models.sharding import like
 from modernbert_train.models.shrinking import SHRINKING, check_shrinking, kept_layers, shrink_each
@@ -44,7 +45,7 @@ from modernbert_train.vocabulary import TOKENIZER, read_vocabulary, token_ids, t
 from modernbert_train.weights.composer_file import ComposerFile, open_composer
 from modernbert_train.weights.formats import read_folder
 from modernbert_train.weights.formats.config_json import PAIR_HEAD, model_folder
-from modernbert_train.weights.formats.tensors import DECODER, EMBEDDING, MASKED_LM, module_of
+from modernbert_train.weights.formats.tensors import DECODER, EMBEDDING, MASKED_LM
 from modernbert_train.weights.hf_folder import load_weights
 from modernbert_train.weights.hub import local_model
 from modernbert_train.weights.named_source import (
@@ -93,7 +94,7 @@ class Source:
             DataError: the file of a Hugging Face model or of Composer is damaged, or does not fit its configuration.
         """
         if self.checkpoint is not None:
-            return discriminator_of(self.checkpoint.weights())
+            return plain_weights(self.checkpoint)
         return open_composer(self.folder).weights() if self.folder.is_file() else load_weights(self.folder, self.model)
 
     @contextmanager
@@ -190,6 +191,16 @@ def source_of(found: Checkpoint) -> Source:
     sha256 = found.state.data["tokenizer"]
     tokenizer = tokenizer_of(found.folder, now.data.tokenizer, sha256)
     return Source(found.folder, found, now.model, now.objective.order, max_tokens, tokenizer, sha256, now.objective)
+
+
+def plain_weights(found: Checkpoint) -> dict[str, Tensor]:
+    """Weights of a checkpoint without what only its training has: a generator, differences, adapters (merged)."""
+    weights, objective = discriminator_of(found.weights()), phase_objective(found)
+    if not isinstance(objective, LabelledConfig) or objective.lora is None:
+        return weights
+    from modernbert_train.models.lora import merge_adapters  # of the few runs that have adapters
+
+    return merge_adapters(weights, objective.lora)
 
 
 def phase_objective(found: Checkpoint) -> ObjectiveConfig:

@@ -25,7 +25,8 @@ from modernbert_train.errors import ConfigError
 from modernbert_train.models.build import build_model, shapes_of
 from modernbert_train.models.distilled import Distilled, Teacher
 from modernbert_train.models.encoder import OnEncoder
-from modernbert_train.weights.formats.tensors import DECODER, MASKED_LM, module_of
+from modernbert_train.models.init import module_of
+from modernbert_train.weights.formats.tensors import DECODER, MASKED_LM
 from modernbert_train.weights.named_source import check_named
 from modernbert_train.weights.source import Source, check_same_tokenizer, open_source
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from omegaconf import MISSING
 
+from modernbert_train.config.classify import LoraConfig
 from modernbert_train.config.evals import METRICS_OF, SPANS
 from modernbert_train.config.knob import knob, knobs
 
@@ -31,6 +32,13 @@ class FrozenConfig:
     lr: float = knob(1e-3, above=0)
     weight_decay: float = knob(0.0, low=0, below=1, why=_SHRINKS)
     epochs: float = knob(10.0, above=0)  # without gradients of the encoder about as long as three with them
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig(LoraConfig):
+    """Low-rank adapters in place of fine-tuning all weights, and the rate that they are trained with."""
+
+    lr: float = knob(5e-4, above=0)  # adapters take some ten times the rate of all weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +89,7 @@ class TaskConfig:
     # the encoder keeps its weights, and a linear head learns on its states: a baseline, and a measure of the encoder
     freeze: bool = False
     frozen: FrozenConfig = field(default_factory=FrozenConfig)
+    lora: AdapterConfig | None = None  # train low-rank adapters, such as lora: {rank: 8}
     batch_texts: int = knob(64, above=0)  # about; a batch is whole rows of packed texts
     # longer texts are cut, special tokens included
     max_tokens: int = knob(256, low=8, why="for text between the special tokens")
@@ -133,6 +142,8 @@ def task_problems(task: TaskConfig) -> Iterator[str]:
     yield from _question_problems(task)
     if task.kind not in ("tokens", "question-answering") and not 1 <= len(task.text_columns) <= 2:
         yield f"text_columns={task.text_columns}: name one column, or two for pairs of texts."
+    if task.freeze and task.lora is not None:
+        yield "freeze=true with lora: a frozen encoder learns nothing. Remove one of them."
     if task.label_column in task.text_columns:
         yield f"label_column={task.label_column} is one of text_columns too: the text would contain the label."
     if len({*task.labels}) < len(task.labels):

@@ -73,7 +73,7 @@ def read_task(name: str, overrides: Sequence[str]) -> tuple[TaskConfig, list[str
 
 def _is_of_task(key: str) -> bool:
     # data= is the task's, data.train= the run's
-    return key in TASK_KEYS or key.startswith(("validation.", "predict.", "large.", "frozen."))
+    return key in TASK_KEYS or key.startswith(("validation.", "predict.", "large.", "frozen.", "lora."))
 
 
 def as_trained(task: TaskConfig, named: Named, width: int) -> TaskConfig:
@@ -82,7 +82,9 @@ def as_trained(task: TaskConfig, named: Named, width: int) -> TaskConfig:
         rates: dict[str, Any] = {key: value for key, value in asdict(task.large).items() if value is not None}
         task = replace(task, **rates)
     if task.freeze or FROZEN in named.baseline:
-        task = replace(task, freeze=True, **asdict(task.frozen))
+        task = replace(task, freeze=True, lora=None, **asdict(task.frozen))
+    elif task.lora is not None:
+        task = replace(task, lr=task.lora.lr)
     return task
 
 
@@ -127,6 +129,7 @@ def asked(task: TaskConfig, model: str, overrides: Sequence[str]) -> dict[str, A
     kept = {key: value for key, value in sorted(last.items()) if key != "seed" and _decides(key)}
     # another kind's keys, so that results of before they were are those of the same command
     other = {key for kind, keys in KEYS_OF_KIND.items() if kind != task.kind for key in keys}
+    other |= {"lora"} if task.lora is None else set()
     own = {key: value for key, value in asdict(task).items() if key not in other}
     return json.loads(json.dumps({"task": own, "model": model, "keys": kept}))
 

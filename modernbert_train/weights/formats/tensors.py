@@ -15,6 +15,7 @@ from torch import Tensor
 from modernbert_train.config.schema import BertConfig, ModelConfig
 from modernbert_train.errors import ConfigError, DataError, RunError
 from modernbert_train.models.build import all_shapes
+from modernbert_train.models.init import module_of
 from modernbert_train.weights.formats import HubFormat
 from modernbert_train.weights.formats.config_json import CONFIG_JSON
 from modernbert_train.weights.formats.electra import TOKEN_HEAD
@@ -25,11 +26,6 @@ Mistake = Callable[[str], RunError]
 Shapes = Mapping[str, tuple[int, ...]]
 
 MASKED_LM = ("model", "head", "decoder")  # modules of a model that predicts tokens
-
-
-def module_of(name: str) -> str:
-    """First part of a parameter's name: model, head, decoder, or another head."""
-    return name.partition(".")[0]
 
 
 def heads_among(names: Iterable[str]) -> tuple[str, ...]:

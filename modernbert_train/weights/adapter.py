@@ -1,0 +1,114 @@
+"""Adapters as peft stores them: a folder with adapter_config.json and the matrices, without the encoder's weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from modernbert_train.checkpoints.checkpoint import Checkpoint
+from modernbert_train.config.classify import LORA_A, LORA_B, LabelledConfig, LoraConfig
+from modernbert_train.config.schema import AnswerConfig, ChooseConfig, TagConfig
+from modernbert_train.core.files import os_errors_as, whole_folder
+from modernbert_train.core.tensor_files import write_tensors
+from modernbert_train.errors import ConfigError, StorageError
+from modernbert_train.models.init import module_of
+from modernbert_train.vocabulary import SPECIAL_TOKENS_MAP, TOKENIZER, TOKENIZER_CONFIG
+from modernbert_train.weights.formats.classifiers import Classifiers, classifier_format
+from modernbert_train.weights.formats.config_json import CONFIG_JSON
+from modernbert_train.weights.formats.tensors import EMBEDDING, places_of
+from modernbert_train.weights.source import phase_objective, source_of
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_BEGIN = "base_model.model."  # before every name in peft's files
+# what peft calls the kind of task; a choice it has no name for
+_TASKS: dict[type[LabelledConfig], str] = {TagConfig: "TOKEN_CLS", AnswerConfig: "QUESTION_ANS"}
+
+
+def export_adapter(found: Checkpoint, base: str, merged: Path, out: Path) -> Path:
+    """Write the adapters of a fine-tuned checkpoint, with the heads that were trained beside them, for peft.
+
+    Args:
+        found: of a run with `objective.lora`.
+        base: the model that the encoder began from, as users of peft load it: a folder or a hub id.
+        merged: the exported model with the adapters in its weights; its config.json and tokenizer are copied, since a
+            base without classes does not say how they are read.
+        out: the folder; an earlier adapter there is replaced.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ConfigError: transformers has no such class, or stores these layers as something that peft does not adapt.
+        StorageError: the folder cannot be written.
+    """
+    source, objective = source_of(found), phase_objective(found)
+    assert isinstance(objective, LabelledConfig) and objective.lora is not None
+    hub, weights = classifier_format(source.model, objective), found.weights()
+    tensors, targets = {}, set()
+    for name in (name.removesuffix(LORA_A) for name in weights if name.endswith(LORA_A)):
+        for theirs, part_B in _parts(hub, name, source.model, weights[name + LORA_B]):
+            tensors[f"{_BEGIN}{theirs}{LORA_A}"] = weights[name + LORA_A].clone()
+            tensors[f"{_BEGIN}{theirs}{LORA_B}"] = part_B.contiguous()
+            targets.add(_within_layer(theirs))
+    heads = {name: tensor for name, tensor in weights.items() if module_of(name) not in ("model", "adapters")}
+    for name, tensor in heads.items():
+        for (stored,) in places_of(hub, name, source.model):
+            tensors[_BEGIN + stored] = tensor
+    encoder = {name.partition(".")[0] for name in hub.theirs(EMBEDDING, source.model)}
+    theirs = {name.rpartition(".")[0] for ours in heads for name in hub.theirs(ours, source.model)}
+    # a head is saved whole, as peft has it; a pooler within the encoder by its full name
+    saved = sorted({name if (top := name.partition(".")[0]) in encoder else top for name in theirs})
+    described = _describe(objective, objective.lora, base, sorted(targets), saved)
+    if out.exists() and not (out / CONFIG).is_file():
+        raise ConfigError(f"{out} exists and is not an adapter of this program. Remove it or name another folder.")
+    with (
+        os_errors_as(StorageError, f"{out}: cannot be written", "Free the disk or name another."),
+        whole_folder(out) as new,
+    ):
+        write_tensors(new / WEIGHTS, tensors, metadata={"format": "pt"})
+        for name in (CONFIG_JSON, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP):
+            if (merged / name).is_file():
+                shutil.copyfile(merged / name, new / name)
+        (new / CONFIG).write_text(json.dumps(described, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return out
+
+
+def _parts(hub: Classifiers, name: str, model: Any, matrix_B: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Names in transformers of the linear layers that one of ours is stored as, each with its rows of B."""
+    if hub.shape(f"{name}.weight", model) is not None:
+        raise ConfigError(
+            f"objective.lora: transformers' {hub.name} stores {name} in another shape, which peft does not adapt. Use "
+            "the merged model in hf/."
+        )
+    for theirs in places_of(hub, f"{name}.weight", model):
+        yield from zip((each.removesuffix(".weight") for each in theirs), matrix_B.chunk(len(theirs)), strict=True)
+
+
+def _within_layer(name: str) -> str:
+    """The part of a module's name behind the number of its layer, by which peft finds it in all layers."""
+    parts = name.split(".")
+    numbers = [place for place, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[numbers[-1] + 1 :] if numbers else parts)
+
+
+def _describe(
+    objective: LabelledConfig, lora: LoraConfig, base: str, targets: list[str], saved: list[str]
+) -> dict[str, Any]:
+    task = None if isinstance(objective, ChooseConfig) else _TASKS.get(type(objective), "SEQ_CLS")
+    return {
+        "peft_type": "LORA",
+        "task_type": task,
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "r": lora.rank,
+        "lora_alpha": lora.scale * lora.rank,
+        "lora_dropout": lora.dropout,
+        "bias": "none",
+        "target_modules": targets,
+        "modules_to_save": saved,
+    }

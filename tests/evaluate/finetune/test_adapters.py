@@ -1,0 +1,125 @@
+"""Low-rank adapters: trained by `finetune`, loaded by peft, merged for everybody else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from modernbert_train.__main__ import main
+from modernbert_train.core.tensor_files import read_tensors
+from tests.evaluate.finetune.conftest import WriteTask, sentences
+from tests.evaluate.finetune.test_finetune import finetune, weights
+
+pytestmark = pytest.mark.runs
+LORA = ["lora.rank=4", "lora.lr=2e-2"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "modernbert",
+        "roberta",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("bert", "deberta", "distilbert", "albert")),
+    ],
+)
+def test_peft_loads_what_was_trained(
+    name: str, write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The encoder is as it was, the adapter on it tells what the run told, and the merged export tells the same."""
+    peft = pytest.importorskip("peft")
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+    pooling = "mean" if name == "modernbert" else "cls"
+    task = write_task(epochs=8, metrics=["accuracy"], labels=["down", "up"], pooling=pooling)
+    result = finetune(task, models[name], tmp_path / "runs", *LORA)
+    assert result["settings"]["lora"]["rank"] == 4
+    folder = tmp_path / "runs" / "tone"
+    begun = read_tensors(models[name] / "model.safetensors")
+    trained = weights(folder)
+    assert {key for key in trained if ".lora_A." in key}
+    assert sum(".lora_" in key for key in trained) % 2 == 0
+
+    config = AutoConfig.from_pretrained(folder / "adapter")
+    base = AutoModelForSequenceClassification.from_pretrained(models[name], config=config)
+    adapted = peft.PeftModel.from_pretrained(base, folder / "adapter").eval()
+    kept = {key: tensor for key, tensor in adapted.state_dict().items() if "base_layer.weight" in key}
+    assert kept
+    for key, tensor in kept.items():
+        theirs = key.removeprefix("base_model.model.").replace(".base_layer", "")
+        assert torch.equal(tensor, begun[theirs])
+    merged = AutoModelForSequenceClassification.from_pretrained(folder / "hf").eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "adapter")
+    texts, labels = zip(*sentences(40, 2), strict=True)
+    with torch.no_grad():
+        batch = tokenizer(list(texts), padding=True, return_tensors="pt")
+        batch.pop("token_type_ids", None)
+        by_peft, by_merged = adapted(**batch).logits, merged(**batch).logits
+    torch.testing.assert_close(by_peft, by_merged, rtol=0, atol=1e-5)
+    told = [("down", "up")[number] for number in by_peft.argmax(dim=-1).tolist()]
+    accuracy = sum(a == b for a, b in zip(told, labels, strict=True)) / 40
+    assert accuracy == pytest.approx(result["figures"]["dev"]["accuracy"])
+    if name == "modernbert":
+        assert accuracy > 0.9
+        # the next task goes on from the merged weights
+        capsys.readouterr()
+        assert main(["eval", str(folder)]) == 0
+        other = write_task(epochs=1, metrics=["accuracy"], labels=["down", "up"])
+        next_runs = tmp_path / "next"
+        finetune(other, folder, next_runs, "compute.precision=fp32")
+        assert "lora" not in "".join(weights(next_runs / "tone"))
+
+
+def test_layers_that_transformers_stores_otherwise(
+    write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """XLNet's attention is no linear layer there: the merged model is exported, and the message says so."""
+    finetune(write_task(epochs=1), models["xlnet"], tmp_path / "runs", *LORA)
+    assert "which peft does not adapt. Use the merged model in hf/" in capsys.readouterr().out
+    folder = tmp_path / "runs" / "tone"
+    assert (folder / "hf" / "config.json").is_file() and not (folder / "adapter").exists()
+
+
+def test_targets_and_dropout_repeat_to_the_bit(write_task: WriteTask, models: dict[str, Path], tmp_path: Path) -> None:
+    """Some targets alone, with dropout: only they have adapters, and a second run has equal weights."""
+    task = write_task(epochs=2)
+    words = [*LORA, "lora.targets=[Wqkv]", "lora.dropout=0.1"]
+    finetune(task, models["modernbert"], tmp_path / "a", *words)
+    trained = weights(tmp_path / "a" / "tone")
+    assert {key.split(".")[-3] for key in trained if ".lora_" in key} == {"Wqkv"}
+    finetune(task, models["modernbert"], tmp_path / "b", *words)
+    again = weights(tmp_path / "b" / "tone")
+    assert all(torch.equal(trained[key], again[key]) for key in trained)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["lora.targets=[query]"], "objective.lora.targets=query: no linear layer of this encoder has such a name"),
+        (["lora.rank=0"], "lora.rank"),
+        (["freeze=true", "lora.rank=4"], "a frozen encoder learns nothing"),
+    ],
+)
+def test_what_cannot_be_adapted(
+    words: list[str],
+    message: str,
+    write_task: WriteTask,
+    models: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "runs"
+    assert main(["finetune", str(write_task()), "--model", str(models["bert"]), f"runs_folder={folder}", *words]) != 0
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+
+
+def test_a_rate_that_is_not_read_is_said(
+    write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finetune(write_task(epochs=1), models["bert"], tmp_path / "runs", *LORA, "lr=1e-5")
+    assert "adapters have lora.lr=0.02" in capsys.readouterr().out
+    described = json.loads((tmp_path / "runs" / "tone" / "adapter" / "adapter_config.json").read_text())
+    assert (described["r"], described["lora_alpha"]) == (4, 8)
