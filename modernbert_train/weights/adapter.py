@@ -6,13 +6,12 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
 from modernbert_train.checkpoints.checkpoint import Checkpoint
 from modernbert_train.config.classify import LORA_A, LORA_B, LabelledConfig, LoraConfig
-from modernbert_train.config.schema import AnswerConfig, ChooseConfig, TagConfig
 from modernbert_train.core.files import os_errors_as, whole_folder
 from modernbert_train.core.tensor_files import write_tensors
 from modernbert_train.errors import ConfigError, StorageError
@@ -25,8 +24,8 @@ from modernbert_train.weights.source import phase_objective, source_of
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _BEGIN = "base_model.model."  # before every name in peft's files
-# what peft calls the kind of task; a choice it has no name for
-_TASKS: dict[type[LabelledConfig], str] = {TagConfig: "TOKEN_CLS", AnswerConfig: "QUESTION_ANS"}
+# what peft calls the kind of task, by the head; a choice it has no name for
+_TASKS = {"class": "SEQ_CLS", "tag": "TOKEN_CLS", "answer": "QUESTION_ANS"}
 
 
 def export_adapter(found: Checkpoint, base: str, merged: Path, out: Path) -> Path:
@@ -47,7 +46,8 @@ def export_adapter(found: Checkpoint, base: str, merged: Path, out: Path) -> Pat
         StorageError: the folder cannot be written.
     """
     source, objective = source_of(found), phase_objective(found)
-    assert isinstance(objective, LabelledConfig) and objective.lora is not None
+    objective = cast(LabelledConfig, objective)
+    assert objective.lora is not None
     hub, weights = classifier_format(source.model, objective), found.weights()
     tensors, targets = {}, set()
     for name in (name.removesuffix(LORA_A) for name in weights if name.endswith(LORA_A)):
@@ -99,10 +99,9 @@ def _within_layer(name: str) -> str:
 def _describe(
     objective: LabelledConfig, lora: LoraConfig, base: str, targets: list[str], saved: list[str]
 ) -> dict[str, Any]:
-    task = None if isinstance(objective, ChooseConfig) else _TASKS.get(type(objective), "SEQ_CLS")
     return {
         "peft_type": "LORA",
-        "task_type": task,
+        "task_type": _TASKS.get(objective.heads[0]),
         "base_model_name_or_path": base,
         "inference_mode": True,
         "r": lora.rank,

@@ -196,11 +196,12 @@ def source_of(found: Checkpoint) -> Source:
 def plain_weights(found: Checkpoint) -> dict[str, Tensor]:
     """Weights of a checkpoint without what only its training has: a generator, differences, adapters (merged)."""
     weights, objective = discriminator_of(found.weights()), phase_objective(found)
-    if not isinstance(objective, LabelledConfig) or objective.lora is None:
+    lora = cast(LabelledConfig, objective).lora if objective.is_labelled else None
+    if lora is None:
         return weights
     from modernbert_train.models.lora import merge_adapters  # of the few runs that have adapters
 
-    return merge_adapters(weights, objective.lora)
+    return merge_adapters(weights, lora)
 
 
 def phase_objective(found: Checkpoint) -> ObjectiveConfig:

@@ -14,6 +14,7 @@ from tests.evaluate.finetune.conftest import WriteTask, sentences
 from tests.evaluate.finetune.test_finetune import finetune, weights
 
 pytestmark = pytest.mark.runs
+LONGER = ("bert", "deberta", "distilbert", "albert")
 LORA = ["lora.rank=4", "lora.lr=2e-2"]
 
 
