@@ -27,6 +27,7 @@ def finetune(parser: argparse.ArgumentParser) -> Call:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=words)
     words = "runs at a time, of many; default: one for each GPU, or one"
     parser.add_argument("--jobs", type=positive, metavar="N", help=words)
+    parser.add_argument("--retry", action="store_true", help="repeat runs of --out that failed before")
     return _finetune
 
 
@@ -67,12 +68,14 @@ def _finetune(options: argparse.Namespace) -> None:
             f"finetune of {', '.join(tasks)} with {', '.join(models)}: several runs at a time need a folder for their "
             "table. Add --out runs/judged; or name one task and one --model, without --jobs."
         )
+    if options.out is None and options.retry:
+        raise ConfigError("--retry: is of many runs. Add --out, or start a single one again without it.")
     if options.out is not None:
         if os.environ.get("WORLD_SIZE", "1") != "1":
             raise ConfigError("--out starts processes of its own. Start one command, without torchrun.")
         from modernbert_train.evaluate.suite.run import finetune_many
 
-        finetune_many(tasks, models, options.seeds, options.out, options.jobs, overrides)
+        finetune_many(tasks, models, options.seeds, options.out, options.jobs, overrides, retry=options.retry)
         return
     from modernbert_train.report.progress import stage
 

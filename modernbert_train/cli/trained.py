@@ -25,10 +25,11 @@ def evaluate(parser: argparse.ArgumentParser) -> Call:
     parser.add_argument("--seeds", nargs="+", type=positive, metavar="N", help=words)
     words = "of a suite: runs at a time; default: one for each GPU, or one"
     parser.add_argument("--jobs", type=positive, metavar="N", help=words)
+    parser.add_argument("--retry", action="store_true", help="of a suite: repeat runs that failed before")
     parser.add_argument("--dry-run", action="store_true", help="of a suite: print the number of runs, and end")
 
     def call(options: argparse.Namespace) -> None:
-        given = [word for word in ("out", "seeds", "jobs", "dry_run") if getattr(options, word)]
+        given = [word for word in ("out", "seeds", "jobs", "retry", "dry_run") if getattr(options, word)]
         if options.suite is None and given:
             parser.error(f"--{given[0].replace('_', '-')} is of a suite. Add --suite, such as --suite quick.")
         if options.suite is not None and options.out is None:
@@ -47,7 +48,8 @@ def _evaluate_suite(options: argparse.Namespace) -> None:
         raise ConfigError("eval --suite starts processes of its own. Start one command, without torchrun.")
     from modernbert_train.evaluate.suite.run import evaluate_suite
 
-    evaluate_suite(models, options.suite, options.out, options.seeds, options.jobs, overrides, dry_run=options.dry_run)
+    own = {"dry_run": options.dry_run, "retry": options.retry}
+    evaluate_suite(models, options.suite, options.out, options.seeds, options.jobs, overrides, **own)
 
 
 def _evaluate(options: argparse.Namespace) -> None:

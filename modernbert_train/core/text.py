@@ -17,6 +17,15 @@ def printable(text: str) -> str:
     return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
+def file_name(text: str, end: str = "", longest: int = 100) -> str:
+    """A name for a file or folder: other characters than letters, digits, `.`, `_` and `-` become `-`.
+
+    It is never hidden or a path, and at most `longest` characters long; `end` stays whole.
+    """
+    plain, end = (re.sub(r"[^A-Za-z0-9._-]+", "-", each) for each in (text, end))
+    return (plain.lstrip(".") or "-")[: longest - len(end)] + end
+
+
 def tokens_text(tokens: float, digits: int = 3) -> str:
     """A token count with k, M, G or T: 12_300_000 -> '12.3 M'."""
     size, letter = next((s for s in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")) if abs(tokens) >= s[0]), (1, ""))
@@ -104,8 +113,14 @@ def table(rows: Iterable[Sequence[str]], *, indent: int = 0, numbers: bool = Fal
     return "\n".join((" " * indent + form.format(*row)).rstrip() for row in lines)
 
 
+def markdown_text(text: str) -> str:
+    """A stranger's text as it stands, for Markdown: on one line, without markup and HTML."""
+    plain = re.sub(r"([\\`*\[\]|])", r"\\\1", " ".join(printable(text).split()))
+    return plain.replace("&", "&amp;").replace("<", "&lt;")
+
+
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """The same in Markdown."""
+    """The same in Markdown; the cells are Markdown."""
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from modernbert_train.core.text import shorten
+from modernbert_train.core.text import printable, shorten
 
 _COLOURS = ("#115cc6", "#e75f1e", "#078965", "#be679a", "#724e00", "#009cd6", "#5b6472")
 _WIDTH, _LEFT, _RIGHT = 860, 210, 24
@@ -84,4 +84,4 @@ def _line(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
-    return f'<text x="{x:g}" y="{y + 4:g}" text-anchor="{anchor}">{escape(text)}</text>'
+    return f'<text x="{x:g}" y="{y + 4:g}" text-anchor="{anchor}">{escape(printable(text))}</text>'

@@ -136,8 +136,12 @@ def suite_problems(suite: SuiteConfig) -> Iterator[str]:
             yield f"published.{model}: {', '.join(unknown)} is no task or group of this suite."
 
 
+def _plain(name: str) -> bool:
+    return name.replace("_", "").replace("-", "").isalnum()
+
+
 def _task_problems(name: str, task: SuiteTaskConfig, suite: SuiteConfig) -> Iterator[str]:
-    if not name.replace("_", "").replace("-", "").isalnum():
+    if not _plain(name):
         yield "name: it is part of the names of folders. Use letters, digits, '_' and '-'."
     if sum(each is not None for each in (task.finetune, task.retrieval, task.beir, task.mteb)) != 1:
         yield "finetune, retrieval, beir, mteb: name exactly one of them."
@@ -154,6 +158,11 @@ def _task_problems(name: str, task: SuiteTaskConfig, suite: SuiteConfig) -> Iter
             yield f"after={task.after}: what `retrieval train` has trained is for `beir` and `mteb`. Leave it out."
     if task.submit and task.finetune is None:
         yield "submit: is of `finetune` alone."
+    for file, part in task.submit.items():
+        if not _plain(file):
+            yield f"submit.{file}: it is the name of a file. Use letters, digits, '_' and '-'."
+        if {"", ".", ".."} & {*part.split.split("/")}:
+            yield f"submit.{file}.split={part.split}: name a split of the task's data, or SUBSET/SPLIT."
     if not task.trains and task.choices:
         yield "choices: `beir` and `mteb` measure a model as it is; there is nothing to choose."
     for key, values in task.choices.items():

@@ -6,6 +6,7 @@ encoder keeps its weights and a linear head learns on its states, or the weights
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections import Counter
@@ -20,6 +21,7 @@ from modernbert_train.config.load import load_typed
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.config.tools.finetune import KEYS_OF_KIND, TASK_KEYS, TaskConfig, task_problems
 from modernbert_train.core.installed import YAMLS
+from modernbert_train.core.text import file_name
 from modernbert_train.errors import ConfigError
 
 SEED = 1618  # the first of those that ModernBERT was evaluated with
@@ -90,7 +92,7 @@ def as_trained(task: TaskConfig, named: Named, width: int) -> TaskConfig:
 
 def run_name(task: str, model: str, seed: int | str) -> str:
     """The task, the model and the seed, where the command line names no run."""
-    return _plain(f"{Path(task).stem}-{label_of(model)}-{seed}")[:100]
+    return file_name(f"{Path(task).stem}-{label_of(model)}", f"-{seed}")
 
 
 def label_of(model: str) -> str:
@@ -103,18 +105,17 @@ def label_of(model: str) -> str:
 
 
 def labels_of(models: Sequence[str]) -> dict[str, str]:
-    """A short name of each model that no other of them has: of two alike the whole path."""
-    counts = Counter(label_of(model) for model in models)
+    """A short name of each model that no other of them has, as a file either: of two alike the whole path."""
     labels = {model: label_of(model) for model in models}
+    counts, taken = Counter(map(file_name, labels.values())), set[str]()
     for model, label in labels.items():
-        if counts[label] > 1:
+        if counts[file_name(label)] > 1:
             named = named_model(model)
-            labels[model] = "-".join((*named.baseline, _plain(named.source.strip("./"))))
+            label = "-".join((*named.baseline, file_name(named.source.strip("./"))))
+        names = itertools.chain([label], (f"{label}-{number}" for number in itertools.count(2)))
+        labels[model] = next(each for each in names if file_name(each) not in taken)
+        taken.add(file_name(labels[model]))
     return labels
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)
 
 
 def asked(task: TaskConfig, model: str, overrides: Sequence[str]) -> dict[str, Any]:

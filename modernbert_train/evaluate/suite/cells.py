@@ -1,25 +1,28 @@
 """Many runs by one command, each a process of its own.
 
-Nothing is remembered but what the runs themselves leave. A run with a result is done; one that was cut goes on from its
-checkpoint; one that failed is tried again by the same command. So this process can be killed at any moment.
+A run with a result is done, and one that was cut resumes from its checkpoint. A run that failed leaves a file with its
+exit code and message in OUT/failed, and is repeated only on request. Nothing else is remembered, so this process can be
+killed at any moment.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from modernbert_train.checkpoints.run_folder import take_lock
-from modernbert_train.core.files import os_errors_as
+from modernbert_train.core.files import os_errors_as, write_whole
 from modernbert_train.core.installed import PACKAGE
-from modernbert_train.core.read_json import read_json
-from modernbert_train.core.text import duration, plural
+from modernbert_train.core.read_json import is_count, read_json
+from modernbert_train.core.text import duration, file_name, plural
 from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.distributed.gpus import count_gpus
 from modernbert_train.distributed.many import Job, environments, last_words, run_all
@@ -27,7 +30,7 @@ from modernbert_train.errors import ConfigError, DataError, RunError, StoppedEar
 from modernbert_train.evaluate.finetune.result import RESULT, read_result
 from modernbert_train.evaluate.finetune.task import named_model, newest_checkpoint
 
-LOGS = "logs"
+LOGS, FAILED = "logs", "failed"
 
 
 @dataclass(frozen=True)
@@ -52,16 +55,65 @@ class Cell:
     texts: str = ""
 
 
+class Failure(NamedTuple):
+    """A run, or another part of a table, that did not end well.
+
+    Attributes:
+        exit_code: of its process; negative: the number of the signal that killed it.
+        message: the last error in its log.
+        log: the file.
+    """
+
+    exit_code: int
+    message: str
+    log: Path
+
+    def __str__(self) -> str:
+        return f"failed with exit code {self.exit_code}: {self.message}"
+
+
+Failures = dict[str, Failure]  # by name of the run or part
+
+
+def read_failures(cells: Sequence[Cell], out: Path) -> Failures:
+    """Failures of earlier commands among some runs; a record that cannot be read is as if there were none."""
+    found = {}
+    for cell in cells:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            record = read_json(out / FAILED / f"{cell.name}.json")
+            if is_count(abs(record["exit_code"])):
+                found[cell.name] = Failure(record["exit_code"], str(record["message"]), log_of(record["run"], out))
+    return found
+
+
+def forget(name: str, out: Path, *, run: bool = False) -> None:
+    """Remove the record of a failure, so that the run is repeated.
+
+    Args:
+        name: of the run.
+        out: folder of the runs.
+        run: remove the folder of the run too, which has ended.
+    """
+    (out / FAILED / f"{name}.json").unlink(missing_ok=True)
+    if run:
+        shutil.rmtree(out / name, ignore_errors=True)
+
+
+def log_of(name: str, out: Path) -> Path:
+    """File of what a run prints."""
+    return out / LOGS / file_name(name, ".log", 255)
+
+
 @dataclass
 class Outcome:
     """What became of many runs.
 
     Attributes:
-        failed: those that did not end well: cell, exit code, the last that it said.
-        stopped: whether a signal came, here or to one of them.
+        failed: those that did not end well.
+        stopped: True if a signal came, here or to one of them.
     """
 
-    failed: list[tuple[Cell, int, str]] = field(default_factory=list)
+    failed: Failures = field(default_factory=dict)
     stopped: bool = False
 
 
@@ -117,6 +169,7 @@ def run_cells(
         finished: called after each that has a result.
     """
     outcome, by_name, begun, total = Outcome(), {cell.name: cell for cell in cells}, time.monotonic(), len(cells)
+    broken: dict[tuple[str, str], Failure] = {}  # texts and model whose data are missing or damaged, for every seed
     on_cpu = any("compute.device=cpu" in cell.overrides for cell in cells)
     gpus = 0 if on_cpu else count_gpus()
     places = min(jobs or gpus or 1, max(1, total))
@@ -125,6 +178,15 @@ def run_cells(
     environment = {**os.environ, "PYTHONPATH": path}
     own = environments(places, environment, gpus, os.cpu_count() or 1)
     over = 0
+
+    def fails(cell: Cell, failure: Failure) -> None:
+        outcome.failed[cell.name] = failure
+        record = {"exit_code": failure.exit_code, "message": failure.message, "run": failure.log.stem}
+        with os_errors_as(StorageError, f"{out / FAILED}: cannot be written", "Free some space."):
+            (out / FAILED).mkdir(exist_ok=True)
+            write_whole(out / FAILED / f"{cell.name}.json", json.dumps(record) + "\n")
+        if failure.exit_code == DataError.exit_code:
+            broken[_texts(cell)] = failure
 
     def ended(job: Job, code: int) -> None:
         nonlocal over
@@ -137,19 +199,22 @@ def run_cells(
         elif code == StoppedEarly.exit_code:
             outcome.stopped = True
         else:
-            outcome.failed.append((cell, code, last_words(job.log)))
+            fails(cell, Failure(code, last_words(job.log), job.log))
             print(f"[{over} of {total}, {took}] {cell.name}: failed, exit code {code}; {job.log}", flush=True)
 
-    def without_data(cell: Cell) -> bool:
-        """Whether the same texts were missing or broken before: then they are for every seed."""
-        broken = [other for other, code, _ in outcome.failed if code == DataError.exit_code]
-        return (cell.texts or cell.task, cell.model) in {(other.texts or other.task, other.model) for other in broken}
+    def started() -> Iterator[Job]:
+        for cell in cells:
+            if (same := broken.get(_texts(cell))) is not None:
+                fails(cell, same)
+            else:
+                yield Job(cell.name, _command(cell, out), log_of(cell.name, out))
 
-    jobs_of = (
-        Job(cell.name, _command(cell, out), out / LOGS / f"{cell.name}.log") for cell in cells if not without_data(cell)
-    )
-    outcome.stopped |= run_all(jobs_of, own, ended)
+    outcome.stopped |= run_all(started(), own, ended)
     return outcome
+
+
+def _texts(cell: Cell) -> tuple[str, str]:
+    return cell.texts or cell.task, cell.model
 
 
 def _command(cell: Cell, out: Path) -> list[str]:
@@ -171,25 +236,27 @@ def _in_words(result: dict[str, Any]) -> str:
     return ", ".join(shown)
 
 
-def tell(outcome: Outcome, out: Path) -> None:
-    """Say what failed, with the place of its log, and raise what the program ends with: of a stop 75, whatever else.
+def raise_failures(failed: Mapping[str, Failure], out: Path, *, stopped: bool) -> None:
+    """Raise what the program ends with: of a stop 75, whatever else; else the code of the first failure.
 
     Raises:
         StoppedEarly: a signal came, and the runs have saved.
-        RunError: some of them failed; all others are done.
+        RunError: some of them failed; names each with its log.
     """
+    names: dict[Failure, list[str]] = {}
+    for name, failure in failed.items():
+        names.setdefault(failure, []).append(name)
     lines = [
-        f"  {cell.name}: exit code {code}; {out / LOGS / cell.name}.log\n    {said}"
-        for cell, code, said in outcome.failed
+        f"  {', '.join(own)}: exit code {one.exit_code}; {one.log}\n    {one.message}" for one, own in names.items()
     ]
-    failed = ""
+    message = ""
     if lines:
-        head = f"{plural(len(lines), 'run')} failed; the same command tries again, and keeps the others:"
-        failed = "\n".join([head, *lines])
-    if outcome.stopped:
-        raise StoppedEarly("\n".join(filter(None, [f"{out}: stopped. The same command resumes.", failed])))
-    if failed:
-        failure, code = RunError(failed), outcome.failed[0][1]
+        head = f"{plural(len(failed), 'run')} failed; all others are kept. Add --retry to repeat what failed:"
+        message = "\n".join([head, *lines])
+    if stopped:
+        raise StoppedEarly("\n".join(filter(None, [f"{out}: stopped. The same command resumes.", message])))
+    if message:
+        failure, code = RunError(message), next(iter(failed.values())).exit_code
         failure.exit_code = code if code > 0 else RunError.exit_code
         raise failure
 

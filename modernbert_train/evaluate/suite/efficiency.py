@@ -27,9 +27,10 @@ from numpy.typing import NDArray
 from modernbert_train.config.tools.suite import EfficiencyConfig
 from modernbert_train.core.files import write_whole
 from modernbert_train.core.read_json import read_json
-from modernbert_train.core.text import markdown_table, plural
+from modernbert_train.core.text import file_name, markdown_table, markdown_text, plural
 from modernbert_train.distributed.bf16 import takes_bf16
 from modernbert_train.distributed.many import Job, last_words, run_all
+from modernbert_train.evaluate.suite.cells import LOGS, Failure, Failures
 
 KINDS, WAYS = ("fixed", "variable"), ("packed", "padded")
 BATCH_TOKENS = 16_384
@@ -126,7 +127,7 @@ def _device() -> str:
 
 def measure_all(
     models: Sequence[tuple[str, str]], asked: EfficiencyConfig, out: Path, environment: dict[str, str]
-) -> dict[str, str]:
+) -> Failures:
     """Measure what is not there yet, one process at a time.
 
     Args:
@@ -136,7 +137,7 @@ def measure_all(
         environment: of this process.
 
     Returns:
-        What those that failed said, by file.
+        Those that failed, by model and way.
     """
     sizes = ["--tokens", str(asked.tokens), "--repeats", str(asked.repeats)]
     jobs = []
@@ -145,13 +146,13 @@ def measure_all(
             file = file_of(out, label, way, asked)
             words = [sys.executable, "-m", __name__, source, way, str(file), *map(str, asked.lengths), *sizes]
             if not file.exists():
-                jobs.append(Job(f"{label}, {way}", words, out / "logs" / f"efficiency-{label}-{way}.log"))
-    failed: dict[str, str] = {}
+                jobs.append(Job(f"{label}, {way}", words, out / LOGS / file_name(f"efficiency-{label}", f"-{way}.log")))
+    failed = Failures()
 
     def ended(job: Job, code: int) -> None:
         print(f"{job.name}: {'measured' if code == 0 else f'failed, exit code {code}; {job.log}'}", flush=True)
         if code:
-            failed[job.name] = last_words(job.log)
+            failed[job.name] = Failure(code, last_words(job.log), job.log)
 
     run_all(iter(jobs), [environment], ended)
     return failed
@@ -160,7 +161,7 @@ def measure_all(
 def file_of(out: Path, label: str, way: str, asked: EfficiencyConfig) -> Path:
     """Where a measurement is kept; others were asked for other lengths."""
     lengths = "-".join(map(str, sorted(asked.lengths)))
-    return out / "efficiency" / f"{label}-{way}-{lengths}-{asked.tokens}-{asked.repeats}.json"
+    return out / "efficiency" / file_name(label, f"-{way}-{lengths}-{asked.tokens}-{asked.repeats}.json", 255)
 
 
 def table_of(models: Sequence[str], out: Path, asked: EfficiencyConfig) -> list[Row]:
@@ -199,7 +200,7 @@ def as_markdown(rows: Sequence[Row]) -> str:
         shown = ["-" if speed is None else f"{speed:,.0f}" for speed in speeds]
         memory = [row.get(f"{way}_memory") for way in WAYS]
         sizes = ["-" if size is None else f"{size / 1e9:.2f}" for size in memory]
-        lines.append([row["model"], f"{row['length']:,}", row["kind"], *shown, ratio, *sizes])
+        lines.append([markdown_text(row["model"]), f"{row['length']:,}", row["kind"], *shown, ratio, *sizes])
     devices = sorted({row[key] for row in rows for way in WAYS if (key := f"{way}_device") in row})
     words = (
         "Forward passes alone: packed by this program, padded by transformers. Largest memory, up to this length. "

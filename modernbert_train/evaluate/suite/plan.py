@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -21,16 +21,30 @@ from modernbert_train.config.tools.retrieval import RANKING, MeasureConfig, Retr
 from modernbert_train.config.tools.suite import SuiteConfig, SuiteTaskConfig, each_alone, suite_problems
 from modernbert_train.core.files import errors_to
 from modernbert_train.core.installed import YAMLS
-from modernbert_train.errors import ConfigError
+from modernbert_train.errors import ConfigError, RunError
 from modernbert_train.evaluate.finetune.result import RESULT, read_result
-from modernbert_train.evaluate.finetune.task import asked, labels_of, read_task, run_name
+from modernbert_train.evaluate.finetune.task import FROZEN, asked, labels_of, named_model, read_task, run_name
 from modernbert_train.evaluate.retrieval.runs import MODEL, read_settings
-from modernbert_train.evaluate.suite.cells import Cell
+from modernbert_train.evaluate.suite.cells import Cell, Failure, Failures, forget, log_of
 
 NDCG, MAIN_SCORE = RANKING[0], "main_score"
 _OF_MODEL = ("model.", "objective.", "phases.", "evals.", "plugins")  # whose keys are known when the run is
 _OWN = ("name", "runs_folder", "seed")  # that each run has its own of
 _SUITES = YAMLS / "suites"
+
+
+class Standing(NamedTuple):
+    """Where a run stands: it has a figure, or the reason for having none, or is not done.
+
+    Attributes:
+        value: the figure.
+        problem: the reason.
+        cell: the run; None where what it begins with is not there.
+    """
+
+    value: float | None = None
+    problem: str | None = None
+    cell: Cell | None = None
 
 
 class Choice(NamedTuple):
@@ -95,6 +109,7 @@ class Plan:
         overrides: Sequence[str],
     ) -> None:
         self.suite, self.models, self.out = suite, models, out
+        self.failures: Failures = {}  # of runs, by name
         self.seeds = list(seeds or suite.seeds)
         self.labels = labels_of(models)
         self._home, self._overrides = home, tuple(overrides)
@@ -166,7 +181,7 @@ class Plan:
 
     def cell(self, name: str, model: str, choice: Choice, seed: int | None) -> Cell | None:
         """A run; None where the one that it begins with is not done."""
-        task = self.suite.tasks[name]
+        task, named = self.suite.tasks[name], named_model(model)
         source = model
         if task.after is not None:
             before = self.chosen(task.after, model)
@@ -174,14 +189,74 @@ class Plan:
             if first is None or self.result(first) is None:
                 return None
             source = str(self.out / first.name / (MODEL if self.suite.tasks[task.after].retrieval is not None else ""))
+        if FROZEN in named.baseline:
+            # a chain keeps the encoder frozen; retrieval is measured with the encoder as it is
+            source = source.replace(f"{FROZEN}:", "", 1)
+            source = source if task.finetune is None else f"{FROZEN}:{source}"
         text = json.dumps(self._asked(name, source, choice), sort_keys=True, default=str)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         run = run_name(name, self.labels[model], f"{digest}-{'once' if seed is None else seed}")
         own = seed if task.trains else None
         return Cell(self._what(task), source, own, run, self._words(name, choice), task.verb, texts=name)
 
+    def unfit(self, name: str, model: str) -> str | None:
+        """The reason why a model has no place in a column, if there is one."""
+        task = self.suite.tasks[name]
+        if FROZEN in named_model(model).baseline and task.retrieval is not None:
+            return "not run: retrieval has no head to train beside a frozen encoder"
+        return None if task.after is None else self.unfit(task.after, model)
+
+    def standing(self, name: str, model: str, choice: Choice, seed: int | None, split: str | None) -> Standing:
+        """Where a run stands, with its figure of one split, or the mean of all."""
+        after = self.suite.tasks[name].after
+        if (reason := self.unfit(name, model)) is not None:
+            return Standing(problem=reason)
+        cell = self.cell(name, model, choice, seed)
+        if cell is None and after is not None:
+            chosen = self.chosen(after, model)
+            first = self._standings(after, model, seed, chosen)
+            lost = all(each.problem is not None for each in first)
+            return Standing(problem=f"{after}: {first[0].problem}" if lost else None)
+        result = None if cell is None else self.result(cell)
+        if cell is None or result is None:
+            failure = None if cell is None else self.failures.get(cell.name)
+            return Standing(problem=None if failure is None else str(failure), cell=cell)
+        value = self.value(name, result, split)
+        undefined = f"{self.metric(name)} is undefined, not a number" if value is None else None
+        return Standing(value, undefined, cell)
+
+    def forget(self, cells: Iterable[Cell]) -> None:
+        """Have runs that failed repeated, and those whose figure is undefined, which begin anew."""
+        for cell in cells:
+            result = self.result(cell)
+            undefined = (
+                result is not None and self.value(cell.texts, result, self.suite.tasks[cell.texts].split) is None
+            )
+            forget(cell.name, self.out, run=undefined)
+
+    def missed(self) -> Failures:
+        """Runs that failed and that a cell lacks; of choices that lost, those that did not fail by themselves."""
+        found = Failures()
+        for name, task in self.suite.tasks.items():
+            for model, choice, seed in itertools.product(self.models, choices_of(task), self.seeds_of(name)):
+                _, problem, cell = self.standing(name, model, choice, seed, task.split)
+                if cell is None or problem is None:
+                    continue
+                undefined = Failure(RunError.exit_code, problem, log_of(cell.name, self.out))
+                failure = self.failures.get(cell.name, undefined)
+                if self.chosen(name, model) in (None, choice) or failure.exit_code != RunError.exit_code:
+                    found[cell.name] = failure
+        return found
+
+    def _standings(self, name: str, model: str, seed: int | None, chosen: Choice | None) -> list[Standing]:
+        """Where the run of a seed stands, or all those of which none was chosen."""
+        if chosen is not None:
+            return [self.standing(name, model, chosen, seed, None)]
+        every = itertools.product(choices_of(self.suite.tasks[name]), self.choosing_seeds(name))
+        return [self.standing(name, model, choice, own, None) for choice, own in every]
+
     def result(self, cell: Cell) -> dict[str, Any] | None:
-        """What a run came to."""
+        """The result of a run."""
         return read_result(self.out / cell.name / RESULT)
 
     def value(self, name: str, result: Mapping[str, Any], split: str | None) -> float | None:
@@ -192,23 +267,23 @@ class Plan:
         return None if not found or any(each is None for each in found) else sum(found) / len(found)
 
     def chosen(self, name: str, model: str) -> Choice | None:
-        """The choice with the best mean on the split that decides; None until every run that decides is done."""
+        """The choice with the best mean on the split that decides; None until every run that decides is done.
+
+        A run without a figure is worse than any other: a choice with fewer of them comes first, whatever its mean.
+        """
         task = self.suite.tasks[name]
         choices = choices_of(task)
         if len(choices) == 1:
             return choices[0]
-        means: dict[Choice, float] = {}
+        means: dict[Choice, tuple[int, float]] = {}
         for choice in choices:
-            values = []
-            for seed in self.choosing_seeds(name):
-                cell = self.cell(name, model, choice, seed)
-                result = None if cell is None else self.result(cell)
-                value = None if result is None else self.value(name, result, task.choose_on or task.split)
-                if value is None:
-                    return None
-                values.append(value)
-            means[choice] = sum(values) / len(values)
-        return max(means, key=lambda choice: means[choice])
+            seeds = self.choosing_seeds(name)
+            found = [self.standing(name, model, choice, seed, task.choose_on or task.split) for seed in seeds]
+            if any(each.value is None and each.problem is None for each in found):
+                return None
+            if values := [each.value for each in found if each.value is not None]:
+                means[choice] = len(values), sum(values) / len(values)
+        return max(means, key=lambda choice: means[choice]) if means else None
 
     def cells(self, names: Sequence[str], *, choosing: bool) -> Iterator[Cell]:
         """Runs of some tasks that can be started: those with which choices are made, or the others of what was chosen.
@@ -221,6 +296,8 @@ class Plan:
                 if place >= len(seeds) or (seeds[place] in deciding) != choosing:
                     continue
                 for model in self.models:
+                    if self.unfit(name, model) is not None:
+                        continue
                     chosen = [self.chosen(name, model)] if not choosing else choices_of(self.suite.tasks[name])
                     for choice in chosen:
                         if choice is not None and (cell := self.cell(name, model, choice, seeds[place])) is not None:

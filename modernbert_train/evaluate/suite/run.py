@@ -7,10 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from modernbert_train.config.tools.suite import SuiteConfig, SuiteTaskConfig
-from modernbert_train.core.text import plural
+from modernbert_train.core.text import plural, printable
 from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.finetune.task import SEED, named_model
-from modernbert_train.evaluate.suite.cells import Cell, Outcome, held, refuse_changed, run_cells, tell
+from modernbert_train.evaluate.suite.cells import (
+    Failures,
+    held,
+    raise_failures,
+    read_failures,
+    refuse_changed,
+    run_cells,
+)
 from modernbert_train.evaluate.suite.efficiency import measure_all
 from modernbert_train.evaluate.suite.plan import Plan, choices_of, read_suite
 from modernbert_train.evaluate.suite.submission import FOLDER, submit
@@ -29,6 +36,7 @@ def evaluate_suite(
     overrides: Sequence[str],
     *,
     dry_run: bool = False,
+    retry: bool = False,
 ) -> None:
     """Fine-tune and measure models on the tasks of a suite, and write their table.
 
@@ -40,6 +48,7 @@ def evaluate_suite(
         jobs: runs at a time; None: as many as there are GPUs, or one.
         overrides: of every fine-tuning, such as compute.device=cpu.
         dry_run: print how many runs there would be, and end.
+        retry: repeat runs that failed, or whose figure is undefined.
 
     Raises:
         ConfigError: the suite or a model is not there, or a result was made by other texts or weights.
@@ -50,9 +59,9 @@ def evaluate_suite(
     plan = Plan(suite, home, list(dict.fromkeys(models)), seeds, out, overrides)
     for model in plan.models:
         _check_encoder(named_model(model).source)
-    print(f"{name}: {describe(plan)}", flush=True)
+    print(printable(f"{name}: {describe(plan)}"), flush=True)
     if not dry_run:
-        _run(plan, out, jobs)
+        _run(plan, out, jobs, retry)
 
 
 def finetune_many(
@@ -62,6 +71,8 @@ def finetune_many(
     out: Path,
     jobs: int | None,
     overrides: Sequence[str],
+    *,
+    retry: bool = False,
 ) -> None:
     """Fine-tune every model on every task with every seed: a suite without a file. Arguments and errors are as above.
 
@@ -73,38 +84,39 @@ def finetune_many(
         raise ConfigError(f"{' '.join(tasks)}: two of them have one name. Name each once, or rename a file.")
     for model in models:
         check_named(named_model(model).source)
-    _run(Plan(suite, Path(), list(dict.fromkeys(models)), seeds, out, overrides), out, jobs)
+    _run(Plan(suite, Path(), list(dict.fromkeys(models)), seeds, out, overrides), out, jobs, retry)
 
 
-def _run(plan: Plan, out: Path, jobs: int | None) -> None:
-    suite, failed = plan.suite, dict[str, str]()
+def _run(plan: Plan, out: Path, jobs: int | None, retry: bool) -> None:
+    suite, parts = plan.suite, Failures()
     with held(out):
         stopped = False
-        lost: list[tuple[Cell, int, str]] = []
 
         def draw() -> None:
-            write_suite(out, make_table(plan, failed))
+            write_suite(out, make_table(plan, parts))
 
         for names in plan.levels:
             for choosing in (True, False):
                 cells = list(plan.cells(names, choosing=choosing))
+                if retry:
+                    plan.forget(cells)
+                plan.failures |= read_failures(cells, out)
                 refuse_changed(cells, out)
-                missing = [] if stopped else [cell for cell in cells if plan.result(cell) is None]
-                outcome = run_cells(missing, out, jobs, draw)
-                lost += outcome.failed
-                failed |= {cell.name: f"failed with exit code {code}: {said}" for cell, code, said in outcome.failed}
+                missing = [each for each in cells if plan.result(each) is None and each.name not in plan.failures]
+                outcome = run_cells([] if stopped else missing, out, jobs, draw)
+                plan.failures |= outcome.failed
                 stopped |= outcome.stopped
         if suite.efficiency is not None and not stopped:
             measured = [(plan.labels[each], each) for each in plan.models if not named_model(each).baseline]
-            failed |= measure_all(measured, suite.efficiency, out, dict(os.environ))
+            parts |= measure_all(measured, suite.efficiency, out, dict(os.environ))
         if not stopped:
-            failed |= submit(plan, out)
+            parts |= submit(plan, out)
         draw()
-    print(as_markdown(make_table(plan, failed)))
+    print(as_markdown(make_table(plan, parts)))
     print(f"table: {out}/table.md, {out}/table.json; picture: {out}/{PICTURE}")
     if (out / FOLDER).is_dir():
         print(f"to send to a test server: {out}/{FOLDER}")
-    tell(Outcome(failed=lost, stopped=stopped), out)
+    raise_failures(plan.missed() | parts, out, stopped=stopped)
 
 
 def _check_encoder(source: str) -> None:

@@ -22,22 +22,19 @@ from modernbert_train.config.schema import LabelledConfig
 from modernbert_train.config.tools.suite import SubmitConfig
 from modernbert_train.core.files import os_errors_as, write_whole
 from modernbert_train.core.read_json import parse_json, read_json
+from modernbert_train.core.text import file_name
 from modernbert_train.distributed.many import Job, last_words, run_all
 from modernbert_train.errors import StorageError, exit_code_of
 from modernbert_train.evaluate.finetune.task import read_task
-from modernbert_train.evaluate.suite.cells import LOGS, Cell
+from modernbert_train.evaluate.suite.cells import LOGS, Cell, Failure, Failures
 from modernbert_train.evaluate.suite.plan import Plan
 
 FOLDER, PREDICTIONS = "submission", "submission.jsonl"
 
 
-def submit(plan: Plan, out: Path) -> dict[str, str]:
-    """Write what can be: of each model the tasks whose runs are done.
-
-    Returns:
-        What those that failed said, by model and task.
-    """
-    jobs, whole, failed = [], {}, {}
+def submit(plan: Plan, out: Path) -> Failures:
+    """Write the files of each model's tasks whose runs are done; returns those that failed, by model and task."""
+    jobs, whole, failed = [], {}, Failures()
     for model, label in plan.labels.items():
         for name, task in plan.suite.tasks.items():
             cell = _best(plan, name, model) if task.submit else None
@@ -45,12 +42,12 @@ def submit(plan: Plan, out: Path) -> dict[str, str]:
                 file, splits = out / cell.name / PREDICTIONS, [each.split for each in task.submit.values()]
                 words = [sys.executable, "-m", __name__, str(out / cell.name), cell.task, str(file), *splits]
                 job = Job(f"{label}, submission of {name}", [*words, *cell.overrides], out / LOGS / f"{cell.name}.log")
-                whole[job.name] = file, out / FOLDER / label, task.submit
+                whole[job.name] = file, out / FOLDER / file_name(label), task.submit
                 jobs += [] if {*map(_name, splits)} <= {each["split"] for each in _read(file)} else [job]
 
     def ended(job: Job, code: int) -> None:
         if code:
-            failed[job.name] = last_words(job.log)
+            failed[job.name] = Failure(code, last_words(job.log), job.log)
             print(f"{job.name}: failed, exit code {code}; {job.log}", flush=True)
 
     run_all(iter(jobs), [dict(os.environ)], ended)
@@ -75,10 +72,9 @@ def _best(plan: Plan, name: str, model: str) -> Cell | None:
     """The run of the chosen values whose seed is best where they are chosen; None until one is done."""
     chosen, task = plan.chosen(name, model), plan.suite.tasks[name]
     found: list[tuple[float, int, Cell]] = []
-    for place, seed in enumerate(plan.seeds_of(name)):
-        cell = None if chosen is None else plan.cell(name, model, chosen, seed)
-        result = None if cell is None else plan.result(cell)
-        value = None if result is None else plan.value(name, result, task.choose_on or task.split)
+    for place, seed in enumerate([] if chosen is None else plan.seeds_of(name)):
+        assert chosen is not None
+        value, _, cell = plan.standing(name, model, chosen, seed, task.choose_on or task.split)
         if cell is not None and value is not None:
             found.append((value, -place, cell))
     return max(found, key=lambda each: each[:2])[2] if found else None

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from modernbert_train.core.files import os_errors_as, write_whole
-from modernbert_train.core.text import markdown_table, plural
+from modernbert_train.core.text import markdown_table, markdown_text, plural
 from modernbert_train.errors import StorageError
 from modernbert_train.evaluate.suite import efficiency
+from modernbert_train.evaluate.suite.cells import Failure
 from modernbert_train.evaluate.suite.efficiency import not_measured, table_of
 from modernbert_train.evaluate.suite.plan import Plan, choices_of
 from modernbert_train.report.dots import draw_dots
@@ -20,27 +21,24 @@ TABLE, MARKDOWN, PICTURE = "table.json", "table.md", "table.svg"
 Table = dict[str, Any]
 
 
-def make_table(plan: Plan, failed: Mapping[str, str]) -> Table:
+def make_table(plan: Plan, parts: Mapping[str, Failure]) -> Table:
     """The table as it stands.
 
     Args:
-        plan: the runs.
-        failed: what the last start of a run that failed said, by its name.
+        plan: the runs, with those that failed.
+        parts: other failures, by what they are of.
     """
     suite = plan.suite
     columns = [
         {"task": name, "split": task.split or "", "metric": plan.metric(name)} for name, task in suite.tasks.items()
     ]
     columns += [{"task": name, "split": "", "metric": "mean"} for name in suite.groups]
-    rows = [_row(plan, model, failed) for model in plan.models]
+    rows = [_row(plan, model) for model in plan.models]
     for model, each in suite.published.items():
         cells = [_published(each.figures.get(column["task"])) for column in columns]
         name = f"{model} (published)"
         rows.append({"model": name, "source": each.source, "published": True, "cells": cells, "average": None})
-    speed, notes = (
-        [],
-        [*_notes(plan, rows), *(f"{name}: {failed[name]}" for name in failed if ", " in name)],
-    )  # of no run
+    speed, notes = [], [*_notes(plan, rows), *(f"{name}: {failure}" for name, failure in parts.items())]
     if suite.efficiency is not None:
         of = list(plan.labels.values()), plan.out, suite.efficiency
         speed = table_of(*of)
@@ -48,39 +46,38 @@ def make_table(plan: Plan, failed: Mapping[str, str]) -> Table:
     return {"columns": columns, "rows": rows, "efficiency": speed, "notes": notes}
 
 
-def _row(plan: Plan, model: str, failed: Mapping[str, str]) -> dict[str, Any]:
-    cells = {name: _cell(plan, name, model, failed) for name in plan.suite.tasks}
+def _row(plan: Plan, model: str) -> dict[str, Any]:
+    cells = {name: _cell(plan, name, model) for name in plan.suite.tasks}
     means = {name: cell["mean"] for name, cell in cells.items()}
     groups = [_mean([means[member] for member in members]) for members in plan.suite.groups.values()]
     average = _mean(list(means.values())) if len(means) > 1 else None
     return {"model": plan.labels[model], "source": model, "cells": [*cells.values(), *groups], "average": average}
 
 
-def _cell(plan: Plan, name: str, model: str, failed: Mapping[str, str]) -> dict[str, Any]:
-    """Mean, deviation and values by seed of what was chosen, and every run behind it."""
+def _cell(plan: Plan, name: str, model: str) -> dict[str, Any]:
+    """Mean, deviation and values by seed of what was chosen, every run behind it, and why runs have no figure."""
     task, chosen = plan.suite.tasks[name], plan.chosen(name, model)
-    runs, values, problems = [], dict[str, float](), []
+    runs, values, problems = [], dict[str, float](), dict[str, list[str]]()
     for choice in choices_of(task):
         for seed in plan.seeds_of(name):
-            cell = plan.cell(name, model, choice, seed)
-            if cell is None:
-                continue
-            result = plan.result(cell)
-            if result is None:
-                problems += [failed[cell.name]] if cell.name in failed else []
-                continue
-            value = plan.value(name, result, task.split)
-            runs.append({"run": cell.name, "choice": str(choice), "seed": seed, "value": value})
+            value, problem, cell = plan.standing(name, model, choice, seed, task.split)
+            if value is not None or problem is not None:
+                run = {"run": None if cell is None else cell.name, "choice": str(choice), "seed": seed, "value": value}
+                runs.append(run if problem is None else run | {"problem": problem})
+            if problem is not None:
+                words = [*filter(None, [str(choice)]), *([] if seed is None else [f"seed {seed}"])]
+                problems.setdefault(problem, []).append(" ".join(words))
             if choice == chosen and value is not None:
                 values[str(seed)] = value
     return {
         "mean": statistics.fmean(values.values()) if values else None,
         "standard_deviation": statistics.stdev(values.values()) if len(values) > 1 else None,
         "n": len(values),
+        "of": len(plan.seeds_of(name)),
         "seeds": values,
         "chosen": None if chosen is None else str(chosen),
         "runs": runs,
-        "failed": sorted({*problems}),
+        "failed": [f"{', '.join(own)}: {problem}".removeprefix(": ") for problem, own in problems.items()],
     }
 
 
@@ -125,12 +122,17 @@ def write_suite(out: Path, table: Table) -> None:
 def as_markdown(table: Table) -> str:
     """In percent; mean ± standard deviation over seeds."""
     average = any(row["average"] is not None for row in table["rows"])
-    head = ["model", *map(_heading, table["columns"]), *["average"] * average]
-    rows = [[row["model"], *map(_shown, row["cells"]), *[_shown(row["average"])] * average] for row in table["rows"]]
-    words = "In percent: mean ± standard deviation over seeds (their number)."
+    head = ["model", *(markdown_text(_heading(each)) for each in table["columns"]), *["average"] * average]
+    rows = [
+        [markdown_text(row["model"]), *map(_shown, row["cells"]), *[_shown(row["average"])] * average]
+        for row in table["rows"]
+    ]
+    words = (
+        "In percent: mean ± standard deviation over seeds (their number, and of how many where some have no figure)."
+    )
     quality = [markdown_table(head, rows), "", words] if table["columns"] else []
     speed = ["", efficiency.as_markdown(table["efficiency"])] if table["efficiency"] else []
-    return "\n".join([*quality, *(f"- {note}" for note in table["notes"]), *speed])
+    return "\n".join([*quality, *(f"- {markdown_text(note)}" for note in table["notes"]), *speed])
 
 
 def _heading(column: Mapping[str, str]) -> str:
@@ -142,6 +144,6 @@ def _shown(cell: Mapping[str, Any] | None) -> str:
         return "-"
     if cell["mean"] is None:
         return "failed" if cell.get("failed") else "-"
-    deviation = cell["standard_deviation"]
-    seeds = f" ({len(cell['seeds'])})" if cell["seeds"] else ""
+    deviation, of = cell["standard_deviation"], cell.get("of", cell["n"])
+    seeds = f" ({cell['n']}{f' of {of}' if of > cell['n'] else ''})" if cell["seeds"] else ""
     return f"{100 * cell['mean']:.2f}" + ("" if deviation is None else f" ± {100 * deviation:.2f}") + seeds

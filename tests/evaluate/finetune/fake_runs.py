@@ -68,6 +68,13 @@ def run(name: str, source: str, result: str) -> int:
     if folder.name in behave.get("fail", ()):
         print("error: the texts are of nobody. Name others.")
         return 65
+    if folder.name in behave.get("diverge", ()):
+        print("error: the loss is not finite.")
+        return 70
+    if folder.name in behave.get("undefined", ()):
+        whole = json.loads(result)
+        whole["figures"] = {split: dict.fromkeys(each) for split, each in whole["figures"].items()}
+        result = json.dumps(whole)
     if not Path(source).exists():
         return 74
     (folder / "result.json").write_text(result)

@@ -115,10 +115,10 @@ def run_of(out: Path, task: str, model: str, seed: int) -> Path:
 
 
 @pytest.mark.runs
-def test_a_failed_run_stops_no_other_and_is_tried_again(
+def test_a_failed_run_stops_no_other_and_is_repeated_on_request(
     grid: list[str], fakes: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its log is named, the exit code is its own, and the next command starts it alone."""
+    """Its log is named, the exit code is its own, and --retry starts it alone."""
     out = tmp_path / "out"
     assert main([*grid, "--jobs", "2"]) == 0
     lost = run_of(out, "tone", "a", 42)
@@ -132,7 +132,7 @@ def test_a_failed_run_stops_no_other_and_is_tried_again(
     assert [cell["n"] for cell in table["rows"][0]["cells"]] == [1, 2]
 
     behave(out)
-    assert main([*grid, "--jobs", "2"]) == 0
+    assert main([*grid, "--jobs", "2", "--retry"]) == 0
     said = capsys.readouterr()
     assert starts(out) == dict.fromkeys(starts(out), 1) | {lost.name: 3}
     own = [fake_runs.figure_of(run_of(out, "tone", "a", seed).name) for seed in SEEDS]

@@ -139,8 +139,91 @@ def test_a_task_without_its_data_costs_one_start_and_no_other_task(
     assert cells[0]["mean"] is None and "the texts are of nobody" in cells[0]["failed"][0] and cells[1]["n"] == 2
     assert "| one | failed |" in (out / "table.md").read_text()
     (out / fake_runs.BEHAVE).unlink()
-    assert run(suite, out, fakes[0])["rows"][0]["cells"][0]["n"] == 2
+    assert run(suite, out, fakes[0], code=65) == table and began(out)[lost[0]] == 1
+    assert "Add --retry to repeat what failed" in capsys.readouterr().err
+    assert run(suite, out, fakes[0], "--retry")["rows"][0]["cells"][0]["n"] == 2
     assert "table.md" in capsys.readouterr().out
+
+
+def behave(plan: Plan, how: str, *names: str) -> None:
+    plan.out.mkdir(exist_ok=True)
+    (plan.out / fake_runs.BEHAVE).write_text(json.dumps({how: names}))
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("how", ["diverge", "undefined"])
+def test_a_value_that_diverges_is_the_worst_of_its_choices_and_costs_no_cell(
+    how: str, write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
+) -> None:
+    """One rate of three is lost; the better of the others counts, with all seeds, and nothing is started again."""
+    suite = write_suite({"tone": {"choices": {"lr": [1e-3, 2e-3, 3e-3]}, "choose_seeds": 1}})
+    plan = Plan(*read_suite(str(suite)), [str(fakes[0])], None, tmp_path / "out", ())
+    best = max((cell.name for cell in plan.cells(["tone"], choosing=True)), key=fake_runs.figure_of)
+    behave(plan, how, best)
+    table = run(suite, plan.out, fakes[0])
+    (cell,) = table["rows"][0]["cells"]
+    lost = next(each for each in cell["runs"] if each["run"] == best)
+    assert cell["n"] == cell["of"] == 2 and lost["value"] is None and cell["chosen"] != lost["choice"]
+    reason = {
+        "diverge": "failed with exit code 70: error: the loss is not finite",
+        "undefined": "accuracy is undefined",
+    }
+    assert (
+        reason[how] in lost["problem"] and f"tone of one: {lost['choice']} seed 1: {reason[how]}" in table["notes"][1]
+    )
+    assert run(suite, plan.out, fakes[0]) == table and set(began(plan.out).values()) == {1}
+    (plan.out / fake_runs.BEHAVE).unlink()
+    (again,) = run(suite, plan.out, fakes[0], "--retry")["rows"][0]["cells"]
+    assert again["chosen"] == lost["choice"] and not again["failed"]
+
+
+@pytest.mark.runs
+def test_a_cell_says_of_how_many_seeds_it_is_and_why(
+    write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
+) -> None:
+    """Also that of a task that begins with the run that failed; the exit code is that of what is missing."""
+    suite = write_suite({"tone": {}, "second": {"after": "tone"}}, seeds=[1, 2, 3])
+    plan = Plan(*read_suite(str(suite)), [str(fakes[0])], None, tmp_path / "out", ())
+    lost = [*plan.cells(["tone"], choosing=True)][1]
+    behave(plan, "diverge", lost.name)
+    table = run(suite, plan.out, fakes[0], code=70)
+    assert [(cell["n"], cell["of"]) for cell in table["rows"][0]["cells"]] == [(2, 3)] * 2
+    text = (plan.out / "table.md").read_text()
+    assert text.count("(2 of 3)") == 2
+    assert "- tone of one: seed 2: failed with exit code 70: error: the loss is not finite." in text
+    assert "- second of one: seed 2: tone: failed with exit code 70" in text
+
+
+@pytest.mark.runs
+def test_a_frozen_encoder_stays_frozen_in_a_chain(write_suite: WriteSuite, fakes: list[Path], tmp_path: Path) -> None:
+    """Else the row of a frozen baseline holds figures of a model that was trained whole."""
+    tasks: dict[str, Any] = {"first": {}, "second": {"after": "first"}, "set": {"beir": "x", "after": "first"}}
+    frozen, tuned, out = f"frozen:untrained:{fakes[0]}", f"untrained:{fakes[0]}", tmp_path / "out"
+    table = run(write_suite(tasks, seeds=[1]), out, frozen, tuned)
+    for row, prefix in zip(table["rows"], ("frozen:", ""), strict=True):
+        first, *later = (out / cell["runs"][0]["run"] for cell in row["cells"])
+        sources = [json.loads((each / "result.json").read_text())["source"] for each in later]
+        assert sources == [f"{prefix}{first}", str(first)]
+    keys = {"train": ["x"], "evaluate": {"own": "y"}}
+    pairs = write_suite({"pairs": {"retrieval": str(YAMLS / "retrieval/modernbert.yaml"), "keys": keys}, **tasks})
+    (row,) = run(pairs, out, frozen, "--seeds", 1)["rows"]
+    assert row["cells"][0]["failed"] == ["seed 1: not run: retrieval has no head to train beside a frozen encoder"]
+    assert row["cells"][1:] == table["rows"][0]["cells"]
+
+
+@pytest.mark.runs
+def test_names_of_files_are_no_markup_and_no_paths(
+    write_suite: WriteSuite, fakes: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model's folder, or a YAML from elsewhere, may be called anything."""
+    odd = tmp_path / "a|b<img src=x>[y](z)\x1b[2J"
+    odd.mkdir()
+    suite = write_suite({"tone": {}}, published={"*them*\n# x": {"source": "<b>", "figures": {"tone": 90}}})
+    run(suite, tmp_path / "out", odd, tmp_path / "out/..")
+    text, shown = (tmp_path / "out/table.md").read_text(), capsys.readouterr().out
+    assert r"| a\|b&lt;img src=x>\[y\](z)\\x1b\[2J | " in text and "\x1b" not in text + shown
+    assert r"| \*them\* # x (published) | 90.00 |" in text and ": &lt;b>. Not run" in text
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"table.md", "logs"}
 
 
 @pytest.mark.parametrize(
@@ -162,6 +245,8 @@ def test_a_task_without_its_data_costs_one_start_and_no_other_task(
         ({"a": {"mteb": []}}, {}, r"groups\.a=\[\]: a group has"),
         ({"a": {"mteb": "STS12", "choices": {"pooling": ["cls"]}}}, {}, "`mteb` measure a model as it is"),
         ({"a b": {}}, {}, "it is part of the names of folders"),
+        ({"a": {"submit": {"../../x": {"split": "test"}}}}, {}, r"submit\.\.\./\.\./x: it is the name of a file"),
+        ({"a": {"submit": {"x": {"split": "../test"}}}}, {}, r"submit\.x\.split=\.\./test: name a split"),
     ],
 )
 def test_mistakes_in_a_suite_are_told_with_their_key(
@@ -339,7 +424,8 @@ def test_a_finished_run_predicts_texts_that_it_has_not_seen(
     assert [["down", "up"][int(told)] for told in numbers] == names and len(names) == 4
     (cell,) = table["rows"][0]["cells"]
     assert not (out / cell["runs"][0]["run"] / "submission").exists()
-    gone = run(write_suite({"tone": task | {"submit": {"x": {"split": "gone"}}}}, seeds=[1]), out, models["modernbert"])
+    without = write_suite({"tone": task | {"submit": {"x": {"split": "gone"}}}}, seeds=[1])
+    gone = run(without, out, models["modernbert"], code=65)
     assert "submission of tone: " in gone["notes"][0] and "gone.tsv" in gone["notes"][0]
     assert gone["rows"] == table["rows"]
 
