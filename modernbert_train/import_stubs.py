@@ -4,7 +4,7 @@ Both libraries import torchvision, and Composer imports mosaicml-cli, at their t
 we call. There is no CPU build of torchvision on the package index, and one built for CUDA does not load on a CPU
 torch. `install()` stands an empty module in for each of them, only when the real one cannot be imported, and whoever
 calls into it gets an error that says so. Call it before the first import of composer or streaming.
-`imported_later()` keeps both, and torchmetrics for them, from importing transformers and SciPy before they are used.
+`imported_later()` keeps both, and torchmetrics for them, from importing transformers, peft and SciPy before their use.
 
     python -m modernbert_train.import_stubs composer.cli -n 2 -m modernbert_train train RUN.yaml
 
@@ -44,9 +44,9 @@ _STUBS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "mcli": {"mcli": ()},
 }
-# what Composer, Streaming and torchmetrics import at their top, for nothing that we call, and who needs it at once:
-# Composer imports peft where it is installed, which makes subclasses of what is in transformers
-_LATER: dict[str, tuple[str, ...]] = {"transformers": ("peft",), "scipy": ()}
+# what Composer, Streaming and torchmetrics import at their top, for nothing that we call; peft, which Composer imports
+# where it is installed, makes subclasses of what is in transformers, so neither may be real alone
+_LATER = ("transformers", "peft", "scipy")
 # what a .pth file runs at every start of Python, so nothing is imported until one of the two is
 _HOOK = """\
 class ModernbertTrain:
@@ -129,18 +129,13 @@ class _TransformersFinder(importlib.abc.MetaPathFinder):
 
 @contextmanager
 def imported_later() -> Iterator[None]:
-    """Within it, whoever imports something of transformers or SciPy gets a stand-in, which imports the real one when it
-    is used.
+    """Within it, imports from transformers, peft or SciPy give stand-ins, which import the real one on first use.
 
     Composer, Streaming and torchmetrics import them at their top, for what nothing here calls, and that is more than
-    half of the time until a run's first step. All they offer is there, and works. Leaves alone what is loaded already,
-    is absent, or would be handed on to a package that needs it at once.
+    half of the time until a run's first step. All they offer is there, and works. What is loaded already, or
+    absent, stays so.
     """
-    packages = [
-        name
-        for name, needed_by in _LATER.items()
-        if name not in sys.modules and _installed(name) and not any(map(_installed, needed_by))
-    ]
+    packages = [name for name in _LATER if name not in sys.modules and _installed(name)]
     if _installed("transformers") and "transformers" not in packages:
         packages = []  # the real one imports scikit-learn where it is installed, and that the real SciPy
     finder = _LaterFinder(packages)
