@@ -98,10 +98,6 @@ class DistilBertConfig(BertShape):
         """See `ModelConfig`."""
         return "relu"
 
-    def shrinks_from(self, other: ModelConfig) -> bool:
-        """See `ModelConfig`: of a BERT too, which is the same but for its token types."""
-        return isinstance(other, BertConfig | DistilBertConfig)
-
     def mistakes(self) -> Iterator[str]:
         """See `ModelConfig`."""
         if self.norm_eps != 1e-12:

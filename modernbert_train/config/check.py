@@ -19,6 +19,7 @@ from modernbert_train.config.model import CUDNN_HEADS, TILE_HEADS, Bias
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
     BatchWarmupConfig,
+    ChooseConfig,
     LabelledConfig,
     ModelConfig,
     ModernBertConfig,
@@ -167,7 +168,8 @@ def positions(config: RunConfig, num_ranks: int) -> Iterator[str]:
     bounds = {name: now.model.max_positions for name, now in config.in_phase.items() if now.model.max_positions}
     for name, most in bounds.items():
         phase = config.phases[name]
-        if phase.row_tokens > most and config.in_phase[name].objective.fills_rows:
+        whole = not isinstance(config.in_phase[name].objective, ChooseConfig)  # a document is one sequence, not several
+        if phase.row_tokens > most and whole:
             here = f"phases.{name}"
             fitting = phase.tokens_at_once // most * most or most
             yield (

@@ -48,7 +48,6 @@ class LabelledConfig(ObjectiveConfig):
     # the next fine-tuning; None: the rows of the last phase
     max_tokens: int | None = knob(None, above=0, restart=True)
     predicted_share = 0.0  # no token is predicted
-    is_labelled = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", tuple(self.labels))  # out of YAML it is a list, which has no hash
@@ -131,10 +130,6 @@ class ClassifyConfig(LabelledConfig):
     @property
     def task_kind(self) -> str:
         return self.kind
-
-    @property
-    def scores_texts(self) -> bool:
-        return self.kind != "multi-label"
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """See `ObjectiveConfig`."""

@@ -50,7 +50,6 @@ class ContrastiveConfig(ObjectiveConfig):
     # the model has a head that predicts tokens too, so that phases may train it by mlm, causal or permutation
     mlm_head: bool = False
     predicted_share = 0.0  # no token is predicted
-    compares = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "matryoshka", tuple(self.matryoshka))  # out of YAML it is a list, which has no hash

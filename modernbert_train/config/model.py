@@ -68,13 +68,9 @@ class ModelConfig:
         return False
 
     @property
-    def classes_from(self) -> Literal["head", "pooler"]:
-        """What a class is told from, see models/classifier.py: the head that predicts tokens, or a pooler."""
-        return "pooler"
-
-    @property
-    def pooler_activation(self) -> Literal["tanh", "relu", "gelu"]:
-        """What follows the pooler's matrix."""
+    def pooler_activation(self) -> Literal["tanh", "relu", "gelu"] | None:
+        """Activation of the pooler that a classifier reads, see models/classifier.py; None: it reads the head that
+        predicts tokens."""
         return "tanh"
 
     @property
@@ -126,14 +122,6 @@ class ModelConfig:
         """Dropout before the classes of a fine-tuning, as transformers' classes have it."""
         return 0.0
 
-    def shrinks_from(self, other: ModelConfig) -> bool:
-        """Whether some layers of a model of this kind are a smaller one of its own kind."""
-        return type(other) is type(self)
-
-    def drops_types_of(self, other: ModelConfig) -> bool:
-        """True if the other model has token types and this one has none."""
-        return other.segments > 0 and self.segments == 0
-
     @property
     def embedding_width(self) -> int:
         """Numbers in a token's row of the embedding."""
@@ -182,11 +170,6 @@ class ModelConfig:
     def token_head_vectors(self) -> int:
         """Vectors of the model's width in the head that tells replaced tokens: a bias or a norm's weight."""
         return 1
-
-    @property
-    def grows(self) -> bool:
-        """True if a larger one can begin with the weights of a smaller one, by tiling."""
-        return False
 
     @property
     def key_products(self) -> int:
@@ -265,7 +248,6 @@ class ModernBertConfig(ModelConfig):
     # "full_megatron": truncated normal, output projections divided by sqrt(2 num_layers)
     init_std: float = knob(0.02, above=0, training=True)
     init_cutoff: float = knob(2.0, above=0, training=True)  # truncation, in standard deviations
-    grows = True
 
     @property
     def title(self) -> tuple[str, str | None]:
@@ -285,8 +267,9 @@ class ModernBertConfig(ModelConfig):
         return {f"{kind} RoPE base": f"{base:,.0f}" for kind, base in bases.items()}
 
     @property
-    def classes_from(self) -> Literal["head"]:
-        return "head"
+    def pooler_activation(self) -> None:
+        """See `ModelConfig`."""
+        return None
 
     @property
     def pooling(self) -> Literal["mean"]:

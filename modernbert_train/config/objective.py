@@ -45,8 +45,8 @@ class ObjectiveConfig:
 
     @property
     def is_labelled(self) -> bool:
-        """Whether it is trained on texts with labels."""
-        return False
+        """True if it is trained on texts with labels."""
+        return bool(self.told_classes)
 
     @property
     def reads_labels(self) -> bool:
@@ -67,11 +67,6 @@ class ObjectiveConfig:
         return ()
 
     @property
-    def scores_texts(self) -> bool:
-        """True if it predicts one class, or a score, of a text or a pair, so that pairs can be ranked by it."""
-        return False
-
-    @property
     def masking(self) -> str | None:
         """How the tokens that are predicted are chosen; None: none are masked."""
         return None
@@ -80,16 +75,6 @@ class ObjectiveConfig:
     def predict_from(self) -> Literal["itself", "before"]:
         """Where a masked token is predicted: in its own place, or in that of the token before it."""
         return "itself"
-
-    @property
-    def score_weight(self) -> float:
-        """Weight of a teacher's scores of pairs; 0: they are not read."""
-        return 0.0
-
-    @property
-    def learn_temperature(self) -> bool:
-        """True if one more number is trained: the temperature."""
-        return False
 
     @property
     def pooling(self) -> str | None:
@@ -107,20 +92,10 @@ class ObjectiveConfig:
         return None
 
     @property
-    def fills_rows(self) -> bool:
-        """Whether a document is one sequence, so that one may be as long as a row."""
-        return True
-
-    @property
     def compares(self) -> bool:
-        """Whether the loss of a text depends on all others of the global batch: then every text is encoded twice, first
-        to know all vectors, then to go backward."""
-        return False
-
-    @property
-    def one_source(self) -> bool:
-        """Whether each global batch is of one stream."""
-        return False
+        """True if the loss of a text depends on all others of the global batch: every text is encoded twice, first for
+        the vectors of all, then to go backward."""
+        return "vectors" in self.heads
 
     @property
     def named_teacher(self) -> str | None:
@@ -169,8 +144,9 @@ class ObjectiveConfig:
 
     @property
     def plain_order(self) -> Order:
-        """What a token sees of a text that is only read: by evaluations, and by whoever opens an export."""
-        return self.order
+        """What a token sees of a text that is only read, by evaluations and in an export; all, as XLNet is fine-tuned,
+        where the objective draws an order."""
+        return "all" if self.order == "given" else self.order
 
     @property
     def query_share(self) -> float:
@@ -456,11 +432,6 @@ class PermutationLmConfig(ObjectiveConfig):
     @property
     def order(self) -> Order:
         return "given"
-
-    @property
-    def plain_order(self) -> Order:
-        """See `ObjectiveConfig`: as XLNet is fine-tuned, every token sees all of its sequence."""
-        return "all"
 
     @property
     def query_share(self) -> float:

@@ -61,7 +61,6 @@ class ChooseConfig(LabelledConfig):
     task_kind = "multiple-choice"
     num_logits = 1
     pools = True
-    fills_rows = False
 
     @property
     def title(self) -> tuple[str, str | None]:

@@ -116,7 +116,7 @@ def require_pairs(config: RunConfig, folder: FolderFacts, objective: str) -> Non
             "`prepare` writes shards that are; with data.streams, give this one a "
             "proportion of 0 in that phase."
         )
-    weighed = any(now.objective.score_weight for now in config.in_phase.values())
+    weighed = any("score" in now.objective.terms for now in config.in_phase.values())
     if weighed and not card.scored and folder.key != "data.validation":
         raise DataError(
             f"{name}: has no scores, which objective.score_weight weighs. Prepare them with pairs.scores, or "

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from modernbert_train.clock import Clock, Position
-from modernbert_train.config.schema import DataConfig, ObjectiveConfig, PhaseConfig
+from modernbert_train.config.schema import ContrastiveConfig, DataConfig, ObjectiveConfig, PhaseConfig
 from modernbert_train.data.batch_warmup import batch_rows_at
 from modernbert_train.data.mixing import FairQueue, phase_weights
 from modernbert_train.data.packing import Chunk, ChunkState, GreedyPacker, Ints, PackerState, Row
@@ -185,7 +185,8 @@ class BatchPlanner:
         return GreedyPacker(row_tokens, self._data.packing_window, self._data.max_wait_rows, self._special)
 
     def _new_packers(self, row_tokens: int, objective: ObjectiveConfig) -> list[GreedyPacker]:
-        return [self._new_packer(row_tokens) for _ in (self._names if objective.one_source else ("all",))]
+        apart = objective.compares and cast(ContrastiveConfig, objective).one_source
+        return [self._new_packer(row_tokens) for _ in (self._names if apart else ("all",))]
 
     def _packer_of(self, document: int) -> int:
         """Number of the packer that has a document, by its number."""

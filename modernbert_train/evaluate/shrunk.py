@@ -13,6 +13,7 @@ from modernbert_train.distributed.group import joined
 from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.heldout import HeldOutTexts
 from modernbert_train.models.build import build_model
+from modernbert_train.models.shrinking import drops_types
 from modernbert_train.plan.resolve import resolve
 from modernbert_train.weights.source import find_origin
 
@@ -62,5 +63,5 @@ def _models(old: ModelConfig, new: ModelConfig) -> Iterator[tuple[str, ModelConf
     for keys in changed:
         said = ", ".join(f"{key} {getattr(new, key):,} of {getattr(old, key):,}" for key in keys)
         yield said, replace(words, **{key: getattr(new, key) for key in keys})
-    if len(changed) > 1 or new.drops_types_of(old):
+    if len(changed) > 1 or drops_types(old, new):
         yield "all of them", new

@@ -38,6 +38,7 @@ class Pooler(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        assert config.pooler_activation is not None
         self.activation = {"tanh": torch.tanh, "relu": torch.relu, "gelu": F.gelu}[config.pooler_activation]
 
     def forward(self, hidden_PD: Tensor) -> Tensor:
@@ -65,7 +66,7 @@ class Classifier(OnEncoder):
             add_adapters(encoder.layers, objective.lora)
         if objective.freeze:
             pass  # one matrix on its states, nothing between
-        elif encoder.config.classes_from == "head":
+        elif encoder.config.pooler_activation is None:
             self.head = encoder.prediction_head()
         elif objective.pools:
             self.pooler = Pooler(encoder.config)

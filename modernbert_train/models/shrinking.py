@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from modernbert_train.config.knob import architecture_keys
-from modernbert_train.config.schema import MaskedLmConfig, ModelConfig
+from modernbert_train.config.schema import BertConfig, DistilBertConfig, MaskedLmConfig, ModelConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.build import shapes_of
 from modernbert_train.models.tiling import DECODER, EMBEDDING, layer_sources, spread
 
 SHRINKING = ("num_layers", "hidden_size", "num_heads", "intermediate_size")
+# kinds that are a smaller model of another kind too: a DistilBERT is a BERT without token types
+SMALLER: dict[type[ModelConfig], tuple[type[ModelConfig], ...]] = {DistilBertConfig: (BertConfig,)}
 _TYPES = "model.embeddings.segment_embeddings.weight"
 _POSITIONS = "model.embeddings.position_embeddings.weight"
 _LAYERS = "model.layers."
@@ -33,13 +35,18 @@ def kept_layers(old: ModelConfig, new: ModelConfig) -> list[int]:
     return layer_sources(old, new, "fitted")
 
 
+def drops_types(old: ModelConfig, new: ModelConfig) -> bool:
+    """True if the larger model has token types and the smaller one has none."""
+    return old.segments > 0 and new.segments == 0
+
+
 def check_shrinking(old: ModelConfig, new: ModelConfig, key: str) -> None:
     """Whether one is the other with fewer layers, or narrower; `key` is what named the larger.
 
     Raises:
         ConfigError: it is not; names what differs, with both values.
     """
-    if not new.shrinks_from(old):
+    if type(old) is not type(new) and type(old) not in SMALLER.get(type(new), ()):
         raise ConfigError(
             f"{key}: model.name={new.name} here, {old.name} there; weights are taken from a model of the same kind, or "
             "for a distilbert from a bert. Name such a model, or begin from scratch and set objective.name=distill."
@@ -52,7 +59,7 @@ def check_shrinking(old: ModelConfig, new: ModelConfig, key: str) -> None:
     wrong += [f"{_both(name, old, new)}: set no more" for name in SHRINKING if getattr(new, name) > getattr(old, name)]
     if not wrong and all(getattr(new, name) == getattr(old, name) for name in SHRINKING):
         wrong.append(f"{_both('num_layers', old, new)}, and as wide: set fewer")
-    if new.drops_types_of(old) and old.position_offset:
+    if drops_types(old, new) and old.position_offset:
         wrong.append(f"model.name=distilbert, whose positions count from 0; there from {old.position_offset}")
     if old.unit_passes != (1,) * old.num_layers:
         wrong.append("its layers share weights, so that fewer of them are no smaller model")
@@ -75,7 +82,7 @@ def shrink_each(weights: Mapping[str, Tensor], old: ModelConfig, new: ModelConfi
     """
     sources, kept = kept_layers(old, new), _kept(old, new)
     for name, tensor in weights.items():
-        if new.drops_types_of(old) and name == _POSITIONS:
+        if drops_types(old, new) and name == _POSITIONS:
             tensor = tensor + weights[_TYPES][0]
         for dim, index in kept.get(name, {}).items():
             tensor = tensor.index_select(dim, index)
@@ -83,7 +90,7 @@ def shrink_each(weights: Mapping[str, Tensor], old: ModelConfig, new: ModelConfi
             number, _, rest = name.removeprefix(_LAYERS).partition(".")
             for layer in (layer for layer, source in enumerate(sources) if source == int(number)):
                 yield f"{_LAYERS}{layer}.{rest}", tensor
-        elif not (new.drops_types_of(old) and name == _TYPES):
+        elif not (drops_types(old, new) and name == _TYPES):
             yield name, tensor
 
 

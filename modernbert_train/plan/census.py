@@ -19,6 +19,7 @@ from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
     BertShape,
+    ContrastiveConfig,
     DebertaConfig,
     DistilBertConfig,
     GemmaConfig,
@@ -116,7 +117,8 @@ def census(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Cens
     beside = tuple(matrix for head in objective.heads if head in HEAD_COUNTS for matrix in HEAD_COUNTS[head](model))
     beside += _classifier(model, cast(LabelledConfig, objective)) if objective.is_labelled else ()
     beside += _projection(model, objective)
-    beside += (Matrix(1, 1, "head", head="vectors"),) if objective.learn_temperature else ()
+    if objective.compares and cast(ContrastiveConfig, objective).learn_temperature:
+        beside += (Matrix(1, 1, "head", head="vectors"),)
     own = Census((*matrices, *beside), windows, (2 * model.key_products * model.attention_width,) * len(windows))
     generator = objective.generator_of(model)
     if generator is None:
@@ -364,7 +366,7 @@ def _classifier(model: ModelConfig, objective: LabelledConfig) -> tuple[Matrix, 
     encoder has neither."""
     (head,), width, logits = objective.heads, model.hidden_size, objective.num_logits
     between: tuple[Matrix, ...] = ()
-    if not objective.freeze and (model.classes_from == "head" or objective.pools):
+    if not objective.freeze and (model.pooler_activation is None or objective.pools):
         between = (Matrix(width, width, "head", uses=1, head=head), Matrix(width, 1, "head"))  # norm, or bias
     return *between, Matrix(logits, width, "head", uses=1, head=head), Matrix(logits, 1, "head")
 

@@ -7,15 +7,18 @@ Nothing is looked at here, neither text nor device: the same question has the sa
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from modernbert_train.config.model import ModernBertConfig
+from modernbert_train.config.load import load_run
+from modernbert_train.config.schema import ModernBertConfig, PhaseConfig, RunConfig
 from modernbert_train.config.tools.prepare import SMALLEST_VOCABULARY
+from modernbert_train.core.installed import YAMLS
 from modernbert_train.core.text import rate, tokens_text
 from modernbert_train.plan.expected_loss import effective_tokens, share_of_unigram
 from modernbert_train.plan.parameters import Parameters, count_parameters
@@ -29,52 +32,8 @@ LEAST_BATCH_TOKENS = 2048  # of yamls/quickstart.yaml
 WARMUP_STEPS = 100  # 2 / (1 - beta2): Ma and Yarats 2021, arXiv 1910.04209
 MOST_WARMUP = 0.04  # of the first phase, as in yamls/quickstart.yaml
 ENTRIES, ENTRIES_BYTES = 8192, 12.5e6  # of yamls/data/quickstart.yaml, and the bytes of its text
-LONG_BASE = 160_000  # RoPE base of long rows: ModernBERT, arXiv 2412.13663, table 3
 _CPU_ROWS = (512, 1024)  # as in yamls/quickstart.yaml: attention over longer rows is what a CPU is slowest at
 _ROUND = 1000  # tokens of a phase are a multiple of it
-
-
-class PhaseRule(NamedTuple):
-    """A phase in proportion to the whole run.
-
-    Attributes:
-        name: its key.
-        parts: its tokens, over the sum of those of all phases.
-        long: its rows have the long context.
-        lr_ratio: its peak learning rate over optim.lr.
-        decay_to: the rate falls by 1 - sqrt to this part of the phase's peak; None: it stays.
-        overrides: lines of YAML with other keys of the phase.
-    """
-
-    name: str
-    parts: float
-    long: bool = False
-    lr_ratio: float = 1.0
-    decay_to: float | None = None
-    overrides: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Family:
-    """What sizes of one published recipe share.
-
-    Attributes:
-        source: its name, for the comments.
-        phases: in order.
-        rows: tokens of a row, and of a long one.
-        dropout: model.attention_out_dropout.
-        long_local: rotary base of local layers in long rows; None: it stays.
-        warmup: share of the first phase in which the learning rate rises.
-        checkpoint_seconds: between checkpoints.
-    """
-
-    source: str
-    phases: tuple[PhaseRule, ...]
-    rows: tuple[int, int]
-    dropout: float
-    long_local: int | None
-    warmup: float
-    checkpoint_seconds: int
 
 
 @dataclass(frozen=True)
@@ -83,144 +42,93 @@ class Size:
 
     Attributes:
         name: on the command line.
-        family: the recipe that it is of.
-        layers, width, intermediate, heads: the encoder's shape.
-        entries: of its vocabulary, where there is text enough for so many.
-        lr, weight_decay: of StableAdamW, at this run's batch.
-        init_std: of its first weights.
-        tokens, batch_tokens: of the published run.
-        batch_warmup: share of the first phase in which the batch grows.
-        stages: batch sizes that it passes through, the last included.
         source: its name, for the comments.
-        file: of yamls/, which says where its values were published.
+        file: of yamls/, which has its values and says where they were published.
+        family: name of the recipe that it shares with other sizes, for the comments.
+        like: the file whose phases it has; None: its own.
+        checkpoint_seconds: between checkpoints.
     """
 
     name: str
-    family: Family
-    layers: int
-    width: int
-    intermediate: int
-    heads: int
-    entries: int
-    lr: float
-    weight_decay: float
-    init_std: float
-    tokens: float
-    batch_tokens: int
-    batch_warmup: float
-    stages: int
     source: str
     file: str
+    family: str
+    like: str | None = None
+    checkpoint_seconds: int = 900
+
+    @property
+    def run(self) -> RunConfig:
+        """The published run."""
+        return _read(self.file)
+
+    @property
+    def model(self) -> ModernBertConfig:
+        return self.run.modernbert
+
+    @property
+    def phases(self) -> dict[str, PhaseConfig]:
+        return _read(self.like or self.file).phases
+
+    @property
+    def first(self) -> PhaseConfig:
+        return next(iter(self.phases.values()))
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Tokens of a row, and of a long one."""
+        return self.first.row_tokens, max(phase.row_tokens for phase in self.phases.values())
+
+    @property
+    def entries(self) -> int:
+        """Of its vocabulary, where there is text enough for so many."""
+        return self.model.vocab_size
+
+    @property
+    def batch_tokens(self) -> int:
+        first = next(iter(self.run.phases.values()))
+        return first.batch_rows * first.row_tokens
+
+    @property
+    def batch_warmup(self) -> float:
+        """Share of the first phase in which the batch grows."""
+        return 0.0 if self.first.batch_warmup is None else self.first.batch_warmup.tokens / self.first.tokens
+
+    @property
+    def stages(self) -> int:
+        """Batch sizes that the warmup passes through, the last included."""
+        return len(self.first.batch_sizes)
+
+    @property
+    def warmup(self) -> float:
+        """Share of the first phase in which the learning rate rises."""
+        return self.first.schedule.warmup_tokens / self.first.tokens
 
     def counted(self, entries: int) -> Parameters:
         """Parameters of the model with a vocabulary of so many entries."""
-        return count_parameters(
-            ModernBertConfig(
-                vocab_size=entries,
-                num_layers=self.layers,
-                hidden_size=self.width,
-                intermediate_size=self.intermediate,
-                num_heads=self.heads,
-            )
-        )
+        return count_parameters(replace(self.model, vocab_size=entries))
 
     def parameters(self, entries: int) -> int:
         """All of them, the embedding table included."""
         return self.counted(entries).total
 
 
-_OURS = Family(
-    source="the quickstart",
-    phases=(
-        PhaseRule("stable", 1000),
-        PhaseRule("context", 180, long=True),
-        PhaseRule("decay", 460, long=True, decay_to=0.01),
-    ),
-    rows=_CPU_ROWS,
-    dropout=0.0,
-    long_local=None,
-    warmup=MOST_WARMUP,
-    checkpoint_seconds=60,
-)
-_ETTIN = Family(
-    source="Ettin",
-    phases=(
-        PhaseRule("stable", 1700),
-        PhaseRule("context", 250, long=True, decay_to=0.5),
-        PhaseRule("decay", 50, True, 0.5, 0.04, ("objective: {mask_rate: 0.15}",)),
-    ),
-    rows=(1024, 8192),
-    dropout=0.1,
-    long_local=LONG_BASE,
-    warmup=3 / 1700,
-    checkpoint_seconds=900,
-)
-_BASE = Family(
-    source="ModernBERT-base",
-    phases=(
-        PhaseRule("stable", 1719),
-        PhaseRule("context", 250, True, 0.375),
-        PhaseRule("decay", 50, True, 0.375, 0.001),
-    ),
-    rows=(1024, 8192),
-    dropout=0.1,
-    long_local=None,
-    warmup=3 / 1719,
-    checkpoint_seconds=900,
-)
-_LESS_DECAY = ("optim: {weight_decay: 1.0e-6}",)
-_LARGE = Family(
-    source="ModernBERT-large",
-    phases=(
-        PhaseRule("stable", 900),
-        PhaseRule("lower", 819, False, 0.1, None, _LESS_DECAY),
-        PhaseRule("context", 250, True, 0.1, None, _LESS_DECAY),
-        PhaseRule("decay", 50, True, 0.1, 0.001, _LESS_DECAY),
-    ),
-    rows=(1024, 8192),
-    dropout=0.1,
-    long_local=None,
-    warmup=2 / 900,
-    checkpoint_seconds=900,
-)
-
-
-def _ettin(
-    name: str, layers: int, width: int, intermediate: int, lr: float, weight_decay: float, batch_warmup: float
-) -> Size:
-    return Size(
-        name, _ETTIN, layers, width, intermediate, width // 64, 50_368, lr, weight_decay, 0.02, 2.0e12, 4608 * 1024,
-        batch_warmup / 1700, 6, f"Ettin {name.upper()}", f"recipes/ettin-{name}.yaml",
-    )  # fmt: skip
+@functools.cache
+def _read(file: str) -> RunConfig:
+    return load_run([YAMLS / file])
 
 
 SIZES: dict[str, Size] = {
-    size.name: size
-    for size in (
-        Size(
-            "tiny", _OURS, 4, 128, 192, 2, 8192, 2e-3, 1e-5, 0.05, 460_000, 2048, 0.1, 2,
-            "the tiny recipe", "recipes/tiny.yaml",
-        ),
-        Size(
-            "quickstart", _OURS, 7, 192, 288, 3, 8192, 2e-3, 1e-5, 0.05, 1.64e6, 2048, 0.1, 2,
-            "the quickstart", "quickstart.yaml",
-        ),
-        _ettin("17m", 7, 256, 384, 3e-3, 3e-4, 125),
-        _ettin("32m", 10, 384, 576, 3e-3, 3e-4, 100),
-        _ettin("68m", 19, 512, 768, 3e-3, 3e-4, 75),
-        _ettin("150m", 22, 768, 1152, 8e-4, 1e-5, 50),
-        _ettin("400m", 28, 1024, 2624, 5e-4, 1e-5, 10),
-        _ettin("1b", 28, 1792, 3840, 5e-4, 5e-5, 3),
-        Size(
-            "base", _BASE, 22, 768, 1152, 12, 50_368, 8e-4, 1e-5, 0.02, 2.019e12, 4608 * 1024, 50 / 1719, 6,
-            "ModernBERT-base", "recipes/modernbert-base.yaml",
-        ),
-        Size(
-            "large", _LARGE, 28, 1024, 2624, 16, 50_368, 5e-4, 1e-5, 0.02, 2.019e12, 4928 * 1024, 10 / 900, 11,
-            "ModernBERT-large", "recipes/modernbert-large.yaml",
-        ),
-    )
-}  # fmt: skip
+    "tiny": Size("tiny", "the tiny recipe", "recipes/tiny.yaml", "the quickstart", "quickstart.yaml", 60),
+    "quickstart": Size("quickstart", "the quickstart", "quickstart.yaml", "the quickstart", None, 60),
+    **{
+        name: Size(name, f"Ettin {name.upper()}", f"recipes/ettin-{name}.yaml", "Ettin")
+        for name in ("17m", "32m", "68m", "150m", "400m", "1b")
+    },
+    **{
+        name: Size(name, f"ModernBERT-{name}", f"recipes/modernbert-{name}.yaml", f"ModernBERT-{name}")
+        for name in ("base", "large")
+    },
+}
 BY_PARAMETERS = ("tiny", "quickstart", "17m", "32m", "68m", "150m", "400m", "1b")  # among which hours choose
 
 
@@ -272,7 +180,7 @@ def power_of_two(number: float) -> int:
 
 def tokens_for(size: Size, parameters: int, text_tokens: float) -> int:
     """Tokens of a run of which only the size is given."""
-    wanted = size.tokens if size.family in (_BASE, _LARGE) else TOKENS_PER_PARAMETER * parameters
+    wanted = size.run.total_tokens if size.name in ("base", "large") else TOKENS_PER_PARAMETER * parameters
     return _whole(min(wanted, MOST_PASSES * text_tokens))
 
 
@@ -346,10 +254,10 @@ def batches_for(asked: Asked) -> Batches:
     run LEAST_STEPS steps, and divides among the GPUs in all stages of its warmup.
     """
     size, ranks = asked.size, max(1, asked.gpus)
-    row, longest = size.family.rows if asked.gpus else _CPU_ROWS
+    row, longest = size.rows if asked.gpus else _CPU_ROWS
     if asked.longest is not None:
         longest = min(longest, max(row, 1 << (asked.longest + 1).bit_length()))
-    ruled = size.batch_tokens * (asked.tokens / size.tokens) ** BATCH_EXPONENT
+    ruled = size.batch_tokens * (asked.tokens / size.run.total_tokens) ** BATCH_EXPONENT
     tokens = min(ruled, max(LEAST_BATCH_TOKENS, asked.tokens / LEAST_STEPS))
     per_rank = max(1, round(tokens / row / ranks))
     stages = min(size.stages, per_rank)
@@ -366,18 +274,20 @@ def learning_rate(asked: Asked) -> float:
     """
     batches = batches_for(asked)
     ratio = min(1.0, batches.rows * batches.row_tokens / batches.ruled_tokens)
-    return float(f"{asked.size.lr * math.sqrt(ratio):.2g}") if ratio < 0.9 else asked.size.lr
+    published = asked.size.run.optim.lr
+    return float(f"{published * math.sqrt(ratio):.2g}") if ratio < 0.9 else published
 
 
 def phase_tokens(asked: Asked) -> dict[str, int]:
     """Tokens of each phase, in the proportions of the published run."""
-    whole = sum(rule.parts for rule in asked.size.family.phases)
-    return {rule.name: _whole(asked.tokens * rule.parts / whole) for rule in asked.size.family.phases}
+    phases = asked.size.phases
+    whole = sum(phase.tokens for phase in phases.values())
+    return {name: _whole(asked.tokens * phase.tokens / whole) for name, phase in phases.items()}
 
 
 def run_yaml(asked: Asked) -> str:
     """The run as a YAML in which each value has its rule and source beside it."""
-    size, family = asked.size, asked.size.family
+    size, model = asked.size, asked.size.model
     lines = [f"# {line}".rstrip() for line in (*asked.head, *_sources(asked))] + [""]
     lines += [
         f"name: {_text(asked.name)}",
@@ -391,12 +301,12 @@ def run_yaml(asked: Asked) -> str:
         "",
         f"model: # {size.parameters(asked.entries):,} parameters in the shape of {size.source}",
         f"  vocab_size: {asked.entries} # {_why_entries(asked)}",
-        f"  hidden_size: {size.width}",
-        f"  num_layers: {size.layers}",
-        f"  num_heads: {size.heads}",
-        f"  intermediate_size: {size.intermediate}",
-        f"  init_std: {size.init_std} # {_why_init(size)}",
-        f"  attention_out_dropout: {family.dropout} # {family.source}",
+        f"  hidden_size: {model.hidden_size}",
+        f"  num_layers: {model.num_layers}",
+        f"  num_heads: {model.num_heads}",
+        f"  intermediate_size: {model.intermediate_size}",
+        f"  init_std: {model.init_std} # {_why_init(size)}",
+        f"  attention_out_dropout: {model.attention_out_dropout} # {size.family}",
         "",
         "objective: {mask_rate: 0.3, eval_mask_rate: 0.15} # ModernBERT, section 2",
         "",
@@ -404,12 +314,12 @@ def run_yaml(asked: Asked) -> str:
         "  name: stable_adamw",
         f"  lr: {rate(learning_rate(asked))} # {_why_rate(asked)}",
         "  betas: [0.9, 0.98] # ModernBERT, appendix A",
-        f"  weight_decay: {rate(size.weight_decay)} # {size.source}",
+        f"  weight_decay: {rate(size.run.optim.weight_decay)} # {size.source}",
         "",
-        f"checkpoint: {{interval_seconds: {family.checkpoint_seconds}}}",
+        f"checkpoint: {{interval_seconds: {size.checkpoint_seconds}}}",
         "",
         f"# {_why_tokens(asked)}",
-        f"# Phases are in the proportions of {family.source}. Microbatches and kernels are left open: a run takes what",
+        f"# Phases are in the proportions of {size.family}. Microbatches and kernels are left open: a run takes what",
         "# is fast on its device, and fits there.",
         "phases:",
     ]
@@ -427,34 +337,35 @@ _WORDS_OF_YAML = ("true", "false", "yes", "no", "on", "off", "null", "y", "n", "
 
 def _sources(asked: Asked) -> Iterator[str]:
     size = asked.size
-    tokens = f"{tokens_text(size.tokens)} tokens in batches of {tokens_text(size.batch_tokens)}"
+    tokens = f"{tokens_text(size.run.total_tokens)} tokens in batches of {tokens_text(size.batch_tokens)}"
     kind, _, stem = f"run/{size.file}".removesuffix(".yaml").replace("run/recipes", "recipe").partition("/")
     yield f"The anchor is {size.source}, {tokens}; `init {kind} {stem}` prints it with its sources."
     yield "Other tokens change batch, warmup and phases, by the rules beside them."
-    if size.family is _LARGE:
+    if size.name == "large":
         yield "The published weights grew out of base: weights.grow_from=RUN does so. Without it they begin random."
 
 
 def _phase_lines(asked: Asked) -> Iterator[str]:
-    family = asked.size.family
-    batches, tokens = batches_for(asked), phase_tokens(asked)
-    for number, rule in enumerate(family.phases):
-        row, rows = (batches.long_row_tokens, batches.long_rows) if rule.long else (batches.row_tokens, batches.rows)
-        yield f"  {rule.name}:"
-        yield f"    tokens: {tokens[rule.name]:_}"
-        yield f"    row_tokens: {row}{_why_row(asked, rule, batches)}"
+    size, batches, tokens = asked.size, batches_for(asked), phase_tokens(asked)
+    for number, (name, phase) in enumerate(size.phases.items()):
+        long = phase.row_tokens > size.rows[0]
+        row, rows = (batches.long_row_tokens, batches.long_rows) if long else (batches.row_tokens, batches.rows)
+        yield f"  {name}:"
+        yield f"    tokens: {tokens[name]:_}"
+        yield f"    row_tokens: {row}{_why_row(asked, batches, long=long)}"
         yield f"    batch_rows: {rows}{f' # {_why_batch(asked, batches)}' if not number else ''}"
-        if rule.lr_ratio != 1:
-            yield f"    lr_ratio: {rule.lr_ratio}"
+        if phase.lr_ratio != 1:
+            yield f"    lr_ratio: {phase.lr_ratio}"
         if not number:
-            yield from _warmup_lines(asked, batches, tokens[rule.name])
-        if rule.decay_to is not None:
-            decay = f"decay_tokens: {tokens[rule.name]:_}, decay: one_minus_sqrt, final_lr_ratio: {rule.decay_to}"
-            yield f"    schedule: {{{decay}}}"
-        if rule.long and batches.long_row_tokens > batches.row_tokens:
-            local = f", local_rope_theta: {family.long_local:_}" if family.long_local is not None else ""
-            yield f"    model: {{global_rope_theta: {LONG_BASE:_}{local}}}"
-        yield from (f"    {line}" for line in rule.overrides)
+            yield from _warmup_lines(asked, batches, tokens[name])
+        if phase.schedule.decay_tokens:
+            ratio = phase.schedule.final_lr_ratio
+            yield f"    schedule: {{decay_tokens: {tokens[name]:_}, decay: one_minus_sqrt, final_lr_ratio: {ratio}}}"
+        if long and batches.long_row_tokens > batches.row_tokens:
+            yield f"    model: {{{', '.join(f'{key}: {value:_.0f}' for key, value in phase.model.items())}}}"
+        for section in ("optim", "objective"):
+            for key, value in getattr(phase, section).items():
+                yield f"    {section}: {{{key}: {value if value > 0.01 else f'{value:.1e}'.replace('e-0', 'e-')}}}"
 
 
 def _warmup_lines(asked: Asked, batches: Batches, tokens: int) -> Iterator[str]:
@@ -464,10 +375,10 @@ def _warmup_lines(asked: Asked, batches: Batches, tokens: int) -> Iterator[str]:
         stages = f"start_rows: {batches.unit}, step_rows: {batches.unit}, tokens: {grows:_}"
         yield f"    batch_warmup: {{{stages}}} # {size.batch_warmup:.1%} of the phase: {size.source}"
     least = min(WARMUP_STEPS * batch, MOST_WARMUP * tokens)
-    if least > size.family.warmup * tokens:
+    if least > size.warmup * tokens:
         why = f"{WARMUP_STEPS} steps, arXiv 1910.04209, or {MOST_WARMUP:.0%} of the phase"
     else:
-        least, why = size.family.warmup * tokens, f"{size.family.warmup:.2%} of the phase: {size.family.source}"
+        least, why = size.warmup * tokens, f"{size.warmup:.2%} of the phase: {size.family}"
     yield f"    schedule: {{warmup_tokens: {_whole(least):_}}} # {why}"
 
 
@@ -480,13 +391,14 @@ def _why_entries(asked: Asked) -> str:
 
 
 def _why_init(size: Size) -> str:
-    return size.source if size.init_std == 0.02 else f"{size.source}; 0.02 is for widths from 768"
+    return size.source if size.model.init_std == 0.02 else f"{size.source}; 0.02 is for widths from 768"
 
 
 def _why_rate(asked: Asked) -> str:
-    if learning_rate(asked) == asked.size.lr:
+    published = asked.size.run.optim.lr
+    if learning_rate(asked) == published:
         return asked.size.source
-    return f"{rate(asked.size.lr)} of {asked.size.source}, times the root of the share of the batch (arXiv 2205.10287)"
+    return f"{rate(published)} of {asked.size.source}, times the root of the share of the batch (arXiv 2205.10287)"
 
 
 def _why_tokens(asked: Asked) -> str:
@@ -497,10 +409,10 @@ def _why_tokens(asked: Asked) -> str:
     return f"{text}; {asked.tokens / asked.size.parameters(asked.entries):.2g} a parameter."
 
 
-def _why_row(asked: Asked, rule: PhaseRule, batches: Batches) -> str:
-    if rule.long and asked.longest is not None and batches.long_row_tokens < asked.size.family.rows[1] and asked.gpus:
+def _why_row(asked: Asked, batches: Batches, *, long: bool) -> str:
+    if long and asked.longest is not None and batches.long_row_tokens < asked.size.rows[1] and asked.gpus:
         return f" # the longest documents have {asked.longest:,} tokens"
-    return "" if rule.long or asked.gpus else " # for a CPU, as in the quickstart"
+    return "" if long or asked.gpus else " # for a CPU, as in the quickstart"
 
 
 def _why_batch(asked: Asked, batches: Batches) -> str:

@@ -39,7 +39,7 @@ from modernbert_train.models.classifier import CLASSIFIER, POOLER
 from modernbert_train.models.init import initialize, module_of
 from modernbert_train.models.replaced import DELTA, GENERATOR, discriminator_of
 from modernbert_train.models.sharding import like
-from modernbert_train.models.shrinking import SHRINKING, check_shrinking, kept_layers, shrink_each
+from modernbert_train.models.shrinking import SHRINKING, check_shrinking, drops_types, kept_layers, shrink_each
 from modernbert_train.models.tiling import GROWING, check_growth, grow_each
 from modernbert_train.vocabulary import TOKENIZER, read_vocabulary, token_ids, tokenizer_sha256
 from modernbert_train.weights.composer_file import ComposerFile, open_composer
@@ -238,7 +238,7 @@ class Origin:
         if weights.shrink_from is not None:
             text += f": layers {', '.join(map(str, kept_layers(old, model)))} of {old.num_layers}"
             text += _fewer(old, model)
-            text += ", its first token type added to the positions" if model.drops_types_of(old) else ""
+            text += ", its first token type added to the positions" if drops_types(old, model) else ""
         if self.rows is not None:
             text += f"; weights.vocabulary={weights.vocabulary}: {self.rows}"
         elif self.source.tokenizer_sha256 is None:
@@ -416,7 +416,7 @@ def growable(old: ModelConfig, new: ModelConfig, key: str) -> tuple[ModernBertCo
     Raises:
         ConfigError: one of them is another; names it.
     """
-    if old.grows and new.grows:
+    if type(old) is type(new) is ModernBertConfig:
         return cast(ModernBertConfig, old), cast(ModernBertConfig, new)
     raise ConfigError(
         f"{key}: model.name={new.name} here, {old.name} there, and only a modernbert grows, into a modernbert. Train "

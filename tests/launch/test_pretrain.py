@@ -26,6 +26,7 @@ from launch.stages import Stage, run_stages
 from modernbert_train.config.check import check
 from modernbert_train.config.load import load_run, load_typed
 from modernbert_train.config.tools.prepare import PrepareConfig, prepare_problems
+from modernbert_train.core.installed import YAMLS
 from modernbert_train.core.read_json import read_lines
 from modernbert_train.errors import ConfigError
 from modernbert_train.plan.recipe import SIZES
@@ -203,7 +204,11 @@ def test_a_few_damaged_files_and_several_languages_are_said_and_trained_on(
 def test_a_size_that_does_not_fit_names_the_largest_that_does(folder: Path) -> None:
     """What fits the GPU is `plan`'s memory; a 4090 has 25 GB."""
     sample = look_at_text(["texts"])
-    large = replace(SIZES["1b"], width=8192, heads=128, intermediate=16_384)
+    (folder / "large.yaml").write_text(
+        f"include: [{YAMLS / SIZES['1b'].file}]\n"
+        "model: {hidden_size: 8192, num_heads: 128, intermediate_size: 16384}\n"
+    )
+    large = replace(SIZES["1b"], file=str(folder / "large.yaml"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SIZES, "1b", large)
         with pytest.raises(ConfigError, match=r"--size 1b: does not fit the memory of 1 x RTX 4090.*--size \w+"):

@@ -45,7 +45,7 @@ def asked(name: str, tokens: float, gpus: int = 8, **more: int) -> Asked:
 def test_at_its_own_tokens_a_size_is_the_published_run(name: str, gpus: int, tmp_path: Path) -> None:
     size = SIZES[name]
     there = load_run([YAMLS / size.file])
-    here = loaded(asked(name, size.tokens, gpus), tmp_path)
+    here = loaded(asked(name, size.run.total_tokens, gpus), tmp_path)
     check(here, max(1, gpus))
     assert isinstance(there.model, ModernBertConfig) and isinstance(here.model, ModernBertConfig)
     for key in ("hidden_size", "num_layers", "num_heads", "intermediate_size", "vocab_size", "init_std"):
