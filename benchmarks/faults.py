@@ -443,11 +443,11 @@ FAULTS = (
     ),
     Fault(
         "decay-begun",
-        "modernbert_train/checkpoints/trained_phases.py",
+        "modernbert_train/checkpoints/resume_rules.py",
         "seen <= phase.tokens - phase.schedule.decay_tokens",
         "seen <= phase.tokens",
         "the refusal to lengthen a phase whose decay has begun",
-        ("tests/checkpoints/test_trained_phases.py",),
+        ("tests/checkpoints/test_resume_rules.py",),
     ),
     # launch/
     Fault(

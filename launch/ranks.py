@@ -2,7 +2,7 @@
 
 The agent meets the other machines, starts the processes and ends them together. Around it stands what it leaves open:
 a signal is passed on as a request to save, a frozen process is found and killed, the machines tell each other how their
-ranks ended (judge.py), and of all errors the one that came first is printed last and gives the exit code.
+ranks ended (launcher_sync.py), and of all errors the one that came first is printed last and gives the exit code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from launch.health import refuse_sick_gpus
-from launch.judge import STUCK_SECONDS, Judge, exit_code, how_it_ended, ranks_in
+from launch.launcher_sync import STUCK_SECONDS, LauncherSync, exit_code, how_it_ended, ranks_in
 from launch.rendezvous import LINGER_SECONDS, Leaving, rendezvous, tell_unanswered
 from launch.topology import Topology
 from modernbert_train.core.read_json import read_json
@@ -125,9 +125,9 @@ def _start_once(
                     signals_to_handle="SIGQUIT",  # of the others, the agent would not let the ranks finish
                     **meeting.place,  # type: ignore[arg-type]
                 )
-                judge = Judge(meeting.store, beats, topology.ranks_per_node, lambda: signals.first is not None)
+                sync = LauncherSync(meeting.store, beats, topology.ranks_per_node, lambda: signals.first is not None)
                 command = elastic_launch(config, sys.executable)
-                code, message = _run(command, arguments, judge, frozen, signals, on_gpus)
+                code, message = _run(command, arguments, sync, frozen, signals, on_gpus)
         except (RendezvousError, TimeoutError) as error:
             code, message = RunError.exit_code, _lost_meeting(topology, error)
         finally:
@@ -137,7 +137,12 @@ def _start_once(
 
 
 def _run(
-    command: elastic_launch, arguments: list[str], judge: Judge, frozen: FrozenRanks, signals: _Signals, on_gpus: bool
+    command: elastic_launch,
+    arguments: list[str],
+    sync: LauncherSync,
+    frozen: FrozenRanks,
+    signals: _Signals,
+    on_gpus: bool,
 ) -> tuple[int, str]:
     try:
         if on_gpus:
@@ -148,26 +153,26 @@ def _run(
         signals.leaving.finished = True
         return 0, ""
     except HangError as error:
-        judge.stop()
-        judge.tell(error.exit_code, str(error), blames=True)
-        _note(judge)
+        sync.stop()
+        sync.tell(error.exit_code, str(error), blames=True)
+        _note(sync)
         return error.exit_code, str(error)
     except ChildFailedError as error:
-        judge.stop()
-        code, message = outcome(error.failures, frozen.killed, signals, judge.heard, judge.killed)
+        sync.stop()
+        code, message = outcome(error.failures, frozen.killed, signals, sync.heard, sync.killed)
         if message and code != StoppedEarly.exit_code:
             was_ended = any(f.exitcode < 0 and f.exitcode not in STOPPED for f in error.failures.values())
-            judge.tell(code, message, blames=was_ended)
-            _note(judge)
+            sync.tell(code, message, blames=was_ended)
+            _note(sync)
         return code, message
     finally:
         signals.over = True
-        judge.stop()
+        sync.stop()
 
 
-def _note(judge: Judge) -> None:
-    if judge.heard is not None and judge.heard["blames"]:
-        note_blamed(judge.heard["host"])
+def _note(sync: LauncherSync) -> None:
+    if sync.heard is not None and sync.heard["blames"]:
+        note_blamed(sync.heard["host"])
 
 
 def outcome(

@@ -57,7 +57,7 @@ def run_stages(stages: Sequence[Stage]) -> int:
         if code == StoppedEarly.exit_code:
             print("stopped; the same command resumes from the checkpoint.", flush=True)
         if code < 0:
-            from launch.judge import how_it_ended  # loads torch, which a command line of a login node may lack
+            from launch.launcher_sync import how_it_ended  # loads torch, which a command line of a login node may lack
 
             killed = f"error: {stage.what}: the process {how_it_ended(code)}. The same command resumes."
             print(killed, file=sys.stderr, flush=True)

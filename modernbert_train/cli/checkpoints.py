@@ -6,10 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from modernbert_train.checkpoints.tools.places import (
-    Place,
-    find_place,
-    second_home,
+from modernbert_train.checkpoints.tools.selection import (
+    Selection,
+    find_selection,
+    replica_of,
     step_from,
     verify_copies,
 )
@@ -67,31 +67,31 @@ def _call(options: argparse.Namespace) -> None:
 def _list(options: argparse.Namespace) -> None:
     from modernbert_train.checkpoints.tools import listing
 
-    place = find_place(options.folder)
-    config = _config(place, warn=True)
-    store, there, problem = (None, {}, None) if options.local or config is None else second_home(config)
+    selection = find_selection(options.folder)
+    config = _config(selection, warn=True)
+    store, there, problem = (None, {}, None) if options.local or config is None else replica_of(config)
     if problem is not None:
         _warn(problem)
-    found = listing.list_checkpoints(place, config, store, there, only=place.step)
-    print(listing.as_json(found) if options.json else listing.as_text(found, place))
+    found = listing.list_checkpoints(selection, config, store, there, only=selection.step)
+    print(listing.as_json(found) if options.json else listing.as_text(found, selection))
 
 
 def _verify(options: argparse.Namespace) -> None:
     from modernbert_train.checkpoints.checkpoint import verify
     from modernbert_train.checkpoints.tools import listing
 
-    place = find_place(options.folder)
-    step = _one_step(place, options.step)
+    selection = find_selection(options.folder)
+    step = _one_step(selection, options.step)
     if step is not None and not options.copies:
-        place.folder(step)
-    config = _config(place, warn=True)
-    found = listing.list_checkpoints(place, config, verify=verify, only=step)
-    print(listing.as_json(found) if options.json else listing.as_text(found, place))
-    wrong = [f"{place.checkpoints / each.name}: {each.problem}" for each in found if each.state == listing.DAMAGED]
+        selection.folder(step)
+    config = _config(selection, warn=True)
+    found = listing.list_checkpoints(selection, config, verify=verify, only=step)
+    print(listing.as_json(found) if options.json else listing.as_text(found, selection))
+    wrong = [f"{selection.checkpoints / each.name}: {each.problem}" for each in found if each.state == listing.DAMAGED]
     if options.copies:
-        store, _, problem = second_home(place.config())
+        store, _, problem = replica_of(selection.config())
         if store is None:
-            raise StorageError(problem or f"{place.name}: checkpoint.copy_to is not set, so there are no copies.")
+            raise StorageError(problem or f"{selection.name}: checkpoint.copy_to is not set, so there are no copies.")
         wrong += verify_copies(store, step, _warn if options.json else print)
     if wrong:
         raise StorageError(
@@ -103,33 +103,33 @@ def _verify(options: argparse.Namespace) -> None:
 def _restore(options: argparse.Namespace) -> None:
     from modernbert_train.checkpoints.tools.restore import restore
 
-    place = find_place(options.folder)
-    config = _config(place, warn=False)
-    store, _, problem = (None, {}, None) if options.local or config is None else second_home(config)
+    selection = find_selection(options.folder)
+    config = _config(selection, warn=False)
+    store, _, problem = (None, {}, None) if options.local or config is None else replica_of(config)
     if problem is not None:
         raise StorageError(
             f"{problem} It may hold newer checkpoints, which the next start would bring back, so nothing was changed. "
             "Give the same command again when it answers; or leave it out with --local, and start the run with "
             "checkpoint.copy_to=null."
         )
-    restore(place, options.step, store, print)
+    restore(selection, options.step, store, print)
 
 
 _ACTIONS = {"list": _list, "verify": _verify, "restore": _restore}
 
 
-def _one_step(place: Place, step: int | None) -> int | None:
-    if step is not None and place.step is not None and step != place.step:
-        raise ConfigError(f"{place.checkpoints}: steps {place.step:,} and {step:,}. Name one.")
-    return place.step if step is None else step
+def _one_step(selection: Selection, step: int | None) -> int | None:
+    if step is not None and selection.step is not None and step != selection.step:
+        raise ConfigError(f"{selection.checkpoints}: steps {selection.step:,} and {step:,}. Name one.")
+    return selection.step if step is None else step
 
 
-def _config(place: Place, *, warn: bool) -> RunConfig | None:
+def _config(selection: Selection, *, warn: bool) -> RunConfig | None:
     """Of the run; None where it cannot be read, and what does not need it is still done."""
-    if place.run is None:
+    if selection.run is None:
         return None
     try:
-        return place.config()
+        return selection.config()
     except ConfigError as error:
         if not warn:
             raise

@@ -507,7 +507,7 @@ class RunConfig:
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     objective: ObjectiveConfig = field(default_factory=MaskedLmConfig)
     optim: OptimConfig = field(default_factory=StableAdamWConfig)
-    # in order; at least one. What was trained stays: checkpoints/trained_phases.py compares it with the checkpoint's
+    # in order; at least one. What was trained stays: checkpoints/resume_rules.py compares it with the checkpoint's
     phases: dict[str, PhaseConfig] = knob(factory=dict, restart=True)
     start: StartConfig | None = None  # None: from scratch, or from what `weights` names
     eval: EvalConfig = knob(factory=EvalConfig, restart=True)

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from modernbert_train.checkpoints.manifest import CONFIG_YAML, STATE, newest_step, read_manifest
+from modernbert_train.checkpoints.resume_rules import refuse_average, refuse_changes
 from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.checkpoints.saved_state import SavedState, read_state
-from modernbert_train.checkpoints.trained_phases import refuse_average, refuse_changes
 from modernbert_train.config.auto import open_settings, value_of, with_settings
 from modernbert_train.config.check import check
 from modernbert_train.config.load import WrongKeys, flat, load_run

@@ -28,7 +28,7 @@ from modernbert_train.models import build as models
 from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.objectives import build_objective
 from modernbert_train.optim.build import build_optimizer
-from modernbert_train.report.before_after import measures_before
+from modernbert_train.report.eval_delta import measures_before
 from modernbert_train.report.progress import Progress, stage
 from modernbert_train.report.record import Record
 from modernbert_train.report.throughput import Meter

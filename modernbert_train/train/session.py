@@ -51,9 +51,9 @@ from modernbert_train.plan.oom_backoff import halve, is_full
 from modernbert_train.plan.resolve import Resolved, handed_over, resolve
 from modernbert_train.plan.speed_settings import close_settings, gpus_of_run
 from modernbert_train.report.banner import banner
-from modernbert_train.report.before_after import before_and_after
-from modernbert_train.report.closing import closing_text, next_commands
 from modernbert_train.report.effective import spent
+from modernbert_train.report.eval_delta import eval_delta
+from modernbert_train.report.final_summary import final_summary, next_commands
 from modernbert_train.report.progress import stage
 from modernbert_train.report.training_loss import losses_of, training_loss
 from modernbert_train.train import composer_internals
@@ -72,7 +72,7 @@ from modernbert_train.train.step import Loop
 from modernbert_train.vocabulary import copy_tokenizer
 
 if TYPE_CHECKING:
-    from modernbert_train.checkpoints.second_home import SecondHome
+    from modernbert_train.checkpoints.replica import Replica
 
 
 def train(
@@ -162,7 +162,7 @@ def _resolve(asked: RunConfig, resolved: Resolved | None, compute: Compute, *, f
     def decide() -> str:
         run = resolved or handed_over(asked, ranks) or resolve(asked, ranks, fresh=fresh)
         if asked.checkpoint.copy_to is not None:
-            from modernbert_train.checkpoints.second_home import bring_back, refuse_fresh
+            from modernbert_train.checkpoints.replica import bring_back, refuse_fresh
 
             if fresh:
                 refuse_fresh(asked.checkpoint, asked.name)
@@ -182,13 +182,13 @@ def _resolve(asked: RunConfig, resolved: Resolved | None, compute: Compute, *, f
     return run
 
 
-def _copies(settings: CheckpointConfig, folder: Path) -> AbstractContextManager[SecondHome | None]:
+def _copies(settings: CheckpointConfig, folder: Path) -> AbstractContextManager[Replica | None]:
     """Return the copier of the run's checkpoints; None where checkpoint.copy_to is not set."""
     if settings.copy_to is None:
         return nullcontext()
-    from modernbert_train.checkpoints.second_home import SecondHome
+    from modernbert_train.checkpoints.replica import Replica
 
-    return SecondHome(settings, folder, _say)
+    return Replica(settings, folder, _say)
 
 
 @contextmanager
@@ -207,7 +207,7 @@ def _say_trained(config: RunConfig, folder: RunFolder, start: Start) -> None:
     on_rank_zero(folder.save_config)
     if this_rank() == 0:
         print(f"{config.name}: already trained to its end, {start.tokens:,} tokens. Nothing to do.")
-        if (compared := before_and_after(Clock.of(config), config.eval, folder.read_metrics())) is not None:
+        if (compared := eval_delta(Clock.of(config), config.eval, folder.read_metrics())) is not None:
             print(compared)
         print(next_commands(config.folder, measured=config.is_measured))
 
@@ -310,13 +310,13 @@ def _fit(loop: Loop, asked: RunConfig, config: RunConfig, folder: RunFolder, req
         )
     if this_rank() == 0:
         held_out, metrics = loop.measurements.held_out, folder.read_metrics()
-        text = closing_text(
+        text = final_summary(
             config.folder,
             tokens=at.token.value,
             steps=at.batch.value,
             loss=training_loss(losses_of(metrics)),
             held_out=None if held_out is None else str(held_out),
-            compared=before_and_after(loop.clock, config.eval, metrics),
+            compared=eval_delta(loop.clock, config.eval, metrics),
             spent=str(spent(folder.path)),
             measured=config.is_measured,
         )

@@ -19,8 +19,8 @@ from composer.core.time import Timestamp
 from modernbert_train.checkpoints import checkpoint, provenance
 from modernbert_train.checkpoints.checkpoint import Checkpoint
 from modernbert_train.checkpoints.manifest import STATE
+from modernbert_train.checkpoints.resume_rules import check_same_past, refuse_average
 from modernbert_train.checkpoints.run_folder import RunFolder
-from modernbert_train.checkpoints.trained_phases import check_same_past, refuse_average
 from modernbert_train.checkpoints.verified import tell_choice
 from modernbert_train.config.plugins import versions
 from modernbert_train.config.schema import ModelConfig, RunConfig, StartConfig

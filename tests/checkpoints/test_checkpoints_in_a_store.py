@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.checkpoints.checkpoint import newest_valid
-from modernbert_train.checkpoints.second_home import bring_back, store_of
+from modernbert_train.checkpoints.replica import bring_back, store_of
 from tests.checkpoints.test_copier_process import server, store
 from tests.checkpoints.tools.small_run import SmallRun
 from tests.data.s3 import BUCKET, Store

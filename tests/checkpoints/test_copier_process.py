@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.checkpoints.checkpoint import newest_valid
-from modernbert_train.checkpoints.second_home import SecondHome, bring_back
+from modernbert_train.checkpoints.replica import Replica, bring_back
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import StoppedEarly
 from tests.checkpoints.small_checkpoint import CONFIG, write
@@ -60,7 +60,7 @@ def test_what_is_due_at_the_end_is_waited_for_and_comes_back(store: Store, tmp_p
     folder = Path(config.folder) / "checkpoints"
 
     def stopped_early() -> None:
-        with SecondHome(config.checkpoint, Path(config.folder), said.append) as home:
+        with Replica(config.checkpoint, Path(config.folder), said.append) as home:
             home.start()
             write(folder, 5)
             raise StoppedEarly("as after SIGTERM")
@@ -77,7 +77,7 @@ def test_what_is_due_at_the_end_is_waited_for_and_comes_back(store: Store, tmp_p
 
 def test_a_killed_copier_is_started_again(store: Store, tmp_path: Path) -> None:
     config, said = config_in(tmp_path, "killed"), list[str]()
-    with SecondHome(config.checkpoint, Path(config.folder), said.append) as home:
+    with Replica(config.checkpoint, Path(config.folder), said.append) as home:
         home.start()
         assert wait_for(lambda: bool(copiers()))
         os.kill(copiers()[0], signal.SIGKILL)
@@ -91,7 +91,7 @@ def test_a_store_that_hangs_is_reported_and_used_again_once_it_answers(store: St
     """The time stated is longer than a busy machine takes to import a client, which else would count as hanging too."""
     config, said = config_in(tmp_path, "hangs", timeout_seconds=6), list[str]()
     store.fault, store.faults_left = "hang", 1000
-    with SecondHome(config.checkpoint, Path(config.folder), said.append) as home:
+    with Replica(config.checkpoint, Path(config.folder), said.append) as home:
         home.start()
         write(Path(config.folder) / "checkpoints", 5)
         assert wait_for(lambda: any("not being copied" in line for line in said), 120), said
@@ -103,7 +103,7 @@ def test_a_store_that_hangs_is_reported_and_used_again_once_it_answers(store: St
 def test_a_store_that_never_answers_is_not_waited_for_at_the_end(store: Store, tmp_path: Path) -> None:
     config, said = config_in(tmp_path, "never", timeout_seconds=2), list[str]()
     store.fault, store.faults_left = "busy", 10**9
-    with SecondHome(config.checkpoint, Path(config.folder), said.append) as home:
+    with Replica(config.checkpoint, Path(config.folder), said.append) as home:
         home.start()
         write(Path(config.folder) / "checkpoints", 5)
     assert "not all checkpoints are copied" in said[-1], said

@@ -19,7 +19,7 @@ from modernbert_train.checkpoints import copier
 from modernbert_train.checkpoints.checkpoint import clean, newest_valid
 from modernbert_train.checkpoints.copier import Copier, Order, follow
 from modernbert_train.checkpoints.manifest import MANIFEST, FileHash, read_manifest
-from modernbert_train.checkpoints.second_home import bring_back, refuse_fresh
+from modernbert_train.checkpoints.replica import bring_back, refuse_fresh
 from modernbert_train.checkpoints.store import RECORD, Store, problem_of
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, RunError, StorageError

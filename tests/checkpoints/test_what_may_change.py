@@ -1,7 +1,7 @@
 """What may change in a run's folder between two starts, key by key, and what is said of what may not.
 
 A key too many that may change, and a run trains half of its text at another rate in silence; one too few, and it cannot
-be moved to another machine. Phases that were trained: test_trained_phases.py. Data: train/test_start_decisions.py.
+be moved to another machine. Phases that were trained: test_resume_rules.py. Data: train/test_start_decisions.py.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def test_a_refusal_names_what_is_in_the_way_and_nothing_else(refusal: list[str])
     ],
 )
 def test_what_comes_or_goes_is_told(tmp_path: Path, overrides: list[str], change: str) -> None:
-    """Phases that were trained are compared with the checkpoint, see trained_phases.py."""
+    """Phases that were trained are compared with the checkpoint, see resume_rules.py."""
     assert change in compare(tmp_path, ONE_STREAM, (*ONE_STREAM, *overrides))
 
 

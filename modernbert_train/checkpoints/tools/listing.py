@@ -17,7 +17,7 @@ from typing import Any
 from modernbert_train.checkpoints.copier import manifest_of
 from modernbert_train.checkpoints.manifest import CONFIG_YAML, MANIFEST, STATE, Manifest
 from modernbert_train.checkpoints.store import Store
-from modernbert_train.checkpoints.tools.places import Place
+from modernbert_train.checkpoints.tools.selection import Selection
 from modernbert_train.checkpoints.verified import (
     NAME,
     SUPERSEDED,
@@ -110,7 +110,7 @@ def kept_for(manifests: Mapping[int, Manifest], config: RunConfig | None) -> dic
 
 
 def list_checkpoints(
-    place: Place,
+    selection: Selection,
     config: RunConfig | None,
     store: Store | None = None,
     there: Mapping[int, str] | None = None,
@@ -120,45 +120,47 @@ def list_checkpoints(
     """The checkpoints of a run in order of steps.
 
     Args:
-        place: the run.
+        selection: the run.
         config: of it; None where it cannot be read.
         store: its second home, where that is to be looked at.
         there: names of the checkpoints in it, by step.
         verify: reads a whole checkpoint, or raises StorageError; None only looks.
         only: the one step that is wanted.
     """
-    here = [folder for folder in step_folders(place.checkpoints) if only is None or step_of(folder) == only]
+    here = [folder for folder in step_folders(selection.checkpoints) if only is None or step_of(folder) == only]
     manifests = {step_of(each): manifest for each in here if (manifest := _manifest(each)) is not None}
-    kept = kept_for(manifests if only is None else _all_manifests(place), config)
+    kept = kept_for(manifests if only is None else _all_manifests(selection), config)
     there = {step: name for step, name in (there or {}).items() if only in (None, step)}
     found = [
         _listed(folder, kept.get(step_of(folder), ()), _copied(store, there, folder, manifests), verify)
         for folder in here
     ]
     found = [
-        each for each in found if each.state != DAMAGED or (place.checkpoints / each.name).is_dir()
+        each for each in found if each.state != DAMAGED or (selection.checkpoints / each.name).is_dir()
     ]  # just removed
     steps = {each.step for each in found}
     for step, name in there.items():
         if step not in steps and store is not None:
             found.append(_listed_there(store, step, name))
     if only is None:
-        for path in partial_folders(place.checkpoints):
+        for path in partial_folders(selection.checkpoints):
             match = NAME.match(path.name)
             assert match is not None
             what, size = _of_partial(path.name), bytes_in(path)
             found.append(Listed(path.name, int(match[1]), INCOMPLETE, what, bytes=size, time=_time(path)))
-        for folder in sorted((place.checkpoints / SUPERSEDED).glob("*")):
+        for folder in sorted((selection.checkpoints / SUPERSEDED).glob("*")):
             for path in step_folders(folder):
                 listed = _listed(path, (), None, None)
                 state = listed.state if listed.state == DAMAGED else SET_ASIDE
-                name = str(path.relative_to(place.checkpoints))
+                name = str(path.relative_to(selection.checkpoints))
                 found.append(replace(listed, name=name, state=state, kept=()))
     return sorted(found, key=lambda each: (each.state == SET_ASIDE or "/" in each.name, each.step, each.name))
 
 
-def _all_manifests(place: Place) -> dict[int, Manifest]:
-    return {step_of(each): found for each in step_folders(place.checkpoints) if (found := _manifest(each)) is not None}
+def _all_manifests(selection: Selection) -> dict[int, Manifest]:
+    return {
+        step_of(each): found for each in step_folders(selection.checkpoints) if (found := _manifest(each)) is not None
+    }
 
 
 def _manifest(folder: Path) -> Manifest | None:
@@ -240,10 +242,10 @@ def one_line(text: str) -> str:
     return line if len(line) <= _LETTERS else f"{line[:_LETTERS]}..."
 
 
-def as_text(found: Sequence[Listed], place: Place) -> str:
+def as_text(found: Sequence[Listed], selection: Selection) -> str:
     """A table, and below it what is wrong."""
     if not found:
-        return f"no checkpoint yet in {place.checkpoints}"
+        return f"no checkpoint yet in {selection.checkpoints}"
     copies = any(each.in_second_home is not None for each in found)
     places = ["second home"] if copies else []
     rows: list[tuple[str, ...]] = [("step", "tokens", "phase", "written", "MB", "state", *places, "kept as")]

@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from modernbert_train.checkpoints.checkpoint import Checkpoint, folder_of, verify
+from modernbert_train.checkpoints.replica import fetch
+from modernbert_train.checkpoints.resume_rules import refuse_average
 from modernbert_train.checkpoints.run_folder import take_lock
-from modernbert_train.checkpoints.second_home import fetch
 from modernbert_train.checkpoints.store import Store
-from modernbert_train.checkpoints.tools.places import Place
-from modernbert_train.checkpoints.trained_phases import refuse_average
+from modernbert_train.checkpoints.tools.selection import Selection
 from modernbert_train.checkpoints.verified import METRICS, SUPERSEDED, step_folders, step_of
 from modernbert_train.core.files import os_errors_as, saying, sync
 from modernbert_train.core.own_files import require_own_files
@@ -28,11 +28,11 @@ from modernbert_train.errors import ConfigError, StorageError
 _BUSY = "Its checkpoints are moved only while nobody trains it: stop that job first; it saves and ends with 75."
 
 
-def restore(place: Place, step: int, store: Store | None, say: Callable[[str], None]) -> None:
+def restore(selection: Selection, step: int, store: Store | None, say: Callable[[str], None]) -> None:
     """Make a checkpoint the newest of its run.
 
     Args:
-        place: the run.
+        selection: the run.
         step: of the checkpoint: among those of the run, or those of the second home.
         store: the second home; None if there is none, or it is to be left alone.
         say: prints a line.
@@ -41,35 +41,35 @@ def restore(place: Place, step: int, store: Store | None, say: Callable[[str], N
         ConfigError: the run is in use, or has nothing to go on from.
         StorageError: there is no such checkpoint, or it is damaged, or a disk or store refuses.
     """
-    run = place.run
+    run = selection.run
     if run is None:
-        raise ConfigError(f"{place.checkpoints}: not in the folder of a run, so there is nothing to restore.")
+        raise ConfigError(f"{selection.checkpoints}: not in the folder of a run, so there is nothing to restore.")
     require_own_files(run)  # a link would be written through
     remedy = "Fix the disk, and give the same command again."
     with os_errors_as(StorageError, f"{run}: cannot be written", remedy), take_lock(run, _BUSY):
-        found = _find(place, step, store, say)
+        found = _find(selection, step, store, say)
         if found.is_average:
             refuse_average(run)
         into = f"{SUPERSEDED}/{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-back-to-step-{step:08d}"
         _set_aside_copies(store, step, into, say)
-        newer = [folder for folder in step_folders(place.checkpoints) if step_of(folder) > step]
+        newer = [folder for folder in step_folders(selection.checkpoints) if step_of(folder) > step]
         if newer:
-            _set_aside(newer, place.checkpoints / into, run / METRICS)
-            say(f"set aside in {place.checkpoints / into}: {', '.join(folder.name for folder in newer)}")
+            _set_aside(newer, selection.checkpoints / into, run / METRICS)
+            say(f"set aside in {selection.checkpoints / into}: {', '.join(folder.name for folder in newer)}")
         say(
             f"the next start of {run} resumes from step {step:,}, {found.state.tokens:,} tokens, phase "
             f"{found.state.phase}; its record of later steps is dropped then"
         )
 
 
-def _find(place: Place, step: int, store: Store | None, say: Callable[[str], None]) -> Checkpoint:
-    folder = folder_of(place.checkpoints, step)
+def _find(selection: Selection, step: int, store: Store | None, say: Callable[[str], None]) -> Checkpoint:
+    folder = folder_of(selection.checkpoints, step)
     try:
         if not folder.is_dir():
-            raise place.unknown(step)
+            raise selection.unknown(step)
         return verify(folder)
     except StorageError as error:
-        if store is not None and fetch(store, step, place.checkpoints, say):
+        if store is not None and fetch(store, step, selection.checkpoints, say):
             say(f"{folder.name} was brought back from {store.url}: {error}")
             return verify(folder)
         raise StorageError(f"{error} Nothing was changed; name one that `checkpoints verify` finds valid.") from None

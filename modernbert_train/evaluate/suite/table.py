@@ -15,7 +15,7 @@ from modernbert_train.evaluate.suite import efficiency
 from modernbert_train.evaluate.suite.cells import Failure
 from modernbert_train.evaluate.suite.efficiency import not_measured, table_of
 from modernbert_train.evaluate.suite.plan import Plan, choices_of
-from modernbert_train.report.dots import draw_dots
+from modernbert_train.report.dot_plot import draw_dot_plot
 
 TABLE, MARKDOWN, PICTURE = "table.json", "table.md", "table.svg"
 Table = dict[str, Any]
@@ -116,7 +116,7 @@ def write_suite(out: Path, table: Table) -> None:
     with os_errors_as(StorageError, f"{out}: cannot be written", "Free some space; the same command resumes."):
         write_whole(out / TABLE, json.dumps(table, indent=2) + "\n")
         write_whole(out / MARKDOWN, as_markdown(table) + "\n")
-        write_whole(out / PICTURE, draw_dots(table["columns"], table["rows"]))
+        write_whole(out / PICTURE, draw_dot_plot(table["columns"], table["rows"]))
 
 
 def as_markdown(table: Table) -> str:

@@ -13,8 +13,8 @@ import pytest
 
 from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.checkpoint import newest_valid
+from modernbert_train.checkpoints.replica import bring_back
 from modernbert_train.checkpoints.run_folder import take_lock
-from modernbert_train.checkpoints.second_home import bring_back
 from modernbert_train.checkpoints.store import Store
 from modernbert_train.errors import StorageError
 from tests import warm

@@ -50,7 +50,7 @@ def ranks_in(folder: Path) -> list[Rank]:
     return [Rank(file) for file in sorted(folder.iterdir())]
 
 
-class Judge:
+class LauncherSync:
     """In use while the ranks run.
 
     Args:

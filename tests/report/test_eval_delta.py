@@ -6,7 +6,7 @@ from typing import Any
 
 from modernbert_train.__main__ import read_run
 from modernbert_train.clock import Clock
-from modernbert_train.report.before_after import before_and_after, measures_before
+from modernbert_train.report.eval_delta import eval_delta, measures_before
 from tests.conftest import TinyRun
 
 
@@ -25,7 +25,7 @@ ENTRIES = [*lines(0, 2.0, 0.5, 1.5), *lines(9, 9.0, 0.1, 9.0), *lines(20, 1.0, 0
 def test_the_first_and_the_last_figures_stand_side_by_side(tiny_run: TinyRun) -> None:
     """Baselines and counts are left out, and so is what was measured in between."""
     config = read_run(tiny_run("weights.init_from=a/b", "eval.row_tokens=64"))
-    table = before_and_after(Clock.of(config), config.eval, ENTRIES)
+    table = eval_delta(Clock.of(config), config.eval, ENTRIES)
     assert table is not None and table.splitlines() == [
         "measured on          figure  before  after   change",
         "data.validation        loss       2      1  -1.0000",
@@ -39,13 +39,13 @@ def test_the_first_and_the_last_figures_stand_side_by_side(tiny_run: TinyRun) ->
 def test_what_does_not_compare_is_said(tiny_run: TinyRun) -> None:
     start = ("weights.init_from=a/b", "phases.long.objective={name: causal}")
     config = read_run(tiny_run(*start))
-    table = before_and_after(Clock.of(config), config.eval, ENTRIES)
+    table = eval_delta(Clock.of(config), config.eval, ENTRIES)
     assert table is not None and "set eval.row_tokens" in table and "The objective was not the same" in table
 
 
 def test_there_is_no_table_without_two_measurements(tiny_run: TinyRun) -> None:
     config = read_run(tiny_run("weights.init_from=a/b"))
-    assert before_and_after(Clock.of(config), config.eval, lines(0, 2.0, 0.5, 1.5)) is None
-    assert before_and_after(Clock.of(config), config.eval, lines(9, 2.0, 0.5, 1.5)) is None
+    assert eval_delta(Clock.of(config), config.eval, lines(0, 2.0, 0.5, 1.5)) is None
+    assert eval_delta(Clock.of(config), config.eval, lines(9, 2.0, 0.5, 1.5)) is None
     scratch = read_run(tiny_run())
     assert not measures_before(scratch.weights, scratch.objective), "from scratch there is nothing to compare with"

@@ -1,4 +1,4 @@
-"""The launcher judges: its ranks' bad ends reach the other machines, and their errors end its ranks.
+"""The launcher syncs: its ranks' bad ends reach the other machines, and their errors end its ranks.
 
 If this breaks, a rank that is killed costs all machines the whole timeout, and the code of a hang; and a rank that
 stands in a call of CUDA outlives an error by half an hour.
@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-import launch.judge
-from launch.judge import Judge
+import launch.launcher_sync
+from launch.launcher_sync import LauncherSync
 from modernbert_train.distributed.fail_together import ERROR
 from modernbert_train.distributed.group import STORE_PREFIX
 
@@ -29,22 +29,22 @@ DEAF = "import time; time.sleep(600)"
 
 
 class Machine:
-    """This machine's ranks, which are processes that do what they are told, and their launcher's judge."""
+    """This machine's ranks, which are processes that do what they are told, and their launcher's sync."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.errors = PrefixStore(STORE_PREFIX, self.store)
         self.ranks: list[subprocess.Popen[bytes]] = []
-        self.judges: list[Judge] = []  # one that is not stopped ends its process, in the end: this one
+        self.syncs: list[LauncherSync] = []  # one that is not stopped ends its process, in the end: this one
         self.asked_to_stop = False
 
-    def start(self, *programs: str) -> Judge:
+    def start(self, *programs: str) -> LauncherSync:
         for number, program in enumerate(programs):
             self.ranks.append(subprocess.Popen([sys.executable, "-c", program]))
             (self.folder / str(number)).write_text(str(self.ranks[-1].pid))
-        self.judges.append(Judge(self.store, self.folder, len(programs), lambda: self.asked_to_stop))
-        return self.judges[-1]
+        self.syncs.append(LauncherSync(self.store, self.folder, len(programs), lambda: self.asked_to_stop))
+        return self.syncs[-1]
 
     def told(self) -> dict[str, Any] | None:
         return json.loads(self.errors.get(ERROR)) if self.errors.check([ERROR]) else None
@@ -54,8 +54,8 @@ class Machine:
 def machine(tmp_path: Path) -> Iterator[Machine]:
     machine = Machine(tmp_path)
     yield machine
-    for judge in machine.judges:
-        judge.stop()
+    for sync in machine.syncs:
+        sync.stop()
     for rank in machine.ranks:
         rank.kill()
         rank.wait()
@@ -71,15 +71,15 @@ def until(found: Callable[[], object], seconds: float = 20) -> None:
 @pytest.mark.runs
 def test_a_killed_rank_is_told_to_all_machines_at_once(machine: Machine) -> None:
     """The first rank of a machine has no neighbour there that would notice."""
-    judge = machine.start(DEAF, DEAF)
+    sync = machine.start(DEAF, DEAF)
     machine.ranks[0].kill()
     until(machine.told, 3)
     entry = machine.told()
     assert entry is not None and (entry["rank"], entry["host"], entry["code"]) == (0, HERE, 70)
     assert entry["text"].startswith("is gone: it was ended by SIGKILL") and "memory" in entry["text"]
     assert entry["blames"]
-    judge.stop()
-    assert judge.heard == entry
+    sync.stop()
+    assert sync.heard == entry
 
 
 @pytest.mark.runs
@@ -95,14 +95,14 @@ def test_an_error_of_another_machine_ends_a_rank_that_does_not_hear_it(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is inside CUDA with the interpreter's lock. A rank that has left may take its time."""
-    monkeypatch.setattr(launch.judge, "_HEARD_SECONDS", 0.5)
-    judge = machine.start(DEAF, DEAF)
+    monkeypatch.setattr(launch.launcher_sync, "_HEARD_SECONDS", 0.5)
+    sync = machine.start(DEAF, DEAF)
     (machine.folder / "1").write_text(f"{machine.ranks[1].pid} left")
     error = {"rank": 7, "host": "elsewhere", "text": "a shard is damaged", "blames": True, "code": 65}
     machine.errors.set(ERROR, json.dumps(error))
     assert machine.ranks[0].wait(20) == -signal.SIGKILL
-    judge.stop()
-    assert judge.killed == {0} and judge.heard == error and machine.ranks[1].poll() is None
+    sync.stop()
+    assert sync.killed == {0} and sync.heard == error and machine.ranks[1].poll() is None
 
 
 @pytest.mark.runs
@@ -112,29 +112,29 @@ def test_an_end_in_order_is_no_error(machine: Machine, ended: str) -> None:
     if ended == "asked":
         machine.asked_to_stop = True
     program = {"stopped": "import os; os._exit(75)", "finished": "pass"}.get(ended, DEAF)
-    judge = machine.start(DEAF, program)
+    sync = machine.start(DEAF, program)
     if ended == "left":
         (machine.folder / "1").write_text(f"{machine.ranks[1].pid} left")
     if ended in ("left", "asked"):
         machine.ranks[1].kill()
-        machine.ranks[1].wait()  # as the agent may, before the judge has looked
+        machine.ranks[1].wait()  # as the agent may, before the sync has looked
     else:
-        until(lambda: not launch.judge.ranks_in(machine.folder)[1].runs)
+        until(lambda: not launch.launcher_sync.ranks_in(machine.folder)[1].runs)
     time.sleep(0.5)
-    judge.stop()
+    sync.stop()
     assert machine.told() is None
 
 
 @pytest.mark.runs
 def test_how_the_ranks_ended_is_told_when_they_never_came(machine: Machine) -> None:
     """They failed before they met the others: nobody has heard of them, and the agent knows how they ended."""
-    judge = machine.start()
-    judge.stop()
-    judge.tell(78, f"rank 4 on {HERE} ended first, with exit code 78; its error is above", blames=False)
+    sync = machine.start()
+    sync.stop()
+    sync.tell(78, f"rank 4 on {HERE} ended first, with exit code 78; its error is above", blames=False)
     entry = machine.told()
     assert entry is not None and entry["rank"] is None and entry["code"] == 78 and entry["text"].startswith("rank 4")
 
 
 def test_a_rank_that_has_not_said_its_process_is_not_looked_for() -> None:
-    """The judge of a slow start would end with EINVAL in its traceback, and tell of no rank that is lost later."""
-    assert launch.judge.exit_code(0) is None
+    """The sync of a slow start would end with EINVAL in its traceback, and tell of no rank that is lost later."""
+    assert launch.launcher_sync.exit_code(0) is None

@@ -39,7 +39,7 @@ _PAUSE, _LONGEST_PAUSE = 2.0, 60.0  # between two starts of a copier that died
 _BACK = ".partial-back-"
 
 
-class SecondHome:
+class Replica:
     """Keeps a copier at work for as long as the block runs, and waits for what is due when the block ends in order.
 
     Args:
@@ -58,7 +58,7 @@ class SecondHome:
         self._failed: str | None = None
         self._told_of: str | None = None
 
-    def __enter__(self) -> SecondHome:
+    def __enter__(self) -> Replica:
         return self
 
     def start(self) -> None:

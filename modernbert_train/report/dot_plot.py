@@ -25,7 +25,7 @@ class _Dot(NamedTuple):
     deviation: float
 
 
-def draw_dots(columns: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> str:
+def draw_dot_plot(columns: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> str:
     """The picture; columns and rows are those of table.json. Cells without a mean are left out."""
     dots = [
         [

@@ -22,7 +22,7 @@ def measures_before(weights: WeightsConfig, objective: ObjectiveConfig) -> bool:
     return weights.init_from is not None and not objective.is_labelled
 
 
-def before_and_after(clock: Clock, settings: EvalConfig, entries: Sequence[dict[str, Any]]) -> str | None:
+def eval_delta(clock: Clock, settings: EvalConfig, entries: Sequence[dict[str, Any]]) -> str | None:
     """The table, or None where nothing was measured twice.
 
     Args:

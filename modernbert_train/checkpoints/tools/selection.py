@@ -8,7 +8,7 @@ from pathlib import Path
 
 from modernbert_train.checkpoints.copier import manifest_of
 from modernbert_train.checkpoints.manifest import CONFIG_YAML
-from modernbert_train.checkpoints.second_home import store_of
+from modernbert_train.checkpoints.replica import store_of
 from modernbert_train.checkpoints.store import Store
 from modernbert_train.checkpoints.verified import NAME, step_folders, step_of
 from modernbert_train.config.load import load_run
@@ -19,7 +19,7 @@ from modernbert_train.errors import ConfigError, RunError, StorageError
 
 
 @dataclass(frozen=True)
-class Place:
+class Selection:
     """What was named.
 
     Attributes:
@@ -65,7 +65,7 @@ class Place:
         return StorageError(f"{self.checkpoints}: no checkpoint of step {step:,}. {instead}")
 
 
-def find_place(word: Path) -> Place:
+def find_selection(word: Path) -> Selection:
     """Find what a word names: the folder of a run, or of one of its checkpoints.
 
     Raises:
@@ -74,12 +74,12 @@ def find_place(word: Path) -> Place:
     if NAME.fullmatch(word.name) and word.is_dir():
         beside = word.absolute().parent
         is_in_run = beside.name == "checkpoints" and (beside.parent / CONFIG_YAML).is_file()
-        return Place(word.parent.parent if is_in_run else None, word.parent, step_of(word))
+        return Selection(word.parent.parent if is_in_run else None, word.parent, step_of(word))
     if not word.is_dir():
         raise ConfigError(f"{word}: no such run, nor one of its checkpoints. {runs_beside(word)}")
     if not (word / CONFIG_YAML).is_file() and not (word / "checkpoints").is_dir():
         raise ConfigError(f"{word}: no run there. Name a run, such as runs/quickstart, or one of its checkpoints.")
-    return Place(word, word / "checkpoints")
+    return Selection(word, word / "checkpoints")
 
 
 def step_from(text: str) -> int:
@@ -94,7 +94,7 @@ def step_from(text: str) -> int:
     return int(name)
 
 
-def second_home(config: RunConfig) -> tuple[Store | None, dict[int, str], str | None]:
+def replica_of(config: RunConfig) -> tuple[Store | None, dict[int, str], str | None]:
     """The store that a run copies its checkpoints to, if it answers.
 
     Returns:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from modernbert_train.__main__ import main, read_run
-from modernbert_train.checkpoints.trained_phases import past_changes
+from modernbert_train.checkpoints.resume_rules import past_changes
 from tests.conftest import TinyRun
 from tests.train.test_run import records
 

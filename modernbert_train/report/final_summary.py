@@ -7,7 +7,7 @@ import shlex
 from modernbert_train.report.training_loss import LOSS_STEPS
 
 
-def closing_text(
+def final_summary(
     folder: str,
     *,
     tokens: int,
@@ -25,7 +25,7 @@ def closing_text(
         tokens, steps: trained.
         loss: see training_loss.py.
         held_out: figures as measured last, which is at the end; None where nothing is held out.
-        compared: with those before the first step, see before_after.py.
+        compared: with those before the first step, see eval_delta.py.
         spent: what its time went into, see effective.py.
         measured: whether `eval` has something to measure it on.
     """

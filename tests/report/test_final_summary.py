@@ -14,7 +14,7 @@ import pytest
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.config.load import to_yaml
 from modernbert_train.evaluate.heldout import Evaluation
-from modernbert_train.report.closing import closing_text
+from modernbert_train.report.final_summary import final_summary
 from modernbert_train.report.listing import read_run_state
 from modernbert_train.report.summary import _final
 from modernbert_train.report.training_loss import LOSS_STEPS, losses_of, training_loss
@@ -43,7 +43,7 @@ def test_the_commands_at_the_end_are_those_to_type(
 
 def test_a_run_without_held_out_text_is_not_told_to_measure_it(tiny_run: TinyRun) -> None:
     config = read_run(tiny_run("data.validation=null", "runs_folder=my runs"))
-    assert closing_text(
+    assert final_summary(
         config.folder, tokens=6_010, steps=14, loss=None, held_out=None, measured=config.is_measured
     ) == (
         "done: 6,010 tokens in 14 steps\n"
@@ -52,7 +52,7 @@ def test_a_run_without_held_out_text_is_not_told_to_measure_it(tiny_run: TinyRun
         "  python -m modernbert_train report 'my runs/tiny'"
     )
     held_out = str(Evaluation(3.5, 0.25, 6.5, 0.125, 900))
-    text = closing_text(config.folder, tokens=1, steps=20, loss=4.25, held_out=held_out, measured=config.is_measured)
+    text = final_summary(config.folder, tokens=1, steps=20, loss=4.25, held_out=held_out, measured=config.is_measured)
     assert "loss 4.250 (mean of the last 20 steps), held-out loss 3.500 (unigram 6.500), accuracy 25.0%\n" in text
 
 
@@ -67,7 +67,7 @@ def test_a_run_has_one_training_loss_wherever_it_is_told(tiny_run: TinyRun, tmp_
     assert training_loss([math.nan]) is None and training_loss([math.nan, 2.0]) == 2.0
 
     config = read_run(tiny_run())
-    said = closing_text(
+    said = final_summary(
         config.folder,
         tokens=310,
         steps=31,
