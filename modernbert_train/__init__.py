@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from modernbert_train.core.version import __version__ as __version__
 
-# torch reads this while it is imported. From 2.15 on its default backend for NCCL is another one, whose watchdog does
-# not say which collective each GPU has come to: a GPU that hangs would end a run without its name (heartbeat.py).
+# torch reads this while it is imported. Since 2.15 its default backend for NCCL is another one, whose watchdog does not
+# report which collective each GPU has reached: a hanging GPU would end a run without being named (heartbeat.py).
 os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The names of the interface, imported when they are used: a command that does not need them does not wait."""
+    """Import a name of the interface on first use, so that commands that do not need it start faster."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from modernbert_train import api, errors

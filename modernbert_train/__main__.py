@@ -34,7 +34,7 @@ __all__ = ["main", "program", "read_run"]
 
 
 def program() -> NoReturn:
-    """The command `modernbert-train`: `main` as a process of its own, to which the stop signals belong."""
+    """Run `main` as the command `modernbert-train`, a program that handles the stop signals."""
     stop_signals.take_over()
     import_as_here(is_program=True)
     _program()
@@ -43,7 +43,7 @@ def program() -> NoReturn:
 def _program() -> NoReturn:
     words = replaced(sys.argv[1:])
     verb = BY_NAME.get((words or [""])[0])
-    if verb is not None and verb.is_program:  # as if it had been started itself, signals and all
+    if verb is not None and verb.is_program:  # run it as if started directly, with its own signal handlers
         os.execv(sys.executable, [sys.executable, "-m", verb.home, *words[1:]])
     if not orphans.follow_launcher():
         scratch.use_for_temporary_files()
@@ -52,7 +52,7 @@ def _program() -> NoReturn:
 
 @lasting_output()
 def main(arguments: list[str] | None = None) -> int:
-    """Run one verb; returns the process's exit code."""
+    """Run one verb; return the process's exit code."""
     import_as_here(is_program=False)
     words = sys.argv[1:] if arguments is None else [*arguments]
     if words[:1] == ["help"]:
@@ -71,18 +71,18 @@ def main(arguments: list[str] | None = None) -> int:
     if verb.is_program:
         return int(importlib.import_module(verb.home).main(words[1:]))
     options = parse(make_parser(verb), words[1:])
-    use_expandable_segments()  # whatever the verb computes, in this process or in those that it starts
+    use_expandable_segments()  # for this process and its children
     try:
         return exit_code_of(lambda: options.call(options), speaks=speaks_for_all())
-    except Exception as error:  # a bug, told as one
-        if not getattr(error, "shown", False):  # of several ranks it was, before the others were told
+    except Exception as error:  # a bug, reported as one
+        if not getattr(error, "shown", False):  # a rank has printed it before it informed the others
             print(redact(traceback.format_exc()), end="", file=sys.stderr)
         print("error: this is a bug. Report it with the lines above and the output of `doctor`.", file=sys.stderr)
         return RunError.exit_code
 
 
 def parse(of_verb: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
-    """The options; overrides may also follow an option."""
+    """Parse the options; overrides may also follow an option."""
     options, rest = of_verb.parse_known_args(words)
     if rest and (any(word.startswith("-") for word in rest) or not hasattr(options, "run")):
         of_verb.error(f"unrecognized arguments: {' '.join(rest)}")

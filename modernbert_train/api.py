@@ -1,7 +1,7 @@
 """The Python interface: `from modernbert_train import ...`, which imports only what is used.
 
-Most functions are what a verb of the command does; nothing ends the process, and mistakes are
-`RunError`s that say what is wrong, where, and what to do.
+Most functions correspond to a verb of the command. None ends the process; mistakes raise a `RunError` that names the
+problem, its place and a remedy.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 
 def load_config(*words: str | Path) -> RunConfig:
-    """A run's configuration.
+    """Load a run's configuration.
 
     Args:
         words: as on the command line: YAML files, merged left to right, or one run's folder; then overrides
             `section.key=value`.
 
     Raises:
-        ConfigError: every mistake that the text alone shows: unknown keys with the nearest name, values of the wrong
-            kind. `check_run` finds those that need the whole.
+        ConfigError: lists all mistakes visible in the text: unknown keys with the nearest name, values of the wrong
+            type. `check_run` finds mistakes that involve several keys.
     """
     from modernbert_train.cli.arguments import read_run
 
@@ -41,7 +41,7 @@ def load_config(*words: str | Path) -> RunConfig:
 
 
 def check_run(config: RunConfig, ranks: int = 1) -> None:
-    """Every mistake that can be found before training, without torch: rules of the configuration, its data, its folder.
+    """Find all mistakes before training, without torch: in the configuration, its data and its folder.
 
     Args:
         config: the run.
@@ -56,7 +56,7 @@ def check_run(config: RunConfig, ranks: int = 1) -> None:
 
 
 def plan_run(config: RunConfig, ranks: int = 1) -> Plan:
-    """Parameters, FLOPs, steps, padding and bytes sent, without a GPU and without training.
+    """Predict parameters, FLOPs, steps, padding and bytes sent, without a GPU and without training.
 
     Args:
         config: the run; its data is read where it exists.
@@ -69,12 +69,12 @@ def plan_run(config: RunConfig, ranks: int = 1) -> Plan:
 
 
 def iter_batches(config: RunConfig, ranks: int = 1, rank: int = 0) -> Iterator[StepBatch]:
-    """The batches that training sees, from the first on: packed, masked, the same in every call.
+    """Yield the batches of training, from the first on: packed, masked, the same in every call.
 
     Args:
         config: the run.
         ranks: processes that would share each batch.
-        rank: whose share this is.
+        rank: the rank whose share is yielded.
 
     Yields:
         One optimizer step: `microbatches` of packed sequences with their targets, and the `plan` of the whole batch.
@@ -89,9 +89,9 @@ def iter_batches(config: RunConfig, ranks: int = 1, rank: int = 0) -> Iterator[S
 
 
 def build_model(config: RunConfig) -> OnEncoder:
-    """The model that a run trains, with the weights it begins with if it begins from scratch: a function of the seed.
+    """Build the model that a run trains, with its initial weights from scratch: a function of the seed.
 
-    Calling it with a microbatch of `iter_batches` gives the sums of its losses.
+    Calling it with a microbatch of `iter_batches` returns the sums of its losses.
     """
     from modernbert_train.models.build import build_model as build
     from modernbert_train.models.init import initialize
@@ -102,13 +102,13 @@ def build_model(config: RunConfig) -> OnEncoder:
 
 
 def train_run(config: RunConfig, *, fresh: bool = False, callbacks: Sequence[Callback | type[Callback]] = ()) -> Path:
-    """Train a run to its end, from its newest checkpoint where it has one: calling it again resumes.
+    """Train a run to its end, from its newest checkpoint if it has one; a second call resumes.
 
     Args:
         config: the run.
-        fresh: put what the run's folder holds aside and start from scratch.
-        callbacks: of your own, subclasses of `composer.Callback` or instances of them; they hear Composer's events
-            beside the callbacks that the run names. Their state is not saved: on resume they begin anew.
+        fresh: move the contents of the run's folder aside and start from scratch.
+        callbacks: subclasses of `composer.Callback`, or instances; they get Composer's events in addition to the
+            run's own callbacks. Their state is not saved: after a resume they start fresh.
 
     Returns:
         The run's folder.
@@ -126,10 +126,10 @@ def train_run(config: RunConfig, *, fresh: bool = False, callbacks: Sequence[Cal
 
 
 def evaluate_run(config: RunConfig) -> dict[str, dict[str, float]]:
-    """Measure a run's newest checkpoint on its held-out text and by its `evals`; the run keeps it.
+    """Evaluate a run's newest checkpoint on its held-out text and by its `evals`; results are stored with the run.
 
     Returns:
-        Figures by name; those of the held-out text are `heldout`.
+        Figures by name; `heldout` are those for the held-out text.
     """
     from modernbert_train.evaluate import evaluate
 
@@ -137,14 +137,14 @@ def evaluate_run(config: RunConfig) -> dict[str, dict[str, float]]:
 
 
 def export_run(config: RunConfig, out: str | Path | None = None) -> Path:
-    """Write a run's newest checkpoint for Hugging Face; returns the folder, by default hf in the run's."""
+    """Export a run's newest checkpoint for Hugging Face; return the folder, by default hf in the run's."""
     from modernbert_train.weights import export
 
     return export.export_run(config, None if out is None else Path(out))
 
 
 def finetune_model(task: str | Path, model: str | Path, *overrides: str) -> dict[str, Any]:
-    """Fine-tune a model on labelled texts, measure it, and export it with its classes.
+    """Fine-tune a model on labelled texts, evaluate it, and export it with its classes.
 
     Args:
         task: one of yamls/tasks, such as "mnli", or a YAML file.
@@ -152,7 +152,7 @@ def finetune_model(task: str | Path, model: str | Path, *overrides: str) -> dict
         overrides: keys of the task and of the run, `key=value`.
 
     Returns:
-        What result.json holds: figures by split, counts, settings.
+        The contents of result.json: figures by split, counts, settings.
     """
     from modernbert_train.train.finetune import finetune
 

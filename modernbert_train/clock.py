@@ -1,7 +1,7 @@
-"""One clock: global tokens seen, padding not counted. Everything that changes during a run is a function of it.
+"""One clock: global tokens seen, without padding. Everything that changes during a run is a function of it.
 
-Phases lie end to end on the clock. A batch that crosses a boundary belongs to the phase in which it starts, so a phase
-begins up to one batch late and its own count starts with that overshoot; nothing is reset and nothing drifts.
+Phases follow each other on the clock. A batch that crosses a boundary belongs to the phase in which it starts, so a
+phase begins up to one batch late and its own count starts with that overshoot; nothing is reset and nothing drifts.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from modernbert_train.config.schema import (
     RunConfig,
 )
 
-VALIDATIONS = 15  # in a phase, if they cost no more than one part in so many of it:
+VALIDATIONS = 15  # in a phase, if together they cost at most 1 / VALIDATIONS of it
 _COST_PARTS = 20
 _FORWARD_PARTS = 3  # a forward pass is a third of a training step
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a batch stands, and what holds there.
+    """The phase and settings at a point of the clock.
 
     Attributes:
         index: number of the phase, from 0.
         name: the phase's key in the YAML.
         tokens: tokens seen since the phase's nominal start, at least 0.
         phase: its configuration.
-        model, objective, optim: the run's sections, with what the phase overrides.
+        model, objective, optim: the run's sections with the phase's overrides.
     """
 
     index: int
@@ -45,10 +45,10 @@ class Position:
 
 @dataclass(frozen=True)
 class Clock:
-    """The phases of a run, end to end.
+    """The phases of a run in sequence.
 
     Attributes:
-        phases: each at its beginning, in order; at least one.
+        phases: positions at the start of each, in order; at least one.
     """
 
     phases: tuple[Position, ...]
@@ -67,7 +67,7 @@ class Clock:
         return sum(each.phase.tokens for each in self.phases)
 
     def at(self, tokens: int) -> Position:
-        """Where a batch stands before which so many global tokens were seen; past the end, the last phase's end."""
+        """Return the position of a batch that starts after `tokens` global tokens; past the end, the last position."""
         start, last = 0, self.phases[-1]
         for each in self.phases:
             if tokens < start + each.phase.tokens or each is last:
@@ -76,21 +76,21 @@ class Clock:
         raise ValueError("a run needs at least one phase")
 
     def phase(self, name: str) -> Position:
-        """The beginning of a phase."""
+        """Return the start of a phase."""
         return next(each for each in self.phases if each.name == name)
 
     def ends_phase(self, before: int, after: int) -> bool:
-        """Whether a step from one token count to another ended a phase or the run."""
+        """Return True if a step from one token count to another ended a phase or the run."""
         return after >= self.total_tokens or self.at(before).index != self.at(after).index
 
     def is_due(self, interval: int | None, before: int, after: int) -> bool:
-        """Whether what is done every so many tokens, and at the end of each phase, is due after a step."""
+        """Return True if something scheduled every `interval` tokens, and at each phase's end, is due after a step."""
         return crosses(interval, before, after) or self.ends_phase(before, after)
 
     def validates(self, settings: EvalConfig, held_out_tokens: int | None, before: int, after: int) -> bool:
-        """Whether the held-out text is measured after a step from one token count to another.
+        """Return True if the held-out text is evaluated after a step from one token count to another.
 
-        A function of the clock alone: the same for any number of ranks, and wherever the run was stopped and went on.
+        A function of the clock alone: the same for any number of ranks, and across restarts.
         """
         if settings.interval_tokens is not None:
             return self.is_due(settings.interval_tokens, before, after)
@@ -100,22 +100,22 @@ class Clock:
 
 
 def crosses(interval: int | None, before: int, after: int) -> bool:
-    """Whether a step from one token count to another passed a multiple of an interval; None never."""
+    """Return True if a step from one token count to another passed a multiple of an interval; with None never."""
     return interval is not None and before // interval != after // interval
 
 
 def is_pythia(step: int) -> bool:
-    """Whether the Pythia suite has a checkpoint of a step: 0, 1, 2, 4, ..., 512, and every 1000 (arXiv 2304.01373)."""
+    """Return True for steps with a checkpoint in Pythia: 0, 1, 2, 4, ..., 512, and every 1000 (arXiv 2304.01373)."""
     return step % 1000 == 0 or (step <= 512 and step & (step - 1) == 0)
 
 
 def validations_in(phase: PhaseConfig, settings: EvalConfig, held_out_tokens: int | None) -> int:
-    """How many times a phase is validated where no interval is given, the last of them at its end; at least once.
+    """Return the number of validations of a phase without a given interval, the last at its end; at least one.
 
     Args:
         phase: of the run.
         settings: the run's eval section.
-        held_out_tokens: that one validation reads; None if they are not known, and then nothing bounds the number.
+        held_out_tokens: number that one validation reads; None if it is unknown, which leaves the number unbounded.
     """
     if settings.times_per_phase is not None:
         return settings.times_per_phase

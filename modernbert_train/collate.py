@@ -1,10 +1,9 @@
-"""Packing for other people's training loops: a plain function, and a collator for transformers.
+"""Packing for other training loops: a plain function, and a collator for transformers.
 
-`pack` is this project's packer on a list of lengths; it imports neither torch nor Composer. `PackingCollator` lays the
-rows out as transformers' ModernBERT reads them. Restarting `position_ids` is not enough there: for a bidirectional
-encoder transformers 5 makes no mask out of them, so that documents of a row would see each other. The collator gives
-one mask for each kind of layer instead, which the model takes as they are (with its `sdpa` attention).
-
+`pack` is this project's packer on a list of lengths, without torch or Composer. `PackingCollator` lays rows out for
+transformers' ModernBERT. Restarting `position_ids` is not enough there: for a bidirectional encoder transformers 5 does
+not build a mask from them, so documents of a row would see each other. The collator instead returns one mask for each
+kind of layer, which the model uses as it is (with its `sdpa` attention).
 Shape legend: R rows, T tokens of a row.
 """
 
@@ -23,7 +22,7 @@ def pack(sequences: Sequence[int] | Sequence[Sequence[Any]], row_tokens: int) ->
     """Place sequences into rows; no sequence is split.
 
     Args:
-        sequences: token ids of each, special tokens included, or only their numbers.
+        sequences: token ids of each, special tokens included, or only their lengths.
         row_tokens: capacity of one row, in tokens.
 
     Returns:
@@ -42,8 +41,8 @@ class PackingCollator:
         row_tokens: capacity of one row; longer examples are refused.
         pad_id: id that fills the ends of rows; no document sees it.
         local_attention: the model's `config.local_attention`: window of local layers, half on each side.
-        mask_tokens: makes inputs and labels out of packed ids [R, T], for instance the `torch_mask_tokens` of
-            transformers' DataCollatorForLanguageModeling. None: the examples have labels of their own, or none.
+        mask_tokens: computes inputs and labels from packed ids [R, T], for instance the `torch_mask_tokens` of
+            transformers' DataCollatorForLanguageModeling. None: labels are in the examples, or absent.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class PackingCollator:
 
         Returns:
             int64 `input_ids`, `position_ids` and, if there are any, `labels`, each [R, T]; and `attention_mask`, for
-            each kind of layer a bool [R, 1, T, T] that is true where a token sees another. R depends on the lengths.
+            each kind of layer a bool [R, 1, T, T], True where a token sees another. R depends on the lengths.
 
         Raises:
             ValueError: an example is empty or longer than a row.
@@ -75,7 +74,7 @@ class PackingCollator:
         ids_RT = torch.full(shape, self._pad_id)
         labels_RT = torch.full(shape, -100)
         positions_RT = torch.zeros(shape, dtype=torch.int64)
-        document_RT = torch.full(shape, -1)  # the end of a row is a document of its own, of pads
+        document_RT = torch.full(shape, -1)  # the pads at the end of a row form an extra document
         for row, indices in enumerate(rows):
             at = 0
             for index in indices:

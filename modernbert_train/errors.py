@@ -1,6 +1,6 @@
-"""The errors a user can meet, and the exit code each one ends the process with.
+"""Errors for users, and the exit code of each.
 
-Every message has three parts: what is wrong with its value, where it was set, what to do next.
+Every message has three parts: the problem with its value, the place where it was set, and a remedy.
 Schedulers act on the codes: 75 means "stopped, start me again", 65 and 78 mean "do not retry, fix the input". 0 is a
 finished run and 64 wrong arguments; docs/faults.md has the whole table.
 """
@@ -13,15 +13,15 @@ from contextlib import contextmanager
 from modernbert_train.core.redact import redact
 from modernbert_train.core.text import printable
 
-_OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)  # never a bug, wherever it is met
+_OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)  # never a bug
 
 
 class RunError(Exception):
-    """Base of the errors that end a run with a message instead of a traceback; no secret is in it, and no
-    control character: what strangers named is quoted, and a terminal would obey it.
+    """Base of the errors that end a run with a message instead of a traceback. Secrets in it are redacted, and control
+    characters of untrusted names are escaped, since a terminal would interpret them.
 
     Attributes:
-        at_fault: the rank and the machine whose hardware is to blame, where that is known.
+        at_fault: the rank and the machine with faulty hardware, if known.
     """
 
     exit_code = 70
@@ -38,7 +38,7 @@ class ConfigError(RunError):
 
 
 class PluginError(ConfigError):
-    """A module of `plugins` cannot be imported; nothing can be said of a configuration that needs it."""
+    """A module of `plugins` cannot be imported, so a configuration that needs it cannot be checked."""
 
 
 class DataError(RunError):
@@ -54,23 +54,23 @@ class StorageError(RunError):
 
 
 class UnstableRun(RunError):
-    """Loss, gradient or weights are not finite, or the loss jumped, and stability: says stop. Not to be retried."""
+    """Loss, gradient or weights are not finite, or the loss jumped, with stability: stop. Not to be retried."""
 
 
 class StoppedEarly(RunError):
-    """A signal asked the program to stop; what there was to save is saved, and the same command goes on."""
+    """A signal stopped the program; its state is saved, and the same command continues."""
 
     exit_code = 75
 
 
 class StartAgain(RunError):
-    """All ranks end, and the launcher starts them again: what they then do otherwise is in the run's folder."""
+    """All ranks end, and the launcher restarts them; the run's folder holds the change for the next start."""
 
     exit_code = 75
 
 
 class Halved(StartAgain):
-    """A microbatch that the run chose by itself did not fit. Half of it is noted, and the same command goes on."""
+    """An automatically chosen microbatch did not fit. Its half is recorded, and the same command continues."""
 
 
 class OutOfMemory(RunError):
@@ -78,17 +78,17 @@ class OutOfMemory(RunError):
 
 
 class HangError(RunError):
-    """A rank gave no sign of life, or kept the others waiting, for distributed.timeout_seconds."""
+    """A rank sent no heartbeat, or kept the others waiting, for distributed.timeout_seconds."""
 
     exit_code = 124
 
 
 def exit_code_of(work: Callable[[], int | None], *, speaks: bool = True) -> int:
-    """Do what a program is for; an error of the user's is printed. Returns the exit code, 0 for None.
+    """Run a program's work and print a user's error. Return the exit code, 0 for None.
 
     Args:
-        work: what it is for.
-        speaks: print that it was stopped, too; of several ranks one does.
+        work: the work.
+        speaks: also print that it was stopped; one of several ranks does.
     """
     try:
         return work() or 0
@@ -107,7 +107,7 @@ def exit_code_of(work: Callable[[], int | None], *, speaks: bool = True) -> int:
 
 @contextmanager
 def interrupts_as(text: str) -> Iterator[None]:
-    """Turn Ctrl-C within the block into StoppedEarly with this text."""
+    """Turn Ctrl-C within the context into StoppedEarly with this text."""
     try:
         yield
     except KeyboardInterrupt:

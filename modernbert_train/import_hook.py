@@ -1,16 +1,16 @@
-"""Lets `import composer` and `import streaming` work in any program of this environment, whoever imports them first.
+"""Make `import composer` and `import streaming` work in any program of this environment.
 
-A user's callback, test or notebook does not know of import_stubs.py, nor of the releases that a wheel of this project
-brings in modernbert_train/bundled. A file `NAME.pth` beside the installed packages is read whenever this environment's
-Python starts. Ours, which a wheel holds and `python -m modernbert_train.import_stubs --environment` writes, adds a
-finder that asks `spec_of` once one of the two is imported; until then nothing of ours is imported, which would cost
-every program of the environment. Our own programs call `activate` before they import either.
+Users' callbacks, tests and notebooks know neither import_stubs.py nor the releases that our wheel bundles in
+modernbert_train/bundled. Python's site module reads a file `NAME.pth` among the installed packages at every start.
+Ours, which a wheel contains and `python -m modernbert_train.import_stubs --environment` writes, adds a finder that
+calls `spec_of` when one of the two is imported. Until then it imports nothing of ours, which would slow every program
+of the environment. Our own programs call `activate` before they import either.
 
-Whose release is imported: of an environment without these packages, the bundled one. Where it has others, its own
-programs get those, untouched; ours get the bundled ones, which are the only ones that it was tested with.
+In an environment without these packages, the bundled release is imported. If the environment has another release, its
+other programs get that one, unchanged; our programs get the bundled one, the only one that we test with.
 
-Composer also takes over SIGTERM and SIGINT when it is imported, to end the process with 143 and 130 whatever it is
-doing. It is not let: whoever had the signals before keeps them.
+Composer also installs handlers of SIGTERM and SIGINT when it is imported, which end the process with 143 and 130. The
+hook restores the previous handlers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PACKAGES = {"composer": "mosaicml", "streaming": "mosaicml-streaming"}
 
 
 class _Finder:
-    """Finds the libraries for a program of ours, and has the stand-ins made before they run."""
+    """Finds the libraries for our own programs, and installs the stubs before they run."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -39,10 +39,10 @@ class _Finder:
 
 
 def activate() -> None:
-    """From now on in this process; calling it again does nothing.
+    """Install the finder in this process; a second call does nothing.
 
     Raises:
-        ConfigError: another release than the bundled one is imported already.
+        ConfigError: a release other than the bundled one is imported already.
     """
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
@@ -53,11 +53,11 @@ def activate() -> None:
 
 
 def spec_of(fullname: str, path: Sequence[str] | None, ours: bool) -> ModuleSpec | None:
-    """Where one of LIBRARIES is; None leaves it to Python.
+    """Return the spec of one of LIBRARIES; None leaves it to Python.
 
     Args:
         fullname, path: as a finder gets them.
-        ours: for a program of ours, and not for one that may want the environment's own release.
+        ours: True in our own programs; others may need the environment's own release.
     """
     spec = PathFinder.find_spec(fullname, path)
     if path is None and BUNDLED.is_dir() and (spec is None or (ours and _is_other(fullname))):
@@ -69,7 +69,7 @@ def spec_of(fullname: str, path: Sequence[str] | None, ours: bool) -> ModuleSpec
     run = spec.loader.exec_module
 
     def prepare_and_run(module: ModuleType) -> None:
-        # only now: it must cost nothing where neither library is used
+        # only now, so that programs without either library pay nothing
         from modernbert_train import import_stubs
         from modernbert_train.distributed import stop_signals
 
@@ -82,17 +82,17 @@ def spec_of(fullname: str, path: Sequence[str] | None, ours: bool) -> ModuleSpec
 
 
 def _is_untouched(fullname: str, spec: ModuleSpec | None) -> bool:
-    """Whether this is of a release that only the environment's own programs get."""
+    """Return True for a spec of the environment's own release, which stays unchanged."""
     if spec is None or not BUNDLED.is_dir() or BUNDLED in Path(spec.origin or "").parents:
         return False
     return _is_other(fullname.partition(".")[0])
 
 
 def _is_other(name: str) -> bool:
-    """Whether the environment's own release is another than the bundled one."""
+    """Return True if the environment's own release differs from the bundled one."""
     package = _PACKAGES[name]
     found = next((each.version for each in importlib.metadata.distributions(name=package)), None)
-    return found != bundled_versions()[package]  # of modules without a record nobody knows the release
+    return found != bundled_versions()[package]  # a module without metadata counts as another release
 
 
 def _require_ours(name: str, module: ModuleType) -> None:

@@ -1,18 +1,18 @@
-"""Lets Composer and Streaming be imported where torchvision or mosaicml-cli is absent or does not fit torch.
+"""Make Composer and Streaming importable where torchvision or mosaicml-cli is absent or does not fit torch.
 
-Both libraries import torchvision, and Composer imports mosaicml-cli, at their top, and use neither for anything that
-we call. There is no CPU build of torchvision on the package index, and one built for CUDA does not load on a CPU
-torch. `install()` stands an empty module in for each of them, only when the real one cannot be imported, and whoever
-calls into it gets an error that says so. Call it before the first import of composer or streaming.
-`imported_later()` keeps both, and torchmetrics for them, from importing transformers, peft and SciPy before their use.
+Both libraries import torchvision at module level, and Composer imports mosaicml-cli; we call nothing that uses either.
+The package index lacks a CPU build of torchvision, and one built for CUDA does not load on a CPU torch. `install()`
+adds an empty stub module for each of them that cannot be imported; any use of a stub raises an error that explains it.
+Call it before the first import of composer or streaming. `imported_later()` delays the imports of transformers, peft
+and SciPy by both, and by torchmetrics, until they are used.
 
     python -m modernbert_train.import_stubs composer.cli -n 2 -m modernbert_train train RUN.yaml
 
-runs a module of theirs, here Composer's launcher, where its own command cannot start.
+runs one of their modules, here Composer's launcher, which cannot start by its own command.
 
     python -m modernbert_train.import_stubs --environment
 
-lets every program of this environment import both from now on, see import_hook.py; requirements/install.sh calls it.
+lets every program of this environment import both, see import_hook.py; requirements/install.sh calls it.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _STUBS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "mcli": {"mcli": ()},
 }
-# what Composer, Streaming and torchmetrics import at their top, for nothing that we call; peft, which Composer imports
-# where it is installed, makes subclasses of what is in transformers, so neither may be real alone
+# imported at module level by Composer, Streaming and torchmetrics, for features that we do not use; peft, which Composer
+# imports if it is installed, subclasses classes of transformers, so both must be proxies or both real
 _LATER = ("transformers", "peft", "scipy")
-# what a .pth file runs at every start of Python, so nothing is imported until one of the two is
+# a .pth file runs it at every start of Python, so it imports nothing until one of the two is imported
 _HOOK = """\
 class ModernbertTrain:
     @staticmethod
@@ -63,10 +63,10 @@ sys.meta_path.insert(0, ModernbertTrain)
 
 
 def install() -> list[str]:
-    """Stand in for torchvision and mcli where they cannot be imported; calling it again does nothing.
+    """Add stubs for torchvision and mcli if they cannot be imported; a second call does nothing.
 
     Returns:
-        The packages that are stood in for in this process.
+        The packages that are stubs in this process.
     """
     return [name for name, modules in _STUBS.items() if _is_stub(name) or not _importable(name, modules)]
 
@@ -105,7 +105,7 @@ def _add_stub(name: str, attributes: tuple[str, ...]) -> None:
 
 
 class _TransformersFinder(importlib.abc.MetaPathFinder):
-    """Lets transformers find no torchvision where there is none: it looks once, and would import from the stand-in."""
+    """Lets transformers conclude that torchvision is absent: it checks once, and would import from the stub."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -119,7 +119,7 @@ class _TransformersFinder(importlib.abc.MetaPathFinder):
             stubs = {name: sys.modules.pop(name) for name in _STUBS["torchvision"] if _is_stub(name)}
             try:
                 run(module)
-                importlib.import_module("transformers.utils").is_torchvision_available()  # it remembers the answer
+                importlib.import_module("transformers.utils").is_torchvision_available()  # caches the answer
             finally:
                 sys.modules.update(stubs)
 
@@ -129,15 +129,15 @@ class _TransformersFinder(importlib.abc.MetaPathFinder):
 
 @contextmanager
 def imported_later() -> Iterator[None]:
-    """Within it, imports from transformers, peft or SciPy give stand-ins, which import the real one on first use.
+    """Context in which imports of transformers, peft or SciPy return proxies, which import the package on first use.
 
-    Composer, Streaming and torchmetrics import them at their top, for what nothing here calls, and that is more than
-    half of the time until a run's first step. All they offer is there, and works. What is loaded already, or
-    absent, stays so.
+    Composer, Streaming and torchmetrics import them at module level, for features that we do not use; that takes more
+    than half of the time until a run's first step. All names work. Packages that are loaded already, or absent, are
+    left alone.
     """
     packages = [name for name in _LATER if name not in sys.modules and _installed(name)]
     if _installed("transformers") and "transformers" not in packages:
-        packages = []  # the real one imports scikit-learn where it is installed, and that the real SciPy
+        packages = []  # transformers imports scikit-learn if it is installed, which needs the real SciPy
     finder = _LaterFinder(packages)
     sys.meta_path.insert(0, finder)
     try:
@@ -153,7 +153,7 @@ def _installed(name: str) -> bool:
 
 
 class _LaterFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Makes an empty module of whatever is asked for under some packages; its names are `_Later`.
+    """Creates an empty module for any import below some packages; its names are `_Later` proxies.
 
     Attributes:
         made: names of these modules.
@@ -182,7 +182,7 @@ def _later(module: str, name: str) -> _Later:
 
 
 class _Later:
-    """Something in a package, imported when it is used. Of an `isinstance` it need not be: nothing is one of it."""
+    """A proxy for a package's name, imported on first use; `isinstance` with it is False without an import."""
 
     def __init__(self, module: str, name: str) -> None:
         self._place = (module, name)
@@ -209,10 +209,10 @@ def _refuse(self: object, *args: Any, **kwargs: Any) -> None:
 
 
 def write_hook(folder: Path) -> Path:
-    """Have import_hook.py asked in every program whose packages are in a folder.
+    """Write the .pth file that enables import_hook.py for every program with packages in this folder.
 
     Returns:
-        The file that does it; it does nothing where this package is gone.
+        The file; it does nothing once this package is removed.
     """
     file = folder / "modernbert_train_import_hook.pth"
     file.write_text(f"import sys; exec({_HOOK!r})\n", encoding="utf-8")  # Python's site module reads it by lines

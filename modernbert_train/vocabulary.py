@@ -1,4 +1,4 @@
-"""The few facts about a tokenizer that training needs, read from its tokenizer.json without loading it."""
+"""Facts about a tokenizer that training needs, read from its tokenizer.json without loading it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from modernbert_train.errors import DataError, StorageError
 # as texts of tokens; Ċ is a line break, and the last three are full-width marks, in byte-level vocabularies
 _SENTENCE_ENDS = (".", "!", "?", "\n", "\u3002", "\uff01", "\uff1f", "Ċ", "ãĢĤ", "ï¼ģ", "ï¼Ł")
 _CLOSING = "\"'\u201d\u2019»)]"
-_SPACES = ("Ġ", "▁", " ")  # begins a token that stands after a space: byte-level, SentencePiece, neither
-_CONTINUES = "##"  # begins one that does not, where a space leaves no mark
-SPARE = "[unused"  # begins an entry that is kept free
-_LARGEST_ID = (1 << 31) - 1  # what the shards' ids can be
+_SPACES = ("Ġ", "▁", " ")  # prefix of a token after a space: byte-level, SentencePiece, neither
+_CONTINUES = "##"  # prefix of a token that continues a word, if spaces leave no mark
+SPARE = "[unused"  # prefix of a reserved entry
+_LARGEST_ID = (1 << 31) - 1  # limit of ids in shards
 TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 # role of a special token -> its name in a tokenizer of this project
 CONVENTION = {"cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "mask": "[MASK]", "unk": "[UNK]"}
 NEEDED = ("cls", "sep", "pad", "mask")
-_DECODERS_NAMES = {"cls": "bos_token", "sep": "eos_token"}  # of tokenizers that were made for decoders first
+_DECODERS_NAMES = {"cls": "bos_token", "sep": "eos_token"}  # of tokenizers made for decoders
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class Vocabulary:
     Attributes:
         num_entries: entries of the tokenizer, which is one more than its largest id.
         cls_id, sep_id, pad_id, mask_id: ids of the special tokens.
-        ordinary: int64 ids that a random replacement is drawn from: every entry but special and unused ones.
+        ordinary: int64 ids for random replacements: every entry except special and unused ones.
         sha256: hash of tokenizer.json, the tokenizer's identity.
-        sentence_ends: int64 ids of those whose text ends as a sentence does: ., !, ? and their full-width forms, with
-            or without a closing quote or bracket, or a line break.
-        inside_words: int64 ids of those that go on with a word that a token before them began: with WordPiece's ##, or
-            letters and digits without the mark of a space where words have one.
-        segments_of_pairs: whether the tokenizer gives the second text of a pair token type 1.
+        sentence_ends: int64 ids of tokens that end a sentence: ., !, ? and their full-width forms, with or without a
+            closing quote or bracket, or a line break.
+        inside_words: int64 ids of tokens that continue a word: with WordPiece's ##, or letters and digits without the
+            mark of a space, if the vocabulary marks spaces.
+        segments_of_pairs: True if the tokenizer gives the second text of a pair token type 1.
         roles: token of each role, as the tokenizer spells it.
-        separators: tokens for sep between the two texts of a pair; a RoBERTa has two.
+        separators: number of sep tokens between the two texts of a pair; a RoBERTa has two.
     """
 
     num_entries: int
@@ -65,7 +65,7 @@ class Vocabulary:
 
     @property
     def between(self) -> tuple[int, ...]:
-        """Ids between the two texts of a pair."""
+        """The ids between the two texts of a pair."""
         return (self.sep_id,) * self.separators
 
 
@@ -77,7 +77,7 @@ class _Tokenizer(NamedTuple):
         ids: of every token.
         added: the entry of each added token, by its text.
         segments_of_pairs: see `Vocabulary`.
-        ends: the tokens that its post-processor puts before and after a text; empty where it puts none.
+        ends: the tokens that its post-processor puts before and after a text; empty if it adds none.
         separators: see `Vocabulary`.
     """
 
@@ -90,10 +90,10 @@ class _Tokenizer(NamedTuple):
 
 
 def read_vocabulary(folder: str | Path) -> Vocabulary:
-    """Read a tokenizer folder; its files are parsed once in a process for as long as they are the same.
+    """Read a tokenizer folder; unchanged files are parsed once in a process.
 
     Raises:
-        DataError: there is no tokenizer.json, it is damaged, or it has no token for one of `NEEDED`.
+        DataError: tokenizer.json is missing or damaged, or lacks a token for one of `NEEDED`.
     """
     require_own_files(Path(folder))
     path = Path(folder) / TOKENIZER
@@ -107,7 +107,7 @@ def read_vocabulary(folder: str | Path) -> Vocabulary:
     parsed, words = read_once(path, _parse), read_once(path, _words)
     cls_id, sep_id, pad_id, mask_id = (ids[roles[role]] for role in NEEDED)
     special = [cls_id, sep_id, pad_id, mask_id]
-    if np.isin(special, words.ordinary).any():  # tokenizer.json does not say that they are special
+    if np.isin(special, words.ordinary).any():  # tokenizer.json does not mark them as special
         words = _Words(*(np.setdiff1d(each, special) for each in words))
     return Vocabulary(
         num_entries=max(ids.values()) + 1,
@@ -159,7 +159,7 @@ def role_tokens(path: str | Path) -> dict[str, str]:
 
 
 def partial_roles(path: str | Path) -> dict[str, str]:
-    """Return the token of each role that has one, also of a tokenizer that was not made for an encoder; see
+    """Return the token of each role that has one, even in a tokenizer that was not made for encoders; see
     `role_tokens`."""
     file = _file(path)
     require_own_files(file.parent)
@@ -192,7 +192,7 @@ def _named_tokens(path: Path) -> dict[str, str]:
 
 
 def token_ids(folder: str | Path) -> Mapping[str, int]:
-    """The id of every token, special and added ones too; two tokenizers that agree here can serve one model.
+    """Return the id of every token, special and added ones too; tokenizers with equal ids can serve one model.
 
     Raises:
         DataError: there is no tokenizer.json, or it is damaged.
@@ -203,20 +203,20 @@ def token_ids(folder: str | Path) -> Mapping[str, int]:
 
 
 def tokenizer_sha256(folder: str | Path) -> str:
-    """Its identity, also of one that lacks a special token. Raises DataError as `token_ids`."""
+    """Return the tokenizer's identity, even if it lacks a special token. Raises DataError as `token_ids`."""
     require_own_files(Path(folder))
     return read_once(Path(folder) / TOKENIZER, _parse).sha256
 
 
 def special_tokens(folder: str | Path) -> frozenset[str]:
-    """Those that no text gives: special ones and [unused...]. Raises DataError as `token_ids`."""
+    """Return the tokens that no text produces: special ones and [unused...]. Raises DataError as `token_ids`."""
     require_own_files(Path(folder))
     found = read_once(Path(folder) / TOKENIZER, _parse)
     return frozenset(text for text in found.ids if _is_reserved(text, found.added))
 
 
 def added_tokens(folder: str | Path) -> frozenset[str]:
-    """Those that were added to the tokenizer's model, spelled as in a text. Raises DataError as `token_ids`."""
+    """Return tokens added to the tokenizer's model, spelled as in a text. Raises DataError as `token_ids`."""
     require_own_files(Path(folder))
     return frozenset(read_once(Path(folder) / TOKENIZER, _parse).added)
 
@@ -226,7 +226,7 @@ def _is_reserved(text: str, added: Mapping[str, Any]) -> bool:
 
 
 class _Words(NamedTuple):
-    """Ids of the tokens that texts give; see `Vocabulary`."""
+    """Ids of the tokens that texts produce; see `Vocabulary`."""
 
     ordinary: NDArray[np.int64]
     sentence_ends: NDArray[np.int64]
@@ -246,7 +246,7 @@ def _words(path: Path) -> _Words:
 
 
 def _inside_words(ids: Mapping[str, int]) -> set[int]:
-    """See `Vocabulary.inside_words`. Marks and line breaks are words of their own, as a word's first part is."""
+    """Return `Vocabulary.inside_words`. Marks and line breaks are separate words, and never continue one."""
     continued = {i for text, i in ids.items() if text.startswith(_CONTINUES) and len(text) > len(_CONTINUES)}
     if len(continued) > len(ids) // 100:
         return continued
@@ -255,7 +255,7 @@ def _inside_words(ids: Mapping[str, int]) -> set[int]:
     byte_level = any(text.startswith("Ġ") for text in ids)
     starts = (*_SPACES, "Ċ", "ĉ")
 
-    def letter(first: str) -> bool:  # a byte of one beyond ASCII is shown as a letter, or as a sign
+    def letter(first: str) -> bool:  # byte-level vocabularies show bytes beyond ASCII as letters or signs
         return first.isalnum() or (byte_level and ord(first) > 127)
 
     return {i for text, i in ids.items() if text and not text.startswith(starts) and letter(text[0])}
@@ -282,7 +282,7 @@ def _parse(path: Path) -> _Tokenizer:
 
 
 def _segments_of_pairs(post_processor: Mapping[str, Any]) -> bool:
-    """See `Vocabulary`; by the kinds of post-processor that the tokenizers library has."""
+    """Return `Vocabulary.segments_of_pairs`, by the post-processors of the tokenizers library."""
     if post_processor.get("type") == "Sequence":
         return any(_segments_of_pairs(each) for each in post_processor["processors"])
     if post_processor.get("type") == "TemplateProcessing":
@@ -292,7 +292,7 @@ def _segments_of_pairs(post_processor: Mapping[str, Any]) -> bool:
 
 
 def _ends(post_processor: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the tokens before and after a single text, as far as there is one of each; see `_segments_of_pairs`."""
+    """Return the tokens before and after a single text, if there is one of each; see `_segments_of_pairs`."""
     kind = post_processor.get("type")
     if kind == "Sequence":
         found = [ends for each in post_processor["processors"] if any(ends := _ends(each))]
@@ -311,7 +311,7 @@ def _ends(post_processor: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _separators(post_processor: Mapping[str, Any], sep: str) -> int:
-    """Return how often `sep` stands between two texts; once where anything else does."""
+    """Return the number of `sep` between two texts; one for any other separator."""
     kind = post_processor.get("type")
     if kind == "Sequence":
         return max((_separators(each, sep) for each in post_processor["processors"]), default=1)

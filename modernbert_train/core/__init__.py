@@ -1,5 +1,5 @@
-"""Small parts that know nothing of training: files, JSON, text, tensors on disk, keyed random numbers, versions.
+"""Helpers independent of training: files, JSON, text, tensors on disk, keyed random numbers, versions.
 
-Each file changes alone, with its test in tests/core. errors.py belongs here and is outside for its public name.
+Each file has its test in tests/core. errors.py belongs here, but is outside for its public name.
 Imports: nothing.
 """

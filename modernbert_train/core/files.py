@@ -1,10 +1,10 @@
-"""Files and folders that are whole or not there, and locks that end with their process: the one place for both.
+"""Atomic writes of files and folders, and locks that end with their process.
 
-What is written goes beside its place, to the disk itself, and then by a rename into its place. So a crash, a full disk
-or a power cut leaves what was there before, or what should be there, and never a part of it.
+A file is written under a temporary name next to its target, synced to disk, and renamed. After a crash, a full disk or
+a power cut the target is either the old file or the complete new one.
 
-A lock belongs to an open file: the kernel drops it when the process ends, however it ends. What is locked is in use,
-and what is not locked was left behind. So the next write into a folder removes what killed processes left in it.
+A lock belongs to an open file: the kernel drops it when the process ends, for any reason. A locked partial file is in
+use; an unlocked one was left behind. So the next write into a folder removes leftovers of killed processes.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from typing import IO
 from modernbert_train.core.text import first_line
 from modernbert_train.errors import RunError, StorageError
 
-_PARTIAL = re.compile(r"\.(?P<name>.+)\.((?P<host>[^/]+)-)?(?P<pid>\d+)\.partial")  # once without a host
-_LOCK = "lock"  # in a partial folder, beside the folder that gets the name
-_QUIET_SECONDS = 600.0  # without a write, after which an unlocked partial file of another host counts as left behind
+_PARTIAL = re.compile(r"\.(?P<name>.+)\.((?P<host>[^/]+)-)?(?P<pid>\d+)\.partial")  # older versions wrote no host
+_LOCK = "lock"  # in a partial folder, next to the folder that will be renamed
+_QUIET_SECONDS = 600.0  # an unlocked partial file of another host is a leftover after this time without a write
 
 
 def reason_of(error: Exception) -> str:
-    """Why, in the words of the error; of kinds whose words alone say little, with the kind."""
+    """Return an error's message, with its type if the message alone says little."""
     says_all = isinstance(error, OSError | ValueError | ImportError | RunError)
     return f"{'' if says_all else f'{type(error).__name__}: '}{getattr(error, 'strerror', None) or error}"
 
 
 @contextmanager
 def os_errors_as(kind: type[Exception], what: str, remedy: str = "", *others: type[Exception]) -> Iterator[None]:
-    """Turn an OSError of the block into an error for the user: `WHAT (reason). REMEDY`.
+    """Turn an OSError of the context into an error for the user: `WHAT (reason). REMEDY`.
 
     Args:
-        kind: StorageError for files that we write, DataError for the user's, ValueError where a caller knows which.
-        what: the file or folder, and what cannot be done with it.
-        remedy: what the user can do.
-        others: kinds of errors that are told as one of the disk is.
+        kind: StorageError for files that we write, DataError for the user's, ValueError where the caller handles it.
+        what: the file or folder, and the operation that failed.
+        remedy: advice for the user.
+        others: further types of errors to convert.
 
     Raises:
         Exception: of this kind.
@@ -58,7 +58,7 @@ def os_errors_as(kind: type[Exception], what: str, remedy: str = "", *others: ty
 
 @contextmanager
 def values_as(kind: type[Exception], where: str, *others: type[Exception], after: str = "") -> Iterator[None]:
-    """Say where a ValueError of the block, as readers of foreign files raise it, comes from: `WHERE: REASON`, AFTER.
+    """Add the location to a ValueError of the context, for readers of foreign files: `WHERE: REASON` + AFTER.
 
     Raises:
         Exception: of this kind.
@@ -72,14 +72,14 @@ def values_as(kind: type[Exception], where: str, *others: type[Exception], after
 
 @contextmanager
 def anything_as(kind: type[RunError], what: str, remedy: str) -> Iterator[None]:
-    """Turn whatever a library raises of a stranger's file, or of a network: `WHAT (first line of the reason). REMEDY`.
+    """Convert any error of a library about a foreign file or a network: `WHAT (first line of the reason). REMEDY`.
 
     Raises:
-        RunError: of this kind; or the block's own.
+        RunError: of this kind; a RunError of the context passes unchanged.
     """
     try:
         yield
-    except Exception as error:  # hubs, caches and damaged files can fail in any way
+    except Exception as error:  # hubs, caches and damaged files raise errors of any type
         if isinstance(error, RunError):
             raise
         raise kind(f"{what} ({first_line(error)[:300]}). {remedy}") from None
@@ -87,10 +87,10 @@ def anything_as(kind: type[RunError], what: str, remedy: str) -> Iterator[None]:
 
 @contextmanager
 def errors_to(tell: Callable[[str], object], *kinds: type[Exception], before: str = "") -> Iterator[None]:
-    """Go on behind the block after an error of these kinds, and tell it: BEFORE, its own words.
+    """Continue after an error of these types in the context, and report it: BEFORE + its message.
 
     Args:
-        tell: what is done with the words: `warn`, or `append` of the list of all that is wrong.
+        tell: called with the text: `warn`, or `append` of a list of problems.
     """
     try:
         yield
@@ -99,16 +99,16 @@ def errors_to(tell: Callable[[str], object], *kinds: type[Exception], before: st
 
 
 def warn(text: str) -> None:
-    """Say on standard error what does not end the program."""
+    """Print a warning to standard error."""
     print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def saying(before: str = "", after: str = "", kind: type[RunError] = RunError) -> Iterator[None]:
-    """Say more of an error of the block, which stays of its kind: BEFORE, its own words, AFTER.
+    """Extend the message of a RunError of the context, keeping its type: BEFORE + message + AFTER.
 
     Raises:
-        RunError: as the block does.
+        RunError: as the context does.
     """
     try:
         yield
@@ -117,26 +117,26 @@ def saying(before: str = "", after: str = "", kind: type[RunError] = RunError) -
 
 
 def lock(file: IO[str] | IO[bytes] | int) -> None:
-    """Take the lock of an open file or folder, waiting for whoever has it.
+    """Lock an open file or folder, waiting for its present holder.
 
     Raises:
-        OSError: the file system has no locks.
+        OSError: the file system does not support locks.
     """
     fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def lock_now(file: IO[str] | IO[bytes] | int, *, shared: bool = False) -> bool:
-    """Take the lock of an open file or folder if it is free.
+    """Lock an open file or folder if it is free.
 
     Args:
-        file: as long as it is open the lock is held.
-        shared: together with all others who ask for it so.
+        file: the lock is held while it is open.
+        shared: allow other shared locks at the same time.
 
     Returns:
-        Whether it was free.
+        True if it was free.
 
     Raises:
-        OSError: the file system has no locks.
+        OSError: the file system does not support locks.
     """
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -146,15 +146,15 @@ def lock_now(file: IO[str] | IO[bytes] | int, *, shared: bool = False) -> bool:
 
 
 def unlock(file: IO[str] | IO[bytes] | int) -> None:
-    """Give a lock back before the file is closed: a process forked meanwhile has inherited it."""
+    """Release a lock before the file is closed: a process forked in between has inherited it."""
     fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file as a whole, in UTF-8; what was there is replaced. What cannot be encoded becomes a question mark.
+    """Write a text file atomically, in UTF-8, replacing an existing one. Unencodable characters become `?`.
 
     Raises:
-        OSError: the disk refuses it; what was there before is untouched, and nothing else is left.
+        OSError: the disk refuses it; the old file is unchanged and no partial file remains.
     """
     _sweep_once(path.parent)
     with _whole_file(path) as file:
@@ -162,10 +162,10 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def write_out(path: Path, text: str) -> Path:
-    """Write the file that a user named, whole or not at all; returns its path.
+    """Write a file that a user named, atomically; return its path.
 
     Raises:
-        StorageError: it cannot be written; what was there before is untouched.
+        StorageError: it cannot be written; the old file is unchanged.
     """
     with os_errors_as(StorageError, f"{path}: cannot be written", "Free space, fix the path, or name another file."):
         write_whole(path, text)
@@ -174,7 +174,7 @@ def write_out(path: Path, text: str) -> Path:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """An open file that gets its name at the end of the block, in place of what is there, or is removed.
+    """Context with an open file that replaces `path` at the end, or is removed on an error.
 
     Raises:
         OSError: the disk refuses it.
@@ -199,12 +199,12 @@ def _whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line to a file that several processes may add to: the whole line, on the disk itself, or nothing.
+    """Append a line to a file that several processes append to, synced to disk; never a part of a line.
 
-    What a crash left there of a line is ended first, so that the new one is read.
+    If a crash left a partial line, it is ended first, so that the new line is readable.
 
     Raises:
-        OSError: the disk refuses it; the file is then as it was. Or it is a link, which is not followed.
+        OSError: the disk refuses it, and the file is unchanged; or the file is a symlink, which is not followed.
     """
     with open(path, "a+b", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666)) as file:
         lock(file)
@@ -222,14 +222,14 @@ def append_line(path: Path, line: str) -> None:
 
 
 def publish(staging: Path, out: Path) -> Path | None:
-    """Give a complete folder its name, once everything in it has reached the disk.
+    """Rename a complete folder to its final name, once its contents are on disk.
 
     Args:
         staging: the folder, on the same disk as `out`.
-        out: where it goes. A folder there is moved aside, to the name of `staging` with `-replaced` after it.
+        out: its final name. An existing folder is moved aside, to the name of `staging` plus `-replaced`.
 
     Returns:
-        The folder that was moved aside, if there was one, for the caller to remove.
+        The folder that was moved aside, for the caller to remove, or None.
 
     Raises:
         OSError: the disk refuses it.
@@ -251,7 +251,7 @@ def publish(staging: Path, out: Path) -> Path | None:
 
 @contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
-    """An empty folder that gets the name of `out` at the end of the block, in place of what is there, or is removed.
+    """Context with an empty folder that replaces `out` at the end, or is removed on an error.
 
     Raises:
         OSError: the disk refuses it.
@@ -259,7 +259,7 @@ def whole_folder(out: Path) -> Iterator[Path]:
     out.parent.mkdir(parents=True, exist_ok=True)
     sweep(out.parent)
     aside = _aside(out)
-    shutil.rmtree(aside, ignore_errors=True)  # of an earlier process with this number
+    shutil.rmtree(aside, ignore_errors=True)  # left by an earlier process with this id
     try:
         (aside / out.name).mkdir(parents=True)
         with (aside / _LOCK).open("wb") as file:
@@ -271,19 +271,19 @@ def whole_folder(out: Path) -> Iterator[Path]:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the partial files and folders in a folder whose processes have ended; others are left alone."""
+    """Remove the partial files and folders in a folder whose processes have ended; keep all others."""
     for path, found in _partials(folder):
         if _is_left(path, found["host"], int(found["pid"])):
             _remove_left(path, found["name"])
 
 
 def being_written(out: Path) -> Path | None:
-    """The partial file or folder that a living process will give the name of `out`; None if there is none."""
+    """Return the partial file or folder that a living process will rename to `out`; None without one."""
     sweep(out.parent)
     return next((path for path, found in _partials(out.parent) if found["name"] == out.name and _lock_of(path)), None)
 
 
-_sweep_once = functools.cache(sweep)  # a folder of ten thousand small files is not listed for each
+_sweep_once = functools.cache(sweep)  # a folder of ten thousand small files is not listed again for each of them
 
 
 def _aside(path: Path) -> Path:
@@ -291,26 +291,26 @@ def _aside(path: Path) -> Path:
 
 
 def _hold(file: IO[bytes]) -> None:
-    with suppress(OSError):  # a file system without locks: then the process is looked for, see `_is_left`
+    with suppress(OSError):  # without locks, `_is_left` checks whether the process exists
         lock_now(file)
 
 
 def _partials(folder: Path) -> list[tuple[Path, re.Match[str]]]:
-    with suppress(OSError):  # the folder itself is refused by whoever writes into it
+    with suppress(OSError):  # the following write into the folder reports this error
         return [(folder / name, found) for name in os.listdir(folder) if (found := _PARTIAL.fullmatch(name))]
     return []
 
 
 def _lock_of(path: Path) -> bool:
-    """True if a process holds the lock of a partial file or folder."""
+    """Return True if a process holds the lock of a partial file or folder."""
     with suppress(OSError), (path / _LOCK if path.is_dir() else path).open("r+b") as file:
         return not lock_now(file)
     return False
 
 
 def _is_left(path: Path, host: str | None, pid: int) -> bool:
-    """True if the process that wrote it has ended. A lock that is free may be about to be taken, so the process is
-    looked for too; one of another host cannot be, and is known by its writes."""
+    """Return True if the process that wrote it has ended. A free lock may be about to be taken, so the process is
+    checked too; on another host that is impossible, so the time of its last write decides."""
     if _lock_of(path):
         return False
     with suppress(OSError):
@@ -322,7 +322,7 @@ def _is_left(path: Path, host: str | None, pid: int) -> bool:
 
 
 def _remove_left(path: Path, name: str) -> None:
-    """Remove it; a folder that was whole, and had moved its predecessor aside, gets its name first."""
+    """Remove a leftover; a complete folder that had moved its predecessor aside is renamed to its target first."""
     out = path.with_name(name)
     with suppress(OSError):
         if (path / f"{name}-replaced").exists() and not out.exists():
@@ -334,7 +334,7 @@ def _remove_left(path: Path, name: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have what was written of a file, or the names in a folder, reach the disk itself."""
+    """Sync a file's contents, or a folder's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -343,11 +343,11 @@ def sync(path: Path) -> None:
 
 
 def existing(path: Path) -> Path:
-    """The path, or its nearest parent that is there."""
+    """Return the path or its nearest existing parent."""
     path = path.absolute()
     return next(each for each in (path, *path.parents) if each.exists())
 
 
 def free_bytes(path: Path) -> int:
-    """Free space on the disk of a path that need not be there yet."""
+    """Return the free space on the disk of a path, which need not exist yet."""
     return shutil.disk_usage(existing(path)).free

@@ -11,42 +11,42 @@ from contextlib import suppress
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]  # the folder modernbert_train
-_IN_WHEEL = PACKAGE / "yamls"  # put there by requirements/bundle.py, as is the next
-BUNDLED = PACKAGE / "bundled"  # Composer and Streaming, of which nobody else in the environment sees anything
+_IN_WHEEL = PACKAGE / "yamls"  # put there by requirements/bundle.py, like BUNDLED
+BUNDLED = PACKAGE / "bundled"  # Composer and Streaming, invisible to other programs of the environment
 CHECKOUT = None if _IN_WHEEL.is_dir() else PACKAGE.parent  # the repository's folder
 YAMLS = _IN_WHEEL if CHECKOUT is None else CHECKOUT / "yamls"
 
 
 def import_as_here(*, is_program: bool) -> None:
-    """Have programs that this one starts as `python -m` leave the current folder out, where this one does.
+    """Keep the current folder out of the import path of children started as `python -m`, if this process does so.
 
-    The installed command does not import from there, and a user's own random.py or queue.py must not reach the
-    processes of a run either.
+    The installed command does not import from it, and a user's own random.py or queue.py must not reach the processes
+    of a run either.
 
     Args:
-        is_program: True for the installed command; False for code of others, whose `python -P` alone counts.
+        is_program: True for the installed command; False in other programs, where only their own `python -P` counts.
     """
     if sys.flags.safe_path or (is_program and not {"", os.getcwd()} & set(sys.path)):
         os.environ["PYTHONSAFEPATH"] = "1"
 
 
 def library_version(name: str) -> str:
-    """The version of a package, which may have come in our wheel and then has no record of its own.
+    """Return the version of a package; a package bundled in our wheel lacks its metadata.
 
     Raises:
-        importlib.metadata.PackageNotFoundError: it is not there.
+        importlib.metadata.PackageNotFoundError: it is not installed.
     """
     return bundled_versions().get(name) or importlib.metadata.version(name)
 
 
 def bundled_versions() -> dict[str, str]:
-    """Releases that a wheel brings, by package; none of a checkout."""
+    """Return the releases that a wheel bundles, by package; empty in a checkout."""
     file = BUNDLED / "versions.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def commit() -> tuple[str, bool] | None:
-    """The checkout's commit, and whether files differ from it; None of a wheel, and where git does not say."""
+    """Return the checkout's commit, and True if files differ from it; None in a wheel or without git."""
     if CHECKOUT is None or not (CHECKOUT / ".git").exists():
         return None
     found = _git("rev-parse", "HEAD")

@@ -1,8 +1,8 @@
-"""Randomness as a pure function of a key: nothing depends on what a process happened to do before.
+"""Randomness as a pure function of a key, independent of a process's history.
 
-Every draw is an integer hash (the finaliser of SplitMix64, Steele et al. 2014) of a 64-bit key and a counter. It needs
-no state, costs a few vector operations, and is the same on every machine and in every version of numpy, so that a
-run that is resumed, rescaled or upgraded still sees the same documents under the same masks.
+Every draw is an integer hash (the finaliser of SplitMix64, Steele et al. 2014) of a 64-bit key and a counter. It is
+stateless, costs a few vector operations, and is the same on every machine and in every version of numpy, so a run that
+is resumed, rescaled or upgraded sees the same documents under the same masks.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def _mix(z: Keys) -> Keys:
 
 
 def hash64(keys: Keys, counters: Keys) -> Keys:
-    """64 uniform bits for each pair of key and counter; the arguments broadcast."""
+    """Return 64 uniform bits for each pair of key and counter; the arguments broadcast."""
     with np.errstate(over="ignore"):
         return _mix(keys + (counters + np.uint64(1)) * _GOLDEN)
 
 
 def derive(*parts: int) -> int:
-    """One 64-bit key from a sequence of non-negative integers; the order matters."""
+    """Derive a 64-bit key from a sequence of non-negative integers; the order matters."""
     key: Keys = np.zeros((), dtype=np.uint64)
     for part in parts:
         key = hash64(key, np.asarray(part & _MASK, dtype=np.uint64))
@@ -39,8 +39,9 @@ def derive(*parts: int) -> int:
 
 
 def derive_each(key: int | Keys, *columns: NDArray[np.integer]) -> Keys:
-    """One key for each row of columns of integers, below `key` (one, or one for each row); the same as derive(key's
-    parts..., row...).
+    """Derive one key for each row of integer columns from `key` (one, or one for each row).
+
+    Equals derive(parts of key..., row...).
     """
     keys: Keys = np.full(np.shape(columns[0]), key, dtype=np.uint64)
     for column in columns:
@@ -49,15 +50,15 @@ def derive_each(key: int | Keys, *columns: NDArray[np.integer]) -> Keys:
 
 
 def uniform(bits: Keys) -> NDArray[np.float64]:
-    """Floats in [0, 1) from 64-bit draws."""
+    """Convert 64-bit draws to floats in [0, 1)."""
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def permutation(size: int, key: int) -> NDArray[np.int64]:
-    """A keyed permutation of range(size)."""
+    """Return a keyed permutation of range(size)."""
     draws = hash64(np.asarray(np.uint64(key)), np.arange(size, dtype=np.uint64))
     order = np.argsort(draws)
     ranked = draws[order]
-    if (ranked[1:] == ranked[:-1]).any():  # of two that are equal the first comes first; once in a thousand lifetimes
+    if (ranked[1:] == ranked[:-1]).any():  # break ties by position; they occur once in a thousand lifetimes
         return np.argsort(draws, kind="stable")
     return order

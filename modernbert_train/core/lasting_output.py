@@ -1,7 +1,7 @@
-"""Standard output and error that outlive whoever reads them.
+"""Standard output and error that survive the loss of their reader.
 
-`check | head -1` closes the pipe after a line, Ctrl-C ends the `tee` behind a run, and a terminal can go away. None of
-that is the verb's business: what is printed then goes nowhere, and the verb ends as it would have, with its own code.
+`check | head -1` closes the pipe after a line, Ctrl-C ends the `tee` after a run, and a terminal can disappear. Further
+output is then discarded, and the verb ends as it would have, with its own exit code.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-_NOBODY_READS = (errno.EPIPE, errno.EIO)  # EIO: of a terminal that is gone
+_NOBODY_READS = (errno.EPIPE, errno.EIO)  # EIO: a terminal that is gone
 
 
 class _Lasting:
-    """A stream whose reader may leave; everything else is the stream's own."""
+    """A stream whose reader may leave; all other attributes are the stream's."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -40,18 +40,18 @@ class _Lasting:
             if error.errno not in _NOBODY_READS:
                 raise
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())  # what is still in buffers goes there too, at exit at the latest
+            os.dup2(nowhere, self._stream.fileno())  # buffered text is discarded there too, at exit at the latest
             os.close(nowhere)
 
 
 @contextmanager
 def lasting_output() -> Iterator[None]:
-    """While in use, printing cannot fail for want of a reader; and each line is passed on at once, also to a pipe."""
+    """Context in which printing never fails for lack of a reader, and is line-buffered, even into a pipe."""
     before = sys.stdout, sys.stderr
     for stream in before:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
-            if stream.encoding.lower().replace("-", "") != "utf8":  # shows what it cannot print as \xe9
+            if stream.encoding.lower().replace("-", "") != "utf8":  # prints other characters as \xe9
                 stream.reconfigure(errors="backslashreplace")
     ours: tuple[Any, Any] = _Lasting(before[0]), _Lasting(before[1])
     sys.stdout, sys.stderr = ours

@@ -1,8 +1,8 @@
-"""Folders of strangers: what is in them is read, and what they only point to is not.
+"""Refuse symlinks that lead out of an untrusted folder.
 
-A folder of shards or of a model can come out of an archive, and an archive can hold links: one named like a file of a
-tokenizer, to a key in somebody's home, would be copied into the next export and published with it. A folder may itself
-be a link, because whoever typed its name chose it.
+A folder of shards or of a model may come from an archive, and archives can hold symlinks: one named like a tokenizer's
+file that points to a key in a home directory would be copied into the next export and published. The folder itself may
+be a symlink, since the user typed its name.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from modernbert_train.errors import DataError, RunError
 
 
 def require_own_files(folder: Path, kind: type[RunError] = DataError) -> None:
-    """Refuse a folder with a link to a file elsewhere, or with what is no file at all; below it nothing is looked at.
+    """Refuse a folder with a symlink to outside, a pipe or a device in it; subfolders are not checked.
 
-    The hub's cache, where the files of snapshots/REVISION are links into blobs/ beside it, counts as one folder. A
-    folder that is not there is left to whoever reads it.
+    The hub's cache, where the files of snapshots/REVISION are links into the neighbouring blobs/, counts as one folder.
+    A missing folder is left to its reader.
 
     Raises:
-        RunError: of this kind; names the link and where it goes.
+        RunError: of this kind; names the link and its target.
     """
-    try:  # what the folder itself says to be a file is none of this: of 200,000 shards none is looked at
+    try:  # regular files need no check: with 200,000 shards none is opened
         others = [entry for entry in os.scandir(folder) if not entry.is_file(follow_symlinks=False)]
         entries = [(Path(entry.path), entry.is_symlink()) for entry in others if not entry.is_dir()]
     except OSError:
@@ -42,7 +42,7 @@ def require_own_files(folder: Path, kind: type[RunError] = DataError) -> None:
 
 
 def require_own_file(path: Path, folder: Path) -> None:
-    """Refuse a file, at any depth below a folder, that is a link to elsewhere or no file at all. As above."""
+    """Refuse a file, at any depth below a folder, that is a symlink to outside or not a regular file."""
     target = path.resolve()
     if not any(target.is_relative_to(each) for each in _homes(folder)):
         raise DataError(
@@ -53,13 +53,13 @@ def require_own_file(path: Path, folder: Path) -> None:
 
 
 def _homes(folder: Path) -> list[Path]:
-    """Where the files of a folder may lie: in it, and for one of the hub's cache in the blobs of its repository."""
+    """Return the folders that may hold a folder's files: itself, and for the hub's cache its repository's blobs."""
     home = folder.resolve()
     return [home, *(each.parents[1] / "blobs" for each in (home, *home.parents) if each.parent.name == "snapshots")]
 
 
 def _is_endless(path: Path) -> bool:
-    """Whether reading might never end; a file that is not there is told by whoever needs it."""
+    """Return True if reading might never end; a missing file is left to its reader."""
     with suppress(OSError):
         mode = path.stat().st_mode
         return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)

@@ -1,8 +1,8 @@
-"""JSON from a disk that may hold anything: what cannot be read is a ValueError, and never another exception.
+"""Read untrusted JSON; malformed input raises ValueError only.
 
-Python's own reader takes NaN and infinities, which JSON does not have, ends in a RecursionError where brackets are
-nested deeply, and reads files of any size. Here a number is finite, unless the writer may have meant otherwise, and a
-file has a limit. `as_type` then makes sure of what is in it, so that nothing behind it has to ask.
+Python's own reader accepts NaN and infinities, which are not JSON, raises RecursionError for deep nesting, and reads
+files of any size. Here numbers are finite unless the caller allows otherwise, and files have a size limit. `as_type`
+then checks the contents, so later code need not.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import IO, Annotated, Any, TypeGuard
 
-MOST_BYTES = 1 << 28  # of a file, unless its reader says otherwise
+MOST_BYTES = 1 << 28  # size limit of a file, unless the caller sets another
 _MOST_LINE_BYTES = 1 << 24
-Count = Annotated[int, "count"]  # a whole number that counts something; see `is_count`
+Count = Annotated[int, "count"]  # a non-negative whole number; see `is_count`
 
 
 def is_count(value: object) -> TypeGuard[int]:
-    """Whether something is a whole number, neither negative nor beyond 63 bits."""
+    """Return True for a whole number from 0 to 63 bits."""
     return type(value) is int and 0 <= value < 1 << 63
 
 
 def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
-    """The value that JSON text stands for.
+    """Parse JSON text.
 
     Args:
-        text: UTF-8 where it is bytes.
-        finite: refuse NaN and infinities, and numbers that become infinite; else they are floats.
+        text: UTF-8 if it is bytes.
+        finite: refuse NaN, infinities and numbers too large for a float; else they become floats.
 
     Raises:
         ValueError: it is not JSON, not UTF-8, or nested too deeply.
@@ -55,7 +55,7 @@ def _finite(text: str) -> float:
 
 
 def read_json(path: Path, most_bytes: int = MOST_BYTES) -> Any:
-    """The value in a JSON file.
+    """Read a JSON file.
 
     Raises:
         OSError: the file cannot be read.
@@ -65,7 +65,7 @@ def read_json(path: Path, most_bytes: int = MOST_BYTES) -> Any:
 
 
 def content_of(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """The bytes of a file that is held in memory as a whole.
+    """Read a whole file into memory.
 
     Raises:
         OSError: the file cannot be read, or is a pipe or a device, which might never end.
@@ -74,8 +74,8 @@ def content_of(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size <= most_bytes:
-            content = file.read(size + 1)  # and not of most_bytes, which `read` would allocate
-            if len(content) > size:  # written to meanwhile, or of a file system that tells no size
+            content = file.read(size + 1)  # not most_bytes, which `read` would allocate
+            if len(content) > size:  # it grew meanwhile, or the file system reports no size
                 content += file.read(most_bytes + 1 - len(content))
             if len(content) <= most_bytes:
                 return content
@@ -83,7 +83,7 @@ def content_of(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
-    """The lines of a file, however long it is; one of more than 16 MB comes in parts, which are no JSON.
+    """Yield the lines of a file of any length; a line of more than 16 MB is yielded in parts, which are not JSON.
 
     Raises:
         OSError: as `content_of`.
@@ -94,8 +94,8 @@ def lines_of(path: Path) -> Iterator[bytes]:
 
 
 def open_file(path: Path) -> IO[bytes]:
-    """A file to be read. Raises OSError as `content_of`."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would be waited for
+    """Open a file for reading. Raises OSError as `content_of`."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe would block
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
         return os.fdopen(handle, "rb")
@@ -106,9 +106,9 @@ def open_file(path: Path) -> IO[bytes]:
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
-    """The JSON objects in a file of one to a line, which may hold NaN, and the numbers of the lines that are none.
+    """Read a JSON-lines file, NaN allowed; return its objects and the numbers of the invalid lines.
 
-    A file that is not there has no lines. Empty lines do not count.
+    A missing file has no lines. Empty lines do not count.
 
     Raises:
         OSError: the file cannot be read.
@@ -126,7 +126,7 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
 
 
 def parse_object(line: str | bytes) -> dict[str, Any] | None:
-    """The JSON object in a line of a record, which may hold NaN; None if there is none."""
+    """Return the JSON object in a line of a record, NaN allowed; None if it is anything else."""
     with suppress(ValueError):
         entry = parse_json(line, finite=False)
         return entry if isinstance(entry, dict) else None
@@ -134,26 +134,26 @@ def parse_object(line: str | bytes) -> dict[str, Any] | None:
 
 
 def number(value: object) -> float | None:
-    """A JSON number as a float, NaN and infinities too; None for all else, and for whole numbers beyond any float."""
+    """Return a JSON number as a float, NaN and infinities included; None for anything else or numbers too large."""
     if type(value) is float or (type(value) is int and abs(value) < 1 << 1000):
         return float(value)
     return None
 
 
 def as_type(kind: Any, value: Any, at: str = "") -> Any:
-    """A JSON value as what it should be.
+    """Check a JSON value against a type and convert it.
 
     Args:
         kind: int, `Count`, float, str, bool, a union with None, list[X], tuple[X, Y], dict[str, X], a TypedDict or a
-            dataclass; of the last two every field without a default must be there, and no other.
-        value: out of JSON.
-        at: where it stands, for messages.
+            dataclass; for the last two, all fields without a default are required and unknown fields are errors.
+        value: parsed JSON.
+        at: its path, for messages.
 
     Returns:
-        The same value; whole numbers as floats where floats are wanted, tuples and dataclasses made.
+        The value, with whole numbers converted to floats where needed, and tuples and dataclasses built.
 
     Raises:
-        ValueError: it is something else; names the field and what was found.
+        ValueError: it has another type; names the field and the value.
     """
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
@@ -201,7 +201,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _optional(kind: Any) -> set[str]:
-    """Fields of a dataclass that have a default."""
+    """Return the fields of a dataclass that have a default."""
     default = (MISSING, MISSING)
     return {f.name for f in fields(kind) if (f.default, f.default_factory) != default} if is_dataclass(kind) else set()
 

@@ -1,8 +1,8 @@
-"""Cache what a file says for as long as the file stays as it is.
+"""Cache the result of reading a file while the file is unchanged.
 
-Lengths of a large corpus are gigabytes, and several rooms ask whether they are what the card says. A new process reads
-anew. Within one, a file counts as unchanged while its size, its times and its inode are the same; one that was written
-a moment ago is not remembered, because its next change could carry the same time.
+The lengths of a large corpus are gigabytes, and several rooms compare them with the card. Each process reads once.
+Within a process a file counts as unchanged while its size, times and inode are the same; a file written just now is not
+cached, because its next change could have the same time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-_TICK_NS = 100_000_000  # times of a file are coarser than its writes: 10 ms at most on Linux's own file systems
+_TICK_NS = 100_000_000  # file times are coarser than writes: 10 ms at most on Linux's own file systems
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ class _Identity(NamedTuple):
     inode: int
     size: int
     modified_ns: int
-    changed_ns: int  # what a copy with its times cannot carry over
+    changed_ns: int  # ctime: a copy that preserves times cannot preserve it
 
 
 _known: dict[tuple[Callable[[Path], Any], Path], tuple[_Identity, Any]] = {}
@@ -31,12 +31,12 @@ _asked: set[Path] = set()
 
 
 def read_once(path: Path, read: Callable[[Path], T]) -> T:
-    """`read(path)`, or what it gave before if the file is as it was then.
+    """Return `read(path)`, or its cached result if the file is unchanged.
 
     Args:
         path: a file.
-        read: a function of a module, which reads this file and nothing else; what it gives is shared by all who ask, so
-            nobody may change it. What it raises is not remembered.
+        read: a module-level function that reads only this file; its result is shared, so callers must not modify it.
+            Errors are not cached.
     """
     before, key = _identity(path), (read, path.absolute())
     _asked.add(key[1])
@@ -51,7 +51,7 @@ def read_once(path: Path, read: Callable[[Path], T]) -> T:
 
 @contextmanager
 def asked_for() -> Iterator[set[Path]]:
-    """The files that are asked for within."""
+    """Context that yields the set of files requested within it."""
     global _asked
     before, _asked = _asked, set()
     try:
@@ -61,20 +61,20 @@ def asked_for() -> Iterator[set[Path]]:
 
 
 def known(read: Callable[[Path], T], paths: Iterable[Path]) -> list[tuple[str, tuple[int, ...], T]]:
-    """What has been read of some files, for another process of this machine to `learn`."""
+    """Return cached results for some files, to be passed to `learn` in another process of this machine."""
     found = [(path, _known[read, path]) for path in sorted(paths) if (read, path) in _known]
     return [(str(path), tuple(identity), value) for path, (identity, value) in found]
 
 
 def learn(read: Callable[[Path], T], others: Iterable[tuple[str, tuple[int, ...], T]]) -> None:
-    """Take over what another process of this machine has read; of files that are not the same here, nothing."""
+    """Add results from another process of this machine to the cache; skip files that differ here."""
     for path, identity, value in others:
         if _identity(Path(path)) == identity:
             _known[read, Path(path)] = (_Identity(*identity), value)
 
 
 def _identity(path: Path) -> _Identity | None:
-    """None where there is no file, or none that can be looked at: that is for `read` to tell."""
+    """Return a file's identity; None if it is missing or cannot be examined, which `read` will report."""
     with suppress(OSError):
         stat = path.stat()
         return _Identity(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)

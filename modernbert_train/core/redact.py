@@ -1,10 +1,10 @@
-"""Redact secrets from all that is printed and kept: the one place that knows how secrets look.
+"""Redact secrets from everything that is printed or stored.
 
-Keys, tokens and passwords reach a program by its environment, its command line, a YAML file, a URL, and come back in
-the errors of libraries. What the program writes goes to logs, run folders, reports and model cards, which are copied
-and published. So a configuration with a secret in it is refused, and errors and records pass through `redact`. Known
-are the values of environment variables that are named like secrets, the shapes of the usual services' keys, and the
-places of secrets in URLs and headers; a secret of another shape, under another name, is not recognised.
+Keys, tokens and passwords reach a program through its environment, its command line, a YAML file or a URL, and reappear
+in errors of libraries. Logs, run folders, reports and model cards are copied and published. So a configuration with a
+secret in it is refused, and errors and records pass through `redact`. It recognises the values of environment variables
+with names of secrets, the key formats of the usual services, and secrets in URLs and headers; any other secret is not
+recognised.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _PLACES = (
         re.IGNORECASE,
     ),
 )
-_NO_PASSWORD = "PWD"  # of the environment: the folder that the shell is in
-_SHORTEST = 8  # of a value in the environment that is looked for
+_NO_PASSWORD = "PWD"  # an environment variable: the shell's folder
+_SHORTEST = 8  # shortest value of an environment variable to redact
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a key or a variable of this name holds a secret."""
+    """Return True if a key or variable of this name holds a secret."""
     return _NAME.search(name) is not None
 
 
 def redact(text: str) -> str:
-    """The text, with `***` in place of every secret in it."""
+    """Return the text with every secret replaced by `***`."""
     for value in sorted(_in_environment(), key=len, reverse=True):
         text = text.replace(value, HIDDEN)
     text = _SHAPES.sub(HIDDEN, text)
@@ -61,7 +61,7 @@ def has_secret(text: str) -> bool:
 
 
 def redacted(value: Any) -> Any:
-    """A value of JSON with every text in it redacted, those under the name of a secret whole."""
+    """Return a JSON value with all its texts redacted, and values under a secret's name removed."""
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Safetensors files: readable by whom the umask says, and with errors that name the file and what is wrong in it."""
+"""Safetensors files: permissions follow the umask, and errors name the file and the problem."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from torch import Tensor
 
 from modernbert_train.core.files import values_as
 
-_WRONG = (SafetensorError, ValueError, KeyError, TypeError, RuntimeError)  # a header that says what cannot be
+_WRONG = (SafetensorError, ValueError, KeyError, TypeError, RuntimeError)  # raised for an inconsistent header
 _FLOATING = ("F64", "F32", "F16", "BF16")
-_STORED = (*_FLOATING, "I64", "I32")  # counts of steps are whole numbers
+_STORED = (*_FLOATING, "I64", "I32")  # step counts are integers
 _KINDS = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -32,15 +32,15 @@ _KINDS = {
     torch.int64: "I64",
     torch.int32: "I32",
 }
-_CHUNK_BYTES = 1 << 22  # hashed, looked at and written at a time; of 8 bytes each, so that it cuts no number
-_SYNC_BYTES = 1 << 28  # written before the disk is waited for
-Slice = tuple[int, int]  # of a tensor's rows: the first one, and how many the whole tensor has
+_CHUNK_BYTES = 1 << 22  # hashed, checked and written at a time; a multiple of 8, so no number is cut
+_SYNC_BYTES = 1 << 28  # written between syncs to disk
+Slice = tuple[int, int]  # of a tensor's rows: the first row, and the number of rows of the whole tensor
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write a file.
+    """Write a safetensors file.
 
-    The library leaves a file that only its owner can read, whatever the umask; this one is like all others.
+    The library's own files are readable by their owner only, regardless of the umask; this one follows the umask.
 
     Raises:
         OSError: the disk refuses it.
@@ -55,11 +55,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a file, of numbers of any kind, mapped from it.
+    """Read every tensor of a file, of any dtype, memory-mapped.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is not what it should be.
+        ValueError: it is damaged or not a safetensors file.
     """
     _require_readable(path)
     with _reading():
@@ -67,25 +67,25 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _require_readable(path: Path) -> None:
-    """Raise the OSError of a file that cannot be opened, with its reason; the library's has none."""
+    """Raise the OSError of a file that cannot be opened, with its reason, which the library's error lacks."""
     path.open("rb").close()
 
 
 def _reading() -> AbstractContextManager[None]:
-    """Within it, whatever the library raises is a ValueError."""
+    """Context that turns any error of the library into a ValueError."""
     return values_as(ValueError, "not a readable safetensors file", *_WRONG)
 
 
 def read_shapes(path: Path, *, floating: bool = True) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor in a file; only its header is read.
+    """Return the shape of every tensor in a file; reads only its header.
 
     Args:
         path: the file.
-        floating: every tensor must be of floating-point numbers; else they may be whole numbers too.
+        floating: require floating-point tensors; else integers are allowed too.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: its header is damaged, or a tensor is of numbers of another kind.
+        ValueError: its header is damaged, or a tensor has another dtype.
     """
     _require_readable(path)
     found = {}
@@ -100,11 +100,11 @@ def read_shapes(path: Path, *, floating: bool = True) -> dict[str, tuple[int, ..
 
 @dataclass(frozen=True)
 class Written:
-    """What was written to a file.
+    """Size, hash and finiteness of a written file.
 
     Attributes:
         bytes: its size.
-        xxh3_128: hash of it, in hexadecimal.
+        xxh3_128: its hash, in hexadecimal.
         not_finite: names of the tensors with NaN or an infinity.
     """
 
@@ -114,20 +114,20 @@ class Written:
 
 
 def write_hashed(path: Path, tensors: Mapping[str, Tensor], told: Callable[[], object] = lambda: None) -> Written:
-    """Write a new file and have it reach the disk, in one pass over the tensors and without holding Python's lock.
+    """Write a new file and sync it to disk, in one pass over the tensors and without holding the GIL.
 
-    The hash is of what was meant to be written. Reading it back would read the memory that the system keeps of the
-    file, and see what was lost between there and here, but not what the disk did; who opens the file later sees both.
+    The hash is of the intended contents. Reading the file back would read the page cache, which would reveal losses on
+    the way there but not on the disk; the next reader of the file detects both.
 
     Args:
-        path: of the file; there must be none.
+        path: of the file, which must not exist.
         tensors: on the CPU.
-        told: is called whenever the disk has taken something.
+        told: called after each sync.
 
     Raises:
         OSError: the disk refuses it.
     """
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so that each is aligned
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # keeps every tensor aligned
     header: dict[str, Any] = {}
     at = 0
     for name in order:
@@ -164,20 +164,20 @@ def write_hashed(path: Path, tensors: Mapping[str, Tensor], told: Callable[[], o
 def _write(file: Any, content: memoryview, digest: Any) -> None:
     digest.update(content)
     while content:
-        content = content[file.write(content) :]  # a disk may take less than it is given
+        content = content[file.write(content) :]  # a write may be partial
 
 
 def _all_finite(chunk: np.ndarray[Any, Any], dtype: torch.dtype) -> bool:
     if not dtype.is_floating_point:
         return True
-    if dtype is torch.bfloat16:  # NaN and infinities have all bits of the exponent; numpy does not know bf16
+    if dtype is torch.bfloat16:  # NaN and infinities have all exponent bits set; numpy lacks bf16
         return not bool(((chunk.view(np.uint16) & 0x7F80) == 0x7F80).any())
     kinds = {torch.float64: np.float64, torch.float32: np.float32, torch.float16: np.float16}
     return bool(np.isfinite(chunk.view(kinds[dtype])).all())
 
 
 class StoredTensors(Mapping[str, Tensor]):
-    """Tensors by name, each whole in one file or in slices of rows in several; only what is asked for is read.
+    """Tensors by name, each whole in one file or in row slices in several; read on access.
 
     Args:
         folder: of the files.
@@ -189,17 +189,17 @@ class StoredTensors(Mapping[str, Tensor]):
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: a file is not what it should be, or the slices of a tensor do not make a whole one; names both.
+        ValueError: a file is damaged, or the slices of a tensor do not form a whole; names both.
     """
 
     def __init__(self, folder: Path, files: Mapping[str, Mapping[str, Slice]], *, floating: bool = True) -> None:
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self._pieces: dict[str, list[tuple[int, int, Path]]] = {}  # of each: first row, rows, file
+        self._pieces: dict[str, list[tuple[int, int, Path]]] = {}  # by tensor: first row, rows, file
         self._open: dict[Path, Any] = {}
         for file, slices in files.items():
             shapes = read_shapes(folder / file, floating=floating)
             if strangers := slices.keys() - shapes.keys():
-                raise ValueError(f"{file} has no {min(strangers)}")
+                raise ValueError(f"{file} lacks {min(strangers)}")
             for name, shape in shapes.items():
                 first, rows = slices.get(name, (0, shape[0] if shape else 1))
                 whole: tuple[int, ...] = (rows, *shape[1:]) if shape else ()
@@ -223,7 +223,7 @@ class StoredTensors(Mapping[str, Tensor]):
         return len(self.shapes)
 
     def __getitem__(self, name: str) -> Tensor:
-        """The whole tensor; mapped from its file where it lies in one."""
+        """Return the whole tensor, memory-mapped if it is in one file."""
         pieces = self._pieces[name]
         if len(pieces) > 1:
             return self.rows(name, 0, self.shapes[name][0])
@@ -232,10 +232,10 @@ class StoredTensors(Mapping[str, Tensor]):
         return tensor
 
     def rows(self, name: str, first: int, count: int) -> Tensor:
-        """Some rows of a tensor; nothing else of it is read.
+        """Read some rows of a tensor, and nothing more.
 
         Raises:
-            ValueError: the file was damaged since it was opened.
+            ValueError: the file was damaged after it was opened.
         """
         with _reading():
             found: list[Tensor] = [

@@ -1,4 +1,4 @@
-"""Limit the threads of the tokenizers library: workers that are forked later must not inherit any."""
+"""Limit the threads of the tokenizers library, so that workers forked later inherit none."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def tokenizer_threads(allowed: bool) -> Iterator[None]:
-    """Let the tokenizers library use a thread for each core, or only the one that calls it."""
+    """Let the tokenizers library use a thread for each core, or only the calling one."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
-    os.environ[name] = "true" if allowed else "false"  # read by the library at every call
+    os.environ[name] = "true" if allowed else "false"  # the library reads it at every call
     try:
         yield
     finally:

@@ -1,6 +1,6 @@
-"""Everything private of torch that we lean on outside of compilation, and nothing else.
+"""All private parts of torch that this package uses outside of compilation, and nothing more.
 
-INTERNALS lists each with the signature that this file was written for; a test compares it with what is installed.
+INTERNALS lists each with its expected signature; a test compares it with the installed torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-# where it is -> its signature in torch 2.13; empty where it is an attribute of instances, looked for in the source
+# qualified name -> its signature in torch 2.13; empty for attributes of instances, which are looked up in the source
 INTERNALS = {
     "torch.distributed.distributed_c10d._get_default_store": "() -> torch.distributed.distributed_c10d.Store",
     "torch.distributed.distributed_c10d._set_pg_timeout": (
@@ -36,13 +36,13 @@ INTERNALS = {
 
 
 class FixedBuckets(DistributedDataParallel):
-    """DDP with the same buckets in every step: a function of the model alone, so a restart cannot change a sum.
+    """DDP with the same buckets in every step, by the model alone, so that a restart does not change a sum.
 
-    By itself it reduces the first step of a process in one bucket and all later ones in buckets of the order in which
-    gradients arose in that step. From three ranks on a sum over ranks depends on where in its bucket a number lies, so
-    a resumed run would differ from one that was never stopped. Here the buckets get their order at once: the reverse
-    of that in which modules are defined, nearly that of the backward pass. Where DDP looks for idle parameters it
-    keeps the buckets that it begins with.
+    DDP itself reduces the first step of a process in one bucket, and later ones in buckets ordered by that step's
+    gradients. From three ranks on, the rounding of a sum over ranks depends on a number's place in its bucket, so a
+    resumed run would differ from an uninterrupted one. Here the buckets get their final order at once: the reverse of
+    the modules' definition, nearly the backward pass's order. With a search for unused parameters DDP keeps its first
+    buckets anyway.
     """
 
     def __init__(self, module: nn.Module, **settings: Any) -> None:
@@ -50,7 +50,7 @@ class FixedBuckets(DistributedDataParallel):
         if not self.find_unused_parameters:
             self.reducer._push_all_rebuilt_params()
             rebuilt = self.reducer._rebuild_buckets()
-            assert rebuilt, "or it would be done after the first step"
+            assert rebuilt, "or it would happen after the first step"
 
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
         parameters, sparse = super()._build_params_for_reducer()
@@ -59,11 +59,11 @@ class FixedBuckets(DistributedDataParallel):
 
 @contextmanager
 def exit_barrier(replacement: Callable[[], None]) -> Iterator[None]:
-    """Have torch's agent call this, where it would wait for the other machines once its own ranks have finished.
+    """Let torch's agent call a replacement where it would wait for the other machines after its own ranks have ended.
 
-    It waits 300 s, in silence, and no setting changes that.
+    It waits 300 s without a message, and no setting changes that.
     """
-    from torch.distributed.launcher import api  # of launchers only; a rank does not need it
+    from torch.distributed.launcher import api  # needed in launchers only, not in ranks
 
     original = api.LocalElasticAgent
 
@@ -79,25 +79,25 @@ def exit_barrier(replacement: Callable[[], None]) -> Iterator[None]:
 
 
 def default_store() -> Any:
-    """Where the ranks of the default process group have met."""
+    """Return the rendezvous store of the default process group."""
     return dist.distributed_c10d._get_default_store()
 
 
 def set_timeouts(seconds: float) -> None:
-    """How long a collective of any group may wait, from the next one on, until torch ends it."""
+    """Set how long a collective of any group may wait, from the next one on, before torch ends it."""
     for group in dist.distributed_c10d._world.pg_map:
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
 
 
 def gpu_collectives() -> tuple[int, int, int] | None:
-    """Collectives of NCCL's, of all groups of this rank, as torch's watchdog has seen them; None without any.
+    """Return the counts of NCCL collectives of all groups of this rank, from torch's watchdog; None without NCCL.
 
     Returns:
-        Those that the host has given to the GPU, those that the GPU has come to, those that have ended. The second
-        needs TORCH_NCCL_ENABLE_TIMING. No call of CUDA's is made, so none can hang.
+        Collectives that the host has enqueued, that the GPU has started, and that have completed. The second needs
+        TORCH_NCCL_ENABLE_TIMING. It makes no CUDA call, so it cannot hang.
     """
     ask: Callable[..., bytes] | None = getattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", None)
-    if ask is None:  # a torch for CPUs
+    if ask is None:  # a CPU build of torch
         return None
     groups = json.loads(ask(includeCollectives=False, onlyActive=False)).get("pg_status", {}).values()
     if not groups:
@@ -109,12 +109,12 @@ def gpu_collectives() -> tuple[int, int, int] | None:
 
 
 def worker_processes(batches: Any) -> list[Any]:
-    """The processes of a DataLoader's iterator, in the order in which it gives out the work."""
+    """Return the worker processes of a DataLoader's iterator, in the order in which it assigns work."""
     return list(batches._workers)
 
 
 def watch_workers(batches: Any, watching: bool) -> None:
-    """Have torch's signal handler look after a DataLoader's workers, or not. It refuses to be told the same twice."""
+    """Let torch's signal handler watch a DataLoader's workers, or not. It refuses the same setting twice."""
     if watching and not batches._worker_pids_set:
         torch._C._set_worker_pids(id(batches), tuple(worker.pid for worker in batches._workers))
     elif not watching and batches._worker_pids_set:
@@ -123,7 +123,7 @@ def watch_workers(batches: Any, watching: bool) -> None:
 
 
 def abandon_workers(batches: Any) -> None:
-    """Kill what is left of the workers; torch's orderly shutdown can wait for ever on a lock that a dead one held."""
+    """Kill the remaining workers; torch's orderly shutdown can block forever on a lock that a dead worker held."""
     watch_workers(batches, False)
     for worker in batches._workers:
         worker.kill()

@@ -19,7 +19,7 @@ def untested(version: str) -> str | None:
     """Return a sentence if this torch is newer than every tested release, else None.
 
     Args:
-        version: as torch says it, such as 2.16.0+cu132.
+        version: torch's version string, such as 2.16.0+cu132.
     """
     if Version(version).release[:2] <= Version(TESTED[-1]).release:
         return None
@@ -30,7 +30,7 @@ def required(name: str) -> str:
     """Return the version specifier of a package in pyproject.toml, such as `<6,>=5`; empty if any version will do.
 
     Raises:
-        importlib.metadata.PackageNotFoundError: this program runs from a folder and has no metadata.
+        importlib.metadata.PackageNotFoundError: this program runs from a folder without metadata.
     """
     for text in importlib.metadata.requires("modernbert-train") or ():
         requirement = Requirement(text)
@@ -41,7 +41,7 @@ def required(name: str) -> str:
 
 
 def is_allowed(name: str, version: str) -> bool:
-    """True if pyproject.toml allows a version of a package; pre-releases and local builds count as their release.
+    """Return True if pyproject.toml allows a version; pre-releases and local builds count as their release.
 
     Raises:
         importlib.metadata.PackageNotFoundError: see `required`.

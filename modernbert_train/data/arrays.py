@@ -1,4 +1,4 @@
-"""Arrays beside shards: lengths, counts, labels."""
+"""Arrays stored next to shards: lengths, counts, labels."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from modernbert_train.errors import DataError
 
 
 def load_array(path: Path, remedy: str) -> NDArray[Any]:
-    """The array in a .npy file, mapped from it.
+    """Return the array in a .npy file, memory-mapped.
 
     Raises:
-        DataError: it is missing or damaged; says the remedy.
+        DataError: it is missing or damaged; names the remedy.
     """
     with os_errors_as(DataError, f"{path}: cannot be read", remedy, ValueError, EOFError, TypeError):
         found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -24,7 +24,7 @@ def load_array(path: Path, remedy: str) -> NDArray[Any]:
 
 
 def load_lengths(path: Path, remedy: str) -> NDArray[Any]:
-    """Of lengths.npy: tokens of each document. Raises DataError as `load_array`, and for what is no line of numbers."""
+    """Return lengths.npy, the tokens of each document. Raises DataError as `load_array`, and for a wrong shape."""
     lengths = load_array(path, remedy)
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
         raise DataError(f"{path}: holds {lengths.dtype} of shape {lengths.shape}, and no line of lengths. {remedy}")

@@ -6,9 +6,9 @@ from modernbert_train.config.schema import PhaseConfig
 
 
 def batch_rows_at(phase: PhaseConfig, tokens: int) -> int:
-    """Size of the global batch that starts at a position.
+    """Return the size of the global batch that starts at a position.
 
-    While warming up, every size from start_rows to the last below batch_rows is held for the same number of steps, so
+    During the warmup, every size from start_rows to the last below batch_rows is used for the same number of steps, so
     a size's share of the warmup tokens is proportional to it (facts of the released recipe: 768, 1536, ... to 4608).
 
     Args:

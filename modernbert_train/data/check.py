@@ -1,7 +1,7 @@
-"""Do the shards, the tokenizer and the model belong together? Answered from small files, without torch.
+"""Check that shards, tokenizer and model belong together, from small files and without torch.
 
-Verbs ask for all folders of a run at once, before anything is made (`check_data`); and open_shards.py asks for each
-folder that it opens (`require_tokenizer`), so that there is no way to the tokens of a run around the question.
+Verbs check all folders of a run before anything else (`check_data`); open_shards.py checks each folder that it opens
+(`require_tokenizer`), so tokens cannot be read unchecked.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from modernbert_train.data.mixing import phase_weights, token_shares
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
 
-FEW_PREDICTIONS = 1000  # held-out predictions below which a warning says how uncertain their mean loss is
-SPARE_ROWS, SPARE_SHARE = 256, 0.05  # more rows than that, and than that share of all, are no rounding and no reserve
+FEW_PREDICTIONS = 1000  # fewer held-out predictions than this cause a warning about their uncertain mean loss
+SPARE_ROWS, SPARE_SHARE = 256, 0.05  # more unused rows than both bounds are neither rounding nor a reserve
 LOSS_DEVIATION = 3.0  # nats; of the loss of single predictions, whose mean is 2 to 7 nats in training
 
 
@@ -26,7 +26,7 @@ def check_data(config: RunConfig) -> DataFacts:
     """Compare the cards of the shards with the tokenizer and the model.
 
     Returns:
-        What was compared.
+        The data that was compared.
 
     Raises:
         DataError: a folder is missing or damaged, or the shards were made with another tokenizer.
@@ -51,8 +51,8 @@ def check_data(config: RunConfig) -> DataFacts:
         raise ConfigError(
             f"objective.name={pairs[0]}: the halves of a pair are two segments of model.name={config.model.name}, and "
             f"the tokenizer in {config.data.tokenizer} gives both texts of a pair token type 0, so the exported model "
-            "would read pairs otherwise than it was trained. Prepare the data again, which mends the tokenizer, or set "
-            "objective.name=mlm."
+            "would read pairs differently than in training. Prepare the data again, which repairs the tokenizer, or "
+            "set objective.name=mlm."
         )
     labelled, compares = config.objective.is_labelled, compares_first(config)
     pairless = unread_streams(config, lambda objective: objective.compares)
@@ -65,14 +65,14 @@ def check_data(config: RunConfig) -> DataFacts:
             require_tokenizer(folder, config.data.tokenizer, vocabulary)
             if labelled and folder.card.labels_sha256 is None:
                 raise DataError(
-                    f"{key}={path}: its documents have no labels, which objective.name={config.objective.name} tells. "
-                    "`python -m modernbert_train finetune` writes shards that have."
+                    f"{key}={path}: its documents lack labels, which objective.name={config.objective.name} needs. "
+                    "`python -m modernbert_train finetune` writes labelled shards."
                 )
             if compares and key not in pairless:
                 require_pairs(config, folder, compares)
             if not folder.card.words and key in training and key not in wordless:
                 raise DataError(
-                    f"{key}={path}: its documents have no words, which objective.words=segmenter masks. Prepare it "
+                    f"{key}={path}: its documents lack words, which objective.words=segmenter masks. Prepare it "
                     "again with sources.NAME.words_field, or set objective.words=tokenizer; with data.streams, give "
                     "this one a proportion of 0 in that phase."
                 )
@@ -82,12 +82,12 @@ def check_data(config: RunConfig) -> DataFacts:
 
 
 def compares_first(config: RunConfig) -> str | None:
-    """The first objective of the phases that compares texts of a batch; None where none does."""
+    """Return the first objective of the phases that compares texts of a batch; None without one."""
     return next((now.objective.name for now in config.in_phase.values() if now.objective.compares), None)
 
 
 def unread_streams(config: RunConfig, reads: Callable[[ObjectiveConfig], bool]) -> tuple[str, ...]:
-    """Keys of the training folders that no phase with such an objective reads."""
+    """Return the keys of the training folders that no phase with such an objective reads."""
     own = dict.fromkeys(config.data.all_streams, 1)
     read = [
         phase_weights(config.data, phase, own)
@@ -99,7 +99,7 @@ def unread_streams(config: RunConfig, reads: Callable[[ObjectiveConfig], bool]) 
 
 
 def require_pairs(config: RunConfig, folder: FolderFacts, objective: str) -> None:
-    """Refuse a folder whose documents cannot be compared in the phases that do so.
+    """Raise DataError if the documents of a folder cannot be compared in the phases that do so.
 
     Args:
         config: the run.
@@ -107,13 +107,13 @@ def require_pairs(config: RunConfig, folder: FolderFacts, objective: str) -> Non
         objective: its name, for messages.
 
     Raises:
-        DataError: it holds no pairs, or they do not fit a row, or a batch.
+        DataError: it holds no pairs, or they do not fit a row or a batch.
     """
     card, name = folder.card, f"{folder.key}={folder.path}"
     if card.sides is None or card.longest is None:
         raise DataError(
             f"{name}: its documents are no pairs of texts, which objective.name={objective} compares. "
-            "`prepare` writes shards that are; with data.streams, give this one a "
+            "`prepare` writes shards of pairs; with data.streams, give this one a "
             "proportion of 0 in that phase."
         )
     weighed = any("score" in now.objective.terms for now in config.in_phase.values())
@@ -135,7 +135,7 @@ def require_pairs(config: RunConfig, folder: FolderFacts, objective: str) -> Non
         if phase.row_tokens * phase.batch_rows < 2 * mean and folder.key != "data.validation":
             raise DataError(
                 f"{name}: a batch of {here} and batch_rows={phase.batch_rows} holds about one example of {mean:.0f} "
-                "tokens, and a query is only told from the texts of others. Raise batch_rows."
+                "tokens, and a query needs texts of other examples as negatives. Raise batch_rows."
             )
 
 
@@ -154,15 +154,15 @@ def require_tokenizer(folder: FolderFacts, tokenizer: str, vocabulary: Vocabular
     if card.tokenizer_sha256 != vocabulary.sha256:
         raise DataError(
             f"{name}: made with another tokenizer (sha256 {card.tokenizer_sha256[:12]}...) than data.tokenizer="
-            f"{tokenizer} ({vocabulary.sha256[:12]}...). Every token would mean something else. Name the "
-            "tokenizer folder beside the shards, or prepare them again."
+            f"{tokenizer} ({vocabulary.sha256[:12]}...). Every token would have another meaning. Name the "
+            "tokenizer folder next to the shards, or prepare them again."
         )
     if card.tokens == 0:
         raise DataError(f"{name}: the shards hold no tokens. Prepare them again from more text.")
 
 
 def describe_streams(config: RunConfig, facts: DataFacts) -> str:
-    """A line for each stream: its size, its share of each phase, and the passes over it that makes in the run."""
+    """Return a table of streams: size, share of each phase, and passes over it in the run."""
     tokens = {name: folder.card.tokens for name, folder in facts.streams.items()}
     documents = {name: folder.card.documents for name, folder in facts.streams.items()}
     own = documents if config.data.mix_by == "documents" else tokens
@@ -178,7 +178,7 @@ def describe_streams(config: RunConfig, facts: DataFacts) -> str:
 
 
 def few_predictions(config: RunConfig, facts: DataFacts) -> str | None:
-    """A warning where so little text is held out that chance decides its loss; None where it is enough, or none."""
+    """Return a warning if the held-out text is too small for a meaningful loss; None if it is enough, or absent."""
     if facts.validation is None or compares_first(config):
         return None
     there, most = facts.validation.card.tokens, config.eval.max_tokens
@@ -196,7 +196,7 @@ def few_predictions(config: RunConfig, facts: DataFacts) -> str | None:
 
 
 def unread_rows(config: RunConfig, facts: DataFacts) -> str | None:
-    """A warning where the model has many more rows than the tokenizer has entries, which nothing reads or predicts."""
+    """Return a warning if the embedding has many more rows than the tokenizer has entries; else None."""
     entries, size = facts.vocabulary.num_entries, config.model.vocab_size
     if size - entries <= max(SPARE_ROWS, SPARE_SHARE * size):
         return None
@@ -208,7 +208,7 @@ def unread_rows(config: RunConfig, facts: DataFacts) -> str | None:
 
 
 def without_words(config: RunConfig) -> str | None:
-    """What masking=ngram does where the tokenizer does not tell which tokens go on with a word; None elsewhere."""
+    """Return a warning for masking=ngram if the tokenizer does not mark word continuations; else None."""
     objectives = [now.objective for now in (config, *config.in_phase.values())]
     asked = any(each.masking == "ngram" and not each.reads_words for each in objectives)
     if not asked or len(read_vocabulary(config.data.tokenizer).inside_words):

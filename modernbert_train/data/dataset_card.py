@@ -1,8 +1,8 @@
-"""dataset.json: the card beside a folder of shards that says what they hold and which tokenizer made them.
+"""dataset.json: the card of a folder of shards, with its contents and the tokenizer that made them.
 
-The card carries the hashes of the files that must belong together, so that a half-copied folder or another run's
-tokenizer is found before training. Standard library, and xxhash where it is: `check` reads it where neither torch nor
-streaming exists.
+The card holds the hashes of the files that must belong together, so that a half-copied folder or another run's
+tokenizer is found before training. Standard library, and xxhash if installed: `check` reads it without torch or
+streaming.
 """
 
 from __future__ import annotations
@@ -26,48 +26,47 @@ ADOPTED_INDEX = "adopted_index.json"
 LENGTHS = "lengths.npy"
 TOKEN_COUNTS = "token_counts.npy"
 LABELS = "labels.npy"
-INSIDE_WORDS = "inside_words"  # MDS column: uint8 for each token, 1 where it continues a word of a segmenter's
-PREPARE_REPORT = "prepare_report.json"  # beside the folders that data_prep/prepare.py made at once
+INSIDE_WORDS = "inside_words"  # MDS column: uint8 for each token, 1 where it continues a word of a segmenter
+PREPARE_REPORT = "prepare_report.json"  # next to the folders that one `prepare` made
 SCHEMA = 1
 _MOST_BYTES = 1 << 20
-_READ_BYTES = 1 << 18  # at a time: what fits into the cache of a core
+_READ_BYTES = 1 << 18  # at a time: fits a core's cache
 _REMEDY = "Run `prepare` again, or copy the whole folder again."
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetCard:
-    """What one folder of shards holds.
+    """Contents and origin of one folder of shards.
 
     Attributes:
         column: name of the MDS column, a one-dimensional array of token ids per document.
         dtype: numpy name of the ids' type.
         documents: samples in the shards.
-        tokens: ids over all documents; special tokens are not among them.
+        tokens: ids over all documents, without special tokens.
         vocab_size: one more than the tokenizer's largest id.
         tokenizer_sha256: of the bytes of tokenizer.json.
-        index_sha256: of the bytes of the index, which itself carries the hash of every shard.
+        index_sha256: of the bytes of the index, which itself holds the hash of every shard.
         lengths_sha256: of the bytes of lengths.npy (uint32, tokens per document in shard order).
-        special_tokens: who adds [CLS] and [SEP]; "loader" is the only value there is.
+        special_tokens: which part adds [CLS] and [SEP]; "loader" is the only value.
         created_by: name and version of the writer.
         schema: version of this card.
-        labels_sha256: of the bytes of labels.npy; not in the file where the documents have no labels.
-        index: name of the index; None: index.json. Like the next two only of shards that others wrote, see
-            data_prep/adopt.py: theirs stays as it was, and this one names files in folders below as well.
+        labels_sha256: of the bytes of labels.npy; not in the file for unlabelled documents.
+        index: name of the index; None: index.json. This and the next two are used only for adopted shards, see
+            data_prep/adopt.py: the original index is unchanged, and this one may name files in subfolders.
         shards: folder or URL of the shards; None: the card's own folder.
-        stripped: ids that are taken off the beginning and the end of every document when it is read, because the
-            loader adds its own.
-        fields: how many documents and tokens have which value of a field, such as the licence; by the field's name.
-        lengths_xxh3: of the bytes of lengths.npy, a hash of 128 bits that costs an eighth of a SHA-256 to compute; see
-            `other_sha256`.
-        sides: of documents that are a query, its positive and negatives, how many texts the longest may have; None:
-            documents are single texts.
-        longest: of such documents the longest, in tokens with special ones, which must fit a row.
-        prompts: of such documents what was put before each text, by `query` and `document`.
-        text_lengths: of such documents the tokens of single texts, special ones included, in ascending order; of many
-            texts an even sample. None of folders that an older version wrote.
-        scored: whether a teacher gave the texts of such documents scores.
-        text_bytes: of the documents in UTF-8, before they became tokens; None where nobody counted them.
-        words: whether the shards have the column INSIDE_WORDS, of every document.
+        stripped: ids that are removed from the beginning and the end of every document on reading, because the loader
+            adds its own.
+        fields: counts of documents and tokens by value of a field, such as the licence; by the field's name.
+        lengths_xxh3: 128-bit hash of the bytes of lengths.npy, at an eighth of the cost of SHA-256; see `other_sha256`.
+        sides: for documents that are a query, its positive and negatives, the largest number of texts; None: documents
+            are single texts.
+        longest: for such documents the longest, in tokens with special ones, which must fit a row.
+        prompts: for such documents the text put before each text, by `query` and `document`.
+        text_lengths: for such documents the tokens of single texts, special ones included, in ascending order; an even
+            sample if there are many. None in folders that an older version wrote.
+        scored: True if a teacher scored the texts of such documents.
+        text_bytes: UTF-8 bytes of the documents before tokenisation; None if they were not counted.
+        words: True if the shards have the column INSIDE_WORDS in every document.
     """
 
     column: str
@@ -97,7 +96,7 @@ class DatasetCard:
 
     @property
     def is_adopted(self) -> bool:
-        """Whether the shards were written by others."""
+        """True if the shards were written by another program."""
         return self.index is not None
 
     @property
@@ -105,7 +104,7 @@ class DatasetCard:
         return self.index or INDEX
 
     def hashes(self) -> dict[str, Hashes]:
-        """File -> what it is known by, of those beside the card that belong to it."""
+        """Hashes of the files that belong to the card, by name."""
         found = {
             self.index_file: Hashes(self.index_sha256),
             LENGTHS: Hashes(self.lengths_sha256, self.lengths_xxh3),
@@ -114,20 +113,20 @@ class DatasetCard:
 
 
 class Hashes(NamedTuple):
-    """Of a file's bytes; the second may be missing."""
+    """Hashes of a file's bytes; the second may be missing."""
 
     sha256: str
     xxh3: str | None = None
 
 
 def file_sha256(path: Path) -> str:
-    """sha256 of a file's bytes, in hexadecimal."""
+    """Return the SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def file_xxh3(path: Path) -> str:
-    """XXH3 of 128 bits of a file's bytes, in hexadecimal."""
+    """Return the 128-bit XXH3 of a file's bytes, in hexadecimal."""
     from xxhash import xxh3_128
 
     digest, part = xxh3_128(), memoryview(bytearray(_READ_BYTES))
@@ -138,11 +137,11 @@ def file_xxh3(path: Path) -> str:
 
 
 def other_sha256(path: Path, expected: Hashes) -> str | None:
-    """The sha256 of a file that is not the expected one; None if it is. What is as it was is not hashed again.
+    """Return the SHA-256 of a file that differs from the expected one, else None; unchanged files are not hashed again.
 
-    The lengths of 1.6 billion documents take a SHA-256 six seconds at every start. XXH3 finds what a disk or a copy
-    does to a file as surely, and where it finds anything, SHA-256 decides. It is no defence against somebody who
-    makes another file of the same hash; whoever writes lengths.npy can write the card beside it as well.
+    SHA-256 of the lengths of 1.6 billion documents takes six seconds at every start. XXH3 detects damage by a disk or a
+    copy equally well, and on a difference SHA-256 decides. It does not protect against forgery; an attacker who writes
+    lengths.npy can write the card too.
 
     Raises:
         OSError: the file cannot be read.
@@ -161,16 +160,16 @@ def write_card(folder: str | Path, card: DatasetCard) -> None:
 
 
 def read_card(folder: str | Path) -> DatasetCard:
-    """Read and verify the card of a folder of shards; files that are as they were are not hashed a second time.
+    """Read and verify the card of a folder of shards; unchanged files are hashed only once.
 
     Args:
-        folder: the folder with index.json, lengths.npy and dataset.json; data_prep/prepare.py writes it.
+        folder: the folder with index.json, lengths.npy and dataset.json, as written by data_prep/prepare.py.
 
     Returns:
-        The card; index.json and lengths.npy are the files it was written for.
+        The card; index.json and lengths.npy match its hashes.
 
     Raises:
-        DataError: the folder or the card is missing, the card is not one, or a file does not have its hash.
+        DataError: the folder or the card is missing, the card is invalid, or a file does not match its hash.
     """
     path = Path(folder) / CARD
     require_own_files(path.parent)
@@ -188,7 +187,7 @@ def read_card(folder: str | Path) -> DatasetCard:
 
 
 def parse_card(content: bytes, where: str) -> DatasetCard:
-    """A card out of its bytes; the files it names are not looked at.
+    """Parse a card; the files it names are not checked.
 
     Args:
         content: of dataset.json.

@@ -1,7 +1,7 @@
 """Read the small files of a run's data: its tokenizer, and the card of each folder of shards.
 
-Whoever wants to know asks here, as often as it likes: files are hashed, and the tokenizer is parsed, once in a process
-(see read_once.py). Whether all this belongs together is asked by check.py. Standard library only: a login node can ask.
+Results are cached: files are hashed and the tokenizer is parsed once in a process (read_once.py). check.py decides
+whether they belong together. Standard library only, so it works on a login node.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class FolderFacts:
     """One folder of shards.
 
     Attributes:
-        key: of the configuration that names it, for messages.
-        path: the folder or its URL, as the configuration has it.
-        local: where its small files can be read: in it, or in the copy of a remote one's.
-        card: what its index.json and lengths.npy were found to belong to.
+        key: the configuration key that names it, for messages.
+        path: the folder or its URL, as configured.
+        local: folder of its small files: the same, or the copy of a remote one's.
+        card: verified against its index.json and lengths.npy.
     """
 
     key: str
@@ -38,11 +38,11 @@ class FolderFacts:
 
     @property
     def shards(self) -> str:
-        """The folder of the shards or its URL, which is another one where the card of others' shards lies apart."""
+        """Folder or URL of the shards, which differs from `path` for adopted shards with a separate card."""
         return self.path if self.card.shards is None else str(self.card.shards)
 
     def token_counts_sha256(self) -> str | None:
-        """Hash of how often each token stands in it; None where there are no counts.
+        """Hash of the token counts; None without counts.
 
         Raises:
             DataError: they cannot be read.
@@ -58,8 +58,8 @@ class DataFacts:
 
     Attributes:
         vocabulary: of its tokenizer.
-        streams: the training text, by the names of its streams; that of data.train is called train.
-        validation: the held-out text, if there is any.
+        streams: the training text by stream name; data.train is named train.
+        validation: the held-out text, or None.
     """
 
     vocabulary: Vocabulary
@@ -68,7 +68,7 @@ class DataFacts:
 
 
 def read_facts(data: DataConfig) -> DataFacts:
-    """The facts as they are, whether or not they fit each other.
+    """Read the facts without checking that they fit each other.
 
     Raises:
         DataError: the tokenizer or a folder of shards is missing or damaged.
@@ -76,30 +76,29 @@ def read_facts(data: DataConfig) -> DataFacts:
     """
     vocabulary = read_vocabulary(data.tokenizer)
     found = [read_folder(key, path, data) for key, path in named_folders(data)]
-    streams = dict(zip(data.all_streams, found, strict=False))  # the held-out text comes after them
+    streams = dict(zip(data.all_streams, found, strict=False))  # the held-out text follows them
     validation = found[-1] if data.validation is not None else None
     return DataFacts(vocabulary, streams, validation)
 
 
 def read_folder(key: str, path: str, data: DataConfig) -> FolderFacts:
-    """The facts of one folder. Raises as `read_facts`."""
+    """Read the facts of one folder. Raises as `read_facts`."""
     local = local_folder(path, data)
     if not local.is_dir():
         raise DataError(
-            f"{key}={path}: no such folder, so no dataset.json of shards. Prepare the data, or set {key} to where they "
-            "lie."
+            f"{key}={path}: no such folder, so no dataset.json of shards. Prepare the data, or set {key} to its folder."
         )
     card = read_card(local)
     if card.shards is not None and is_remote(path):
         raise DataError(
             f"{key}={path}: its card points at shards elsewhere ({card.shards}), which only a local one may. Copy the "
-            "folder of the card to this machine, or adopt the shards anew with `adopt`."
+            "folder of the card to this machine, or adopt the shards again with `adopt`."
         )
     return FolderFacts(key, path, local, card)
 
 
 def further_folders(evals: Mapping[str, EvaluatorConfig]) -> list[tuple[str, str]]:
-    """Key and path of the folders of other held-out text, which are measured and nothing else."""
+    """Return key and path of the folders of other held-out text, which are only evaluated."""
     return [(f"evals.{name}.shards", settings.shards) for name, settings in of_kind(evals, OtherTextConfig).items()]
 
 
@@ -109,8 +108,7 @@ def missing_stream(data: DataConfig) -> str | None:
 
 
 def named_folders(data: DataConfig) -> list[tuple[str, str]]:
-    """Key and path of every folder of shards that a run names: those of its streams, in their order, and the held-out
-    text."""
+    """Return key and path of every folder of shards that a run names: its streams in order, then the held-out text."""
     many = data.train is None
     folders = [
         (f"data.streams.{name}.path" if many else "data.train", stream.path)

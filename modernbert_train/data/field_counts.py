@@ -1,7 +1,7 @@
 """Count documents and tokens by the value of a field: a licence, a language, a flag of personal data.
 
-It stands on the card of a dataset. Memory is bounded whatever the field holds, and what is counted depends on the
-documents and their order alone: the values that are met first have places of their own, all others share one.
+Stored in the card of a dataset. Memory is bounded for any field, and counts depend only on the documents and their
+order: the first values get separate counters, all later ones share one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FieldCounts:
     """Documents by the value of one field.
 
     Attributes:
-        values: those that were met first.
+        values: the first values seen.
         missing: documents without the field.
         other: documents with any further value.
     """
@@ -43,7 +43,7 @@ class FieldCounts:
     other: Amount = field(default_factory=Amount)
 
     def count(self, value: str | None, documents: int, tokens: int) -> None:
-        """Count documents with one value; None: with none."""
+        """Count documents with one value; None: without the field."""
         if value is None:
             place = self.missing
         elif value in self.values:
@@ -55,30 +55,30 @@ class FieldCounts:
         place.add(documents, tokens)
 
     def add(self, later: FieldCounts) -> None:
-        """Add what was counted of later documents."""
+        """Add the counts of later documents."""
         for value, amount in later.values.items():
             self.count(value, amount.documents, amount.tokens)
         self.missing.add(later.missing.documents, later.missing.tokens)
         self.other.add(later.other.documents, later.other.tokens)
 
     def listed(self) -> FieldCounts:
-        """The values with the most tokens; the rest is among the others."""
+        """Return the values with the most tokens; the rest is counted as other."""
         return self.most(_LISTED)
 
     def rows(self) -> list[tuple[str, Amount]]:
-        """Each value with what has it, most tokens first; then what has another, or none."""
+        """Return each value with its amount, most tokens first; then other values and documents without the field."""
         rows = self._sorted()
         beside = (("(other)", self.other), ("(missing)", self.missing))
         return rows + [(name, amount) for name, amount in beside if amount.documents]
 
     def __str__(self) -> str:
-        """Shares of the tokens in a line, most first."""
+        """Format the shares of the tokens in a line, largest first."""
         rows = self.most(_SHOWN).rows()
         total = sum(amount.tokens for _, amount in rows) or 1
         return ", ".join(f"{value} {percent(1)(amount.tokens / total)}" for value, amount in rows)
 
     def most(self, number: int) -> FieldCounts:
-        """So many values with the most tokens; the rest is among the others."""
+        """Return this many values with the most tokens; the rest is counted as other."""
         rows = self._sorted()
         found = FieldCounts(dict(rows[:number]), self.missing, Amount(self.other.documents, self.other.tokens))
         for _, amount in rows[number:]:

@@ -1,6 +1,6 @@
 """Fingerprint of a run's data: hashes of the tokenizer, of the training text and of the held-out text.
 
-They are saved with each checkpoint and compared when a run goes on. Standard library only: a login node can ask.
+Saved with each checkpoint and compared on resume. Standard library only, so it works on a login node.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from modernbert_train.data.facts import DataFacts
 from modernbert_train.vocabulary import CONVENTION, NEEDED
 
 _COUNTS, _HELD_OUT = "token counts", "validation"
-# names of the hashes of a teacher: its weights, and what else it computes with; see weights/teacher.py
+# names of the hashes of a teacher: its weights, and the rest of its computation; see weights/teacher.py
 TEACHER, TEACHER_CONFIG = "teacher", "teacher's configuration"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A part of the data that is another one now; `then` and `now` are its hashes, or "absent"."""
+    """A part of the data that has changed; `then` and `now` are its hashes, or "absent"."""
 
     name: str
     then: str
@@ -27,7 +27,7 @@ class Difference:
 
     @property
     def is_trained_on(self) -> bool:
-        """Whether it is text that is trained on, or the tokenizer; else only figures depend on it."""
+        """True for training text and the tokenizer; other parts only influence figures."""
         return not self.name.startswith((_COUNTS, _HELD_OUT))
 
     @property
@@ -43,13 +43,13 @@ class Difference:
 
 
 def data_fingerprint(facts: DataFacts) -> dict[str, str]:
-    """Hashes by name, of all there is: a run may be without held-out text, and then without counts of tokens.
+    """Return the hashes by name; held-out text, and then token counts, may be absent.
 
     Raises:
-        DataError: counts of tokens cannot be read.
+        DataError: token counts cannot be read.
     """
     roles, found = facts.vocabulary.roles, {"tokenizer": facts.vocabulary.sha256}
-    if any(roles[role] != CONVENTION[role] for role in NEEDED):  # they stand beside tokenizer.json, not in it
+    if any(roles[role] != CONVENTION[role] for role in NEEDED):  # stored next to tokenizer.json, not in it
         found["roles of special tokens"] = sha256(repr([roles[role] for role in NEEDED]).encode()).hexdigest()
     for name, folder in facts.streams.items():
         of = "" if folder.key == "data.train" else f" of {name}"
@@ -65,10 +65,10 @@ def data_fingerprint(facts: DataFacts) -> dict[str, str]:
 
 
 def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[Difference]:
-    """Return what differs between two fingerprints.
+    """Return the differences between two fingerprints.
 
-    What only figures depend on may be added or left out, and not be exchanged. Checkpoints of earlier versions have no
-    hash of a teacher's configuration.
+    Parts that only influence figures may be added or removed, but not replaced. Checkpoints of earlier versions lack
+    the hash of a teacher's configuration.
     """
     found = [
         Difference(name, there.get(name, "absent"), here.get(name, "absent"))
@@ -83,5 +83,5 @@ def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[Diffe
 
 
 def known_since(there: Mapping[str, str], here: Mapping[str, str]) -> dict[str, str]:
-    """The fingerprint of a run that goes on: what it was once measured by stays known where it is left out now."""
+    """Return a resumed run's fingerprint: parts that were once used for figures stay known after their removal."""
     return dict(there) | dict(here)

@@ -1,8 +1,8 @@
-"""Plans -> one rank's batches, made in worker processes that keep no state.
+"""Turn plans into one rank's batches, in stateless worker processes.
 
 The main process plans; a worker turns one plan into one rank's microbatches (microbatches.py), a pure function of the
-plan; the main process hands them on in order and only then counts them as taken. So prefetching neither loses nor
-repeats anything, and the number of workers cannot change a batch.
+plan; the main process returns them in order and only then counts them as consumed. So prefetching neither loses nor
+repeats a batch, and the number of workers cannot change one.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from modernbert_train.errors import RunError
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One rank's share of a global batch, as microbatches, with what the plan says of the whole.
+    """One rank's share of a global batch, as microbatches, with the global plan.
 
     Attributes:
-        microbatches: what this rank computes in this step.
-        plan: the global batch; its rows are left out, `num_rows` counts them.
-        rows: this rank's of them, in the order of the microbatches; what names the documents. The main process puts
-            them in on delivery: it has planned them, and no worker sends them back.
+        microbatches: this rank's work in this step.
+        plan: the global batch, without its rows; `num_rows` counts them.
+        rows: this rank's rows, in the order of the microbatches, which name the documents. The main process adds them
+            on delivery, since it planned them; workers do not send them back.
     """
 
     microbatches: tuple[Batch, ...]
@@ -44,22 +44,22 @@ class StepBatch:
     rows: tuple[Row, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """To another process as one tensor: each costs a connection of its own, a millisecond of the main process."""
+        """Pickle as one tensor: each tensor costs a connection, a millisecond of the main process."""
         return _divide, (self._joined(), self._sizes(), self.plan)
 
     def pin_memory(self) -> StepBatch:
         return _divide(self._joined().pin_memory(), self._sizes(), self.plan)
 
     def _joined(self) -> Tensor:
-        """All tensors, end to end."""
+        """Return all tensors, concatenated."""
         tensors = [tensor for batch in self.microbatches for tensor in batch.tensors()]
         other = {str(tensor.dtype) for tensor in tensors if tensor.dtype != torch.int32}
-        if other:  # torch.cat would turn all of them into the widest: token ids into fp32, which has 24 bits
+        if other:  # torch.cat would promote all to the widest type: token ids to fp32, which has 24 bits
             raise TypeError(f"a batch travels as one int32 tensor, and it has others: {sorted(other)}")
         return torch.cat(tensors)
 
     def _sizes(self) -> list[tuple[list[int], Batch]]:
-        """Of each microbatch the lengths of its tensors, and what it is without them."""
+        """Return, for each microbatch, the lengths of its tensors and a copy of it without them."""
         lengths = [[len(tensor) for tensor in batch.tensors()] for batch in self.microbatches]
         return [
             (each, batch.with_tensors([0] * len(each))) for each, batch in zip(lengths, self.microbatches, strict=True)
@@ -67,7 +67,7 @@ class StepBatch:
 
 
 def _divide(joined: Tensor, sizes: list[tuple[list[int], Batch]], plan: BatchPlan) -> StepBatch:
-    """The batch whose tensors are views of the joined one."""
+    """Rebuild the batch with views of the concatenated tensor."""
     tensors = iter(joined.split([length for lengths, _ in sizes for length in lengths]))
     microbatches = [empty.with_tensors([next(tensors) for _ in lengths]) for lengths, empty in sizes]
     return StepBatch(tuple(microbatches), plan)
@@ -77,12 +77,12 @@ class PackedLoader:
     """The batches of one rank, endless up to the run's last token, exactly resumable.
 
     Args:
-        planner: decides the global batches; every rank has its own equal one.
+        planner: decides the global batches; every rank has an equal one.
         maker: turns rows into microbatches.
         rank, num_ranks: see `share_of_rank`.
         num_workers: worker processes; 0 works in this process.
-        prefetch_batches: batches each worker prepares ahead.
-        worker_timeout_seconds: longest wait for a batch of a worker.
+        prefetch_batches: batches that each worker prepares ahead.
+        worker_timeout_seconds: longest wait for a worker's batch.
     """
 
     def __init__(
@@ -104,15 +104,15 @@ class PackedLoader:
         self._prefetch_batches = prefetch_batches
         self._worker_timeout_seconds = worker_timeout_seconds
         self._taken = planner.state_dict()
-        self._ahead: deque[tuple[tuple[Row, ...], BatchPlan]] = deque()  # planned, and not given out
-        # state after each planned batch, and its rows, until it is taken
+        self._ahead: deque[tuple[tuple[Row, ...], BatchPlan]] = deque()  # planned, not yet yielded
+        # state after each planned batch, and its rows, until it is consumed
         self._planned: deque[tuple[PlannerState, tuple[Row, ...]]] = deque()
 
     def __iter__(self) -> Iterator[StepBatch]:
         self._planner.load_state_dict(self._taken)
         self._planned.clear()
         self._ahead.clear()
-        self.plan_ahead()  # compiles the planner's loop, which would be in the way of what workers.py looks after
+        self.plan_ahead()  # compiles the planner's loop now, which would delay the watchdog of workers.py later
         loader = DataLoader(
             _RankRows(self._maker),
             batch_size=None,
@@ -120,9 +120,9 @@ class PackedLoader:
             num_workers=self._num_workers,
             prefetch_factor=self._prefetch_batches if self._num_workers else None,
             timeout=LOOK_SECONDS if self._num_workers else 0,
-            pin_memory=torch.cuda.is_initialized(),  # a run with device=cpu takes nothing of a GPU that is there
+            pin_memory=torch.cuda.is_initialized(),  # with compute.device=cpu, do not touch an installed GPU
             worker_init_fn=partial(_begin_worker, os.getpid()),
-            generator=torch.Generator(),  # its own, so that starting to iterate draws nothing from the global one
+            generator=torch.Generator(),  # so that iterating draws nothing from the global generator
         )
         for batch in deliveries(loader, self._worker_timeout_seconds):
             if isinstance(batch, RunError):
@@ -131,7 +131,7 @@ class PackedLoader:
             yield replace(batch, rows=rows)
 
     def plans(self) -> Iterator[tuple[tuple[Row, ...], BatchPlan]]:
-        """This rank's rows of each batch to come."""
+        """Yield this rank's rows of each coming batch, with its plan."""
         while True:
             self.plan_ahead()
             if not self._ahead:
@@ -139,10 +139,10 @@ class PackedLoader:
             yield self._ahead.popleft()
 
     def plan_ahead(self) -> None:
-        """Plan a batch before it is asked for, unless that was done. It makes no difference but in time.
+        """Plan a batch before it is needed, unless that was done; changes timing only.
 
-        Every rank plans the whole batch: tens of milliseconds for millions of tokens, which are free while the device
-        is busy and dear when it waits for its next batch.
+        Every rank plans the whole batch: tens of milliseconds for millions of tokens, free while the device is busy and
+        expensive when it waits for its next batch.
         """
         plan = None if self._ahead else next(self._planner, None)
         if plan is not None:
@@ -151,11 +151,11 @@ class PackedLoader:
             self._ahead.append((rows, replace(plan, rows=())))
 
     def state_dict(self) -> PlannerState:
-        """Where the first batch that was not taken starts; the same on every rank."""
+        """Return the start of the first batch that was not consumed; the same on every rank."""
         return self._taken
 
     def load_state_dict(self, state: PlannerState) -> None:
-        """Start the next iteration there. The number of ranks and workers may have changed.
+        """Start the next iteration at a state. The number of ranks and workers may have changed.
 
         Raises:
             ValueError: see `BatchPlanner.load_state_dict`.
@@ -165,22 +165,21 @@ class PackedLoader:
 
 
 def _begin_worker(parent: int, worker: int) -> None:
-    """A worker ends with its run, however that ends, and leaves signals to it.
+    """Make a worker end with its run, for any reason, and ignore stop signals.
 
-    Ctrl-C, or a signal to all processes of a job, must not take a worker away while the run finishes its step.
-
-    Slurm sends SIGUSR1 before a time limit, and SIGTERM before it takes a machine away, to every process there is.
+    Ctrl-C, or a signal to all processes of a job, must not kill a worker while the run finishes its step. Slurm sends
+    SIGUSR1 before a time limit, and SIGTERM before it takes a machine away, to every process.
     """
     die_with(parent)
     os.setsid()
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    # the first is the run's; whoever means this worker asks twice, as multiprocessing does at the end, or kills
+    # the first is the run's; to end a worker, send a second one, as multiprocessing does, or kill it
     signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 class _Plans:
-    """The loader's plans, as the sampler of a DataLoader; they never leave the main process."""
+    """The loader's plans, as the sampler of a DataLoader; they stay in the main process."""
 
     def __init__(self, loader: PackedLoader) -> None:
         self._loader = loader
@@ -190,7 +189,7 @@ class _Plans:
 
 
 class _RankRows(Dataset[StepBatch | RunError]):
-    """Turns a plan into microbatches; what runs in the workers.
+    """Turns a plan into microbatches inside a worker.
 
     Errors for the user are returned, not raised: torch would wrap the message into a worker's traceback.
     """

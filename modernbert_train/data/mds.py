@@ -1,9 +1,9 @@
-"""MDS shards -> tokens of a document. The one door to mosaicml-streaming when reading.
+"""Read a document's tokens from MDS shards; the only reader that uses mosaicml-streaming.
 
-Streaming's formats, compression and hashes are used; its StreamingDataset is not. We need any document by number,
-in an order of our own, and no silent failures: StreamingDataset keeps shared memory that outlives a kill, ends an
-epoch early when a background thread fails, and does not check local shards. Here every shard is hashed once when it
-is opened, and each fault has a name.
+It uses Streaming's formats, compression and hashes, but not StreamingDataset. We need any document by number, in our
+own order, and no silent failures: StreamingDataset keeps shared memory that outlives a kill, ends an epoch early when a
+background thread fails, and does not verify local shards. Here every shard is hashed once when it is opened, and each
+fault has its error.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ from modernbert_train.errors import DataError
 class _OpenShard(NamedTuple):
     documents: ShardData
     ids_of: IdColumn
-    inside_of: IdColumn | None  # of the words of a segmenter, where they are stored
-    sound: NDArray[np.bool_]  # documents that were found to be what they should be
+    inside_of: IdColumn | None  # words of a segmenter, if they are stored
+    sound: NDArray[np.bool_]  # documents already verified
 
 
 class TokenShards:
     """The documents of one folder of MDS shards, by number.
 
     Args:
-        folder: where index.json, the shards and lengths.npy are.
+        folder: of index.json, the shards and lengths.npy.
         column: the column that holds the tokens.
         vocab_size: one more than the largest token id allowed.
         max_open_shards: decompressed shards kept in memory.
-        remote: where the shards are fetched from; `folder` then has copies of the small files.
-        card: of the folder; None: one that data_prep/prepare.py wrote, and its labels are not wanted.
+        remote: source of the shards; `folder` then holds copies of the small files.
+        card: of the folder; None: written by data_prep/prepare.py, and labels are not read.
 
     Attributes:
         shard_documents: int64 [shards], documents in each shard; documents are numbered through all shards in order.
         shard_bytes: int64 [shards], size of each shard as stored.
-        remote: as given.
+        remote: as passed.
         lengths: tokens of each document.
-        tokens: of all documents; what the card says, where there is one.
-        labels: of each document; None: there are none.
+        tokens: of all documents; the card's number, if there is a card.
+        labels: of each document; None: unlabelled.
 
     Raises:
         DataError: the index or the lengths are missing, damaged, or contradict each other.
@@ -96,10 +96,10 @@ class TokenShards:
         self._open: OrderedDict[int, _OpenShard] = OrderedDict()
 
     def read(self, document: int) -> NDArray[Any]:
-        """Token ids of one document, [CLS] and [SEP] not included; a view that must not be written to.
+        """Return the token ids of one document, without [CLS] and [SEP]; a read-only view.
 
         Raises:
-            DataError: its shard is missing or damaged, or the document is not what the lengths say.
+            DataError: its shard is missing or damaged, or the document does not match its length.
             ConfigError, StorageError: a remote shard cannot be fetched; see `RemoteFolder.read`.
         """
         number = self._shard_of(document)
@@ -116,9 +116,9 @@ class TokenShards:
         return tokens
 
     def inside_words(self, document: int) -> NDArray[np.uint8]:
-        """Of each token of a document 1 where it continues a word of a segmenter's, else 0; a view. Raises as `read`.
+        """Return 1 for each token of a document that continues a segmenter's word, else 0; a view. Raises as `read`.
 
-        Only of a folder whose card says that it has them.
+        Only for a folder whose card has `words`.
         """
         number = self._shard_of(document)
         shard = self._open_shard(number)
@@ -128,7 +128,7 @@ class TokenShards:
             return shard.inside_of(shard.documents.sample(at))
 
     def fetch_ahead(self, shard: int) -> None:
-        """Have a remote shard in the cache; nothing is done for local ones. Raises as `read`."""
+        """Fetch a remote shard into the cache; a no-op for local ones. Raises as `read`."""
         if self.remote is not None:
             name, size = stored(self._shards[shard])["basename"], int(self.shard_bytes[shard])
             self.remote.fetch_ahead(name, size, lambda data: self._fault(shard, data))
@@ -157,7 +157,7 @@ class TokenShards:
         return lengths
 
     def _name(self, shard: int) -> str:
-        """Path or URL of a shard, for messages."""
+        """Return the path or URL of a shard, for messages."""
         basename = stored(self._shards[shard])["basename"]
         return f"{self._home if self.remote is None else self.remote.url}/{basename}"
 
@@ -166,7 +166,7 @@ class TokenShards:
 
     @contextmanager
     def _breaking(self, shard: int, what: str = "") -> Iterator[None]:
-        """Whatever is raised within is a DataError: the bytes may be anything, and numpy raises as many kinds."""
+        """Context that turns any error into a DataError: the bytes are untrusted, and numpy raises many types."""
         try:
             yield
         except Exception as error:
@@ -188,7 +188,7 @@ class TokenShards:
         return opened
 
     def _read_file(self, shard: int) -> bytes:
-        """The bytes of a shard as stored, found to be those that the index was written for."""
+        """Return the bytes of a shard as stored, verified against the index."""
         basename = stored(self._shards[shard])["basename"]
         if self.remote is not None:
             return self.remote.read(basename, int(self.shard_bytes[shard]), lambda data: self._fault(shard, data))
@@ -202,5 +202,5 @@ class TokenShards:
         return data
 
     def _fault(self, shard: int, data: bytes) -> str | None:
-        """What is wrong with the bytes of a shard, if anything."""
+        """Return the problem with the bytes of a shard, or None."""
         return fault_of(self._shards[shard], data)

@@ -1,6 +1,6 @@
-"""Rows of a plan -> microbatches: tokens read, laid out end to end, and masked. A pure function of the rows.
+"""Turn rows of a plan into microbatches: read tokens, lay them out, and mask. A pure function of the rows.
 
-Which rows are a rank's own is decided here too, so that microbatches are the same for any number of ranks.
+The share of each rank is decided here too, so that microbatches are the same for any number of ranks.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from modernbert_train.data.packing import Chunk
 from modernbert_train.data.planner import BatchPlan, Row
 from modernbert_train.vocabulary import Vocabulary
 
-# Kernels of attention launch ceil(longest / TILE) blocks for each sequence and head, those that only pad the boundaries
-# too, and the backward pass has TILE rows of memory for each. So both numbers are kept near what there is; that they
-# vary costs nothing, since no graph depends on them.
-BOUNDARIES = 64  # their number is padded to a multiple of this, below it to a power of two
+# Attention kernels launch ceil(longest / TILE) blocks for each sequence and head, padding sequences included, and the
+# backward pass allocates TILE rows for each. So both numbers are kept close to the real ones; they may vary without
+# cost, since no graph depends on them.
+BOUNDARIES = 64  # the number of boundaries is padded to a multiple of this, or below it to a power of two
 TILE = 128
 
-KEPT_OBJECTIVES = 4  # those of the phases on both sides of a boundary, and of validation
+KEPT_OBJECTIVES = 4  # of the phases on both sides of a boundary, and of validation
 
 
 class Objective(Protocol):
-    """What a maker needs of an objective; see objectives/."""
+    """The interface of objectives that a maker uses; see objectives/."""
 
     def make(self, text: PackedText, settings: Any) -> Inputs: ...
 
 
 class Documents(Protocol):
-    """Where the tokens are; see `TokenStreams`."""
+    """Source of tokens; see `TokenStreams`."""
 
     def read(self, document: int) -> NDArray[Any]: ...
 
@@ -50,8 +50,8 @@ class MicrobatchMaker:
     """Reads, lays out and masks the rows of a plan.
 
     Args:
-        documents: by the numbers that the chunks have.
-        build_objective: what is made of the text, by its section of the configuration.
+        documents: numbered as in the chunks.
+        build_objective: builds the objective of a section of the configuration.
         vocabulary: ids of the special tokens.
     """
 
@@ -64,7 +64,7 @@ class MicrobatchMaker:
         self._vocabulary = vocabulary
 
     def microbatches(self, rows: Sequence[Row], plan: BatchPlan) -> Iterator[Batch]:
-        """The given rows in order, plan.microbatch_rows at a time."""
+        """Yield microbatches of the given rows in order, plan.microbatch_rows at a time."""
         for first in range(0, len(rows), plan.microbatch_rows):
             yield self._make(rows[first : first + plan.microbatch_rows], plan.row_tokens, plan.objective)
 
@@ -137,11 +137,11 @@ class MicrobatchMaker:
     def _objective(self, settings: ObjectiveConfig) -> Objective:
         """Return the objective built from these settings, and keep the last few.
 
-        A rate that moves through a phase gives other settings at each batch, and an objective has tables as large as
+        A rate that moves through a phase changes the settings in each batch, and an objective has tables as large as
         the vocabulary.
         """
         found = self._objectives.pop(settings) if settings in self._objectives else self._build_objective(settings)
-        self._objectives[settings] = found  # the last one used is at the end
+        self._objectives[settings] = found  # most recently used last
         if len(self._objectives) > KEPT_OBJECTIVES:
             del self._objectives[next(iter(self._objectives))]
         return found
@@ -156,10 +156,10 @@ def _multiple(number: int, of: int) -> int:
 
 
 def share_of_rank(rows: Sequence[Row], rank: int, num_ranks: int, microbatch_rows: int) -> tuple[Row, ...]:
-    """One rank's rows of a global batch: every num_ranks-th microbatch of it.
+    """Return one rank's rows of a global batch: every num_ranks-th microbatch of it.
 
-    So microbatches are the same for any number of ranks, and dropout keyed by them is too. Where they cannot be shared
-    evenly, every num_ranks-th row.
+    So microbatches, and dropout keyed by them, are the same for any number of ranks. If their number is not a multiple
+    of num_ranks, return every num_ranks-th row.
     """
     block = 1 if len(rows) % (microbatch_rows * num_ranks) else microbatch_rows
     firsts = range(rank * block, len(rows), num_ranks * block)

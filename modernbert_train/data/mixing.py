@@ -1,13 +1,13 @@
-"""Which stream is next: asked shares as integers, and a queue that keeps to them. Exact, and without any library.
+"""Choose the next stream: shares as integers, and a fair queue that keeps them. Exact, and without any library.
 
-Weighted fair queueing as for packets on a line (WF2Q, Bennett and Zhang 1996): imagine all streams read at once, each
-at its share of the speed. A chunk may be given out when its reading would have begun; of those, the one whose reading
-would end first is. With a longest chunk of s tokens, after any number of chunks
+Weighted fair queueing as for network packets (WF2Q, Bennett and Zhang 1996): imagine all streams read at once, each
+at its share of the speed. A chunk is eligible once its imagined reading has begun; the eligible chunk whose reading
+would end first is next. With a longest chunk of s tokens, after any number of chunks
 
     share * total - s  <=  given  <=  share * total + (1 - share) * s
 
-for each stream, whatever their number. So in any range of the run a stream is less than two chunks from its share.
-The rule "whoever lacks most is next" is simpler, and lets a stream fall behind further the more streams there are.
+for each stream and any number of streams. So in any range of the run a stream is less than two chunks from its share.
+The simpler rule of choosing the stream with the largest deficit lets streams fall behind further the more there are.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from math import gcd, lcm
 
 from modernbert_train.config.schema import DataConfig, PhaseConfig
 
-_PARTS = 1_000_000_000  # in which shares by alpha are counted
+_PARTS = 1_000_000_000  # sum of the weights computed from alpha
 
 
 def phase_weights(data: DataConfig, phase: PhaseConfig, own: Mapping[str, int]) -> dict[str, int]:
-    """The weights of the streams in a phase: whole numbers without a common divisor; 0 for a stream not used in it.
+    """Return the weights of the streams in a phase: coprime integers; 0 for an unused stream.
 
     Args:
-        data: of a run whose rules hold (config/check.py).
+        data: of a run that passed config/check.py.
         phase: one of its phases.
-        own: tokens of each stream, or its documents if data.mix_by says so.
+        own: tokens of each stream, or its documents with data.mix_by=documents.
 
     Returns:
         Stream name -> weight, in the order of `own`. A stream's share is its weight over their sum.
@@ -59,7 +59,7 @@ def _has_proportions(phase: PhaseConfig) -> bool:
 
 
 def _by_size(own: Mapping[str, int], alpha: float | None) -> dict[str, int]:
-    """Weights as size ** alpha, of a sum of about `_PARTS`; in decimals, whose powers are the same on every machine."""
+    """Return weights as size ** alpha with a sum of about `_PARTS`; in decimals, whose powers agree on all machines."""
     with localcontext(Context(prec=40)):
         powers = {name: Decimal(size) ** Decimal(repr(alpha)) if size else Decimal(0) for name, size in own.items()}
         total = sum(powers.values())
@@ -69,7 +69,7 @@ def _by_size(own: Mapping[str, int], alpha: float | None) -> dict[str, int]:
 def token_shares(
     data: DataConfig, phases: Collection[PhaseConfig], tokens: Mapping[str, int], documents: Mapping[str, int]
 ) -> dict[str, float]:
-    """Each stream's share of the tokens of the whole run, as asked.
+    """Return each stream's intended share of the tokens of the whole run.
 
     Args:
         data, phases: of the run.
@@ -86,20 +86,20 @@ def token_shares(
 
 
 def _exact(number: float) -> Fraction:
-    """The number as it was written: 0.1 is a tenth, not the nearest binary fraction."""
+    """Return the number as written: 0.1 is a tenth, not the nearest binary fraction."""
     return Fraction(repr(number))
 
 
 class FairQueue:
-    """Gives out sizes so that each stream keeps to its share.
+    """Chooses among streams so that each keeps its share.
 
     Args:
-        weights: of each stream; at least one is above 0.
+        weights: of each stream; at least one is positive.
 
     Attributes:
-        weights: as given.
-        lag: for each stream, weight * total given out - sum of weights * given out to it; above 0 it lags behind.
-            The whole memory of the queue: integers that do not grow with the total.
+        weights: as passed.
+        lag: for each stream, weight * total given out - sum of weights * given out to it; positive if it lags behind.
+            The queue's whole state: integers that do not grow with the total.
     """
 
     def __init__(self, weights: Sequence[int]) -> None:
@@ -109,32 +109,32 @@ class FairQueue:
         self._active = [(index, weight) for index, weight in enumerate(self.weights) if weight > 0]
 
     def give(self, sizes: Sequence[int]) -> int:
-        """Choose the stream whose next chunk is given out, and count it.
+        """Choose the stream of the next chunk, and count it.
 
         Args:
-            sizes: of the next chunk of each stream; 0 is allowed, and those of weight 0 are not looked at.
+            sizes: of the next chunk of each stream; may be 0; ignored for streams of weight 0.
 
         Returns:
-            The stream's number; the earlier one where two are equal.
+            The stream's index; the lower one on a tie.
         """
         chosen = self.next(sizes)
         self.count(chosen, sizes[chosen])
         return chosen
 
     def next(self, sizes: Sequence[int]) -> int:
-        """The stream that `give` would choose; nothing is counted."""
+        """Return the stream that `give` would choose, without counting."""
         lags, total = self.lag, self._sum
         chosen, end, scale = -1, 0, 1
         for index, weight in self._active:
             lag = lags[index]
-            if lag >= 0:  # its reading would have begun; so for at least one, because the lags add up to 0
-                finish = total * sizes[index] - lag  # over weight: how far ahead its reading would end
+            if lag >= 0:  # eligible; at least one stream is, because the lags sum to 0
+                finish = total * sizes[index] - lag  # times 1 / weight: when its imagined reading would end
                 if chosen < 0 or finish * scale < end * weight:
                     chosen, end, scale = index, finish, weight
         return chosen
 
     def count(self, chosen: int, size: int) -> None:
-        """Count what a stream has given out."""
+        """Count a stream's chunk."""
         for index, weight in self._active:
             self.lag[index] += weight * size
         self.lag[chosen] -= self._sum * size

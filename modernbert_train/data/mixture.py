@@ -1,8 +1,8 @@
 """Several folders of shards as one numbered collection of documents.
 
-A stream keeps its own order and its own masks, keyed by the run's seed and the stream's name: adding a stream, or
-giving it another share, changes neither for the others. Documents are numbered through all streams, in the order of
-the streams' names, so that the order in a YAML file means nothing.
+A stream's order and masks are keyed by the run's seed and the stream's name: adding a stream, or changing its share,
+does not change them for the others. Documents are numbered through all streams, sorted by name, so the order in a YAML
+file does not matter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from modernbert_train.core.keyed_random import Keys, derive, derive_each
 from modernbert_train.data.packing import Chunk
 from modernbert_train.errors import DataError
 
-if TYPE_CHECKING:  # streaming brings torch, and `plan` asks for seeds without it
+if TYPE_CHECKING:  # streaming imports torch, and `plan` uses seeds without it
     from modernbert_train.data.mds import TokenShards
 
 _MASKS, _STREAMS = 3, 5
@@ -34,7 +34,7 @@ class Stream:
 
     Attributes:
         name: its name in the configuration.
-        seed: its order and its masks are keyed by it.
+        seed: keys its order and masks.
         shards: its documents, numbered from 0.
     """
 
@@ -44,19 +44,19 @@ class Stream:
 
 
 def stream_seed(data: DataConfig, seed: int, name: str) -> int:
-    """The seed of one of data.streams; the only stream of data.train has the run's own."""
+    """Return the seed of one of data.streams; data.train, as the only stream, has the run's seed."""
     if data.train is not None:
         return seed
     return derive(seed, _STREAMS, int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big"))
 
 
 def named_stream(stream: str) -> AbstractContextManager[None]:
-    """Put a stream's name before what is wrong with its shards."""
+    """Context that puts a stream's name before errors of its shards."""
     return saying(f"stream {stream}: ")
 
 
 class TokenStreams:
-    """The documents of several streams by one number each.
+    """The documents of several streams under one numbering.
 
     Args:
         streams: at least one, in the order of numbering.
@@ -73,12 +73,12 @@ class TokenStreams:
 
     @property
     def lengths(self) -> NDArray[Any]:
-        """Tokens of each document. Copies those of several streams into memory, 4 bytes a document."""
+        """Tokens of each document. With several streams copied to memory, 4 bytes a document."""
         lengths = [stream.shards.lengths for stream in self._streams]
         return lengths[0] if len(lengths) == 1 else np.concatenate(lengths)
 
     def read(self, document: int) -> NDArray[Any]:
-        """Token ids of one document, [CLS] and [SEP] not included.
+        """Return the token ids of one document, without [CLS] and [SEP].
 
         Raises:
             RunError: as TokenShards.read, with the stream's name.
@@ -88,32 +88,32 @@ class TokenStreams:
             return stream.shards.read(number)
 
     def inside_words(self, document: int) -> NDArray[Any]:
-        """Of each token of one document whether it continues a word of a segmenter's. Raises as `read`."""
+        """Return True for each token of one document that continues a segmenter's word. Raises as `read`."""
         stream, number = self._find(document)
         with named_stream(stream.name):
             return stream.shards.inside_words(number)
 
     def stream_of(self, document: int) -> str:
-        """Name of the stream that a document belongs to."""
+        """Return the name of a document's stream."""
         return self._find(document)[0].name
 
     def describe(self, document: int) -> str:
-        """A document in words: its stream, and its number among those of the stream's shards."""
+        """Describe a document: its stream, and its number among the stream's documents."""
         stream, number = self._find(document)
         return f"{stream.name}, document {number:,} of {len(stream.shards.lengths):,}"
 
     def mask_keys(self, chunks: Sequence[Chunk]) -> Keys:
-        """One key for each chunk: its stream's seed, epoch, document within the stream, and start; nothing else."""
+        """Return a key for each chunk, by its stream's seed, epoch, document within the stream, and start only."""
         columns = np.array(chunks, dtype=np.int64).reshape(-1, len(Chunk._fields))
         epochs, documents, starts, _ = columns.T
         streams = np.searchsorted(self._first, documents, side="right") - 1
         return derive_each(self._mask_keys[streams], epochs, documents - self._first[streams], starts)
 
     def labels(self, chunks: Sequence[Chunk]) -> NDArray[Any] | None:
-        """Labels of the chunks' documents, see `PackedText`; None where the documents have none.
+        """Return labels of the chunks' documents, see `PackedText`; None if the documents are unlabelled.
 
         Raises:
-            DataError: a chunk is a part of a labelled document, or only some of the streams here have labels.
+            DataError: a chunk is only part of a labelled document, or only some of the streams here have labels.
         """
         places = [self._find(chunk.document) for chunk in chunks]
         here = [stream for stream, _ in places] or self._streams
@@ -124,16 +124,16 @@ class TokenStreams:
         for chunk, (stream, number) in zip(chunks, places, strict=True):
             with named_stream(stream.name):
                 if stream.shards.labels is None:
-                    raise DataError(f"{stream.shards.folder}: has no labels, and other streams have. Leave it out.")
+                    raise DataError(f"{stream.shards.folder}: lacks labels, and other streams have them. Leave it out.")
                 found.append(stream.shards.labels.of(number, chunk))
         if not found:
             return labels.none()
-        widest = max(each.shape[-1] for each in found)  # of pairs of texts, those of a stream with more negatives
+        widest = max(each.shape[-1] for each in found)  # for pairs, streams differ in their number of negatives
         return np.concatenate([each if each.ndim == 1 else _widened(each, widest) for each in found])
 
     @property
     def shards(self) -> dict[str, TokenShards]:
-        """The shards of each stream, by name."""
+        """Return the shards of each stream, by name."""
         return {stream.name: stream.shards for stream in self._streams}
 
     def _find(self, document: int) -> tuple[Stream, int]:

@@ -1,4 +1,4 @@
-"""Folders of shards, opened: the one place that tells local from remote ones."""
+"""Open folders of shards, local or remote; no other file distinguishes them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from modernbert_train.vocabulary import Vocabulary
 
 
 def open_shards(folder: FolderFacts, data: DataConfig, vocabulary: Vocabulary) -> TokenShards:
-    """The shards of a folder, which belong to the tokenizer; those of a remote one are fetched when they are read.
+    """Open the shards of a folder and verify their tokenizer; remote shards are fetched on reading.
 
     Args:
-        folder: what is known of it.
-        data: how much is kept in memory and in the cache.
+        folder: its facts.
+        data: limits of memory and cache.
         vocabulary: of the run's tokenizer.
 
     Raises:
-        DataError: the folder cannot be read, holds nothing, or was made with another tokenizer.
+        DataError: the folder cannot be read, is empty, or was made with another tokenizer.
         ConfigError, StorageError: a remote folder cannot be read.
     """
     require_tokenizer(folder, data.tokenizer, vocabulary)
@@ -35,14 +35,14 @@ def open_shards(folder: FolderFacts, data: DataConfig, vocabulary: Vocabulary) -
         folder.local,
         folder.card.column,
         vocabulary.num_entries,
-        max_open_shards=2 * data.shuffle_block_shards,  # a block is finished while the next is begun
+        max_open_shards=2 * data.shuffle_block_shards,  # one block is finished while the next begins
         remote=remote_folder(folder.shards, data),
         card=folder.card,
     )
 
 
 def open_streams(data: DataConfig, seed: int, facts: DataFacts) -> TokenStreams:
-    """The training documents of a run.
+    """Open the training documents of a run.
 
     Raises:
         RunError: as open_shards, with the stream's name.
@@ -56,10 +56,10 @@ def open_streams(data: DataConfig, seed: int, facts: DataFacts) -> TokenStreams:
 
 
 def cache_holds_next_block(folders: Iterable[TokenShards], data: DataConfig) -> bool:
-    """Whether the cache has room for the next block of each remote training folder beside the one being read.
+    """Return True if the cache can hold the next block of each remote training folder as well as the current one.
 
     Raises:
-        ConfigError: not even the block being read fits: its shards would be fetched again and again. Names both sizes.
+        ConfigError: not even the current block fits: its shards would be fetched repeatedly. Names both sizes.
     """
     blocks = {
         shards.remote.url: int(np.sort(shards.shard_bytes)[-data.shuffle_block_shards :].sum())
@@ -77,13 +77,13 @@ def cache_holds_next_block(folders: Iterable[TokenShards], data: DataConfig) -> 
 
 
 def shuffle_chunks(shards: TokenShards, block_shards: int, seed: int, *, next_block: bool) -> ShuffledChunks:
-    """The chunks of a training folder in their order; remote shards are fetched ahead of it.
+    """Return the chunks of a training folder in their order; remote shards are fetched ahead.
 
     Args:
         shards: of the folder.
         block_shards: shards shuffled together.
         seed: keys the order.
-        next_block: fetch the next block too; what `cache_holds_next_block` said.
+        next_block: fetch the next block too, if `cache_holds_next_block`.
     """
     if shards.remote is None:
         return ShuffledChunks(shards.shard_documents, shards.lengths, block_shards, seed, shards.tokens)

@@ -1,17 +1,16 @@
 """The inner loop of packing on arrays, compiled by numba: a million chunks in a tenth of a second.
 
-What decides is integers, so what is compiled and what Python would compute are the same rows. packing.py says what the
-rule is; planner.py, what the queue is for. What a chunk needs is its tokens and its special ones. The chunks that wait
-are in two orders at once: by age, and by need and then age; each is a chain, so that a chunk comes and goes in the same
-time however many wait, and a map of bits tells which needs there are.
+All decisions use integers, so compiled and pure-Python packing give identical rows. packing.py describes the rule,
+planner.py the queue. A chunk's need is its tokens plus its special tokens. Waiting chunks are in two linked lists at
+once: by age, and by need and then age. Adding or removing a chunk takes constant time, and a bitmap marks the needs
+that occur.
 
-    state     int64 [4]: chunks that wait, their needs together, rows finished since the beginning, the first free slot
-    waiting   int64 [slots + 1, 9]: of the chunk in a slot its epoch, document, start, length, and rows finished before
-              it came; the slots after and before it by age; of its need, the next older and the next younger. What
-              follows in a chain is the last slot at its ends; the last slot itself begins and ends that by age; a free
-              slot says which is the next free one
+    state     int64 [4]: number of waiting chunks, sum of their needs, rows finished since the start, first free slot
+    waiting   int64 [slots + 1, 9]: for the chunk in a slot: epoch, document, start, length, and rows finished before
+              it arrived; the next younger and next older slot by age; the next older and next younger of its need. The
+              last slot is the sentinel at both ends of the lists; a free slot holds the next free one
     by_need   int32 [row_tokens + 1, 2]: slots of the oldest and the youngest chunk of a need
-    bits      int64: a bit for each need that a chunk has, 64 in a word, after a bit for each word that has one
+    bits      int64: a summary bit for each word with a bit set, then a bit for each need, 64 in a word
     rule      int64 [7]: row_tokens, window, max_wait, special_tokens, tolerance, bulk; words of `bits` before the needs
 """
 
@@ -30,9 +29,9 @@ N, TOKENS, FINISHED, FREE = range(4)
 EPOCH, DOCUMENT, START, LENGTH, BORN, AFTER, BEFORE, OLDER, YOUNGER = range(9)
 OLDEST, YOUNGEST = range(2)
 ROW_TOKENS, WINDOW, MAX_WAIT, SPECIAL, TOLERANCE, BULK, WORDS = range(7)
-_CLOSE = 1e-14  # relative difference of two quotients from which floats tell which is less
+_CLOSE = 1e-14  # relative difference of two quotients above which floats compare them reliably
 _njit: Any = njit(cache=True, nogil=True)
-_inline: Any = njit(cache=True, nogil=True, inline="always")  # work per chunk: a call has nine numbers an array
+_inline: Any = njit(cache=True, nogil=True, inline="always")  # a call would pass nine numbers for each array
 
 
 def _count_zeros(_: Any, word: Any) -> Any:
@@ -42,12 +41,12 @@ def _count_zeros(_: Any, word: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-_leading_zeros: Any = intrinsic(_count_zeros)  # of an integer of 64 bits, by the processor's instruction
+_leading_zeros: Any = intrinsic(_count_zeros)  # of a 64-bit integer, by the processor's instruction
 
 
 @_inline
 def _highest(bits: Ints, most: int, words: int) -> int:
-    """The largest need up to `most` that a chunk has; -1 where there is none."""
+    """Return the largest need up to `most` among waiting chunks; -1 without one."""
     if most < 0:
         return -1
     word = most >> 6
@@ -67,7 +66,7 @@ def _highest(bits: Ints, most: int, words: int) -> int:
 
 @_inline
 def wait(chunk: Ints, born: int, state: Ints, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints) -> None:
-    """Add a chunk (epoch, document, start, length) to those that wait."""
+    """Add a chunk (epoch, document, start, length) to the waiting ones."""
     slot, last = state[FREE], len(waiting) - 1
     state[FREE] = waiting[slot, AFTER]
     for column in range(4):
@@ -97,7 +96,7 @@ def wait(chunk: Ints, born: int, state: Ints, waiting: Ints, by_need: Ints, bits
 def _give_out(
     slot: int, out: Ints, num_out: int, state: Ints, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints
 ) -> int:
-    """Write a waiting chunk into a row; returns its need."""
+    """Write a waiting chunk into a row; return its need."""
     last = len(waiting) - 1
     for column in range(4):
         out[num_out, column] = waiting[slot, column]
@@ -127,10 +126,10 @@ def _give_out(
 
 @_njit
 def finish_row(out: Ints, num_out: int, state: Ints, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints) -> int:
-    """Make one row of waiting chunks, the oldest first; returns how many chunks `out` then has."""
+    """Finish one row from waiting chunks, starting with the oldest; return the number of chunks in `out`."""
     room, special = rule[ROW_TOKENS], rule[SPECIAL]
     last, first_out = len(waiting) - 1, num_out
-    # in order of arrival, as long as much room is left; what has none is passed over
+    # in order of arrival while much room is left; chunks that do not fit are skipped
     slot = waiting[last, AFTER]
     while slot != last:
         if num_out > first_out and room * state[N] <= rule[BULK] * state[TOKENS]:
@@ -155,22 +154,22 @@ def finish_row(out: Ints, num_out: int, state: Ints, waiting: Ints, by_need: Int
 
 @_inline
 def _best_fit(room: int, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints) -> tuple[int, int]:
-    """The one or two waiting chunks that leave the least room, or at most the tolerance; -1 where there is none.
+    """Return the one or two waiting chunks that leave the least room, or at most the tolerance; -1 if none fits.
 
-    Long chunks are tried first: what is short is easier to place later. Of chunks of one need the youngest is taken.
+    Long chunks are tried first, since short ones are easier to place later. Among equal needs the youngest is taken.
     """
     words, tolerance = rule[WORDS], rule[TOLERANCE]
     first, second, least = -1, -1, room
     need = _highest(bits, room, words)
     while need >= 0 and least > tolerance:
         if 2 * need < room - least:
-            break  # two of this need or less leave more room
+            break  # two chunks of this need or less leave more room
         left = room - need
         if left < least:
             first, second, least = need, -1, left
         beside = _highest(bits, min(left, need), words)
         if beside == need and by_need[need, OLDEST] == by_need[need, YOUNGEST]:
-            beside = _highest(bits, need - 1, words)  # it is the only one
+            beside = _highest(bits, need - 1, words)  # only one chunk has this need
         if beside >= 0 and left - beside < least:
             first, second, least = need, beside, left - beside
         need = _highest(bits, need - 1, words)
@@ -184,14 +183,14 @@ def _best_fit(room: int, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints) -
 
 @_njit
 def take(chunks: Ints, row_ends: Ints, firsts: Ints, counts: Ints, out: Ints, ends: Ints, done: Ints) -> None:
-    """Take the first rows out of those that are done.
+    """Take the first rows out of the finished ones.
 
     Args:
         chunks: of these rows; written.
-        row_ends: how many of them there are at the end of each; written.
+        row_ends: number of chunks at the end of each row; written. Its length is the number of rows.
         firsts: number of each stream's first document.
-        counts: of each stream its tokens and its documents that begin; added to.
-        out, ends, done: see `place`; what is left moves to their beginning.
+        counts: tokens and starting documents of each stream; added to.
+        out, ends, done: see `_place`; remaining rows move to the front.
     """
     taken, rows, streams = len(chunks), len(row_ends), len(firsts)
     for at in range(taken):
@@ -217,14 +216,14 @@ def take(chunks: Ints, row_ends: Ints, firsts: Ints, counts: Ints, out: Ints, en
 def _place(
     chunk: Ints, out: Ints, ends: Ints, done: Ints, state: Ints, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints
 ) -> None:
-    """Take one chunk, no longer than a row; finish rows as they fall due.
+    """Place one chunk, no longer than a row; finish rows when they are due.
 
     Args:
         chunk: epoch, document, start, length.
-        out: rows' chunks, one after the other.
-        ends: how many chunks `out` has at the end of each row.
-        done: chunks and rows that are in `out`; changed.
-        state, waiting, by_need, bits, rule: see above.
+        out: chunks of the rows, concatenated.
+        ends: number of chunks in `out` at the end of each row.
+        done: number of chunks and rows in `out`; changed.
+        state, waiting, by_need, bits, rule: see the top of this file.
     """
     if chunk[3] + rule[SPECIAL] + 1 + rule[SPECIAL] > rule[ROW_TOKENS]:
         for column in range(4):
@@ -236,7 +235,7 @@ def _place(
     else:
         wait(chunk, state[FINISHED], state, waiting, by_need, bits, rule)
         if state[N] <= rule[WINDOW]:
-            return  # no row was finished, so none has become overdue
+            return  # no row was finished, so no chunk can be overdue
     last = len(waiting) - 1
     while state[N] > rule[WINDOW] or (
         state[N] > 0 and state[FINISHED] - waiting[waiting[last, AFTER], BORN] >= rule[MAX_WAIT]
@@ -261,7 +260,7 @@ def place_many(
     bits: Ints,
     rule: Ints,
 ) -> int:
-    """Take chunks (document, start, length) until so many rows are done; returns how many were taken."""
+    """Place chunks (document, start, length) until `wanted` rows are finished; return the number of chunks placed."""
     chunk = np.empty(4, np.int64)
     chunk[0] = epoch
     taken = 0
@@ -276,7 +275,7 @@ def place_many(
 
 @_njit
 def _less(a: int, b: int, c: int, d: int) -> bool:
-    """Whether a * b < c * d, for any a and c, and b and d above 0; the products have 126 bits."""
+    """Return True if a * b < c * d, for any a and c, and positive b and d; the products have up to 126 bits."""
     if (a < 0) != (c < 0):
         return a < 0
     negative = a < 0
@@ -291,7 +290,7 @@ def _less(a: int, b: int, c: int, d: int) -> bool:
 
 @_njit
 def _product(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """The upper and lower 64 bits of a product."""
+    """Return the upper and lower 64 bits of a product."""
     half, mask = np.uint64(32), np.uint64(0xFFFFFFFF)
     a_high, a_low, b_high, b_low = a >> half, a & mask, b >> half, b & mask
     low = a_low * b_low
@@ -320,18 +319,18 @@ def mix_many(
     bits: Ints,
     rule: Ints,
 ) -> None:
-    """Take chunks of several streams in turn (mixing.FairQueue) until so many rows are done or a stream has none left.
+    """Place chunks of several streams in fair order (mixing.FairQueue) until enough rows are done or a stream is empty.
 
-    Two streams are compared by quotients of floats; where those are too close to tell, exactly.
+    Two streams are compared by float quotients, and exactly if these are too close.
 
     Args:
-        chunks: of all streams, one stream after the other; document, start, length.
+        chunks: of all streams, concatenated; document, start, length.
         firsts: the next chunk of each stream; changed.
-        limits: where its chunks end. No stream is at its end.
+        limits: end of its chunks. No stream is at its end.
         epochs, first_documents: of each stream.
-        by_documents: sizes are documents that begin, and not tokens.
-        weights, lag: of the queue, each weight above 0; lag is changed.
-        wanted: see `place_many`; and all that follows.
+        by_documents: sizes count starting documents, not tokens.
+        weights, lag: of the queue, each weight positive; lag is changed.
+        wanted: see `place_many`, like all that follow.
     """
     total, number = weights.sum(), len(weights)
     chunk, sizes, shares = np.empty(4, np.int64), np.empty(number, np.int64), np.empty(number, np.float64)

@@ -1,9 +1,9 @@
-"""Greedy packing: chunks of documents into rows. No I/O, no randomness, no tokens: lengths are all it sees.
+"""Greedy packing: chunks of documents into rows. No I/O, no randomness, no tokens: only lengths.
 
-A small window of chunks waits. Each row begins with the chunk that has waited longest, is filled in order of arrival
-while much room is left, and is finished with the one or two waiting chunks that leave the least room. To choose the
-last chunks of a row among many is what makes rows full: best fit, which must give a row to each chunk as it comes,
-leaves 6 % of a row of 1,024 empty where documents are all about a third of it, and this 0.3 % (benchmarks/RESULTS.md).
+A small window of chunks waits. Each row starts with the chunk that has waited longest, is filled in order of arrival
+while much room is left, and is finished with the one or two waiting chunks that leave the least room. This last choice
+makes rows full: best fit, which must assign a row to each chunk on arrival, leaves 6 % of a row of 1,024 empty for
+documents of about a third of it, and this 0.3 % (benchmarks/RESULTS.md).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Chunk(NamedTuple):
     Attributes:
         epoch: pass over its stream in which the document was drawn.
         document: its number, through all streams.
-        start: first token of it within the document.
-        length: its tokens, special tokens not included.
+        start: its first token within the document.
+        length: its tokens, without special tokens.
     """
 
     epoch: int
@@ -34,7 +34,7 @@ class Chunk(NamedTuple):
     length: int
 
     def cut(self, most: int) -> Iterator[Chunk]:
-        """The chunk in parts of at most so many tokens, in order."""
+        """Yield the chunk in parts of at most `most` tokens, in order."""
         for offset in range(0, self.length, most):
             yield self._replace(start=self.start + offset, length=min(most, self.length - offset))
 
@@ -43,12 +43,12 @@ ChunkState = tuple[Count, Count, Count, Count]  # a chunk as JSON
 
 
 class PackerState(TypedDict):
-    """A packer's memory as JSON.
+    """A packer's state as JSON.
 
     Attributes:
         row_tokens: capacity of a row.
         ready: finished rows, each a list of chunks.
-        waiting: of each waiting chunk the number of rows finished since it came, and the chunk.
+        waiting: for each waiting chunk, the number of rows finished since it arrived, and the chunk.
     """
 
     row_tokens: Count
@@ -56,8 +56,8 @@ class PackerState(TypedDict):
     waiting: list[tuple[Count, ChunkState]]
 
 
-SPECIAL_TOKENS = 2  # of most objectives: [CLS] before and [SEP] after each sequence
-WINDOW = 128  # chunks that wait, unless the configuration says otherwise
+SPECIAL_TOKENS = 2  # for most objectives: [CLS] before and [SEP] after each sequence
+WINDOW = 128  # default number of waiting chunks
 _BULK = 3  # a row is filled in order of arrival while it has room for more than this many average chunks
 _as_chunk = partial(tuple.__new__, Chunk)  # Chunk(*values), three times as fast
 Row = tuple[Chunk, ...]
@@ -66,11 +66,11 @@ _ONE_STREAM: Ints = np.zeros(1, dtype=np.int64)
 
 
 class Rows(Sequence[Row]):
-    """Rows of chunks as arrays; they become tuples of `Chunk` where they are looked at.
+    """Rows of chunks as arrays; indexing returns tuples of `Chunk`.
 
     Args:
-        chunks_C4: of all rows, one after the other: epoch, document, start, length.
-        ends_R: how many of them there are at the end of each row.
+        chunks_C4: of all rows, concatenated: epoch, document, start, length.
+        ends_R: number of chunks at the end of each row.
     """
 
     def __init__(self, chunks_C4: Ints, ends_R: Ints) -> None:
@@ -114,7 +114,7 @@ def pack_greedy(lengths: Sequence[int], row_tokens: int, window: int = WINDOW) -
     Args:
         lengths: tokens in each sequence, special tokens included, in arrival order.
         row_tokens: capacity of one row, in tokens.
-        window: sequences that may wait for a row at a time.
+        window: largest number of sequences waiting for a row.
 
     Returns:
         One list of indices into `lengths` per row, in the order in which the rows were made; every index appears
@@ -133,21 +133,21 @@ def pack_greedy(lengths: Sequence[int], row_tokens: int, window: int = WINDOW) -
 
 
 class GreedyPacker:
-    """Packs chunks one after the other; finished rows wait until they are taken.
+    """Packs chunks one after the other; finished rows are kept until they are taken.
 
-    From the moment a chunk is placed until its row is finished, at most `max_wait + window` other rows are: every row
-    that is made of waiting chunks takes the oldest, and no chunk is passed over once max_wait rows were finished.
+    Between placing a chunk and finishing its row, at most `max_wait + window` other rows are finished: every row built
+    from waiting chunks takes the oldest, and no chunk is skipped once max_wait rows were finished.
 
     Args:
         row_tokens: capacity of one row, in tokens.
-        window: chunks kept waiting; more of them pack tighter.
-        max_wait: a row is made as soon as the oldest chunk has seen so many rows go by. Chunks that fill a row alone
-            never wait, so without this bound a stream of them could hold up the others for ever.
-        special_tokens: that each chunk gets; see `ObjectiveConfig`.
+        window: number of waiting chunks; more of them pack tighter.
+        max_wait: a row is made once this many rows were finished while the oldest chunk waited. Chunks that fill a row
+            alone never wait, so without this bound a stream of them could delay the others forever.
+        special_tokens: of each chunk; see `ObjectiveConfig`.
     """
 
     def __init__(self, row_tokens: int, window: int, max_wait: int, special_tokens: int = SPECIAL_TOKENS) -> None:
-        from modernbert_train.data import pack_kernel  # numba, which takes a third of a second to import
+        from modernbert_train.data import pack_kernel  # imports numba, which takes a third of a second
 
         self._kernel: Any = pack_kernel
         self.row_tokens = row_tokens
@@ -162,12 +162,12 @@ class GreedyPacker:
         self._by_need = np.zeros((row_tokens + 1, 2), dtype=np.int32)
         self._bits = np.zeros(above + words, dtype=np.int64)
         self._make_slots(window + 2)
-        self._done = np.zeros(2, dtype=np.int64)  # chunks and rows that are finished and not taken
+        self._done = np.zeros(2, dtype=np.int64)  # finished chunks and rows that were not taken
         self._out = np.empty((0, 4), dtype=np.int64)
         self._ends = np.empty(0, dtype=np.int64)
 
     def _make_slots(self, number: int) -> None:
-        """Room for so many waiting chunks, of which there is none."""
+        """Allocate slots for this many waiting chunks, all free."""
         kernel = self._kernel
         self._state = np.zeros(4, dtype=np.int64)
         self._waiting = np.zeros((number + 1, 9), dtype=np.int64)
@@ -179,14 +179,14 @@ class GreedyPacker:
         return (self._out, self._ends, self._done, self._state, self._waiting, self._by_need, self._bits, self._rule)
 
     def _by_age(self) -> Ints:
-        """The waiting chunks, oldest first."""
+        """Return the waiting chunks, oldest first."""
         slots, slot, last = [], len(self._waiting) - 1, len(self._waiting) - 1
         while (slot := int(self._waiting[slot, self._kernel.AFTER])) != last:
             slots.append(slot)
         return self._waiting[slots]
 
     def _make_room(self, chunks: int) -> None:
-        """Have room for the rows that so many more chunks may finish."""
+        """Reserve memory for the rows that this many more chunks may finish."""
         needed = int(self._done[0] + self._state[self._kernel.N]) + chunks
         if needed > len(self._out):
             out, ends = np.empty((2 * needed, 4), dtype=np.int64), np.empty(2 * needed, dtype=np.int64)
@@ -195,23 +195,23 @@ class GreedyPacker:
 
     @property
     def ready(self) -> Rows:
-        """Finished rows that were not taken, in the order in which they were made."""
+        """Finished rows that were not taken, in order."""
         return Rows(self._out[: self._done[0]], self._ends[: self._done[1]])
 
     @property
     def num_ready(self) -> int:
-        """Their number."""
+        """Number of finished rows that were not taken."""
         return int(self._done[1])
 
     def take_rows(self, number: int, firsts_S: Ints = _ONE_STREAM) -> tuple[Rows, Ints]:
         """Take the first of the finished rows.
 
         Args:
-            number: how many.
+            number: of rows.
             firsts_S: number of the first document of each stream.
 
         Returns:
-            The rows; and int64 [streams, 2], of each stream its tokens in them, and its documents that begin there.
+            The rows; and int64 [streams, 2], for each stream its tokens and its starting documents in them.
         """
         chunks = int(self._ends[number - 1]) if number else 0
         chunks_C4, ends_R = np.empty((chunks, 4), np.int64), np.empty(number, np.int64)
@@ -225,33 +225,33 @@ class GreedyPacker:
             self.place(chunk)
 
     def place(self, chunk: Chunk) -> None:
-        """Take one chunk, no longer than a row; finish rows as they fall due."""
+        """Place one chunk, no longer than a row; finish rows when they are due."""
         some_C3 = np.array([chunk[1:]], dtype=np.int64)
         self.place_many(some_C3, chunk.epoch, 0, wanted=self.num_ready + 1)
 
     def place_many(self, chunks_C3: Ints, epoch: int, first_document: int, wanted: int) -> int:
-        """Take chunks until so many rows are ready.
+        """Place chunks until enough rows are ready.
 
         Args:
             chunks_C3: document, first token, number of tokens.
             epoch: of all of them.
-            first_document: is added to their documents.
-            wanted: rows.
+            first_document: added to their document numbers.
+            wanted: number of ready rows.
 
         Returns:
-            How many were taken.
+            The number of chunks placed.
         """
         self._make_room(len(chunks_C3))
         taken: int = self._kernel.place_many(chunks_C3, epoch, first_document, wanted, *self._memory)
         return taken
 
     def mix_many(self, chunks_C3: Ints, queue: tuple[Any, ...], wanted: int) -> None:
-        """Take chunks of several streams in turn; see `pack_kernel.mix_many`."""
+        """Place chunks of several streams in fair order; see `pack_kernel.mix_many`."""
         self._make_room(len(chunks_C3))
         self._kernel.mix_many(chunks_C3, *queue, wanted, *self._memory)
 
     def flush(self) -> None:
-        """Make rows of all that waits."""
+        """Finish rows until no chunk waits."""
         self._make_room(0)
         while self._state[self._kernel.N]:
             self._done[0] = self._kernel.finish_row(self._out, self._done[0], *self._memory[3:])
@@ -259,12 +259,12 @@ class GreedyPacker:
             self._done[1] += 1
 
     def waiting(self) -> list[Chunk]:
-        """Chunks placed and not given out, in the order in which they would be packed anew."""
+        """Chunks that wait, in the order in which they would be placed again."""
         chunks = [*self._out[: self._done[0]].tolist(), *self._by_age()[:, :4].tolist()]
         return [_as_chunk(chunk) for chunk in chunks]
 
     def state_dict(self) -> PackerState:
-        """Everything the next rows depend on, as JSON."""
+        """Return everything that determines the next rows, as JSON."""
         in_order = self._by_age()
         ages = (self._state[self._kernel.FINISHED] - in_order[:, self._kernel.BORN]).tolist()
         return {
@@ -274,7 +274,7 @@ class GreedyPacker:
         }
 
     def load_state_dict(self, state: PackerState) -> None:
-        """Take over a state made with the same settings."""
+        """Restore a state saved with the same settings."""
         self.__init__(state["row_tokens"], self._window, self._max_wait, self._special)  # type: ignore[misc]
         self._make_slots(max(self._window, len(state["waiting"])) + 2)
         chunks = [chunk for row in state["ready"] for chunk in row]

@@ -1,7 +1,7 @@
-"""The way of the data, wired here and nowhere else: shards -> mixture -> shuffle -> planner -> maker -> loader.
+"""Wire the data path: shards -> mixture -> shuffle -> planner -> maker -> loader.
 
-Training walks all of it (`open_path(...).loader`), `inspect` looks at batches on the way, and `plan` walks the lengths
-alone (`plan_path`). torch and streaming are imported where text is read, because a plan does without them.
+Training uses all of it (`open_path(...).loader`), `inspect` looks at its batches, and `plan` uses lengths only
+(`plan_path`). torch and streaming are imported where text is read, so plans do not need them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class DocumentLengths(Protocol):
-    """What planning asks of a folder of shards."""
+    """The interface of a folder of shards that planning uses."""
 
     @property
     def shard_documents(self) -> NDArray[np.int64]:
@@ -35,7 +35,7 @@ class DocumentLengths(Protocol):
 
     @property
     def tokens(self) -> int:
-        """Of all documents."""
+        """Number of tokens of all documents."""
 
     @property
     def lengths(self) -> NDArray[Any]:
@@ -46,11 +46,11 @@ Lengths = TypeVar("Lengths", bound=DocumentLengths)
 
 
 class Planned(NamedTuple):
-    """The half of the way that needs no text.
+    """The half of the path that works without text.
 
     Attributes:
         chunks: of each stream, by name, in their order.
-        planner: of the run's batches, at the first.
+        planner: of the run's batches, at the first one.
     """
 
     chunks: Mapping[str, ShuffledChunks]
@@ -66,15 +66,14 @@ def plan_path(
     *,
     is_branch: bool = False,
 ) -> Planned:
-    """From document lengths to the run's batches.
+    """Plan the run's batches from document lengths.
 
     Args:
         data, seed: of the run.
         clock: its phases.
         folders: of each stream, by name, in the order in which documents are numbered.
-        shuffle: a folder, the number of shards shuffled together, and a seed -> its chunks. None looks at the lengths
-            alone, and has nothing fetched.
-        is_branch: whether the run may go on from another one's place in the data.
+        shuffle: (folder, shards shuffled together, seed) -> chunks. None uses lengths only and fetches nothing.
+        is_branch: True if the run may continue from another run's position in the data.
     """
     block_shards = data.shuffle_block_shards
     chunks = {
@@ -90,12 +89,12 @@ def _shuffle_lengths(folder: DocumentLengths, block_shards: int, seed: int) -> S
 
 @dataclass(frozen=True)
 class DataPath:
-    """The whole way, open.
+    """The whole path, open.
 
     Attributes:
         data: the run's section.
         streams: its documents.
-        planned: their order, and the batches made of it.
+        planned: their order, and the batches made from it.
         maker: turns rows of a batch into microbatches.
     """
 
@@ -105,7 +104,7 @@ class DataPath:
     maker: MicrobatchMaker
 
     def loader(self, rank: int, num_ranks: int) -> PackedLoader:
-        """One rank's training batches; it takes the planner over."""
+        """Return one rank's training batches; the loader owns the planner from then on."""
         from modernbert_train.data.loader import PackedLoader
 
         data = self.data
@@ -135,12 +134,12 @@ def open_path(
         data, seed: of the run.
         clock: its phases.
         facts: of its data.
-        build_objective: what is made of the text, by its section of the configuration.
-        is_branch: whether the run may go on from another one's place in the data.
+        build_objective: builds the objective of a section of the configuration.
+        is_branch: True if the run may continue from another run's position in the data.
 
     Raises:
         DataError: a folder cannot be read, or was made with another tokenizer.
-        ConfigError: the cache cannot hold what is read of remote streams at a time.
+        ConfigError: the cache cannot hold the remote streams' current blocks.
         StorageError: a remote folder cannot be read.
     """
     from modernbert_train.data.microbatches import MicrobatchMaker

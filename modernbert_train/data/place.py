@@ -1,4 +1,4 @@
-"""Where a batch begins in the data, as JSON in a checkpoint, and the check of such a place against the data."""
+"""The position of a batch in the data, as JSON in a checkpoint, and its check against the data."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from modernbert_train.data.shuffle import CursorState, ShuffledChunks
 
 
 class PlannerState(TypedDict):
-    """Where a batch of a `BatchPlanner` starts.
+    """The position at which a batch of a `BatchPlanner` starts.
 
     Attributes:
         tokens: global tokens before it.
         phase: of the batch before; None before the first.
-        streams: the place in each stream.
+        streams: the position in each stream.
         weights, lag: of the queue that chooses among them.
         packer: chunks that wait for a row, and finished rows.
     """
@@ -38,19 +38,18 @@ def check_place(
     special_tokens: int,
     phases: Sequence[PhaseConfig] | None,
 ) -> None:
-    """Check every number of a place against what planning can make of these streams.
+    """Check every number of a position against the streams.
 
-    A number beyond an array would end the run in the compiled loops, and one that is merely wrong would train on other
-    text without a word.
+    A number beyond an array would crash the compiled loops, and a wrong one would silently train on other text.
 
     Args:
-        state: out of a checkpoint; its types were checked by `as_type`.
+        state: from a checkpoint; `as_type` has checked its types.
         streams: of the run, in the order in which their documents are numbered.
-        special_tokens: that each chunk gets.
-        phases: of the run; None where the place may come from another run, whose phases are not known.
+        special_tokens: of each chunk.
+        phases: of the run; None if the position may come from another run, whose phases are unknown.
 
     Raises:
-        ValueError: a number cannot be right; names the field, the value and the limit.
+        ValueError: an impossible number; names the field, the value and the limit.
     """
     if state["streams"].keys() != streams.keys():
         raise ValueError(f"streams: expected {', '.join(streams)}, found {', '.join(state['streams'])}")
@@ -73,7 +72,7 @@ def check_place(
                 f"streams.{name}.laid_out_for", cursor["laid_out_for"],
                 {0, *(phase.row_tokens - special_tokens for phase in phases)},
             )  # fmt: skip
-            # a stream gives out what was trained on and what waits, and each phase may begin an epoch early
+            # a stream has given out the trained and the waiting chunks, and each phase may begin an epoch early
             epochs = (state["tokens"] + waiting) // max(1, streams[name].num_tokens) + len(phases) + 1
             if cursor["epoch"] > epochs:
                 raise ValueError(f"streams.{name}.epoch: expected at most {epochs}, found {cursor['epoch']}")
@@ -91,7 +90,7 @@ def _require_one_of(field: str, found: int, expected: Collection[int]) -> None:
 
 
 def _check_cursor(field: str, cursor: CursorState, chunks: ShuffledChunks) -> None:
-    """Check the place in one stream; lays out the block that the place is in, as the next batch would."""
+    """Check the position in one stream; lays out its block, as the next batch would."""
     if cursor["block"] >= chunks.num_blocks:
         raise ValueError(f"{field}.block: the stream has {chunks.num_blocks} blocks, found {cursor['block']}")
     longest, taken, offset = cursor["laid_out_for"], cursor["taken"], cursor["offset"]
@@ -110,7 +109,7 @@ def _check_cursor(field: str, cursor: CursorState, chunks: ShuffledChunks) -> No
 def _check_chunks(
     packer: PackerState, cursors: Mapping[str, CursorState], streams: Mapping[str, ShuffledChunks], longest: int
 ) -> None:
-    """Check that each chunk of a packer is a part of a document that its stream has given out."""
+    """Check that each chunk of a packer is part of a document that its stream has given out."""
     firsts = np.cumsum([0, *(chunks.num_documents for chunks in streams.values())])
     for field, (epoch, document, start, length) in _chunks(packer):
         if document >= firsts[-1]:

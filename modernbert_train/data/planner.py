@@ -1,14 +1,14 @@
-"""Decides, from document lengths alone, what every global batch is made of.
+"""Decide the contents of every global batch from document lengths alone.
 
-This is what makes a run exact. The planner sees no ranks, no workers and no tokens: it walks the shuffled chunks of
-each stream, takes the next from the stream whose turn it is, packs their lengths into rows, and cuts the sequence of
-rows into global batches by the clock. Where a batch is of one source, each stream has rows of its own, and the stream
-whose turn it is gives all of a batch. Every rank runs the same planner (a billion tokens a second and more) and
-reads only its own rows of each batch, so the sequence of batches is the same for any number of ranks and workers, and
-the tokens of a batch are known everywhere without asking.
+This makes a run exact. The planner sees no ranks, no workers and no tokens: it reads the shuffled chunks of each
+stream, takes the next from the stream that the fair queue chooses, packs their lengths into rows, and cuts the sequence
+of rows into global batches by the clock. With batches of one source, each stream has separate rows, and the chosen
+stream fills the whole batch. Every rank runs the same planner (more than a billion tokens a second) and reads only its
+own rows of each batch. So the sequence of batches is the same for any number of ranks and workers, and every rank knows
+the tokens of a batch without communication.
 
-Nothing is left out: epochs follow each other without a seam, and where a phase has another row length, the chunks that
-wait are cut to it if they must be and packed anew, and the cursors go on where they are.
+Nothing is dropped: epochs follow each other without a gap. If a phase changes the row length, waiting chunks are cut if
+they must be and packed again, and the cursors stay where they are.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from modernbert_train.data.place import PlannerState, check_place
 from modernbert_train.data.shuffle import ChunkCursor, ShuffledChunks
 
 __all__ = ["BatchPlan", "BatchPlanner", "Row", "StreamCount"]
-_AT_ONCE = 4096  # chunks that are handed to the compiled loop
-_MOST = 1 << 62  # products of the queue up to here are exact in the compiled loop
+_AT_ONCE = 4096  # chunks passed to the compiled loop
+_MOST = 1 << 62  # up to this bound the compiled loop computes the queue's products exactly
 
 
 class StreamCount(NamedTuple):
-    """What a batch has of one stream.
+    """A stream's share of a batch.
 
     Attributes:
         name: of the stream.
-        epoch: pass over the stream that the planner stands in.
-        tokens: of its text in the batch, special tokens not included.
-        documents: that begin in the batch.
+        epoch: the planner's current pass over the stream.
+        tokens: of its text in the batch, without special tokens.
+        documents: that start in the batch.
     """
 
     name: str
@@ -55,14 +55,14 @@ class BatchPlan:
     Attributes:
         phase: name of the phase.
         tokens_before: global tokens seen before this batch.
-        tokens: tokens in it that are not padding, [CLS] and [SEP] included.
+        tokens: tokens in it without padding, [CLS] and [SEP] included.
         rows: its rows, over all ranks.
         num_rows: their number.
         row_tokens: capacity of a row.
         microbatch_rows: rows in one forward on one rank.
-        objective: what is made of its text.
-        streams: what it has of each stream of the training data.
-        unused: tokens that had been drawn and still waited for a row, if this is the run's last batch, or that of a
+        objective: applied to its text.
+        streams: its share of each stream of the training data.
+        unused: tokens that were drawn and still wait for a row, in the run's last batch, or in the last batch of a
             phase before one that cannot use them; else 0.
     """
 
@@ -85,7 +85,7 @@ class BatchPlanner:
         data: the run's section.
         clock: its phases.
         streams: the shuffled chunks of each stream, by name, in the order in which their documents are numbered.
-        is_branch: whether the run may go on from another one's place in the data.
+        is_branch: True if the run may continue from another run's position in the data.
 
     Attributes:
         tokens: global tokens before the next batch.
@@ -105,16 +105,16 @@ class BatchPlanner:
             self._cursors.append(ChunkCursor(chunks, documents))
             documents += chunks.num_documents
         self._first_documents = np.array(firsts, dtype=np.int64)  # of each stream
-        self._drawn: _Drawn | None = None  # out of the cursors, which do not count them before they are given out
+        self._drawn: _Drawn | None = None  # taken from the cursors, which count them only when they are given out
         self._by_documents = data.mix_by == "documents"
         own = {n: p.num_documents if self._by_documents else p.num_tokens for n, p in streams.items()}
         self._weights = [list(phase_weights(data, each.phase, own).values()) for each in clock.phases]
         self._total = clock.total_tokens
         self.tokens = 0
         self._phase: str | None = None  # of the last batch
-        self._now: _Now | None = None  # what stays the same within the phase; None: to be looked up
+        self._now: _Now | None = None  # constant within the phase; None: not yet looked up
         self._queue = FairQueue(self._weights[0])
-        # of all streams together; or of each, where a batch is of one
+        # one packer for all streams, or one for each with batches of one source
         self._packers = [self._new_packer(clock.phases[0].phase.row_tokens)]
 
     def __iter__(self) -> Iterator[BatchPlan]:
@@ -153,7 +153,7 @@ class BatchPlanner:
         )
 
     def state_dict(self) -> PlannerState:
-        """Where the next batch starts, as JSON; its size does not grow with the position."""
+        """Return the start of the next batch as JSON; its size does not grow with the position."""
         return {
             "tokens": self.tokens,
             "phase": self._phase,
@@ -164,10 +164,10 @@ class BatchPlanner:
         }
 
     def load_state_dict(self, state: PlannerState) -> None:
-        """Go on from a state of the same data, seed and packing settings; takes the same time at any position.
+        """Continue from a state of the same data, seed and packing settings; takes the same time at any position.
 
         Raises:
-            ValueError: there is no such place in the data; names the field.
+            ValueError: the position does not exist in the data; names the field.
         """
         phases = None if self._is_branch else [each.phase for each in self._clock.phases]
         check_place(state, self._chunks, self._special, phases)
@@ -189,7 +189,7 @@ class BatchPlanner:
         return [self._new_packer(row_tokens) for _ in (self._names if apart else ("all",))]
 
     def _packer_of(self, document: int) -> int:
-        """Number of the packer that has a document, by its number."""
+        """Return the index of the packer that holds a document, by the document's number."""
         several = len(self._packers) > 1
         return int(np.searchsorted(self._first_documents, document, side="right")) - 1 if several else 0
 
@@ -197,7 +197,7 @@ class BatchPlanner:
         return [chunk for packer in self._packers for chunk in packer.waiting()]
 
     def _joined(self) -> PackerState:
-        """All packers as one, which `_parted` undoes: a chunk's document says which it is of."""
+        """Return all packers' states as one; `_parted` separates them by the chunks' documents."""
         states = [packer.state_dict() for packer in self._packers]
         return {
             "row_tokens": states[0]["row_tokens"],
@@ -216,7 +216,7 @@ class BatchPlanner:
         return [{"row_tokens": tokens, "ready": r, "waiting": w} for r, w in zip(ready, waiting, strict=True)]
 
     def _enter(self, position: Position) -> _Now:
-        """Follow the phase that the next batch starts in: its passes, shares and row length."""
+        """Switch to the phase of the next batch: its passes, shares and row length."""
         phase, objective = position.phase, position.objective
         if position.name != self._phase:
             if phase.restart_data and self._phase is not None:
@@ -250,12 +250,12 @@ class BatchPlanner:
         )
 
     def _parts(self, name: str, tokens: int) -> bool:
-        """Whether the phase there compares pairs of texts and the one before reads text, or the other way round: what
-        waits for a row cannot be used there."""
+        """Return True if the phase at `tokens` compares pairs of texts and the phase before reads text, or vice versa:
+        waiting chunks cannot be used there."""
         return self._clock.phase(name).objective.compares != self._clock.at(tokens).objective.compares
 
     def _fill(self, now: _Now, wanted: int) -> int:
-        """Draw chunks until a packer has so many rows ready; returns its number."""
+        """Draw chunks until a packer has `wanted` rows ready; return its index."""
         if len(self._packers) > 1:
             source = self._queue.next([wanted * now.row_tokens] * len(self._cursors))
             self._fill_from(self._cursors[source], self._packers[source], wanted)
@@ -278,12 +278,12 @@ class BatchPlanner:
     def _fill_in_turn(self, now: _Now, wanted: int) -> None:
         packer, queue, used = self._packers[0], self._queue, now.used
         cursors = [self._cursors[index] for index in used]
-        exact = now.most_drawn + max(max(queue.lag), -min(queue.lag)) < _MOST  # rows may have been longer before
+        exact = now.most_drawn + max(max(queue.lag), -min(queue.lag)) < _MOST  # an earlier phase's rows may be longer
         while packer.num_ready < wanted:
             drawn = self._drawn = (self._drawn or _draw(cursors)) if exact else None
             if drawn is not None:
                 lag, before = np.array([queue.lag[index] for index in used]), drawn.at.copy()
-                weights = np.array([queue.weights[index] for index in used])  # small enough, as `exact` says
+                weights = np.array([queue.weights[index] for index in used])  # fit int64, since `exact`
                 packer.mix_many(drawn.chunks_C3, (*drawn.columns, self._by_documents, weights, lag), wanted)
                 for cursor, number in zip(cursors, (drawn.at - before).tolist(), strict=True):
                     cursor.skip(number)
@@ -292,26 +292,26 @@ class BatchPlanner:
                 if (drawn.at == drawn.ends).any():
                     self._drawn = None
             else:  # a chunk must be cut, or numbers are too large
-                unit = int(self._by_documents)  # what next_size says: tokens, documents
+                unit = int(self._by_documents)  # index into next_size: tokens, documents
                 sizes = [0] * len(queue.weights)
                 for index, cursor in zip(used, cursors, strict=True):
                     sizes[index] = cursor.next_size()[unit]
                 packer.place(self._cursors[queue.give(sizes)].take())
-        if self._drawn is None:  # else none of them is at the end of its block
+        if self._drawn is None:  # otherwise no cursor is at the end of its block
             for cursor in cursors:
                 cursor.look()
 
 
 @dataclass(frozen=True)
 class _Now:
-    """What stays the same from the first batch of a phase, or of a start, to the last of the phase.
+    """Values that are constant from the first batch of a phase, or of a start, to the last of the phase.
 
     Attributes:
         name, phase: of the phase.
-        first, end: global tokens where the phase begins and ends.
+        first, end: global tokens at which the phase begins and ends.
         row_tokens, microbatch_rows, objective: see `BatchPlan`.
-        used: numbers of the streams that have a share.
-        most_drawn: what a chunk can change of the queue's numbers.
+        used: indices of the streams with a share.
+        most_drawn: largest change of the queue's numbers by one chunk.
     """
 
     name: str
@@ -327,12 +327,12 @@ class _Now:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """Chunks of several streams that can be given out as they are.
+    """Chunks of several streams that can be given out uncut.
 
     Attributes:
-        chunks_C3: of all streams, one stream after the other.
-        at: the next one of each stream; changed as they are given out.
-        ends: where those of each stream end.
+        chunks_C3: of all streams, concatenated.
+        at: the next chunk of each stream; changed as they are given out.
+        ends: end of each stream's chunks.
         columns: these two, then each stream's epoch and first document.
     """
 
@@ -343,7 +343,7 @@ class _Drawn:
 
 
 def _draw(cursors: Sequence[ChunkCursor]) -> _Drawn | None:
-    """Some of the next chunks of each stream; None where one must be cut first."""
+    """Return some of the next chunks of each stream; None if one must be cut first."""
     upcoming = [cursor.whole_chunks()[:_AT_ONCE] for cursor in cursors]
     sizes = np.array(list(map(len, upcoming)))
     if not sizes.all():

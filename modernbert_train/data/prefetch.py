@@ -1,7 +1,7 @@
-"""Shards of a remote folder are fetched while the block before them is being read.
+"""Fetch shards of a remote folder while the block before them is being read.
 
-The order of an epoch is known from its beginning, so the block that comes next is too. Fetching it is a help and no
-more: what fails here is tried again by the reader, who needs the shard and tells what is the matter.
+The order of an epoch is known from its start, so the next block is too. Prefetching only saves time: on a failure the
+reader tries again when it needs the shard, and reports the error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _THREADS = 4  # shards fetched at once by each rank; a store's single stream is 
 
 
 class PrefetchedChunks(ShuffledChunks):
-    """Chunks of remote shards: asking for a block has its shards fetched in the background, then the next block's.
+    """Chunks of remote shards: reading a block fetches its shards in the background, then the next block's.
 
     Args:
         shards: the remote shards.
@@ -35,10 +35,10 @@ class PrefetchedChunks(ShuffledChunks):
         super().__init__(shards.shard_documents, shards.lengths, block_shards, seed, shards.tokens)
         self._shards = shards
         self._next_block = next_block
-        self._latest = 0  # blocks asked for
+        self._latest = 0  # number of requested blocks
 
     def block(self, epoch: int, block: int, chunk_tokens: int) -> NDArray[np.int64]:
-        """As ShuffledChunks; returns at once, whatever is still to be fetched."""
+        """As ShuffledChunks; returns at once, before shards are fetched."""
         layout = super().block(epoch, block, chunk_tokens)
         self._latest += 1
         threading.Thread(
@@ -53,7 +53,7 @@ class PrefetchedChunks(ShuffledChunks):
             self._fetch_all(self._shards_in(super().block(*following, chunk_tokens)), mine)
 
     def _shards_in(self, layout: NDArray[np.int64]) -> deque[int]:
-        """In an order of this process's own, so that the ranks of a machine fetch different ones."""
+        """Return the block's shards in a random order, so that the ranks of a machine fetch different ones."""
         shards = np.unique(np.searchsorted(self._first, layout[:, 0], side="right") - 1).tolist()
         Random().shuffle(shards)
         return deque(shards)
@@ -66,6 +66,6 @@ class PrefetchedChunks(ShuffledChunks):
             thread.join()
 
     def _fetch_each(self, wanted: deque[int], mine: int) -> None:
-        while wanted and mine == self._latest:  # a later block asks for what it needs itself
+        while wanted and mine == self._latest:  # a later block fetches its own shards
             with contextlib.suppress(RunError, IndexError):  # another thread took the last
                 self._shards.fetch_ahead(wanted.popleft())

@@ -1,7 +1,7 @@
-"""The bytes of one MDS shard: whether they are its own, where its documents lie, and the token ids in one of them.
+"""The bytes of one MDS shard: verify them, find its documents, and decode a document's token ids.
 
-A sample is the sizes of those columns that have no fixed one, as uint32, and then the columns one after the other. Only
-the column of ids is decoded: others may be there (an attention mask, a name), and whoever wrote them is not trusted.
+A sample is the sizes of the variable-size columns, as uint32, followed by the columns. Only the column of ids is
+decoded: other columns may be present (an attention mask, a name), and their writer is not trusted.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ class ShardData(NamedTuple):
     """A shard in memory.
 
     Attributes:
-        data: decompressed; a document is a view into it, so a chunk of a long one costs nothing more.
-        offsets: where each document begins, and the last one ends.
+        data: decompressed; documents are views into it, so a chunk of a long one costs nothing more.
+        offsets: start of each document, and end of the last one.
     """
 
     data: memoryview
     offsets: NDArray[np.uint32]
 
     def sample(self, number: int) -> memoryview:
-        """The bytes of a document."""
+        """Return the bytes of a document."""
         return self.data[self.offsets[number] : self.offsets[number + 1]]
 
 
 def hash_of(algorithm: str, data: bytes) -> str:
-    """A hash by one of Streaming's names. Raises ValueError for another."""
+    """Hash bytes by one of Streaming's algorithms. Raises ValueError for an unknown one."""
     found: str = get_hash(algorithm, data)
     return found
 
 
 def fault_of(shard: Mapping[str, Any], data: bytes) -> str | None:
-    """What is wrong with the bytes of a shard's file by its size and its first hash, if it has one."""
+    """Return the problem with the bytes of a shard's file by its size and its first hash, or None."""
     info = stored(shard)
     if len(data) != info["bytes"]:
         return f"has {len(data)} bytes, index.json says {info['bytes']}"
@@ -61,7 +61,7 @@ def fault_of(shard: Mapping[str, Any], data: bytes) -> str | None:
 
 
 def unpack(shard: Mapping[str, Any], data: bytes) -> ShardData:
-    """The documents in the bytes of a shard's file. Raises whatever it is where that is not what the index says."""
+    """Return the documents in the bytes of a shard's file. Raises any error if they do not match the index."""
     if shard["zip_data"]:
         data = decompress(shard["compression"], data)
     if len(data) != shard["raw_data"]["bytes"]:
@@ -73,14 +73,14 @@ def unpack(shard: Mapping[str, Any], data: bytes) -> ShardData:
 
 
 def open_alone(name: str, data: bytes) -> tuple[ShardData, dict[str, Any]]:
-    """A shard without an index: what it says of itself has the keys of an entry there, but for names and sizes.
+    """Open a shard without an index; return its data and an entry like the index's, without names and sizes.
 
     Args:
-        name: of its file; its end tells how it is compressed.
+        name: of its file; the suffix names the compression.
         data: its bytes.
 
     Raises:
-        ValueError: it is no MDS shard; says so. Others as decompressing raises them.
+        ValueError: it is not an MDS shard. Decompression raises other errors.
     """
     _, _, packed = name.rpartition(".mds")
     if packed:
@@ -94,7 +94,7 @@ def open_alone(name: str, data: bytes) -> tuple[ShardData, dict[str, Any]]:
 
 
 class ColumnPlace:
-    """Finds the bytes of one column in those of a document.
+    """Finds the bytes of one column within a document.
 
     Args:
         shard: its entry of the index.
@@ -104,7 +104,7 @@ class ColumnPlace:
         encoding: of the column.
 
     Raises:
-        ValueError: the entry has no such column.
+        ValueError: the entry lacks this column.
     """
 
     def __init__(self, shard: Mapping[str, Any], name: str) -> None:
@@ -115,7 +115,7 @@ class ColumnPlace:
         self.encoding: str = columns[self._place][1]
 
     def value(self, sample: memoryview) -> memoryview:
-        """The column's bytes. Raises ValueError where they are fewer than the document says."""
+        """Return the column's bytes. Raises ValueError if they are fewer than the document declares."""
         at, size = self._span(sample)
         value = sample[at : at + size]
         if len(value) != size:
@@ -131,15 +131,15 @@ class ColumnPlace:
 
 
 class IdColumn:
-    """Reads the ids of a document out of its bytes.
+    """Decodes the ids of a document.
 
     Args:
         shard: its entry of the index.
         name: of the column.
-        dtype: numpy name of the ids' type where the encoding does not say it.
+        dtype: numpy name of the ids' type, for encodings that do not declare it.
 
     Raises:
-        ValueError: the entry has no such column, or one that holds no ids; says so.
+        ValueError: the entry lacks this column, or it does not hold ids.
     """
 
     def __init__(self, shard: Mapping[str, Any], name: str, dtype: str | None) -> None:
@@ -151,7 +151,7 @@ class IdColumn:
         self._dtype = None if dtype is None else np.dtype(dtype)
 
     def __call__(self, sample: memoryview) -> NDArray[Any]:
-        """As they are stored, of any shape; a view. Raises whatever numpy does where the bytes are something else."""
+        """Return the ids as stored, of any shape; a view. Raises numpy's errors for malformed bytes."""
         value = self._place.value(sample)
         if self._array is None:
             return np.frombuffer(value, self._dtype)
@@ -160,12 +160,12 @@ class IdColumn:
 
 
 def as_line(ids: NDArray[Any]) -> NDArray[Any]:
-    """Ids of any shape with one axis longer than 1, as a line; others as they are."""
+    """Flatten ids with one axis longer than 1; return others unchanged."""
     return ids.reshape(-1) if ids.ndim != 1 and ids.size and max(ids.shape) == ids.size else ids
 
 
 def ends_of(ids: NDArray[Any], special: Collection[int]) -> tuple[int, int]:
-    """Where a document begins and ends without those special ids that stand around it."""
+    """Return the start and end of a document without the special ids around it."""
     start, end = 0, len(ids)
     while start < end and int(ids[start]) in special:
         start += 1
@@ -175,6 +175,6 @@ def ends_of(ids: NDArray[Any], special: Collection[int]) -> tuple[int, int]:
 
 
 def without_ends(ids: NDArray[Any], special: Collection[int]) -> NDArray[Any]:
-    """Ids without those special ones that stand at the beginning and the end; a view."""
+    """Return ids without the special ones at the beginning and the end; a view."""
     start, end = ends_of(ids, special)
     return ids[start:end]

@@ -1,8 +1,8 @@
-"""index.json of a folder of MDS shards: checked once as a whole, and kept entry by entry.
+"""index.json of a folder of MDS shards: checked once as a whole, parsed entry by entry.
 
-A corpus of two trillion tokens has a quarter of a million shards. Their entries as objects are three quarters of a
+A corpus of two trillion tokens has a quarter of a million shards. As objects their entries take three quarters of a
 gigabyte, as text a quarter of that; one process of a machine reads it for all (see distributed/read_per_node.py).
-Without torch: a plan reads it too.
+Works without torch, since plans read it too.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _NO_FILES = frozenset(("", ".", ".."))
 
 
 def stored(shard: Mapping[str, Any]) -> dict[str, Any]:
-    """What an entry says of a shard's file: of the compressed one if there is one."""
+    """Return an entry's description of the stored file: the compressed one, if any."""
     info: dict[str, Any] = shard["zip_data"] or shard["raw_data"]
     return info
 
 
 def read_index(path: Path, column: str, *, nested: bool = False) -> ShardIndex:
-    """The index of a folder of shards; one that is as it was is not read a second time.
+    """Return the index of a folder of shards; an unchanged file is read once.
 
     Args:
         path: of the file.
         column: that every shard must have.
-        nested: it may also name files in folders below its own.
+        nested: allow files in subfolders.
 
     Raises:
-        DataError: it is missing or damaged, lists nothing, or is not to be trusted.
+        DataError: it is missing, damaged, empty, or not to be trusted.
     """
     index = read_once(path, ShardIndex)
     if index.below is not None and not nested:
@@ -51,12 +51,12 @@ def read_index(path: Path, column: str, *, nested: bool = False) -> ShardIndex:
 
 
 class ShardIndex(Sequence[dict[str, Any]]):
-    """The entries of an index, in order. Raises as `read_index`, which asks for one.
+    """The entries of an index, in order. Raises as `read_index`, which creates it.
 
     Attributes:
-        documents, bytes: int64 [shards], of each shard its documents, and its size as stored.
-        columns: the names of the columns, as different shards have them.
-        below: a file that it names in a folder below its own; None: there is none.
+        documents, bytes: int64 [shards], documents and stored size of each shard.
+        columns: the column names that occur in shards.
+        below: a file in a subfolder that the index names, or None.
     """
 
     def __init__(self, path: Path) -> None:
@@ -82,14 +82,14 @@ class ShardIndex(Sequence[dict[str, Any]]):
         return json.loads(self._entries[shard])
 
     def _row(self, shard: dict[str, Any]) -> tuple[int, int]:
-        """The two numbers of an entry, once nothing is wrong with it."""
+        """Check an entry and return its two numbers."""
         for info in (shard["raw_data"], shard["zip_data"]):
             if info is not None and not is_inside(info["basename"], nested=False):
                 if not is_inside(info["basename"], nested=True):
                     raise DataError(f"{self._path}: names a file outside its folder: {info['basename']!r}. {REMEDY}")
                 self.below = info["basename"]
         kind = shard["format"], tuple(shard["column_names"]), tuple(shard["column_encodings"])
-        if kind not in self._kinds:  # there are few
+        if kind not in self._kinds:  # only a few distinct ones
             self._add_kind(*kind)
         file = stored(shard)
         if not (is_count(shard["samples"]) and is_count(file["bytes"]) and dict(file["hashes"])):
@@ -98,7 +98,7 @@ class ShardIndex(Sequence[dict[str, Any]]):
 
     def _add_kind(self, format: str, names: tuple[str, ...], encodings: tuple[str, ...]) -> None:
         if format != "mds":
-            raise DataError(f"{self._path}: {format!r} and not mds is the format of a shard. {REMEDY}")
+            raise DataError(f"{self._path}: a shard has the format {format!r}, and not mds. {REMEDY}")
         if "pkl" in encodings:
             raise DataError(f"{self._path}: a column is pickled, and unpickling runs code. {REMEDY}")
         self._kinds.add((format, names, encodings))
@@ -106,7 +106,7 @@ class ShardIndex(Sequence[dict[str, Any]]):
 
 
 def is_inside(name: object, *, nested: bool) -> bool:
-    """Whether an index names a file of its own folder by this, or `nested` of a folder below it."""
+    """Return True if the name is a file in the index's folder, or with `nested` in a subfolder."""
     if not isinstance(name, str) or "\0" in name:
         return False
     if "/" not in name:

@@ -1,6 +1,6 @@
-"""Whether the files of local shards are there and as long as index.json says; what is in them is hashed as it is read.
+"""Check that the files of local shards exist with the sizes in index.json; contents are hashed on reading.
 
-Asked by `check` alone: a start does not look at a quarter of a million files on a shared disk before its first step.
+Only `check` does this: a start does not examine a quarter of a million files on a shared disk before its first step.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from modernbert_train.data.remote import is_remote
 from modernbert_train.data.shard_index import REMEDY, read_index, stored
 from modernbert_train.errors import DataError
 
-_SHOWN = 3  # files that a message names
+_SHOWN = 3  # files named in a message
 
 
 def all_folders(data: DataConfig, evals: Mapping[str, EvaluatorConfig]) -> list[FolderFacts]:
-    """Every folder of shards that a run names. Raises as `read_facts`."""
+    """Return every folder of shards that a run names. Raises as `read_facts`."""
     return [read_folder(*named, data) for named in [*named_folders(data), *further_folders(evals)]]
 
 
 def check_shard_sizes(data: DataConfig, evals: Mapping[str, EvaluatorConfig]) -> None:
-    """Look at every file of the local shards.
+    """Examine every file of the local shards.
 
     Raises:
         DataError: files are missing or have another size; one line for each folder. Or as `read_facts`.
@@ -32,7 +32,7 @@ def check_shard_sizes(data: DataConfig, evals: Mapping[str, EvaluatorConfig]) ->
         if not is_remote(folder.shards) and (found := _wrong(folder)):
             shown = ", ".join(found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
             mistakes.append(
-                f"{folder.key}={folder.path}: {len(found):,} shards are not what the index says: {shown}. {REMEDY}"
+                f"{folder.key}={folder.path}: {len(found):,} shards do not match the index: {shown}. {REMEDY}"
             )
     if mistakes:
         raise DataError("\n".join(mistakes))

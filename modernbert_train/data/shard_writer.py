@@ -1,7 +1,7 @@
-"""One folder of MDS shards: the tokens, their lengths, their counts, and the card that binds them together.
+"""Write one folder of MDS shards: tokens, lengths, token counts, and the card with their hashes.
 
-Special tokens are not stored: a long document is kept whole, and who cuts it adds [CLS] and [SEP] to every chunk.
-Labels may stand beside, see labels.py.
+Special tokens are not stored: a long document is kept whole, and the loader adds [CLS] and [SEP] to every chunk. Labels
+may be added, see labels.py.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ _COUNTED_AT_ONCE = 64  # documents
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger]:
-    """The smallest type that holds every id."""
+    """Return the smallest type that holds every id."""
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
 class ShardWriter:
-    """Writes documents in the order they come; the same documents give the same bytes.
+    """Writes documents in the order of arrival; the same documents give the same bytes.
 
     Args:
-        folder: made by the writer; must not exist.
+        folder: created by the writer; must not exist.
         vocab_size: entries of the tokenizer.
         tokenizer_sha256: of its tokenizer.json.
-        shard_bytes: size of a shard before compression; a document larger than that is a shard of its own.
-        words: whether a second column says which tokens continue a word, see `write`.
+        shard_bytes: size of a shard before compression; a larger document gets a shard to itself.
+        words: write a second column that marks tokens which continue a word, see `write`.
 
     Attributes:
         tokens: written so far.
-        token_counts: int64, times each id occurs, by id; complete after `finish`.
+        token_counts: int64, number of occurrences by id; complete after `finish`.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class ShardWriter:
     def write(
         self, ids: list[int], labels: NDArray[Any] | None = None, inside_words: NDArray[np.uint8] | None = None
     ) -> None:
-        """Add one document of at least one token; all have labels, [1, L] or one for each token, or none has.
+        """Add one document of at least one token; either all have labels, [1, L] or one for each token, or none has.
 
-        With `words`, `inside_words` has a 1 for each token that continues a word of a segmenter's, 0 for others.
+        With `words`, `inside_words` is 1 for each token that continues a segmenter's word, 0 for others.
 
         Raises:
             OSError: the disk is full or fails.
@@ -127,7 +127,7 @@ class ShardWriter:
         return card
 
     def _count(self) -> None:
-        """Add up how often each id occurs; one by one, a vocabulary of 50,000 costs as much as tokenising."""
+        """Count the ids of several documents at once; singly, a vocabulary of 50,000 costs as much as tokenising."""
         if self._uncounted:
             self.token_counts += np.bincount(np.concatenate(self._uncounted), minlength=self._vocab_size)
             self._uncounted = []

@@ -1,8 +1,8 @@
-"""The order of an epoch: shards shuffled, then everything within blocks of a few shards, keyed and without history.
+"""The order of an epoch: shards shuffled, then everything within blocks of a few shards, keyed and stateless.
 
-What is shuffled within a block is not documents but their chunks, which become sequences. A long document
-would otherwise fill batch after batch on its own. A reader holds one block of shards at a time, and any position of
-any epoch is found in the time it takes to lay out one block.
+Within a block, chunks of documents are shuffled rather than documents, which would let a long document fill batch
+after batch. A reader holds one block of shards at a time, and any position of any epoch is found in the time it takes
+to lay out one block.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ShuffledChunks:
         lengths: tokens of each document.
         block_shards: shards shuffled together.
         seed: the stream's seed.
-        num_tokens: of all documents; None adds the lengths up, which reads all of them.
+        num_tokens: of all documents; None sums the lengths, which reads all of them.
 
     Attributes:
         num_documents, num_tokens, num_blocks: of one epoch.
@@ -66,7 +66,7 @@ class ShuffledChunks:
         Returns:
             int64 [chunks, 3]: document, first token, number of tokens; every token of the block's documents once.
         """
-        from modernbert_train.data import shuffle_kernel  # numba, which takes a third of a second to import
+        from modernbert_train.data import shuffle_kernel  # imports numba, which takes a third of a second
 
         members = self._shards_of(epoch)[block * self._block_shards : (block + 1) * self._block_shards]
         spans = [slice(first, end) for first, end in zip(self._first[members], self._first[members + 1], strict=True)]
@@ -77,15 +77,15 @@ class ShuffledChunks:
         return chunks
 
     def _shards_of(self, epoch: int) -> Ints:
-        """The order of the shards; that of the epoch that was asked for last is kept."""
-        kept = self._order  # another thread may look at another epoch
+        """Return the order of the shards; the last epoch's order is cached."""
+        kept = self._order  # another thread may use another epoch
         if kept is None or kept[0] != epoch:
             kept = self._order = epoch, permutation(len(self._first) - 1, derive(self._seed, _SHARDS, epoch))
         return kept[1]
 
 
 class CursorState(TypedDict):
-    """A place in a stream as JSON; see `ChunkCursor`."""
+    """A position in a stream as JSON; see `ChunkCursor`."""
 
     epoch: Count
     block: Count
@@ -95,10 +95,10 @@ class CursorState(TypedDict):
 
 
 class ChunkCursor:
-    """A place in the endless sequence of a stream's chunks, epoch after epoch; its state is a few numbers.
+    """A position in the endless sequence of a stream's chunks, epoch after epoch; its state is a few numbers.
 
-    A block is laid out for the longest chunk allowed when it is begun. Where shorter ones are asked for before its end,
-    the rest of its chunks is cut as it is given out, so that another row length loses and repeats nothing.
+    A block is laid out for the longest chunk allowed when it begins. If shorter ones are required before its end, the
+    remaining chunks are cut as they are given out, so a change of row length neither loses nor repeats tokens.
 
     Args:
         chunks: of the stream.
@@ -106,7 +106,7 @@ class ChunkCursor:
 
     Attributes:
         epoch: pass over the stream.
-        first_document: as given.
+        first_document: as passed.
     """
 
     def __init__(self, chunks: ShuffledChunks, first_document: int) -> None:
@@ -118,21 +118,21 @@ class ChunkCursor:
     def _begin(self, epoch: int, block: int = 0) -> None:
         self.epoch, self._block = epoch, block
         self._laid_out_for = 0  # longest chunk in the block; 0: not laid out yet
-        self._taken = 0  # chunks of the block given out whole
-        self._offset = 0  # tokens given out of the chunk after these
+        self._taken = 0  # whole chunks of the block given out
+        self._offset = 0  # tokens given out of the following chunk
         self._layout: Ints | None = None
 
     def allow(self, chunk_tokens: int) -> None:
-        """Give out chunks of at most so many tokens from now on."""
+        """Limit chunks to this many tokens from now on."""
         self._most = chunk_tokens
 
     def next_size(self) -> tuple[int, int]:
-        """Size of the chunk that `take` will give: its tokens, and 1 if a document begins in it, else 0."""
+        """Return the size of the next chunk: its tokens, and 1 if a document starts in it, else 0."""
         _, start, length = self._upcoming()[0].tolist()
         return min(length - self._offset, self._most), int(start + self._offset == 0)
 
     def take(self) -> Chunk:
-        """The next chunk."""
+        """Return the next chunk."""
         document, start, length = self._upcoming()[0].tolist()
         chunk = Chunk(self.epoch, self.first_document + document, start, length)
         if self._offset or length > self._most:
@@ -146,23 +146,23 @@ class ChunkCursor:
         return chunk
 
     def whole_chunks(self) -> Ints:
-        """int64 [chunks, 3]: what `take` will give next without cutting, as `ShuffledChunks.block` has it.
+        """Return the next chunks that `take` would return uncut, as `ShuffledChunks.block` does: int64 [chunks, 3].
 
-        At least one, all of one epoch; none where the next chunk must be cut first. `skip` takes them.
+        At least one, all of one epoch; none if the next chunk must be cut first. `skip` consumes them.
         """
         upcoming = self._upcoming()
         return upcoming[:0] if self._offset or self._laid_out_for > self._most else upcoming
 
     def look(self) -> None:
-        """Stand before the next chunk: where a block has been given out, at the beginning of the next."""
+        """Move to the next chunk: after the end of a block, to the start of the next."""
         self._upcoming()
 
     def skip(self, number: int) -> None:
-        """Take so many of `whole_chunks`."""
+        """Consume this many of `whole_chunks`."""
         self._taken += number
 
     def _upcoming(self) -> Ints:
-        """The rest of the block; where there is none, the next block's."""
+        """Return the rest of the block; if it is empty, the next block."""
         while True:
             if self._layout is None:
                 self._laid_out_for = self._laid_out_for or self._most
@@ -173,12 +173,12 @@ class ChunkCursor:
             self._begin(*((self.epoch + 1, 0) if last else (self.epoch, self._block + 1)))
 
     def begin_epoch(self) -> None:
-        """Leave the rest of the epoch out and begin the next; an epoch of which nothing was taken is begun already."""
+        """Skip the rest of the epoch and begin the next, unless nothing was taken from this one."""
         if (self._block, self._taken, self._offset) != (0, 0, 0):
             self._begin(self.epoch + 1)
 
     def state_dict(self) -> CursorState:
-        """The place, as JSON."""
+        """Return the position as JSON."""
         return {
             "epoch": self.epoch,
             "block": self._block,
@@ -188,6 +188,6 @@ class ChunkCursor:
         }
 
     def load_state_dict(self, state: CursorState) -> None:
-        """Go on from a place; takes as long as laying out one block, wherever it is."""
+        """Continue from a position; takes as long as laying out one block, at any position."""
         self._begin(state["epoch"], state["block"])
         self._laid_out_for, self._taken, self._offset = state["laid_out_for"], state["taken"], state["offset"]

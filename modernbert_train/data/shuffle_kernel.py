@@ -1,7 +1,7 @@
 """The layout of a block of shards, compiled by numba: chunks in their keyed order, twenty nanoseconds each.
 
-The order is `keyed_random.permutation`: of draws that are hashes, so that a few of their upper bits sort them nearly,
-and what is left to sort stands close together.
+The order is `keyed_random.permutation`. Draws are hashes, so a bucket sort by a few upper bits nearly sorts them, and
+the rest is a short insertion sort.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _draw(key: np.uint64, counter: int) -> np.uint64:
 
 @_njit
 def lay_out(documents: Ints, lengths: Ints, chunk_tokens: int, key: np.uint64) -> Ints:
-    """Cut documents into chunks, and put these into the order of a key.
+    """Cut documents into chunks and order these by a key.
 
     Args:
         documents: their numbers.
@@ -65,7 +65,7 @@ def lay_out(documents: Ints, lengths: Ints, chunk_tokens: int, key: np.uint64) -
             bucket = draw >> shift
             first, place = ends[bucket], in_order[bucket]
             in_order[bucket] = place + 1
-            while place > first and sorted_draws[place - 1] > draw:  # of equal ones the first comes first
+            while place > first and sorted_draws[place - 1] > draw:  # stable: equal draws keep their order
                 sorted_draws[place] = sorted_draws[place - 1]
                 for column in range(3):
                     chunks[place, column] = chunks[place - 1, column]

@@ -1,7 +1,7 @@
-"""Statistics of a run's data: lengths of documents, licences and the like, what was left out of which source.
+"""Statistics of a run's data: lengths of documents, licences and other fields, documents dropped by source.
 
-It is recorded in a run's folder where a start begins, because the page of a run is drawn wherever its folder is. No
-shard is read here; the lengths of a large dataset were counted when it was prepared.
+A start records them in the run's folder, because the page of a run is drawn where the folder is. No shard is read here;
+the lengths of a large dataset were counted when it was prepared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from modernbert_train.errors import DataError
 DATA = "data.json"  # in a run's folder
 _EDGES = [1, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]  # tokens; the last bin is open
 _COUNTED_AT_ONCE = 1 << 22  # documents
-_COUNTED_HERE = 10_000_000  # documents: counting the lengths of more takes a start longer than a second
+_COUNTED_HERE = 10_000_000  # documents: counting the lengths of more takes longer than a second
 _VALUES = 12  # of a field
 _STREAMS = 50  # of a run: the first ones
 
@@ -33,12 +33,12 @@ Bin = TypedDict("Bin", {"from": Count, "to": Count, "documents": Count, "tokens"
 
 @dataclass(frozen=True)
 class SourceCounts:
-    """What became of the documents of one source; `read` is the sum of all but the tokens.
+    """Documents of one source; `read` is the sum of all others except the tokens.
 
     Attributes:
-        read, documents: as they were read, and as they were written into any split.
+        read, documents: as read, and as written into any split.
         tokens: written.
-        duplicates, near_duplicates, left_out: left out, the last for any other reason.
+        duplicates, near_duplicates, left_out: dropped, the last for any other reason.
     """
 
     read: Count
@@ -55,9 +55,9 @@ class FolderStatistics:
 
     Attributes:
         documents, tokens: in it.
-        lengths: documents by their lengths; None where nobody has counted.
+        lengths: histogram of documents by length; None if they were not counted.
         fields: documents by the values of their fields, the commonest values of each.
-        sources: of the whole dataset, where `prepare` made it and its report is at hand.
+        sources: of the whole dataset, if `prepare` made it and its report is available.
         prompts: see `DatasetCard`.
     """
 
@@ -78,7 +78,7 @@ class RunStatistics:
 
 
 def length_bins(lengths: NDArray[Any]) -> list[Bin]:
-    """Documents and tokens by the lengths of documents, in bins of powers of two; memory does not grow with them."""
+    """Count documents and tokens by document length, in bins of powers of two; constant memory."""
     documents, tokens, longest = np.zeros(len(_EDGES), np.int64), np.zeros(len(_EDGES), np.int64), 0
     for begin in range(0, len(lengths), _COUNTED_AT_ONCE):
         part = np.asarray(lengths[begin : begin + _COUNTED_AT_ONCE])
@@ -94,7 +94,7 @@ def length_bins(lengths: NDArray[Any]) -> list[Bin]:
 
 
 def source_counts(source: dict[str, Any]) -> SourceCounts:
-    """Of one source in prepare_report.json. Raises KeyError, TypeError or ValueError where it is none."""
+    """Parse one source of prepare_report.json. Raises KeyError, TypeError or ValueError if it is malformed."""
     written, dropped = source["written"].values(), dict(source["dropped"])
     documents, tokens = (sum(split[key] for split in written) for key in ("documents", "tokens"))
     duplicates, near = dropped.pop("duplicate", 0), dropped.pop("near_duplicate", 0)
@@ -103,7 +103,7 @@ def source_counts(source: dict[str, Any]) -> SourceCounts:
 
 
 def run_statistics(facts: DataFacts) -> RunStatistics:
-    """Figures of a run's data; what cannot be read is left out, because nothing depends on it."""
+    """Return the statistics of a run's data; unreadable parts are skipped, because nothing depends on them."""
     streams = {name: _folder_statistics(folder) for name, folder in list(facts.streams.items())[:_STREAMS]}
     return RunStatistics(streams, None if facts.validation is None else _folder_statistics(facts.validation))
 
@@ -112,14 +112,14 @@ def _folder_statistics(folder: FolderFacts) -> FolderStatistics:
     card = folder.card
     lengths, sources = _prepared(folder.local, card)
     if lengths is None and card.documents <= _COUNTED_HERE:
-        with suppress(DataError):  # whoever trains on them will say what is wrong
+        with suppress(DataError):  # training on them will report the error
             lengths = length_bins(load_lengths(folder.local / LENGTHS, ""))
     fields = {name: counts.most(_VALUES) for name, counts in (card.fields or {}).items()}
     return FolderStatistics(card.documents, card.tokens, lengths, fields, sources, card.prompts)
 
 
 def prompts_of(run: Path) -> dict[str, str] | None:
-    """Read what a run's data have before each query and document; None where nothing, or streams differ."""
+    """Return the prompts of a run's queries and documents; None without any, or if streams differ."""
     found: RunStatistics | None = None
     with suppress(OSError, ValueError):  # of an earlier version, or damaged
         found = as_type(RunStatistics, read_json(run / DATA))
@@ -128,7 +128,7 @@ def prompts_of(run: Path) -> dict[str, str] | None:
 
 
 def _prepared(folder: Path, card: DatasetCard) -> tuple[list[Bin] | None, dict[str, SourceCounts]]:
-    """What `prepare` has recorded of these very shards."""
+    """Return what `prepare` has recorded about these shards: histogram of lengths, and sources."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         report = read_json(folder.parent / PREPARE_REPORT)
         written = report["written"][folder.name]

@@ -1,4 +1,4 @@
-"""The guess that knows only how frequent each token is in the training text: the baseline of every held-out loss."""
+"""Unigram baseline of every held-out loss: predict each token by its frequency in the training text."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from modernbert_train.errors import DataError
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """How often each token stands in a folder of shards.
+    """Token counts of a folder of shards.
 
     Attributes:
         path: of token_counts.npy.
-        tokens: that it must count, by the card of the shards.
-        weight: what each of its counts counts.
+        tokens: expected sum, by the card of the shards.
+        weight: of each count.
     """
 
     path: Path
@@ -32,13 +32,13 @@ class TokenCounts:
     weight: float
 
     def read(self, vocab_size: int) -> NDArray[np.float64]:
-        """The counts; raises DataError if the file is missing, damaged, or another folder's."""
+        """Return the counts; raises DataError if the file is missing, damaged, or another folder's."""
         counts = load_array(self.path, "Prepare the data again.")
         sound = isinstance(counts, np.ndarray) and counts.ndim == 1 and counts.dtype.kind in "iu"
         if not sound or len(counts) > vocab_size or (counts.min(initial=0) < 0) or int(counts.sum()) != self.tokens:
             found = f"{int(counts.sum()):,} tokens over {len(counts):,} ids" if sound else "no line of whole numbers"
             raise DataError(
-                f"{self.path}: holds {found}; the card beside it says {self.tokens:,} tokens, model.vocab_size is "
+                f"{self.path}: holds {found}; the card next to it says {self.tokens:,} tokens, model.vocab_size is "
                 f"{vocab_size:,}. Restore it from a copy, or prepare the data again."
             )
         return counts.astype(np.float64)
@@ -46,11 +46,11 @@ class TokenCounts:
 
 @dataclass(frozen=True)
 class Unigram:
-    """The guess that knows only how frequent each token is in the training data.
+    """Predicts each token by its frequency in the training data.
 
     Attributes:
         log_probability_V: natural logarithms, every count raised by one.
-        most_frequent: the token it would always name.
+        most_frequent: the most likely token.
     """
 
     log_probability_V: NDArray[np.float64]
@@ -74,13 +74,13 @@ class Unigram:
         return cls(np.log(counts_V / counts_V.sum()), int(counts_V.argmax()))
 
     def loss(self, file: TokenCounts) -> float:
-        """Of naming every token of a folder, in nats per token. Raises DataError as `from_counts`."""
+        """Return the loss over all tokens of a folder, in nats per token. Raises DataError as `from_counts`."""
         counts = file.read(len(self.log_probability_V))
         return float(-(counts @ self.log_probability_V[: len(counts)]) / counts.sum())
 
 
 def unigram_of(data: DataConfig, phases: Collection[PhaseConfig], vocab_size: int, facts: DataFacts) -> Unigram:
-    """The baseline of the training text; streams count by their shares of the whole run, whatever the phase.
+    """Return the baseline of the training text; streams are weighted by their shares of the whole run.
 
     Args:
         data, phases: of the run.
@@ -101,7 +101,7 @@ def unigram_of(data: DataConfig, phases: Collection[PhaseConfig], vocab_size: in
 def held_out_unigram_loss(
     data: DataConfig, phases: Collection[PhaseConfig], vocab_size: int, facts: DataFacts
 ) -> float | None:
-    """Of the whole held-out text, without reading it; None where there is none, or its tokens were not counted."""
+    """Return the baseline's loss on the held-out text, without reading it; None without such text or its counts."""
     folder = facts.validation
     if folder is None or not (folder.local / TOKEN_COUNTS).exists():
         return None

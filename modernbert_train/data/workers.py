@@ -1,9 +1,9 @@
-"""Deliver the batches of DataLoader workers in order; a worker that dies or falls silent ends the run by name.
+"""Deliver the batches of DataLoader workers in order; a worker that dies or hangs ends the run and is named.
 
-Torch notices a dead worker in a signal handler, which raises wherever the process happens to be: in a step, or in a
-garbage collection that swallows it. So its handler is told of the workers only while we wait for them; there it ends a
-read that a half-written message would block for ever. Before each wait we look ourselves. And torch's own timeout is
-short here and only wakes us up, so that dead and silent workers can be told apart.
+Torch notices a dead worker in a signal handler, which raises at any place in the program: in a step, or in a
+garbage collection that swallows it. So its handler watches the workers only while we wait for them; there it interrupts
+a read that a half-written message would block forever. Before each wait we check them ourselves. Torch's own timeout is
+short here and only wakes us up, so that dead and hanging workers can be distinguished.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from torch.utils.data import DataLoader
 from modernbert_train.core.torch_internals import abandon_workers, watch_workers, worker_processes
 from modernbert_train.errors import RunError, StorageError
 
-LOOK_SECONDS = 1.0  # what a DataLoader given to `deliveries` must have as its timeout
+LOOK_SECONDS = 1.0  # required timeout of a DataLoader passed to `deliveries`
 _END = object()
-# what torch's handler says while workers are being started, when it cannot be kept from looking
+# messages of torch's handler while workers are being started, when it cannot be switched off
 _GONE = re.compile(r"DataLoader worker \(pid\(?s?\)? (\d+)\) (?:is )?(killed by signal: \w+|exited unexpectedly[^.]*)")
 
 
 def deliveries(loader: DataLoader[Any], timeout_seconds: float) -> Iterator[Any]:
-    """The items of a DataLoader.
+    """Yield the items of a DataLoader.
 
     Args:
         loader: with LOOK_SECONDS as its timeout, if it has workers; map-style and in order.
@@ -43,7 +43,7 @@ def deliveries(loader: DataLoader[Any], timeout_seconds: float) -> Iterator[Any]
     """
     try:
         batches: Any = iter(loader)
-    except Exception as error:  # torch raises a RuntimeError, or what the broken connection does; others go on
+    except Exception as error:  # a RuntimeError from torch, or the broken connection's error; others are raised again
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise StorageError(
                 f"/dev/shm: has no room for the queues of data.num_workers={loader.num_workers}. Give the container "
@@ -57,7 +57,7 @@ def deliveries(loader: DataLoader[Any], timeout_seconds: float) -> Iterator[Any]
         return
     watch_workers(batches, False)
     with record_function("data"):
-        pass  # torch imports at its first use, and an import that the handler breaks would be told as a traceback
+        pass  # torch imports modules at first use; an import interrupted by the handler would print a traceback
     with closing(_Watch(batches)) as watch:
         for number in count():
             item = _wait(batches, number, timeout_seconds, watch)
@@ -67,12 +67,12 @@ def deliveries(loader: DataLoader[Any], timeout_seconds: float) -> Iterator[Any]
 
 
 class _Watch:
-    """Ends a wait that torch's timeout does not: memory is handed over by the worker, and one that freezes just then is
-    waited for without a limit. All workers are killed, of which torch's handler tells wherever we wait.
+    """Ends a wait that torch's timeout does not cover: the worker passes memory itself, and if it freezes while doing
+    so the wait is unlimited. Then all workers are killed, and torch's handler interrupts our wait.
 
     Attributes:
-        deadline: of the present wait; None: nobody waits.
-        over: it has ended one.
+        deadline: of the present wait; None: no wait.
+        over: True once a wait was ended.
     """
 
     def __init__(self, batches: Any) -> None:
@@ -104,14 +104,14 @@ def _wait(batches: Any, number: int, timeout_seconds: float, watch: _Watch) -> A
                 item = next(batches, _END)
             watch.deadline = None
             return item
-        except Exception as error:  # likewise; what is of no dead or silent worker is raised again
+        except Exception as error:  # as above; errors not caused by a dead or hanging worker are raised again
             if watch.over:
                 raise _silent(batches, number, timeout_seconds) from error
             if isinstance(error, RunError) or str(error).startswith("Caught "):
-                raise  # raised by what runs in the worker
+                raise  # raised by our code in the worker
             _require_alive(batches, error)
             if not str(error).startswith("DataLoader timed out"):
-                time.sleep(LOOK_SECONDS)  # a worker on its way out breaks the connection first
+                time.sleep(LOOK_SECONDS)  # a dying worker breaks the connection before it is gone
                 _require_alive(batches, error)
                 raise
         if time.monotonic() > deadline:
@@ -120,7 +120,7 @@ def _wait(batches: Any, number: int, timeout_seconds: float, watch: _Watch) -> A
 
 def _silent(batches: Any, number: int, timeout_seconds: float) -> RunError:
     workers = worker_processes(batches)
-    index = number % len(workers)  # torch gives out the work in turn
+    index = number % len(workers)  # torch assigns work round-robin
     process = workers[index].pid
     abandon_workers(batches)
     return RunError(
@@ -148,7 +148,7 @@ def _lost(worker: str, how: str) -> RunError:
 
 
 def _all_said(error: BaseException | None) -> str:
-    """An error and those before it: where torch's handler breaks an import, that tells of it in its own words."""
+    """Return the messages of an error and its causes: torch's handler may have interrupted an import."""
     said = []
     while error is not None:
         said.append(str(error))

@@ -1,5 +1,5 @@
-"""Processes that live and die together, each on its own device: joining, signals, heartbeat, agreement, shared errors.
+"""Processes that train together: joining, signals, heartbeat, agreement, shared errors, one device each.
 
-How ranks start, meet, wait and end changes here alone; nothing here knows what they train.
+How ranks start, meet, wait and end is decided here, independently of the training.
 Imports: config, core.
 """

@@ -1,15 +1,15 @@
-"""Whether a device computes in bf16, and when to ask for it. Torch is imported only to ask it, as in gpus.py."""
+"""Whether a device supports bf16, and when to use it. Torch is imported only where it is needed, as in gpus.py."""
 
 from __future__ import annotations
 
 from modernbert_train.errors import ConfigError
 
-# instructions that multiply in bf16, by torch's names: AMD's and Intel's, Intel's tiles, ARM's
+# CPU flags of bf16 matrix instructions, by torch's names: AMD and Intel, Intel's AMX, ARM
 INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16")
 
 
 def cpu_has_bf16() -> bool:
-    """Whether this processor has instructions that multiply in bf16."""
+    """Return True if this processor has bf16 instructions."""
     import torch
 
     capabilities = torch.cpu.get_capabilities()
@@ -17,15 +17,15 @@ def cpu_has_bf16() -> bool:
 
 
 def takes_bf16(asked: str, key: str, *, on_gpu: bool) -> bool:
-    """Whether to compute in bf16; `auto` does on a GPU that has it, and never on a CPU.
+    """Return True to compute in bf16; `auto` does on a GPU that supports it, and never on a CPU.
 
     Args:
         asked: auto, fp32 or bf16.
-        key: that says so, for errors.
-        on_gpu: whether this process computes on one.
+        key: the key that set it, for errors.
+        on_gpu: True if this process computes on a GPU.
 
     Raises:
-        ConfigError: bf16 was asked for, and torch would imitate it here, in silence.
+        ConfigError: bf16 is configured and unsupported here, where torch would silently emulate it.
     """
     import torch
 
@@ -34,12 +34,12 @@ def takes_bf16(asked: str, key: str, *, on_gpu: bool) -> bool:
     has = torch.cuda.is_bf16_supported(including_emulation=False) if on_gpu else cpu_has_bf16()
     if asked == "bf16" and not has:
         here = "this GPU" if on_gpu else "this processor"
-        raise ConfigError(f"{key}=bf16: {here} has no bf16: torch would imitate it, slowly. Set {key}=auto or fp32.")
+        raise ConfigError(f"{key}=bf16: {here} lacks bf16, and torch would emulate it, slowly. Set {key}=auto or fp32.")
     return has
 
 
 def cpu_gain_line(asked: str) -> str | None:
-    """What a run in fp32 on this processor could win; None where it has no bf16, or fp32 is meant.
+    """Return how much bf16 could speed up an fp32 run on this processor; None without bf16, or if fp32 is explicit.
 
     Args:
         asked: compute.precision.

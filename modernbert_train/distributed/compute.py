@@ -19,20 +19,20 @@ from modernbert_train.errors import ConfigError
 
 
 def release_freed_memory() -> None:
-    """Have glibc give back what a start has freed between what it still needs. No effect with another C library."""
+    """Return memory freed during the start to the system (glibc only; a no-op elsewhere)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def keep_freed_memory() -> None:
-    """Ask glibc to keep freed memory for the next allocation instead of giving each large tensor back to the system.
+    """Let glibc keep freed memory for the next allocation instead of returning each large tensor to the system.
 
-    For the steps alone: what is freed before them is not needed again. Every operation of a CPU step allocates its
-    result, and fresh pages cost a fault each: 8 % of the quickstart's step (2 cores, medians of 3). Has no effect with
-    another C library.
+    Call it after the start, whose freed memory is not needed again. Every operation of a CPU step allocates its result,
+    and fresh pages cost a fault each: 8 % of the quickstart's step (2 cores, medians of 3). A no-op with another C
+    library.
     """
-    mmap_max, trim_threshold = -4, -1  # the names' numbers in malloc.h
+    mmap_max, trim_threshold = -4, -1  # M_MMAP_MAX and M_TRIM_THRESHOLD of malloc.h
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(mmap_max, 0)
@@ -40,33 +40,33 @@ def keep_freed_memory() -> None:
 
 
 def use_threads(config: ComputeConfig, device: torch.device) -> None:
-    """Have torch compute with as many threads as a run asks for, where it asks and computes on a CPU."""
+    """Set torch's number of threads, if the run sets it and computes on a CPU."""
     if config.threads is not None and device.type == "cpu":
         torch.set_num_threads(config.threads)
 
 
 def choose_device(config: ComputeConfig) -> torch.device:
-    """Return the device asked for, and make it the current one: no rank may touch the GPU of another.
+    """Return the configured device and make it current, so that no rank touches another's GPU.
 
     Raises:
-        ConfigError: torch sees no GPU though one was asked for or is there; this machine has fewer GPUs than ranks; or
-            torch has no kernels for it.
+        ConfigError: torch sees no GPU where one is configured or installed; the machine has fewer GPUs than ranks; or
+            torch lacks kernels for the GPU.
     """
     if not uses_gpu(config.device, "compute.device"):
         return torch.device("cpu")
     local_rank = from_launcher("LOCAL_RANK", 0)
     device = torch.device("cuda", gpu_of_rank(local_rank, torch.cuda.device_count(), os.environ))
-    torch.cuda.set_device(device)  # before anything else: collectives and kernels run on the current device
+    torch.cuda.set_device(device)  # first: collectives and kernels run on the current device
     _refuse_older(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
     return device
 
 
 def be_deterministic() -> None:
-    """Have this process's GPU add in the same order each time; before its first product and before NCCL connects.
+    """Make this process's GPU sum in a fixed order; call it before the first product and before NCCL connects.
 
-    torch then takes the deterministic form of each operation, attention's backward pass among them, and refuses what
-    has none. cuBLAS keeps to workspaces of one size, the compiler chooses by rule where it would choose by timing, and
-    NCCL leaves out NVLS, which adds in the switch in whatever order numbers arrive.
+    Torch then takes the deterministic form of each operation, attention's backward pass included, and refuses
+    operations without one. cuBLAS uses workspaces of one size, the compiler selects kernels by rule instead of by
+    timing, and NCCL does not use NVLS, which sums in the switch in order of arrival.
     """
     import torch._inductor.config
 
@@ -74,14 +74,14 @@ def be_deterministic() -> None:
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     torch._inductor.config.deterministic = True
     torch.use_deterministic_algorithms(True)
-    # nothing here reads what it has not written
+    # our code never reads uninitialised memory
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def _refuse_older(name: str, capability: tuple[int, int]) -> None:
-    """Raise ConfigError if this torch has no kernels for so old a GPU: the first one would fail without its name.
+    """Raise ConfigError if this torch lacks kernels for so old a GPU; the first kernel's own error would not name it.
 
-    AMD's GPUs are named otherwise (gfx90a, gfx942), and old ones do not come in a row.
+    AMD's names (gfx90a, gfx942) are not ordered by age.
     """
     if torch.version.hip is not None:
         return
@@ -95,12 +95,12 @@ def _refuse_older(name: str, capability: tuple[int, int]) -> None:
 
 
 def resolve_precision(config: ComputeConfig, device: torch.device) -> str:
-    """The precision by Composer's name: bf16 autocast over fp32 weights on GPUs that have bf16, else fp32.
+    """Return Composer's name of the precision: bf16 autocast over fp32 weights on GPUs with bf16, else fp32.
 
-    On a CPU only where bf16 is asked for.
+    A CPU uses bf16 only if it is configured.
 
     Raises:
-        ConfigError: bf16 was asked for, of a processor or a GPU without it, or of the residual alone.
+        ConfigError: bf16 is configured and unsupported here, or configured for the residual only.
     """
     if takes_bf16(config.precision, "compute.precision", on_gpu=device.type == "cuda"):
         return "amp_bf16"
@@ -114,11 +114,11 @@ def resolve_precision(config: ComputeConfig, device: torch.device) -> str:
 
 @dataclass(frozen=True)
 class Compute:
-    """What a process computes with.
+    """Device and precision of a process.
 
     Attributes:
         device: where the model is.
-        precision: amp_bf16 or fp32, names of Composer, which is told fp32 on a CPU all the same.
+        precision: amp_bf16 or fp32, Composer's names; on a CPU Composer itself always gets fp32.
     """
 
     device: torch.device
@@ -126,7 +126,7 @@ class Compute:
 
     @classmethod
     def of(cls, config: ComputeConfig) -> Compute:
-        """What a run asks for, or what fits best; raises ConfigError if it is not to be had here."""
+        """Return the configured device and precision, or the best ones; raise ConfigError if they are unavailable."""
         device = choose_device(config)
         if config.deterministic and device.type == "cuda":
             be_deterministic()
@@ -134,9 +134,9 @@ class Compute:
 
     @property
     def bf16(self) -> bool:
-        """Whether products are computed in bf16, by autocast."""
+        """True if products are computed in bf16, by autocast."""
         return self.precision == "amp_bf16"
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Products in bf16 over fp32 weights, if so."""
+        """Return a context with bf16 products over fp32 weights, if configured."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()

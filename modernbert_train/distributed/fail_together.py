@@ -1,9 +1,9 @@
-"""One rank fails or hangs, all ranks end: within seconds, with that rank's error, its host and its exit code.
+"""End all ranks when one fails or hangs: within seconds, with that rank's error, host and exit code.
 
-The others may be inside a collective that waits for the failed rank, where nothing can raise, so they cannot end in
-order. The failed rank writes its error into the store that the ranks met in; a thread of each rank looks there, prints
-the error and ends its process. That of a rank that cannot write is found by heartbeat.py. This needs neither a launcher
-nor a working network between the ranks; a launcher of torch's kind finds the error in the file it asks for.
+The other ranks may be inside a collective that waits for the failed one, where no exception can be raised, so they
+cannot exit normally. The failed rank writes its error into the rendezvous store; a thread of each rank polls the store,
+prints the error and ends its process. heartbeat.py finds ranks that cannot write. This works without a launcher and
+without a network between the ranks; launchers like torchrun find the error in the error file they configure.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from modernbert_train.distributed.launched import note_blamed
 from modernbert_train.errors import HangError, RunError, StoppedEarly
 
 _LOOK_SECONDS = 0.5
-_HEARD_SECONDS = 5.0  # how long a failed rank waits for the others to have read its error
-ERROR = "modernbert-train/error"  # in the store, of all ranks and launchers of a run
+_HEARD_SECONDS = 5.0  # how long a failed rank waits until the others have read its error
+ERROR = "modernbert-train/error"  # store key of the error, shared by all ranks and launchers of a run
 _HEARD = "modernbert-train/heard"
 
 _here: _Watch | None = None
 
 
 def is_own(error: Exception) -> bool:
-    """Whether an error is this rank's alone: no lost rank can be behind it."""
+    """Return True if an error concerns this rank only, so that it cannot be caused by a lost rank."""
     return not _may_be_of_network(error)
 
 
 def show(error: Exception) -> None:
-    """Print the traceback of a bug, once: while the others are told of it, torch may end this process."""
+    """Print the traceback of a bug, once: torch may end this process while the others are informed."""
     if isinstance(error, RunError) or getattr(error, "shown", False):
         return
     text = "".join(traceback.format_exception(error))
@@ -61,10 +61,10 @@ def show(error: Exception) -> None:
 
 
 def tell_others(error: BaseException) -> None:
-    """Have all other ranks end with an error of this one; does nothing on a single rank or a second time.
+    """End all other ranks with this rank's error; a no-op on a single rank or the second time.
 
-    An error of the network between the ranks has its cause elsewhere: the rank that is to blame is then looked for,
-    and this process ends here with that rank's error instead.
+    A network error between ranks has its cause elsewhere: find the rank to blame, and end this process with that rank's
+    error instead.
     """
     if _here is not None and isinstance(error, Exception) and not isinstance(error, StoppedEarly):
         _here.tell(error)
@@ -72,17 +72,17 @@ def tell_others(error: BaseException) -> None:
 
 @contextmanager
 def failing_together(timeout_seconds: float = 300.0, store: Any = None) -> Iterator[None]:
-    """From the first collective on: an error that leaves this block on one of them ends all, as does a hang.
+    """End all ranks if one raises an error or hangs inside this context; enter it before the first collective.
 
     Args:
-        timeout_seconds: a rank that keeps the others waiting for longer hangs, as does one that is silent for a minute.
-        store: where the ranks meet, if they have not yet joined torch's default group.
+        timeout_seconds: a rank counts as hung if it keeps the others waiting for longer, or is silent for a minute.
+        store: the rendezvous store, before the ranks have joined torch's default group.
     """
     global _here
     if store is None and (not dist.is_initialized() or dist.get_world_size() == 1):
         try:
             yield
-        except Exception as error:  # raised again; nobody else could tell the job
+        except Exception as error:  # raised again; on a single rank, only this one can report it
             if _is_of_machine(error):
                 note_blamed(socket.gethostname())
             raise
@@ -106,25 +106,25 @@ def failing_together(timeout_seconds: float = 300.0, store: Any = None) -> Itera
 class _Watch:
     def __init__(self, store: Any, timeout_seconds: float) -> None:
         self._rank, self._num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self._store = store.clone()  # a connection of its own: collectives wait on the first one
+        self._store = store.clone()  # a separate connection: collectives wait on the first one
         self._heartbeat = Heartbeat(self._store, self._rank, self._num_ranks, timeout_seconds, gpu_collectives)
         self._silence = silence_limit(timeout_seconds)
-        self._answers = 0  # how often the store has answered
+        self._answers = 0  # number of answers from the store
         self._parent = os.getppid()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
-        # a thread of its own: the other one may wait for the store, which can freeze with its process
+        # a second thread: the first may block on the store, which can freeze with its process
         threading.Thread(target=self._look_besides, daemon=True).start()
 
     def stop(self, *, in_order: bool) -> None:
-        """End the watch; a rank that ends in order is not missed by those that take longer."""
+        """End the watch; a rank that ends in order is not reported by ranks that take longer."""
         if in_order and not self._over.is_set():
             with suppress(RuntimeError):  # the store has ended, and so have the others
                 self._heartbeat.beat(left=True)
         self._over.set()
         self._heartbeat.close()
-        self._thread.join(_HEARD_SECONDS)  # not for ever: the thread may wait for a store that is lost
+        self._thread.join(_HEARD_SECONDS)  # bounded: the thread may block on a lost store
 
     def tell(self, error: Exception) -> None:
         if self._over.is_set():
@@ -138,7 +138,7 @@ class _Watch:
             _end(self._without_store())
         show(error)
         self.stop(in_order=False)
-        # not for ever: the store may be frozen, and this error is to be told all the same
+        # bounded: the store may be frozen, and this error must be printed anyway
         telling = threading.Thread(target=self._tell, args=(self._entry_of(error),), daemon=True)
         telling.start()
         telling.join(2 * _HEARD_SECONDS)
@@ -150,38 +150,39 @@ class _Watch:
             self._publish(entry)
 
     def _publish(self, entry: dict[str, Any]) -> dict[str, Any]:
-        """Write an error for all ranks unless there is one, and return the one that counts, once it has been read."""
+        """Publish an error unless there is one already; return the published one once all ranks had time to read it."""
         text = self._store.compare_set(ERROR, "", json.dumps(entry))
         first: dict[str, Any] = json.loads(text)
         _write_error_file(first)
         deadline = time.monotonic() + _HEARD_SECONDS
-        # the store, or the connections of the others, may end with this process: not before they have read
-        with suppress(RuntimeError):  # who held it has read, and ended
+        # wait: the store, or the others' connections to it, may end with this process
+        with suppress(RuntimeError):  # the store's holder has read the error and ended
             while self._store.add(_HEARD, 0) < self._num_ranks - 1 and time.monotonic() < deadline:
                 time.sleep(_LOOK_SECONDS / 5)
         return first
 
     def _blame(self, error: Exception) -> dict[str, Any] | None:
-        """The rank behind an error of the network; the thread goes on, so that the others hear this one meanwhile."""
+        """Return the rank behind a network error; the thread keeps running, so the others see this rank meanwhile."""
         verdict = self._heartbeat.silent(SILENT_SECONDS)
         if verdict is not None:
             return _entry(verdict, RunError.exit_code)
         if not _is_between_ranks(error):
-            return None  # another network: a bucket, a logger
+            return None  # another network, such as a bucket's or a logger's
         if not _timed_out(error):
             text = f"lost its connection to another rank, and all of them live: the network between them. {error} "
             return _entry(self._verdict(text + NETWORK)._replace(blames=False), RunError.exit_code)
         verdict = self._heartbeat.behind()
         if verdict is None:
             text = f"a collective waited too long, and no rank is behind the others: {error}"
-            verdict = self._verdict(text)._replace(blames=False)  # the network, and no machine
+            verdict = self._verdict(text)._replace(blames=False)  # the network is at fault, not a machine
         return _entry(verdict, HangError.exit_code)
 
     def _look_besides(self) -> None:
-        """What needs no answer of the store: that it answers, the launcher's look at this process, and the launcher.
+        """Watchdog that works when the store does not answer: checks the store, the launcher, and this process.
 
-        Launchers of others, that is; with launch/run.py a rank dies by itself, see orphans.py. Time is counted while
-        this process runs: after it was frozen itself, the store has its chance to answer.
+        Only for launchers other than ours: with launch/run.py a rank dies with its launcher, see orphans.py. Time
+            counts
+        only while this process runs: after a freeze of this process, the store gets its time to answer.
         """
         heard, waited, last = 0, 0.0, time.monotonic()
         while not self._over.wait(_LOOK_SECONDS):
@@ -210,7 +211,7 @@ class _Watch:
                 entry = json.loads(self._store.get(ERROR))
                 self._store.add(_HEARD, 1)
             except RuntimeError:
-                # its holder is gone; a rank that is about to end anyway may do so
+                # the store's holder is gone; a rank that is about to end anyway may do so
                 if not self._over.wait(GRACE_SECONDS):
                     _end(self._without_store())
                 return
@@ -219,17 +220,17 @@ class _Watch:
             _end(entry)
 
     def _without_store(self) -> dict[str, Any]:
-        """The error when the store is gone with the process that held it: rank 0, or the launcher on its machine."""
+        """Return the error when the store is gone with its process: rank 0, or the launcher on its machine."""
         if holds_store(0):
             text = f"is gone, or the network to it is lost: it held {self._meets()}."
             verdict = self._heartbeat.first_rank() or Verdict(0, os.environ.get("MASTER_ADDR", "?"), text)
         else:
             text = f"lost the machine {self._meets()}: it, its launcher or the network is gone."
-            verdict = self._verdict(text)._replace(blames=False)  # not this machine
+            verdict = self._verdict(text)._replace(blames=False)  # not this machine's fault
         return _entry(verdict, RunError.exit_code)
 
     def _silent_store(self) -> dict[str, Any]:
-        """The error when the store's process is there and frozen, or the way to it is cut."""
+        """Return the error when the store's process is frozen, or the connection to it is cut."""
         host = self._heartbeat.first_host() or os.environ.get("MASTER_ADDR", "?")
         silence = f"no answer for {self._silence:g} s"
         if holds_store(0):
@@ -243,7 +244,7 @@ class _Watch:
             verdict = self._verdict(
                 f"{self._meets()}: {silence}. That machine ({host}, with rank 0) or its launcher is frozen, or the "
                 "network between it and this one is lost. Start again, without that machine if it comes again."
-            )._replace(blames=False)  # not this machine
+            )._replace(blames=False)  # not this machine's fault
         return _entry(verdict, HangError.exit_code)
 
     def _meets(self) -> str:
@@ -254,7 +255,7 @@ class _Watch:
         if isinstance(error, RunError):
             rank, host = error.at_fault or (self._rank, socket.gethostname())
             return _entry(Verdict(rank, host, str(error), blames=error.at_fault is not None), error.exit_code)
-        said = " ".join(str(error).split())  # torch's errors of CUDA have several lines, and the last one says nothing
+        said = " ".join(str(error).split())  # CUDA errors have several lines, and the last one is uninformative
         text = f"{type(error).__name__}: {said.rstrip('.')}. Its own output has the traceback."
         return _entry(self._verdict(text)._replace(blames=_is_of_machine(error)), RunError.exit_code)
 
@@ -263,12 +264,12 @@ class _Watch:
 
 
 def holds_store(rank: int) -> bool:
-    """Whether a rank holds the store: rank 0 does, unless the launcher has one for it."""
+    """Return True if a rank holds the store: rank 0 does, unless the launcher provides one."""
     return rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error, and those that led to it."""
+    """Yield an error and its causes."""
     found: BaseException | None = error
     seen: set[int] = set()
     while found is not None and id(found) not in seen:
@@ -282,8 +283,8 @@ def _says(error: BaseException, *words: str) -> bool:
 
 
 def _may_be_of_network(error: Exception) -> bool:
-    """Whether a lost rank may be behind an error: it is worth the time to ask."""
-    if isinstance(error, RunError):  # it says itself what is wrong
+    """Return True if a lost rank may have caused an error, so that it is worth asking."""
+    if isinstance(error, RunError):  # its text already names the cause
         return False
     if _is_between_ranks(error) or any(isinstance(cause, OSError | EOFError) for cause in _causes(error)):
         return True
@@ -291,16 +292,16 @@ def _may_be_of_network(error: Exception) -> bool:
 
 
 def _is_between_ranks(error: Exception) -> bool:
-    """Whether it is certainly of the network between the ranks: torch's own errors, and gloo's, which have no type."""
+    """Return True for errors of the network between ranks: torch's own, and gloo's, which are untyped."""
     if any(isinstance(cause, dist.DistError) and not _is_own(str(cause)) for cause in _causes(error)):
         return True
     return _says(error, "gloo", "recvbytes", "sendbytes", "recvvalue")
 
 
 def _is_own(text: str) -> bool:
-    """Whether an error of NCCL's is of this machine: two ranks on a GPU, no memory, no room in /dev/shm.
+    """Return True if an NCCL error concerns this machine: two ranks on a GPU, no memory, a full /dev/shm.
 
-    Of a system's error its kind says nothing ("e.g. socket, malloc"), so the last words count.
+    NCCL's kind of a system error is uninformative ("e.g. socket, malloc"), so only its last error is read.
     """
     if "nccl" not in text.lower() or "ncclRemoteError" in text or _TIMED_OUT.search(text):
         return False
@@ -309,16 +310,17 @@ def _is_own(text: str) -> bool:
 
 
 def _is_of_machine(error: Exception) -> bool:
-    """Whether this machine may be to blame for an error of its own: a scheduler then leaves it out at the next start.
+    """Return True if this machine's hardware may have caused an error; schedulers then exclude it at the next start.
 
-    Most are of the program, its data or its settings, would come on any machine, and a healthy one would be missed.
+    Most errors are of the program, its data or its settings and would occur on any machine; a healthy machine should
+    not be excluded.
     """
     texts = [str(cause) for cause in _causes(error)]
     return any(_OF_MACHINE.search(text) for text in texts) and not any(_OF_PROGRAM.search(text) for text in texts)
 
 
 _OF_MACHINE = re.compile("CUDA error|CUDA failure|CUBLAS_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR)|NCCL error", re.I)
-# of CUDA's and NCCL's too: a wrong index or address, a kernel that does not fit, no memory, the end of another rank
+# also CUDA and NCCL errors: a wrong index or address, a kernel that does not fit, no memory, another rank's abort
 _OF_PROGRAM = re.compile("assert|illegal mem|misaligned|invalid|no kernel image|(out of|allocate) mem|abort", re.I)
 _TIMED_OUT = re.compile("timed out|timeout", re.I)
 _OF_SYSTEM = re.compile("shm|no space|memory|too many open files", re.I)
@@ -334,14 +336,14 @@ def _entry(verdict: Verdict, code: int) -> dict[str, Any]:
 
 
 def entry_text(entry: dict[str, Any]) -> str:
-    """An error as it is told; a launcher's has no rank of its own, and names it itself."""
+    """Return an error as printed; a launcher's lacks a rank, and its text names the machine."""
     return f"rank {entry['rank']} on {entry['host']}: {entry['text']}" if entry["rank"] is not None else entry["text"]
 
 
 def _write_error_file(entry: dict[str, Any]) -> None:
-    """For the launcher: torch's elastic agent names this file and reads `message` and `timestamp` from it.
+    """Write the error file for the launcher: torchrun's agent reads `message` and `timestamp` from it.
 
-    launch/ranks.py reads `code` too, where the agent cannot come to its end.
+    launch/ranks.py reads `code` too, for agents that cannot finish.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
@@ -352,7 +354,7 @@ def _write_error_file(entry: dict[str, Any]) -> None:
 
 
 def _end(entry: dict[str, Any]) -> None:
-    """End this process with an error of another rank."""
+    """End this process with another rank's error."""
     _write_error_file(entry)
     print(f"error: {entry_text(entry)}", file=sys.stderr, flush=True)
     sys.stdout.flush()

@@ -1,6 +1,6 @@
 """The GPUs that a machine shows, and whether this process computes on one.
 
-Torch is imported only to ask it: the launcher counts without.
+Torch is imported only where it is needed: the launcher counts GPUs without it.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from contextlib import suppress
 
 from modernbert_train.errors import ConfigError
 
-# what a CUDA of each major version needs; NVIDIA, "CUDA Compatibility", table of minimum drivers
+# minimum driver of each CUDA major version; NVIDIA, "CUDA Compatibility", table of minimum drivers
 OLDEST_DRIVERS = {"12": "525", "13": "580"}
 
 
 def count_gpus() -> int:
-    """GPUs that this process is shown: those of CUDA_VISIBLE_DEVICES if it is set, else those of the driver."""
+    """Return the number of visible GPUs: those in CUDA_VISIBLE_DEVICES if it is set, else the driver's."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:  # Slurm writes NoDevFiles where a job has none
+    if visible is not None:  # Slurm writes NoDevFiles for a job without GPUs
         return len([name for name in visible.split(",") if re.fullmatch(r"\d+|(GPU|MIG)-.+", name.strip())])
     files = glob.glob("/dev/nvidia[0-9]*")
-    return len(files) or output_of("nvidia-smi", "-L").count("GPU ")  # WSL has no such files
+    return len(files) or output_of("nvidia-smi", "-L").count("GPU ")  # WSL lacks these files
 
 
 def shown_gpus() -> list[tuple[str, int]]:
-    """Name and bytes of memory of each GPU that nvidia-smi lists, where this process is shown any; without torch."""
+    """Return name and bytes of memory of each GPU in nvidia-smi, if any is visible to this process; without torch."""
     if not count_gpus():
         return []
     lines = output_of("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits").splitlines()
     rows = [line.rpartition(",") for line in lines]
-    return [(name.strip(), int(mib) << 20) for name, _, mib in rows if mib.strip().isdecimal()]  # else [N/A], as on MIG
+    return [(name.strip(), int(mib) << 20) for name, _, mib in rows if mib.strip().isdecimal()]  # else [N/A], as in MIG
 
 
 def use_expandable_segments() -> None:
-    """Have torch extend the memory that it holds on a GPU in place, so that less of it lies idle in pieces.
+    """Let torch grow its GPU memory segments in place, which reduces fragmentation.
 
-    Only before torch is imported, where there are GPUs, and where nobody has said how torch is to allocate. Without
-    NVIDIA's management library torch 2.13 would crash with them.
+    Only before torch is imported, if there are GPUs, and if the user has not configured the allocator. Without NVIDIA's
+    management library torch 2.13 would crash with expandable segments.
     """
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys() and count_gpus() and _has_nvml():
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
@@ -54,27 +54,27 @@ def _has_nvml() -> bool:
 
 
 def driver_version() -> str:
-    """Version of the NVIDIA driver; empty if there is none."""
+    """Return the version of the NVIDIA driver; empty without a driver."""
     return output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0].strip()
 
 
 def output_of(*command: str) -> str:
-    """What a program prints; empty if it is absent, fails or takes long."""
+    """Return a program's output; empty if it is absent, fails or takes long."""
     with suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     return ""
 
 
 def uses_gpu(asked: str, key: str) -> bool:
-    """Whether to compute on a GPU.
+    """Return True to compute on a GPU.
 
     Args:
         asked: auto, cpu or cuda.
-        key: that says so, for errors.
+        key: the key that set it, for errors.
 
     Raises:
-        ConfigError: a GPU was asked for and torch sees none; or it was left open, and torch sees none on a machine
-            that shows some: its user would wonder for days why it is slow.
+        ConfigError: cuda is configured and torch sees no GPU; or with auto torch sees none on a machine that shows
+            some, where the run would silently be slow.
     """
     import torch
 
@@ -94,7 +94,7 @@ def uses_gpu(asked: str, key: str) -> bool:
 
 
 def built_for() -> str:
-    """The platform of this torch: CUDA or ROCm with its version, or CPUs."""
+    """Return the platform of this torch: CUDA or ROCm with its version, or CPUs."""
     import torch
 
     if torch.version.hip is not None:
@@ -103,11 +103,11 @@ def built_for() -> str:
 
 
 def why_torch_sees_none(driver: str, torch_version: str, platform: str) -> str:
-    """The versions, and what does not fit.
+    """Return the versions of driver and torch, and the driver that torch needs.
 
     Args:
         driver: its version; empty if nvidia-smi knows none.
-        torch_version: as torch tells it.
+        torch_version: as torch reports it.
         platform: see `built_for`.
     """
     kind, _, version = platform.partition(" ")

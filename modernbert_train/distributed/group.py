@@ -1,6 +1,6 @@
-"""Processes that train together: joining, which of them this is, and doing a thing once for all.
+"""The group of processes that train together: joining it, this process's rank, and collectives on objects and sums.
 
-Before the ranks have joined, and on a single one, the environment that a launcher sets says which rank this is.
+Before the ranks have joined, and on a single one, the launcher's environment variables give this process's rank.
 """
 
 from __future__ import annotations
@@ -29,40 +29,41 @@ from modernbert_train.distributed.shared_gpu import claim_gpu
 from modernbert_train.errors import RunError, StoppedEarly
 
 T = TypeVar("T")
-# of torch's NCCL, unless they are given. Its watchdog leaves a CUDA error to the main thread, which can tell it, and
-# ends the process without an abort, which can hang where the others do not abort too; it notes which collectives the
-# GPU has come to, see heartbeat.py; and it waits two minutes before it ends a process: a lost machine is named by then
+# defaults of torch's NCCL settings. The watchdog leaves a CUDA error to the main thread, which reports it and ends the
+# process without an abort, since an abort can hang unless the others abort too; it records which collectives the GPU
+# has reached, see heartbeat.py; and it waits two minutes before it ends a process: by then a lost machine has been
+# named
 _OF_TORCH = {
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
     "TORCH_NCCL_ENABLE_TIMING": "1",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "30000",
 }
-BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # device -> torch's names of what carries collectives
-STORE_PREFIX = "modernbert-train"  # before the keys of what the ranks tell each other, the launchers too
-_MEET_SECONDS = 5.0  # between two meetings while rank 0 is at work
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # device -> torch's names of the collective backends
+STORE_PREFIX = "modernbert-train"  # prefix of the store keys of ranks and launchers
+_MEET_SECONDS = 5.0  # interval of rendezvous while rank 0 works
 
-# what a launcher tells its ranks; Composer's Trainer asks for all of them, also of a process that is alone
+# set by launchers for their ranks; Composer's Trainer requires all of them, even for a single process
 _ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0"}
 
 
 def this_rank() -> int:
-    """Number of this process among all."""
+    """Return the rank of this process."""
     return dist.get_rank() if dist.is_initialized() else from_launcher("RANK", 0)
 
 
 def num_ranks() -> int:
-    """Processes that train together."""
+    """Return the number of ranks (world size)."""
     return dist.get_world_size() if dist.is_initialized() else from_launcher("WORLD_SIZE", 1)
 
 
 def local_rank() -> int:
-    """Number of this process among those of its machine."""
+    """Return the rank of this process on its machine."""
     return from_launcher("LOCAL_RANK", 0)
 
 
 def ranks_per_node() -> int:
-    """Processes of this machine."""
+    """Return the number of ranks on this machine."""
     return from_launcher("LOCAL_WORLD_SIZE", 1)
 
 
@@ -70,16 +71,16 @@ def ranks_per_node() -> int:
 def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
     """Join the other ranks, if a launcher started any, and leave them in order; an error of one ends all.
 
-    What a step sums goes over the network of the device, NCCL's on GPUs. What ranks tell each other as objects goes
-    over gloo, from the CPU: neither waits in the other's queue.
+    Sums of a step use the device's network (NCCL on GPUs). Objects are exchanged over gloo, from the CPU, so neither
+    waits in the other's queue.
 
     Args:
-        device: this rank's own, and on a GPU the current one.
+        device: this rank's; on a GPU, the current one.
         timeout_seconds: longest wait for another rank.
 
     Raises:
         RunError: the others cannot be reached.
-        ConfigError: another rank computes on the same GPU, and nobody asked for that.
+        ConfigError: another rank computes on the same GPU, and sharing was not configured.
     """
     if not dist.is_initialized():
         check_launch_variables()
@@ -102,7 +103,7 @@ def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
                     rank=this_rank(),
                     world_size=num_ranks(),
                     timeout=timedelta(seconds=timeout_seconds + GRACE_SECONDS),
-                    # NCCL connects now, where an error of it can still be told
+                    # NCCL connects now, while its errors can still be reported
                     device_id=device if store is not None and device.type == "cuda" else None,
                 )
                 passed("the first exchange of all ranks")
@@ -113,7 +114,7 @@ def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
         raise
     finally:
         heartbeat.allow(0.0)
-        # to leave in order a rank waits for the others, and after a failure they are being ended
+        # on success wait for the others; after a failure they are being ended
         if dist.is_initialized() and not (failed and num_ranks() > 1):
             dist.destroy_process_group()
         for name in missing:
@@ -121,10 +122,10 @@ def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
 
 
 def allow(seconds: float, timeout_seconds: float) -> None:
-    """From here on a rank may keep the others waiting for longer, or as long as before; all ranks call it.
+    """Set how long a rank may keep the others waiting from now on; a collective call.
 
     Args:
-        seconds: so long, if that is longer than the timeout.
+        seconds: the new limit, if it is longer than the timeout.
         timeout_seconds: of `joined`.
     """
     heartbeat.allow(seconds)
@@ -133,19 +134,19 @@ def allow(seconds: float, timeout_seconds: float) -> None:
 
 
 def _meet(timeout_seconds: float) -> Any:
-    """The store where the ranks meet, before they do: from here on each knows of the others.
+    """Return the rendezvous store, which ranks use before they join the group.
 
     Raises:
-        RunError: it is not there in time, for want of whoever holds it.
+        RunError: it is unreachable in time, because its holder is missing.
     """
-    if STORE in os.environ:  # torch's agent has one more, which ends before the launchers have told each other all
+    if STORE in os.environ:  # not the store of torch's agent, which ends before all launchers have exchanged results
         os.environ["MASTER_ADDR"], _, os.environ["MASTER_PORT"] = os.environ[STORE].rpartition(":")
     host, port = os.environ["MASTER_ADDR"].strip("[]"), int(os.environ["MASTER_PORT"])
     is_holder = holds_store(this_rank())
     try:
         if not is_holder:
             wait_for_store(host, port, timeout_seconds, tell=lambda line: None)
-        # torch's types forget it
+        # missing from torch's type stubs
         store = dist.TCPStore(  # type: ignore[attr-defined]
             host,
             port,
@@ -165,7 +166,7 @@ def _meet(timeout_seconds: float) -> Any:
 
 
 def on_rank_zero(do: Callable[[], T]) -> T:
-    """Do something on rank 0 alone; every rank gets its result, or the RunError it raised."""
+    """Call a function on rank 0 only; every rank gets its result, or its error as RunError."""
     answer: list[Any] = [None]
     if this_rank() == 0:
         try:
@@ -181,14 +182,14 @@ def on_rank_zero(do: Callable[[], T]) -> T:
 
 
 def on_rank_zero_slowly(do: Callable[[], T]) -> T:
-    """As `on_rank_zero`, for what may take longer than the ranks wait for each other: they meet again and again."""
+    """Like `on_rank_zero`, for calls longer than the timeout: the ranks exchange heartbeats while rank 0 works."""
     done: Future[T] = Future()
     if this_rank() == 0:
 
         def work() -> None:
             try:
                 done.set_result(do())
-            except BaseException as error:  # the ranks wait for it, and on_rank_zero raises it
+            except BaseException as error:  # on_rank_zero raises it on all ranks
                 done.set_exception(error)
 
         threading.Thread(target=work, daemon=True).start()
@@ -198,7 +199,7 @@ def on_rank_zero_slowly(do: Callable[[], T]) -> T:
 
 
 def gather_from_all(value: T) -> list[T]:
-    """The value of every rank, by rank, on every rank."""
+    """Return the values of all ranks, ordered by rank, on every rank."""
     found: list[Any] = [value] * num_ranks()
     if num_ranks() > 1:
         passed("an exchange of all ranks")
@@ -214,11 +215,11 @@ def sum_over_ranks(values: Tensor) -> None:
 
 
 def sums_over_ranks(of_device: Sequence[Tensor], of_host: Sequence[float]) -> list[float]:
-    """Sums over all ranks, in one all-reduce. The host waits for the device.
+    """Sum over all ranks in one all-reduce, which syncs with the device.
 
     Args:
-        of_device: scalars, fp64, where the model is; at least one.
-        of_host: numbers that the host knows; they go to the device in one copy.
+        of_device: scalars, fp64, on the model's device; at least one.
+        of_host: numbers on the host; copied to the device together.
 
     Returns:
         The sums, in the order of the arguments.
@@ -235,14 +236,14 @@ def sums_over_ranks(of_device: Sequence[Tensor], of_host: Sequence[float]) -> li
 
 
 def rows_of_all(rows_ND: Tensor, about: T) -> tuple[Tensor, list[T], slice]:
-    """Rows of every rank, by rank, on every rank.
+    """Gather the rows of every rank, ordered by rank, on every rank.
 
     Args:
-        rows_ND: of this rank, on its device; as many as there are.
-        about: what is to be known of them, on the host.
+        rows_ND: of this rank, on its device; N may differ between ranks.
+        about: host data about them.
 
     Returns:
-        All rows, what is known of each rank's, and where this rank's stand.
+        All rows, each rank's `about`, and the slice of this rank's rows.
     """
     told = gather_from_all((len(rows_ND), about))
     counts, known = [count for count, _ in told], [each for _, each in told]
@@ -259,7 +260,7 @@ def rows_of_all(rows_ND: Tensor, about: T) -> tuple[Tensor, list[T], slice]:
 
 
 def wait_for_all() -> None:
-    """Until every rank has come here."""
+    """Wait until every rank has called this."""
     if num_ranks() > 1:
         passed("a meeting of all ranks")
-        dist.all_reduce(torch.zeros(1))  # over the CPU; a barrier would be one of the GPUs, behind all that they have
+        dist.all_reduce(torch.zeros(1))  # on the CPU; a barrier would queue behind all work of the GPUs

@@ -1,10 +1,10 @@
-"""Which rank hangs: each writes where it stands into the store that the ranks met in, and looks at the others.
+"""Find the hanging rank: every rank posts its progress to the rendezvous store and watches the next rank's.
 
-Three things are told apart. A rank that is silent has a frozen process or a lost machine; each rank listens to the next
-one only, so that a thousand ranks ask no more of the store than two. A rank that is alive and behind keeps the others
-waiting; who has stood still for too long looks for whoever has come less far. And where all hosts have come equally
-far, a GPU may not have: NCCL raises nothing, so each rank also tells how many collectives its GPU has come to. The
-clock is the monotonic one, which stands still while a machine sleeps.
+There are three cases. A silent rank has a frozen process or a lost machine; each rank listens to the next one only, so
+a thousand ranks query the store no more often than two. A rank that is alive and behind keeps the others waiting; a
+rank that has waited for the whole timeout looks for the one with the least progress. If all hosts have equal progress,
+a GPU may be stuck: NCCL raises nothing, so each rank also posts the number of collectives its GPU has reached. Time is
+monotonic and stops while a machine sleeps.
 """
 
 from __future__ import annotations
@@ -20,53 +20,53 @@ from typing import Any, NamedTuple
 
 from modernbert_train.distributed.launched import BEATS_FOLDER, LEFT
 
-SILENCE_SECONDS = 60.0  # a rank writes twice a second from a thread of its own, whatever a step takes
-SILENT_SECONDS = 4.0  # a rank silent for so long after a broken connection is the one that broke it
-GRACE_SECONDS = 15.0  # a collective waits so much longer than a hang takes to be found, so that it gets its name
+SILENCE_SECONDS = 60.0  # a rank's thread writes twice a second, however long a step takes
+SILENT_SECONDS = 4.0  # after a broken connection, a rank silent for this long is the one that broke it
+GRACE_SECONDS = 15.0  # extra timeout of collectives, so that a hang is found and named before they raise
 
 NETWORK = (
-    "Of NCCL, NCCL_DEBUG=INFO prints which address it took; NCCL_SOCKET_IFNAME names the network to take "
+    "With NCCL_DEBUG=INFO, NCCL prints the address it uses; NCCL_SOCKET_IFNAME chooses the network interface "
     "(launch.env.NCCL_SOCKET_IFNAME)."
 )
 _KEY = "modernbert-train/beat"
-_LISTEN_SECONDS = 0.5  # so often a rank writes, and whoever listens looks
-CONNECTING = "the connection of all GPUs"  # NCCL waits in it for ever
-_place = (0, "the start")  # replaced as a whole, by the training thread alone
+_LISTEN_SECONDS = 0.5  # interval of writing and of listening
+CONNECTING = "the connection of all GPUs"  # NCCL waits in it without a timeout
+_place = (0, "the start")  # replaced as a whole, by the training thread only
 _patience = 0.0
 
 
 def passed(place: str) -> None:
-    """Note that this rank has come to a place: all ranks come by the same places in the same order.
+    """Record that this rank has reached a place; all ranks pass the same places in the same order.
 
-    The places are the events of a step, and each call in which the host waits for the other ranks: with NCCL it stays
-    there without an error, and a rank that does not come has passed fewer.
+    Places are the events of a step, and each call in which the host waits for other ranks. With NCCL the host would
+    wait there without an error; a hanging rank is the one that has passed fewer places.
     """
     global _place
     _place = (_place[0] + 1, place)
 
 
 def allow(seconds: float) -> None:
-    """From here on a rank may keep the others waiting for so long, where that is longer than their timeout."""
+    """Set how long a rank may keep the others waiting from now on, if that is longer than their timeout."""
     global _patience
     _patience = seconds
 
 
 def silence_limit(timeout_seconds: float) -> float:
-    """How long a rank may be silent: not as long as a collective may take, since its beat does not wait for one."""
+    """Return how long a rank may be silent: less than a collective's timeout, since its beat never waits for one."""
     return min(SILENCE_SECONDS, timeout_seconds)
 
 
 class Beat(NamedTuple):
-    """What a rank has written last.
+    """The last message of a rank.
 
     Attributes:
-        number: how often it has written.
-        places, place: how many places it has passed, and the last one.
+        number: count of its messages.
+        places, place: number of places passed, and the last one.
         host: the name of its machine.
-        processes: its machine's table of processes; None if it cannot be told.
+        processes: identifies its machine's process table; None if unknown.
         pid: its process there.
-        left: it has left in order, and will write no more.
-        collectives: those that its host has given to its GPU, that the GPU has come to, and that have ended.
+        left: it has left in order, and will not write again.
+        collectives: number that its host has enqueued, that its GPU has started, and that have finished.
     """
 
     number: int
@@ -80,7 +80,7 @@ class Beat(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Attributes: the rank, its machine and what is said of it; whether the fault may be that machine's."""
+    """Attributes: the rank, its machine, the message about it, and whether the machine may be at fault."""
 
     rank: int
     host: str
@@ -89,12 +89,12 @@ class Verdict(NamedTuple):
 
 
 class Heartbeat:
-    """This rank's sign of life, and its view of the others.
+    """This rank's heartbeat, and its view of the others.
 
     Args:
-        store: torch's, a connection that no collective waits on.
-        timeout_seconds: after so long a rank that is behind, or never came, counts as hung.
-        collectives: of this rank's GPU, see `Beat`; None where there are none.
+        store: torch's, on a connection that no collective waits on.
+        timeout_seconds: a rank that is behind or missing for longer counts as hung.
+        collectives: returns counts of this rank's GPU, see `Beat`; None without NCCL.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Heartbeat:
         self.beat()
 
     def beat(self, *, left: bool = False) -> None:
-        """Write; `left` for the last time, in order."""
+        """Write a heartbeat; with `left` the last one, on an orderly exit."""
         self._number += 1
         self._collectives = self._ask_collectives()
         host, pid = socket.gethostname(), os.getpid()
@@ -131,17 +131,17 @@ class Heartbeat:
         self._store.set(f"{_KEY}/{self._rank}", json.dumps(beat))
 
     def close(self) -> None:
-        """Tell this machine's launcher that no further sign of life is to be expected."""
+        """Tell this machine's launcher not to expect further heartbeats."""
         if self._file is not None and self._file.exists():
             self._file.write_text(f"{os.getpid()} {LEFT}", encoding="utf-8")
 
     def touch(self) -> None:
-        """A sign of life for this machine's launcher, whether or not the store answers."""
+        """Touch the heartbeat file for this machine's launcher, whether or not the store answers."""
         if self._file is not None and self._file.exists():
             os.utime(self._file)
 
     def verdict(self) -> Verdict | None:
-        """The rank that is gone; or the one that hangs, once it has for the whole timeout."""
+        """Return the rank that is gone, or the one that has hung for the whole timeout."""
         now, after = time.monotonic(), (self._rank + 1) % self._num_ranks
         beat = self._read([after])[0]
         if self._has_ended(beat):
@@ -158,14 +158,14 @@ class Heartbeat:
         return None
 
     def _who_holds_up(self, seconds: float) -> Verdict | None:
-        """The rank for which this one has stood still for so long, if it is one that it stands still."""
+        """Return the rank this one has been waiting for longer than the timeout, if any."""
         found = self.behind()
         if found is not None and seconds <= _patience:
             return None
         found = self._stuck_gpu(found) or found
         if found is None:
             return self._not_connected() if _place[1] == CONNECTING else None
-        # a rank that waits for a silent one stands as far behind as that one
+        # a rank that waits for a silent one has the same progress as that one
         silent = self._silent_rank(SILENT_SECONDS)
         if silent is None:
             return found
@@ -173,7 +173,7 @@ class Heartbeat:
         return self._gone(rank, beat) if self._has_ended(beat) else Verdict(rank, _host(beat), self._silent_text())
 
     def behind(self) -> Verdict | None:
-        """The rank that has come less far than this one, the last of them if there are several."""
+        """Return the rank with less progress than this one, the last of them if there are several."""
         beats = self._read(list(range(self._num_ranks)))
         here = [(beat.places, rank, beat) for rank, beat in enumerate(beats) if beat is not None and not beat.left]
         places, rank, beat = min(here)
@@ -188,12 +188,12 @@ class Heartbeat:
         )
 
     def _stuck_gpu(self, behind: Verdict | None) -> Verdict | None:
-        """Whose GPU has not come to the collective in which this rank's GPU has stood for the whole timeout.
+        """Return the rank whose GPU has not reached the collective in which this rank's GPU waited the whole timeout.
 
-        On a healthy GPU the collectives wait for nothing but each other and this rank's own work, so the one that
-        hangs has come to the fewest. That may be this rank's: the others have come to a later one, so the one that it
-        stands in has ended for them. None if this rank's GPU is in no collective: then it computes, or it hangs itself;
-        and if a rank is behind whose host has given its GPU no collective that it has not come to.
+        On a healthy GPU collectives wait only for each other and this rank's own work, so the hanging GPU has reached
+        the fewest. That may be this rank's own: if others are in a later one, the one it waits in has ended for them.
+        None if this rank's GPU is in no collective, so that it computes or hangs itself; and None if a rank is behind
+        whose GPU has reached every collective that its host enqueued.
         """
         if self._collectives is None or self._collectives[1] <= self._collectives[2]:
             return None
@@ -228,7 +228,7 @@ class Heartbeat:
         return Verdict(self._rank, socket.gethostname(), text, blames=False)
 
     def silent(self, seconds: float) -> Verdict | None:
-        """Listen to all for some seconds, and go on to write; the first rank that has ended or wrote nothing."""
+        """Listen to all ranks for some seconds while writing; return the first that has ended or stayed silent."""
         found = self._silent_rank(seconds)
         return found and self._gone(*found)
 
@@ -251,22 +251,22 @@ class Heartbeat:
         return None
 
     def first_rank(self) -> Verdict | None:
-        """Rank 0, if its process is known to have ended; asks the system and not the store, which it may have held."""
+        """Return rank 0 if its process has ended; asks the system, not the store, which rank 0 may have held."""
         return self._gone(0, self._last_of_first) if self._has_ended(self._last_of_first) else None
 
     def first_host(self) -> str | None:
-        """The machine of rank 0; None if it has never been heard of."""
+        """Return the machine of rank 0; None if it never wrote."""
         return None if self._last_of_first is None else self._last_of_first.host
 
     def _has_ended(self, beat: Beat | None) -> bool:
-        """Whether a rank of this machine has no process any more, and did not leave in order."""
+        """Return True if a rank of this machine has ended without leaving in order."""
         if beat is None or beat.left or beat.processes is None or beat.processes != self._processes:
             return False
         return not is_running(beat.pid)
 
     def _gone(self, rank: int, beat: Beat | None) -> Verdict:
         if self._has_ended(beat):
-            text = "is gone: its process has ended without a word. If it was killed, `dmesg` there may tell why."
+            text = "is gone: its process ended without an error. If it was killed, `dmesg` there may tell why."
         else:
             text = "is gone: its process was killed, or its machine or network is lost."
         return Verdict(rank, _host(beat), text)
@@ -293,7 +293,7 @@ class Heartbeat:
         if self._store.check(keys):
             texts = self._store.multi_get(keys)
             return {rank: Beat(*json.loads(text)) for rank, text in zip(ranks, texts, strict=True)}
-        # only until all have written: asking for a key that is not there waits for it
+        # only until all have written: reading a missing key would wait for it
         return {
             rank: Beat(*json.loads(self._store.get(key))) if self._store.check([key]) else None
             for rank, key in zip(ranks, keys, strict=True)
@@ -301,7 +301,7 @@ class Heartbeat:
 
 
 def last_beats(store: Any, num_ranks: int) -> list[Beat | None]:
-    """Return what each rank has written last; None for one that has not come."""
+    """Return the last message of each rank; None for a rank that never wrote."""
     keys = [f"{_KEY}/{rank}" for rank in range(num_ranks)]
     return [Beat(*json.loads(store.get(key))) if store.check([key]) else None for key in keys]
 
@@ -311,7 +311,7 @@ def _host(beat: Beat | None) -> str:
 
 
 def table_of_processes() -> str | None:
-    """What two processes have in common if one can ask the system for the other by its number; None if none can."""
+    """Return an identifier shared by processes that can see each other's process ids; None if it is unknown."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
@@ -319,7 +319,7 @@ def table_of_processes() -> str | None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process; one that has ended and waits for its parent to notice does not run."""
+    """Return True if a process exists and is not a zombie."""
     with suppress(OSError):
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return stat.rpartition(")")[2].split()[0] not in "ZX"

@@ -9,19 +9,19 @@ from pathlib import Path
 from modernbert_train.errors import ConfigError
 
 BEATS_FOLDER = "MODERNBERT_TRAIN_BEATS"  # set by launch/run.py: each rank touches its file in this folder
-STORE = "MODERNBERT_TRAIN_STORE"  # set by it: HOST:PORT of the store of all launchers of the run, for the ranks too
-BLAMED = "MODERNBERT_TRAIN_BLAMED"  # set by a job file: the machine that is blamed is written there
-LEFT = "left"  # after the process id in that file: the rank has left the others, and may take its time to end
+STORE = "MODERNBERT_TRAIN_STORE"  # set by launch/run.py: HOST:PORT of the store of all launchers of the run
+BLAMED = "MODERNBERT_TRAIN_BLAMED"  # set by a job file: a file to receive the name of the machine at fault
+LEFT = "left"  # follows the process id in a heartbeat file: the rank has left and may take its time to end
 
 
 _LEFT_OVER = "Unset it (`unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE`), or start with `launch` or torchrun."
 
 
 def from_launcher(name: str, default: int) -> int:
-    """Return the number that a launcher has set in the environment, or the default where it has not.
+    """Return the number that a launcher has set in the environment, or the default.
 
     Raises:
-        ConfigError: what is set is no number, as in a shell that something else has left it in.
+        ConfigError: the value is not a number, for example a leftover of another program.
     """
     text = os.environ.get(name)
     if text is None:
@@ -32,10 +32,10 @@ def from_launcher(name: str, default: int) -> int:
 
 
 def check_launch_variables() -> None:
-    """Check the variables with which a process of several starts, before it looks for the others.
+    """Check the environment variables of a multi-process start, before the ranks meet.
 
     Raises:
-        ConfigError: some are missing, or disagree: they are left over from another program.
+        ConfigError: some are missing or inconsistent, so they are left over from another program.
     """
     rank, world = from_launcher("RANK", 0), from_launcher("WORLD_SIZE", 1)
     if rank >= world:
@@ -48,18 +48,18 @@ def check_launch_variables() -> None:
 
 
 def speaks_for_all() -> bool:
-    """Whether this is the process that says what concerns all ranks alike: the first rank, or the only one."""
+    """Return True in the process that prints messages common to all ranks: the first rank, or the only one."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def tells_signals() -> bool:
-    """Whether this process says that it was asked to stop: a launcher of ours has said so, and by which signal."""
+    """Return True if this process announces stop signals; our launcher would have announced them already."""
     return speaks_for_all() and BEATS_FOLDER not in os.environ
 
 
 def note_blamed(host: str) -> None:
-    """Write the machine that an error is blamed on where a job file wants it, which then leaves it out."""
+    """Write the machine at fault to the job file's path; the job then excludes this machine."""
     file = os.environ.get(BLAMED)
     if file:
-        with suppress(OSError):  # the job starts again all the same
+        with suppress(OSError):  # the job restarts anyway
             Path(file).write_text(f"{host}\n", encoding="utf-8")

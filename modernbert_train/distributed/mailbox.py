@@ -1,7 +1,7 @@
-"""Messages between ranks behind the training step, through the store that they met in.
+"""Messages between ranks outside the training step, through the rendezvous store.
 
-A collective is out of the question there: it would come between those of the step. Messages are small JSON values, each
-under a key that is written once.
+Collectives cannot be used: they would interleave with the step's. Messages are small JSON values, each under a
+key that is written once.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from modernbert_train.errors import RunError
 
 _PREFIX = "modernbert-train/mail"
 _FIRST_LOOK_SECONDS, _LOOK_SECONDS = 0.01, 0.25
-_numbers = itertools.count()  # all ranks make their mailboxes in the same order
+_numbers = itertools.count()  # all ranks create their mailboxes in the same order
 
 
 class Mailbox:
-    """Of this rank; all ranks make theirs at the same place of the program."""
+    """This rank's mailbox; all ranks create theirs at the same point of the program."""
 
     def __init__(self) -> None:
-        self._store = default_store().clone()  # a connection of its own: collectives wait on the first one
+        self._store = default_store().clone()  # a separate connection: collectives wait on the first one
         self._name = f"{_PREFIX}/{next(_numbers)}"
 
     def post(self, key: str, message: Any) -> None:
@@ -38,12 +38,12 @@ class Mailbox:
         self._ask(lambda: self._store.set(f"{self._name}/{key}", json.dumps(message)))
 
     def collect(self, keys: Sequence[str], seconds: float, told: Callable[[], object] = lambda: None) -> list[Any]:
-        """The messages under some keys, waiting until all of them are there.
+        """Return the messages under some keys, waiting until all of them are there.
 
         Args:
-            keys: of them.
-            seconds: to wait at most.
-            told: is called with each look.
+            keys: of the messages.
+            seconds: longest wait.
+            told: called at each poll.
 
         Raises:
             RunError: the store is gone.
@@ -61,7 +61,7 @@ class Mailbox:
         return [json.loads(self._ask(partial(self._store.get, name))) for name in names]
 
     def forget(self, keys: Sequence[str]) -> None:
-        """Remove messages that everybody has read."""
+        """Delete messages that all ranks have read."""
         for key in keys:
             self._ask(partial(self._store.delete_key, f"{self._name}/{key}"))
 

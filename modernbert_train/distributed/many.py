@@ -1,8 +1,8 @@
-"""Many commands as processes of their own, a few at a time, which live and die with this one.
+"""Run many commands as child processes, a few at a time, which end with this one.
 
-Each has its share of the GPUs and cores, and a file for what it says. A stop signal is passed on, and all save and end
-before this process does; if this one is killed, the kernel signals them (follow.py). None of them gets the terminal's
-own signals.
+Each gets its share of the GPUs and cores, and a log file. A stop signal is passed on, and all children save and end
+before this process does; if this one is killed, the kernel signals them (follow.py). None of them receives the
+terminal's signals.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from modernbert_train.errors import StoppedEarly
 _FOLLOW = Path(__file__).with_name("follow.py")
 _POLL_SECONDS = 0.1
 _LOOK_SECONDS = 1.0
-# saved and ended; or ended by the signal itself, before Python could take it over
+# saved and ended; or ended by the signal itself, before Python could handle it
 _STOPPED = (StoppedEarly.exit_code, -signal.SIGTERM, -signal.SIGINT, -signal.SIGUSR1)
 
 
@@ -34,11 +34,11 @@ class Job:
     """A command to run.
 
     Attributes:
-        name: that tells it from the others.
+        name: unique among the jobs.
         command: the words.
-        log: the command and what it prints are added here.
-        orphaned: signal that it gets when this process is killed.
-        pass_fds: open files that it inherits.
+        log: the command and its output are appended here.
+        orphaned: signal sent to it when this process is killed.
+        pass_fds: open file descriptors that it inherits.
     """
 
     name: str
@@ -51,12 +51,12 @@ class Job:
 def environments(
     places: int, environment: Mapping[str, str], gpus: int, cores: int, ranks: int = 1
 ) -> list[dict[str, str]]:
-    """The environment of each of so many commands at a time: GPUs of its own if there are as many, and its cores.
+    """Return the environment of each slot: its own GPUs if there are enough, and its share of the cores.
 
     Args:
-        places: commands at a time; more of them than GPUs share these in turn.
+        places: commands that run at a time; if they outnumber the GPUs, they share them round-robin.
         environment: of this process.
-        gpus: that this process may use.
+        gpus: number that this process may use.
         cores: of this machine.
         ranks: processes of a command, each with a GPU.
     """
@@ -80,13 +80,13 @@ def start(
     own_session: bool = True,
     **streams: Any,
 ) -> subprocess.Popen[Any]:
-    """Start a command, which is signalled when this process dies.
+    """Start a command that is signalled when this process dies.
 
     Args:
         command, orphaned: see `Job`.
         environment: of the command.
-        own_session: without the terminal's signals.
-        streams: standard input and output, and what else `subprocess.Popen` takes.
+        own_session: detach it from the terminal's signals.
+        streams: standard input and output, and further arguments of `subprocess.Popen`.
     """
     follow = [sys.executable, "-S", str(_FOLLOW), str(os.getpid()), str(int(orphaned))]
     return subprocess.Popen([*follow, *command], env=dict(environment), start_new_session=own_session, **streams)
@@ -98,17 +98,17 @@ def run_all(
     ended: Callable[[Job, int], None],
     look: Callable[[Job], object] = lambda job: None,
 ) -> bool:
-    """Run all jobs, as many at a time as there are places. For the main thread alone: with it the processes end.
+    """Run all jobs, as many at a time as there are slots. Call it on the main thread: the children die with it.
 
     Args:
-        jobs: in the order of their start, each asked for when a place is free; None: not now, ask again in a second.
-        places: the environment of each.
-        ended: told of each job that has ended, with its exit code: of one that was stopped 75, of one that died by
-            another signal the number of that, negative.
-        look: called every second of each job that runs; one of which it returns something true is asked to end.
+        jobs: in order of start, read when a slot is free; None: not yet, read again in a second.
+        places: the environment of each slot.
+        ended: called with each finished job and its exit code: 75 if it was stopped, the negative signal number if
+            another signal killed it.
+        look: called every second for each running job; a true result stops the job.
 
     Returns:
-        Whether a signal asked to stop: then no further job was started, and those that ran have ended.
+        True if a signal requested a stop: then no further job was started, and the running ones have ended.
     """
     running: dict[int, tuple[Job, subprocess.Popen[Any]]] = {}
     signals: list[int] = []
@@ -133,7 +133,7 @@ def run_all(
                     asked = job is not None
                     if job is not None and not signals:
                         running[place] = job, _start(job, places[place])
-                        if signals:  # between its start and its place in the list
+                        if signals:  # a signal arrived between its start and this line
                             running[place][1].send_signal(signal.SIGTERM)
                 over = [place for place, (_, process) in running.items() if process.poll() is not None]
                 for place in over:
@@ -149,7 +149,7 @@ def run_all(
                         if look(job):
                             process.send_signal(signal.SIGTERM)
         finally:
-            for _, process in running.values():  # an error here: theirs is to save
+            for _, process in running.values():  # on an error here, let the children save
                 process.send_signal(signal.SIGTERM)
             for _, process in running.values():
                 process.wait()
@@ -166,7 +166,7 @@ def _start(job: Job, environment: Mapping[str, str]) -> subprocess.Popen[Any]:
 
 
 def last_words(log: Path) -> str:
-    """The last error that a job's last start left in its log, or the last line where there is none."""
+    """Return the last error in the log of a job's last start, or its last line without one."""
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     lines = [line.strip() for line in text.split("\n$ ")[-1].splitlines()[1:] if line.strip()]
     return ([line for line in lines if "error:" in line.lower()] or lines or ["it said nothing"])[-1][:400]

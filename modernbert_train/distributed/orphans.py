@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them, however it ends, at every moment of theirs. Linux does it."""
+"""Processes that end with their parent, however it ends; Linux only."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent is gone, which it may be already.
+    """Let the kernel kill this process when its parent is gone, even if it is gone already.
 
     Args:
-        parent: process id of the one that started this process, from its main thread: the end of the thread counts.
+        parent: process id of the parent, which started this process from its main thread: that thread's end counts.
     """
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
+    if os.getppid() != parent:  # the parent died before the line above
         os._exit(RunError.exit_code)
 
 
 def follow_launcher() -> bool:
-    """In a rank that launch/run.py started, which is then True: die with it."""
-    launcher = os.environ.pop(LAUNCHER, None)  # what this process starts is not the launcher's
+    """Die with the launcher; return True in a rank that launch/run.py started."""
+    launcher = os.environ.pop(LAUNCHER, None)  # not for this process's own children
     if launcher is not None:
         die_with(int(launcher))
     return launcher is not None

@@ -1,4 +1,4 @@
-"""Large files that every rank asks for are read by one rank of each machine."""
+"""Read large files once per machine: one rank reads, the other ranks of the machine receive."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from modernbert_train.distributed.group import gather_from_all, local_rank, this
 from modernbert_train.errors import RunError
 
 T = TypeVar("T")
-_MOST_SENT = 1 << 13  # bytes that go to every rank of the job; more goes through a file, to those of the machine
+_MOST_SENT = 1 << 13  # bytes sent to every rank of the job; larger results go through a file to the machine's ranks
 
 
 def read_once_per_node(ask: Callable[[], T], *reads: Callable[[Path], Any]) -> T:
-    """`ask()` of every rank; a file that the first rank of its machine has read for it is not read by the others.
+    """Call `ask` on every rank; files that the machine's first rank has read are not read by its other ranks.
 
-    A rank that sees another file under the same name, as in a container of its own, reads that. A collective.
+    A rank that sees another file under the same name, as in a separate container, reads its own. A collective.
 
     Args:
         ask: reads files through `read_once`.
-        reads: how. What they give can be pickled.
+        reads: reader functions; their results can be pickled.
 
     Raises:
-        RunError: what `ask` raises, on the ranks where it does.
+        RunError: `ask` raises it, on the ranks where it does.
     """
     found: list[list[tuple[str, tuple[int, ...], Any]]] = []
     if local_rank() == 0:
-        with asked_for() as paths, suppress(RunError):  # every rank comes to it below
+        with asked_for() as paths, suppress(RunError):  # every rank raises it below
             ask()
         found = [known(read, paths) for read in reads]
     with _small(pickle.dumps(found)) as message:
         told = gather_from_all(message)
         mine = told[this_rank() - local_rank()]
         if local_rank() != 0:
-            with suppress(OSError, ValueError):  # what is not there here, this rank reads for itself
+            with suppress(OSError, ValueError):  # missing or damaged here: the rank then reads for itself
                 content = mine if isinstance(mine, bytes) else Path(mine).read_bytes()
-                # nothing, where it could not be written
+                # empty if it could not be written
                 for read, each in zip(reads, pickle.loads(content), strict=False):
                     learn(read, each)
         if str in map(type, told):
-            wait_for_all()  # before it is removed
+            wait_for_all()  # before the file is removed
     return ask()
 
 
 @contextmanager
 def _small(content: bytes) -> Iterator[bytes | str]:
-    """Bytes as they are, or the path of a file of this machine that holds them, if it can be written."""
+    """Yield the bytes, or the path of a local file that holds them, if one can be written."""
     if len(content) <= _MOST_SENT:
         yield content
         return

@@ -1,8 +1,9 @@
-"""Is what listens at an address a store of torch's, where ranks meet? Asked before torch is, which waits for ever.
+"""Find out whether torch's rendezvous store listens at an address, before torch's client waits there without a timeout.
 
-torch's client sends its greeting and waits for the answer without a limit, whoever owns the port. So the greeting is
-sent from here first, with one. This is the start of torch's own protocol: a number that validates, then a ping that
-the store returns (torch/csrc/distributed/c10d/TCPStoreBackend.hpp).
+torch's client sends its greeting and waits for an answer, even from a port of another program. So the greeting is sent
+here
+first, with a timeout. This is the start of torch's own protocol: a validation number, then a ping that the store
+returns (torch/csrc/distributed/c10d/TCPStoreBackend.hpp).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Found = Literal["nothing", "store", "other"]
 
 
 def who_listens(host: str, port: int) -> Found:
-    """What answers there: nothing, a store, or something else, which takes connections and is no store."""
+    """Return whether nothing, a store, or some other server listens at an address."""
     nonce = struct.pack("=I", os.getpid())
     found: Found = "nothing"
     with suppress(OSError), socket.create_connection((host, port), timeout=ANSWER_SECONDS) as connection:
@@ -37,15 +38,15 @@ def who_listens(host: str, port: int) -> Found:
 
 
 def wait_for_store(host: str, port: int, seconds: float, tell: Callable[[str], None]) -> None:
-    """Wait until a store listens there.
+    """Wait until a store listens at an address.
 
     Args:
         host, port: the address.
-        seconds: to wait, whatever listens there.
-        tell: gets a line when there is something to wait for, and when that changes.
+        seconds: longest wait, even if another server listens there.
+        tell: called with a line when the wait starts and when its reason changes.
 
     Raises:
-        TimeoutError: no store came; says what is there instead.
+        TimeoutError: no store appeared; the message names what listens there instead.
     """
     deadline = time.monotonic() + seconds
     told = None

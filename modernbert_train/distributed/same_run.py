@@ -1,7 +1,7 @@
-"""Before anything is trained or written: do all ranks run the same code and the same run, on the same data?
+"""Check, before anything is trained or written, that all ranks run the same code and the same run on the same data.
 
-A machine with yesterday's checkout, another torch or another copy of the shards trains on without an error; only the
-loss would tell, some day. Folders may differ between machines, what is in them may not.
+A machine with an old checkout, another torch or another copy of the shards would train without an error; only the loss
+would show it eventually. Folders may differ between machines, their contents may not.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _ABSENT = "absent"
 
 
 def require_agreement(keys: Mapping[str, object], plugins: list[str], fingerprint: Mapping[str, str]) -> None:
-    """Compare what this rank runs with what the others run.
+    """Compare this rank's run with the other ranks'.
 
     Args:
-        keys: of the run and their values, as this rank has read them.
-        plugins: that it names.
+        keys: of the run with their values, as this rank has read them.
+        plugins: named by the run.
         fingerprint: hash of each part of the data, as this rank has read them.
 
     Raises:
-        ConfigError: on every rank, with a table of what differs.
+        ConfigError: on every rank, with a table of the differences.
     """
     here = identity(keys, plugins, fingerprint)
-    # a thousand ranks that agree need not read a thousand lists
+    # hashes first: a thousand ranks that agree need not exchange a thousand lists
     if len(set(gather_from_all(hashlib.sha256(repr(sorted(here.items())).encode()).hexdigest()))) > 1:
         found = gather_from_all((socket.gethostname(), here))
         table = disagreement([host for host, _ in found], [values for _, values in found])
@@ -46,7 +46,7 @@ def require_agreement(keys: Mapping[str, object], plugins: list[str], fingerprin
 
 
 def identity(keys: Mapping[str, object], plugins: list[str], fingerprint: Mapping[str, str]) -> dict[str, str]:
-    """All that must be equal on every rank, by name; see `require_agreement`."""
+    """Return everything that must be equal on every rank, by name; see `require_agreement`."""
     shared = {key: str(value) for key, value in keys.items() if not may("local", RunConfig, key)}
     found = {name: library_version(name) for name in _PACKAGES}
     found |= {f"plugin {name}": version for name, version in versions(plugins).items()}
@@ -56,7 +56,7 @@ def identity(keys: Mapping[str, object], plugins: list[str], fingerprint: Mappin
 
 
 def code_hash() -> str:
-    """Hash of every module of this package; a checkout that was edited has another one."""
+    """Return a hash of every module of this package; it changes when a checkout is edited."""
     found = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         found.update(f"{path.relative_to(PACKAGE)}\n".encode() + path.read_bytes())
@@ -64,7 +64,7 @@ def code_hash() -> str:
 
 
 def disagreement(hosts: Sequence[str], identities: Sequence[Mapping[str, str]]) -> str:
-    """A table: a column for each group of equal ranks, a line for each value that differs; empty if none does."""
+    """Return a table with a column for each group of equal ranks and a line for each difference; empty if none."""
     groups: list[list[int]] = []
     for rank, values in enumerate(identities):
         for group in groups:
@@ -83,7 +83,7 @@ def disagreement(hosts: Sequence[str], identities: Sequence[Mapping[str, str]]) 
 
 
 def _title(group: Sequence[int], hosts: Sequence[str]) -> str:
-    """The ranks of a group, shortened, and where they are."""
+    """Return the ranks of a group, shortened, and their machines."""
     runs: list[list[int]] = []
     for rank in group:
         if runs and rank == runs[-1][-1] + 1:

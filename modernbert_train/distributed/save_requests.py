@@ -1,7 +1,7 @@
-"""Requests for a checkpoint out of turn: a signal, which also ends the run, or time, if a checkpoint is overdue.
+"""Requests for an extra checkpoint: by a signal, which also ends the run, or by time, if a checkpoint is overdue.
 
-They come to one rank and concern all of them, so they travel with the numbers that are summed over the ranks in each
-step; see step_numbers.py. A rank alone need not wait for that.
+They arrive at one rank and concern all, so they travel with the numbers that are summed over the ranks in each step;
+see step_numbers.py. A single rank need not wait for that.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from types import FrameType
 from modernbert_train.distributed.launched import tells_signals
 from modernbert_train.distributed.stop_signals import handled_by, say
 
-# A scheduler that signals every process of a job, and the launcher that passes the signal on, mean the same request.
+# A scheduler that signals every process of a job and a launcher that forwards the signal mean the same request.
 ONE_REQUEST_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class SaveRequest:
-    """Attributes: stop the run after a checkpoint; write one because the last one is too old; the one that was being
-    written behind the run has failed."""
+    """Attributes: stop the run after a checkpoint; write one because the last one is too old; the background write of
+    the last one has failed."""
 
     stop: bool = False
     overdue: bool = False
@@ -36,10 +36,10 @@ class Requests:
     SIGINT, SIGTERM and SIGUSR1 to any rank let all ranks finish the step, save, and end; a second signal ends at once.
 
     Args:
-        interval_seconds: after so long a checkpoint is overdue; None is never.
+        interval_seconds: a checkpoint older than this is overdue; None is never.
 
     Attributes:
-        trained: the last step is done, so that nothing is left to be stopped.
+        trained: True after the last step.
     """
 
     def __init__(self, interval_seconds: float | None) -> None:
@@ -53,20 +53,20 @@ class Requests:
         self.trained = False
 
     def listen(self) -> None:
-        """Take over the signals, until `close`."""
+        """Handle the signals from now on, until `close`."""
         self._listening.enter_context(handled_by(self._on_signal))
 
     def close(self) -> None:
-        """Give the signals back to whoever had them."""
+        """Restore the previous signal handlers."""
         self._listening.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
-            return  # a data worker that has not yet learnt to leave signals to the run
+            return  # in a data worker that does not yet ignore signals
         if self._signal is not None:
             if time.monotonic() - self._signalled < ONE_REQUEST_SECONDS:
                 return
-            os._exit(128 + number)  # not sys.exit: a worker or a collective may be what hangs
+            os._exit(128 + number)  # not sys.exit: a worker or a collective may be hanging
         self._signal, self._signalled = number, time.monotonic()
         doing = "the run is over and is being closed" if self.trained else "finishing this step, then saving"
         if tells_signals():
@@ -77,9 +77,9 @@ class Requests:
         return SaveRequest(self._signal is not None, overdue, self._failed)
 
     def saved(self) -> None:
-        """A checkpoint was taken of the run as it is now."""
+        """Note that a checkpoint of the current state was taken."""
         self._last_saved = time.monotonic()
 
     def save_failed(self) -> None:
-        """A checkpoint could not be written; all ranks raise it together."""
+        """Note that a checkpoint could not be written; all ranks raise it together."""
         self._failed = True

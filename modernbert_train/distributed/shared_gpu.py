@@ -1,8 +1,8 @@
-"""Which GPU each rank computes on, and ranks that share one because their user asked for it.
+"""Which GPU each rank computes on, and ranks that share one on request.
 
-NCCL refuses two ranks on a GPU of one host. With `NCCL_HOSTID` a rank names its host itself, so ranks with different
-names may share a GPU and exchange over the network; from NCCL 2.30 on `NCCL_MULTI_RANK_GPU_ENABLE=1` allows it as well.
-That is how collectives are tried where there is one GPU.
+NCCL refuses two ranks on a GPU of one host. `NCCL_HOSTID` sets the host name of a rank, so ranks with different names
+may share a GPU and communicate over the network; since NCCL 2.30 `NCCL_MULTI_RANK_GPU_ENABLE=1` allows it as well.
+This makes it possible to test collectives on a single GPU.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from typing import Any
 from modernbert_train.errors import ConfigError
 
 HOST_ID, ENABLE = "NCCL_HOSTID", "NCCL_MULTI_RANK_GPU_ENABLE"
-SHARED = "shared"  # the value of HOST_ID that messages and pages give
-ENABLED_FROM = (2, 30)  # of NCCL: earlier ones do not read ENABLE
+SHARED = "shared"  # the value of HOST_ID recommended in messages and docs
+ENABLED_FROM = (2, 30)  # first NCCL that reads ENABLE
 _WORTH = (
-    "That proves collectives, their order and types, saves and resumes; it says nothing of speed, of overlap, or of "
+    "That tests collectives, their order and types, saves and resumes; it does not measure speed or overlap, nor test "
     "NVLink and shared memory between GPUs."
 )
 
 
 def may_share(environment: Mapping[str, str]) -> bool:
-    """Return True if the environment asks for ranks that share a GPU, whether or not NCCL can."""
+    """Return True if the environment lets ranks share a GPU, whether or not NCCL can."""
     return bool(environment.get(HOST_ID)) or environment.get(ENABLE) == "1"
 
 
 def gpu_of_rank(local_rank: int, gpus: int, environment: Mapping[str, str]) -> int:
-    """Return the index of a rank's GPU among those that it sees: a launcher may show each rank one of its own.
+    """Return the index of a rank's GPU among the visible ones; a launcher may show each rank only one.
 
     Raises:
-        ConfigError: there are several GPUs, fewer than ranks, and nobody asked to share them.
+        ConfigError: there are several GPUs, fewer than ranks, and sharing is not configured.
     """
     if gpus > 1 and local_rank >= gpus and not may_share(environment):
         raise ConfigError(
-            f"LOCAL_RANK={local_rank}: this machine shows {gpus} GPUs, and every rank needs one of its own. Start "
+            f"LOCAL_RANK={local_rank}: this machine shows {gpus} GPUs, and every rank needs its own. Start "
             f"{gpus} ranks on it (`launch ... --ranks {gpus}`), or show it more with CUDA_VISIBLE_DEVICES. To try "
             f"more ranks than GPUs, set {HOST_ID}={SHARED}."
         )
@@ -45,25 +45,25 @@ def gpu_of_rank(local_rank: int, gpus: int, environment: Mapping[str, str]) -> i
 
 
 def claim_gpu(store: Any, rank: int, gpu: str, nccl_version: Callable[[], Sequence[Any]]) -> None:
-    """Note which GPU this rank computes on. Where another rank has it, share it if that was asked for, or refuse.
+    """Claim this rank's GPU. If another rank has claimed it, share it if that is configured, else refuse.
 
-    Call it before NCCL connects: a rank that shares gets a host name of its own.
+    Call it before NCCL connects: a rank that shares a GPU gets its own host name.
 
     Args:
-        store: where all ranks meet.
+        store: the rendezvous store.
         rank: of this process.
         gpu: the identifier of its GPU.
-        nccl_version: returns that of NCCL, such as (2, 30, 7); called where it matters.
+        nccl_version: returns NCCL's version, such as (2, 30, 7); called only if needed.
 
     Raises:
-        ConfigError: another rank has noted the same GPU and nobody asked to share it, or this NCCL cannot.
+        ConfigError: another rank has claimed the same GPU and sharing is not configured, or this NCCL cannot share.
     """
     mine = f"rank {rank} on {socket.gethostname()}"
     first = store.compare_set(f"gpu/{gpu}", "", mine).decode()
     given = os.environ.get(HOST_ID)
     if given:
-        # `shared` is set alike on all machines, which must not be one host to NCCL. Another value is the user's own
-        # name of a host, as for containers of one machine, and is kept where no GPU is shared.
+        # `shared` is the same on all machines, which must differ for NCCL: append the host name. Any other value is the
+        # user's host name, as for containers of one machine, and is kept unless GPUs are shared.
         host = f"{given}-{socket.gethostname()}" if given == SHARED else given
         os.environ[HOST_ID] = host if first == mine else f"{host}-{rank}"
     if first == mine:
@@ -71,7 +71,7 @@ def claim_gpu(store: Any, rank: int, gpu: str, nccl_version: Callable[[], Sequen
     here = f"{mine} and {first} compute on the same GPU ({gpu})"
     if not may_share(os.environ):
         raise ConfigError(
-            f"{here}, and every rank needs one of its own. Start as many ranks on each machine as it shows GPUs, and "
+            f"{here}, and every rank needs its own. Start as many ranks on each machine as it shows GPUs, and "
             "look at CUDA_VISIBLE_DEVICES: a launcher that shows each rank one GPU must show each another one. To "
             f"share a GPU all the same, for a trial of the collectives, set {HOST_ID}={SHARED}."
         )
@@ -82,4 +82,4 @@ def claim_gpu(store: Any, rank: int, gpu: str, nccl_version: Callable[[], Sequen
             f"{HOST_ID}={SHARED} instead, which every NCCL takes."
         )
     if store.compare_set("gpu-shared", "", mine).decode() == mine:
-        print(f"warning: {here}, as asked for. {_WORTH}", file=sys.stderr, flush=True)
+        print(f"warning: {here}, as configured. {_WORTH}", file=sys.stderr, flush=True)

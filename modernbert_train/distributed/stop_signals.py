@@ -1,8 +1,8 @@
-"""SIGINT, SIGTERM and SIGUSR1: from a program's first line to its last one they end it with a code that is documented.
+"""SIGINT, SIGTERM and SIGUSR1 end a program with a documented exit code, from its first line to its last.
 
-A program takes them over before it imports anything heavy, and never gives them back. Until something else listens to
-them (training, which saves first, or the launcher, which passes them on) a signal ends the program at once with 75:
-nothing half done is visible, and the same command starts again. Once the exit code is known a signal cannot change it.
+A program handles them before it imports anything heavy, and keeps the handlers. Until something else handles them
+(training, which saves first, or the launcher, which forwards them) a signal ends the program at once with 75: no
+partial output is visible, and the same command starts again. Once the exit code is known, a signal cannot change it.
 """
 
 from __future__ import annotations
@@ -22,36 +22,35 @@ from modernbert_train.errors import StoppedEarly
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM)
 
-_code: int | None = None  # of this program, once it is known
+_code: int | None = None  # exit code of this program, once it is known
 _before_a_stop: list[Callable[[], object]] = []
 
 
 def take_over() -> None:
-    """From here to the end of this process a stop signal ends it at once; for programs alone, as their first act."""
+    """Let a stop signal end this process at once from now on; for programs only, as their first act."""
     for number in STOP_SIGNALS:
         signal.signal(number, stop_at_once)
-    atexit.register(_ignore)  # the first to be registered is the last to run
+    atexit.register(_ignore)  # the first registered function runs last
 
 
 def end(code: int) -> NoReturn:
-    """End a program with this code, which stands: a signal now only hurries the end.
+    """End the program with this exit code; a later signal only speeds it up.
 
-    All that was registered for the exit is done. What Python does after that, which is to take its modules apart, is
-    not: a thread that is inside C++ then, of ours or of any library, aborts the process, and a run that has stopped in
-    order counts as a crash.
+    Registered exit functions run, but Python's module teardown is skipped: a thread inside C++ at that time, ours or a
+    library's, would abort the process, and a run that stopped in order would count as a crash.
     """
     global _code
     _code = code
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
-        sys.exit(code)  # Python reports what cannot be written
+        sys.exit(code)  # let Python report the failed write
     _do_what_was_registered()
     os._exit(code)
 
 
 def _do_what_was_registered() -> None:
-    """As Python does at the exit of a program, and in its order."""
+    """Run exit functions as Python does at exit, in its order."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     with suppress(OSError, ValueError):
@@ -61,14 +60,14 @@ def _do_what_was_registered() -> None:
 
 
 def do_before_a_stop(call: Callable[[], object]) -> None:
-    """Have something quick done when a signal ends this program at once, where no other clean-up runs."""
+    """Register a quick function to run when a signal ends this program at once, where no other clean-up runs."""
     _before_a_stop.append(call)
 
 
 def stop_at_once(number: int, frame: FrameType | None) -> None:
-    """The handler of a program that has nothing to save. It raises nothing: that could be caught, or wait for others.
+    """Handle a signal in a program without state to save. Raises nothing: that could be caught, or wait for others.
 
-    Of several ranks the first one says so for all, unless their launcher has.
+    Of several ranks the first one reports it for all, unless their launcher has.
     """
     if _code is None and tells_signals():
         say_stopped(number)
@@ -78,7 +77,7 @@ def stop_at_once(number: int, frame: FrameType | None) -> None:
 
 
 def say_stopped(number: int) -> None:
-    """What a user is told of a program that had nothing to save."""
+    """Print the message for a program without state to save."""
     say(f"{signal.Signals(number).name}: stopped. The same command starts again.")
 
 
@@ -92,9 +91,9 @@ def say(line: str) -> None:
 def handled_by(
     handler: Callable[[int, FrameType | None], Any], numbers: tuple[signal.Signals, ...] = STOP_SIGNALS
 ) -> Iterator[None]:
-    """While in use a handler gets the signals, afterwards whoever had them before. Only the main thread can do this.
+    """Context in which a handler gets the signals; afterwards the previous handlers do. Main thread only.
 
-    Every signal meets one of the two: there is no moment between them.
+    Every signal reaches one of the two: there is no gap between them.
     """
     before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
@@ -103,13 +102,13 @@ def handled_by(
         yield
     finally:
         for number, handler_before in before.items():
-            # None: a handler that Python does not know
+            # None: the previous handler was not set by Python
             signal.signal(number, signal.SIG_DFL if handler_before is None else handler_before)
 
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """While in use, which is during an import, nobody takes the stop signals away from who has them now."""
+    """Context for imports: keep the present handlers of the stop signals, even if imported code sets others."""
     real = signal.signal
 
     def keep(number: int, handler: Any) -> Any:
@@ -123,6 +122,6 @@ def kept() -> Iterator[None]:
 
 
 def _ignore() -> None:
-    """Python is about to drop all handlers, after which a signal would end it with a code of its own."""
+    """Ignore the signals: Python is about to drop all handlers, and a signal would then change the exit code."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -1,8 +1,8 @@
-"""Which network NCCL will use between machines: RDMA (InfiniBand or RoCE), or TCP, which it falls back to silently.
+"""Predict NCCL's transport between machines: RDMA (InfiniBand or RoCE), or TCP, its silent fallback.
 
-NCCL tells only with NCCL_DEBUG=INFO. What it looks for is public: the verbs library, devices with an active port, and
-their files in /dev; so the same is looked up here, from a tree that a test can make. Its documentation of the
-environment variables: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+NCCL reports it only with NCCL_DEBUG=INFO. The conditions are public: the verbs library, devices with an active port,
+and their files in /dev. They are checked here, below a root folder that a test can create. NCCL's environment
+variables: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ VERBS = "libibverbs.so.1"
 PLUGIN = "libnccl-net.so"
 _ENOUGH_LOCKED = 1 << 30  # bytes; NCCL registers buffers of some megabytes for each connection
 _IPC_LOCK = 1 << 14  # capability bit
-_REMEDY = "docs/clusters.md, InfiniBand and RoCE, says what a job needs; NCCL_IB_DISABLE=1 says that TCP is meant."
+_REMEDY = "docs/clusters.md, InfiniBand and RoCE, lists the requirements; NCCL_IB_DISABLE=1 means that TCP is intended."
 
 
 @dataclass(frozen=True)
 class Transport:
     """Attributes:
-    text: what NCCL will use, for the banner.
-    warning: why that is slower than it could be, or will fail, and what to do; None if all is well.
+    text: NCCL's transport, for the banner.
+    warning: why it is slower than possible, or will fail, with a remedy; None if all is well.
     """
 
     text: str
@@ -36,7 +36,7 @@ class Transport:
 
 
 def can_load(library: str) -> bool:
-    """Whether the dynamic linker finds a library, as NCCL asks it."""
+    """Return True if the dynamic linker finds a library, as NCCL would."""
     with suppress(OSError):
         ctypes.CDLL(library)
         return True
@@ -44,7 +44,7 @@ def can_load(library: str) -> bool:
 
 
 def locks_memory() -> bool:
-    """Whether this process may lock as much memory as RDMA registers."""
+    """Return True if this process may lock as much memory as RDMA registers."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY or soft >= _ENOUGH_LOCKED:
         return True
@@ -58,13 +58,13 @@ def find_transport(
     loads: Callable[[str], bool] = can_load,
     locks: Callable[[], bool] = locks_memory,
 ) -> Transport:
-    """What NCCL will use between machines.
+    """Return NCCL's transport between machines.
 
     Args:
         environment: of the ranks.
-        root: of the file system with sys and dev.
-        loads: whether a library can be loaded.
-        locks: whether enough memory can be locked.
+        root: file system root with sys and dev.
+        loads: returns True if a library can be loaded.
+        locks: returns True if enough memory can be locked.
     """
     wanted = environment.get("NCCL_NET", "")
     plugin = environment.get("NCCL_NET_PLUGIN", "")
@@ -89,14 +89,14 @@ def find_transport(
 
 
 def warn_of_slow_network() -> None:
-    """Say on the error stream if this machine's NCCL will not use RDMA between machines, or may fail to."""
+    """Warn on stderr if this machine's NCCL will not use RDMA between machines, or may fail to."""
     warning = find_transport(os.environ).warning
     if warning is not None:
         print(f"warning: {socket.gethostname()}: {warning}", file=sys.stderr, flush=True)
 
 
 def _devices(wanted: str, root: Path) -> tuple[str, list[str]]:
-    """RDMA devices that can be used, each with its link; if there is none, why."""
+    """Return why RDMA is unusable (empty if it is usable), and the usable devices with their links."""
     folder = root / "sys/class/infiniband"
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if not names:
@@ -120,7 +120,7 @@ def _devices(wanted: str, root: Path) -> tuple[str, list[str]]:
 
 
 def _is_chosen(name: str, wanted: str) -> bool:
-    """NCCL_IB_HCA: beginnings of names, `=` in front for whole names, `^` for all but those; ports are left out."""
+    """Match NCCL_IB_HCA: prefixes of names, with `=` whole names, with `^` all others; ports are ignored."""
     exclude = wanted.startswith("^")
     rest = wanted.removeprefix("^")
     exact = rest.startswith("=")
@@ -131,7 +131,7 @@ def _is_chosen(name: str, wanted: str) -> bool:
 
 
 def _interfaces(environment: Mapping[str, str], root: Path) -> str:
-    """The network interfaces NCCL takes for TCP: those it is told, else ib*, else all but docker* and lo, else any."""
+    """Return NCCL's interfaces for TCP: the configured ones, else ib*, else all except docker* and lo, else any."""
     told = environment.get("NCCL_SOCKET_IFNAME")
     if told:
         return f"NCCL_SOCKET_IFNAME={told}"

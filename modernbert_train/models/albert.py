@@ -1,9 +1,9 @@
 """ALBERT on packed buffers, top to bottom, with the heads it is pre-trained with (arXiv 1909.11942).
 
-BERT's function, see bert.py, with two differences: the tables of the embedding are narrow and projected to the model's
-width, and layers have weights in common. So a layer is two units here, attention and feed-forward, each with the
-residual around it and the norm after it, and `AlbertConfig.path` says which units a layer is made of: a
-unit may stand in many layers. Its gradient is the sum over them; its dropout is drawn anew each time.
+Like BERT (bert.py), with two differences: the embedding tables are narrow and projected to the model's width, and
+layers share weights. A layer is therefore two units, attention and feed-forward, each with its residual and norm, and
+`AlbertConfig.path` lists the units of each layer; several layers may use the same unit. Its gradient is summed over
+them; each use draws fresh dropout.
 
 Dropout follows transformers' ALBERT: after the embeddings and after the attention's projection, and none after the
 feed-forward, where Google's code has one.
@@ -38,7 +38,7 @@ _PLAIN = ComputeConfig()
 
 
 class Embeddings(nn.Module):
-    """Sum of a token's, its segment's and its position's vector, norm and dropout; all of width E."""
+    """Sum of token, segment and position embeddings, then norm and dropout; all of width E."""
 
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Embeddings(nn.Module):
 
     def forward(self, packed: Packed) -> Tensor:
         segments = packed.segment_ids_T
-        # one segment: its vector is still added, as in models that were trained with two
+        # without segment ids: still add segment 0's vector, as in models that were trained with two segments
         segment_E = self.segment_embeddings.weight[0] if segments is None else self.segment_embeddings(segments)
         sum_TE = self.tok_embeddings(packed.input_ids_T) + segment_E
         sum_TE = sum_TE + self.position_embeddings(packed.position_ids_T)
@@ -60,7 +60,7 @@ class Embeddings(nn.Module):
 class Attention(nn.Module):
     """norm(x + attn(x)): multi-head self-attention with biases; dropout only after the output projection."""
 
-    stacked: ClassVar = {"Wqkv": 3}  # matrices that lie one below another in a weight; optim/groups.py reads it
+    stacked: ClassVar = {"Wqkv": 3}  # number of matrices stacked along the rows of a weight; read by optim/groups.py
 
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class FeedForward(nn.Module):
 
 
 class Albert(Encoder):
-    """Embeddings, projection and layers; the last layer's norm is the last thing.
+    """Embeddings, projection and layers; the output is the last layer's norm.
 
     `layers` holds each unit once: the attentions, then the feed-forwards.
     """
@@ -122,7 +122,7 @@ class Albert(Encoder):
         """See `Encoder`.
 
         Raises:
-            ValueError: sequences may be longer than there are positions, or have segments that this encoder lacks.
+            ValueError: sequences may exceed max_positions, or have segments that this encoder lacks.
         """
         self._check(packed)
         hidden_TD = self.enter(packed)

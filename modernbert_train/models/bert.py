@@ -1,12 +1,12 @@
 """BERT, RoBERTa and DistilBERT on packed buffers, top to bottom, with their masked-LM head (arXiv 1810.04805).
 
 Learned positions that restart in each sequence, token types, post-norm layers with biases everywhere, full attention
-through the same kernels as ModernBERT's global layers. Like there, nothing is padded inside the model.
+through the same kernels as ModernBERT's global layers. As there, nothing is padded inside the model.
 
 Query, key and value are one matrix, Wqkv; weights/formats/bert.py translates to transformers' names and back. One
-thing differs from training transformers' model: there the embedding row of [PAD] gets no gradient as an input. In a
-packed buffer pads are sequences of their own without predictions, so it gets none either, unless the objective puts
-[PAD] in place of a token.
+difference from training transformers' model: there the embedding row of [PAD] gets no gradient as an input. In a packed
+buffer pads are separate sequences without predictions, so it gets none here either, unless the objective replaces a
+token by [PAD].
 
 Shape legend: T packed tokens, M predicted positions (padded), P pairs, D model width, F hidden width, N heads,
 H head width, V vocabulary.
@@ -40,7 +40,7 @@ def layer_norm(config: Any) -> nn.LayerNorm:
 
 
 class Embeddings(nn.Module):
-    """Sum of a token's, its segment's and its position's vector, norm and dropout; a DistilBERT has no segments."""
+    """Sum of token, segment and position embeddings, then norm and dropout; DistilBERT lacks segments."""
 
     def __init__(self, config: BertShape) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Embeddings(nn.Module):
         sum_TD = self.tok_embeddings(packed.input_ids_T)
         if self.segment_embeddings is not None:
             segments = packed.segment_ids_T
-            # one segment: its vector is still added, as in models that were trained with two
+            # without segment ids: still add segment 0's vector, as in models that were trained with two segments
             sum_TD = sum_TD + (
                 self.segment_embeddings.weight[0] if segments is None else self.segment_embeddings(segments)
             )
@@ -66,7 +66,7 @@ class Embeddings(nn.Module):
 class Attention(nn.Module):
     """Multi-head self-attention with biases; dropout only after the output projection."""
 
-    stacked: ClassVar = {"Wqkv": 3}  # matrices that lie one below another in a weight; optim/groups.py reads it
+    stacked: ClassVar = {"Wqkv": 3}  # number of matrices stacked along the rows of a weight; read by optim/groups.py
 
     def __init__(self, config: BertShape) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class FeedForward(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Post-norm: norm(x + attn(x)), then norm(x + mlp(x)); what follows x in `forward` is the attention's."""
+    """Post-norm layer: norm(x + attn(x)), then norm(x + mlp(x)). `forward` passes its further inputs to `attn`."""
 
     def __init__(self, config: ModelConfig, attn: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class EncoderLayer(nn.Module):
 
 
 class Bert(Encoder):
-    """Embeddings and layers; the last layer's norm is the last thing."""
+    """Embeddings and layers; the output is the last layer's norm."""
 
     tables: ClassVar = ("tok_embeddings", "position_embeddings")
 
@@ -129,7 +129,7 @@ class Bert(Encoder):
         return PredictionHead(self.config, self.embedding().shape[1], bias=True, approximate=approximate)
 
     def token_head(self) -> nn.Module:
-        """See `Encoder`; ELECTRA's."""
+        """See `Encoder`; the same as in ELECTRA."""
         return TokenHead(self.config.hidden_size, GELU[self.config.activation])
 
     @region
@@ -142,7 +142,7 @@ class Bert(Encoder):
         """See `Encoder`.
 
         Raises:
-            ValueError: sequences may be longer than there are positions, or have segments that this encoder lacks.
+            ValueError: sequences may exceed max_positions, or have segments that this encoder lacks.
         """
         self._check(packed)
         hidden_TD = self.enter(packed)

@@ -1,6 +1,6 @@
-"""Which encoder a `model` section is, and which model the heads of an objective make of it.
+"""Build the encoder of a `model` section and the model for an objective's heads.
 
-A new architecture is a file beside this one and a row in `ENCODERS`; a new kind of heads is a row in `HEADS`.
+A new architecture is a file in this folder and a row in `ENCODERS`; a new kind of heads is a row in `HEADS`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ENCODERS: Rows[type[ModelConfig], Callable[[Any, ComputeConfig], Encoder]] = Row
     },
 )
 
-# by `ObjectiveConfig.heads`, with its `idle_heads` after them
+# keys: `ObjectiveConfig.heads` followed by its `idle_heads`
 HEADS: Rows[tuple[str, ...], type[OnEncoder]] = Rows(
     "heads",
     {
@@ -70,11 +70,11 @@ HEADS: Rows[tuple[str, ...], type[OnEncoder]] = Rows(
 
 
 def build_model(model: ModelConfig, objective: ObjectiveConfig, compute: ComputeConfig | None = None) -> OnEncoder:
-    """What a run trains, without its weights.
+    """Build the model that a run trains, without initialising its weights.
 
     Args:
         model: the encoder.
-        objective: the heads that stand on it.
+        objective: names the heads on it.
         compute: kernels and recomputation; None: the defaults.
     """
 
@@ -88,14 +88,14 @@ def build_model(model: ModelConfig, objective: ObjectiveConfig, compute: Compute
 
 
 def shapes_of(model: ModelConfig, objective: ObjectiveConfig) -> dict[str, tuple[int, ...]]:
-    """Shape of every parameter, the tied decoder's not repeated; nothing is allocated."""
+    """Return the shape of every parameter by name, the tied decoder once; nothing is allocated."""
     with torch.device("meta"):
         built = build_model(model, objective)
     return {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}
 
 
 def all_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The same with all heads that there are, each under its own module."""
+    """Return `shapes_of` with every head in `HEADS`, each under its own module name."""
     with torch.device("meta"):
         encoder = ENCODERS[type(model)](model, ComputeConfig())
         built = [HEADS[heads].alone(encoder) for heads in HEADS]

@@ -1,9 +1,9 @@
-"""Weights in autocast's precision, cast once a step instead of once a microbatch.
+"""Cast weights to autocast's precision once a step, not once a microbatch.
 
-Autocast forgets its casts at the end of each forward pass, and a compiled layer casts within its graph: 6 bytes a
-weight, and a kernel a matrix, in every microbatch. The result is the same to the bit where a weight is used once in a
-pass: gradients still come in the lower precision, and are added up in fp32. Where layers share a weight, uncompiled
-autocast would add up their gradients in the lower precision; here as in compiled layers each is added in fp32.
+Autocast drops its casts at the end of each forward pass, and a compiled layer casts within its graph: 6 bytes a weight
+and a kernel a matrix, in every microbatch. The result is bit-identical where a pass uses a weight once: gradients are
+still computed in the lower precision and accumulated in fp32. Where layers share a weight, eager autocast would sum
+their gradients in the lower precision; here, as in compiled layers, each is added in fp32.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch.distributed.tensor import DTensor
 
 
 class Linear(nn.Linear):
-    """nn.Linear.
+    """nn.Linear whose weight may be cast ahead.
 
     Attributes:
-        cast: within `cast_once` the weight in a lower precision, without a gradient.
+        cast: within `cast_once`, the weight in lower precision, without a gradient.
     """
 
     cast: Tensor | None = None
@@ -33,10 +33,10 @@ class Linear(nn.Linear):
 
 
 class _InPlaceOf(torch.autograd.Function):
-    """The second tensor forward; backward its gradient is the first one's.
+    """Use the second tensor in the forward pass and give its gradient to the first.
 
-    Made anew in each forward pass: autograd goes backward in the order of making, newest first. The gradient of a cast
-    that is older than the whole pass would come after all others, and DDP could send nothing before.
+    Call it in each forward pass: autograd runs backward from the newest node to the oldest. The gradient of a cast that
+    is older than the whole pass would arrive after all others, and DDP could not overlap communication.
     """
 
     @staticmethod
@@ -50,13 +50,13 @@ class _InPlaceOf(torch.autograd.Function):
 
 @contextmanager
 def cast_once(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
-    """Cast the weights of every `Linear` now, for all forward and backward passes within; they must not change there.
+    """Cast the weights of every `Linear` for all passes within the context; weights must not change there.
 
-    FSDP2's shards are left alone: it gathers weights in fp32 for each pass, and autocast casts them anew.
+    FSDP2's shards are left alone: it gathers weights in fp32 for each pass, and autocast casts them there.
 
     Args:
         model: as it is called.
-        dtype: of autocast; None: there is none, and nothing is done.
+        dtype: autocast's; None: autocast is off, and nothing is cast.
     """
     linears = [each for each in model.modules() if isinstance(each, Linear) and not isinstance(each.weight, DTensor)]
     if dtype is None or not linears:

@@ -1,9 +1,8 @@
-"""Encoders that tell the class of a text, or of each of its words, in the form that transformers gives each.
+"""Encoders that classify texts or words, in the form of transformers' classes.
 
-Between the hidden states and the last matrix stands, of a ModernBERT, the dense matrix and the norm of its masked-LM
-head, whose weights it goes on with; of all others, for texts a dense matrix and tanh (of a DistilBERT ReLU, of a Llama
-GELU), for words nothing. On a frozen encoder there is nothing between for any of them, so that what is told is linear
-in its states.
+Layers between the hidden states and the classifier matrix: for ModernBERT the dense matrix and norm of its masked-LM
+head, with their pretrained weights; for all other encoders, a dense matrix and tanh for texts (ReLU for DistilBERT,
+GELU for Llama) and none for words. On a frozen encoder there are no such layers, so the classifier is a linear probe.
 
 Shape legend: T packed tokens, S segments of the buffer, P sequences (padded), M words (padded), D model width,
 L logits.
@@ -22,14 +21,14 @@ from modernbert_train.batch import IGNORED_LABEL, Batch, Sums
 from modernbert_train.config.schema import ChooseConfig, ClassifyConfig, LabelledConfig, ModelConfig, TagConfig
 from modernbert_train.models.encoder import Encoder, OnEncoder
 
-# of the targets, as objectives/classify.py makes them
+# keys of the targets that objectives/classify.py makes
 CLASSIFIER = "classifier"  # module of the last matrix
-POOLER = "pooler"  # module of what stands before it, for texts
+POOLER = "pooler"  # module of the layer before it, for texts
 FIRSTS, CLASSES, WORDS, TAGS = "firsts_P", "classes_PL", "words_M", "tags_M"
 
 
 class Pooler(nn.Module):
-    """tanh(dense(h)), or relu or gelu of it.
+    """tanh(dense(h)), or relu or gelu instead of tanh.
 
     Args:
         config: the encoder's.
@@ -46,13 +45,13 @@ class Pooler(nn.Module):
 
 
 class Classifier(OnEncoder):
-    """What all of them have: `predict`, and a loss of what it gives.
+    """Base class of classifiers: `predict` returns logits, and `forward` their loss.
 
-    Under FSDP2 make `predict` an entry first, as `encode`.
+    Under FSDP2 call register_fsdp_forward_method for `predict` first, as for `encode`.
 
     Args:
         encoder: of any architecture.
-        objective: how many logits, and the dropout before them.
+        objective: the number of logits, and the dropout before them.
     """
 
     def __init__(self, encoder: Encoder, objective: LabelledConfig) -> None:
@@ -85,7 +84,7 @@ class Classifier(OnEncoder):
 
     @classmethod
     def alone(cls, encoder: Encoder) -> OnEncoder:
-        """See `OnEncoder`: how many logits there are only a run or a config.json can tell."""
+        """See `OnEncoder`; without a classifier, whose number of logits only a run or a config.json knows."""
         return OnEncoder(encoder)
 
     def train(self, mode: bool = True) -> Self:
@@ -96,7 +95,7 @@ class Classifier(OnEncoder):
         return self
 
     def predict(self, batch: Batch) -> Tensor:
-        """Logits in fp32: of the sequences logits_PL, or of the words logits_ML."""
+        """Return logits in fp32: logits_PL of the sequences, or logits_ML of the words."""
         read_PD = self.pooled(self.encode(batch.packed), batch)
         between = getattr(self, "head", None) or getattr(self, "pooler", None)
         if between is not None:
@@ -105,7 +104,7 @@ class Classifier(OnEncoder):
         return logits_PL.float()
 
     def pooled(self, hidden_TD: Tensor, batch: Batch) -> Tensor:
-        """What the class is told from, [P, D] or [M, D]."""
+        """Return the input of the classifier, [P, D] or [M, D]."""
         raise NotImplementedError
 
 
@@ -115,7 +114,7 @@ class Pooling(Classifier):
     objective: ClassifyConfig | ChooseConfig
 
     def pooled(self, hidden_TD: Tensor, batch: Batch) -> Tensor:
-        """See `Classifier`; the mean in fp32, without atomic additions, so that it is the same every time."""
+        """See `Classifier`; the mean is summed in fp32 without atomics, so it is reproducible."""
         firsts_P, boundaries_S = batch.targets[FIRSTS], batch.packed.cu_seqlens_S
         if self.objective.pooling == "cls":
             return hidden_TD.index_select(0, firsts_P)
@@ -127,12 +126,12 @@ class Pooling(Classifier):
 
 
 class TextClassifier(Pooling):
-    """A class, classes or a score of each sequence."""
+    """One class, several classes or a score for each sequence."""
 
     objective: ClassifyConfig
 
     def forward(self, batch: Batch, figures: bool = False) -> Sums:
-        """See `OnEncoder`: `classify`, and of single labels its hits."""
+        """See `OnEncoder`: `classify`, and for single labels its hits."""
         logits_PL = self.predict(batch)
         classes_PL = batch.targets[CLASSES].view(len(logits_PL), -1)
         real_PL = classes_PL != IGNORED_LABEL
@@ -151,7 +150,7 @@ class TextClassifier(Pooling):
 
 
 class WordClassifier(Classifier):
-    """A class of each word."""
+    """One class for each word."""
 
     objective: TagConfig
 

@@ -1,12 +1,13 @@
-"""A vector for each text, or for each token, and the loss that compares those of a global batch; see
-objectives/contrastive.py.
+"""Vectors of texts (one a text, or one a token) and the contrastive loss over a global batch.
 
-No microbatch has a loss of its own: a query looks for its positive among the texts of all of them. So every microbatch
-is encoded twice (GradCache, arXiv 2101.06983). The first time its vectors are wanted; then `compare` has the loss of
-all and its gradient by each vector; and with that gradient among its targets the microbatch goes backward.
+See objectives/contrastive.py. A query is compared with the texts of all microbatches, so one microbatch lacks a loss.
+Each is encoded twice (GradCache, arXiv 2101.06983): first for its vectors; `compare` then returns the loss
+of the global batch and its gradient by each vector; with that gradient among its targets, the microbatch runs again,
+forward and backward.
 
 Shape legend: T packed tokens, S segments of the buffer, P texts of a microbatch (padded), D model width, N texts of the
-global batch, V their vectors, W how wide those are, Q its queries, C its positives and negatives, R queries at a time.
+global batch, V their vectors, W the width of a vector, Q queries, C candidates (positives and negatives), R queries
+compared at a time.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ from modernbert_train.models.encoder import Encoder, OnEncoder
 from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.models.maxsim import MaxSim
 
-# of the targets, as objectives/contrastive.py makes them
+# keys of the targets that objectives/contrastive.py makes
 FIRSTS, ROLES, LOW, HIGH = "firsts_P", "roles_P", "low_P", "high_P"
 EXAMPLES, MARGINS = "examples_P", "margins_P"
-# and what `compare` has found for the microbatch
+# keys of the results of `compare` for the microbatch
 GRADIENT, LOSS, SCALE_GRADIENT = "gradient", "loss", "scale_gradient"
 QUERY, POSITIVE = 0, 1
-_COSINES = 1 << 25  # at a time
+_COSINES = 1 << 25  # computed at a time
 _MOST_SCALE = 100.0  # CLIP's, arXiv 2103.00020
 
 
 class LogScale(nn.Module):
-    """What cosines are multiplied by, 1 to 100, as a parameter: its logarithm, less that of where it begins.
+    """The factor of cosines, 1 to 100, as a parameter: its logarithm minus the logarithm of its initial value.
 
-    So it begins at 0, as a bias does, and is not decayed.
+    The parameter starts at 0 and is not decayed, like a bias.
 
     Args:
-        temperature: where it begins, 0.01 to 1.
+        temperature: initial temperature (inverse of the factor), 0.01 to 1.
     """
 
     def __init__(self, temperature: float) -> None:
@@ -53,18 +54,17 @@ class LogScale(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self) -> Tensor:
-        """The scale, [1]."""
+        """Return the scale, [1]."""
         return (self.bias + self._begin).clamp(0, math.log(_MOST_SCALE)).exp()
 
     @torch.no_grad()
     def bound(self) -> None:
-        """Bring the parameter back to its bounds, where an update has left them."""
+        """Clamp the parameter to its bounds, which an update may have left."""
         self.bias.clamp_(-self._begin, math.log(_MOST_SCALE) - self._begin)
 
 
 class ForVectors(OnEncoder):
-    """An encoder whose states become one vector a text, or one a token by a matrix of its own; it may have the scale of
-    cosines too.
+    """An encoder with one vector a text, or one a token through its own projection; the temperature may be learned.
 
     Args:
         encoder: of any architecture.
@@ -95,9 +95,9 @@ class ForVectors(OnEncoder):
             self.log_scale.bound()
 
     def vectors(self, batch: Batch) -> Tensor:
-        """vectors_PD in fp32, of any length; the mean without atomic additions, so that it is the same every time.
+        """Return vectors_PD in fp32, not normalised; the mean is summed without atomics, so it is reproducible.
 
-        Late: vectors_TW of all tokens; `rows_of` says which are a text's.
+        Late interaction: return vectors_TW of all tokens; `rows_of` selects the rows of texts.
         """
         hidden_TD, firsts_P, boundaries_S = self.encode(batch.packed), batch.targets[FIRSTS], batch.packed.cu_seqlens_S
         if self.pooling == "late":
@@ -111,7 +111,7 @@ class ForVectors(OnEncoder):
         return sums_SD.index_select(0, number_P) / lengths_S.index_select(0, number_P).unsqueeze(1)
 
     def forward(self, batch: Batch, figures: bool = False) -> Sums:
-        """See `OnEncoder`: the vectors; or, where their gradient is among the targets, the loss that has it."""
+        """See `OnEncoder`. Return the vectors; if the targets hold their gradient, return a loss with this gradient."""
         vectors = self.vectors(batch)
         if GRADIENT not in batch.targets:
             return Sums({}, {}, vectors, None if self.log_scale is None else self.log_scale())
@@ -125,7 +125,7 @@ class ForVectors(OnEncoder):
 
 
 def score_loss_sum(vectors_PD: Tensor, batch: Batch) -> Tensor:
-    """Sum over the negatives of a microbatch of the squared difference of two margins, see `score_weight`."""
+    """Sum, over the negatives of a microbatch, of the squared difference of two margins; see `score_weight`."""
     queries, number = batch.counts["contrastive"], batch.counts["score"]
     examples_K, margins_K = (batch.targets[name][:number] for name in (EXAMPLES, MARGINS))
     query_KD, positive_KD = (vectors_PD.index_select(0, first + examples_K) for first in (0, queries))
@@ -135,13 +135,13 @@ def score_loss_sum(vectors_PD: Tensor, batch: Batch) -> Tensor:
 
 
 class ForVectorsAndMasked(ForVectors):
-    """The same, with a head that predicts tokens: of a batch without the term `contrastive` it alone is computed.
+    """`ForVectors` with a masked-LM head, trained by batches without the term `contrastive`.
 
-    Its parameters have the names that they have in a masked-LM model, `head` and `decoder`.
+    Its parameters are named as in a masked-LM model: `head` and `decoder`.
 
     Args:
         encoder: of any architecture.
-        objective: see `ForVectors`; and the weight of `masked_lm_loss_sum`'s z_loss.
+        objective: see `ForVectors`; also the weight of `masked_lm_loss_sum`'s z_loss.
     """
 
     idles = True
@@ -150,7 +150,7 @@ class ForVectorsAndMasked(ForVectors):
         super().__init__(encoder, objective)
         masked = ForMaskedLM(encoder, z_loss=objective.z_loss)
         self.head, self.decoder = masked.head, masked.decoder
-        self._masked = (masked,)  # not a module of this one, which has all that it has
+        self._masked = (masked,)  # in a tuple: its parameters are registered as `head` and `decoder` above
 
     def set_phase(self, model: Any) -> None:
         """See `OnEncoder`."""
@@ -158,12 +158,12 @@ class ForVectorsAndMasked(ForVectors):
         self._masked[0].config = model
 
     def compile_heads(self, **options: Any) -> None:
-        """See `OnEncoder`; the head and the loss of tokens are compiled too."""
+        """See `OnEncoder`; compiles the masked-LM head and its loss too."""
         super().compile_heads(**options)
         self._masked[0].compile_heads(**options)
 
     def forward(self, batch: Batch, figures: bool = False) -> Sums:
-        """See `ForVectors`, or `ForMaskedLM` where the batch is one of masked tokens or the like."""
+        """See `ForVectors`; a batch of any other objective is computed by `ForMaskedLM`."""
         if "contrastive" in batch.counts:
             return super().forward(batch, figures)
         return self._masked[0](batch, figures)
@@ -171,12 +171,12 @@ class ForVectorsAndMasked(ForVectors):
 
 @dataclass(frozen=True)
 class Texts:
-    """What is known of the texts of some microbatches, in the order of their vectors, on the host.
+    """Roles, hashes and lengths of the texts of some microbatches, in the order of their vectors, on the host.
 
     Attributes:
-        roles_N: int64, a query, a positive or a negative; the n-th positive is that of the n-th query.
+        roles_N: int64: query, positive or negative; the n-th positive belongs to the n-th query.
         hashes_N: int64, equal for equal texts.
-        lengths_N: int64, how many vectors each has.
+        lengths_N: int64, vectors of each text.
     """
 
     roles_N: Tensor
@@ -185,14 +185,14 @@ class Texts:
 
     @classmethod
     def of(cls, batch: Batch, settings: ContrastiveConfig) -> Texts:
-        """Those of a microbatch, which is still on the host."""
+        """Return the texts of a microbatch, which is still on the host."""
         roles_P, low_P, high_P = (batch.targets[name].long() for name in (ROLES, LOW, HIGH))
         real_P = roles_P >= 0
         return cls(roles_P[real_P], ((high_P << 31) | low_P)[real_P], _lengths(batch, settings))
 
     @classmethod
     def joined(cls, parts: Sequence[Texts]) -> Texts:
-        """Those of several, end to end."""
+        """Concatenate several."""
         return cls(*(torch.cat([getattr(each, name) for each in parts]) for name in _OF_TEXTS))
 
     def __len__(self) -> int:
@@ -207,7 +207,7 @@ _OF_TEXTS = tuple(each.name for each in fields(Texts))
 
 
 def rows_of(batch: Batch, settings: ContrastiveConfig) -> Tensor:
-    """Which of a microbatch's vectors are those of its texts, end to end in their order; on the host as that is."""
+    """Return the rows of a microbatch's vectors that belong to its texts, in order; on the host, as the batch is."""
     lengths_N = _lengths(batch, settings)
     if not settings.is_late:
         return torch.arange(len(lengths_N))
@@ -217,13 +217,13 @@ def rows_of(batch: Batch, settings: ContrastiveConfig) -> Tensor:
 
 
 def _lengths(batch: Batch, settings: ContrastiveConfig) -> Tensor:
-    """How many vectors each text has: one, or one for each of its tokens."""
+    """Return the number of vectors of each text: one, or one for each of its tokens."""
     lengths_N = text_lengths(batch)
     return lengths_N if settings.is_late else torch.ones_like(lengths_N)
 
 
 def text_lengths(batch: Batch) -> Tensor:
-    """Tokens of each text of a microbatch, [CLS] and [SEP] included; int64, where the batch is."""
+    """Return the number of tokens of each text, [CLS] and [SEP] included; int64, on the batch's device."""
     firsts_N = batch.targets[FIRSTS][batch.targets[ROLES] >= 0].long()
     boundaries_S = batch.packed.cu_seqlens_S.long()
     return boundaries_S[torch.searchsorted(boundaries_S, firsts_N, right=True)] - firsts_N
@@ -231,13 +231,13 @@ def text_lengths(batch: Batch) -> Tensor:
 
 @dataclass(frozen=True)
 class Compared:
-    """What comes of the queries of one rank.
+    """Losses, hits and gradients of one rank's queries.
 
     Attributes:
-        losses_Q: fp32, in nats, of each.
-        hits: how many of them are nearest to their positive.
-        gradient_VW: of the sum of these losses, by the vectors of all ranks; None where it was not asked for.
-        scale_gradient_Q: of each loss by the logarithm of the scale; None where it was not asked for.
+        losses_Q: fp32, in nats, of each query.
+        hits: number of queries whose nearest text is their positive.
+        gradient_VW: of the sum of these losses, by the vectors of all ranks; None without `backward`.
+        scale_gradient_Q: of each loss by the logarithm of the scale; None without `backward`.
     """
 
     losses_Q: Tensor
@@ -255,18 +255,18 @@ def compare(
     backward: bool,
     scale: Tensor | None = None,
 ) -> Compared:
-    """Let the queries of one rank look for their positives among the texts of all.
+    """Compare the queries of one rank with the texts of all ranks (in-batch negatives).
 
-    A text is not counted as wrong where it is that of the positive or of the query, where it is the positive of an
-    equal query, or where `settings.margin` leaves it out.
+    A text is no negative of a query if it equals the query or its positive, if it is the positive of an equal query, or
+    if `settings.margin` excludes it.
 
     Args:
         vectors_VW: of all ranks, fp32.
-        texts: what they are of.
-        own: which of them are this rank's.
-        settings: the objective as it is now.
+        texts: the texts of these vectors.
+        own: this rank's vectors.
+        settings: the objective in the current phase.
         backward: compute the gradients.
-        scale: [1], what cosines are multiplied by; None: the inverse of the temperature.
+        scale: [1], the factor of cosines; None: the inverse of the temperature.
     """
     find = _Search(texts, own, settings, vectors_VW.device)
     widths = (vectors_VW.shape[1], *settings.matryoshka)
@@ -293,7 +293,7 @@ def compare(
 
 
 class _Cosines:
-    """What texts of one vector each are compared by; see `MaxSim`, which has the same methods."""
+    """Cosine scores for texts of one vector each; `MaxSim` has the same methods for late interaction."""
 
     def __call__(self, unit_VW: Tensor, queries_R: Tensor, documents_C: Tensor) -> Tensor:
         return unit_VW.index_select(0, queries_R) @ unit_VW.index_select(0, documents_C).T
@@ -303,7 +303,7 @@ class _Cosines:
 
 
 class _Search:
-    """Who looks for whom, by number in the texts.
+    """Queries, candidates and masks of one comparison, as indices into the texts.
 
     Args:
         texts, own, settings: see `compare`.
@@ -315,7 +315,7 @@ class _Search:
         queries_Q, positives_Q = (roles_N == QUERY).nonzero()[:, 0], (roles_N == POSITIVE).nonzero()[:, 0]
         candidates_C = (roles_N != QUERY).nonzero()[:, 0]
         right_Q = torch.searchsorted(candidates_C, positives_Q)
-        asked_C = torch.full_like(candidates_C, -1)  # hash of the query that a positive answers
+        asked_C = torch.full_like(candidates_C, -1)  # for positives, the hash of their query
         asked_C[right_Q] = hashes_N[queries_Q]
         begin_Q = (texts.lengths_N.cumsum(0) - texts.lengths_N)[queries_Q]
         first, end = (int((begin_Q < place).sum()) for place in (own.start, own.stop))
@@ -335,7 +335,7 @@ class _Search:
         return len(self._mine)
 
     def parts(self, unit_VW: Tensor, log_scale_Q: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Of some queries at a time: which of this rank's they are, their losses, and whether each is a hit."""
+        """Yield, for a slice of this rank's queries at a time: the slice, their losses, and True for each hit."""
         for first in range(0, len(self), self._at_once):
             part = slice(first, min(first + self._at_once, len(self)))
             now = slice(self._mine.start + part.start, self._mine.start + part.stop)
@@ -360,7 +360,7 @@ class _Search:
         return losses_R, hits_R
 
     def _logits(self, scores_RC: Tensor, tokens: Tensor, scale_R1: Tensor, right_R: Tensor, same_RC: Tensor) -> Tensor:
-        """The scores times the scale, without what may be right too; `tokens` are those of each score's query."""
+        """Scale the scores and mask possible false negatives; `tokens` is the token count of each score's query."""
         left_out_RC, right_R1 = same_RC, right_R.unsqueeze(1)
         if self._settings.margin is not None:
             found_RC = scores_RC.detach() / tokens

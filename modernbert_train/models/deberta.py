@@ -1,24 +1,24 @@
-"""DeBERTa on packed buffers, top to bottom (arXiv 2006.03654; V3: 2111.09543): content and distance score apart.
+"""DeBERTa on packed buffers, top to bottom (arXiv 2006.03654; V3: 2111.09543): content and distance scored separately.
 
-A pair's score is content by content, content of the query by the distance, and the distance by content of the key, each
-over sqrt(3 H). There are no absolute positions. A distance has a row in one table that all layers read; `distance_rows`
-says which, and what lies beyond the table has its last row, so that sequences may be longer than any in training. In
-version 2 the rows pass through the very matrix that makes queries and keys, and through a norm before; in version 1
-through two matrices of their own, and keys have no bias.
+The score of a pair is the sum of three products, each over sqrt(3 H): content by content, content of the query by the
+distance, and the distance by content of the key. There are no absolute positions. All layers read one table with a row
+for each distance; `distance_rows` chooses it, and distances beyond the table use its last row, so sequences may be
+longer than any in training. In version 2 the rows pass through a norm and then through the same matrix that makes
+queries and keys; in version 1 through two separate matrices, and keys lack a bias.
 
-What distances add is a bias. `sdpa` takes it sequence by sequence: while one of n tokens is computed there are
-N n (n + 2 P) numbers besides, P being the rows that its distances have; N n^2 are kept for the backward pass. `flex`
-looks it up pair by pair in two tables of N T P numbers, which are kept: more than that while n < 2 P, less beyond. No
-T x T scores exist. Rows beyond half the buckets serve several keys, whose gradients are added: on GPUs in no fixed
-order; for a run that asks for determinism `sdpa` has one.
+The distance terms are a bias. `sdpa` takes it sequence by sequence: computing a sequence of n tokens needs N n (n + 2
+P) further values, where P is the number of its rows; N n^2 are kept for the backward pass. `flex` looks it up pair by
+pair in two tables of N T P values, which are kept: more memory than `sdpa` while n < 2 P, less beyond. T x T scores are
+never built. Rows beyond half the buckets serve several keys, whose gradients are summed: on GPUs in no fixed order, so
+runs with compute.deterministic use `sdpa`.
 
-Query, key and value are one matrix, Wqkv: below one another in version 2; head by head in version 1, as its files have
-them. weights/formats/deberta.py translates to transformers' names and back. Not built: dropout of attention
+Query, key and value are one matrix, Wqkv: stacked one below another in version 2; head by head in version 1, as in its
+files. weights/formats/deberta.py translates to transformers' names and back. Not implemented: dropout of attention
 probabilities, and the decoder with absolute positions that predicts masked tokens in the published training, which
-transformers has not either.
+transformers lacks too.
 
 Shape legend: T packed tokens, P rows of distances, D model width, E width of the embedding, F hidden width, N heads,
-H head width, C tokens of a convolution; of one sequence Q queries and K keys, which are as many.
+H head width, C tokens of a convolution; in one sequence Q queries and K keys, equal in number.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from modernbert_train.models.heads import PredictionHead
 from modernbert_train.models.layers import compute_dtype
 from modernbert_train.models.lookup import Embedding
 
-SCORES = 3**-0.5  # three are added
+SCORES = 3**-0.5  # three products are summed
 
 
 def distance_rows(config: DebertaConfig, longest: int) -> Tensor:
-    """rows_P: for each distance from 1 - longest to longest - 1, query after key being positive, its row of the table.
+    """Return rows_P, the table's row for each distance from 1 - longest to longest - 1 (query minus key).
 
-    On the host, in fp64: every device has the same. The n-th of B buckets of a direction, n above m = B/2, ends at
+    Computed on the host in fp64, so all devices agree. The n-th of B buckets of a direction, n above m = B/2, ends at
     m (r / m) ^ ((n - m) / (m - 1)) with r = max_distance - 1.
 
     Source: microsoft/DeBERTa, DeBERTa/deberta/da_utils.py.
@@ -60,7 +60,7 @@ def distance_rows(config: DebertaConfig, longest: int) -> Tensor:
         middle = config.buckets // 2
         stretch = (middle - 1) / math.log((config.max_distance - 1) / middle)
         size_P = distance_P.abs()
-        # a little less, or the last distance of the last bucket would lie above it by rounding
+        # slightly less, or rounding would put the last distance of the last bucket above it
         steps_P = (stretch * (size_P.double() / middle).clamp(min=1).log() - 1e-9).ceil().long()
         bucket_P = torch.where(size_P <= middle, distance_P, distance_P.sign() * (middle + steps_P))
     return (bucket_P + config.buckets).clamp(0, config.distance_rows - 1)
@@ -68,14 +68,14 @@ def distance_rows(config: DebertaConfig, longest: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Places:
-    """Where tokens stand in their sequences, shared by all layers of a microbatch.
+    """Positions of tokens and rows of their distances, shared by all layers of a microbatch.
 
     Attributes:
         position_ids_T: positions.
         rows_P: of `distance_rows`, on the host.
-        reachable: rows of the table that any distance of the microbatch can have.
-        row_of_P: of each distance, its row among those, on the device.
-        found: first token of a sequence -> what `of` made of it.
+        reachable: rows of the table that distances in the microbatch can have.
+        row_of_P: for each distance, its row within `reachable`, on the device.
+        found: cache: first token of a sequence -> the result of `of`.
     """
 
     position_ids_T: Tensor
@@ -86,16 +86,16 @@ class Places:
 
     @classmethod
     def within(cls, position_ids_T: Tensor, rows_P: Tensor) -> Places:
-        """Of a microbatch; nothing is read from the device."""
+        """Build it for a microbatch, without a host sync."""
         first, last = int(rows_P[0]), int(rows_P[-1])
         row_of_P = (rows_P - first).to(position_ids_T.device, non_blocking=True)
         return cls(position_ids_T, rows_P, slice(first, last + 1), row_of_P)
 
     def of(self, start: int, end: int) -> tuple[slice, Tensor]:
-        """Of a sequence: the rows of the table that its distances can have; and of each pair, which of them it has."""
+        """Return the table's rows that distances in a sequence can have, and for each pair its row among these."""
         if start not in self.found:
             middle = len(self.rows_P) // 2
-            reach = min(end - start - 1, middle)  # query tokens have positions of others, and make no sequence longer
+            reach = min(end - start - 1, middle)  # query tokens reuse positions of others: they do not add distances
             rows = self.rows_P[middle - reach : middle + reach + 1]
             first, last = int(rows[0]), int(rows[-1])
             place = self.position_ids_T[start:end]
@@ -106,11 +106,11 @@ class Places:
 
 @dataclass(frozen=True)
 class DisentangledScores:
-    """A `PairBias`: what distances add to the scores of a layer.
+    """A `PairBias` that adds the distance terms to the scores of a layer.
 
     Attributes:
         places: of the tokens.
-        queries_TNH, keys_TNH: of tokens.
+        queries_TNH, keys_TNH: of the tokens.
         distance_queries_PNH, distance_keys_PNH: of all rows of the table.
     """
 
@@ -132,7 +132,7 @@ class DisentangledScores:
     def of_pairs(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """See `PairBias`."""
         rows, scale = self.places.reachable, self.queries_TNH.shape[-1] ** -0.5
-        to_distance_NTP = _products(self.queries_TNH, self.distance_keys_PNH[rows] * scale)  # scaled where it is small
+        to_distance_NTP = _products(self.queries_TNH, self.distance_keys_PNH[rows] * scale)  # scale the small factor
         from_distance_NTP = _products(self.keys_TNH, self.distance_queries_PNH[rows] * scale)
         place_T, row_of_P = self.places.position_ids_T, self.places.row_of_P
         middle = len(row_of_P) // 2
@@ -149,7 +149,7 @@ def _products(x_QNH: Tensor, of_PNH: Tensor) -> Tensor:
 
 
 class Embeddings(nn.Module):
-    """A token's vector, of width E; norm and dropout follow its projection, which a generator may have of its own."""
+    """Token embedding of width E; norm and dropout follow the projection, which a generator may replace by its own."""
 
     def __init__(self, config: DebertaConfig) -> None:
         super().__init__()
@@ -161,9 +161,9 @@ class Embeddings(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention of version 2, with biases; dropout of distances, and after the output projection."""
+    """Multi-head self-attention of version 2, with biases; dropout on distances and after the output projection."""
 
-    stacked: ClassVar = {"Wqkv": 3}  # matrices that lie one below another in a weight; optim/groups.py reads it
+    stacked: ClassVar = {"Wqkv": 3}  # number of matrices stacked along the rows of a weight; read by optim/groups.py
 
     def __init__(self, config: DebertaConfig) -> None:
         super().__init__()
@@ -174,11 +174,11 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def of_tokens(self, x_TD: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values, [T, N, H] each."""
+        """Return queries, keys and values of the tokens, [T, N, H] each."""
         return self.Wqkv(x_TD).unflatten(-1, (3, *self.split)).unbind(1)
 
     def of_distances(self, table_PD: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys, [P, N, H] each."""
+        """Return queries and keys of the distances, [P, N, H] each."""
         queries_PNH, keys_PNH, _ = self.of_tokens(table_PD)
         return queries_PNH, keys_PNH
 
@@ -192,7 +192,7 @@ class Attention(nn.Module):
 
 
 class FirstAttention(Attention):
-    """That of version 1: Wqkv has query, key and value of a head below one another, then those of the next."""
+    """Attention of version 1: the rows of Wqkv are query, key and value of the first head, then of the next."""
 
     stacked: ClassVar = {}
 
@@ -200,7 +200,7 @@ class FirstAttention(Attention):
         super().__init__(config)
         width = config.hidden_size
         self.query, self.value = Bias(width), Bias(width)
-        self.Wquery = nn.Linear(width, width)  # of distances
+        self.Wquery = nn.Linear(width, width)  # for distances
         self.Wkey = nn.Linear(width, width, bias=False)
 
     def of_tokens(self, x_TD: Tensor) -> tuple[Tensor, ...]:
@@ -215,7 +215,7 @@ class FirstAttention(Attention):
 
 
 class Bias(nn.Module):
-    """A vector that is added to the heads of each token."""
+    """A vector added to the heads of each token."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ class Bias(nn.Module):
 
 
 class Convolution(nn.Module):
-    """norm(x + gelu(W e)): x of the first layer, e the embeddings of a token and of those beside it in its sequence."""
+    """norm(x + gelu(W e)): x is the first layer's output, e the embeddings of a token and its neighbours."""
 
     def __init__(self, config: DebertaConfig) -> None:
         super().__init__()
@@ -244,13 +244,13 @@ class Convolution(nn.Module):
 
 
 def sequences_of(packed: Packed) -> Tensor:
-    """sequence_T: number of each token's sequence."""
+    """Return sequence_T, the number of each token's sequence."""
     place_T = torch.arange(len(packed.input_ids_T), device=packed.cu_seqlens_S.device)
     return torch.searchsorted(packed.cu_seqlens_S[1:].contiguous(), place_T, right=True)
 
 
 class Deberta(Encoder):
-    """Embeddings, the table of distances, and layers; the last layer's norm is the last thing."""
+    """Embeddings, the table of distances, and layers; the output is the last layer's norm."""
 
     def __init__(self, config: DebertaConfig, compute: ComputeConfig) -> None:
         super().__init__()
@@ -275,11 +275,11 @@ class Deberta(Encoder):
         return PredictionHead(self.config, self.embedding().shape[1], bias=True, approximate=approximate)
 
     def token_head(self) -> nn.Module:
-        """See `Encoder`; DeBERTaV3's."""
+        """See `Encoder`; the same as in DeBERTaV3."""
         return TokenHead(self.config)
 
     def token_states(self, hidden_TD: Tensor, packed: Packed) -> Tensor:
-        """See `Encoder`: the state of its sequence's first token is added to each."""
+        """See `Encoder`; adds the state of the sequence's first token to each."""
         return hidden_TD + hidden_TD[packed.cu_seqlens_S[sequences_of(packed)].long()]
 
     @region
@@ -289,10 +289,10 @@ class Deberta(Encoder):
         return hidden_TD
 
     def forward(self, packed: Packed, positions_M: Tensor | None = None) -> Tensor:
-        """See `Encoder`. On a GPU `sdpa` waits for the device once, see there.
+        """See `Encoder`. On a GPU `sdpa` syncs with the device once, see there.
 
         Raises:
-            ValueError: sequences may be longer than `max_positions`.
+            ValueError: sequences may exceed `max_positions`.
         """
         if packed.max_seqlen > self.config.max_positions:
             raise ValueError(
@@ -315,7 +315,7 @@ class Deberta(Encoder):
 
 
 class TokenHead(nn.Module):
-    """gelu(dense(norm(h))), with biases; h is of `Deberta.token_states`."""
+    """gelu(dense(norm(h))), with biases; h is the output of `Deberta.token_states`."""
 
     def __init__(self, config: DebertaConfig) -> None:
         super().__init__()

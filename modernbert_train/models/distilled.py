@@ -1,9 +1,9 @@
-"""A model that predicts masked tokens and is trained towards a teacher; see objectives/distill.py.
+"""A masked-LM model trained towards a teacher; see objectives/distill.py.
 
-The teacher is an encoder with fixed weights that reads the same masked text. It is no part of the model: nothing of it
-is trained or saved. Every rank holds a whole one, or where the model is sharded a share of its encoder. The divergence
-of predictions is computed as the loss is, in chunks, with the gradient in the forward pass (`ChunkedLoss`), so that
-logits of all predictions exist for neither.
+The teacher is an encoder with fixed weights that reads the same masked text. It is not part of the model, so it is
+neither trained nor saved. Every rank holds a full copy, or a shard of its encoder if the model is sharded. The
+divergence of predictions is computed like the loss, in chunks, with the gradient in the forward pass (`ChunkedLoss`),
+so the full logits of neither model ever exist.
 
 Shape legend: T packed tokens, S sequences (padded), M predicted positions (padded), C positions of a chunk, D model
 width, E width of the teacher, V vocabulary.
@@ -32,23 +32,23 @@ from modernbert_train.models.lookup import take_rows
 from modernbert_train.models.masked_lm import LABELS, POSITIONS, ForMaskedLM
 from modernbert_train.models.sharding import sharded_units
 
-TOKENS = "tokens_T"  # of the targets, as objectives/distill.py makes them: 1 where a token is no pad
-PROJECTION = "projection"  # module of the matrix from the model's hidden states to the teacher's
+TOKENS = "tokens_T"  # key of a target that objectives/distill.py makes: 1 where a token is not a pad
+PROJECTION = "projection"  # module that maps the model's hidden states to the teacher's width
 
 
 class Teacher:
-    """An encoder with fixed weights, in evaluation.
+    """An encoder with fixed weights, in evaluation mode.
 
     Args:
-        model: with its weights, on its device. Predictions are asked of a `ForMaskedLM` alone.
-        bf16: compute in autocast to bf16; matrices are then kept in it. Otherwise in fp32.
+        model: with its weights, on its device. Only a `ForMaskedLM` can predict.
+        bf16: compute in autocast to bf16 and keep matrices in bf16; else in fp32.
     """
 
     def __init__(self, model: OnEncoder, *, bf16: bool) -> None:
         self.model = model.eval().requires_grad_(False)
         self._bf16 = bf16
         self._decoder_VE: Tensor | None = None
-        tied = {id(model.model.embedding())}  # is looked up in too, in fp32
+        tied = {id(model.model.embedding())}  # stays in fp32, since tokens are looked up in it too
         for linear in (each for each in model.modules() if bf16 and isinstance(each, nn.Linear)):
             if id(linear.weight) not in tied:
                 linear.weight.data = linear.weight.data.bfloat16()
@@ -56,25 +56,25 @@ class Teacher:
             self._decoder_VE = model.decoder.weight.to(torch.bfloat16 if bf16 else torch.float32)
 
     def shard(self, mesh: DeviceMesh) -> None:
-        """Share the encoder's weights with the ranks of a mesh: a layer is gathered for its forward pass, and freed.
+        """Shard the encoder's weights over a mesh: a layer is gathered for its forward pass, then freed.
 
-        What predicts tokens stays whole, since every chunk of logits reads it.
+        The prediction head and the decoder stay whole, since every chunk of logits reads them.
         """
         for unit in sharded_units(self.model):
             fully_shard(unit, mesh=mesh, reshard_after_forward=True)
         fully_shard(self.model.model, mesh=mesh, reshard_after_forward=True)
-        if isinstance(self.model, ForMaskedLM) and self.model.config.tied:  # else the whole table would stay beside it
+        if isinstance(self.model, ForMaskedLM) and self.model.config.tied:  # else the full table would be kept as well
             self.model.decoder.weight = self.model.model.embedding()
 
     @torch.no_grad()
     def states(self, packed: Packed) -> Tensor:
-        """Its last hidden states, hidden_TE."""
+        """Return the teacher's last hidden states, hidden_TE."""
         with torch.autocast(packed.input_ids_T.device.type, torch.bfloat16, enabled=self._bf16):
             return self.model.encode(packed)
 
     @torch.no_grad()
     def transformed(self, hidden_TE: Tensor, positions_M: Tensor) -> Tensor:
-        """What its decoder reads at positions of the packed buffer."""
+        """Return the input of the teacher's decoder at positions of the packed buffer."""
         assert isinstance(self.model, ForMaskedLM)
         with torch.autocast(hidden_TE.device.type, torch.bfloat16, enabled=self._bf16):
             transformed: Tensor = self.model.transformed(take_rows(hidden_TE, positions_M))
@@ -82,7 +82,7 @@ class Teacher:
 
     @torch.no_grad()
     def logits(self, transformed_CE: Tensor) -> Tensor:
-        """logits_CV of what `transformed` gives."""
+        """Return logits_CV for the output of `transformed`."""
         assert self._decoder_VE is not None and isinstance(self.model, ForMaskedLM)
         bias, dtype = self.model.decoder.bias, self._decoder_VE.dtype
         with torch.autocast(transformed_CE.device.type, enabled=False):
@@ -92,18 +92,18 @@ class Teacher:
 def divergence_and_gradient(
     logits_CV: Tensor, teacher_CV: Tensor, real_C: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Sum over positions of KL(teacher || model) * temperature^2, and its gradient by the model's logits.
+    """Return the sum over positions of KL(teacher || model) * temperature^2, and its gradient by the model's logits.
 
-    With logits divided by the temperature, as Hinton et al. (arXiv 1503.02531) have it.
+    Logits are divided by the temperature, as in Hinton et al. (arXiv 1503.02531).
 
     Args:
-        logits_CV, teacher_CV: of both.
-        real_C: where to compare.
+        logits_CV, teacher_CV: of the model and of the teacher.
+        real_C: True at the positions to compare.
         temperature: divides both.
 
     Returns:
         divergence: fp32 scalar.
-        gradient_CV: temperature * (softmax of the model's - softmax of the teacher's), 0 where nothing is compared; in
+        gradient_CV: temperature * (softmax of the model's - softmax of the teacher's), 0 at positions not compared; in
             the precision of logits_CV.
     """
     own_dtype = logits_CV.dtype
@@ -116,21 +116,21 @@ def divergence_and_gradient(
 
 
 class Distilled(ForMaskedLM):
-    """Encoder, head and decoder; with `listen`, a teacher beside them, which a batch of another objective does not ask.
+    """Encoder, head and decoder, with a teacher once `listen` is called; batches of other objectives do not use it.
 
     Args:
         encoder: of any architecture.
-        objective: the terms, and the width of the teacher.
+        objective: the loss terms, and the width of the teacher.
     """
 
-    idles = True  # the projection, in phases of other objectives
+    idles = True  # the projection is unused in phases of other objectives
 
     def __init__(self, encoder: Encoder, objective: DistillConfig) -> None:
         super().__init__(encoder, z_loss=objective.z_loss)
         self.objective = objective
         if objective.projected_width is not None:
             self.projection = Linear(encoder.config.hidden_size, objective.projected_width)
-        self._teachers: tuple[Teacher, ...] = ()  # which are no modules of this one
+        self._teachers: tuple[Teacher, ...] = ()  # in a tuple, so that it is not registered as a module
         self._divergence_and_gradient = divergence_and_gradient
 
     @classmethod
@@ -144,20 +144,20 @@ class Distilled(ForMaskedLM):
         return ForMaskedLM(encoder)
 
     def listen(self, teacher: Teacher) -> None:
-        """Train towards this teacher; before the first batch that is trained on."""
+        """Train towards this teacher; call it before the first training batch."""
         self._teachers = (teacher,)
 
     def compile_heads(self, **options: Any) -> None:
-        """See `OnEncoder`; the divergence is compiled too."""
+        """See `OnEncoder`; compiles the divergence too."""
         super().compile_heads(**options)
         self._divergence_and_gradient = torch.compile(divergence_and_gradient, dynamic=False, **options)
 
     def forward(self, batch: Batch, figures: bool = False) -> Sums:
-        """See `ForMaskedLM`; beside `mlm` what the batch counts of `BESIDE`."""
+        """See `ForMaskedLM`; in addition to `mlm`, the terms of `BESIDE` that the batch counts."""
         if not batch.counts.keys() & {*BESIDE}:
             return super().forward(batch, figures)
         hidden_TD = self.encode(batch.packed)
-        assert self._teachers, "a batch to be trained on before `listen`"
+        assert self._teachers, "a training batch before `listen`"
         (teacher,) = self._teachers
         teacher_TE = teacher.states(batch.packed)
         hidden_MD = self.transformed(take_rows(hidden_TD, batch.targets[POSITIONS]))
@@ -174,7 +174,7 @@ class Distilled(ForMaskedLM):
         read_ME = teacher.transformed(teacher_TE, positions_M)
         place_M = torch.arange(len(labels_M), device=labels_M.device)
         place_M = place_M.masked_fill(labels_M == IGNORED_LABEL, IGNORED_LABEL)
-        # logits of both exist, so a chunk is half as long
+        # logits of model and teacher exist at the same time, so a chunk is half as long
         chunk = max(1, self.logit_chunk(compute_dtype(hidden_MD), on_gpu=hidden_MD.is_cuda) // 2)
         step = partial(self._step, teacher=teacher, read_ME=read_ME)
         weight_VD, bias_V, cast_VD = self.decoder.weight, self.decoder.bias, self.decoder.cast
@@ -193,13 +193,13 @@ class Distilled(ForMaskedLM):
         teacher: Teacher,
         read_ME: Tensor,
     ) -> tuple[Tensor, Tensor, None]:
-        """As `ChunkedLoss` asks for it: in place of labels it hands on the places of a chunk among the predictions."""
+        """Compute one chunk for `ChunkedLoss`; its labels argument carries indices into the predictions instead."""
         teacher_CV = teacher.logits(read_ME.index_select(0, place_C.clamp(min=0)))
         real_C = place_C != IGNORED_LABEL
         return *self._divergence_and_gradient(logits_CV, teacher_CV, real_C, self.objective.temperature), None
 
     def _compared(self, hidden_TD: Tensor, teacher_TE: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """`cosine` and `mse`, in fp32, over the tokens that are no pads, and `pooled` over their sequences."""
+        """Return `cosine` and `mse`, in fp32, over tokens that are not pads, and `pooled` over their sequences."""
         real_T = batch.targets[TOKENS].bool()
         ours_TE = (self.projection(hidden_TD) if self.objective.projected_width is not None else hidden_TD).float()
         theirs_TE, found = teacher_TE.float(), {}
@@ -209,7 +209,7 @@ class Distilled(ForMaskedLM):
             found["mse"] = (ours_TE - theirs_TE).square().mean(dim=-1)
         sums = {term: each_T.masked_fill(~real_T, 0.0).sum() for term, each_T in found.items()}
         if self.objective.pooled_weight:
-            # sums have the direction of means; those of pads, and of no tokens, are 0 and count nothing
+            # sums have the direction of means; sums over pads or no tokens are 0 and masked below
             lengths_S = batch.packed.cu_seqlens_S.diff().long()
             ours_SE, theirs_SE = (
                 torch.segment_reduce(

@@ -1,6 +1,6 @@
-"""Base classes of all encoders: packed sequences in, hidden states out, and what an objective builds on them.
+"""Base classes of all encoders (packed sequences in, hidden states out) and of the models that objectives train.
 
-Shape legend: T packed tokens, D model width, V vocabulary, E width of the embedding.
+Shape legend: T packed tokens, M positions, D model width, V vocabulary, E width of the embedding.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from modernbert_train.models.compiler import compile_regions, region, set_search
 from modernbert_train.models.layers import rotary_of
 from modernbert_train.models.lookup import take_rows
 
-GELU = {"gelu": "none", "gelu_tanh": "tanh"}  # activation -> torch's name for how it is approximated
+GELU = {"gelu": "none", "gelu_tanh": "tanh"}  # activation -> `approximate` of torch's GELU
 
 
 class Encoder(nn.Module):
-    """An encoder on packed buffers. One file an architecture, the whole of it, top to bottom.
+    """Base class of encoders on packed buffers. Each architecture is one file that reads from top to bottom.
 
     Attributes:
         config: the architecture.
-        compute: how it is computed, the loss too.
-        embeddings: called, it gives the first hidden states; another encoder may share it, or have a projection of it.
-        layers: the units that are compiled and recomputed, each once, however many layers share it; those that a token
-            passes through once (`ModelConfig.unit_passes`) are sharded each on its own.
-        tables: of `embeddings`, those that every token looks up by what it is and where: nn.Embedding modules.
+        compute: kernels and recomputation, for the encoder and for the loss.
+        embeddings: module that returns the first hidden states; another encoder may share or project it.
+        layers: the units that are compiled and recomputed. A unit that several layers share is listed once; FSDP2
+            shards those that a token passes through once (`ModelConfig.unit_passes`).
+        tables: names of the nn.Embedding modules in `embeddings` that every token looks up (by token id or position).
     """
 
     config: Any
@@ -45,43 +45,43 @@ class Encoder(nn.Module):
 
     @abstractmethod
     def forward(self, packed: Packed, positions_M: Tensor | None = None) -> Tensor:
-        """Final hidden states, hidden_TD, of every token (pads too). Nothing is read back from the device.
+        """Return the final hidden states of every token (pads too), hidden_TD, without a host sync.
 
         Args:
             packed: the sequences.
-            positions_M: places in the packed buffer; if given, return the states of these tokens alone, hidden_MD.
+            positions_M: positions in the packed buffer; if given, return the states of these tokens only, hidden_MD.
 
         Raises:
-            ConfigError: compute.attention names a kernel that cannot serve this device, precision or order.
+            ConfigError: compute.attention names a kernel that does not support this device, precision or order.
         """
 
     def leave(self, hidden_TD: Tensor, positions_M: Tensor | None) -> Tensor:
-        """Final hidden states from those of the last layer: hidden_TD, or at some positions hidden_MD."""
+        """Turn the last layer's output into final hidden states: hidden_TD, or hidden_MD at the given positions."""
         return hidden_TD if positions_M is None else take_rows(hidden_TD, positions_M)
 
     @region
     def rotary_of(self, position_ids_T: Tensor, inverse_E: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """See `layers.rotary_of`. The frequencies are an argument: another base of a phase compiles nothing."""
+        """Call `layers.rotary_of`. Frequencies are an argument, so another RoPE base does not recompile."""
         return rotary_of(position_ids_T, inverse_E, dtype)
 
     def embedding(self) -> nn.Parameter:
-        """[V, E], what a decoder is tied to; its name is embeddings.tok_embeddings.weight, as weights/ knows it."""
+        """Return the token embedding [V, E] that the decoder is tied to: embeddings.tok_embeddings.weight."""
         return self.embeddings.get_parameter("tok_embeddings.weight")
 
     @abstractmethod
     def prediction_head(self) -> nn.Module:
-        """What stands between a hidden state and the decoder, new: [M, D] -> [M, E]."""
+        """Create the head between hidden states and the decoder: [M, D] -> [M, E]."""
 
     def token_head(self) -> nn.Module:
-        """What stands between a hidden state and a class of its token, new: [T, D] -> [T, D]."""
+        """Create the head between hidden states and a classifier of tokens: [T, D] -> [T, D]."""
         return TokenHead(self.config.hidden_size)
 
     def token_states(self, hidden_TD: Tensor, packed: Packed) -> Tensor:
-        """What that head reads of final hidden states: them."""
+        """Return the input of the token head: the final hidden states."""
         return hidden_TD
 
     def set_phase(self, model: Any) -> None:
-        """Go on with the architecture as it is in a phase: other values of its `phased` fields; before every step."""
+        """Switch to a phase's values of the `phased` fields; called before every step."""
         self.config = model
         for module in self.modules():
             if isinstance(module, nn.Dropout):
@@ -93,7 +93,7 @@ class TokenHead(nn.Module):
 
     Args:
         width: D.
-        approximate: torch's name for how GELU is.
+        approximate: torch's name of the GELU approximation.
     """
 
     def __init__(self, width: int, approximate: str = "none") -> None:
@@ -106,7 +106,7 @@ class TokenHead(nn.Module):
 
 
 class OnEncoder(nn.Module):
-    """An encoder with what an objective trains on it. Fresh weights are meaningless until `models.init.initialize`.
+    """Base class of an encoder with the heads of an objective. `models.init.initialize` draws its weights.
 
     Args:
         encoder: of any architecture.
@@ -114,7 +114,7 @@ class OnEncoder(nn.Module):
     Attributes:
         config: the encoder's.
         model: the encoder.
-        idles: whether a batch may leave parameters without a gradient, the same on all ranks; see
+        idles: True if a batch may leave parameters without a gradient (the same ones on all ranks); see
             `ObjectiveConfig.idle_heads`.
     """
 
@@ -124,36 +124,36 @@ class OnEncoder(nn.Module):
         super().__init__()
         self.config = encoder.config
         self.model = encoder
-        # an encoder of a plugin may return the states of every token alone
+        # an encoder from a plugin may only return the states of every token
         self._takes_positions = "positions_M" in inspect.signature(encoder.forward).parameters
 
     @classmethod
     def build(cls, encoder: Encoder, objective: Any, another: Callable[[ModelConfig], Encoder]) -> Self:
-        """What an objective trains on an encoder; `another` makes further ones."""
+        """Build the model that an objective trains on an encoder; `another` creates further encoders."""
         return cls(encoder, z_loss=objective.z_loss)  # type: ignore[call-arg]
 
     @classmethod
     def alone(cls, encoder: Encoder) -> OnEncoder:
-        """The part of it that stands on one encoder, which formats of weights may have a place for."""
+        """Build the part that needs one encoder only; weight formats may have names for it."""
         return cls(encoder)
 
     def forward(self, batch: Batch, figures: bool = False) -> Sums:
-        """Sums of a microbatch. Nothing is read back from the device.
+        """Return the sums of a microbatch, without a host sync.
 
         Args:
             batch: on the model's device.
-            figures: in the plain way, with figures.
+            figures: also compute figures such as hits; takes the plain, unchunked path.
         """
         raise NotImplementedError
 
     @property
     def encoders(self) -> list[Encoder]:
-        """All that there are, this one first."""
+        """All encoders of this model, the trained one first."""
         return [self.model]
 
     @contextmanager
     def recomputing(self) -> Iterator[None]:
-        """Within, the backward pass recomputes each layer (activation checkpointing), whatever the run asks for."""
+        """Recompute each layer in the backward pass (activation checkpointing), regardless of compute.*."""
         before = [encoder.compute for encoder in self.encoders]
         for encoder, compute in zip(self.encoders, before, strict=True):
             encoder.compute = replace(compute, activation_checkpointing=True)
@@ -164,17 +164,16 @@ class OnEncoder(nn.Module):
                 encoder.compute = compute
 
     def set_phase(self, model: Any) -> None:
-        """Go on with the architecture as it is in a phase; before every step."""
+        """Switch to a phase's values of the architecture; called before every step."""
         self.config = model
         self.model.set_phase(model)
 
     def compile_layers(self, **options: Any) -> None:
-        """torch.compile each layer, and the regions around them, in place; parameter names stay. Call it once, before
-        sharding.
+        """torch.compile each layer and the regions around them in place; parameter names stay. Call it before sharding.
 
-        Shapes are static within a phase, whatever the documents, so each (kind of layer, train or eval, shape) is one
-        graph: first, local and global layers make 6 for each shape, and each region 2. A run that asks for more than
-        `MOST_GRAPHS` ends with torch's FailOnRecompileLimitHit, which says what changes.
+        Shapes are static within a phase for any documents. Each (kind of layer, train or eval, shape) is one
+        graph: first, local and global layers make 6 for each shape, and each region 2. Beyond `MOST_GRAPHS` graphs
+        torch raises FailOnRecompileLimitHit, which names what changes.
 
         Args:
             options: for torch.compile, such as mode="max-autotune-no-cudagraphs".
@@ -191,9 +190,9 @@ class OnEncoder(nn.Module):
         compile_regions(self, **options)
 
     def encode(self, packed: Packed, positions_M: Tensor | None = None) -> Tensor:
-        """Final hidden states, hidden_TD, of every token (pad tokens too); at positions, if given, of those alone.
+        """Return the final hidden states of every token (pads too), hidden_TD, or of the given positions, hidden_MD.
 
-        Under FSDP2 make it an entry first: torch.distributed.fsdp.register_fsdp_forward_method(model, "encode").
+        Under FSDP2 call torch.distributed.fsdp.register_fsdp_forward_method(model, "encode") first.
         """
         if positions_M is None:
             hidden: Tensor = self.model(packed)

@@ -1,7 +1,7 @@
-"""Gemma 3's text model on packed buffers (arXiv 2503.19786): Llama's, with four differences.
+"""Gemma 3's text model on packed buffers (arXiv 2503.19786): Llama with four differences.
 
-Embeddings are multiplied by the root of the width; norms stand before and after each part of a layer and scale by one
-more than their parameter; the gate's activation is GELU by the tanh formula; and most layers see a window.
+Embeddings are multiplied by the root of the width; each part of a layer has a norm before and after it, which scales by
+1 + its parameter; the gate's activation is GELU by the tanh formula; and most layers attend within a window.
 
 Shape legend: T packed tokens, D model width.
 """
@@ -34,7 +34,7 @@ class RMSNorm(nn.Module):
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.eps = eps
-        self.scale_bias = nn.Parameter(torch.zeros(width))  # a bias by its name: it begins with 0 and does not decay
+        self.scale_bias = nn.Parameter(torch.zeros(width))  # named a bias: it starts at 0 and is not decayed
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
@@ -43,7 +43,7 @@ class RMSNorm(nn.Module):
 
 
 class ScaledEmbeddings(Embeddings):
-    """A token's vector times the root of its width; the decoder is tied to what is not scaled."""
+    """Token embeddings times the root of their width; the decoder is tied to the unscaled table."""
 
     def __init__(self, config: GemmaConfig) -> None:
         super().__init__(config)

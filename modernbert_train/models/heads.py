@@ -1,10 +1,9 @@
-"""The masked-LM head's transform, and the loss in two forms: from logits, and without ever holding all of them.
+"""The masked-LM head's transform, and the loss in two forms: from full logits, and chunk by chunk.
 
 Logits are the largest tensor of a step by far: 6 GB in bf16, with their gradient, for the masked 30 % of 98,304 tokens.
-`ChunkedLoss` makes some of them at a time, takes loss and gradient from them at once, and forgets them. It computes
-nothing twice. The plain form is its meaning, which tests hold it against; it serves where logits are wanted.
-Small chunks make its matrix products slow, so chunks are large, see `ModelConfig.logit_chunk`; `benchmarks/kernels.py`
-compares sizes.
+`ChunkedLoss` computes one chunk of logits at a time, takes loss and gradient from it, and frees it. Nothing is computed
+twice. The full form is the reference in tests, and is used where logits are needed. Small chunks make the matrix
+products slow, so chunks are large, see `ModelConfig.logit_chunk`; `benchmarks/kernels.py` compares sizes.
 
 Shape legend: M predicted positions (padded), C positions of a chunk, D model width, V vocabulary.
 """
@@ -29,9 +28,9 @@ class PredictionHead(nn.Module):
 
     Args:
         config: the encoder's.
-        width: E, of what follows; None: the encoder's.
-        bias: whether both have one: BERT's and its like have, ModernBERT's have none.
-        approximate: torch's name for how GELU is.
+        width: E, of the output; None: the encoder's.
+        bias: True if both have a bias, as in BERT; ModernBERT's have none.
+        approximate: torch's name of the GELU approximation.
     """
 
     def __init__(self, config: Any, width: int | None = None, *, bias: bool = False, approximate: str = "none") -> None:
@@ -45,11 +44,10 @@ class PredictionHead(nn.Module):
 
 
 def masked_lm_loss_sum(logits_MV: Tensor, labels_M: Tensor, z_loss: float, weights_M: Tensor | None = None) -> Tensor:
-    """Sum over the labels that are not IGNORED_LABEL of cross-entropy + z_loss * logsumexp^2, in fp32, each times its
-    weight if there are any.
+    """Return the sum over real labels of cross-entropy + z_loss * logsumexp^2, in fp32, each times its weight if given.
 
-    A sum, so that the caller divides by a count known on the host, and no label at all gives 0 and not 0/0.
-    Source of the z-loss: PaLM, arXiv:2204.02311, section 5.
+    IGNORED_LABEL is skipped. It is a sum, so that the caller divides by a count known on the host, and a microbatch
+    without labels gives 0, not 0/0. Source of the z-loss: PaLM, arXiv:2204.02311, section 5.
     """
     logits_MV = logits_MV.float()
     if weights_M is not None:
@@ -63,22 +61,22 @@ def masked_lm_loss_sum(logits_MV: Tensor, labels_M: Tensor, z_loss: float, weigh
     return total
 
 
-_DRAWS = 1 << 31  # values that a draw may have
-_UNIT = 1 << 40  # the weight of 1 as a whole number: sums of them are exact, and the same however they are added
+_DRAWS = 1 << 31  # number of values of a draw
+_UNIT = 1 << 40  # weight 1 as an integer: integer sums are exact in any order
 _BLOCK = 256
 
 
 def sample(weights_CV: Tensor, draws_C: Tensor) -> Tensor:
-    """One token for each line, drawn with a probability in proportion to its weight; nothing is read back.
+    """Draw one token for each line, with probability proportional to its weight, without a host sync.
 
-    The inverse of the distribution function at (draw + 1/2) / 2^31, found first among sums of blocks and then within
-    one, so that nothing as large as the weights is made. Sums over blocks are of whole numbers, since those of fp32
-    over a whole vocabulary are wrong by more than a rare token weighs, and in no fixed order on a GPU.
+    Inverts the distribution function at (draw + 1/2) / 2^31, first among sums of blocks and then within one, so that no
+    tensor as large as the weights is allocated. Sums over blocks are integers: fp32 sums over a whole vocabulary err by
+    more than the weight of a rare token, and in no fixed order on a GPU.
 
     Args:
-        weights_CV: fp32, from 0 to 1, such as the exponentials of logits less the highest; a line of zeros gives any
-            token.
-        draws_C: whole numbers from 0 to 2^31 - 1.
+        weights_CV: fp32, from 0 to 1, such as the exponentials of logits minus the highest; a line of zeros yields an
+            arbitrary token.
+        draws_C: integers from 0 to 2^31 - 1.
 
     Returns:
         ids_C.
@@ -96,7 +94,7 @@ def sample(weights_CV: Tensor, draws_C: Tensor) -> Tensor:
     ids_CI = block_C1 * _BLOCK + torch.arange(_BLOCK, device=weights_CV.device)
     inside_CI = weights_CV.gather(1, ids_CI.clamp(max=size - 1)).masked_fill(ids_CI >= size, 0.0)
     up_to_CI = inside_CI.mul(_UNIT).long().cumsum(dim=1)
-    # what was rounded in the sum of the block must not step over its last token
+    # rounding in the block's sum must not lead beyond its last token
     rest_C1 = torch.minimum(aim_C1 - before_C1, up_to_CI[:, -1:] - 1).clamp(min=0)
     found_C1 = (up_to_CI <= rest_C1).sum(dim=1, keepdim=True).clamp(max=_BLOCK - 1)
     return ids_CI.gather(1, found_C1).squeeze(1).clamp(max=size - 1)
@@ -109,11 +107,11 @@ def loss_and_gradient(
     draws_C: Tensor | None = None,
     weights_C: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """`masked_lm_loss_sum` and its gradient with respect to the logits, whose memory is used up.
+    """Return `masked_lm_loss_sum` and its gradient by the logits; overwrites the logits' memory.
 
     Returns:
         loss: fp32 scalar.
-        gradient_CV: softmax * (1 + 2 z_loss logsumexp) - [label], times the weight, 0 where no label is; in the logits'
+        gradient_CV: (softmax * (1 + 2 z_loss logsumexp) - [label]) times the weight, 0 without a label; in the logits'
             precision, each entry rounded once.
         ids_C: drawn from the softmax by draws_C; None without.
     """
@@ -138,7 +136,7 @@ def loss_and_gradient(
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """`masked_lm_loss_sum` of the decoder's logits; its gradients are made in the forward pass, chunk by chunk."""
+    """`masked_lm_loss_sum` of the decoder's logits; computes its gradients in the forward pass, chunk by chunk."""
 
     @staticmethod
     def forward(
@@ -163,19 +161,19 @@ class ChunkedLoss(torch.autograd.Function):
             draws_M: see `sample`; None: nothing is drawn.
             z_loss: see `masked_lm_loss_sum`.
             chunk_positions: C; see `ComputeConfig.logit_chunk`.
-            step: `loss_and_gradient`, or the same compiled.
-            cast_VD: the weight in autocast's precision, if that is there already.
+            step: `loss_and_gradient`, or its compiled form.
+            cast_VD: the weight in autocast's precision, if it was cast before.
             weights_M: fp32, of the predictions; None: all are 1.
 
         Returns:
-            The fp32 sum, and the ids that were drawn, through which no gradient goes.
+            The fp32 sum, and the drawn ids, through which no gradient flows.
         """
         dtype = compute_dtype(hidden_MD)
         loss = torch.zeros((), dtype=torch.float32, device=hidden_MD.device)
         hidden_grad_MD = torch.empty_like(hidden_MD)
         weight_grad_VD = torch.zeros_like(weight_VD)
         bias_grad_V = None if bias_V is None else torch.zeros_like(bias_V)
-        # cast once, here: then autocast has nothing left to do
+        # cast once, here; autocast then leaves the products alone
         weight = weight_VD.to(dtype) if cast_VD is None else cast_VD
         hidden, bias = hidden_MD.to(dtype), None if bias_V is None else bias_V.to(dtype)
         ids_M = None if draws_M is None else torch.empty_like(labels_M)
@@ -183,7 +181,7 @@ class ChunkedLoss(torch.autograd.Function):
             chunk = slice(first, first + chunk_positions)
             draws_C = None if draws_M is None else draws_M[chunk]
             weights_C = None if weights_M is None else weights_M[chunk]
-            # neither a name for the logits here, nor a tuple of arguments (*): step may then free them
+            # no name for the logits here, nor a tuple of arguments (*), so that step can free them
             chunk_loss, gradient_CV, ids_C = step(
                 F.linear(hidden[chunk], weight, bias), labels_M[chunk], z_loss, draws_C, weights_C
             )
@@ -197,7 +195,7 @@ class ChunkedLoss(torch.autograd.Function):
                 torch.addmm(weight_grad_VD, gradient_CV.t(), hidden[chunk], out=weight_grad_VD)
             else:
                 weight_grad_VD += gradient_CV.t() @ hidden[chunk]
-            del gradient_CV  # or it were there beside the next chunk's
+            del gradient_CV  # free it before the next chunk's is computed
         ctx.save_for_backward(hidden_grad_MD, weight_grad_VD, bias_grad_V)
         if ids_M is not None:
             ctx.mark_non_differentiable(ids_M)

@@ -1,7 +1,7 @@
-"""Weights from scratch: "full_megatron", the released models' initialisation (facts: arXiv 2412.13663, appendix A).
+"""Initial weights: "full_megatron", the initialisation of the released models (arXiv 2412.13663, appendix A).
 
-Every parameter is drawn by its own generator, seeded by the run's seed and the parameter's name. So a value does not
-depend on the order of drawing, on the number of ranks, or on which other parameters a model has.
+Each parameter is drawn by a generator seeded with the run's seed and the parameter's name. A value therefore does not
+depend on the order of drawing, on the number of ranks, or on the model's other parameters.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ def module_of(name: str) -> str:
 def initialize(model: nn.Module, config: ModelConfig, seed: int, only: tuple[str, ...] | None = None) -> None:
     """Fill every parameter in place: matrices truncated normal, norms one, biases zero.
 
-    A model within the model, such as a generator, is drawn by its own configuration. Differences are zero.
+    An inner model, such as a generator, uses its own configuration. Differences (gdes) are zero.
 
-    Matrices have mean 0 and the standard deviation that their name has by the configuration, before truncation at
-    init_cutoff of it. Truncation at 2 leaves 0.88 of the deviation, as in the release. A tied parameter is drawn once,
-    under its first name.
+    Matrices have mean 0 and the standard deviation that the configuration gives their name, truncated at init_cutoff
+    deviations. Truncation at 2 leaves 0.88 of the deviation, as in the release. A tied parameter is drawn once, under
+    its first name.
 
-    The parameters may be whole, on any device, or shards of FSDP2: a rank draws every tensor whole, one at a time, and
-    keeps its share. So a model that is built on the meta device, sharded and only then given memory (`to_empty`) starts
-    with the same weights as any other, and no rank ever holds all of it.
+    Parameters may be full tensors on any device, or FSDP2 shards: each rank draws every tensor in full, one at a time,
+    and keeps its shard. A model that is built on the meta device, sharded and then allocated (`to_empty`) gets the same
+    weights as any other, and no rank ever holds all of it.
 
     Args:
         model: of any architecture, with any heads.
@@ -78,9 +78,9 @@ def _generator(seed: int, name: str) -> torch.Generator:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Trainable numbers, the tied embedding counted once.
+    """Return the number of trainable values, the tied embedding counted once; works on the meta device.
 
-    Embedding, norms, layers, the head's dense matrix and norm, and the decoder's bias: 149,655,232 for ModernBERT-base
-    and 395,881,664 for large. The paper rounds these to 149 M and 395 M. Works on the meta device.
+    With embedding, norms, layers, the head's dense matrix and norm, and the decoder's bias, ModernBERT-base has
+    149,655,232 and large 395,881,664. The paper rounds these to 149 M and 395 M.
     """
     return sum(parameter.numel() for parameter in model.parameters())

@@ -1,7 +1,7 @@
 """The parts of a ModernBERT layer: rotary positions, attention around a kernel, GeGLU, and the layer itself.
 
-Module names are those of transformers' ModernBERT, so that a state dict needs no translation. What is the same for all
-layers of a microbatch (rotary tables, the kernel and its layout) is an argument, made once by the encoder.
+Modules are named as in transformers' ModernBERT, so a state dict loads as it is. The encoder computes once,
+and passes as arguments, the inputs common to all layers of a microbatch: rotary tables, the kernel and its layout.
 
 Shape legend: T packed tokens, D model width, F hidden width, N heads, H head width, E = H / 2 rotated pairs.
 """
@@ -20,19 +20,19 @@ from modernbert_train.models.casts import Linear
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """The precision of matrix products with x: autocast's, where it is on."""
+    """Return the precision of matrix products with x: autocast's if it is on, else x's own."""
     device = x.device.type
     autocast = device != "meta" and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if autocast else x.dtype
 
 
 def rotary_tables(position_ids_T: Tensor, theta: float, head_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every angle position * theta^(-2e / head_size), as `rotate` takes them.
+    """Return the cosine and sine of every angle position * theta^(-2e / head_size), as `rotate` expects them.
 
-    The angles are computed in fp32 whatever `dtype` is: in bf16 positions above 256 are no longer distinct.
+    Angles are always computed in fp32: in bf16, positions above 256 are no longer distinct.
 
     Returns:
-        cos_TE, and in sin_T2E the sine negated, then as it is; in `dtype`.
+        cos_TE, and sin_T2E: the negated sine, then the sine; in `dtype`.
 
     Source: Su et al. 2021, arXiv:2104.09864.
     """
@@ -46,17 +46,17 @@ def rotary_frequencies(theta: float, head_size: int, device: torch.device) -> Te
 
 
 def rotary_of(position_ids_T: Tensor, inverse_E: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The same of any frequencies: angles are position * inverse_E."""
+    """Return `rotary_tables` for given frequencies: angles are position * inverse_E."""
     angle_TE = position_ids_T.float().unsqueeze(1) * inverse_E
     sin_TE = angle_TE.sin().to(dtype)
     return angle_TE.cos().to(dtype), torch.stack((-sin_TE, sin_TE), dim=1)
 
 
 def rotate(x_TANH: Tensor, cos_TE: Tensor, sin_T2E: Tensor) -> Tensor:
-    """Turn each pair (e, e + H/2) of every head by its position's angle; A is any number of tensors (q and k: 2).
+    """Rotate each pair (e, e + H/2) of every head by its position's angle; A is the number of tensors (q and k: 2).
 
-    The halves are exchanged by `flip`, which Inductor computes as an index. Of slices and a `cat` it makes a tensor, in
-    fp32, and the backward pass one more kernel.
+    `flip` exchanges the halves, and Inductor turns it into an index. With slices and `cat` it would materialise an fp32
+    tensor, and the backward pass would need one more kernel.
     """
     pairs_TAN2E = x_TANH.float().unflatten(-1, (2, -1))
     cos, sin = cos_TE[:, None, None, None].float(), sin_T2E[:, None, None].float()
@@ -67,16 +67,17 @@ def rotate(x_TANH: Tensor, cos_TE: Tensor, sin_T2E: Tensor) -> Tensor:
 def rotated(
     qkv_T3NH: Tensor, cos_TE: Tensor, sin_T2E: Tensor, *, neighbours: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q and k turned by `rotate`, and v as it is.
+    """Return q and k turned by `rotate`, and v unchanged.
 
-    Compiled, q and k are turned apart, which is one kernel all the same, and each gradient is written into its third;
-    of both together the gradients would be joined in a copy first. Eager, one call for both launches less.
+    Compiled, q and k are rotated separately: it is still one kernel, and each gradient is written directly into its
+    third of qkv, where a joint rotation would first concatenate the gradients. In eager mode one joint call launches
+    fewer kernels.
 
     Args:
-        qkv_T3NH: of one projection.
+        qkv_T3NH: output of one projection.
         cos_TE, sin_T2E: see `rotary_tables`.
-        neighbours: the pairs of a head are (2e, 2e + 1); they are brought apart, as `rotate` has them. A score is the
-            same in any order of a head's numbers.
+        neighbours: the pairs of a head are (2e, 2e + 1); reorder them to (e, e + H/2) for `rotate`. Attention scores do
+            not depend on the order of a head's channels.
     """
     if torch.compiler.is_compiling():
         *singles, v_TNH = qkv_T3NH.unbind(1)
@@ -91,27 +92,27 @@ def rotated(
 
 
 def attend_rotary(qkv_T3NH: Tensor, rotary: tuple[Tensor, Tensor], kernel: Kernel, layout: Any, window: bool) -> Tensor:
-    """Attention of a projection with rotary positions; in local layers a `RotatingKernel` rotates q and k itself.
+    """Compute attention with rotary positions; in local layers a `RotatingKernel` rotates q and k itself.
 
     Args:
-        qkv_T3NH: of one projection.
+        qkv_T3NH: output of one projection.
         rotary: see `rotary_tables`.
         kernel, layout, window: see `Kernel.attend`.
     """
-    if window and hasattr(kernel, "attend_rotary"):  # of isinstance and a protocol torch.compile makes False
+    if window and hasattr(kernel, "attend_rotary"):  # torch.compile evaluates isinstance with a protocol to False
         return cast(RotatingKernel, kernel).attend_rotary(qkv_T3NH, *rotary, layout)
     return kernel.attend(*rotated(qkv_T3NH, *rotary), layout, window)
 
 
 def layer_norm(config: ModernBertConfig) -> nn.LayerNorm:
-    """ModernBERT's norm: LayerNorm without a bias."""
+    """Return ModernBERT's norm: LayerNorm without a bias."""
     return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=False)
 
 
 class Attention(nn.Module):
     """Multi-head self-attention without biases; dropout only after the output projection."""
 
-    stacked: ClassVar = {"Wqkv": 3}  # matrices that lie one below another in a weight; optim/groups.py reads it
+    stacked: ClassVar = {"Wqkv": 3}  # number of matrices stacked along the rows of a weight; read by optim/groups.py
 
     def __init__(self, config: ModernBertConfig, window: bool) -> None:
         super().__init__()
@@ -128,7 +129,7 @@ class Attention(nn.Module):
 
 
 class GeGLU(nn.Module):
-    """Gated feed-forward: exact GELU (erf) on the first half of Wi's output, the second half is the gate."""
+    """Gated feed-forward: exact GELU (erf) on the first half of Wi's output, gated by the second half."""
 
     stacked: ClassVar = {"Wi": 2}
 
@@ -143,9 +144,9 @@ class GeGLU(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Pre-norm: x + attn(norm(x)), then x + mlp(norm(x)). Layer 0 reads the embedding's norm, so it has none itself.
+    """Pre-norm layer: x + attn(norm(x)), then x + mlp(norm(x)). Layer 0 skips attn_norm: embeddings end in one.
 
-    The last sum is left to the next layer, whose norm reads it anyway: compiled, both are one kernel, which saves a
+    The last sum is left to the next layer, whose norm reads it anyway. Compiled, both are one kernel, which saves a
     pass over the fp32 residual in each direction.
     """
 
@@ -159,7 +160,7 @@ class EncoderLayer(nn.Module):
     def forward(
         self, x_TD: Tensor, added_TD: Tensor | None, rotary: tuple[Tensor, Tensor], kernel: Kernel, layout: Any
     ) -> tuple[Tensor, Tensor]:
-        """Residual and what is yet to be added to it, of the layer before and then of this one."""
+        """Return the residual and the term the next layer adds to it; `added_TD` is that term of the previous layer."""
         if added_TD is not None:
             x_TD = x_TD + added_TD
         x_TD = x_TD + self.attn(self.attn_norm(x_TD), rotary, kernel, layout)

@@ -1,11 +1,11 @@
 """Llama, Qwen2, Qwen3 and EuroBERT on packed buffers, top to bottom (arXiv 2302.13971, 2503.05500, 2505.09388).
 
-Pre-norm layers with RMSNorm, grouped-query attention with rotary positions, and SwiGLU. An objective says what a token
-sees: all of its sequence, as in EuroBERT, or itself and what stands before it. Predictions are the decoder's product
-with the last norm's output, without a head between; the decoder is tied to the embedding or its own.
+Pre-norm layers with RMSNorm, grouped-query attention with rotary positions, and SwiGLU. The objective decides which
+tokens a token sees: its whole sequence, as in EuroBERT, or itself and the tokens before it. The decoder reads the final
+norm's output directly, without a head; it is tied to the embedding or separate.
 
-Keys and values of a head are repeated for the queries that share it, since not every kernel shares them. Names are
-ours: weights/formats/llama.py translates to transformers' and back.
+Keys and values are repeated for the query heads that share them, since not every kernel supports shared heads. Names
+are ours: weights/formats/llama.py translates to transformers' names and back.
 
 Shape legend: T packed tokens, D model width, F hidden width, N heads, K heads of keys and values, H head width,
 E = H / 2 rotated pairs.
@@ -33,7 +33,7 @@ from modernbert_train.models.lookup import Embedding, take_rows
 
 
 def inverse_frequencies(config: LlamaConfig, device: torch.device) -> Tensor:
-    """inverse_E: what a position is multiplied with for the angle of each pair, in fp32.
+    """Return inverse_E, the fp32 factor from a position to the angle of each pair.
 
     Source of llama3: arXiv 2407.21783 and meta-llama/llama-models, models/llama3/model.py.
     """
@@ -69,7 +69,7 @@ class RMSNorm(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """A token's vector; positions enter in the attention."""
+    """Token embeddings; positions enter in the attention."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -80,9 +80,9 @@ class Embeddings(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention in which several heads of queries share one of keys and values."""
+    """Self-attention in which several query heads share one head of keys and values."""
 
-    stacked: ClassVar = {"Wkv": 2}  # matrices that lie one below another in a weight; optim/groups.py reads it
+    stacked: ClassVar = {"Wkv": 2}  # number of matrices stacked along the rows of a weight; read by optim/groups.py
 
     def __init__(
         self, config: LlamaConfig, *, window: bool = False, norm: Callable[[int, float], nn.Module] = RMSNorm
@@ -149,15 +149,15 @@ class Llama(Encoder):
         self.final_norm: nn.Module = RMSNorm(config.hidden_size, config.norm_eps)
 
     def layer(self, index: int) -> nn.Module:
-        """The layer of this number, from 0."""
+        """Build the layer with this index, from 0."""
         return Layer(self.config, Attention(self.config))
 
     def rotary(self, position_ids_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """What `rotate` takes, of all layers or of global ones."""
+        """Return the arguments of `rotate`, for all layers or for the global ones."""
         return self.rotary_of(position_ids_T, inverse_frequencies(self.config, position_ids_T.device), dtype)
 
     def prediction_head(self) -> nn.Module:
-        """See `Encoder`: nothing stands before the decoder, but where it is tied to a wider model's embedding."""
+        """See `Encoder`: the identity, or a projection if the decoder is tied to a wider model's embedding."""
         width = self.embedding().shape[1]
         return nn.Identity() if width == self.config.hidden_size else Linear(self.config.hidden_size, width)
 
@@ -169,7 +169,7 @@ class Llama(Encoder):
 
     @region
     def leave(self, hidden_TD: Tensor, positions_M: Tensor | None) -> Tensor:
-        """See `Encoder`. Rows are taken first: the norm computes those alone."""
+        """See `Encoder`. Rows are taken before the norm, which then computes only those."""
         if positions_M is not None:
             hidden_TD = take_rows(hidden_TD, positions_M)
         normed: Tensor = self.final_norm(hidden_TD)

@@ -1,8 +1,8 @@
-"""Rows of a table, whose gradients are added up by torch's own kernels in compiled code too.
+"""Embedding lookups whose gradients are summed by torch's own kernels, in compiled code too.
 
-Inductor would add the gradients with atomic operations: in no fixed order, one after the other where a row is read
-often ([MASK] by a quarter of the tokens), and for bf16 with a fallback that sorts. torch's own kernels stay, as
-operators that Inductor calls. The forward pass is left to Inductor, which reads the rows within the norm that follows.
+Inductor would sum the gradients with atomic operations: in no fixed order, serialised where a row is read often ([MASK]
+by a quarter of the tokens), and for bf16 with a fallback that sorts. Custom operators keep torch's kernels. The forward
+pass is left to Inductor, which fuses the lookup into the norm that follows.
 
 Shape legend: T packed tokens, M positions, V rows of the table, D width.
 """
@@ -63,7 +63,7 @@ class _TakeRows(torch.autograd.Function):
 
 
 class Embedding(nn.Embedding):
-    """nn.Embedding without any of its options."""
+    """nn.Embedding without its options, and with a deterministic gradient when compiled."""
 
     def forward(self, ids_T: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
@@ -72,8 +72,8 @@ class Embedding(nn.Embedding):
 
 
 def take_rows(x_TD: Tensor, positions_M: Tensor) -> Tensor:
-    """Rows of a matrix, [M, D]; gradients of a row that is taken several times are added up."""
+    """Return rows of a matrix, [M, D]; gradients of a row that is taken several times are summed."""
     if torch.compiler.is_compiling():
         return _TakeRows.apply(x_TD, positions_M)
-    # index_select: its backward pass adds rows where they belong, that of an index sorts the positions first
+    # index_select: its backward pass adds rows in place; the one of x_TD[positions_M] sorts the positions first
     return x_TD.index_select(0, positions_M)

@@ -1,7 +1,7 @@
-"""An encoder with a head and a decoder, mostly tied to its embedding: what predicts tokens, masked ones or the next.
+"""An encoder with a prediction head and a decoder, usually tied to its embedding; predicts masked or next tokens.
 
-Hidden states are gathered at the predicted positions before the head, which keeps logits, the largest tensor by far, to
-those, and to a chunk of them at a time.
+Hidden states are gathered at the predicted positions before the head. That keeps logits, the largest tensor by far, to
+these positions, and to one chunk of them at a time.
 
 Shape legend: T packed tokens, M predicted positions (padded), C positions of a chunk, D model width, V vocabulary.
 """
@@ -21,7 +21,7 @@ from modernbert_train.models.heads import ChunkedLoss, loss_and_gradient, masked
 from modernbert_train.models.layers import compute_dtype
 from modernbert_train.models.lookup import take_rows
 
-POSITIONS, LABELS, WEIGHTS = "positions_M", "labels_M", "weights_M"  # of the targets, as objectives/mlm.py makes them
+POSITIONS, LABELS, WEIGHTS = "positions_M", "labels_M", "weights_M"  # keys of the targets of objectives/mlm.py
 
 
 class ForMaskedLM(OnEncoder):
@@ -43,50 +43,51 @@ class ForMaskedLM(OnEncoder):
         self._loss_and_gradient = loss_and_gradient
 
     def compile_heads(self, **options: Any) -> None:
-        """See `OnEncoder`; the loss is compiled too."""
+        """See `OnEncoder`; compiles the loss too."""
         super().compile_heads(**options)
         self._loss_and_gradient = torch.compile(loss_and_gradient, dynamic=False, **options)
 
     def logits(self, hidden_TD: Tensor, positions_M: Tensor) -> Tensor:
-        """logits_MV at positions of the packed buffer, in the precision of the forward pass."""
+        """Return logits_MV at positions of the packed buffer, in the precision of the forward pass."""
         return self.decoder(self.transformed(take_rows(hidden_TD, positions_M)))
 
     @region
     def transformed(self, hidden_MD: Tensor) -> Tensor:
-        """Input of the decoder from final hidden states of the predicted tokens."""
+        """Return the decoder's input from the final hidden states of the predicted tokens."""
         transformed_ME: Tensor = self.head(hidden_MD)
         return transformed_ME
 
     def forward(self, batch: Batch, figures: bool = False) -> Sums:
-        """Sum of the losses of the microbatch's predictions. Nothing is read back from the device.
+        """Return the summed loss of the microbatch's predictions, without a host sync.
 
         Args:
             batch: on the model's device.
-            figures: from logits, in the plain way, with the number of hits (`mlm/hits`).
+            figures: compute from full logits, and count hits too (`mlm/hits`).
 
         Returns:
-            The sum of the batch's first loss term: masked tokens or the next, the model is the same.
+            The sum, named after the batch's first loss term: masked or next tokens use the same model.
 
         Raises:
-            ConfigError: compute.attention names a kernel that cannot serve this device and precision.
+            ConfigError: compute.attention names a kernel that does not support this device and precision.
         """
         return self.predict(self.encode(batch.packed, batch.targets[POSITIONS]), batch, figures)[0]
 
     def token_sums(self, hidden_TD: Tensor, batch: Batch, figures: bool) -> Sums:
-        """Return what `forward` does, from final hidden states of all tokens."""
+        """Return the result of `forward`, from final hidden states of all tokens."""
         return self.predict(take_rows(hidden_TD, batch.targets[POSITIONS]), batch, figures)[0]
 
     def predict(
         self, hidden_MD: Tensor, batch: Batch, figures: bool, draws_M: Tensor | None = None
     ) -> tuple[Sums, Tensor | None]:
-        """Return the same from final hidden states of the predicted tokens; with `draws_M` also a token drawn at each
-        position by what is predicted there, see `sample`."""
+        """Return the result of `forward`, from final hidden states of the predicted tokens.
+
+        With `draws_M`, also return a token for each position, drawn from the prediction there; see `sample`."""
         return self.predicted(self.transformed(hidden_MD), batch, figures, draws_M)
 
     def predicted(
         self, hidden_MD: Tensor, batch: Batch, figures: bool, draws_M: Tensor | None = None
     ) -> tuple[Sums, Tensor | None]:
-        """The same, of what the decoder reads."""
+        """Return the result of `predict`, from the decoder's input."""
         labels_M, term = batch.targets[LABELS], next(iter(batch.counts))
         chunk = self.logit_chunk(compute_dtype(hidden_MD), on_gpu=hidden_MD.is_cuda)
         weights_M = batch.targets[WEIGHTS].float() / WEIGHT_UNIT if WEIGHTS in batch.targets else None
@@ -100,7 +101,7 @@ class ForMaskedLM(OnEncoder):
         return Sums({term: loss_sum}, {}), sampled_M
 
     def logit_chunk(self, dtype: torch.dtype, *, on_gpu: bool) -> int:
-        """Positions whose logits exist at a time in training."""
+        """Return the number of positions whose logits exist at a time in training."""
         usual = self.config.logit_chunk(on_gpu=on_gpu, bytes_per_logit=dtype.itemsize)
         return self.model.compute.logit_chunk or usual
 
@@ -122,7 +123,7 @@ class ForMaskedLM(OnEncoder):
             hits.append((logits_CV.argmax(dim=-1) == labels_M[part]).sum())
             if draws_M is not None:
                 drawn.append(sample(_exp(logits_CV), draws_M[part]))
-            del logits_CV  # or it were there beside the next chunk's
+            del logits_CV  # free them before the next chunk's are computed
         sums = Sums({term: sum(loss_sum[1:], loss_sum[0])}, {f"{term}/hits": sum(hits[1:], hits[0])})
         return sums, None if draws_M is None else torch.cat(drawn)
 

@@ -1,12 +1,12 @@
-"""MaxSim, the score of late interaction (ColBERT, arXiv 2004.12832), of texts of any lengths.
+"""MaxSim, the score of late interaction (ColBERT, arXiv 2004.12832), for texts of any lengths.
 
 The score of a query and a document is the sum, over the query's tokens, of the highest product with a token of the
-document. Products of all tokens with all tokens would be larger than all else in training. They exist for some
-documents and some tokens of queries at a time; what stays is which token was the highest, and backward their gradient
-is made of that, again in parts. Nothing is added up in an order that may change.
+document. Products of all tokens with all tokens would be larger than everything else in training. So they exist for
+some documents and some query tokens at a time; only the index of the highest token is kept, and the backward pass
+rebuilds the gradient from it, again in parts. No sum depends on an order that may change.
 
 Shape legend: V vectors of all tokens, W their width, N texts, R queries, C documents, A tokens of the queries, B
-documents at a time, L tokens of the longest of them, S tokens of queries at a time.
+documents at a time, L tokens of the longest of them, S query tokens at a time.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import Tensor
 
 
 class MaxSim:
-    """Scores of texts.
+    """MaxSim scores of texts.
 
     Args:
-        lengths_N: tokens of each text, at least one; their vectors lie end to end.
+        lengths_N: tokens of each text, at least one; their vectors are concatenated.
         device: of the vectors.
-        most: products that exist at a time, at least as many as the longest text has tokens.
+        most: products that may exist at a time, at least as many as the longest text has tokens.
     """
 
     def __init__(self, lengths_N: Tensor, device: torch.device, most: int) -> None:
@@ -32,11 +32,11 @@ class MaxSim:
         self._firsts_N = self._lengths_N.cumsum(0) - self._lengths_N
 
     def __call__(self, vectors_VW: Tensor, queries_R: Tensor, documents_C: Tensor) -> Tensor:
-        """scores_RC.
+        """Return scores_RC.
 
         Args:
             vectors_VW: of all texts.
-            queries_R, documents_C: numbers of texts, on the device.
+            queries_R, documents_C: indices of texts, on the device.
         """
         lengths_R = self._lengths_N[queries_R]
         tokens_A = self._tokens(queries_R, lengths_R)
@@ -44,19 +44,19 @@ class MaxSim:
         return scores
 
     def per_token(self, queries_R: Tensor) -> Tensor:
-        """How many products a query's score is the sum of, [R, 1]."""
+        """Return the number of products summed in a query's score, [R, 1]."""
         return self._lengths_N[queries_R].unsqueeze(1)
 
     def _tokens(self, texts_R: Tensor, lengths_R: Tensor) -> Tensor:
-        """Where the tokens of texts lie, end to end."""
+        """Return the indices of the tokens of texts, concatenated."""
         before_R = lengths_R.cumsum(0) - lengths_R
         return torch.arange(int(lengths_R.sum()), device=lengths_R.device) + (
             self._firsts_N[texts_R] - before_R
         ).repeat_interleave(lengths_R)
 
     def _blocks(self, documents_C: Tensor, num_tokens: int) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
-        """Documents of about the same length at a time: their places among all, their tokens, padded with the first,
-        which are real, and how many tokens of queries are compared with them at a time."""
+        """Yield blocks of documents of similar length: their indices, their tokens (padded by the first one), the mask
+        of real tokens, and the number of query tokens to compare at a time."""
         lengths_C = self._lengths_N[documents_C]
         order_C = lengths_C.argsort(descending=True, stable=True)
         lengths = lengths_C[order_C].tolist()
@@ -73,7 +73,7 @@ class MaxSim:
 
 
 class _MaxSim(torch.autograd.Function):
-    """See `MaxSim`."""
+    """The autograd function of `MaxSim`."""
 
     @staticmethod
     def forward(ctx: Any, vectors_VW: Tensor, tokens_A: Tensor, lengths_R: Tensor, blocks: Any) -> Tensor:
@@ -105,7 +105,7 @@ class _MaxSim(torch.autograd.Function):
                 by_score_SB = gradient_RC[of_query_A[part].unsqueeze(1), places_B]
                 by_products_SBL.scatter_(2, which_AC[part, places_B].long().unsqueeze(2), by_score_SB.unsqueeze(2))
                 by_products_SE = by_products_SBL.flatten(1)
-                gradient_VW[tokens_S] += by_products_SE @ documents_EW  # each token is once among them
+                gradient_VW[tokens_S] += by_products_SE @ documents_EW  # safe: no token occurs twice in tokens_S
                 of_documents_EW += by_products_SE.T @ vectors_VW[tokens_S]
             gradient_VW[tokens_BL[real_BL]] += of_documents_EW[real_BL.flatten()]
         return gradient_VW, None, None, None

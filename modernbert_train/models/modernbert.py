@@ -1,12 +1,12 @@
 """The ModernBERT encoder on packed buffers, with its masked-LM head (arXiv 2412.13663).
 
-One model for all kernels: rows lie end to end in one line of T tokens and `cu_seqlens` says where sequences end, so
-nothing is padded inside the model. Hidden states are gathered at the predicted positions before the head, which keeps
-logits, the largest tensor by far, to the masked share of the tokens, and in training to a chunk of them at a time.
+All kernels share one model: rows are concatenated to a buffer of T tokens and `cu_seqlens` marks where sequences end,
+so nothing is padded inside the model. Hidden states are gathered at the predicted positions before the head. That keeps
+logits, the largest tensor by far, to the masked share of the tokens, and in training to one chunk of them at a time.
 
-Names of modules and parameters are those of transformers' ModernBertForMaskedLM: state dicts pass both ways as they
-are. There are no buffers; the RoPE bases are plain numbers of the configuration, so a change of phase cannot be lost in
-a cache or a checkpoint.
+Modules and parameters are named as in transformers' ModernBertForMaskedLM, so state dicts load both ways unchanged.
+There are no buffers: RoPE bases are plain numbers of the configuration, so a cache or a checkpoint cannot miss a change
+of phase.
 
 Shape legend: T packed tokens, M predicted positions (padded), D model width, V vocabulary, E rotated pairs of a head.
 """
@@ -54,7 +54,7 @@ class ModernBert(Encoder):
         self.final_norm = layer_norm(config)
 
     def rotary(self, position_ids_T: Tensor, dtype: torch.dtype) -> dict[bool, tuple[Tensor, Tensor]]:
-        """Tables of global (True) and local (False) layers, from the bases of the present phase."""
+        """Return the tables of global (True) and local (False) layers, from the current phase's RoPE bases."""
         config, device = self.config, position_ids_T.device
         thetas = {True: config.global_rope_theta, False: config.local_rope_theta}
         return {
@@ -67,24 +67,24 @@ class ModernBert(Encoder):
         return PredictionHead(self.config, self.embedding().shape[1])
 
     def token_head(self) -> nn.Module:
-        """See `Encoder`; that of transformers' ModernBertForTokenClassification."""
+        """See `Encoder`; the same as in transformers' ModernBertForTokenClassification."""
         return PredictionHead(self.config)
 
     def set_phase(self, model: ModernBertConfig) -> None:
-        """See `Encoder`: a phase may have other RoPE bases."""
+        """See `Encoder`: a phase may set other RoPE bases."""
         self.config = model
 
     @region
     def enter(self, packed: Packed) -> Tensor:
         """Return the first hidden states, hidden_TD."""
         hidden_TD: Tensor = self.embeddings(packed.input_ids_T)
-        if self.compute.residual_precision == "bf16":  # all sums of the layers are in it then
+        if self.compute.residual_precision == "bf16":  # then all residual sums are in bf16
             hidden_TD = hidden_TD.to(compute_dtype(hidden_TD))
         return hidden_TD
 
     @region
     def leave(self, hidden_TD: Tensor, positions_M: Tensor | None, added_TD: Tensor | None = None) -> Tensor:
-        """See `Encoder`; `added_TD` is yet to be added. Rows are taken first: the norm computes those alone."""
+        """See `Encoder`; adds `added_TD` first. Rows are taken before the norm, which then computes only those."""
         if positions_M is not None:
             hidden_TD = take_rows(hidden_TD, positions_M)
             added_TD = None if added_TD is None else take_rows(added_TD, positions_M)
@@ -102,7 +102,7 @@ class ModernBert(Encoder):
         recompute = compute.activation_checkpointing and torch.is_grad_enabled()
         for index, layer in enumerate(self.layers):
             is_global = config.is_global(index)
-            if recompute and added_TD is not None:  # which keeps a layer's inputs: one tensor is less than two
+            if recompute and added_TD is not None:  # checkpointing keeps a layer's inputs: keep one tensor, not two
                 hidden_TD, added_TD = hidden_TD + added_TD, None
             inputs = (hidden_TD, added_TD, rotary[is_global], *attention[is_global])
             hidden_TD, added_TD = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)

@@ -1,8 +1,8 @@
 """NeoBERT on packed buffers (arXiv 2502.19587): Llama's layers, with two differences.
 
-Query, key and value of a head lie below one another in Wqkv, then those of the next; and positions turn neighbouring
-numbers of a head. Both are as in its files, so that weights go both ways bit by bit. The decoder is its own and has a
-bias.
+The rows of Wqkv are query, key and value of the first head, then of the next; and rotary positions turn neighbouring
+channels of a head. Both match its files, so weights convert bit by bit in both directions. The decoder is separate and
+has a bias.
 
 Shape legend: T packed tokens, D model width, N heads, H head width.
 """
@@ -20,7 +20,7 @@ from modernbert_train.models.casts import Linear
 from modernbert_train.models.layers import rotary_frequencies, rotated
 from modernbert_train.models.llama import Layer, Llama
 
-THETA = 10_000.0  # base of the rotary positions; config.json cannot say another
+THETA = 10_000.0  # base of the rotary positions; its config.json cannot set another
 
 
 class Attention(nn.Module):

@@ -1,4 +1,4 @@
-"""A model that predicts tokens and says of each pair of halves whether they were swapped; see objectives/sop.py.
+"""A masked-LM model that also classifies whether a pair's halves were swapped; see objectives/sop.py.
 
 Shape legend: T packed tokens, P pairs (padded), D model width.
 """
@@ -12,7 +12,7 @@ from modernbert_train.batch import IGNORED_LABEL, Batch, Sums
 from modernbert_train.models.encoder import Encoder
 from modernbert_train.models.masked_lm import ForMaskedLM
 
-PAIRS, ORDER = "pairs_P", "swapped_P"  # of the targets, as objectives/sop.py makes them
+PAIRS, ORDER = "pairs_P", "swapped_P"  # keys of the targets that objectives/sop.py makes
 
 
 class PairHead(nn.Module):
@@ -24,16 +24,16 @@ class PairHead(nn.Module):
         self.classifier = nn.Linear(hidden_size, 2)
 
     def forward(self, hidden_PD: Tensor) -> Tensor:
-        """logits_P2 from the hidden states of [CLS]."""
+        """Return logits_P2 from the hidden states of [CLS]."""
         return self.classifier(self.dense(hidden_PD).tanh())
 
 
 class WithOrder(ForMaskedLM):
-    """Tokens and order, of one encoding.
+    """Token prediction and sentence order from one forward pass of the encoder.
 
     Args:
         encoder: of any architecture.
-        z_loss: see `masked_lm_loss_sum`; of the tokens alone.
+        z_loss: see `masked_lm_loss_sum`; for tokens only.
     """
 
     def __init__(self, encoder: Encoder, *, z_loss: float = 0.0) -> None:

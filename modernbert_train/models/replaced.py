@@ -1,19 +1,19 @@
-"""A generator that puts tokens in place of masked ones, and a model that tells where; see objectives/rtd.py.
+"""Replaced-token detection: a generator fills masked positions, a discriminator finds the fillings (objectives/rtd.py).
 
-The generator is an encoder with its masked-LM head, the model one with a class for each token. What they share is
-modules, so that a parameter of both is one parameter, under the model's name. `sharing` is one of three:
+The generator is an encoder with a masked-LM head; the discriminator has one logit for each token. They share modules,
+so a shared parameter exists once, under the discriminator's name. `sharing` is one of three:
 
 - `none`.
-- `embeddings`: the module of the model's embeddings is the generator's too; where the generator is narrower, a
-  projection follows it there, and its decoder is as wide as the embedding (ELECTRA).
-- `gdes`: in the model's embeddings stands for each table the generator's, without a gradient, plus a difference that
-  begins at zero. So the detection trains the difference and never the generator's table, and masked-language modelling
-  the table and never the difference (DeBERTaV3, arXiv 2111.09543, section 3.2).
+- `embeddings`: the generator uses the discriminator's embedding module. A narrower generator projects its output, and
+  its decoder is as wide as the embedding (ELECTRA).
+- `gdes`: each embedding table of the discriminator is the generator's table, without a gradient, plus a difference that
+  starts at zero. Detection trains the difference only, and masked-language modelling the table only (DeBERTaV3,
+  arXiv 2111.09543, section 3.2).
 
-One backward pass serves both: no gradient passes through what was drawn.
+One backward pass serves both: no gradient flows through the sampled tokens.
 
-With `mlm_head` the model has a head that predicts tokens too, and a batch of another objective trains the model by that
-alone. Its decoder is tied to the model's embedding, which with gdes is a sum: then it trains the difference.
+With `mlm_head` the discriminator can predict tokens too, and batches of another objective train it by that head only.
+Its decoder is tied to the discriminator's embedding; with gdes that is a sum, of which the difference is trained.
 
 Shape legend: T packed tokens, M predicted positions (padded), D model width, V vocabulary, E width of the embedding.
 """
@@ -35,17 +35,17 @@ from modernbert_train.models.encoder import Encoder, OnEncoder
 from modernbert_train.models.lookup import Embedding
 from modernbert_train.models.masked_lm import LABELS, POSITIONS, ForMaskedLM
 
-DRAWS, TOKENS = "draws_M", "tokens_T"  # of the targets, as objectives/rtd.py makes them
-GENERATOR, TOKEN_HEAD = "generator", "token_head"  # modules beside the encoder
-DELTA = ".delta.weight"  # ends the name of a difference
-PROJECTION = "model.embeddings.projection.weight"  # of a generator, under its own names
+DRAWS, TOKENS = "draws_M", "tokens_T"  # keys of the targets that objectives/rtd.py makes
+GENERATOR, TOKEN_HEAD = "generator", "token_head"  # names of modules next to the encoder
+DELTA = ".delta.weight"  # suffix of a difference's parameter name
+PROJECTION = "model.embeddings.projection.weight"  # in the generator's own state dict
 
 
 class TokenClass(nn.Module):
-    """One logit for each token: above 0 it was put there.
+    """One logit for each token: positive if the token was replaced.
 
     Args:
-        encoder: whose hidden states it reads.
+        encoder: reads this encoder's hidden states.
     """
 
     def __init__(self, encoder: Encoder) -> None:
@@ -54,13 +54,13 @@ class TokenClass(nn.Module):
         self.classifier = nn.Linear(encoder.config.hidden_size, 1)
 
     def forward(self, hidden_TD: Tensor) -> Tensor:
-        """logits_T."""
+        """Return logits_T."""
         logits_T: Tensor = self.classifier(self.transform(hidden_TD)).squeeze(-1)
         return logits_T
 
 
 class Discriminator(OnEncoder):
-    """An encoder with a class for each token: what is left of the training of both."""
+    """An encoder with one logit for each token; this is what remains after training, without the generator."""
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__(encoder)
@@ -68,13 +68,13 @@ class Discriminator(OnEncoder):
 
     @region
     def logits(self, hidden_TD: Tensor) -> Tensor:
-        """logits_T of hidden states."""
+        """Return logits_T for hidden states."""
         logits_T: Tensor = self.token_head(hidden_TD)
         return logits_T
 
 
 class Projected(nn.Module):
-    """Embeddings of another encoder, in the width of this one."""
+    """Embeddings of another encoder, projected to this encoder's width."""
 
     def __init__(self, shared: nn.Module, hidden_size: int) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Projected(nn.Module):
 
     @property
     def tok_embeddings(self) -> nn.Embedding:
-        """The table of the tokens, where `Encoder.embedding` looks for it."""
+        """The token table, where `Encoder.embedding` looks for it."""
         table = self.shared.tok_embeddings
         assert isinstance(table, nn.Embedding)
         return table
@@ -94,20 +94,20 @@ class Projected(nn.Module):
 
 
 class Disentangled(nn.Module):
-    """A table that is another one, without a gradient, plus a difference of its own.
+    """An embedding table that is a frozen view of another table plus a trained difference.
 
     Args:
-        base: of the generator, which holds it.
+        base: the generator's table; it stays the generator's module.
     """
 
     def __init__(self, base: nn.Embedding) -> None:
         super().__init__()
-        self._base = (base,)  # not a module of this one: its parameter has the generator's name
+        self._base = (base,)  # in a tuple, so that it is not registered here and keeps the generator's name
         self.delta = Embedding(base.num_embeddings, base.embedding_dim)
 
     @property
     def weight(self) -> Tensor:
-        """What it comes to, whole; no parameter."""
+        """The effective weight as a full tensor (not a parameter)."""
         return self._base[0].weight.detach() + self.delta.weight
 
     def forward(self, ids_T: Tensor) -> Tensor:
@@ -116,14 +116,14 @@ class Disentangled(nn.Module):
 
 
 class SumDecoder(nn.Module):
-    """A decoder that is tied to a sum of tables.
+    """A decoder tied to a sum of tables.
 
     Args:
-        table: whose parameters it leaves their names.
-        bias: whether it has one, its own.
+        table: the sum; its parameters keep their names.
+        bias: True if the decoder has its own bias.
     """
 
-    cast: None = None  # the sum is another in each pass
+    cast: None = None  # never cached by `casts.cast_once`: the sum changes in each pass
 
     def __init__(self, table: Disentangled, bias: bool) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class SumDecoder(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """weight_VD; no parameter."""
+        """The effective weight_VD (not a parameter)."""
         return self._table[0].weight
 
     def forward(self, hidden_MD: Tensor) -> Tensor:
@@ -143,10 +143,10 @@ class ForReplacedTokens(Discriminator):
     """Generator and discriminator.
 
     Args:
-        encoder: the discriminator's.
-        generator: another.
-        sharing: see the head of this file.
-        generator_of: the generator's architecture, of the model's.
+        encoder: of the discriminator.
+        generator: the generator's encoder.
+        sharing: see the top of this file.
+        generator_of: returns the generator's architecture for a discriminator's.
         z_loss: of the generator, see `masked_lm_loss_sum`.
     """
 
@@ -196,13 +196,13 @@ class ForReplacedTokens(Discriminator):
         self.generator.set_phase(self._generator_of(model))
 
     def compile_layers(self, **options: Any) -> None:
-        """See `OnEncoder`; the generator is compiled too."""
+        """See `OnEncoder`; compiles the generator too."""
         super().compile_layers(**options)
         self.generator.compile_layers(**options)
 
     def forward(self, batch: Batch, figures: bool = False) -> Sums:
-        """See `OnEncoder`: `mlm` of the generator, `rtd` over all tokens that are no pads; hits of both, and how many
-        tokens were put where another had been (`rtd/replaced`)."""
+        """See `OnEncoder`. Sums: `mlm` of the generator and `rtd` over all tokens that are not pads; figures: hits of
+        both, and the number of tokens that differ from the original (`rtd/replaced`)."""
         masked, targets = batch.packed, batch.targets
         positions_M, labels_M = targets[POSITIONS], targets[LABELS]
         states_MD = self.generator.encode(masked, positions_M)
@@ -222,13 +222,13 @@ class ForReplacedTokens(Discriminator):
 
 
 class ForReplacedAndMasked(ForReplacedTokens):
-    """The same, with a head on the model that predicts tokens: of a batch without the term `rtd` it alone is computed.
+    """`ForReplacedTokens` with a masked-LM head on the discriminator, trained by batches without the term `rtd`.
 
-    Its parameters have the names that they have in a masked-LM model, `head` and `decoder`.
+    Its parameters are named as in a masked-LM model: `head` and `decoder`.
 
     Args:
         encoder, generator, sharing, generator_of: see `ForReplacedTokens`.
-        z_loss: of the generator and of that head.
+        z_loss: of the generator and of this head.
     """
 
     idles = True
@@ -242,13 +242,13 @@ class ForReplacedAndMasked(ForReplacedTokens):
         *,
         z_loss: float = 0.0,
     ) -> None:
-        masked = ForMaskedLM(encoder, z_loss=z_loss)  # while the encoder's table is still its own
+        masked = ForMaskedLM(encoder, z_loss=z_loss)  # before super() replaces the encoder's table by a sum
         super().__init__(encoder, generator, sharing, generator_of, z_loss=z_loss)
         table = encoder.embeddings.tok_embeddings
         if isinstance(table, Disentangled):
             masked.decoder = SumDecoder(table, encoder.config.decoder_bias)  # type: ignore[assignment]
         self.head, self.decoder = masked.head, masked.decoder
-        self._masked = (masked,)  # not a module of this one, which has all that it has
+        self._masked = (masked,)  # in a tuple: its parameters are registered as `head` and `decoder` above
 
     def set_phase(self, model: Any) -> None:
         """See `OnEncoder`."""
@@ -256,25 +256,25 @@ class ForReplacedAndMasked(ForReplacedTokens):
         self._masked[0].config = model
 
     def compile_heads(self, **options: Any) -> None:
-        """See `OnEncoder`; the head and the loss of tokens are compiled too."""
+        """See `OnEncoder`; compiles the masked-LM head and its loss too."""
         super().compile_heads(**options)
         self._masked[0].compile_heads(**options)
 
     def forward(self, batch: Batch, figures: bool = False) -> Sums:
-        """See `ForReplacedTokens`, or `ForMaskedLM` where the batch is one of masked tokens or the like."""
+        """See `ForReplacedTokens`; a batch of any other objective is computed by `ForMaskedLM`."""
         if "rtd" in batch.counts:
             return super().forward(batch, figures)
         return self._masked[0](batch, figures)
 
 
 def _put(ids_T: Tensor, positions_M: Tensor, labels_M: Tensor, values_M: Tensor) -> Tensor:
-    """The ids with other values at the positions that have a label; what pads the positions is thrown away."""
+    """Return the ids with new values at the labelled positions; padding positions write to a spare slot."""
     spare = positions_M.masked_fill(labels_M == IGNORED_LABEL, len(ids_T))
     return F.pad(ids_T, (0, 1)).scatter(0, spare, values_M)[:-1]
 
 
 def discriminator_of(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What is left of a training of both: the model with its head, its differences added in."""
+    """Return the discriminator's state dict: without the generator, differences added to their tables."""
     plain = {}
     for name, tensor in weights.items():
         if name.endswith(DELTA):
@@ -286,7 +286,7 @@ def discriminator_of(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def generator_of(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The generator alone, as a masked-LM model, with the embeddings that it shares."""
+    """Return the generator's state dict as a masked-LM model, with the embeddings that it shares."""
     own = {name.removeprefix(f"{GENERATOR}."): t for name, t in weights.items() if name.startswith(f"{GENERATOR}.")}
     shared = "model.embeddings."
     if not any(name.startswith(shared) and "projection" not in name for name in own):

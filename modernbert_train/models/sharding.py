@@ -1,4 +1,4 @@
-"""Units that FSDP2 gathers, and whole tensors for sharded parameters: each rank takes its share, nothing is sent."""
+"""The units that FSDP2 gathers, and full tensors for sharded parameters, without communication."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from modernbert_train.models.encoder import OnEncoder
 
 
 def sharded_units(model: OnEncoder) -> list[nn.Module]:
-    """What FSDP2 gathers on its own: each layer. The rest (embeddings, tied decoder, heads) is one more unit, and stays
-    whole from the forward to the backward pass; so does a layer that is passed several times, which would be gathered
-    each time, and is in use all the while."""
+    """Return the layers that FSDP2 gathers one by one.
+
+    The rest (embeddings, tied decoder, heads) is one more unit and stays gathered from the forward to the backward
+    pass. So does a layer that several passes share: it would be gathered again for each pass.
+    """
     units = (pair for each in model.encoders for pair in zip(each.layers, each.config.unit_passes, strict=True))
     return [layer for layer, passes in units if passes == 1]
 
 
 def like(tensor: Tensor, target: Tensor) -> Tensor:
-    """A whole tensor placed and sharded as another is.
+    """Return a full tensor, placed and sharded like another.
 
     Args:
         tensor: the same on every rank.
         target: on a device, or a DTensor on any mesh; only its shape, dtype and placement matter.
 
     Returns:
-        The tensor on the target's device and in its dtype; of a DTensor each rank holds its own share.
+        The tensor on the target's device and in its dtype; for a DTensor, each rank holds its own shard.
     """
     tensor = tensor.to(device=target.device, dtype=target.dtype)
     if isinstance(target, DTensor):
@@ -34,9 +36,9 @@ def like(tensor: Tensor, target: Tensor) -> Tensor:
 
 
 def held_rows(tensor: Tensor) -> tuple[int, int]:
-    """Which rows of the whole tensor this rank holds: the first one, and how many; of a single number 0 and 1.
+    """Return the first row and the number of rows of the full tensor on this rank; for a scalar 0 and 1.
 
-    FSDP2 gives each rank of a mesh's dimension as many rows as torch.chunk does: the first ones one more than the last.
+    FSDP2 splits rows as torch.chunk does: the first ranks may hold one more row than the last.
     """
     first, rows = 0, tensor.shape[0] if tensor.ndim else 1
     if isinstance(tensor, DTensor):
@@ -49,12 +51,12 @@ def held_rows(tensor: Tensor) -> tuple[int, int]:
             each = -(-rows // tensor.device_mesh.size(dim))
             skipped = min(rows, each * place[dim])
             first, rows = first + skipped, min(each, rows - skipped)
-        assert tensor.to_local().shape[0] == rows, "rows are not shared as torch.chunk does"
+        assert tensor.to_local().shape[0] == rows, "rows are not split as torch.chunk does"
     return first, rows
 
 
 def holders(tensor: Tensor, num_ranks: int) -> list[int]:
-    """The ranks that hold the same rows of a tensor as this one, itself among them, in order."""
+    """Return the ranks that hold the same rows of a tensor as this one, itself included, in order."""
     if not isinstance(tensor, DTensor):
         return list(range(num_ranks))
     mesh = tensor.device_mesh
@@ -68,11 +70,11 @@ def holders(tensor: Tensor, num_ranks: int) -> list[int]:
 
 
 def with_rows(local: Tensor, target: DTensor) -> DTensor:
-    """The sharded tensor whose rows on this rank are these: of the target's dtype, placement and first dimension.
+    """Return a DTensor with these rows on this rank and the target's dtype, placement and first dimension.
 
     Args:
-        local: this rank's rows, see `held_rows`; the later dimensions may be others than the target's.
-        target: only its dtype, place and number of rows matter.
+        local: this rank's rows, see `held_rows`; later dimensions may differ from the target's.
+        target: only its dtype, placement and number of rows matter.
     """
     shape = torch.Size((target.shape[0], *local.shape[1:]))
     stride = torch.empty(shape, device="meta").stride()

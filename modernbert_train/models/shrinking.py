@@ -1,10 +1,10 @@
-"""A smaller model out of a larger one: of its layers, heads, channels and hidden units some, evenly from first to last.
+"""Shrink a larger model: keep some of its layers, heads, channels and hidden units, evenly spaced from first to last.
 
-Of 12 layers the 6 are 0, 2, 4, 7, 9 and 11, those of DistilBERT's published code; ModernBERT's global layers come from
-global ones. Channels and hidden units are chosen as weight selection does (Xu et al. 2024, arXiv 2311.18823: uniform),
-but heads stay whole, and the channels that are kept have the numbers of theirs. Tensors are copied, never rescaled,
-with one exception: a DistilBERT out of a BERT has no token types, so the vector of the first type, which BERT adds to
-every token, is added to the positions.
+6 of 12 layers are 0, 2, 4, 7, 9 and 11, as in DistilBERT's published code; ModernBERT's global layers are copied from
+global ones. Channels and hidden units are chosen by weight selection (Xu et al. 2024, arXiv 2311.18823: uniform), but
+heads stay whole, and channels are kept head by head. Tensors are copied, never rescaled, with one
+exception: DistilBERT lacks token types, so the vector of BERT's first type, which BERT adds to every token, is added
+to the positions.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _LAYERS = "model.layers."
 
 
 def kept_layers(old: ModelConfig, new: ModelConfig) -> list[int]:
-    """For each layer of the smaller model the one of the larger that it is."""
+    """Return, for each layer of the smaller model, its source layer in the larger one."""
     return layer_sources(old, new, "fitted")
 
 
 def drops_types(old: ModelConfig, new: ModelConfig) -> bool:
-    """True if the larger model has token types and the smaller one has none."""
+    """True if the larger model has token types and the smaller one lacks them."""
     return old.segments > 0 and new.segments == 0
 
 
 def check_shrinking(old: ModelConfig, new: ModelConfig, key: str) -> None:
-    """Whether one is the other with fewer layers, or narrower; `key` is what named the larger.
+    """Raise ConfigError unless `new` is `old` with fewer layers or narrower; `key` is the option that named `old`.
 
     Raises:
-        ConfigError: it is not; names what differs, with both values.
+        ConfigError: names the differences, with both values.
     """
     if type(old) is not type(new) and type(old) not in SMALLER.get(type(new), ()):
         raise ConfigError(
@@ -58,23 +58,23 @@ def check_shrinking(old: ModelConfig, new: ModelConfig, key: str) -> None:
     ]
     wrong += [f"{_both(name, old, new)}: set no more" for name in SHRINKING if getattr(new, name) > getattr(old, name)]
     if not wrong and all(getattr(new, name) == getattr(old, name) for name in SHRINKING):
-        wrong.append(f"{_both('num_layers', old, new)}, and as wide: set fewer")
+        wrong.append(f"{_both('num_layers', old, new)}, and the same width: set fewer")
     if drops_types(old, new) and old.position_offset:
-        wrong.append(f"model.name=distilbert, whose positions count from 0; there from {old.position_offset}")
+        wrong.append(f"model.name=distilbert counts positions from 0, the larger model from {old.position_offset}")
     if old.unit_passes != (1,) * old.num_layers:
-        wrong.append("its layers share weights, so that fewer of them are no smaller model")
+        wrong.append("its layers share weights, so fewer layers do not make a smaller model")
     if not wrong:
         wrong += _wrong_width(old, new)
     if wrong:
         raise ConfigError(
-            f"{key}: a smaller model has fewer layers or is narrower, and all else is the same:\n  "
+            f"{key}: a smaller model has fewer layers or is narrower, and is otherwise the same:\n  "
             + "\n  ".join(wrong)
-            + "\nSet what it has, or name another model."
+            + "\nSet the larger model's values, or name another model."
         )
 
 
 def shrink_each(weights: Mapping[str, Tensor], old: ModelConfig, new: ModelConfig) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter of the smaller model under its name; the tied decoder's too, if it is there.
+    """Yield every parameter of the smaller model by name, the tied decoder's too if `weights` has it.
 
     Args:
         weights: of the larger model, by name.
@@ -103,21 +103,21 @@ def _wrong_width(old: ModelConfig, new: ModelConfig) -> Iterator[str]:
         return
     each = old.hidden_size // old.num_heads
     if old.attention_width != old.hidden_size or old.kv_heads != old.num_heads:
-        yield f"model.name={old.name} with keys of fewer heads, or heads of another width: only its layers are taken"
+        yield f"model.name={old.name} with grouped key heads or another head width: only its layers can be taken"
     elif new.hidden_size != new.num_heads * each:
         yield (
-            f"model.hidden_size={new.hidden_size} with model.num_heads={new.num_heads}: heads are kept whole, and are "
-            f"{each} wide there; set model.num_heads={max(1, new.hidden_size // each)}"
+            f"model.hidden_size={new.hidden_size} with model.num_heads={new.num_heads}: heads are kept whole, and the "
+            f"larger model's are {each} wide; set model.num_heads={max(1, new.hidden_size // each)}"
         )
     elif old.embedding_width != old.hidden_size:
-        yield f"embeddings of {old.embedding_width} there: only layers are taken of a model that is wider than those"
+        yield f"embeddings of width {old.embedding_width}, narrower than the larger model: only its layers can be taken"
 
 
 def _kept(old: ModelConfig, new: ModelConfig) -> dict[str, dict[int, Tensor]]:
-    """Of each parameter of the larger model, by its dimensions that get smaller, the rows that are kept.
+    """Return the kept indices by parameter of the larger model and by dimension that shrinks.
 
-    Which dimensions run over channels, and which over hidden units, is seen by what the shapes become where one of them
-    alone is changed. Several matrices in one are end to end.
+    To find which dimensions run over channels and which over hidden units, change one size at a time and compare the
+    shapes. Stacked matrices lie one after the other.
     """
     found: dict[str, dict[int, Tensor]] = {}
     width: dict[str, Any] = {"hidden_size": new.hidden_size, "num_heads": new.num_heads}
@@ -140,11 +140,11 @@ def _kept(old: ModelConfig, new: ModelConfig) -> dict[str, dict[int, Tensor]]:
                     assert many == old.num_heads, f"{name}: {many} is no multiple of {key}"
                     found.setdefault(name, {})[dim] = evenly(many, few)
     if EMBEDDING in found:
-        found.setdefault(DECODER, found[EMBEDDING])  # where it is tied, and there
+        found.setdefault(DECODER, found[EMBEDDING])  # used if `weights` holds the tied decoder
     return found
 
 
 def evenly(many: int, few: int, unit: int = 1) -> Tensor:
-    """int64: which of `many` are kept, evenly from the first to the last; `unit` of them stay together."""
+    """Return (int64) which of `many` are kept, evenly from the first to the last; `unit` of them stay together."""
     units = torch.tensor([spread(place, few // unit, many // unit) for place in range(few // unit)])
     return (units[:, None] * unit + torch.arange(unit)).flatten()

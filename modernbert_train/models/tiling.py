@@ -1,12 +1,12 @@
-"""A larger model out of a smaller one, by center tiling (arXiv 2412.13663, section 2.3 and appendix B).
+"""Grow a larger model from a smaller one by center tiling (arXiv 2412.13663, section 2.3 and appendix B).
 
-Each axis of a matrix gets one list that says, for every new position, which old one it copies: the old values stand in
-the middle and repeat around it. So a weight is grown by two gathers, and what differs between the modes is only how
-those lists, and the list of layers, are made:
+For each axis of a matrix, an index gives the source position of every target position: the old values are in the
+middle and repeat around it. Growing a weight is therefore two gathers. The modes differ only in these indices and in
+the source layers:
 
-- `paper` is the published mapping. It cuts heads wherever the middle falls, takes layers by their depth alone, so that
-  12 of large's 28 layers come from a layer of the other attention kind, and leaves the final norm at ones.
-- `fitted` keeps heads whole, takes each layer from one of its own kind, and tiles the final norm too.
+- `paper` is the published mapping. It may cut through a head, and chooses layers by depth alone, so that
+  12 of large's 28 layers are copied from a layer of the other attention kind. The final norm stays at ones.
+- `fitted` keeps heads whole, copies each layer from one of the same kind, and tiles the final norm too.
 
 Values are copied, never rescaled, as in the release.
 """
@@ -30,7 +30,7 @@ EQUAL = ("vocab_size", "head_size", "global_attn_every_n_layers", "local_attenti
 FITTED = "Set weights.grow_mode=fitted."
 EMBEDDING, DECODER = "model.embeddings.tok_embeddings.weight", "decoder.weight"
 
-# end of a parameter's name -> what its rows and its columns run over; * n: n matrices are fused along the rows
+# suffix of a parameter's name -> axes of its rows and columns; * n: n matrices are stacked along the rows
 AXES = {
     "tok_embeddings.weight": ("vocabulary", "width"),
     "attn.Wqkv.weight": ("heads * 3", "width"),
@@ -46,7 +46,7 @@ AXES = {
 def grow(
     weights: Mapping[str, Tensor], old: ModernBertConfig, new: ModernBertConfig, mode: Mode = "fitted"
 ) -> dict[str, Tensor]:
-    """The state dict of a larger model; load_state_dict(strict=True) takes it.
+    """Return the state dict of a larger model, complete for load_state_dict(strict=True).
 
     Args:
         weights: of the smaller model, by name; the tied decoder.weight may be left out.
@@ -63,7 +63,7 @@ def grow(
 def grow_each(
     weights: Mapping[str, Tensor], old: ModernBertConfig, new: ModernBertConfig, mode: Mode = "fitted"
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter of the larger model, one after the other, so that it need not be held twice; tied ones once.
+    """Yield every parameter of the larger model by name, one at a time to save memory; tied parameters once.
 
     Raises:
         ConfigError: see `check_growth`.
@@ -76,7 +76,7 @@ def grow_each(
     for name in names:
         source = _source_name(name, sources)
         if source == "model.layers.0.attn_norm.weight" or (mode == "paper" and name == "model.final_norm.weight"):
-            yield name, torch.ones(new.hidden_size)  # as initialised; layer 0 has no norm to give
+            yield name, torch.ones(new.hidden_size)  # as initialised; layer 0 lacks a norm to copy
             continue
         tensor = weights[source]
         for dim, axis in enumerate(next(AXES[end] for end in AXES if name.endswith(end))):
@@ -85,11 +85,11 @@ def grow_each(
 
 
 def check_growth(old: ModernBertConfig, new: ModernBertConfig, mode: Mode = "fitted") -> None:
-    """Whether one architecture can grow into another.
+    """Raise ConfigError if one architecture cannot grow into another.
 
     Raises:
-        ConfigError: names every dimension that would shrink or may not change, with both values, or what the published
-            mapping cannot do.
+        ConfigError: names every dimension that would shrink or may not change, with both values, or the limit of the
+            published mapping.
     """
     wrong = [_wrong(name, old, new, "must be the same") for name in EQUAL if getattr(new, name) != getattr(old, name)]
     wrong += [_wrong(name, old, new, "cannot shrink") for name in GROWING if getattr(new, name) < getattr(old, name)]
@@ -97,10 +97,10 @@ def check_growth(old: ModernBertConfig, new: ModernBertConfig, mode: Mode = "fit
         if new.hidden_size == old.hidden_size:
             wrong.append(_wrong("hidden_size", old, new, f"the published code refuses an equal width. {FITTED}"))
         if max(layer_sources(old, new, mode)) >= old.num_layers:
-            reason = f"the published rounding asks for layer {old.num_layers}, and layers count from 0. {FITTED}"
+            reason = f"the published rounding needs layer {old.num_layers}, and layers count from 0. {FITTED}"
             wrong.append(_wrong("num_layers", old, new, reason))
     elif not wrong and old.num_layers == 1 and new.global_attn_every_n_layers > 1 and new.num_layers > 1:
-        wrong.append(_wrong("num_layers", old, new, "it has no local layer to take local ones from"))
+        wrong.append(_wrong("num_layers", old, new, "the smaller model lacks a local layer to copy from"))
     if wrong:
         raise ConfigError("growing a model:\n  " + "\n  ".join(wrong) + "\nName two models of one family that fit.")
 
@@ -111,10 +111,10 @@ def _wrong(name: str, old: ModernBertConfig, new: ModernBertConfig, reason: str)
 
 
 def tiled_index(old_size: int, new_size: int, unit: int = 1) -> Tensor:
-    """For each of new_size positions the old one it copies, old_size in the middle and repeated around it.
+    """Return the source position of each of new_size positions: old_size in the middle, repeated around it.
 
     Args:
-        unit: positions that stay together, such as those of a head; divides both sizes.
+        unit: positions that stay together, such as a head's; divides both sizes.
 
     Returns:
         int64: new[j] = old[(j - o) mod old] with o = (new - old) // 2, counted in units.
@@ -126,7 +126,7 @@ def tiled_index(old_size: int, new_size: int, unit: int = 1) -> Tensor:
 
 
 def layer_sources(old: ModelConfig, new: ModelConfig, mode: Mode) -> list[int]:
-    """For each new layer the old one it is taken from, by depth; `fitted` goes by depth among layers of its kind."""
+    """Return the source layer of each new layer, by depth; `fitted` counts depth among layers of the same kind."""
     if mode == "paper":
         return [round(layer * old.num_layers / new.num_layers) for layer in range(new.num_layers)]  # banker's rounding
     sources = [0] * new.num_layers
@@ -138,7 +138,10 @@ def layer_sources(old: ModelConfig, new: ModelConfig, mode: Mode) -> list[int]:
 
 
 def spread(position: int, count: int, choices: int) -> int:
-    """Evenly from the first choice to the last, the nearest one; so the two ends are repeated least."""
+    """Return the nearest choice when `count` positions are spread evenly from the first to the last choice.
+
+    The two end choices are repeated least.
+    """
     gaps = max(1, count - 1)
     return (2 * position * (choices - 1) + gaps) // (2 * gaps)
 
@@ -151,7 +154,7 @@ def _source_name(name: str, sources: list[int]) -> str:
 
 
 def _index(old: ModernBertConfig, new: ModernBertConfig, mode: Mode) -> dict[str, Tensor]:
-    """What each axis of AXES copies from where."""
+    """Return, for each axis of AXES, the source index of every target position."""
     heads = tiled_index(old.hidden_size, new.hidden_size, new.head_size if mode == "fitted" else 1)
     hidden = tiled_index(old.intermediate_size, new.intermediate_size)
     return {

@@ -1,16 +1,16 @@
-"""XLNet on packed buffers, top to bottom (arXiv 1906.08237): the distance of two tokens, not their places, is scored.
+"""XLNet on packed buffers, top to bottom (arXiv 1906.08237): scores depend on distances, not on absolute positions.
 
-A token scores another by its content, by its distance, with a sinusoid for each distance, and by whether both are of
-one segment; each has a vector for every head that is added to the query first. Distances come from position ids, so
-that packed sequences and query tokens need nothing else. The two streams of the paper are one buffer here: in the order
-"given" a query token reads a learned vector in place of its id, and passes through the same weights as every token.
+A pair is scored by content, by distance (a sinusoid for each distance), and by whether both tokens are in the same
+segment; for each of the three, a vector for every head is added to the query first. Distances are computed from
+position ids, so packed sequences and query tokens work without further inputs. The paper's two streams are one buffer
+here: in the order "given" a query token reads a learned vector instead of its id, and passes through the same weights.
 
-What is added to the scores is a bias that `sdpa` takes sequence by sequence; no T x T scores exist. There is no memory
-of earlier text, and no dropout of attention probabilities. Query, key and value are one matrix, Wqkv;
+Distance and segment terms are a bias that `sdpa` takes sequence by sequence; T x T scores are never built. There is no
+memory of earlier text and no dropout of attention probabilities. Query, key and value are one matrix, Wqkv;
 weights/formats/xlnet.py translates to transformers' names and shapes, and back.
 
-Shape legend: T packed tokens, P distances, D model width, F hidden width, N heads, H head width; of one sequence Q
-queries and K keys, which are as many.
+Shape legend: T packed tokens, P distances, D model width, F hidden width, N heads, H head width; in one sequence Q
+queries and K keys, equal in number.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from modernbert_train.models.lookup import Embedding
 
 
 def distance_table(longest: int, width: int, device: torch.device) -> Tensor:
-    """table_PD: for each distance from 1 - longest to longest - 1 its sines, then its cosines, at the widths' bases."""
+    """Return table_PD: for each distance from 1 - longest to longest - 1, its sines, then its cosines, in fp32."""
     distance_P = torch.arange(1 - longest, longest, device=device, dtype=torch.float32)
     exponent = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
     angle = distance_P.unsqueeze(1) * (1 / 10_000**exponent)
@@ -44,13 +44,13 @@ def distance_table(longest: int, width: int, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class Places:
-    """Where tokens stand in their sequences, shared by all layers of a microbatch.
+    """Positions and segments of tokens, shared by all layers of a microbatch.
 
     Attributes:
         position_ids_T: positions.
-        segment_ids_T: token types; None: one.
-        longest: of the distances in the table, one more than the farthest.
-        found: first token of a sequence -> what `of` made of it.
+        segment_ids_T: token types; None: one segment.
+        longest: the farthest distance in the table plus one.
+        found: cache: first token of a sequence -> the result of `of`.
     """
 
     position_ids_T: Tensor
@@ -59,11 +59,11 @@ class Places:
     found: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
 
     def reach(self, start: int, end: int) -> int:
-        """One more than the farthest distance in a sequence can be."""
+        """Return the farthest possible distance in a sequence plus one."""
         return min(end - start, self.longest)
 
     def of(self, start: int, end: int) -> tuple[Tensor, Tensor | None]:
-        """Of a sequence: rows_QK, each pair's distance above the lowest that can be; and whether segments differ."""
+        """Return rows_QK, each pair's distance minus the lowest possible one, and True where segments differ."""
         if start not in self.found:
             place = self.position_ids_T[start:end]
             rows_QK = place[:, None] - place + self.reach(start, end) - 1
@@ -74,13 +74,13 @@ class Places:
 
 @dataclass(frozen=True)
 class RelativeScores:
-    """A `ScoreBias`: what distances and segments add to the scores of a layer.
+    """A `ScoreBias` that adds the distance and segment terms to the scores of a layer.
 
     Attributes:
         places: of the tokens.
-        by_distance_TNH: queries that meet distances.
+        by_distance_TNH: queries for distances.
         distances_PNH: keys of the distances.
-        by_segment_TN2: scores of the same and of another segment; None: there is one.
+        by_segment_TN2: scores of the same and of another segment; None: there is one segment.
     """
 
     places: Places
@@ -101,7 +101,7 @@ class RelativeScores:
 
 
 class Embeddings(nn.Module):
-    """A token's vector, or for a query token one that is the same for all; no positions, no norm."""
+    """Token embeddings; all query tokens read one learned vector. No positions, no norm."""
 
     def __init__(self, config: XLNetConfig) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Embeddings(nn.Module):
     def forward(self, packed: Packed) -> Tensor:
         words_TD, query_1D = self.tok_embeddings(packed.input_ids_T), self.query.weight
         if packed.ranks_T is None:
-            words_TD = words_TD + 0.0 * query_1D  # in every graph, with a gradient of zero, as ranks must have it
+            words_TD = words_TD + 0.0 * query_1D  # keep it in every graph: all ranks must have a gradient for it
         else:
             words_TD = torch.where((packed.ranks_T == QUERY_RANK).unsqueeze(1), query_1D.to(words_TD), words_TD)
         return self.dropout(words_TD)
@@ -132,7 +132,7 @@ class HeadBias(nn.Module):
 class Attention(nn.Module):
     """Multi-head self-attention without biases in its matrices; dropout only after the output projection."""
 
-    stacked: ClassVar = {"Wqkv": 3}  # matrices that lie one below another in a weight; optim/groups.py reads it
+    stacked: ClassVar = {"Wqkv": 3}  # number of matrices stacked along the rows of a weight; read by optim/groups.py
 
     def __init__(self, config: XLNetConfig) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class Attention(nn.Module):
         bias = RelativeScores(places, self.position(q_TNH), distances_PNH, by_segment_TN2)
         out_TNH = kernel.attend(self.content(q_TNH), k_TNH, v_TNH, layout, False, bias)
         out_TD = self.Wo(out_TNH.flatten(1))
-        if by_segment_TN2 is None:  # one segment adds the same to all scores: nothing, but a gradient of zero
+        if by_segment_TN2 is None:  # one segment shifts all scores equally: add only a zero gradient, for all ranks
             out_TD = out_TD + 0.0 * (self.segment.bias.sum() + self.segments.weight.sum())
         return self.dropout(out_TD)
 
@@ -188,7 +188,7 @@ class XLNet(Encoder):
         self.dropout = nn.Dropout(config.dropout)
 
     def prediction_head(self) -> nn.Module:
-        """See `Encoder`: nothing stands before the decoder, but where it is tied to a wider model's embedding."""
+        """See `Encoder`: the identity, or a projection if the decoder is tied to a wider model's embedding."""
         width = self.embedding().shape[1]
         return nn.Identity() if width == self.config.hidden_size else Linear(self.config.hidden_size, width)
 
@@ -199,7 +199,7 @@ class XLNet(Encoder):
         return hidden_TD
 
     def forward(self, packed: Packed, positions_M: Tensor | None = None) -> Tensor:
-        """See `Encoder`. On a GPU `sdpa` waits for the device once, see there."""
+        """See `Encoder`. On a GPU `sdpa` syncs with the device once, see there."""
         hidden_TD = self.enter(packed)
         device, dtype = hidden_TD.device, compute_dtype(hidden_TD)
         kernel, layout = for_all_layers(self.compute, packed, device, dtype, self.config.score_bias)

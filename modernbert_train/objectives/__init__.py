@@ -1,7 +1,7 @@
 """Training objectives: turn packed text into inputs and targets. One file per objective.
 
-A row in `OBJECTIVES` and a dataclass in config/objective.py add one. Nothing here knows a model: which heads stand on
-the encoder is said in the configuration, and models/build.py makes them.
+To add one, add a row to `OBJECTIVES` and a dataclass to config/objective.py. Objectives do not know models: the
+configuration names the heads on the encoder, and models/build.py creates them.
 Imports: batch, config, core, vocabulary.
 """
 
@@ -32,17 +32,17 @@ from modernbert_train.vocabulary import Vocabulary
 class Objective(Protocol):
     """One way to train an encoder: Objective(config, vocabulary).
 
-    What planning has to know of it, its special tokens and its loss terms, stands in its section of the configuration.
+    The planner reads special tokens and loss terms from the objective's section of the configuration.
     """
 
     def __init__(self, config: Any, vocabulary: Vocabulary) -> None: ...
 
     def make(self, text: PackedText, settings: Any) -> Inputs:
-        """Inputs and targets of a microbatch: a pure function of the text and its keys, of static shapes.
+        """Return inputs and targets of a microbatch: a pure function of the text and its keys, with static shapes.
 
         Args:
-            text: laid out.
-            settings: the section as it is now; what is `phased` may differ from what the objective was built with.
+            text: packed text.
+            settings: the section in the current phase; its `phased` fields may differ from the constructor's.
         """
 
 
@@ -66,5 +66,5 @@ OBJECTIVES: Rows[type[ObjectiveConfig], type[Objective]] = Rows(
 
 
 def build_objective(config: ObjectiveConfig, vocabulary: Vocabulary) -> Objective:
-    """The objective of a section."""
+    """Return the objective of a section."""
     return OBJECTIVES[type(config)](config, vocabulary)

@@ -1,8 +1,8 @@
-"""Causal language modelling: each token is predicted from those before it in its sequence.
+"""Causal language modelling: each token is predicted from the tokens before it in its sequence.
 
-[CLS] stands first, seen by all, and predicts the first token of the text; [SEP] is predicted like any token and
-predicts nothing. The encoder is told that its order is causal; its weights and heads are those of masked-language
-modelling, so a run may do both, one phase after the other (arXiv 2507.00994).
+[CLS] is first, visible to all, and predicts the first token of the text; [SEP] is predicted like any token and predicts
+nothing. The encoder attends in causal order; its weights and heads are the ones of masked-language modelling, so a run
+may train on both, one phase after the other (arXiv 2507.00994).
 
 Shape legend: T packed tokens.
 """
@@ -18,7 +18,7 @@ from modernbert_train.vocabulary import Vocabulary
 
 
 class CausalLM:
-    """The next token, everywhere.
+    """Next-token prediction at every position.
 
     Args:
         config: of the objective.
@@ -29,11 +29,11 @@ class CausalLM:
         pass
 
     def make(self, text: PackedText, settings: CausalLmConfig) -> Inputs:
-        """See `Objective.make`; the targets have T places, since nearly all of them are used."""
+        """See `Objective.make`; the targets have length T, since nearly all positions are used."""
         ids_T, sizes_Q = text.ids_T, text.lengths_Q + 1  # a sequence predicts its text and [SEP]
         total = int(sizes_Q.sum())
         place = np.arange(total) - np.repeat(np.cumsum(sizes_Q) - sizes_Q, sizes_Q)
-        from_ = np.repeat(text.starts_Q - 1, sizes_Q) + place  # [CLS] stands before the text
+        from_ = np.repeat(text.starts_Q - 1, sizes_Q) + place  # [CLS] is one token before the text
         spare = len(ids_T) - total
         targets = {
             POSITIONS: np.pad(from_, (0, spare)),

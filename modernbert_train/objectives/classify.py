@@ -1,7 +1,7 @@
-"""Labels of texts and of words: nothing is masked, targets come with the documents.
+"""Classification of texts and of words: nothing is masked, and labels are stored with the documents.
 
-The second text of a pair stands in the document behind a [SEP], which no text contains, so a pair is a document like
-any other. Every sequence is a whole document: data/labels.py refuses one that was cut.
+A pair is a document like any other: its second text follows a [SEP], which no text contains. Every sequence is a whole
+document: data/labels.py refuses one that was cut.
 
 Shape legend: T packed tokens, Q sequences of text, P sequences (padded), M words (padded), L labels.
 """
@@ -15,12 +15,12 @@ from modernbert_train.batch import IGNORED_LABEL, Inputs, PackedText
 from modernbert_train.config.schema import ClassifyConfig, TagConfig
 from modernbert_train.vocabulary import Vocabulary
 
-# names of the targets: where a sequence or a word begins in T, and its classes
+# names of the targets: the first token of a sequence or a word in T, and its classes
 FIRSTS, CLASSES, WORDS, TAGS = "firsts_P", "classes_PL", "words_M", "tags_M"
 
 
 class Classify:
-    """A class, classes or a score of each sequence.
+    """One class, several classes or a score for each sequence.
 
     Args:
         config: of the objective.
@@ -31,7 +31,7 @@ class Classify:
         self._sep_id = vocabulary.sep_id
 
     def make(self, text: PackedText, settings: ClassifyConfig) -> Inputs:
-        """See `Objective.make`. A score travels as the bits of its fp32; a class that has no logit is ignored."""
+        """See `Objective.make`. A score is stored as the bits of its fp32; a class without a logit is ignored."""
         assert text.labels is not None
         width, found = settings.num_logits, text.labels
         if settings.kind == "single-label":
@@ -49,7 +49,7 @@ class Classify:
 
 
 def segments_of(text: PackedText, sep_id: int) -> NDArray[np.int64]:
-    """Token types: 1 behind the [SEP] between two texts, that of the end included."""
+    """Return token types: 1 after the [SEP] between two texts, the final [SEP] included."""
     segments_T = np.zeros_like(text.ids_T)
     for start, length in zip(text.starts_Q.tolist(), text.lengths_Q.tolist(), strict=True):
         between = np.flatnonzero(text.ids_T[start : start + length] == sep_id)
@@ -59,7 +59,7 @@ def segments_of(text: PackedText, sep_id: int) -> NDArray[np.int64]:
 
 
 class Tag:
-    """A class of each word, at its first token.
+    """A class for each word, at its first token.
 
     Args:
         config: of the objective.
@@ -70,7 +70,7 @@ class Tag:
         pass
 
     def make(self, text: PackedText, settings: TagConfig) -> Inputs:
-        """See `Objective.make`; a class that has no logit is ignored, at a place of its own."""
+        """See `Objective.make`; a class without a logit is ignored, but keeps its position."""
         assert text.labels is not None
         tags, total = text.labels, int(text.lengths_Q.sum())
         place = np.arange(total) - np.repeat(np.cumsum(text.lengths_Q) - text.lengths_Q, text.lengths_Q)

@@ -1,9 +1,9 @@
-"""Pairs of texts: a document is a query, its positive and mined negatives, each a sequence of its own.
+"""Contrastive training: a document holds a query, its positive and mined negatives, each a separate sequence.
 
-They lie end to end in one document, `query [SEP] [CLS] positive [SEP] [CLS] negative`, so that what packing adds makes
-each of them a whole sequence; no text contains either token. So the texts of an example are always in one row. Its
-labels are, of each text, a hash, by which equal texts are known wherever they stand, and the score that a teacher gives
-it for the query, in units of `SCORE_UNIT`; 0 where there is none. Nothing is drawn and nothing masked.
+They are concatenated, `query [SEP] [CLS] positive [SEP] [CLS] negative`, and packing adds the outer tokens, so each is
+a whole sequence; no text contains either token. The texts of an example therefore share a row. The labels are, for each
+text, a hash, by which equal texts are recognised anywhere, and a teacher's score for it and the query, in units of
+`SCORE_UNIT`; 0 without a teacher. Nothing is drawn and nothing is masked.
 
 Shape legend: T packed tokens, Q examples, P texts (padded): all queries, then all positives, then the negatives.
 """
@@ -16,9 +16,9 @@ from modernbert_train.batch import IGNORED_LABEL, Inputs, PackedText
 from modernbert_train.config.schema import ContrastiveConfig
 from modernbert_train.vocabulary import Vocabulary
 
-# names of the targets: index of each text's [CLS], what it is, the halves of its hash
+# names of the targets: index of each text's [CLS], its role, the halves of its hash
 FIRSTS, ROLES, LOW, HIGH = "firsts_P", "roles_P", "low_P", "high_P"
-# of each negative: its example, and the margin of scores
+# for each negative: its example, and the margin of scores
 EXAMPLES, MARGINS = "examples_P", "margins_P"
 QUERY, POSITIVE, NEGATIVE = range(3)
 
@@ -47,7 +47,7 @@ class Contrastive:
             sizes.append(len(firsts))
             hashes = text.labels[example, ::2].tolist()
             found += [(min(place, NEGATIVE), example, first, hashes[place]) for place, first in enumerate(firsts)]
-        found.sort(key=lambda each: each[:2])  # in a stable way: the negatives of an example stay in their order
+        found.sort(key=lambda each: each[:2])  # stable sort: an example's negatives keep their order
         columns = np.array(found, dtype=np.int64).reshape(-1, 4).T
         spare = len(text.ids_T) // 3 - len(found)  # a text has at least three tokens
         roles_P, examples_P, firsts_P, hashes_P = (np.pad(column, (0, spare)) for column in columns)

@@ -15,7 +15,7 @@ from modernbert_train.vocabulary import Vocabulary
 
 
 class Distill:
-    """Masked-language modelling, and which tokens are no pads.
+    """Masked-language modelling, plus a mark for tokens that are not pads.
 
     Args:
         config: of the objective.
@@ -26,8 +26,8 @@ class Distill:
         self._tokens = MaskedLM(config, vocabulary)
 
     def make(self, text: PackedText, settings: DistillConfig) -> Inputs:
-        """See `Objective.make`; predictions are compared where one is made, hidden states at every token, vectors of
-        every sequence."""
+        """See `Objective.make`; counts the terms: predictions at masked positions, hidden states at every token, and
+        vectors of every sequence."""
         masked = self._tokens.make(text, settings)
         marks_T = marks_of(text)
         counts = {"mlm": masked.counts["mlm"], "kl": predictions(masked)}

@@ -1,14 +1,14 @@
-"""The ways to choose which tokens are predicted, `objective.masking`. Another one is a function and a row of MASKINGS.
+"""How predicted tokens are chosen (`objective.masking`). To add one, write a function and a row in MASKINGS.
 
-- `exact`: each sequence gets its share exactly, rate times its tokens rounded up or down by key, so that short
-  sequences have targets and the number of targets hardly varies.
+- `exact`: each sequence gets its exact share: rate times its tokens, rounded up or down by key. Short sequences have
+  targets, and the number of targets hardly varies.
 - `bernoulli`: each token with the probability of the rate, independently of all others.
-- `reference`: as AnswerDotAI/ModernBERT did in training, as statistics. Like `bernoulli`, but [CLS] and [SEP] are
+- `reference`: statistically as in AnswerDotAI/ModernBERT's training. Like `bernoulli`, but [CLS] and [SEP] are
   predicted like any token; padding is replaced at the same rate, without being predicted; and random tokens are any id
-  up to the largest, special ones too. There the largest is that of the row after masking. Here it is the largest that
-  can occur: in their rows of 98,304 tokens that is the same, and it does not depend on what shares a row.
-- `ngram`: each sequence gets the share that `exact` gives it, or the least bit less, in whole words, one to three
-  together (ngrams.py). `objective.words` says whose words: the tokenizer's pieces joined, or a segmenter's.
+  up to the largest, special ones too. There the largest id is the row's after masking; here it is the largest possible
+  id. In their rows of 98,304 tokens these are equal, and ours does not depend on the other sequences of a row.
+- `ngram`: each sequence gets at most the share of `exact`, in whole words, one to three together (ngrams.py).
+  `objective.words` chooses the word boundaries: the tokenizer's pieces joined, or a segmenter's words.
 
 Shape legend: N tokens that may be predicted, end to end; S sequences; C chosen tokens.
 """
@@ -33,19 +33,18 @@ _SURPRISE = 45.0  # the bound of independent draws fails with a probability belo
 
 @dataclass(frozen=True)
 class Candidates:
-    """The tokens that may be predicted, end to end.
+    """The tokens that may be predicted, concatenated.
 
     Attributes:
         sequence_N: the sequence of each, ascending.
-        place_N: its place in the sequence.
+        place_N: its position in the sequence.
         draws_N: uint64 draw of each.
         lengths_S: tokens of each sequence.
-        cuts_S: of these, tokens before a place where the text does not continue as it reads, all or none of them where
-            there is no such place. Nothing that belongs together lies across.
-        counts_S: tokens to predict of each, by its rate and its draw.
-        rate_S: share to predict of each.
+        cuts_S: tokens of a sequence before a break in its text, which n-grams may not cross; 0 or all without a break.
+        counts_S: tokens to predict in each sequence, by its rate and its draw.
+        rate_S: share of each sequence to predict.
         keys_S: uint64 key of each.
-        continues_word_N: a function that returns, for each token, whether it continues the word before it.
+        continues_word_N: a function that returns, for each token, True if it continues the word before it.
     """
 
     sequence_N: Ints
@@ -61,11 +60,11 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Masking:
-    """A way to choose.
+    """One way to choose tokens.
 
     Attributes:
         choose: returns the indices into N of the chosen tokens, ascending.
-        counts_exactly: True if a sequence never has more than its `counts_S`.
+        counts_exactly: True if a sequence never gets more than its `counts_S`.
         takes_special: True if [CLS] and [SEP] are predicted too, padding is replaced, and random tokens may be special.
     """
 
@@ -74,13 +73,12 @@ class Masking:
     takes_special: bool = False
 
     def bound(self, mask_rate: float, tokens: int) -> int:
-        """Return a bound on the predicted positions in `tokens` packed tokens, so that their number can be padded.
+        """Return a bound on the predicted positions in `tokens` packed tokens, to which targets are padded.
 
-        Exact counts: a sequence of n tokens of text has rate * n of them plus a rounding below one, while its two
-        special tokens leave 2 * rate unused. With 32 more the bound fails with a probability below e^-38 for rates from
-        0.15.
+        Exact counts: a sequence of n text tokens has rate * n of them plus a rounding below one, while its two special
+        tokens leave 2 * rate unused. With 32 more the bound fails with a probability below e^-38 for rates from 0.15.
 
-        Independent draws: Bernstein's inequality for a binomial of `tokens` trials, passed with a probability below
+        Independent draws: Bernstein's inequality for a binomial of `tokens` trials, exceeded with a probability below
         e^-45. At a rate of 0.3 that is 24 % above the mean for 4,096 tokens, and 5 % for 98,304.
         """
         bound = mask_rate * tokens + _SLACK
@@ -92,19 +90,19 @@ class Masking:
 
 
 def _exact(text: Candidates) -> Ints:
-    """Take the tokens of each sequence with its lowest draws."""
+    """Choose the tokens with the lowest draws of each sequence."""
     keys = (text.sequence_N.astype(np.uint64) << np.uint64(40)) | (text.draws_N >> np.uint64(24))
     order = np.argsort(keys, kind="stable")
     return np.sort(order[text.place_N < text.counts_S[text.sequence_N]])
 
 
 def _bernoulli(text: Candidates) -> Ints:
-    """Take each token whose draw lies below the rate."""
+    """Choose each token whose draw is below the rate."""
     return np.flatnonzero(uniform(text.draws_N) < text.rate_S[text.sequence_N])
 
 
 def _ngram(text: Candidates) -> Ints:
-    """Take whole words, up to three together, of each part before and after a cut."""
+    """Choose whole words, up to three together, in each part before and after a cut."""
     parts = np.stack((text.cuts_S, text.lengths_S - text.cuts_S), axis=1).ravel()
     sequence = np.repeat(np.arange(len(text.lengths_S)), 2)[parts > 0]
     return ngrams.choose(text.continues_word_N(), parts[parts > 0], sequence, text.counts_S, text.keys_S)

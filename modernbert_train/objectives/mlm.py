@@ -1,12 +1,12 @@
-"""Masked-language modelling: which tokens are predicted and what stands in their place.
+"""Masked-language modelling: choose the predicted tokens and replace them.
 
 Masks are keyed by (seed, epoch, document, start of the chunk), never by rank, worker or row, so they need no state.
-Which tokens are predicted is `objective.masking` (maskings.py); `reference` alone masks and draws special tokens.
+`objective.masking` chooses the predicted tokens (maskings.py); only `reference` masks and draws special tokens.
 
 `objective.mask_spread` draws the rate of each sequence, `objective.mask_rate_end` moves it through a phase. With
-`objective.mask_weight=1/rate` a prediction weighs 1 over the rate of its sequence, and the term counts the tokens that
-could have been predicted: known before any is, and the same however a batch is cut.
-`objective.predict_from=before` predicts each in the place of the token before it.
+`objective.mask_weight=1/rate` a prediction is weighted by 1 / (rate of its sequence), and the term counts all maskable
+tokens: a number known before masking, which does not depend on how a batch is cut. `objective.predict_from=before`
+predicts each token at the position of the token before it.
 
 Shape legend: T packed tokens, S sequences, M predicted positions.
 """
@@ -29,14 +29,14 @@ from modernbert_train.vocabulary import Vocabulary
 log = logging.getLogger(__name__)
 
 POSITIONS, LABELS = "positions_M", "labels_M"  # names of the targets: indices into T, and ids; IGNORED_LABEL pads
-WEIGHTS = "weights_M"  # of the predictions, in parts of WEIGHT_UNIT of batch.py; only where they have some
-LEAST_RATE = 0.001  # of a sequence whose predictions weigh 1/rate: as LLaDA's code has it, and 32 bits are enough
+WEIGHTS = "weights_M"  # of the predictions, in units of 1 / WEIGHT_UNIT (batch.py); only with mask_weight
+LEAST_RATE = 0.001  # lower bound of a rate in 1/rate weights: as in LLaDA's code, and weights fit 32 bits
 
 _COUNT, _SELECT, _KIND, _TOKEN, _RATE = (np.uint64(n) for n in (0xC0, 0x5E, 0x1D, 0x70, 0xAE))
 
 
 def predictions(inputs: Inputs) -> int:
-    """How many tokens are predicted, whatever the term counts."""
+    """Return the number of predicted tokens, which may differ from the term's count."""
     return int((inputs.targets[LABELS] != IGNORED_LABEL).sum())
 
 
@@ -50,7 +50,7 @@ class Masked:
 
 
 class MaskedLM:
-    """The 80/10/10 rule on a share of the tokens.
+    """Masked-language modelling with the 80/10/10 rule.
 
     Args:
         config: how tokens are chosen, shares of [MASK] and of random tokens.
@@ -65,7 +65,7 @@ class MaskedLM:
         if self._masking.takes_special:
             special = (vocabulary.cls_id, vocabulary.sep_id, vocabulary.pad_id, vocabulary.mask_id)
             self._random_ids = np.arange(max(*special, int(vocabulary.ordinary.max())) + 1)
-        self._goes_on = np.zeros(vocabulary.num_entries + 1, dtype=bool)  # with a word; what is no entry is one itself
+        self._goes_on = np.zeros(vocabulary.num_entries + 1, dtype=bool)  # the last: ids outside, each a word by itself
         self._goes_on[vocabulary.inside_words] = True
 
     def make(self, text: PackedText, settings: MaskedLmConfig, cuts_Q: NDArray[np.int64] | None = None) -> Inputs:
@@ -79,7 +79,7 @@ class MaskedLM:
         bound = self.max_predicted(settings.most_predicted, len(text.ids_T))
         at = text.ids_T, text.starts_Q, text.lengths_Q, text.keys_Q
         masked = self.corrupt(*at, rate_Q, cuts_Q, bound, text.inside_words_T)
-        positions_M = masked.positions_M - (settings.predict_from == "before")  # a special token stands before texts
+        positions_M = masked.positions_M - (settings.predict_from == "before")  # texts follow a special token
         predicted = len(masked.labels_M)
         assert predicted <= bound, f"{predicted} predicted positions exceed the bound of {bound}"
         targets = {
@@ -88,7 +88,7 @@ class MaskedLM:
         }
         if not settings.counts_tokens:
             return Inputs(masked.input_ids_T, targets, {"mlm": predicted})
-        sequence_M = np.searchsorted(text.starts_Q, masked.positions_M + 1, side="right") - 1  # [CLS] is of the next
+        sequence_M = np.searchsorted(text.starts_Q, masked.positions_M + 1, side="right") - 1  # + 1: [CLS] precedes
         weights_M = np.rint(WEIGHT_UNIT / rate_Q[sequence_M]).astype(np.int64)
         special = 2 * len(text.keys_Q) if self._masking.takes_special else 0
         targets[WEIGHTS] = np.pad(weights_M, (0, bound - predicted))
@@ -108,20 +108,20 @@ class MaskedLM:
         """Mask a packed buffer.
 
         Args:
-            ids_T: token ids; not changed. One special token stands before and one after each sequence's text, and what
-                follows up to the next sequence is padding.
+            ids_T: token ids; not changed. Each sequence's text has one special token before and one after it; padding
+                follows up to the next sequence.
             starts_S: index of each sequence's first maskable token, ascending.
             lengths_S: number of maskable tokens of each sequence, contiguous from its start.
             keys_S: uint64 key of each sequence.
-            mask_rate: share of the maskable tokens to predict, of all sequences or of each.
-            cuts_S: tokens of each sequence's text before a place where it does not go on as it reads, all or none of
-                them where there is none; no n-gram lies across. None: nowhere.
-            most: positions to predict at most; None: `max_predicted`.
-            inside_words_T: whether each token continues a word; None: as the vocabulary has it.
+            mask_rate: share of the maskable tokens to predict, for all sequences or for each.
+            cuts_S: tokens of each sequence before a break in its text, which n-grams may not cross; 0 or all without a
+                break. None: no breaks.
+            most: largest number of positions to predict; None: `max_predicted`.
+            inside_words_T: True for tokens that continue a word; None: by the vocabulary.
 
         Returns:
-            The masked buffer; positions are ascending, at most `most` of them. Should there be more, those
-            with the highest draws are left as they were, with a warning that counts them.
+            The masked buffer; positions are ascending, at most `most` of them. If more were chosen, those with the
+            highest draws are left unmasked, with a warning that counts them.
         """
         maskable_S = predictable_S = lengths_S
         if self._masking.takes_special:
@@ -129,7 +129,7 @@ class MaskedLM:
             predictable_S = lengths_S + 2
             maskable_S = np.append(starts_S, len(ids_T))[1:] - starts_S
 
-        # every maskable token: the sequence it belongs to, its place there, and a draw; low draws are masked
+        # every maskable token: its sequence, its position there, and a draw; low draws are masked
         total = int(maskable_S.sum())
         sequence = np.repeat(np.arange(len(maskable_S)), maskable_S)
         place = np.arange(total) - np.repeat(np.cumsum(maskable_S) - maskable_S, maskable_S)
@@ -171,5 +171,5 @@ class MaskedLM:
         return Masked(input_ids, positions[predicted], originals[predicted])
 
     def max_predicted(self, mask_rate: float, tokens: int) -> int:
-        """Return how many positions of `tokens` packed tokens are predicted at most; see `Masking.bound`."""
+        """Return an upper bound of the predicted positions in `tokens` packed tokens; see `Masking.bound`."""
         return self._masking.bound(mask_rate, tokens)

@@ -1,15 +1,15 @@
-"""Which tokens are predicted where whole words are, one to three together (ALBERT, arXiv 1909.11942, section 4.1).
+"""Choose whole words to predict, one to three together (ALBERT, arXiv 1909.11942, section 4.1).
 
-A text is cut into n-grams, one after the other, each of n words with a probability in proportion to 1 / n: 6/11, 3/11
-and 2/11. Their order is drawn, and they are taken in that order as long as the budget of the sequence lasts. The one
-that it ends in is cut short to as many of its words as fit, as in the published code. What is left then is spent on
-single words that fit, in the same order. So a sequence never has more than its budget, and what stays unspent is less
-than any word that is not predicted: nothing, as soon as one of them is a single token.
+A text is cut into n-grams, one after the other, of n words with probability proportional to 1 / n: 6/11, 3/11 and 2/11.
+N-grams are chosen in random order until the sequence's budget is spent. The n-gram that exceeds the budget is cut to
+the words that fit, as in the published code. The remaining budget goes to single words that fit, in the same order. So
+a sequence never exceeds its budget, and the unspent rest is smaller than any unpredicted word: zero, as soon as one of
+them is a single token.
 
-A word is a token with those that go on with it (`Vocabulary.inside_words`, or as a segmenter has it), up to LONGEST;
-what is longer, such as a text without spaces, is several words. So fewer than LONGEST tokens stay unspent in any
-sequence. Of the share that is asked for, 0.15, text with 2.5 tokens a word gets all in sequences of 120 tokens, 99.5 %
-in those of 30, and 74 % in those of 6, where it is less than a word.
+A word is a token and the tokens that continue it (`Vocabulary.inside_words`, or a segmenter's), up to LONGEST; anything
+longer, such as a text without spaces, is several words. So fewer than LONGEST tokens stay unspent in a sequence. With a
+rate of 0.15 and 2.5 tokens a word, sequences of 120 tokens spend all of it, sequences of 30 tokens 99.5 %, and
+sequences of 6 tokens, where it is less than a word, 74 %.
 
 Shape legend: T tokens of text, W words, G n-grams, P parts, Q sequences.
 """
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from modernbert_train.core.keyed_random import Keys, hash64, uniform
 
 LONGEST = 8  # tokens of a word
-MOST_WORDS = 3  # of an n-gram
+MOST_WORDS = 3  # words of an n-gram
 _LENGTH, _ORDER = (np.uint64(n) for n in (0x4E, 0x9A))
 _SHARES = np.cumsum([1 / n for n in range(1, MOST_WORDS + 1)]) / sum(1 / n for n in range(1, MOST_WORDS + 1))
 Ints = NDArray[np.int64]
@@ -32,11 +32,11 @@ def choose(goes_on_T: NDArray[np.bool_], lengths_P: Ints, sequence_P: Ints, budg
     """Choose the tokens of whole words.
 
     Args:
-        goes_on_T: whether a token goes on with the word before it, of all texts end to end; a part begins with a word
-            in any case.
-        lengths_P: tokens of each part of a text, none of them 0; no n-gram lies in two.
-        sequence_P: which sequence it is of, ascending.
-        budgets_Q: tokens to predict in each sequence, at most.
+        goes_on_T: True if a token continues the word before it, for all texts concatenated; a part always begins with
+            a new word.
+        lengths_P: tokens of each part of a text, never 0; no n-gram crosses parts.
+        sequence_P: the sequence of each part, ascending.
+        budgets_Q: largest number of tokens to predict in each sequence.
         keys_Q: uint64 key of each.
 
     Returns:
@@ -50,7 +50,7 @@ def choose(goes_on_T: NDArray[np.bool_], lengths_P: Ints, sequence_P: Ints, budg
 
     taken_W = np.zeros(len(firsts_W), dtype=bool)
     left_Q = budgets_Q.copy()
-    while len(order_W):  # a few times: what is left in a sequence is soon less than a word
+    while len(order_W):  # a few rounds: the rest of a sequence's budget is soon less than a word
         sequence, sizes = sequence_W[order_W], sizes_W[order_W]
         begins = np.flatnonzero(np.diff(sequence, prepend=-1))
         before, spent = (
@@ -69,7 +69,7 @@ def _starts(lengths: Ints) -> Ints:
 
 
 def _words(goes_on_T: NDArray[np.bool_], firsts_P: Ints) -> Ints:
-    """The first token of each word, LONGEST apart at the most."""
+    """Return the first token of each word; a word has at most LONGEST tokens."""
     begins_T = ~goes_on_T
     begins_T[firsts_P] = True
     firsts_W = np.flatnonzero(begins_T)
@@ -81,10 +81,10 @@ def _words(goes_on_T: NDArray[np.bool_], firsts_P: Ints) -> Ints:
 
 
 def _shuffled(part_W: Ints, sequence_W: Ints, keys_Q: Keys) -> Ints:
-    """All words, sequence after sequence: n-grams in drawn order, the words of each in theirs."""
+    """Return all words by sequence: n-grams in drawn order, the words of an n-gram in text order."""
     number_W = np.arange(len(part_W))
     words_P, words_Q = np.bincount(part_W), np.bincount(sequence_W, minlength=len(keys_Q))
-    first_W = _starts(words_P)[part_W]  # word of the part
+    first_W = _starts(words_P)[part_W]  # first word of the part
     keys_W, counters_W = keys_Q[sequence_W], (number_W - _starts(words_Q)[sequence_W]).astype(np.uint64)
     # the g-th draw of a part is the length of its g-th n-gram; there are at most as many n-grams as words
     lengths_W = 1 + np.searchsorted(_SHARES, uniform(hash64(keys_W ^ _LENGTH, counters_W)), side="right")

@@ -1,19 +1,19 @@
-"""Permutation language modelling: some tokens are predicted one after the other, in an order of their own.
+"""Permutation language modelling: some tokens are predicted one after the other, in a drawn order.
 
-The rule is that of XLNet's published code (zihangdai/xlnet, data_utils.py; arXiv 1906.08237, sections 2.2 and 2.3):
+Follows XLNet's published code (zihangdai/xlnet, data_utils.py; arXiv 1906.08237, sections 2.2 and 2.3):
 
-- Spans are predicted: of n tokens, n up to `longest_span` with a probability that falls as 1/n, in a context of
-  `context_ratio` n tokens, from a place there that is drawn and moved on to the next beginning of a word. Each
-  sequence gets its share exactly, rounded up or down by key: the last span is cut, and what lacks is filled up with
-  single tokens drawn from all others.
-- The predicted tokens, [CLS] and [SEP] stand in an order drawn by key. A predicted token is seen by those after it; it
-  sees what is before it, itself, and all tokens that are not predicted. Those see each other, and nothing else.
-- A predicted token cannot be read where it stands, for it sees itself. For each there is a query token: [MASK], or what
-  the encoder has for it, at the same position. It sees what stands before the token in the order, and is seen by none.
+- Spans are predicted: n tokens, n up to `longest_span` with probability proportional to 1/n, within a context of
+  `context_ratio` n tokens; a span starts at a drawn position, moved forward to the next word start. Each sequence gets
+  its exact share, rounded up or down by key: the last span is cut, and a deficit is filled with random single tokens.
+- The predicted tokens, [CLS] and [SEP] are ordered by key. A predicted token is visible to later ones in this order; it
+  sees earlier ones, itself, and all tokens that are not predicted. Those see each other only.
+- A predicted token sees itself, so it cannot be predicted from its own position. Each has a query token instead:
+  [MASK], or the encoder's own vector, at the same position. It sees the tokens before its target in the order, and no
+  token sees it.
 
-Two things are of this house: a sequence is laid out [CLS] text [SEP] as for any objective, where XLNet's ends with
-both; and one order holds for a whole sequence, where theirs is drawn for each half of 256 tokens. There are as many
-query tokens for any text, so that shapes are static: what is left over stands at the end and sees nothing.
+Two differences from XLNet: a sequence is [CLS] text [SEP], as for any objective, where XLNet's ends with both; and one
+order covers a whole sequence, where theirs is drawn for each half of 256 tokens. The number of query tokens is fixed,
+so that shapes are static: spare ones are at the end and see nothing.
 
 Shape legend: T packed tokens of text, U with query tokens, Q sequences of text, B boundaries, M predicted tokens.
 """
@@ -31,15 +31,15 @@ from modernbert_train.vocabulary import Vocabulary
 
 _COUNT, _SIZE, _LEAD, _FILL, _ORDER = (np.uint64(n) for n in (0xC0, 0x51, 0x1E, 0xF1, 0x0D))
 _SLACK = 32  # see max_predicted
-_TAIL = 64  # tokens of a sequence of spare query tokens, at least
+_TAIL = 64  # minimum length of a sequence of spare query tokens
 
 
 class PermutationLM:
-    """Spans in an order, with a query token for each of their tokens.
+    """Predicted spans in a drawn order, with a query token for each of their tokens.
 
     Args:
         config: of the objective.
-        vocabulary: the tokenizer's ids, and which of them go on with a word.
+        vocabulary: the tokenizer's ids, and the ids that continue a word.
     """
 
     def __init__(self, config: PermutationLmConfig, vocabulary: Vocabulary) -> None:
@@ -57,15 +57,15 @@ class PermutationLM:
         bound = self.max_predicted(len(text.ids_T))
         assert len(predicted_M) <= bound, f"{len(predicted_M)} predicted tokens exceed the bound of {bound}"
 
-        # each sequence, and each row's padding between them, moves on by the query tokens before it
+        # each sequence, and the padding between rows, shifts by the number of query tokens before it
         starts_B = text.boundaries[:-1]
         queries_B = np.zeros(len(starts_B), dtype=np.int64)
-        at_Q = np.searchsorted(starts_B, text.starts_Q - 1)  # which of them is a sequence of text
+        at_Q = np.searchsorted(starts_B, text.starts_Q - 1)  # index in B of each sequence of text
         queries_B[at_Q] = np.bincount(sequence_M, minlength=len(at_Q))
         boundaries = text.boundaries + np.append(0, np.cumsum(queries_B))
         sizes_B = np.diff(text.boundaries)
         places_T = np.arange(len(text.ids_T)) + np.repeat(boundaries[:-1] - starts_B, sizes_B)
-        first_M = boundaries[1:][at_Q] - queries_B[at_Q]  # of the query tokens of each sequence
+        first_M = boundaries[1:][at_Q] - queries_B[at_Q]  # first query token of each sequence
         within_M = np.arange(len(predicted_M)) - np.searchsorted(sequence_M, sequence_M)
         asked_M = first_M[sequence_M] + within_M
 
@@ -90,18 +90,18 @@ class PermutationLM:
         return Inputs(ids_U, targets, {"permutation": len(predicted_M)}, order=settings.order, given=given)
 
     def predicted(self, text: PackedText) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """What is predicted: ascending indices into T, and the number of the sequence that each is of."""
+        """Return the predicted tokens: ascending indices into T, and the sequence number of each."""
         lengths_Q, keys_Q = text.lengths_Q, text.keys_Q
         rounding_Q = uniform(_draws(keys_Q, _COUNT, np.zeros_like(lengths_Q)))
         goal_Q = np.minimum(np.floor(lengths_Q / self._ratio + rounding_Q).astype(np.int64), lengths_Q)
 
-        # a span takes a context of at least `ratio` tokens, so there are at most so many draws for a sequence
+        # a span uses a context of at least `ratio` tokens, which bounds the draws of a sequence
         most_Q = lengths_Q // self._ratio + 1
         sequence, number = _numbered(most_Q)
         sizes = 1 + np.searchsorted(self._up_to, uniform(_draws(keys_Q[sequence], _SIZE, number)), side="right")
         leads = np.floor(uniform(_draws(keys_Q[sequence], _LEAD, number)) * self._ratio * sizes).astype(np.int64)
         drawn = list(zip(sizes.tolist(), leads.tolist(), strict=True))
-        # the first beginning of a word from each token on
+        # for each token, the first word start at or after it
         place_T = np.arange(len(text.ids_T))
         begins_T = np.where(self._inside[text.ids_T], len(place_T), place_T)
         next_word = np.minimum.accumulate(begins_T[::-1])[::-1].tolist()
@@ -125,7 +125,7 @@ class PermutationLM:
         return _filled_up(text, chosen_T, left_Q)
 
     def max_predicted(self, tokens: int) -> int:
-        """A bound on the predicted tokens in `tokens` packed tokens of text, so that their number can be padded to it.
+        """Return a bound on the predicted tokens in `tokens` packed tokens of text, to which targets are padded.
 
         A sequence of n tokens of text has n / ratio of them plus a rounding below one, while its two special tokens
         leave 2 / ratio unused. With 32 more the bound fails with a probability below e^-45 for ratios up to 10.
@@ -136,7 +136,7 @@ class PermutationLM:
 def _order(
     text: PackedText, predicted_M: NDArray[np.int64], sequence_M: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """ranks_T and limits_T: an order of what is predicted and of [CLS] and [SEP], in each sequence; else -1 and 0."""
+    """Return ranks_T and limits_T: the order of predicted tokens, [CLS] and [SEP] in each sequence; else -1 and 0."""
     number_Q, first_Q = np.arange(len(text.starts_Q)), text.starts_Q - 1
     ordered = np.concatenate([predicted_M, first_Q, text.starts_Q + text.lengths_Q])
     sequence = np.concatenate([sequence_M, number_Q, number_Q])
@@ -150,7 +150,7 @@ def _order(
 def _filled_up(
     text: PackedText, chosen_T: NDArray[np.bool_], left_Q: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """What is chosen, and of each sequence as many more as are left, those with the lowest draws; see `predicted`."""
+    """Add to the chosen tokens of each sequence as many more as are left, by lowest draw; see `predicted`."""
     sequence, place = _numbered(text.lengths_Q)
     index = text.starts_Q[sequence] + place
     chosen = chosen_T[index]
@@ -167,12 +167,12 @@ def _draws(keys: Keys, purpose: np.uint64, counters: NDArray[np.int64]) -> Keys:
 
 
 def _numbered(counts_Q: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For each of so many things of each sequence: the number of the sequence, and its own number there."""
+    """Return, for counts_Q items of each sequence, the sequence number and the item's number within it."""
     sequence = np.repeat(np.arange(len(counts_Q)), counts_Q)
     return sequence, np.arange(len(sequence)) - np.repeat(np.cumsum(counts_Q) - counts_Q, counts_Q)
 
 
 def _with_tail(boundaries: NDArray[np.int64], total: int, most: int) -> NDArray[np.int64]:
-    """The spare query tokens as sequences of at most so many."""
+    """Append boundaries that cut the spare query tokens into sequences of at most `most` tokens."""
     inner = np.arange(boundaries[-1] + most, total, most)
     return np.concatenate([boundaries, inner, [total] if boundaries[-1] < total else []]).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Answers as spans of a context, and choices: nothing is masked, targets come with the documents.
+"""Extractive answers and multiple choice: nothing is masked, and labels are stored with the documents.
 
 Shape legend: T packed tokens, Q documents, W windows (padded), M tokens of windows (padded), P choices (padded),
 G questions (padded), C choices of a question.
@@ -16,14 +16,14 @@ from modernbert_train.config.schema import AnswerConfig, ChooseConfig
 from modernbert_train.objectives.classify import FIRSTS, segments_of
 from modernbert_train.vocabulary import Vocabulary
 
-# names of the targets: each token of a window in T, tokens of each window, where its answer starts and ends in it; of
-# each choice of a question its number among all, and which is right
+# names of the targets: each token of a window in T, tokens of each window, start and end of its answer within it; for
+# each choice of a question its number among all choices, and the right one
 PLACES, LENGTHS, SPANS, CHOICES, RIGHT = "places_M", "lengths_W", "spans_W2", "choices_GC", "right_G"
 NO_CHOICE = -1
 
 
 class Answer:
-    """The start and the end of an answer in each window; of one that has none both are [CLS], at 0.
+    """The start and the end of an answer in each window; without an answer both are [CLS], at 0.
 
     Args:
         config: of the objective.
@@ -34,7 +34,7 @@ class Answer:
         self._sep_id = vocabulary.sep_id
 
     def make(self, text: PackedText, settings: AnswerConfig) -> Inputs:
-        """See `Objective.make`. A window whose answer is not known is ignored."""
+        """See `Objective.make`. A window with an unknown answer is ignored."""
         assert text.labels is not None
         whole_Q = text.lengths_Q + 2
         first_Q = np.cumsum(whole_Q) - whole_Q
@@ -54,7 +54,7 @@ class Answer:
 
 
 class Choose:
-    """The right choice of each question. A document has [SEP] [CLS] between choices, which is where it is cut.
+    """The right choice of each question. A document has [SEP] [CLS] between choices and is cut there.
 
     Args:
         config: of the objective.
@@ -89,7 +89,7 @@ class Choose:
         return Inputs(text.ids_T, targets, {"choose": len(right)}, segments_T=segments_T, boundaries=boundaries)
 
     def _choices(self, text: PackedText, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where the text of each choice of a document starts in T, and its tokens."""
+        """Return the first token in T of each choice of a document, and its number of tokens."""
         start, length = int(text.starts_Q[number]), int(text.lengths_Q[number])
         inner = np.flatnonzero(text.ids_T[start : start + length] == self._cls_id) + start
         starts = np.concatenate([[start], inner + 1])

@@ -1,12 +1,11 @@
-"""Replaced-token detection: a generator fills masked positions, the model says of each token whether it was put there.
+"""Replaced-token detection: a generator fills masked positions, a discriminator classifies each token as replaced.
 
-The generator's input and labels are masked-language modelling's, by the rules of mlm.py. A token is drawn from what the
-generator predicts at each chosen position, also where it was shown the token itself, and the discriminator reads the
-text as it is with those in it. A token that happens to be the right one counts as the text's own (ELECTRA, arXiv
-2003.10555, section 2). Two things differ from its published code: positions are chosen exactly and once, not with
-replacement; and a drawn token is the one at which the distribution function passes a number that is drawn here, by the
-key of the sequence and the place in it. So what the discriminator reads is a function of key and weights: it does not
-depend on ranks, microbatches or restarts, and nothing is drawn on the device.
+The generator's input and labels follow mlm.py. At each chosen position a token is drawn from the generator's
+prediction, even where its input kept the original token; the discriminator reads the original text with these tokens.
+A drawn token that equals the original counts as original (ELECTRA, arXiv 2003.10555, section 2). Two differences from
+its published code: positions are chosen exactly and once, not with replacement; and a token is drawn by inverting the
+distribution function at a number keyed by the sequence and the position. So the discriminator's input is a function of
+key and weights: it does not depend on ranks, microbatches or restarts, and the device draws nothing.
 
 Shape legend: T packed tokens, Q sequences of text, M predicted positions (padded).
 """
@@ -24,12 +23,12 @@ from modernbert_train.core.keyed_random import hash64
 from modernbert_train.objectives.mlm import POSITIONS, MaskedLM, predictions
 from modernbert_train.vocabulary import Vocabulary
 
-DRAWS, TOKENS = "draws_M", "tokens_T"  # names of the targets: 31 uniform bits, and 1 where a token is no pad
+DRAWS, TOKENS = "draws_M", "tokens_T"  # names of the targets: 31 uniform bits, and 1 where a token is not a pad
 _DRAW = np.uint64(0xD7)
 
 
 def marks_of(text: PackedText) -> NDArray[np.int64]:
-    """marks_T: 1 where a token is no pad, [CLS] and [SEP] included."""
+    """Return marks_T: 1 where a token is not a pad, [CLS] and [SEP] included."""
     ends_T = np.zeros(len(text.ids_T) + 1, dtype=np.int64)
     ends_T[text.starts_Q - 1] += 1  # [CLS]
     ends_T[text.starts_Q + text.lengths_Q + 1] -= 1  # after [SEP]
@@ -37,7 +36,7 @@ def marks_of(text: PackedText) -> NDArray[np.int64]:
 
 
 class ReplacedTokens:
-    """Masked tokens, and what is needed to draw others in their place.
+    """Masked tokens, with the random numbers from which replacements are drawn.
 
     Args:
         config: of the objective.
@@ -48,7 +47,7 @@ class ReplacedTokens:
         self._tokens = MaskedLM(config, vocabulary)
 
     def make(self, text: PackedText, settings: ReplacedTokensConfig) -> Inputs:
-        """See `Objective.make`; there is a draw for each place of the predicted positions."""
+        """See `Objective.make`; adds a draw for each predicted position."""
         masked = self._tokens.make(text, settings)
         predicted, positions_M = predictions(masked), masked.targets[POSITIONS]
         positions = positions_M[:predicted]

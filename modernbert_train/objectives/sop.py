@@ -1,12 +1,12 @@
-"""Sentence order: a text is cut in two, the halves may be swapped, and the model says whether they are.
+"""Sentence order: a text is cut in two, the halves may be swapped, and the model predicts whether they were.
 
-A chunk is taken as the packer gives it: `[CLS] a [SEP] b [SEP]`, one special token more than without. Where it is cut
-and whether it is swapped are drawn by its key. It is cut where a sentence ends, if one does in its middle half, and
-otherwise anywhere there. Right order is 0, swapped is 1 (ALBERT, arXiv 1909.11942, section 3.1). Its published code
-takes some second halves from another document; here both always are of one text. A text of one token has no order: it
-stays `[CLS] a [SEP] [SEP]` and counts for its masked tokens only.
+The packer's chunk becomes `[CLS] a [SEP] b [SEP]`, one special token more. The cut and the swap are drawn by its key.
+The cut is at a sentence end if there is one in the middle half, and otherwise anywhere in it. Original order is 0,
+swapped is 1 (ALBERT, arXiv 1909.11942, section 3.1). Its published code takes some second halves from another document;
+here both halves are always from one text. A text of one token cannot be cut: it becomes `[CLS] a [SEP] [SEP]` and
+counts for its masked tokens only.
 
-The masked tokens are those of mlm.py, drawn from the text as it is read, after the swap.
+Tokens are masked as in mlm.py, in the text after the swap.
 
 Shape legend: T packed tokens, Q sequences of text, P pairs (padded).
 """
@@ -33,7 +33,7 @@ class SentenceOrder:
 
     Args:
         config: of the objective.
-        vocabulary: the tokenizer's ids, and which of them end a sentence.
+        vocabulary: the tokenizer's ids, and the ids that end a sentence.
     """
 
     def __init__(self, config: SentenceOrderConfig, vocabulary: Vocabulary) -> None:
@@ -47,8 +47,8 @@ class SentenceOrder:
         swapped_Q = uniform(hash64(text.keys_Q, np.broadcast_to(_SWAP, text.keys_Q.shape))) < settings.swapped_share
         draws_Q = uniform(hash64(text.keys_Q, np.broadcast_to(_CUT, text.keys_Q.shape)))
         pairs, labels = [], []
-        inside_T = None if text.inside_words_T is None else text.inside_words_T.copy()  # of halves end to end
-        starts, lengths = [], []  # of the halves, which are masked as two texts under one key would be as one
+        inside_T = None if text.inside_words_T is None else text.inside_words_T.copy()  # for concatenated halves
+        starts, lengths = [], []  # of the halves; both are masked under one key, as a single text
         for start, length, swapped, draw in zip(
             text.starts_Q.tolist(), text.lengths_Q.tolist(), swapped_Q.tolist(), draws_Q.tolist(), strict=True
         ):
@@ -88,12 +88,12 @@ class SentenceOrder:
         lengths_Q2: NDArray[np.int64],
         settings: SentenceOrderConfig,
     ) -> Inputs:
-        """Mask the halves as one text, without the [SEP] between them: laid end to end, masked, and put back."""
+        """Mask the halves as one text, without the [SEP] between them: concatenate, mask, and restore the layout."""
         places = [
             np.r_[start : start + size, other : other + rest]
             for (start, other), (size, rest) in zip(starts_Q2.tolist(), lengths_Q2.tolist(), strict=True)
         ]
-        # the same buffer with the text of each sequence in one piece, where mlm.py expects it
+        # the same buffer with each sequence's text contiguous, as mlm.py expects it
         joined_T = text.ids_T.copy()
         back_T = np.arange(len(joined_T))
         for start, at, middle, pair in zip(
@@ -102,9 +102,7 @@ class SentenceOrder:
             end = start + len(at)
             joined_T[start:end] = ids_T[at]
             back_T[start:end] = at
-            if (
-                pair
-            ):  # the last [SEP] stands first after the text, as masking=reference predicts it, then the middle one
+            if pair:  # masking=reference predicts the token after the text: first the last [SEP], then the middle one
                 back_T[end : end + 2] = end + 1, middle
         inputs = self._tokens.make(replace(text, ids_T=joined_T), settings, lengths_Q2[:, 0])
         out_T = ids_T.copy()
@@ -114,7 +112,7 @@ class SentenceOrder:
         return replace(inputs, ids_T=out_T, targets={**inputs.targets, "positions_M": positions})
 
     def _cut(self, own: NDArray[np.int64], draw: float) -> int:
-        """Tokens of the first half, at least one and not all."""
+        """Return the number of tokens of the first half, at least one and not all."""
         low, high = max(1, len(own) // 4), max(2, len(own) - len(own) // 4)
         ends = low + np.flatnonzero(np.isin(own[low - 1 : high - 1], self._ends)) if len(self._ends) else np.empty(0)
         places = ends if len(ends) else np.arange(low, high)

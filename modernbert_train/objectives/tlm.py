@@ -1,11 +1,11 @@
-"""Masked tokens of a text and its translation, which are one sequence (arXiv 1901.07291, section 3.3).
+"""Translation language modelling: a text and its translation are masked as one sequence (arXiv 1901.07291, 3.3).
 
-A document of pairs is `text [SEP] [CLS] translation`, so that with what packing adds both stand as a RoBERTa
-reads a pair, and tokens of either see the other. Tokens are masked as in mlm.py, but never the special ones between:
-the text is masked as if it had none. A document without any is masked as `mlm` would, so that streams of pairs and of
-single texts can be mixed. Positions go on from the first text to the second, or with `objective.reset_positions` begin
-at 0 again with its [CLS], as in the paper. Its language embeddings have no place here: no encoder of this project has
-a table of languages, and XLM-R (arXiv 1911.02116) left them out, so that a text of any language can be read.
+A document of pairs is `text [SEP] [CLS] translation`; with the tokens that packing adds, a RoBERTa reads it as a pair,
+and tokens of either text see the other. Tokens are masked as in mlm.py, but never the special ones in the middle. A
+document without these is masked exactly as in `mlm`, so streams of pairs and of single texts can be mixed. Positions
+continue from the first text to the second, or with `objective.reset_positions` restart at 0 with its [CLS], as in the
+paper. The paper's language embeddings are not implemented: XLM-R (arXiv 1911.02116) dropped them, so that it reads text
+of any language.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from modernbert_train.vocabulary import Vocabulary
 
 
 class Translation:
-    """The 80/10/10 rule on a share of the tokens of both texts.
+    """Masked-language modelling with the 80/10/10 rule over both texts.
 
     Args:
         config: of the objective.
@@ -43,10 +43,10 @@ class Translation:
             is_between = np.isin(text.ids_T[at], self._between)
             if not is_between.any():
                 continue
-            order = np.concatenate([at[~is_between], at[is_between]])  # the special tokens behind the text
+            order = np.concatenate([at[~is_between], at[is_between]])  # move the special tokens after the text
             joined_T[at], back_T[at] = text.ids_T[order], order
             lengths_Q[sequence] = length - int(is_between.sum())
-            cuts_Q[sequence] = int(is_between.argmax())  # no n-gram reaches from one text into the other
+            cuts_Q[sequence] = int(is_between.argmax())  # no n-gram crosses from one text into the other
         masked = self._tokens.make(replace(text, ids_T=joined_T, lengths_Q=lengths_Q), settings, cuts_Q)
         out_T = text.ids_T.copy()
         out_T[back_T] = masked.ids_T
@@ -56,7 +56,7 @@ class Translation:
         return replace(made, positions_T=self._positions(text)) if settings.reset_positions else made
 
     def _positions(self, text: PackedText) -> NDArray[np.int64]:
-        """From 0 at each boundary and at each [CLS]."""
+        """Return positions that restart at 0 at each boundary and at each [CLS]."""
         place_T = np.arange(len(text.ids_T))
         first_T = text.ids_T == self._cls_id
         first_T[text.boundaries[:-1]] = True

@@ -1,7 +1,7 @@
-"""Optimizers and what drives them. A new one: a dataclass in config/schema.py, a file here, a row in OPTIMIZERS.
+"""Build optimizers and set their rates. To add one: a dataclass in config/schema.py, a file here, a row in OPTIMIZERS.
 
-Nothing here remembers a rate: before every step `apply_clock` writes what the clock says into the param groups, so a
-checkpoint of another phase, or of another configuration, cannot carry an old rate or decay into this one.
+Rates are not stored: before every step `apply_clock` writes the clock's values into the param groups, so a checkpoint
+of another phase or configuration cannot bring an old rate or decay into this one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _build_stable_adamw(config: StableAdamWConfig, weights: Sequence[Weight]) ->
 
 
 def _build_adamw(config: AdamWConfig, weights: Sequence[Weight]) -> Optimizer:
-    fused = True if _fused(config) else None  # None leaves torch its own choice: tensor by tensor, or lists of them
+    fused = True if _fused(config) else None  # None lets torch choose between single-tensor and foreach
     return AdamW(decay_groups(weights, config.weight_decay), config.lr, betas=config.betas, eps=config.eps, fused=fused)
 
 
@@ -65,7 +65,7 @@ def _fused(config: OptimConfig) -> bool:
     return bool(config.fused)
 
 
-# type of the configuration -> what makes the optimizer of the weights
+# type of the configuration -> function that builds the optimizer
 OPTIMIZERS: Rows[type[OptimConfig], Callable[[Any, Sequence[Weight]], Optimizer]] = Rows(
     "optimizer",
     {
@@ -78,21 +78,21 @@ OPTIMIZERS: Rows[type[OptimConfig], Callable[[Any, Sequence[Weight]], Optimizer]
 
 
 def build_optimizer(config: OptimConfig, model: nn.Module) -> Optimizer:
-    """Build the optimizer that is asked for over the trainable parameters; `apply_clock` sets its rates for each batch.
+    """Build the configured optimizer over the trainable parameters; `apply_clock` sets its rates for each batch.
 
     Norms and biases are not decayed (see optim/groups.py).
 
     Raises:
         ValueError: a hyperparameter is out of range, or the weights are not fp32.
-        ConfigError: the fused form is asked for where Triton is missing.
+        ConfigError: the fused form is configured and Triton is missing.
     """
     return OPTIMIZERS[type(config)](config, weights_of(model))
 
 
 def apply_clock(optimizer: Optimizer, clock: Clock, tokens: int) -> None:
-    """Set every param group for the batch that starts when `tokens` global tokens were seen.
+    """Set the rates of every param group for the batch that starts after `tokens` global tokens.
 
-    Sets `lr` and `weight_decay`, each by the group's share of it, and `max_lr`, where the optimizer has it.
+    Sets `lr` and `weight_decay`, each times the group's ratio, and `max_lr`, if the optimizer has it.
     """
     for group in optimizer.param_groups:
         group["lr"] = lr_at(clock, tokens) * group["lr_ratio"]

@@ -9,7 +9,7 @@ from torch import nn
 
 from modernbert_train.optim.stable_adamw import local
 
-_TINY = 1e-6  # that of torch.nn.utils.clip_grad_norm_
+_TINY = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 
 @torch.no_grad()
@@ -17,8 +17,8 @@ def clip(parameters: Iterable[nn.Parameter], norm: float, max_norm: float) -> No
     """Scale gradients in place, sharded or whole, so that their norm is at most `max_norm`.
 
     Args:
-        parameters: those without a gradient are left alone.
-        norm: of the whole gradient, over all ranks. If it is no number, no gradient is one afterwards, as in torch.
+        parameters: those without a gradient are skipped.
+        norm: of the whole gradient, over all ranks. If it is NaN, all gradients become NaN, as in torch.
         max_norm: above 0.
     """
     share = max_norm / (norm + _TINY)

@@ -1,10 +1,10 @@
-"""StableAdamW's two halves as Triton kernels over all weights of a block at once: two launches, 40 bytes a weight.
+"""StableAdamW's two halves as Triton kernels over all weights of a block: two launches, 40 bytes a weight.
 
 As foreach operations the same step reads and writes some 140 bytes a weight and launches a few dozen kernels for each
-group of tensors; the least is 36 (see benchmarks/optimizer.py). Weights are cut into chunks, and a program does one
-chunk of one tensor, which it finds through a table of addresses; 16 bytes at a time, where all tensors allow it. Sums
-are made in a fixed order, per chunk and then per tensor, in fp64, so a step gives the same bits every time. Not yet run
-on a GPU.
+group of tensors; the minimum is 36 bytes (see benchmarks/optimizer.py). Weights are cut into chunks, and a program
+processes one chunk of one tensor, found through a table of addresses; 16 bytes at a time, if all tensors are aligned.
+Sums are computed in a fixed order, per chunk and then per tensor, in fp64, so a step is reproducible to the bit. Not
+yet run on a GPU.
 
 Shape legend: P parameters of one block, K chunks of them.
 """
@@ -22,21 +22,21 @@ import triton.language as tl
 from torch import Tensor
 
 CHUNK = 1 << 15  # weights of one program
-WIDTH = 1 << 10  # of them at a time
+WIDTH = 1 << 10  # weights processed at a time
 SUMS = 3  # squares of the clipping ratio, of the gradient, of the direction
 ACCESS = 16  # bytes of the widest access
 
 
 @triton.jit
 def _find(table, part, chunk, num_params, ALIGNED: tl.constexpr):
-    """The address of this chunk's tensor in one of the table's four columns."""
+    """Return the address of this chunk's tensor from one of the table's four columns."""
     address = tl.load(table + part * num_params + chunk).to(tl.pointer_type(tl.float32))
     return tl.multiple_of(address, 16) if ALIGNED else address
 
 
 @triton.jit
 def _bounds(owner, chunk, start_K, size_P, ALIGNED: tl.constexpr):
-    """First element of a chunk, and size of its tensor; the compiler is told what divides them."""
+    """Return the first element of a chunk and the size of its tensor, with alignment hints for the compiler."""
     start, size = tl.load(start_K + chunk), tl.load(size_P + owner)
     if ALIGNED:
         start, size = tl.multiple_of(start, 16), tl.multiple_of(size, 4)
@@ -79,7 +79,7 @@ def _move_moments(
         tl.store(exp_avg + at, m, mask=inside)
         tl.store(exp_avg_sq + at, v, mask=inside)
         root = tl.sqrt(v)
-        ratio = g / tl.where(root < eps, eps, root)  # a NaN stays one
+        ratio = g / tl.where(root < eps, eps, root)  # keeps a NaN
         direction = m / (root + eps) + decay * p
         ratios += tl.where(inside, (ratio * ratio).to(tl.float64), 0.0)
         grads += (g * g).to(tl.float64)
@@ -120,13 +120,13 @@ def _apply(
 
 @dataclass(frozen=True)
 class TensorTable:
-    """How tensors of these sizes are cut; on the device, made once.
+    """How tensors of given sizes are cut into chunks; on the device, built once.
 
     Attributes:
         sizes: elements of each tensor, on the host.
         owner_K, start_K: int32 tensor and int64 first element of each chunk.
-        size_P, global_size_P: int64, and fp64 of the whole tensors that these are shards of.
-        first_P: int64, first chunk of each tensor, and at the end their number.
+        size_P, global_size_P: int64 local size, and fp64 size of the whole tensor, which may be sharded.
+        first_P: int64, first chunk of each tensor, and at the end the number of chunks.
     """
 
     sizes: tuple[int, ...]
@@ -138,7 +138,7 @@ class TensorTable:
 
     @classmethod
     def of(cls, sizes: Sequence[int], global_sizes: Sequence[int], device: torch.device) -> TensorTable:
-        """Cut; an empty shard has no chunk."""
+        """Cut tensors into chunks; an empty shard has none."""
         chunks_P = np.array([-(-size // CHUNK) for size in sizes], dtype=np.int64)
         first_P = np.concatenate(([0], np.cumsum(chunks_P)))
         owner_K = np.repeat(np.arange(len(sizes)), chunks_P)
@@ -158,11 +158,11 @@ class TensorTable:
 
 
 class Addresses(NamedTuple):
-    """Where the elements of tensors are.
+    """The addresses of tensors.
 
     Attributes:
         table: int64 [columns, P], on their device.
-        aligned: every tensor begins and ends where an access of 16 bytes may.
+        aligned: True if every tensor begins and ends at a multiple of 16 bytes.
     """
 
     table: Tensor
@@ -170,10 +170,10 @@ class Addresses(NamedTuple):
 
 
 def addresses(*columns: Sequence[Tensor]) -> Addresses:
-    """Look up where tensors are; copied to their device without waiting.
+    """Collect the addresses of tensors and copy them to their device without a sync.
 
     Raises:
-        ValueError: a tensor is not contiguous or not fp32, which the kernels take for granted.
+        ValueError: a tensor is not contiguous or not fp32, as the kernels require.
     """
     for tensors in columns:
         for tensor in tensors:
@@ -192,14 +192,13 @@ def addresses(*columns: Sequence[Tensor]) -> Addresses:
 def move_moments(
     places: Addresses, layout: TensorTable, *, new1: float, new2: float, eps: float, decay: float
 ) -> Tensor:
-    """Move the moments in place: m by new1 of the way to g, v by new2 of it to g^2.
+    """Update the moments in place: m moves towards g by the share new1, v towards g^2 by new2.
 
     Args:
         places: of params, grads, exp_avgs and exp_avg_sqs.
         layout: of their sizes.
-        new1, new2: see StableAdamW.
-        eps: the same.
-        decay: share of a weight in its direction, weight_decay / max_lr.
+        new1, new2, eps: see StableAdamW.
+        decay: weight_decay / max_lr, the weight's factor in its direction.
 
     Returns:
         sums_3P: fp64 sums over the local elements of g^2 / max(v, eps^2) / (global size), g^2 and direction^2.
@@ -222,14 +221,14 @@ def move_moments(
             CHUNK,
             WIDTH,
         )
-    # unsafe leaves out a check of the offsets that would wait for the device; an empty shard sums to 0
+    # unsafe skips a check of the offsets that would sync with the device; an empty shard sums to 0
     sums_P3 = torch.segment_reduce(sums_K3[:chunks], "sum", offsets=layout.first_P, axis=0, unsafe=True, initial=0)
     sums_P3[:, 0] /= layout.global_size_P
     return sums_P3.t().contiguous()
 
 
 def apply_updates(places: Addresses, layout: TensorTable, rate_P: Tensor, *, eps: float, decay: float) -> None:
-    """p = p - rate (m / (sqrt(v) + eps) + decay p), in place, with a rate for each tensor."""
+    """Compute p = p - rate (m / (sqrt(v) + eps) + decay p), in place, with a rate for each tensor."""
     if len(layout.owner_K):
         _apply[(len(layout.owner_K),)](
             places.table,

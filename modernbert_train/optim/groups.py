@@ -1,8 +1,8 @@
 """Parameter groups: matrices and embeddings decay, norms and biases do not.
 
-The rule looks at shapes and at nn.Embedding, so that it holds for every model: a parameter with at most one dimension
-(norm weights, biases) or called a bias is not decayed. Embeddings and decoders are, tied or not, as in the release.
-Only one fact is asked of a module: `stacked`, how many matrices lie one below another in a weight of its own.
+The rule uses shapes and nn.Embedding only, so it holds for every model: a parameter with at most one dimension (norm
+weights, biases) or named a bias is not decayed. Embeddings and decoders are, tied or not, as in the release. Modules
+declare one further fact: `stacked`, the number of matrices stacked along the rows of a weight.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class Weight:
     """A trainable parameter of a model.
 
     Attributes:
-        name: its first, where several modules share it.
-        parameter: itself.
-        kind: an embedding is looked up, or a decoder, a vector is a norm's weight or a bias.
-        parts: matrices of equal shape that lie one below another in it, such as the three of Wqkv.
+        name: the first one, if several modules share it.
+        parameter: the parameter.
+        kind: an embedding (or decoder), a matrix, or a vector: a norm's weight or a bias.
+        parts: number of matrices of equal shape stacked along its rows, such as the three of Wqkv.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Weight:
 
 
 def weights_of(model: nn.Module) -> list[Weight]:
-    """The trainable parameters of a model, each once."""
+    """Return the trainable parameters of a model, each once."""
     modules = dict(model.named_modules())
     embeddings = {id(module.weight) for module in modules.values() if isinstance(module, nn.Embedding)}
     return [
@@ -55,16 +55,16 @@ def _weight(name: str, parameter: nn.Parameter, modules: dict[str, nn.Module], e
 def param_group(
     weights: Sequence[Weight], weight_decay: float, *, lr_ratio: float = 1.0, decay_ratio: float = 1.0, **own: Any
 ) -> dict[str, Any]:
-    """A param group of these weights.
+    """Return a param group of these weights.
 
     Args:
-        weights: the group's.
-        weight_decay: of the run, in the optimizer's own unit.
-        lr_ratio, decay_ratio: the group's rate and decay over the run's; `apply_clock` multiplies by them.
+        weights: of the group.
+        weight_decay: of the run, in the optimizer's unit.
+        lr_ratio, decay_ratio: the group's rate and decay relative to the run's; `apply_clock` multiplies by them.
         own: more keys of the group.
 
     Returns:
-        Besides the above `param_names`, in the order of `params`.
+        The above, and `param_names` in the order of `params`.
     """
     return {
         "params": [weight.parameter for weight in weights],
@@ -77,7 +77,7 @@ def param_group(
 
 
 def decay_groups(weights: Sequence[Weight], weight_decay: float) -> list[dict[str, Any]]:
-    """All weights that decay, then those that do not; an empty group is left out. See `param_group`."""
+    """Return a group of decayed weights and one of the rest, without empty groups. See `param_group`."""
     decayed = [weight for weight in weights if weight.kind != "vector"]
     rest = [weight for weight in weights if weight.kind == "vector"]
     groups = (param_group(decayed, weight_decay), param_group(rest, weight_decay, decay_ratio=0.0))

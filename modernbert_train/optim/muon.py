@@ -1,13 +1,13 @@
-"""Muon and NorMuon: matrices move along the orthogonal matrix next to their momentum, all the rest by StableAdamW.
+"""Muon and NorMuon: matrices step along the orthogonal matrix nearest to their momentum, other weights by StableAdamW.
 
-It is one optimizer, so there is one clock, one state and one checkpoint, and the norms of gradient and update span all
-weights. The choice that shaped the file: orthogonalising needs a whole matrix, so a matrix in shards gets an
-owner among the ranks that share it. Its momentum stays in shards; what is orthogonalised goes to the owner, and the
-direction back, in two collectives for all matrices together. The owner computes what a single process would, so the
-number of shards changes no bit of a direction. Ranks that hold whole matrices (DDP, and each copy under HSDP) compute
-every one themselves: nothing is sent, and nothing is saved.
+One optimizer means one clock, one state and one checkpoint, and gradient and update norms over all weights.
+Orthogonalising needs a whole matrix, so each sharded matrix has an owner among the ranks that share it. Its momentum
+stays sharded; the update is gathered to the owner, and the direction scattered back, in two collectives for all
+matrices together. The owner computes exactly what a single process would, so the number of shards does not change a bit
+of a direction. Ranks with whole matrices (DDP, and each replica under HSDP) compute every one locally, without
+communication.
 
-Shape legend: M rows and N columns of a matrix, B matrices that lie one below another in a weight, R = B * M rows of a
+Shape legend: M rows and N columns of a matrix, B matrices stacked in a weight, R = B * M rows of a
 weight, P weights.
 """
 
@@ -37,13 +37,13 @@ from modernbert_train.optim.stable_adamw import (
     tensor_norms,
 )
 
-_Divided = tuple[DeviceMesh, tuple[int, ...]]  # a Sharding that is one
+_Divided = tuple[DeviceMesh, tuple[int, ...]]  # a Sharding that is not None
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic; singular values end between about 0.7 and 1.2
-_TINY = 1e-7  # least norm that is divided by; a matrix of zeros stays one
+_TINY = 1e-7  # lower bound of a divisor; a zero matrix stays zero
 _ROW_EPS = 1e-10
 
-# how an orthogonal matrix of M rows and N columns is scaled, by the names that torch.optim.Muon has for them
+# how an orthogonal matrix of M rows and N columns is scaled, by the names of torch.optim.Muon
 SCALES: dict[str, Callable[[int, int], float]] = {
     "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
     "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
@@ -52,7 +52,7 @@ SCALES: dict[str, Callable[[int, int], float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """How matrices are stepped.
+    """The step of matrices.
 
     Attributes:
         momentum: decay rate of the momentum.
@@ -82,7 +82,7 @@ class Rule:
 
 
 class Muon(StableAdamW):
-    """Muon for the groups that say how many matrices their weights are, StableAdamW for the others.
+    """Muon for groups with `parts` (the number of stacked matrices in each weight), StableAdamW for the others.
 
     For a matrix of M rows and N columns with gradient g, momentum m and, in NorMuon, mean squares v of its rows:
 
@@ -90,28 +90,30 @@ class Muon(StableAdamW):
         o = NewtonSchulz(u)          a polynomial of u that brings its singular values near 1
         Muon       d = s o           s = 0.2 sqrt(max(M, N)) (match_rms_adamw) or sqrt(max(1, M / N)) (original)
         NorMuon    v = b v + (1 - b) mean of o^2 over a row; r = o / (sqrt(v) + 1e-10)
-                   d = s sqrt(min(M, N)) r / |r|, as long as s times an orthogonal matrix
+                   d = s sqrt(min(M, N)) r / |r|, with the norm of s times an orthogonal matrix
         p = p (1 - lr / max_lr * weight_decay) - lr d
 
-    The last line is StableAdamW's, decay included, without clipping: the size of d is given. With match_rms_adamw an
-    update has RMS 0.2, about that of Adam's, so that rates of Adam serve; with original rates of some 0.02 are usual.
+    The last line is StableAdamW's, decay included, without clipping: the size of d is fixed. With match_rms_adamw an
+    update has an RMS of 0.2, about as Adam's, so Adam's rates can be used; with original, rates of about 0.02 are
+    usual.
 
-    Newton-Schulz is computed in bf16 on GPUs and in the weights' precision on CPUs; all else in the weights' precision.
-    Weights are fp32 tensors or DTensors that one dimension of a mesh divides by rows (FSDP2, HSDP). Under FSDP2 a step
-    needs some three copies of the local matrices for a moment, else one and two of all other weights.
+    Newton-Schulz runs in bf16 on GPUs and in the weights' precision on CPUs; everything else in the weights' precision.
+    Weights are fp32 tensors or DTensors whose rows one dimension of a mesh shards (FSDP2, HSDP). Under FSDP2 a step
+    briefly needs about three copies of the local matrices, else one, and two of all other weights.
 
     Args:
-        params: dicts of param groups. `parts` in one makes its weights matrices, and is for each of them how many of
-            equal size lie one below another in it; these are orthogonalised one by one.
+        params: dicts of param groups. With `parts`, its weights are matrices: `parts` is, for each weight, the number
+            of
+            equal matrices stacked along its rows, which are orthogonalised one by one.
         lr: see StableAdamW.
-        rule: of the matrices.
-        adam: the other arguments of StableAdamW; max_lr and weight_decay are matrices' too.
+        rule: for the matrices.
+        adam: the other arguments of StableAdamW; max_lr and weight_decay apply to matrices too.
 
     Raises:
         ValueError: see StableAdamW; a group whose parts do not divide its matrices.
 
     Source: Jordan et al. 2024, kellerjordan.github.io/posts/muon; Liu et al. 2025, arXiv:2502.16982, for the scale; Li
-    et al. 2025, arXiv:2510.05491, for NorMuon. momentum, nesterov and scale are torch.optim.Muon's.
+    et al. 2025, arXiv:2510.05491, for NorMuon. momentum, nesterov and scale are as in torch.optim.Muon.
     """
 
     def __init__(self, params: Iterable[Any], lr: float, *, rule: Rule | None = None, **adam: Any) -> None:
@@ -135,7 +137,7 @@ class Muon(StableAdamW):
         return [*(block for blocks in matrices for block in blocks), *rest]
 
     def _matrices(self, group: dict[str, Any]) -> list[_Matrices]:
-        """The matrices of a group that have a gradient, by their sharding; in the same order on every rank."""
+        """Group the matrices that have a gradient by sharding, in the same order on every rank."""
         found: dict[Sharding, _Matrices] = {}
         for param, parts in zip(group["params"], group["parts"], strict=True):
             if param.grad is None:
@@ -148,7 +150,7 @@ class Muon(StableAdamW):
                     state["row_square"] = _column_like(param)
             sharding = sharding_of(param)
             divided = sharding is not None and [param.placements[dim] for dim in sharding[1]]
-            assert not divided or divided == [Shard(0)], f"{divided}: matrices are divided by rows, once"
+            assert not divided or divided == [Shard(0)], f"{divided}: matrices must be sharded by rows, once"
             block = found.setdefault(sharding, _Matrices(group, sharding, self.rule))
             block.params.append(local(param))
             block.grads.append(local(param.grad))
@@ -162,7 +164,7 @@ class Muon(StableAdamW):
 
 @dataclass
 class _Matrices:
-    """Weights of matrices that are stepped together; tensors are local shards, `rows` those of the whole."""
+    """Matrices that are stepped together; tensors are local shards, `rows` counts rows of the whole weights."""
 
     group: dict[str, Any]
     sharding: Sharding
@@ -176,10 +178,10 @@ class _Matrices:
     directions: list[Tensor] = field(default_factory=list)
 
     def prepare(self) -> Tensor:
-        """Move momenta and mean squares in place; see `Halves`. A first row of zeros: nothing is clipped."""
+        """Update momenta and mean squares in place; see `Halves`. The first row of sums is zero: no clipping."""
         torch._foreach_lerp_(self.momenta, self.grads, 1 - self.rule.momentum)
         if self.sharding is None:
-            updates = map(self._mixed, self.grads, self.momenta)  # one at a time: each is a copy
+            updates = map(self._mixed, self.grads, self.momenta)  # lazily: each is a copy
             squares = self.row_squares or itertools.repeat(None)
             self.directions = list(map(self._direction, updates, squares, self.parts))
         else:
@@ -197,7 +199,7 @@ class _Matrices:
         return grad.lerp(momentum, self.rule.momentum) if self.rule.nesterov else momentum
 
     def _direction(self, update_RN: Tensor, row_square: Tensor | None, parts: int) -> Tensor:
-        """d of a whole weight, R = B * M rows; moves row_square [R, 1] in place."""
+        """Return d of a whole weight, R = B * M rows; updates row_square [R, 1] in place."""
         result_BMN = orthogonalize(update_RN.unflatten(0, (parts, -1)), self.rule.iterations)
         rows, columns = result_BMN.shape[1:]
         scale = SCALES[self.rule.scale](rows, columns)
@@ -211,12 +213,12 @@ class _Matrices:
         return result_BMN.mul_(scale * math.sqrt(min(rows, columns)) / norm_B11).flatten(0, 1)
 
     def _directions_by_owners(self, sharding: _Divided) -> list[Tensor]:
-        """The local shards of the directions; mean squares travel as a last column and come back moved."""
+        """Return the local shards of the directions; mean squares travel as a last column and come back updated."""
         shards = [self._mixed(*each) for each in zip(self.grads, self.momenta, strict=True)]
         columns = [shard.shape[1] for shard in shards]
         if self.row_squares:
             shards = [torch.cat(each, dim=1) for each in zip(shards, self.row_squares, strict=True)]
-        # the products with a matrix, two of three and more, grow as its entries times its smaller side
+        # two of three matrix products and more cost the number of entries times the smaller side
         costs = [
             rows * width * min(rows // parts, width)
             for rows, width, parts in zip(self.rows, columns, self.parts, strict=True)
@@ -226,7 +228,7 @@ class _Matrices:
         del shards
         for place, index in enumerate(owners.mine):
             update, square = wholes[place].tensor_split([columns[index]], dim=1)
-            # contiguous, or its sums are added in another order than those of a weight that is whole
+            # contiguous, or sums run in another order than for an unsharded weight
             direction = self._direction(update.contiguous(), square if self.row_squares else None, self.parts[index])
             wholes[place] = torch.cat([direction, square], dim=1) if self.row_squares else direction
         shards = owners.scatter(wholes)
@@ -236,14 +238,14 @@ class _Matrices:
 
 
 def orthogonalize(x_BMN: Tensor, iterations: int) -> Tensor:
-    """Bring the singular values of each matrix near 1, its singular vectors unchanged, by a quintic Newton-Schulz.
+    """Bring the singular values of each matrix near 1 by a quintic Newton-Schulz; singular vectors stay.
 
     Args:
-        x_BMN: B matrices; left as they are.
-        iterations: five bring singular values above some 0.005 of the norm to between 0.7 and 1.2.
+        x_BMN: B matrices; not changed.
+        iterations: five bring singular values above about 0.005 of the norm to between 0.7 and 1.2.
 
     Returns:
-        As many new matrices, in the same precision; inside, products on GPUs are of bf16.
+        New matrices in the same precision; products on GPUs run in bf16.
     """
     a, b, c = COEFFICIENTS
     norm_B11 = torch.linalg.matrix_norm(x_BMN, keepdim=True).clamp(min=_TINY)
@@ -259,7 +261,7 @@ def orthogonalize(x_BMN: Tensor, iterations: int) -> Tensor:
 
 @lru_cache
 def share_out(costs: tuple[int, ...], owners: int) -> tuple[int, ...]:
-    """An owner for each, all with about as much to do: the costliest first, each to whoever has least."""
+    """Assign an owner to each with balanced loads: the costliest first, each to the owner with the lowest load."""
     loads, result = [0] * owners, [0] * len(costs)
     for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
         result[index] = min(range(owners), key=loads.__getitem__)
@@ -268,16 +270,16 @@ def share_out(costs: tuple[int, ...], owners: int) -> tuple[int, ...]:
 
 
 class _Owners:
-    """Weights that are divided by rows over ranks, and an owner of each whole weight among these ranks.
+    """Weights whose rows are sharded over ranks, with an owner of each whole weight among these ranks.
 
     Args:
         sharding: the ranks.
         rows: of each whole weight.
         shards: this rank's, for their columns and precision.
-        costs: of each, by which owners are chosen.
+        costs: of each weight; owners are balanced by it.
 
     Attributes:
-        mine: places of the weights that this rank owns.
+        mine: indices of the weights that this rank owns.
     """
 
     def __init__(self, sharding: _Divided, rows: Sequence[int], shards: Sequence[Tensor], costs: Sequence[int]) -> None:
@@ -289,14 +291,14 @@ class _Owners:
         self.mine = self._owned[self._rank]
 
     def gather(self, shards: Sequence[Tensor]) -> list[Tensor]:
-        """Local shards of all weights -> `mine`, whole."""
+        """Gather the whole weights of `mine` from the local shards of all weights."""
         outgoing = [[shards[place] for place in places] for places in self._owned]
         shapes = [[self._shape(place, rank) for place in self.mine] for rank in range(self._ranks)]
         incoming = self._swap(outgoing, shapes)
         return [torch.cat(parts) for parts in zip(*incoming, strict=True)]
 
     def scatter(self, wholes: Sequence[Tensor]) -> list[Tensor]:
-        """`mine`, whole -> local shards of all weights."""
+        """Scatter the whole weights of `mine` to local shards of all weights."""
         cuts = [
             whole.split([self._shape(place, rank)[0] for rank in range(self._ranks)])
             for place, whole in zip(self.mine, wholes, strict=True)
@@ -308,7 +310,7 @@ class _Owners:
         return [shard for _, shard in sorted(zip(places, shards, strict=True), key=lambda pair: pair[0])]
 
     def _shape(self, place: int, rank: int) -> tuple[int, int]:
-        """Of a rank's shard: FSDP2 gives every rank equally many rows, and the last ones what is left."""
+        """Return the shape of a rank's shard: FSDP2 gives all ranks equally many rows, and the last ones the rest."""
         rows = self._rows[place]
         most = -(-rows // self._ranks)
         return max(0, min(most, rows - rank * most)), self._columns[place]
@@ -316,7 +318,7 @@ class _Owners:
     def _swap(
         self, outgoing: Sequence[Sequence[Tensor]], shapes: Sequence[Sequence[tuple[int, int]]]
     ) -> list[list[Tensor]]:
-        """Send each rank its tensors, and receive one's own of these shapes from each; one collective."""
+        """Send each rank its tensors and receive tensors of these shapes from each, in one collective."""
         sent = torch.cat([self._empty, *(tensor.reshape(-1) for tensors in outgoing for tensor in tensors)])
         sent_sizes = [sum(tensor.numel() for tensor in tensors) for tensors in outgoing]
         sizes = [[math.prod(shape) for shape in each] for each in shapes]
@@ -327,7 +329,7 @@ class _Owners:
 
 
 def _column_like(param: Tensor) -> Tensor:
-    """Zeros, one for each row of a weight, sharded as its rows are."""
+    """Return a zero for each row of a weight, sharded like its rows."""
     own = local(param)
     column = own.new_zeros(own.shape[0], 1)
     if not isinstance(param, DTensor):

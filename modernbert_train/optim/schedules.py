@@ -1,7 +1,7 @@
 """Learning rate and weight decay as functions of the clock: floats in, float out, no state.
 
-A rate belongs to a batch and is that of the tokens seen before it. So the batch that starts a phase has the first rate
-of the schedule, and the rate at `tokens == phase.tokens` is reached just as the phase ends.
+A batch's rate is the rate at the number of tokens before it. So the first batch of a phase has the schedule's first
+rate, and the rate at `tokens == phase.tokens` is reached just as the phase ends.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import math
 from modernbert_train.clock import Clock
 from modernbert_train.config.schema import ScheduleConfig
 
-# Where a warmup starts, over the peak rate; the release's value. The first batch fills the moments and leaves the
-# weights in place, as a rate of 0 would, but a logged rate of 0 always means a mistake and lr can be divided by.
+# Start of a warmup, relative to the peak rate; the release's value. The first batch fills the moments and leaves the
+# weights unchanged, as a rate of 0 would, but 0 in a log always means a mistake, and a positive lr can be a divisor.
 WARMUP_START = 1e-10
 
 
 def lr_ratio_at(schedule: ScheduleConfig, phase_tokens: int, tokens: int) -> float:
-    """The rate of a batch over the peak rate of its phase.
+    """Return the rate of a batch relative to the peak rate of its phase.
 
     With W warmup tokens, D decay tokens, T phase tokens, f the final ratio and x = (tokens - (T - D)) / D:
 
@@ -27,7 +27,7 @@ def lr_ratio_at(schedule: ScheduleConfig, phase_tokens: int, tokens: int) -> flo
         linear                   f + (p - f) (1 - x)
         cosine                   f + (p - f) (1 + cos(pi x)) / 2
 
-    A linear or cosine schedule in the usual sense has a decay that begins where the warmup ends.
+    The usual linear or cosine schedule has a decay that begins where the warmup ends.
 
     Args:
         schedule: warmup and decay must fit into the phase together.
@@ -60,22 +60,22 @@ def lr_ratio_at(schedule: ScheduleConfig, phase_tokens: int, tokens: int) -> flo
 
 
 def _plateau(schedule: ScheduleConfig, tokens: int) -> float:
-    """The ratio between warmup and decay; config/check.py asks for a warmup where the plateau is not constant."""
+    """Return the ratio between warmup and decay; config/check.py requires a warmup for an inverse_sqrt plateau."""
     return 1.0 if schedule.plateau == "constant" else math.sqrt(schedule.warmup_tokens / tokens)
 
 
 def max_lr_at(clock: Clock, tokens: int) -> float:
-    """The peak rate of the phase that holds a token count: optim.lr times the phase's lr_ratio."""
+    """Return the peak rate of the phase at a token count: optim.lr times the phase's lr_ratio."""
     now = clock.at(tokens)
     return now.optim.lr * now.phase.lr_ratio
 
 
 def lr_at(clock: Clock, tokens: int) -> float:
-    """The rate of the batch that starts when `tokens` global tokens were seen; at or past the end, the last rate."""
+    """Return the rate of the batch that starts after `tokens` global tokens; at or past the end, the last rate."""
     now = clock.at(tokens)
     return max_lr_at(clock, tokens) * lr_ratio_at(now.phase.schedule, now.phase.tokens, now.tokens)
 
 
 def weight_decay_at(clock: Clock, tokens: int) -> float:
-    """The decay of the weights that decay, in the optimizer's own unit."""
+    """Return the decay of the decayed weights, in the optimizer's unit."""
     return clock.at(tokens).optim.weight_decay

@@ -1,9 +1,9 @@
-"""StableAdamW whose update clipping spans whole tensors, however they are sharded.
+"""StableAdamW whose update clipping spans whole tensors, for any sharding.
 
-Each parameter's rate is divided by the RMS of g^2 / v over the whole tensor when that exceeds 1. The choice that
-shaped the file: a step has two halves. The first moves the moments of the local shards and sums what it needs per
-parameter; one all-reduce completes the sums of every parameter at once; the second scales and applies the updates.
-Nothing waits for the device, and the gradient and update norms ride in the same all-reduce.
+Each parameter's rate is divided by the RMS of g^2 / v over the whole tensor when that exceeds 1. So a step has two
+halves. The first updates the moments of the local shards and computes sums per parameter; one all-reduce completes the
+sums of all parameters; the second half scales and applies the updates. There is no host sync, and the gradient and
+update norms share the all-reduce.
 
 Shape legend: P parameters of one block.
 """
@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-# The mesh of a sharded parameter and the mesh dimensions that divide it; None for a parameter that is whole here.
+# The mesh of a sharded parameter and the mesh dimensions that shard it; None for an unsharded parameter.
 Sharding = tuple[DeviceMesh, tuple[int, ...]] | None
 
 
@@ -52,11 +52,11 @@ class StableAdamW(Optimizer):
         p = p (1 - lr_p / max_lr * weight_decay) - lr_p m / (sqrt(v) + eps)
 
     The last line is computed as p - lr_p (m / (sqrt(v) + eps) + weight_decay / max_lr * p), so that decay and update
-    are rounded once, together: alone, the fp32 factor of the decay has few digits, and is 1 when less than 3e-8 below.
+    are rounded once, together: the decay factor alone has few digits in fp32, and is 1 if less than 3e-8 below 1.
 
     Parameters are fp32 tensors, or DTensors sharded over any dimensions of a mesh (FSDP2, HSDP); moments are sharded
-    like their parameter. A step briefly needs the memory of two more copies of the local parameters. Nothing refers to
-    the parameters given at construction, so a trainer may replace them in `param_groups` before the first step.
+    like their parameter. A step briefly needs the memory of two more copies of the local parameters. The optimizer
+    keeps no references to the constructor's parameters, so a trainer may replace them in `param_groups`.
 
     Args:
         params: parameters, or dicts of param groups.
@@ -64,10 +64,10 @@ class StableAdamW(Optimizer):
         betas: decay rates of the two moments.
         eps: added to sqrt(v).
         weight_decay: share of a weight that a step at max_lr removes.
-        max_lr: peak rate of the schedule, by which decay is normalised; None is each group's lr. It is a plain key of
-            every param group, so a new phase sets it instead of inheriting the rate remembered by a checkpoint.
-        fused: do each half of a step in one kernel over all weights, see optim/fused.py; needs Triton. It needs no
-            memory beside the weights and is equal to the other form up to the rounding of fp32.
+        max_lr: peak rate of the schedule, which normalises the decay; None is each group's lr. It is a plain key of
+            every param group, so a new phase sets it and does not inherit it from a checkpoint.
+        fused: run each half of a step as one kernel over all weights, see optim/fused.py; needs Triton. It saves the
+            extra memory and equals the other form up to fp32 rounding.
 
     Attributes:
         last_grad_norm: 0-dim fp32 tensor on the parameters' device, L2 norm of the last step's gradients over all
@@ -113,13 +113,13 @@ class StableAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step with the gradients at hand; parameters without one are left alone.
+        """Take one step with the current gradients; parameters without one are skipped.
 
         Args:
             closure: called first, with gradients enabled, to compute them.
 
         Returns:
-            What the closure returned, or None.
+            The closure's result, or None.
         """
         loss = None
         if closure is not None:
@@ -135,7 +135,7 @@ class StableAdamW(Optimizer):
         update_square = torch.zeros_like(grad_square)
         for half, sums_3P in zip(halves, sums, strict=True):
             ratio_P, grad_P, direction_P = sums_3P
-            # A NaN passes through clamp and reaches the weights: it must be seen, not clipped away.
+            # let a NaN pass through clamp and reach the weights: it must be seen, not clipped away
             rate_P = half.group["lr"] / ratio_P.sqrt().clamp(min=1.0)
             half.apply(rate_P)
             grad_square += grad_P.sum()
@@ -145,7 +145,7 @@ class StableAdamW(Optimizer):
         return loss
 
     def _halves(self, groups: Iterable[dict[str, Any]]) -> list[Halves]:
-        """The step of each block of these groups, not begun; advances step counts."""
+        """Return the pending step of each block of these groups; increments step counts."""
         blocks = self._collect_blocks(groups)
         return [_Foreach(block) if self._kernels is None else self._fused(block) for block in blocks]
 
@@ -158,7 +158,7 @@ class StableAdamW(Optimizer):
         return _Fused(self._kernels, self._layouts[key], block)
 
     def _collect_blocks(self, groups: Iterable[dict[str, Any]]) -> list[_Block]:
-        """Sort the parameters that have a gradient into blocks, in the same order on every rank; advance their step."""
+        """Sort the parameters with a gradient into blocks, in the same order on every rank; increment their steps."""
         blocks: list[_Block] = []
         for group in groups:
             found: dict[tuple[int, Sharding], _Block] = {}
@@ -168,7 +168,7 @@ class StableAdamW(Optimizer):
                 state = self.state[param]
                 if not state:
                     check_dtype(param)
-                    # A python int: a tensor could be moved to the device when loaded, and reading it would wait.
+                    # a Python int: a tensor could be moved to the device by loading, and reading it would sync
                     state["step"] = 0
                     state["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
                     state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
@@ -188,7 +188,7 @@ class Halves(Protocol):
     """The two halves of one block's step.
 
     Attributes:
-        group: whose rate it is stepped by.
+        group: its rate applies.
         sharding: of its parameters.
     """
 
@@ -196,7 +196,7 @@ class Halves(Protocol):
     sharding: Sharding
 
     def prepare(self) -> Tensor:
-        """Move the moments in place; returns sums_3P over the local shards, see `_Foreach.prepare`."""
+        """Update the moments in place; return sums_3P over the local shards, see `_Foreach.prepare`."""
         ...
 
     def apply(self, rate_P: Tensor) -> None:
@@ -205,20 +205,20 @@ class Halves(Protocol):
 
 
 class _Foreach:
-    """The two halves of a block's step, as operations on lists of tensors."""
+    """The two halves of a block's step, as foreach operations."""
 
     def __init__(self, block: _Block) -> None:
         self._block, self.group, self.sharding = block, block.group, block.sharding
         self._directions: tuple[Tensor, ...] = ()
 
     def prepare(self) -> Tensor:
-        """Update the moments in place and find what the step needs.
+        """Update the moments in place and return the sums for the step.
 
-        Works in place where it can: on CPU fresh memory costs more than arithmetic (3.5 times the step, measured).
+        Works in place where possible: on a CPU, allocating memory costs more than arithmetic (3.5 times the step).
 
         Returns:
-            sums_3P: fp64 sums over the local shards of g^2 / max(v, eps^2) / (global size), g^2 and direction^2, where
-                the direction is the step before the parameter's rate: m / (sqrt(v) + eps) plus the decay.
+            sums_3P: fp64 sums over the local shards of g^2 / max(v, eps^2) / (global size), g^2 and direction^2. The
+                direction is the update before the parameter's rate: m / (sqrt(v) + eps) plus the decay.
         """
         block, group = self._block, self._block.group
         new1, new2 = _new_shares(block)
@@ -251,7 +251,7 @@ class _Foreach:
 
 
 class _Fused:
-    """The same in kernels; see optim/fused.py."""
+    """The two halves of a block's step, as Triton kernels; see optim/fused.py."""
 
     def __init__(self, kernels: Any, layout: Any, block: _Block) -> None:
         self._kernels, self._layout, self._block = kernels, layout, block
@@ -271,21 +271,21 @@ class _Fused:
 
 
 def _new_shares(block: _Block) -> tuple[float, float]:
-    """1 - b_t for both betas; 1 at the first step, which replaces the zeros that the moments start from."""
+    """Return 1 - b_t for both betas; at the first step 1, which overwrites the moments' initial zeros."""
     beta1, beta2 = block.group["betas"]
     return (1 - beta1) / (1 - beta1**block.step), (1 - beta2) / (1 - beta2**block.step)
 
 
 def decay_share(group: dict[str, Any]) -> float:
-    """Share of a weight in its direction."""
+    """Return the factor of a weight in its direction: weight_decay / max_lr."""
     return group["weight_decay"] / group["max_lr"] if group["weight_decay"] else 0.0
 
 
 def tensor_norms(tensors: tuple[Tensor, ...] | list[Tensor]) -> tuple[Tensor, ...]:
-    """The L2 norm of each tensor, 0-dim fp64, as exact for a whole tensor as for its shards.
+    """Return the L2 norm of each tensor, 0-dim fp64, as exact for a whole tensor as for its shards.
 
-    One long fp32 sum on CPU is off by 7e-4 for an embedding of 39 M weights, and an fp64 one takes longer than the
-    rest of the step (both measured); so rows first. CUDA's kernel sums short chunks by itself.
+    One long fp32 sum on a CPU errs by 7e-4 for an embedding of 39 M weights, and an fp64 sum takes longer than the
+    rest of the step (both measured); so rows are summed first. CUDA's kernel sums short chunks by itself.
     """
     if tensors[0].device.type == "cpu":
         tensors = [torch.linalg.vector_norm(tensor, dim=-1) for tensor in tensors]
@@ -293,7 +293,7 @@ def tensor_norms(tensors: tuple[Tensor, ...] | list[Tensor]) -> tuple[Tensor, ..
 
 
 def _sum_over_shards(shardings: list[Sharding], sums: list[Tensor]) -> list[Tensor]:
-    """Complete the sums_3P of all blocks, with one all-reduce per mesh dimension that divides parameters."""
+    """Complete the sums_3P of all blocks, with one all-reduce per mesh dimension that shards parameters."""
     result = list(sums)
     by_sharding: dict[Sharding, list[int]] = {}
     for index, sharding in enumerate(shardings):
@@ -312,7 +312,7 @@ def _sum_over_shards(shardings: list[Sharding], sums: list[Tensor]) -> list[Tens
 
 
 def sharding_of(param: Tensor) -> Sharding:
-    """How a parameter, and its gradient with it, is divided."""
+    """Return how a parameter and its gradient are sharded."""
     if not isinstance(param, DTensor):
         return None
     assert isinstance(param.grad, DTensor) and param.grad.placements == param.placements, "gradient sharded otherwise"
@@ -321,7 +321,7 @@ def sharding_of(param: Tensor) -> Sharding:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor."""
+    """Return this rank's shard of a tensor, or the tensor if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -342,7 +342,7 @@ def _check_group(group: dict[str, Any]) -> None:
 
 
 def check_dtype(param: Tensor) -> None:
-    """Raises ValueError for master weights of low precision, which would swallow most updates."""
+    """Raise ValueError for master weights of low precision, in which most updates would round to nothing."""
     if param.dtype not in (torch.float32, torch.float64):
         raise ValueError(
             f"{param.dtype} parameter of shape {tuple(param.shape)} (StableAdamW): master weights must be float32. "

@@ -71,7 +71,7 @@ def test_slices_in_several_files_are_one_tensor(tmp_path: Path) -> None:
         ({"a": {"t": (0, 8)}, "b": {"t": (3, 8)}}, "the slices of t do not join: 4 rows, then one from row 3"),
         ({"a": {"t": (0, 9)}, "b": {"t": (4, 9)}}, "the slices of t have 8 rows of 9"),
         ({"a": {"t": (0, 8)}, "b": {"t": (4, 9)}}, "b: t is a slice of"),
-        ({"a": {"t": (0, 8), "u": (0, 1)}, "b": {"t": (4, 8)}}, "a has no u"),
+        ({"a": {"t": (0, 8), "u": (0, 1)}, "b": {"t": (4, 8)}}, "a lacks u"),
         ({"a": {}, "b": {}}, "the slices of t do not join"),
     ],
 )

@@ -142,7 +142,7 @@ def test_shards_without_words_are_refused_where_these_are_masked(
     for verb in ("check", "train"):
         assert main([verb, *tiny_run(words)]) == 65
         (line,) = capsys.readouterr().err.strip().splitlines()
-        assert "data.train=" in line and "its documents have no words, which objective.words=segmenter masks" in line
+        assert "data.train=" in line and "its documents lack words, which objective.words=segmenter masks" in line
         assert "again with sources.NAME.words_field, or set objective.words=tokenizer; with data.streams, give" in line
     path = read_run(tiny_run()).data.train
     streams = (

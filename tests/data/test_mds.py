@@ -146,7 +146,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a pickled column": (change(1, column_encodings=["pkl"]), "index.json: a column is pickled, and unpickling runs"),
     "another column": (change(1, column_names=["text"]), "index.json: no MDS column 'tokens' in ['text']."),
-    "another format": (change(1, format="jsonl"), "index.json: 'jsonl' and not mds is the format of a shard."),
+    "another format": (change(1, format="jsonl"), "index.json: a shard has the format 'jsonl', and not mds."),
     "a negative size": (change(1, samples=-1), NO_CHECK),
     "no file": (change(1, zip_data=None, raw_data=None), f"{NO_INDEX}TypeError"),
     "no sizes of columns": (change(1, column_sizes=[]), f"{SECOND}: "),

@@ -160,7 +160,7 @@ def test_a_process_that_has_ended_is_found_at_once_on_its_own_machine(
         there.setattr(heartbeat.os, "getpid", lambda: ended.pid)
         ranks[1].beat()
     verdict = ranks[0].act()
-    assert verdict is not None and verdict.rank == 1 and verdict.text.startswith("is gone: its process has ended")
+    assert verdict is not None and verdict.rank == 1 and verdict.text.startswith("is gone: its process ended")
     assert ranks[2].act() is None
     with monkeypatch.context() as there:  # a container's process of the same number is another one
         there.setattr(heartbeat.os, "getpid", lambda: ended.pid)

@@ -55,7 +55,7 @@ def test_the_last_line_names_the_dead_rank(victim: int, moment: str) -> None:
     """Rank 0 takes the store along, in which the others would look for who is gone."""
     code, output = run_ranks("-c", DIE, str(victim), moment)[1 - victim]
     assert code == 70
-    assert output.splitlines()[-1].startswith(f"error: rank {victim} on {HERE}: is gone: its process has ended")
+    assert output.splitlines()[-1].startswith(f"error: rank {victim} on {HERE}: is gone: its process ended")
 
 
 FREEZE = (
@@ -141,7 +141,7 @@ def test_ranks_killed_at_random_moments_are_named_by_the_other(tiny_run: TinyRun
         absent = r"error: rank 1 on \S+ cannot come to \S+, where the ranks meet: rank 0 is gone or never came"
         assert re.match(named if victim or steps else f"{named}|{absent}", last), case
         if steps is not None:
-            assert code == 70 and f"rank {victim} on {HERE}: is gone: its process has ended" in last, case
+            assert code == 70 and f"rank {victim} on {HERE}: is gone: its process ended" in last, case
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ def test_a_host_identity_lets_ranks_share_and_is_warned_of_once(
     """Each rank looks like a host of its own, and two machines with the same word are not taken for one."""
     assert claims(monkeypatch, NCCL_HOSTID="shared") == [f"shared-{HOST}", f"shared-{HOST}-1", f"shared-{HOST}-2"]
     said = capsys.readouterr().err
-    assert said.count("warning: ") == 1 and "says nothing of speed" in said
+    assert said.count("warning: ") == 1 and "does not measure speed" in said
 
 
 def test_a_name_of_a_host_that_the_user_gave_is_kept_for_ranks_with_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:

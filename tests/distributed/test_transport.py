@@ -62,7 +62,7 @@ def test_infiniband_and_roce_are_named_with_their_rate(machine: Path) -> None:
         (None, "no device in /sys/class/infiniband"),
         ({"state": "1: DOWN"}, "no port of mlx5_0 is active"),
         ({"state": "2: INIT"}, "no port of mlx5_0 is active"),
-        ({"file": False}, "mlx5_0 has no file in /dev/infiniband that this user may open"),
+        ({"file": False}, "mlx5_0 lacks a file in /dev/infiniband that this user may open"),
     ],
 )
 def test_a_fall_back_to_tcp_is_a_warning_with_its_reason(

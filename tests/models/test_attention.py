@@ -664,10 +664,10 @@ def test_kernels_say_what_they_cannot_show_a_token(monkeypatch: pytest.MonkeyPat
     kernel, gpu = KERNELS[name], torch.device("cuda")
     assert kernel.support(gpu, torch.bfloat16) is None
     reason = kernel.support(gpu, torch.bfloat16, "given")
-    assert reason is None if name == "flex" else "order of the tokens' own" in str(reason)
-    assert "adds nothing to the scores" in str(kernel.support(gpu, torch.bfloat16, "all", "sequences"))
+    assert reason is None if name == "flex" else "order given by ranks" in str(reason)
+    assert "cannot add a bias" in str(kernel.support(gpu, torch.bfloat16, "all", "sequences"))
     of_pairs = kernel.support(gpu, torch.bfloat16, "all", "pairs")
-    assert of_pairs is None if name == "flex" else "adds nothing to the scores" in str(of_pairs)
+    assert of_pairs is None if name == "flex" else "cannot add a bias" in str(of_pairs)
     assert ("given" in KERNEL_ORDERS[name]) is (reason is None), "check says the same without a GPU"
 
 
@@ -685,7 +685,7 @@ def test_flex_has_no_fixed_order_of_what_is_added_to_scores(monkeypatch: pytest.
 def test_flex_says_where_it_cannot_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run on a CPU would fail in its first backward pass, and without Triton on a GPU it would run out of memory.
     `auto` takes it in fp32, and where Triton has no C compiler the first batch would end in a bug."""
-    assert flex.support(CPU, torch.float32) == "FlexAttention has no backward pass on CPUs"
+    assert flex.support(CPU, torch.float32) == "FlexAttention lacks a backward pass on CPUs"
     for lack in ("Triton is not installed", "there is no C compiler"):
         monkeypatch.setattr(flex, "missing_on_gpu", lambda lack=lack: [lack])
         assert flex.support(torch.device("cuda"), torch.float32) == lack

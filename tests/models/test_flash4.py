@@ -358,7 +358,7 @@ def test_it_is_refused_where_it_has_no_deterministic_backward_pass(
     assert flash.support(GPU, torch.bfloat16) is None
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     reason = flash.support(GPU, torch.bfloat16)
-    assert reason is None if served else "compute.deterministic asks" in str(reason)
+    assert reason is None if served else "compute.deterministic requires" in str(reason)
 
 
 def test_check_refuses_an_old_one_without_importing_it(package: Any, monkeypatch: pytest.MonkeyPatch) -> None:

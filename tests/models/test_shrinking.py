@@ -133,8 +133,8 @@ def test_what_is_kept_of_a_matrix_is_said(old: ModelConfig) -> None:
         ),
         (BertConfig(), BertConfig(vocab_size=100, num_layers=6), "model.vocab_size=100 here, 30522 there"),
         (DistilBertConfig(), BertConfig(num_layers=3), "model.name=bert here, distilbert there"),
-        (BertConfig(), BertConfig(), "model.num_layers=12 here, 12 there, and as wide: set fewer"),
-        (BertConfig(position_offset=2), DistilBertConfig(), "whose positions count from 0; there from 2"),
+        (BertConfig(), BertConfig(), "model.num_layers=12 here, 12 there, and the same width: set fewer"),
+        (BertConfig(position_offset=2), DistilBertConfig(), "counts positions from 0, the larger model from 2"),
         (AlbertConfig(), AlbertConfig(num_layers=6), "its layers share weights"),
     ],
 )

@@ -202,7 +202,7 @@ def test_the_published_rounding_where_it_works_and_where_it_ends() -> None:
     three, six, fourteen = (replace(BASE, num_layers=depth) for depth in (3, 6, 14))
     assert layer_sources(three, six, "paper") == [0, 0, 1, 2, 2, 2]
     check_growth(three, replace(wide, num_layers=6), "paper")
-    with pytest.raises(ConfigError, match=r"num_layers=14, grown from 6: .*asks for layer 6"):
+    with pytest.raises(ConfigError, match=r"num_layers=14, grown from 6: .*needs layer 6"):
         check_growth(six, replace(wide, num_layers=14), "paper")
     check_growth(six, replace(wide, num_layers=14), "fitted")
     assert max(layer_sources(six, fourteen, "fitted")) < 6

@@ -286,7 +286,7 @@ def test_check_sees_shards_that_are_missing_or_cut(
     shards[1].write_bytes(shards[1].read_bytes()[:-1])
     assert main(["check", *tiny_run(f"data.train={folder}")]) == 65
     said = capsys.readouterr().err
-    assert f"data.train={folder}: 2 shards are not what the index says: {shards[0].name} (No such file" in said
+    assert f"data.train={folder}: 2 shards do not match the index: {shards[0].name} (No such file" in said
     assert f"{shards[1].name} ({shards[1].stat().st_size:,} bytes, not {shards[1].stat().st_size + 1:,})" in said
     for shard in shards[2:]:
         shard.unlink()

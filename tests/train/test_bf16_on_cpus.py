@@ -169,8 +169,8 @@ def test_what_a_processor_lacks_is_refused(
         assert "products are in fp32 here, by compute.precision=auto. Set" in capsys.readouterr().err
     monkeypatch.setattr(bf16, "cpu_has_bf16", lambda: False)
     assert main(["train", *tiny_run(BF16)]) == 78
-    assert "compute.precision=bf16: this processor has no bf16" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="precision=bf16: this processor has no bf16"):
+    assert "compute.precision=bf16: this processor lacks bf16" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="precision=bf16: this processor lacks bf16"):
         bf16.takes_bf16("bf16", "precision", on_gpu=False)
 
 
@@ -184,5 +184,5 @@ def test_a_gpu_does_not_imitate_it(
     assert bf16.takes_bf16("auto", "precision", on_gpu=True) is expected
     assert not bf16.takes_bf16("fp32", "precision", on_gpu=True)
     if not expected:
-        with pytest.raises(ConfigError, match="precision=bf16: this GPU has no bf16"):
+        with pytest.raises(ConfigError, match="precision=bf16: this GPU lacks bf16"):
             bf16.takes_bf16("bf16", "precision", on_gpu=True)

@@ -126,14 +126,14 @@ def test_bf16_is_never_quietly_something_else(tiny_run: TinyRun, monkeypatch: py
         assert resolve_precision(left_open.compute, cpu) == "fp32"
     assert resolve_precision(asked.compute, cpu) == "amp_bf16"
     monkeypatch.setattr(bf16, "cpu_has_bf16", lambda: False)
-    with pytest.raises(ConfigError, match="bf16: this processor has no bf16: torch would imitate it, slowly. Set"):
+    with pytest.raises(ConfigError, match="bf16: this processor lacks bf16, and torch would emulate it, slowly. Set"):
         resolve_precision(asked.compute, cpu)
     for has_bf16 in (False, True):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, has=has_bf16: has)
         assert resolve_precision(left_open.compute, gpu) == ("amp_bf16" if has_bf16 else "fp32")
     assert resolve_precision(asked.compute, gpu) == "amp_bf16"
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
-    with pytest.raises(ConfigError, match="compute.precision=bf16: this GPU has no bf16"):
+    with pytest.raises(ConfigError, match="compute.precision=bf16: this GPU lacks bf16"):
         resolve_precision(asked.compute, gpu)
 
 

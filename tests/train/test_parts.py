@@ -137,7 +137,7 @@ def test_token_counts_of_other_shards_are_refused(tmp_path: Path, counts: NDArra
     np.save(tmp_path / TOKEN_COUNTS, np.arange(5))
     assert Unigram.from_counts([TokenCounts(tmp_path / TOKEN_COUNTS, 10, 1.0)], 512).most_frequent == 4
     np.save(tmp_path / TOKEN_COUNTS, counts)
-    with pytest.raises(DataError, match=r"token_counts\.npy: holds .*the card beside it says 10 tokens"):
+    with pytest.raises(DataError, match=r"token_counts\.npy: holds .*the card next to it says 10 tokens"):
         Unigram.from_counts([TokenCounts(tmp_path / TOKEN_COUNTS, 10, 1.0)], 512)
 
 

@@ -1,8 +1,8 @@
 """Attention kernels behind one call, and the one place where a kernel is chosen.
 
-A kernel is a module with the names of `Kernel`. What depends only on a microbatch (masks, boundaries) is made once in
-`prepare` and shared by all layers. `sdpa` is the meaning of attention here; every other kernel is proved equal to it.
-A named kernel is honoured or refused; only `auto` falls back, and its choice is logged once.
+A kernel is a module with the attributes of `Kernel`. `prepare` computes what depends on a microbatch only (masks,
+boundaries) once for all layers. `sdpa` is the reference; tests compare every other kernel with it. A named kernel is
+used or refused; only `auto` falls back, and its choice is logged once.
 
 Shape legend: T packed tokens, N heads, H head width.
 """
@@ -27,18 +27,18 @@ log = logging.getLogger(__name__)
 
 
 class Kernel(Protocol):
-    """What a kernel module offers."""
+    """Interface of a kernel module."""
 
     name: str
-    traits: str  # what it can do, for people: windows, backward pass, determinism
+    traits: str  # capabilities to show to people: windows, backward pass, determinism
 
     def support(
         self, device: torch.device, dtype: torch.dtype, order: Order = "all", bias: Bias | None = None
     ) -> str | None:
-        """None if the kernel serves this device, dtype of q, k and v, order and perhaps bias; else why it does not."""
+        """Return None if the kernel supports this device, dtype of q, k and v, order and bias; else the reason."""
 
     def prepare(self, packed: Packed, visible: Visible) -> Any:
-        """Everything that layers share in this microbatch."""
+        """Return the layout that all layers share in this microbatch."""
 
     def attend(
         self,
@@ -49,25 +49,24 @@ class Kernel(Protocol):
         window: bool,
         bias: ScoreBias | None = None,
     ) -> Tensor:
-        """Attention within each sequence, scaled by 1/sqrt(H), windowed if `window`; returns out_TNH.
+        """Compute attention within each sequence, scaled by 1/sqrt(H), windowed if `window`; return out_TNH.
 
-        What a layer adds to the scores is `bias`. A token that sees nothing, which the order "given" can ask for, gets
-        zeros.
+        `bias` is added to the scores. A token that sees no key, which the order "given" allows, gets zeros.
         """
 
 
 class RotatingKernel(Kernel, Protocol):
-    """A kernel that rotates q and k of local layers itself, which saves passes over them and over their gradients."""
+    """A kernel that rotates q and k of local layers itself; it saves passes over them and over their gradients."""
 
     def attend_rotary(self, qkv_T3NH: Tensor, cos_TE: Tensor, sin_T2E: Tensor, layout: Any) -> Tensor:
-        """Attention in a local layer, where `rotated` of models/layers.py and `attend` give the same within rounding.
+        """Compute `attend` of `rotated` (models/layers.py) in a local layer, equal within rounding.
 
         The gradient of qkv_T3NH is one contiguous tensor.
         """
 
 
-# in the order in which `auto` asks but for what `by_preference` puts first; `sdpa` always serves, so that `auto` never
-# comes to cudnn, which nobody has timed
+# `auto` tries them in this order, after those that `by_preference` moves to the front. `sdpa` supports everything, so
+# `auto` never reaches cudnn, which is unmeasured
 KERNELS: dict[str, Kernel] = {
     "varlen": varlen,
     "flash": flash,
@@ -88,19 +87,19 @@ def choose_kernel(
     bias: Bias | None = None,
     local_heads: int | None = None,
 ) -> Kernel:
-    """Find the kernel that a run gets.
+    """Return the kernel for a run.
 
     Args:
-        name: of the kernel; "auto" takes the first one of `by_preference`.
+        name: of the kernel; "auto" takes the first usable one of `by_preference`.
         device: where the model runs.
-        dtype: of q, k and v, which under autocast is not that of the weights.
-        key: where the name was set, for the messages.
-        order: what tokens see.
-        bias: what the model adds to the scores, see `ModelConfig.score_bias`.
-        local_heads: see `ModelConfig.local_heads`; None of global layers alone.
+        dtype: of q, k and v; under autocast it differs from the weights'.
+        key: the key that set the name, for messages.
+        order: which tokens see each other.
+        bias: the model's bias on the scores, see `ModelConfig.score_bias`.
+        local_heads: see `ModelConfig.local_heads`; None if there are global layers only.
 
     Raises:
-        ConfigError: the named kernel is unknown or cannot serve here.
+        ConfigError: the named kernel is unknown or unusable here.
     """
     reasons = by_preference(device, dtype, order, bias, local_heads)
     usable = [kind for kind, reason in reasons.items() if reason is None]
@@ -115,7 +114,7 @@ def choose_kernel(
 def for_all_layers(
     compute: ComputeConfig, packed: Packed, device: torch.device, dtype: torch.dtype, bias: Bias | None = None
 ) -> tuple[Kernel, Any]:
-    """The kernel of an encoder all of whose layers are global, and what it has prepared of these sequences.
+    """Return the kernel of an encoder that has global layers only, and its layout for these sequences.
 
     Raises:
         ConfigError: see `choose_kernel`.
@@ -133,10 +132,10 @@ def for_each_reach(
     half_window: int,
     local_heads: int | None,
 ) -> dict[bool, tuple[Kernel, Any]]:
-    """The same of an encoder with local layers: of the global ones (True), and of those.
+    """Return kernel and layout of global layers (True) and of local layers (False).
 
     Args:
-        compute: how it is computed.
+        compute: names the kernels.
         packed: the sequences.
         device, dtype: see `choose_kernel`.
         half_window: see `Visible.around`.
@@ -154,7 +153,7 @@ def for_each_reach(
 
 
 def asked_of_global_layers(compute: ComputeConfig) -> tuple[str, str]:
-    """Return the kernel that is asked for in global layers, and the key that asks for it."""
+    """Return the kernel that is configured for global layers, and the key that sets it."""
     if compute.global_attention is None:
         return compute.attention, "compute.attention"
     return compute.global_attention, "compute.global_attention"
@@ -163,7 +162,7 @@ def asked_of_global_layers(compute: ComputeConfig) -> tuple[str, str]:
 def by_preference(
     device: torch.device, dtype: torch.dtype, order: Order, bias: Bias | None, local_heads: int | None
 ) -> dict[str, str | None]:
-    """Each kernel, the one first that `auto` takes, with the reason for which it cannot serve; None if it can."""
+    """Return why each kernel is unusable (None: usable), in the order of preference of `auto`."""
     reasons = {kind: kernel.support(device, dtype, order, bias) for kind, kernel in KERNELS.items()}
     fourth = local_heads is None and flash.is_fourth(device)  # in local layers it computes 2 to 3 times the keys seen
     first = ["flash"] * (flash.is_third(device) or fourth) + ["tiles"] * tiles.is_faster(device, local_heads)
@@ -172,13 +171,13 @@ def by_preference(
 
 
 def with_backend(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> str:
-    """The kernel's name, and on a GPU what it really calls there, where that is another's choice."""
+    """Return the kernel's name, and on a GPU the backend that it calls, where that depends on the installation."""
     asked = {"varlen": varlen.backend, "flash": flash.backend, "cudnn": cudnn.backend}.get(kernel.name)
     return kernel.name if asked is None or device.type != "cuda" else f"{kernel.name} ({asked(device, dtype)})"
 
 
 def kernel_report() -> dict[str, str | None]:
-    """For each kernel None if it serves the best device of this machine in its usual precision, else why not."""
+    """Return why each kernel cannot run on this machine's best device in its usual precision; None if it can."""
     on_gpu = torch.cuda.is_available()
     device, dtype = (torch.device("cuda"), torch.bfloat16) if on_gpu else (torch.device("cpu"), torch.float32)
     return {name: kernel.support(device, dtype) for name, kernel in KERNELS.items()}

@@ -1,12 +1,12 @@
 """Global layers by cuDNN with boundaries, local layers by `varlen`: Hopper and Blackwell, bf16 or fp16.
 
-Its speed is unmeasured, so compute.attention=auto never takes it. Three properties
-of torch's cuDNN functions shape this file, seen on torch 2.14.1 and 2.15.0:
+compute.attention=auto never takes it, since its speed is unmeasured. Three properties of torch's cuDNN functions, seen
+on torch 2.14.1 and 2.15.0, shape this file:
 
 - They build and cache one cuDNN graph for each number of sequences and longest sequence. So the longest sequence is
   rounded up to an eighth of the row. Before 2.14 every call built a graph (pytorch pull request 191576), and the
-  backward pass took the head's width for the longest sequence (186142).
-- The backward pass allocates sequences x longest x heads x width numbers of fp32, whatever the number of tokens.
+  backward pass mistook the head's width for the longest sequence (186142).
+- The backward pass allocates sequences x longest x heads x width fp32 values, for any number of tokens.
 - Empty sequences, which pad `cu_seqlens`, give NaN before cuDNN 9.25 (cudnn-frontend issue 943).
 
 Shape legend: T packed tokens, S sequences (padded), N heads, H head width.
@@ -26,8 +26,8 @@ from modernbert_train.models.attention.operator import operator
 from modernbert_train.models.attention.visible import ScoreBias, Visible
 
 MIN_CUDNN = 92_500  # 9.25.0
-_SHORTEST = 256  # torch 2.14 refuses to let cuDNN compute sequences that are all of 128 tokens or fewer
-_LENGTHS = 8  # different values of the longest sequence, each with graphs of its own
+_SHORTEST = 256  # torch 2.14 refuses cuDNN for sequences of at most 128 tokens
+_LENGTHS = 8  # distinct values of the longest sequence; each needs its own graphs
 
 name = "cudnn"
 traits = "global layers, window by varlen; backward, not deterministic; unmeasured"
@@ -64,7 +64,7 @@ def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias
     if (reason := varlen.support(device, dtype, order, bias)) is not None:
         return reason
     if torch.version.hip is not None:
-        return "it needs a GPU of NVIDIA's"
+        return "it needs an NVIDIA GPU"
     if (reason := varlen.missing_in_torch(_FORWARD, _BACKWARD, oldest="2.14")) is not None:
         return reason
     if torch.cuda.get_device_capability(device)[0] not in (9, 10):
@@ -75,7 +75,7 @@ def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias
             "install torch 2.15, or a newer nvidia-cudnn"
         )
     if torch.are_deterministic_algorithms_enabled():
-        return "its backward pass sums in no fixed order, and compute.deterministic asks for one"
+        return "its backward pass sums in no fixed order, and compute.deterministic requires one"
     return None
 
 
@@ -84,7 +84,7 @@ def _release(version: int) -> str:
 
 
 def prepare(packed: Packed, visible: Visible) -> Layout:
-    """See `Kernel.prepare`; nothing is read back from the device."""
+    """See `Kernel.prepare`; without a host sync."""
     step = max(_SHORTEST, -(-packed.max_seqlen // _LENGTHS))
     longest = packed.max_seqlen if packed.longest is None else packed.longest
     rounded = replace(packed, longest=-(-longest // step) * step)
@@ -98,7 +98,7 @@ def attend(
     visible = layout.whole.visible
     if window and visible.window is not None:
         return varlen.attend(q_TNH, k_TNH, v_TNH, layout.local, window, bias)
-    assert bias is None, "asked for without support()"
+    assert bias is None, "support() refuses a bias"
     assert q_TNH.shape[-1] in CUDNN_HEADS, "the check of the configuration refuses these heads"
     whole = layout.whole
     out_TNH, _ = _attention(q_TNH, k_TNH, v_TNH, whole.cu_seqlens_S, whole.longest, *visible.sides(window))

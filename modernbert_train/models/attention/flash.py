@@ -1,13 +1,13 @@
-"""The newest FlashAttention that is installed and runs on the GPU: CUDA, bf16 or fp16, from a package.
+"""The newest FlashAttention package that is installed and runs on the GPU: CUDA, bf16 or fp16.
 
 FlashAttention-3 (module flash_attn_interface, Hopper only), else FlashAttention-4 (package flash-attn-4, Hopper and
-later), else FlashAttention-2 (package flash-attn), which is the algorithm of `varlen`. Each needs another way to leave
-a compiled layer in one graph:
+later), else FlashAttention-2 (package flash-attn), the algorithm of `varlen`. Each keeps a compiled layer in one graph
+in a different way:
 
-- The fourth is a custom operator of ours, see flash4.py. compute.attention=auto takes it for global layers.
-- The third is called by torch itself through its switch, as what `varlen` calls. The switch is the process's, so local
-  layers have it too, whatever their key says. compute.attention=auto takes it for all layers.
-- The second is a function that torch can trace. It serves compute.attention=flash alone.
+- Version 4 is our custom operator, see flash4.py. compute.attention=auto takes it for global layers.
+- Version 3 is called through torch's own switch, by the functions that `varlen` calls. The switch is process-wide, so
+  local layers use it too, regardless of their key. compute.attention=auto takes it for all layers.
+- Version 2 is a function that torch can trace. Only compute.attention=flash takes it.
 
 Shape legend: T packed tokens, S sequences (padded), N heads, H head width.
 """
@@ -39,7 +39,7 @@ flash3: Any = None
 
 
 def _installed(package: str) -> AbstractContextManager[None]:
-    """Within it a package is looked for; OSError: it is built for another torch or CUDA."""
+    """Context of an import: record why a package is unusable. OSError: it is built for another torch or CUDA."""
     return errors_to(MISSING.append, ImportError, OSError, AttributeError, TypeError, before=f"{package}: ")
 
 
@@ -55,13 +55,13 @@ with _installed("flash-attn"):
         "causal",
         "deterministic",
     )
-    # TypeError: an older release, or one of another kind
+    # TypeError: an older release, or another package of this name
     inspect.signature(flash_attn.flash_attn_varlen_func).bind(0, 0, 0, **dict.fromkeys(_options, 0))
     flash2 = flash_attn.flash_attn_varlen_func
 with _installed("flash_attn_interface"):
     import flash_attn_interface
 
-    # what torch's switch wants of it
+    # what torch's switch requires
     torch.ops.flash_attn_3.fwd, torch.ops.flash_attn_3.bwd, torch_attention.activate_flash_attention_impl  # noqa: B018
     flash3 = flash_attn_interface
 
@@ -71,11 +71,11 @@ traits = "window; backward, deterministic with compute.deterministic; FlashAtten
 
 @dataclass(frozen=True)
 class Layout(varlen.Layout):
-    """With the boundaries a second time, for a function that is given both queries' and keys'.
+    """`varlen.Layout` with a second copy of the boundaries, for a function with separate ones for queries and keys.
 
     Attributes:
-        of_keys_S: equal to cu_seqlens_S: one tensor twice would break the graph of each compiled layer, as torch traces
-            no autograd.Function that is given it.
+        of_keys_S: equal to cu_seqlens_S. Passing one tensor twice would break the graph of each compiled layer: torch
+            does not trace an autograd.Function called that way.
     """
 
     of_keys_S: Tensor
@@ -96,14 +96,14 @@ def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias
         return f"the FlashAttention that is installed does not run on {torch.cuda.get_device_name(device)}"
     if newest == 4 and torch.are_deterministic_algorithms_enabled() and _major(device) not in (9, 10, 11):
         return (
-            f"FlashAttention-4 has no deterministic backward pass on {torch.cuda.get_device_name(device)}, and "
-            "compute.deterministic asks for one"
+            f"FlashAttention-4 lacks a deterministic backward pass on {torch.cuda.get_device_name(device)}, and "
+            "compute.deterministic requires one"
         )
     return None
 
 
 def prepare(packed: Packed, visible: Visible) -> varlen.Layout:
-    """See `Kernel.prepare`; nothing is read back from the device."""
+    """See `Kernel.prepare`; without a host sync."""
     device = packed.cu_seqlens_S.device
     newest = _newest(device)
     if newest == 3:
@@ -120,7 +120,7 @@ def attend(
     q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: varlen.Layout, window: bool, bias: ScoreBias | None = None
 ) -> Tensor:
     """See `Kernel.attend`. Both ends of the window are included, as in `sdpa`."""
-    assert bias is None, "asked for without support()"
+    assert bias is None, "support() refuses a bias"
     if isinstance(layout, flash4.Layout):
         return flash4.attend(q_TNH, k_TNH, v_TNH, layout, window)
     if not isinstance(layout, Layout):
@@ -144,17 +144,17 @@ def attend(
 
 
 def is_third(device: torch.device) -> bool:
-    """True if FlashAttention-3 serves the device, which on Hopper is faster than `varlen` at every length."""
+    """Return True if FlashAttention-3 supports the device; on Hopper it is faster than `varlen` at every length."""
     return _newest(device) == 3
 
 
 def is_fourth(device: torch.device) -> bool:
-    """True if FlashAttention-4 serves the device. Warns, once, of an installed one that cannot."""
+    """Return True if FlashAttention-4 supports the device. Warn, once, if it is installed and unusable."""
     return _newest(device) == 4
 
 
 def backend(device: torch.device, dtype: torch.dtype) -> str:
-    """Which FlashAttention serves a device; of the third, what torch says once it is switched to it."""
+    """Return the FlashAttention that runs on a device; version 3 switches torch and returns torch's answer."""
     if is_third(device):
         _switch_to_third()
         return varlen.backend(device, dtype)
@@ -162,7 +162,7 @@ def backend(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def switch_back() -> None:
-    """Have torch call its own FlashAttention-2 again: where kernels are compared in one process."""
+    """Let torch call its own FlashAttention-2 again, for comparing kernels in one process."""
     if flash3 is not None and torch_attention.current_flash_attention_impl() is not None:
         torch_attention.restore_flash_attention_impl()
 
@@ -185,7 +185,7 @@ def _newest(device: torch.device) -> int | None:
 def _fourth_refusal() -> str | None:
     """Return why FlashAttention-4 cannot be used on a GPU that it is made for, None if it can.
 
-    Warns if it is installed: compute.attention=auto would otherwise pass over it without a word.
+    Warns if it is installed: compute.attention=auto would otherwise skip it silently.
     """
     reason = flash4.refusal()
     if reason is not None and installed_version("flash-attn-4") is not None:
@@ -194,5 +194,5 @@ def _fourth_refusal() -> str | None:
 
 
 def _major(device: torch.device) -> int:
-    """Of its compute capability; 0 where there is none."""
+    """Return the major compute capability; 0 without CUDA."""
     return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0

@@ -1,9 +1,9 @@
 """FlashAttention-4 (package flash-attn-4) as one custom operator: Hopper and later, bf16 or fp16.
 
-torch.compile cannot trace the package's own function, which would break the graph of every compiled layer; an operator
-of ours is one node of that graph, see operator.py. The package compiles its kernels on first use, without a C compiler.
-Each kind of call is compared with attention written out before it is used in a process, since earlier releases returned
-wrong gradients without an error.
+torch.compile cannot trace the package's own function, which would break the graph of every compiled layer; our custom
+operator is one node of that graph, see operator.py. The package compiles its kernels on first use, without a C
+compiler. A process compares each kind of call with the reference attention before it uses it, since earlier releases
+returned wrong gradients without an error.
 
 Shape legend: T packed tokens, S sequences (padded), N heads, H head width.
 """
@@ -31,16 +31,16 @@ from modernbert_train.models.attention.written_out import LENGTHS, TOLERANCES, d
 
 log = logging.getLogger(__name__)
 
-_MANY = 256  # with more sequences the package takes other kernels, which look up a block's sequence in a table
+_MANY = 256  # above this many sequences the package uses other kernels, which look up a block's sequence in a table
 
 
 @dataclass(frozen=True)
 class Layout(varlen.Layout):
-    """The layout of `varlen`, as a class that `flash.attend` can tell from it."""
+    """The layout of `varlen`, as a separate class for `flash.attend` to recognise."""
 
 
 def prepare(packed: Packed, visible: Visible) -> Layout:
-    """See `Kernel.prepare`; nothing is read back from the device."""
+    """See `Kernel.prepare`; without a host sync."""
     return Layout(*varlen.sizes(packed), visible)
 
 
@@ -56,7 +56,7 @@ def refusal() -> str | None:
     """Return why the installed package cannot be used, None if it can. Imports it, which takes seconds."""
     try:
         load()
-    except Exception as error:  # CuTe that does not fit torch, CUDA or Python fails in its own ways
+    except Exception as error:  # a CuTe that does not fit torch, CUDA or Python raises errors of any type
         return reason_of(error)
     return None
 
@@ -119,7 +119,7 @@ def _backward(
     before: int,
     after: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    # ours, since the package's own follow the strides of q, or of its copy
+    # allocate them here: the package's own gradients follow the strides of q, or of its copy
     dq_TNH, dk_TNH, dv_TNH = (q_TNH.new_empty(q_TNH.shape) for _ in range(3))
     load()[1](
         q=q_TNH,
@@ -141,14 +141,14 @@ def _backward(
 def _prove(
     device: torch.device, dtype: torch.dtype, width: int, before: int, after: int, deterministic: bool, many: bool
 ) -> None:
-    """Compare one kind of call with attention written out in fp64, on a small random case.
+    """Compare one kind of call with a plain fp64 implementation, on a small random case.
 
     Args:
         device: the GPU.
         dtype: of q, k and v.
         width: of a head.
         before, after: tokens visible on each side; -1 for all.
-        deterministic: whether the process asks for deterministic algorithms; part of the cache's key alone.
+        deterministic: True if the process requires deterministic algorithms; only part of the cache key.
         many: True for more than 256 sequences.
 
     Raises:
@@ -169,7 +169,7 @@ def _prove(
         out_TNH, lse_NT = _forward(q_TNH, k_TNH, v_TNH, *where)
         grads = _backward(grad_TNH.contiguous(), q_TNH, k_TNH, v_TNH, out_TNH, lse_NT, *where)
     except (torch.OutOfMemoryError, torch.AcceleratorError):
-        raise  # the device's, not the package's
+        raise  # a fault of the device, not of the package
     except Exception as error:
         raise ConfigError(f"{who}, does not run: {reason_of(error)}. {remedy}") from error
     exact = written_out(*qkvg[:, :3].double().unbind(1), grad_TNH=qkvg[:, 3].double(), sides=(before, after))

@@ -1,12 +1,12 @@
-"""FlexAttention: a Triton kernel that torch compiles from the mask, for CUDA in fp32 too and for masks nobody else has.
+"""FlexAttention: a Triton kernel that torch compiles from the mask. CUDA, fp32 too; the only GPU kernel for any order.
 
-The packed buffer is one row; a BlockMask says which blocks of 128 x 128 tokens hold visible pairs, and only those are
-computed. It is built from the boundaries of the sequences, block by block: no T x T mask exists, nothing waits for the
-device, and shapes depend on T alone, so that the kernel is compiled once for each kind of layer. Without the compiler
-FlexAttention writes out all T x T scores, and on a CPU it has no backward pass; both are refused.
+The packed buffer is one row; a BlockMask marks the blocks of 128 x 128 tokens with visible pairs, and only those are
+computed. It is built from the boundaries of the sequences, block by block: no T x T mask, no wait for the device, and
+shapes depend on T only, so the kernel is compiled once for each kind of layer. Without the compiler FlexAttention
+materialises all T x T scores, and on a CPU it lacks a backward pass; both are refused.
 
-What a model adds to the scores is looked up pair by pair within the kernel, in tables of N T P numbers, where `sdpa`
-has N n^2 for each sequence of n tokens. Its backward pass adds to the tables' gradients, in fp32 and in any order.
+A bias on the scores is looked up pair by pair within the kernel, in tables of N T P numbers, where `sdpa` builds N n^2
+for each sequence of n tokens. The backward pass accumulates the tables' gradients in fp32, in any order.
 
 Shape legend: T packed tokens, S sequences (padded), N heads, H head width, B blocks of the buffer, P rows of a table.
 """
@@ -38,7 +38,7 @@ BLOCK = 128
 
 @dataclass(frozen=True)
 class Layout:
-    """Visible blocks, and within them tokens, of global and of local layers, if there are any."""
+    """Visible blocks, and the visible tokens within them, of global layers and of local ones (None: all are global)."""
 
     everywhere: BlockMask
     local: BlockMask | None
@@ -47,26 +47,24 @@ class Layout:
 def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias: Bias | None = None) -> str | None:
     """See `Kernel.support`. A bias is looked up in tables, whose gradients are summed in no fixed order."""
     if bias == "sequences":
-        return "it adds nothing to the scores that is made of whole sequences, as the model needs"
+        return "it cannot add a bias computed from whole sequences, which the model needs"
     if bias and torch.are_deterministic_algorithms_enabled():
-        return (
-            "it sums gradients of what is added to the scores in no fixed order, and compute.deterministic asks for one"
-        )
+        return "it sums the gradients of a bias in no fixed order, and compute.deterministic requires one"
     if device.type == "cpu":
-        return "FlexAttention has no backward pass on CPUs"
+        return "FlexAttention lacks a backward pass on CPUs"
     if lacks := missing_on_gpu():
         return lacks[0]
     return gpu_support(device, dtype, (torch.bfloat16, torch.float16, torch.float32))
 
 
 def prepare(packed: Packed, visible: Visible) -> Layout:
-    """See `Kernel.prepare`; nothing is read back from the device."""
+    """See `Kernel.prepare`; without a host sync."""
     num_tokens = len(packed.input_ids_T)
     position_T = torch.arange(num_tokens, device=packed.cu_seqlens_S.device)
     sequence_T = torch.searchsorted(packed.cu_seqlens_S[1:].contiguous(), position_T, right=True)
 
-    # Sequence numbers ascend along the buffer, so two blocks share one exactly if their ranges overlap. What the last
-    # block lacks gets a number of its own, so that the block is never taken for one that is visible throughout.
+    # Sequence numbers ascend along the buffer, so two blocks share a sequence exactly if their ranges overlap. The last
+    # block is filled with an extra number, so that it never counts as fully visible.
     missing, beyond = -num_tokens % BLOCK, len(packed.cu_seqlens_S)
     sequence_BQ = F.pad(sequence_T, (0, missing), value=beyond).unflatten(0, (-1, BLOCK))
     first_B, last_B = sequence_BQ[:, 0], sequence_BQ[:, -1]
@@ -77,10 +75,12 @@ def prepare(packed: Packed, visible: Visible) -> Layout:
         return _given(packed, visible, sequence_T, some_BB)
 
     block_B = torch.arange(len(first_B), device=first_B.device)
-    back_BB = (block_B[:, None] - block_B) * BLOCK  # tokens that a key block stands before its query block
+    back_BB = (
+        block_B[:, None] - block_B
+    ) * BLOCK  # tokens from the start of a key block to the start of its query block
 
     def mask(window: bool) -> BlockMask:
-        """Of the layers of one kind."""
+        """Return the mask of global or local layers."""
         sides = [num_tokens if side < 0 else side for side in visible.sides(window)]
         before, after = sides
 
@@ -88,7 +88,7 @@ def prepare(packed: Packed, visible: Visible) -> Layout:
             same = sequence_T[q] == sequence_T[k]
             return same if min(sides) >= num_tokens else same & (q - k <= before) & (k - q <= after)
 
-        nearest, farthest = BLOCK - 1, -(BLOCK - 1)  # of the pairs of two blocks, the keys being one way or the other
+        nearest, farthest = BLOCK - 1, -(BLOCK - 1)  # offsets, within two blocks, of their nearest and farthest pair
         some = some_BB & (back_BB - nearest <= before) & (-back_BB - nearest <= after)
         every = every_BB & (back_BB - farthest <= before) & (-back_BB - farthest <= after)
         return _block_mask(some, every, seen, num_tokens)
@@ -97,20 +97,22 @@ def prepare(packed: Packed, visible: Visible) -> Layout:
 
 
 def _given(packed: Packed, visible: Visible, sequence_T: Tensor, some_BB: Tensor) -> Layout:
-    """Ranks below limits, in local layers of near positions; no block is seen throughout, since targets lie anywhere.
+    """Build the masks of the order "given": a key's rank is below the query's limit; in local layers also near.
+
+    No block counts as fully visible, since targets lie anywhere.
 
     Args:
         packed, visible: see `Kernel.prepare`.
         sequence_T: number of each token's sequence.
         some_BB: blocks that share a sequence.
     """
-    assert packed.ranks_T is not None and packed.limits_T is not None, "an order that nobody gave"
+    assert packed.ranks_T is not None and packed.limits_T is not None, 'the order "given" without ranks and limits'
     ranks_T, limits_T, position_T = packed.ranks_T, packed.limits_T, packed.position_ids_T
     num_tokens, missing = len(ranks_T), -len(ranks_T) % BLOCK
     lowest_B = F.pad(ranks_T, (0, missing), value=QUERY_RANK).unflatten(0, (-1, BLOCK)).amin(1)
     highest_B = F.pad(limits_T, (0, missing), value=-1).unflatten(0, (-1, BLOCK)).amax(1)
     some_BB = some_BB & (lowest_B < highest_B[:, None])
-    # the last position again for what the last block lacks: it is neither the nearest nor the farthest
+    # fill the last block with the last position, which changes neither its minimum nor its maximum
     position_BQ = torch.cat([position_T, position_T[-1:].expand(missing)]).unflatten(0, (-1, BLOCK))
     near_B, far_B = position_BQ.amin(1), position_BQ.amax(1)
 
@@ -133,7 +135,7 @@ def _given(packed: Packed, visible: Visible, sequence_T: Tensor, some_BB: Tensor
 def attend(
     q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: bool, bias: ScoreBias | None = None
 ) -> Tensor:
-    """See `Kernel.attend`; a token that sees nothing gets zeros from FlexAttention itself."""
+    """See `Kernel.attend`; FlexAttention itself returns zeros for a token that sees no key."""
     q, k, v = (x_TNH.transpose(0, 1).unsqueeze(0) for x_TNH in (q_TNH, k_TNH, v_TNH))
     mask = layout.local if window else layout.everywhere
     out: Tensor = _compiled()(q, k, v, score_mod=None if bias is None else _sum(bias), block_mask=mask)
@@ -141,7 +143,7 @@ def attend(
 
 
 def _sum(bias: ScoreBias) -> Callable[..., Tensor]:
-    """A score with what is added to it."""
+    """Return a score_mod that adds the bias to a score."""
     added = cast(PairBias, bias).of_pairs()
 
     def score(scaled: Tensor, _b: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -151,13 +153,13 @@ def _sum(bias: ScoreBias) -> Callable[..., Tensor]:
 
 
 def _block_mask(some_BB: Tensor, every_BB: Tensor, visible: Callable[..., Tensor], num_tokens: int) -> BlockMask:
-    """A BlockMask from the blocks with some visible pair and those with every pair visible, which need no mask."""
+    """Return a BlockMask; `some_BB` have a visible pair, and in `every_BB` all pairs are visible, without a mask."""
     partial, full = (_ordered(blocks_BB) for blocks_BB in (some_BB & ~every_BB, every_BB))
     return BlockMask.from_kv_blocks(*partial, *full, BLOCK, visible, (num_tokens, num_tokens))
 
 
 def _ordered(blocks_BB: Tensor) -> tuple[Tensor, Tensor]:
-    """How many key blocks each query block sees, and their numbers, those that it sees first."""
+    """Return the number of key blocks that each query block sees, and all key blocks with the visible ones first."""
     blocks_11BB = blocks_BB[None, None].to(torch.int32)
     order = blocks_11BB.argsort(dim=-1, descending=True, stable=True)
     return blocks_11BB.sum(-1, dtype=torch.int32), order.to(torch.int32)
@@ -165,6 +167,6 @@ def _ordered(blocks_BB: Tensor) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def _compiled() -> Callable[..., Any]:
-    """FlexAttention's fused kernel; `fullgraph` makes a failure to compile an error, not T x T scores."""
+    """Return FlexAttention's fused kernel; `fullgraph` turns a failure to compile into an error, not T x T scores."""
     set_up_compiler()
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)

@@ -18,7 +18,7 @@ _WHERE = "Tensor cu_seqlens, SymInt longest, SymInt before, SymInt after"
 
 
 class Forward(Protocol):
-    """Computes attention."""
+    """The forward function of an operator."""
 
     def __call__(
         self, q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, cu_seqlens_S: Tensor, longest: int, before: int, after: int
@@ -28,13 +28,13 @@ class Forward(Protocol):
         Args:
             q_TNH, k_TNH, v_TNH: inputs.
             cu_seqlens_S: boundaries, int32; empty sequences pad it.
-            longest: no sequence has more tokens.
+            longest: upper bound of the sequences' lengths.
             before, after: tokens visible on each side, see `Visible.sides`; -1 for all.
         """
 
 
 class Backward(Protocol):
-    """Computes its gradients."""
+    """The backward function of an operator."""
 
     def __call__(
         self,
@@ -53,7 +53,7 @@ class Backward(Protocol):
 
 
 def operator(name: str, forward: Forward, backward: Backward) -> tuple[CustomOpDef, CustomOpDef]:
-    """Register an operator called as `forward` is, and its backward operator; both return contiguous tensors."""
+    """Register `forward` as an operator, with its backward operator; both return contiguous tensors."""
 
     def attend(*given: Any) -> tuple[Tensor, Tensor]:
         out_TNH, lse_NT = forward(*given)

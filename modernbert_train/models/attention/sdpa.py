@@ -1,18 +1,18 @@
-"""Attention with torch's scaled_dot_product_attention alone: any device, any dtype, and the meaning of the others.
+"""Attention by torch's scaled_dot_product_attention: any device, any dtype, and the reference for other kernels.
 
 Neither form ever builds a T x T mask. Local layers cut the buffer into blocks of queries, each with the keys of its own
-block and half a window on either side, in one batched call: time and memory grow linearly with T. Global layers take
-one call for each sequence, and so do local ones where sequences are so short that this computes fewer pairs. Measured
+block and half a window on either side, in one batched call: time and memory grow linearly with T. Global layers make
+one call for each sequence; so do local layers where sequences are so short that this computes fewer pairs. Measured
 on one core (16,384 tokens, 12 heads of 64, forward and backward): local layers 0.91 s with blocks of 64, 1.10 s with
 128, 1.29 s with 256; global layers, documents of median 300 tokens, 1.13 s by sequence against 1.95 s in padded buckets
 of equal length (2.0 s against 2.3 s with full rows of 1,024).
 
-On a CPU that multiplies in bf16, attention does so in long sequences without a mask alone: at 1,024 tokens its backward
-pass takes 26 ms, in fp32 42, at 512 the same. With a mask it takes 21 ms and in fp32, casts included, 13, in sequences
-of 60 tokens 6.5 and 2.3 (one core with AVX512-BF16, 3 heads of 64); those are computed in fp32.
+On a CPU with bf16 instructions, attention uses them only for long sequences without a mask: at 1,024 tokens the
+backward pass takes 26 ms, in fp32 42 ms, and at 512 both take the same. With a mask bf16 takes 21 ms, and fp32 with its
+casts 13 ms; in sequences of 60 tokens 6.5 and 2.3 ms (one core with AVX512-BF16, 3 heads of 64). So these run in fp32.
 
-The order "given", and a bias, take one call for each sequence in local layers too, with a mask of its own pairs: as
-much memory as the squares of the lengths.
+The order "given", and a bias, use one call for each sequence in local layers too, each with its own mask: memory grows
+with the squares of the lengths.
 
 Shape legend: T packed tokens, S sequences (padded), N heads, H head width, B blocks, Q queries in a block,
 K keys that a block sees.
@@ -31,30 +31,31 @@ from modernbert_train.batch import Order, Packed
 from modernbert_train.config.model import Bias
 from modernbert_train.models.attention.visible import ScoreBias, Visible
 
-_LONG = 768  # tokens of a sequence from which a CPU attends in bf16
+_LONG = 768  # a CPU attends in bf16 in sequences of at least so many tokens
 
 name = "sdpa"
-traits = "any device and precision; window; any order; bias; backward, deterministic, on GPUs if asked"
+traits = "any device and precision; window; any order; bias; backward, deterministic, GPU: with compute.deterministic"
 
 
 @dataclass(frozen=True)
 class Masked:
-    """Which keys of its sequence each query sees; a blind one, which sees none, is computed over all and left out."""
+    """Visible keys of each query; a blind query, which sees none, is computed over all keys and zeroed afterwards."""
 
     visible_QK: Tensor
     blind_Q1: Tensor
 
 
-@dataclass  # not frozen: of a frozen one torch 2.11 guards every list, and compiles layers again for other documents
+@dataclass  # not frozen: torch 2.11 guards every list of a frozen one, and recompiles layers for other documents
 class Layout:
-    """The lengths of the sequences on the host, and which keys a query sees where that is not all of its sequence.
+    """The lengths of the sequences on the host, and the masks of local layers or of the order "given".
 
     Attributes:
         lengths: of the sequences.
-        visible: what was asked.
-        visible_B1QK: of each block of queries in local layers, if there are any.
-        bands: of each sequence, the keys near each query, or None if all are; where that is less than the blocks.
-        masks: in the order "given" in their place: of each sequence, in global layers (False) and local ones (True).
+        visible: as passed to `prepare`.
+        visible_B1QK: mask of each block of queries in local layers; None without them.
+        bands: mask of each sequence in local layers, or None if a query sees all of it; used instead of `visible_B1QK`
+            where that computes fewer pairs.
+        masks: for the order "given", used instead of both: by sequence, in global layers (False) and local ones (True).
     """
 
     lengths: list[int]
@@ -65,12 +66,12 @@ class Layout:
 
 
 def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias: Bias | None = None) -> str | None:
-    """See `Kernel.support`: it serves everywhere."""
+    """See `Kernel.support`: everything is supported."""
     return None
 
 
 def prepare(packed: Packed, visible: Visible) -> Layout:
-    """See `Kernel.prepare`. On a GPU this waits for the device once, to read the boundaries."""
+    """See `Kernel.prepare`. On a GPU this syncs with the device once, to read the boundaries."""
     num_tokens = len(packed.input_ids_T)
     device = packed.cu_seqlens_S.device
     lengths = [n for n in packed.cu_seqlens_S.diff().tolist() if n > 0]
@@ -88,13 +89,13 @@ def prepare(packed: Packed, visible: Visible) -> Layout:
     sequence_T = torch.arange(len(lengths), device=device).repeat_interleave(
         torch.tensor(lengths, device=device), output_size=num_tokens
     )
-    # What lies beyond the buffer is a sequence of its own (-1), so that no query is left without a key: that gives NaN.
+    # Tokens beyond the buffer are an extra sequence (-1), so that every query has a key: without one it becomes NaN.
     sequence = F.pad(sequence_T, (before, after + line_end - num_tokens), value=-1)
     position = torch.arange(-before, line_end + after, device=device)
     sequence_BK, position_BK = (_windows(x, before + after, block) for x in (sequence, position))
     own = slice(before, before + block)
     same_BQK = sequence_BK[:, own, None] == sequence_BK[:, None, :]
-    back_BQK = position_BK[:, own, None] - position_BK[:, None, :]  # how far before its query a key stands
+    back_BQK = position_BK[:, own, None] - position_BK[:, None, :]  # distance from a key forward to its query
     return Layout(lengths, visible, (same_BQK & (back_BQK <= before) & (back_BQK >= -after)).unsqueeze(1))
 
 
@@ -107,8 +108,8 @@ def _band(length: int, before: int, after: int, device: torch.device) -> Tensor 
 
 
 def _masks(packed: Packed, visible: Visible, lengths: list[int]) -> dict[bool, list[Masked]]:
-    """Who sees whom by ranks and limits; in local layers, by positions too."""
-    assert packed.ranks_T is not None and packed.limits_T is not None, "an order that nobody gave"
+    """Build the masks of the order "given" from ranks and limits; in local layers, from positions too."""
+    assert packed.ranks_T is not None and packed.limits_T is not None, 'the order "given" without ranks and limits'
     masks: dict[bool, list[Masked]] = {False: [], True: []}
     each = (x_T.split(lengths) for x_T in (packed.ranks_T, packed.limits_T, packed.position_ids_T))
     for ranks, limits, positions in zip(*each, strict=True):
@@ -126,7 +127,7 @@ def _masked(seen_QK: Tensor) -> Masked:
     return Masked(seen_QK | blind_Q1, blind_Q1)
 
 
-@torch.compiler.disable  # the lengths differ in every microbatch: a graph would be compiled for each
+@torch.compiler.disable  # the lengths differ in every microbatch: each would compile a graph
 def attend(
     q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: bool, bias: ScoreBias | None = None
 ) -> Tensor:
@@ -136,7 +137,7 @@ def attend(
     if window and layout.bands is None:
         return _attend_local(q_TNH, k_TNH, v_TNH, layout)
     bands = layout.bands if window and layout.bands is not None else [None] * len(layout.lengths)
-    # split, not slices: its backward joins the gradients once, where each slice would fill a whole line with zeros
+    # split, not slices: its backward concatenates the gradients once, where each slice would zero-fill a whole buffer
     parts = zip(*(x_TNH.unsqueeze(0).split(layout.lengths, dim=1) for x_TNH in (q_TNH, k_TNH, v_TNH)), strict=True)
     causal = layout.visible.order == "causal"
     out = [_sdpa(q, k, v, band, causal and band is None) for (q, k, v), band in zip(parts, bands, strict=True)]
@@ -146,7 +147,7 @@ def attend(
 def _attend_each(
     q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: bool, bias: ScoreBias | None
 ) -> Tensor:
-    """One call for each sequence, with its own mask and bias."""
+    """Call SDPA for each sequence with its own mask and bias."""
     assert layout.masks is not None or not window, "a bias in local layers"
     causal, start, out = layout.visible.order == "causal", 0, []
     parts = zip(*(x_TNH.split(layout.lengths) for x_TNH in (q_TNH, k_TNH, v_TNH)), strict=True)
@@ -168,7 +169,7 @@ def _attend_each(
 def _attend_local(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout) -> Tensor:
     num_tokens, (before, after), block = len(q_TNH), layout.visible.sides(True), layout.visible.block
     missing, dtype = -num_tokens % block, q_TNH.dtype
-    if _is_bf16_on_cpu(q_TNH):  # cast before the windows hold each key three times
+    if _is_bf16_on_cpu(q_TNH):  # cast now: the windows below hold each key three times
         q_TNH, k_TNH, v_TNH = q_TNH.float(), k_TNH.float(), v_TNH.float()
     q_BQNH = F.pad(q_TNH, (0, 0, 0, 0, 0, missing)).unflatten(0, (-1, block))
     padded = (F.pad(x, (0, 0, 0, 0, before, after + missing)) for x in (k_TNH, v_TNH))
@@ -177,7 +178,7 @@ def _attend_local(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout) -
 
 
 def _windows(padded: Tensor, sides: int, block: int) -> Tensor:
-    """Overlapping views of a padded buffer: [sides + T', ...] -> [B, K, ...], without a copy."""
+    """Return overlapping views of a padded buffer: [sides + T', ...] -> [B, K, ...], without a copy."""
     return padded.unfold(0, block + sides, block).movedim(-1, 1)
 
 
@@ -189,7 +190,7 @@ def _sdpa(
             visible_B1QK = visible_B1QK.float()
         return _sdpa(q_BQNH.float(), k_BKNH.float(), v_BKNH.float(), visible_B1QK, causal).to(q_BQNH.dtype)
     q_BNQH, k_BNKH, v_BNKH = (x.transpose(1, 2) for x in (q_BQNH, k_BKNH, v_BKNH))
-    # q, k and v have the precision that is meant: autocast would have bf16 again
+    # q, k and v already have the intended precision: autocast would cast them back to bf16
     with torch.autocast("cpu", enabled=False) if q_BQNH.device.type == "cpu" else nullcontext():
         out_BNQH = F.scaled_dot_product_attention(q_BNQH, k_BNKH, v_BNKH, attn_mask=visible_B1QK, is_causal=causal)
     return out_BNQH.transpose(1, 2)

@@ -1,19 +1,19 @@
-"""Attention within a window in Triton, in tiles of 64 tokens of the packed line; one pass backward, without atomics.
+"""Windowed attention in Triton, in tiles of 64 tokens of the packed buffer; one backward pass, without atomics.
 
-A window of 64 tokens on each side lies in three tiles of keys, 192 tokens, for any place of a query in its own; tiles
-of 128, as FlashAttention has them, take 352 to 384. Tiles are cut from the line and not from each sequence, so that no
-block of the grid is empty; the keys of a query are an interval of the line, its sequence's cut to the window.
+With a window of 64 tokens on each side, any query of a tile sees at most three tiles of keys, 192 tokens; with tiles of
+128, as in FlashAttention, it would be 352 to 384. Tiles are cut from the buffer and not from each sequence, so that no
+block of the grid is empty. The keys of a query are an interval of the buffer: its sequence, clipped to the window.
 
 The forward kernel rotates q and k as it loads them and keeps the rotated ones for the backward kernel, which rotates
 gradients back as it stores them. Rotating in the backward kernel too would save that write (4 H bytes for a token and
-head), but its inner loop would take half as many instructions again (3,700 instead of 2,400 on sm_90) and spill.
+head), but its inner loop would need half as many instructions again (3,700 instead of 2,400 on sm_90) and spill.
 
-Backward, a program walks over neighbouring tiles of keys and holds the gradients of the queries around the present one,
-so that the scores of each pair of tiles are computed once: for a run of R tiles 15 R + 6 products, and not the 21 R of
-one pass for queries and one for keys. The queries of the tiles next to a run belong to other programs: their gradients
-are left out, while the first and the last tile of a run need one more tile of keys each. Each number is written by one
-program in one order, so a step gives the same bits every time. A window wider than a tile, heads of 128 and other GPUs
-than Hopper's need more than their registers hold: for these `_backward_wide` computes scores twice.
+In the backward pass, a program walks over a run of neighbouring tiles of keys and holds the gradients of the queries
+around the current one. Scores of each pair of tiles are then computed once: for a run of R tiles 15 R + 6 products, and
+not the 21 R of one pass for queries and one for keys. Queries in tiles next to a run belong to other programs, so their
+gradients are skipped, while the first and the last tile of a run need one more tile of keys each. Each number is
+written by one program in one order, so a step is reproducible to the bit. A window wider than a tile, heads of 128 and
+GPUs other than Hopper lack the registers for this: for these `_backward_wide` computes scores twice.
 
 Shape legend: T packed tokens, N heads, H head width, E = H / 2 rotated pairs.
 """
@@ -30,24 +30,24 @@ import triton.language as tl
 from torch import Tensor
 
 TILE = 64
-# Tiles that a program of the backward kernel walks over, if at least so many programs are left: eight times as many as
-# run at once on a Hopper GPU, two on each of 132 multiprocessors
+# Tiles that a program of the backward kernel walks over, as long as at least this many programs remain: eight times as
+# many as run at once on a Hopper GPU, two on each of 132 multiprocessors
 LONGEST_RUN, FEWEST_PROGRAMS = 8, 2048
 LN_2 = tl.constexpr(math.log(2))
 
 
-# Launch options by kernel and capability, for heads up to a width: warps, stages of loads, and the most registers of a
-# thread, if that is limited. Chosen by what Triton 3.7 and its ptxas need for heads of that width in bf16, rotated;
-# nothing was timed. Behind each: registers, bytes spilled, KiB of shared memory, and the resulting blocks and warps on
-# a multiprocessor. tests/cuda_build/triton_kernels.py counts them
+# Launch options by kernel and capability, for heads up to a width: warps, pipeline stages, and the register limit of a
+# thread, if any. Chosen by what Triton 3.7 and its ptxas use for heads of that width in bf16, rotated, without timing.
+# The comments give registers, bytes spilled, KiB of shared memory, and the resulting blocks and warps on a
+# multiprocessor. tests/cuda_build/triton_kernels.py counts them
 LAUNCH: dict[tuple[str, int], dict[int, tuple[int, int, int | None]]] = {
     ("_forward", 8): {128: (4, 2, None)},  # 64: 255, 8, 32: 2 blocks, 8 warps
     ("_forward", 9): {
-        64: (4, 3, 168),  # 151, 0, 72: 3 blocks, 12 warps; above 168 registers there is room for 2
+        64: (4, 3, 168),  # 151, 0, 72: 3 blocks, 12 warps; above 168 registers only 2 fit
         128: (4, 1, None),  # 190, 0, 48: 2 blocks, 8 warps
     },
     ("_forward", 10): {128: (8, 1, None)},  # 64: 73, 0, 24: 3 blocks, 24 warps; with 4 warps 16
-    ("_backward", 9): {64: (4, 1, None)},  # 255, 16, 40: 2 blocks, 8 warps; of 8 warps there is room for 1 block
+    ("_backward", 9): {64: (4, 1, None)},  # 255, 16, 40: 2 blocks, 8 warps; with 8 warps only 1 block fits
     ("_backward_wide", 8): {128: (4, 2, None)},  # 64: 255, 40, 49: 2 blocks, 8 warps
     ("_backward_wide", 9): {
         64: (4, 1, None),  # 244, 0, 40: 2 blocks, 8 warps; with 2 stages it spills
@@ -58,12 +58,12 @@ LAUNCH: dict[tuple[str, int], dict[int, tuple[int, int, int | None]]] = {
 
 
 def launch_options(kernel: str, width: int, major: int) -> dict[str, int]:
-    """Return the options with which a kernel is started.
+    """Return the launch options of a kernel.
 
     Args:
         kernel: its name.
         width: of a head.
-        major: of the device's capability; one that the table lacks takes the options of the newest before it.
+        major: the device's major compute capability; one missing from the table uses the newest older entry.
     """
     known = max(each for name, each in LAUNCH if name == kernel and each <= max(major, 8))
     by_width = LAUNCH[kernel, known]
@@ -72,40 +72,40 @@ def launch_options(kernel: str, width: int, major: int) -> dict[str, int]:
 
 
 def walks(width: int, reach: int, major: int) -> bool:
-    """True if `_backward` serves: the registers of other GPUs, or wider heads, do not hold its gradients."""
+    """Return True if `_backward` can run; wider heads and other GPUs lack the registers for its gradients."""
     return ("_backward", major) in LAUNCH and width <= max(LAUNCH["_backward", major]) and reach <= TILE
 
 
 @functools.cache
 def _major(device: torch.device) -> int:
-    """Major capability of a GPU; Triton's interpreter takes the kernels of Hopper."""
+    """Return the major capability of a GPU; Triton's interpreter uses the kernels of Hopper."""
     return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 9
 
 
 @triton.jit
 def _place(base, start, stride, LINES: tl.constexpr, WIDTH: tl.constexpr):
-    """Addresses of a tile."""
+    """Return the addresses of a tile."""
     line = start + tl.arange(0, LINES)
     return base + line.to(tl.int64)[:, None] * stride + tl.arange(0, WIDTH)[None, :]
 
 
 @triton.jit
 def _within(start, first, end, LINES: tl.constexpr):
-    """Which lines of a tile are not before `first` and before `end`."""
+    """Return a mask of the lines of a tile in [first, end)."""
     line = start + tl.arange(0, LINES) - first
     return line.to(tl.uint32) < tl.cast(end - first, tl.uint32)  # one comparison: lines before `first` wrap around
 
 
 @triton.jit
 def _load(base, start, stride, num_tokens, LINES: tl.constexpr, WIDTH: tl.constexpr):
-    """Load a tile of one head, [LINES, WIDTH], with zeros before the first token and behind the last."""
+    """Load a tile of one head, [LINES, WIDTH], with zeros before the first token and after the last."""
     inside = _within(start, 0, num_tokens, LINES)
     return tl.load(_place(base, start, stride, LINES, WIDTH), mask=inside[:, None], other=0.0)
 
 
 @triton.jit
 def _store(base, start, stride, first, end, values, LINES: tl.constexpr, WIDTH: tl.constexpr):
-    """Store those lines of a tile that are not before `first` and before `end`."""
+    """Store the lines of a tile in [first, end)."""
     place = _place(base, start, stride, LINES, WIDTH)
     tl.store(place, values.to(base.dtype.element_ty), mask=_within(start, first, end, LINES)[:, None])
 
@@ -120,7 +120,7 @@ def _angles(cos_TE, sin_T2E, start, num_tokens, LINES: tl.constexpr, WIDTH: tl.c
 
 @triton.jit
 def _load_rotated(base, start, stride, num_tokens, cos_TE, sin_T2E, LINES: tl.constexpr, WIDTH: tl.constexpr):
-    """Load a tile and rotate it in fp32, rounded once, as `models.layers.rotate` does. Without tables: load it."""
+    """Load a tile and rotate it in fp32, rounding once, as `models.layers.rotate` does. Without tables only load it."""
     if cos_TE is None:
         return _load(base, start, stride, num_tokens, LINES, WIDTH)
     else:
@@ -150,7 +150,7 @@ def _store_rotated_back(
 
 @triton.jit
 def _seen_by(first_T, end_T, start, num_tokens, BEFORE: tl.constexpr, AFTER: tl.constexpr, LINES: tl.constexpr):
-    """Return the first key that each query of a tile sees and the one behind the last; none where no token is."""
+    """Return, for each query of a tile, the first key it sees and the one after the last; no keys beyond the buffer."""
     query = start + tl.arange(0, LINES)
     inside = _within(start, 0, num_tokens, LINES)
     first = tl.load(first_T + query, mask=inside, other=num_tokens)
@@ -184,8 +184,8 @@ def _forward(
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Compute one tile of queries and one head; `lse` is the logarithm to base 2 of a query's sum."""
-    # heads of a tile run together: they share the tables and the lines of one buffer
+    """Compute one tile of queries of one head; `lse` is the base-2 logarithm of a query's sum of exponentials."""
+    # heads of a tile run next to each other: they share the tables and the lines of one buffer
     head = tl.program_id(0) % heads
     start = tl.program_id(0) // heads * TILE
     q_TNH += head * q_head
@@ -206,7 +206,7 @@ def _forward(
         key = tl.arange(0, TILE)
         seen = (key[None, :] >= (first - other)[:, None]) & (key[None, :] < (end - other)[:, None])
         scores = tl.where(seen, tl.dot(q, tl.trans(k)), -float("inf"))
-        higher = tl.maximum(highest, tl.max(scores, 1) * scale)  # never infinite: no weight becomes NaN
+        higher = tl.maximum(highest, tl.max(scores, 1) * scale)  # never infinite, so no weight becomes NaN
         weights = tl.exp2(scores * scale - higher[:, None])
         kept = tl.exp2(highest - higher)
         total = total * kept + tl.sum(weights, 1)
@@ -220,7 +220,7 @@ def _forward(
 
 @triton.jit
 def _delta(out_TNH, grad_TNH, start, out_token, grad_token, num_tokens, LINES: tl.constexpr, WIDTH: tl.constexpr):
-    """The sum of out * grad of each query of a tile."""
+    """Return the sum of out * grad of each query of a tile."""
     out = _load(out_TNH, start, out_token, num_tokens, LINES, WIDTH).to(tl.float32)
     return tl.sum(out * _load(grad_TNH, start, grad_token, num_tokens, LINES, WIDTH).to(tl.float32), 1)
 
@@ -250,9 +250,9 @@ def _meet(
     WIDTH: tl.constexpr,
     OF_KEYS: tl.constexpr,
 ):
-    """Return dq, dk and dv with the share of one pair of tiles added: queries from `start` and keys from `other` on.
+    """Add the contribution of one pair of tiles (queries from `start`, keys from `other`) to dq, dk and dv.
 
-    Without OF_KEYS dk and dv stay as they are.
+    Without OF_KEYS dk and dv are returned unchanged.
     """
     q = _load(q_TNH, start, q_token, num_tokens, TILE, WIDTH)
     grad = _load(grad_TNH, start, grad_token, num_tokens, TILE, WIDTH)
@@ -316,7 +316,7 @@ def _backward(
     tile = tl.arange(0, TILE)
     nothing = tl.zeros((TILE, WIDTH), tl.float32)
 
-    # of all queries of this run and its neighbours first, while registers are free; a program reads back its own values
+    # deltas of all queries of this run and its neighbours first, while registers are free; only this program reads them
     delta_PR += tl.program_id(0).to(tl.int64) * (run + 2) * TILE + TILE
     for start in range(begin - TILE, tl.cdiv(stop, TILE) * TILE + TILE, TILE):
         delta = _delta(out_TNH, grad_TNH, start, heads * WIDTH, grad_token, num_tokens, TILE, WIDTH)
@@ -325,7 +325,7 @@ def _backward(
 
     k = _load(k_TNH, begin - TILE, k_token, num_tokens, TILE, WIDTH)
     v = _load(v_TNH, begin - TILE, v_token, num_tokens, TILE, WIDTH)
-    dq_before = nothing  # of the tile of queries before the present tile of keys, and of the one with the same tokens
+    dq_before = nothing  # gradients of the previous tile of queries, and of the one with the same tokens as the keys
     dq_here, _, _ = _meet(
         q_TNH, grad_TNH, lse_NT, first_T, end_T, begin, begin - TILE, k, v, tl.load(delta_PR + tile), nothing, nothing,
         nothing, num_tokens, q_token, grad_token, scale, BEFORE, AFTER, TILE, WIDTH, False,
@@ -397,7 +397,7 @@ def _backward_wide(
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Compute the gradients of one tile: as queries, of all keys that they see; then as keys, of all that see them."""
+    """Compute the gradients of one tile, as queries over visible keys, then as keys over the queries that see them."""
     head = tl.program_id(0) % heads
     own = tl.program_id(0) // heads * TILE
     q_TNH += head * q_head
@@ -420,7 +420,7 @@ def _backward_wide(
             num_tokens, q_token, grad_token, scale, BEFORE, AFTER, TILE, WIDTH, False,
         )  # fmt: skip
     _store_rotated_back(grad_T3NH, own, token, 0, num_tokens, dq * scale * LN_2, cos_TE, sin_T2E, TILE, WIDTH)
-    # who sees a key is who it would see if the window were turned around
+    # the queries that see a key are the keys it would see through the mirrored window
     first, end = _seen_by(first_T, end_T, own, num_tokens, AFTER, BEFORE, TILE)
     k = _load(k_TNH, own, k_token, num_tokens, TILE, WIDTH)
     v = _load(v_TNH, own, v_token, num_tokens, TILE, WIDTH)
@@ -463,13 +463,13 @@ def forward(
 
     Args:
         q_TNH, k_TNH, v_TNH: in bf16 or fp16, any strides but in the last dimension.
-        first_T, end_T: int32, of each token's sequence the first token and the one behind the last.
+        first_T, end_T: int32, for each token the first token of its sequence and the one after the last.
         before, after: tokens that a token sees on each side.
-        cos_TE, sin_T2E: rotary tables by which q and k are rotated; None: they are already.
+        cos_TE, sin_T2E: rotary tables for q and k; None: they are already rotated.
 
     Returns:
-        out_TNH; lse_NT, of each query and head the logarithm to base 2 of the sum of its exponentials; qk_T2NH, q and k
-        rotated, which is empty without tables.
+        out_TNH; lse_NT, for each query and head the base-2 logarithm of the sum of its exponentials; qk_T2NH, rotated q
+        and k, empty without tables.
     """
     tokens, heads, width = q_TNH.shape
     out_TNH, lse_NT = q_TNH.new_empty(q_TNH.shape), q_TNH.new_empty((heads, tokens), dtype=torch.float32)
@@ -501,7 +501,7 @@ def backward(
     Args:
         grad_TNH: of `out_TNH`, with any strides but in the last dimension.
         q_TNH, k_TNH: rotated, if there are tables.
-        v_TNH: as `forward` was given it.
+        v_TNH: as passed to `forward`.
         out_TNH, lse_NT: as `forward` returned them.
         first_T, end_T, before, after: see `forward`.
         cos_TE, sin_T2E: rotary tables; the gradients are then by q and k before rotation.
@@ -524,6 +524,6 @@ def backward(
 
 
 def _tables(cos_TE: Tensor | None, sin_T2E: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Check that tables have the only strides that the kernels know."""
+    """Check that tables have the strides that the kernels support."""
     assert cos_TE is None or (cos_TE.is_contiguous() and sin_T2E is not None and sin_T2E.is_contiguous())
     return cos_TE, sin_T2E

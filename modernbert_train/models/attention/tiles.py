@@ -1,8 +1,8 @@
-"""Local layers by kernels of our own, in tiles of 64 tokens; global layers by `varlen`. For CUDA, bf16 or fp16.
+"""Local layers by our own Triton kernels, in tiles of 64 tokens; global layers by `varlen`. CUDA, bf16 or fp16.
 
-It computes half as many keys as FlashAttention-2, and scores once in each pass (counts in RESULTS.md). Before it
-rotated q and k itself and had one pass backward, it took 0.42 to 0.62 times as long on an H200 (`python -m
-benchmarks.kernels --only attention`); since then no GPU has timed it.
+It computes half as many keys as FlashAttention-2, and scores once in each pass (counts in RESULTS.md). An earlier
+version, without rotation and with two backward passes, took 0.42 to 0.62 times as long on an H200 (`python -m
+benchmarks.kernels --only attention`); the present one is not yet timed.
 
 Shape legend: T packed tokens, N heads, H head width.
 """
@@ -28,11 +28,11 @@ traits = "window, rotary positions within; global layers by varlen; backward, de
 
 @dataclass(frozen=True)
 class Layout:
-    """What layers share.
+    """Boundaries that layers share.
 
     Attributes:
-        first_T, end_T: int32, of each token's sequence the first token and the one behind the last.
-        wide: of global layers.
+        first_T, end_T: int32, for each token the first token of its sequence and the one after the last.
+        wide: layout of global layers.
     """
 
     first_T: Tensor
@@ -45,23 +45,23 @@ def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias
     if (reason := varlen.support(device, dtype, order, bias)) is not None:
         return reason
     if torch.version.hip is not None:
-        return "compiled for AMD's GPUs it has too few registers"
+        return "AMD GPUs have too few registers for it"
     lacks = missing_on_gpu()
     return lacks[0] if lacks else None
 
 
 def is_faster(device: torch.device, local_heads: int | None) -> bool:
-    """Whether it was measured to be faster than `varlen`: on Hopper, in models with local layers of heads it takes."""
+    """Return True where it was measured to be faster than `varlen`: on Hopper, with local heads it supports."""
     return local_heads in TILE_HEADS and device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def prepare(packed: Packed, visible: Visible) -> Layout:
-    """See `Kernel.prepare`; nothing is read back from the device."""
+    """See `Kernel.prepare`; without a host sync."""
     return Layout(*bounds(packed), varlen.prepare(packed, visible))
 
 
 def bounds(packed: Packed) -> tuple[Tensor, Tensor]:
-    """The first two of `Layout`."""
+    """Return first_T and end_T of `Layout`."""
     cu_seqlens_S = packed.cu_seqlens_S
     position_T = torch.arange(len(packed.input_ids_T), dtype=torch.int32, device=cu_seqlens_S.device)
     sequence_T = torch.searchsorted(cu_seqlens_S[1:].contiguous(), position_T, right=True)
@@ -75,7 +75,7 @@ def attend(
     before, after = layout.wide.visible.sides(window)
     if before < 0 or after < 0:
         return varlen.attend(q_TNH, k_TNH, v_TNH, layout.wide, window, bias)
-    assert bias is None, "asked for without support()"
+    assert bias is None, "support() refuses a bias"
     out_TNH, _ = _attention(q_TNH, k_TNH, v_TNH, layout.first_T, layout.end_T, before, after)
     return out_TNH
 

@@ -1,14 +1,14 @@
-"""FlashAttention-2 as torch has it, with boundaries and windows: CUDA, bf16 or fp16, nothing to install.
+"""FlashAttention-2 from torch itself, with boundaries and windows: CUDA, bf16 or fp16, nothing to install.
 
-`torch.nn.attention.varlen_attn` picks FlashAttention or cuDNN by itself, and by another rule in each release: up to
-2.13 it never picks cuDNN, 2.14 picks it on Hopper and Blackwell whatever SDPA's switches say, 2.15 follows those
-switches, which belong to the whole process. So the operators below call torch's flash functions by name, the same on
-every torch from 2.11 on.
+`torch.nn.attention.varlen_attn` chooses between FlashAttention and cuDNN by rules that change with each release: up to
+2.13 it never takes cuDNN, 2.14 takes it on Hopper and Blackwell regardless of SDPA's switches, 2.15 follows those
+switches, which are process-wide. So the operators below call torch's flash functions by name, the same on every torch
+since 2.11.
 
-`flash` may have switched torch to FlashAttention-3. The switch replaces these functions in torch's dispatcher, so this
-kernel then calls the third version too, in the whole process.
+`flash` may have switched torch to FlashAttention-3. The switch replaces these functions in torch's dispatcher for the
+whole process, so this kernel then calls version 3 too.
 
-Shape legend: T packed tokens, S sequences (padded), N heads, H head width, L longest sequence and one.
+Shape legend: T packed tokens, S sequences (padded), N heads, H head width, L longest sequence plus one.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ traits = "window; backward, deterministic with compute.deterministic"
 
 @dataclass(frozen=True)
 class Layout:
-    """What follows the documents; a compiled layer depends on neither number, so both are sizes that may change.
+    """The sizes that follow the documents; both are dynamic dimensions, so compiled layers are not recompiled.
 
     Attributes:
         cu_seqlens_S: boundaries, on the device.
-        reach_L0: no element, and one line more than any sequence has tokens. An int would be part of the graph, and
-            `longest` itself could equal S, which torch then takes for one size.
-        visible: what was asked.
+        reach_L0: an empty tensor with one row more than the longest sequence has tokens. An int would be baked into the
+            graph; without the extra row, its size could equal S, and torch would treat both as one dimension.
+        visible: as passed to `prepare`.
     """
 
     cu_seqlens_S: Tensor
@@ -48,7 +48,7 @@ class Layout:
 
     @property
     def longest(self) -> int:
-        """No sequence is longer; kernels launch blocks for so many tokens of each."""
+        """Upper bound of the sequences' lengths; kernels launch blocks for this many tokens of each."""
         return self.reach_L0.shape[0] - 1
 
 
@@ -57,7 +57,7 @@ def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias
     return without_mask(order, bias) or gpu_support(device, dtype) or missing_in_torch(_FORWARD, _BACKWARD)
 
 
-# torch's functions that this kernel calls, and their arguments
+# functions of torch that this kernel calls, with their arguments
 _FORWARD = (
     "_flash_attention_forward",
     *("query", "key", "value", "cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal"),
@@ -72,10 +72,10 @@ _BACKWARD = (
 
 @functools.cache
 def missing_in_torch(*functions: tuple[str, ...], oldest: str = OLDEST) -> str | None:
-    """Return why the installed torch cannot run some of its own functions, with a remedy; None if it can.
+    """Return why the installed torch lacks some of its functions, with a remedy; None if all are there.
 
     Args:
-        functions: for each its name in torch.ops.aten, then the arguments that it must take.
+        functions: for each, its name in torch.ops.aten and the arguments that it must accept.
         oldest: first torch with these functions, for the remedy.
     """
     remedy = f"install a torch from {oldest} to {TESTED[-1]} of pytorch.org, see requirements/README.md"
@@ -91,10 +91,10 @@ def missing_in_torch(*functions: tuple[str, ...], oldest: str = OLDEST) -> str |
 
 
 def without_mask(order: Order, bias: Bias | None) -> str | None:
-    """What kernels do not serve that take boundaries and a window, and nothing else."""
+    """Return why a kernel with boundaries and a window only cannot compute this order or bias; None if it can."""
     if order == "given":
-        return "it takes no order of the tokens' own, as the objective has one"
-    return "it adds nothing to the scores, as the model needs" if bias else None
+        return "it cannot compute an order given by ranks and limits, which the objective needs"
+    return "it cannot add a bias to the scores, which the model needs" if bias else None
 
 
 def gpu_support(
@@ -102,7 +102,7 @@ def gpu_support(
     dtype: torch.dtype,
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16),
 ) -> str | None:
-    """What every GPU kernel here needs of a device, and its precisions; None if they are there."""
+    """Return why this device or dtype cannot run a GPU kernel of this package; None if it can."""
     if device.type != "cuda":
         return f"it needs a CUDA device, not {device.type}"
     if not torch.cuda.is_available():
@@ -116,12 +116,12 @@ def gpu_support(
 
 
 def prepare(packed: Packed, visible: Visible) -> Layout:
-    """See `Kernel.prepare`; nothing is read back from the device."""
+    """See `Kernel.prepare`; without a host sync."""
     return Layout(*sizes(packed), visible)
 
 
 def sizes(packed: Packed) -> tuple[Tensor, Tensor]:
-    """The first two of `Layout`, ready for compiled layers."""
+    """Return the first two fields of `Layout`, marked dynamic for compiled layers."""
     longest = packed.max_seqlen if packed.longest is None else packed.longest
     both = packed.cu_seqlens_S, packed.cu_seqlens_S.new_empty((longest + 1, 0))
     for each in both:
@@ -130,7 +130,7 @@ def sizes(packed: Packed) -> tuple[Tensor, Tensor]:
 
 
 def backend(device: torch.device, dtype: torch.dtype) -> str:
-    """Return the version of FlashAttention that torch's flash functions run."""
+    """Return the version of FlashAttention behind torch's flash functions."""
     active = getattr(torch_attention, "current_flash_attention_impl", lambda: None)()
     if active is not None:
         return f"FlashAttention-{active.removeprefix('FA')}"
@@ -141,7 +141,7 @@ def attend(
     q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: bool, bias: ScoreBias | None = None
 ) -> Tensor:
     """See `Kernel.attend`. Both ends of the window are included, as in `sdpa`."""
-    assert bias is None, "asked for without support()"
+    assert bias is None, "support() refuses a bias"
     before, after = layout.visible.sides(window)
     out_TNH, _ = _attention(q_TNH, k_TNH, v_TNH, layout.cu_seqlens_S, layout.longest, before, after)
     return out_TNH
@@ -179,7 +179,7 @@ def _backward(
     before: int,
     after: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    # only read with dropout; torch's own calls pass this shape and type
+    # only read with dropout; torch itself passes this shape and dtype
     random_state = torch.empty(2, dtype=torch.uint64, device=q_TNH.device)
     found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
         grad_out=grad_TNH,

@@ -1,4 +1,4 @@
-"""Visibility: which tokens of its own sequence a token sees; it never sees another's."""
+"""Visibility: the tokens that a token sees, always of the same sequence."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ QUERY_BLOCK = 64
 
 
 class ScoreBias(Protocol):
-    """What is added to the scores of a layer after they are scaled."""
+    """A bias on the scores of a layer, added after scaling."""
 
     def __call__(self, start: int, end: int) -> Tensor:
-        """bias_NQK of the sequence from one index of the buffer to another."""
+        """Return bias_NQK of the sequence between two indices of the buffer."""
 
 
 class PairBias(ScoreBias, Protocol):
-    """The same where it is asked for each pair, see `Bias` of config/model.py."""
+    """A bias that can be looked up for each pair, see `Bias` of config/model.py."""
 
     def of_pairs(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """Of a head, and of the indices of a query and a key in the buffer: one number, looked up."""
+        """Return a function of head, query and key (indices in the buffer) that looks up one value."""
 
 
 @dataclass(frozen=True)
 class Visible:
-    """What all layers of an encoder see in one microbatch.
+    """Which tokens the layers of an encoder see in one microbatch.
 
     Attributes:
-        window: tokens before and after itself that a token sees in local layers; None if no layer is local. In the
-            order "given" by their positions, since query tokens stand elsewhere in the buffer.
+        window: tokens before and after itself that a token sees in local layers; None if all layers are global. In the
+            order "given" distances are between positions, since query tokens are elsewhere in the buffer.
         order: in every layer.
-        block: queries that a kernel which cuts local layers into blocks computes together; nothing else depends on it.
+        block: queries computed together by a kernel that cuts local layers into blocks; does not change results.
     """
 
     window: tuple[int, int] | None = None
@@ -44,10 +44,10 @@ class Visible:
 
     @classmethod
     def around(cls, half_window: int | None, order: Order = "all", block: int | None = None) -> Visible:
-        """A window of so many tokens on each side, both ends included; None: all of the sequence.
+        """Return a window of `half_window` tokens on each side, both ends included; None: the whole sequence.
 
-        In causal order half the window holds the token itself, as in transformers' ModernBertDecoder: a local
-        attention of 128 sees itself and 63 tokens before it. Ettin's training code saw 64.
+        In causal order the token itself counts as one of the half window, as in transformers' ModernBertDecoder: with a
+        local attention of 128 it sees itself and 63 tokens before it. Ettin's training code saw 64.
         """
         window = None
         if half_window is not None:
@@ -55,6 +55,6 @@ class Visible:
         return cls(window, order, block or QUERY_BLOCK)
 
     def sides(self, window: bool) -> tuple[int, int]:
-        """Tokens seen before and after itself; -1 is all of them, as FlashAttention says it."""
+        """Return the tokens seen before and after a token; -1 means all, as in FlashAttention."""
         before, after = (self.window or (-1, -1)) if window else (-1, -1)
         return before, 0 if self.order == "causal" else after

@@ -1,7 +1,6 @@
-"""Attention written out with its gradients, and the small case on which kernels are compared with it.
+"""A plain implementation of attention and its gradients, and the small case on which kernels are compared with it.
 
-`doctor` compares every kernel with it, and FlashAttention-4 is compared with it before its first use in a process.
-
+`doctor` compares every kernel with it; FlashAttention-4 is compared before its first use in a process.
 Shape legend: T packed tokens, N heads, H head width.
 """
 
@@ -14,13 +13,13 @@ from torch import Tensor
 
 from modernbert_train.batch import Packed
 
-# largest relative difference of the norm that rounding explains; in fp32 a kernel on a GPU may use TF32
+# largest relative difference of norms that rounding explains; in fp32 a GPU kernel may use TF32
 TOLERANCES = {torch.float32: 4e-3, torch.bfloat16: 2e-2, torch.float16: 2e-2}
-LENGTHS = (1, 63, 64, 65, 7, 300)  # next to and on the edges of a kernel's blocks, and longer than one block
+LENGTHS = (1, 63, 64, 65, 7, 300)  # at the edges of a kernel's blocks, next to them, and longer than one block
 
 
 def small_batch(empty: int = 1) -> Packed:
-    """Return the boundaries of LENGTHS, with some empty sequences behind them, as every batch has them."""
+    """Return the boundaries of LENGTHS, followed by some empty sequences, as in every batch."""
     ends = torch.tensor(LENGTHS).cumsum(0).tolist()
     cu_seqlens_S = torch.tensor([0, *ends, *[ends[-1]] * empty], dtype=torch.int32)
     position_T = torch.cat([torch.arange(length) for length in LENGTHS])
@@ -32,7 +31,7 @@ def written_out(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute attention within the sequences of LENGTHS with a full mask, and its gradients in closed form.
 
-    Autograd is not used, so that this also works inside a custom operator, where autograd is off.
+    Autograd is not used, so this also works inside a custom operator, where autograd is off.
 
     Args:
         q_TNH, k_TNH, v_TNH: inputs, usually fp64.

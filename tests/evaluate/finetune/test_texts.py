@@ -399,7 +399,7 @@ def test_shards_without_labels_and_measures_without_classes_are_refused(
 ) -> None:
     words = tiny_run("objective={name: classify, labels: [a, b]}", "data.validation=null")
     assert main(["check", *words]) == 65
-    assert "its documents have no labels, which objective.name=classify tells" in capsys.readouterr().err
+    assert "its documents lack labels, which objective.name=classify needs" in capsys.readouterr().err
     for metrics, message in (("[accuracy]", "it tells no classes"),):
         section = f"evals.dev={{name: scores, shards: {tiny_data}/train, metrics: {metrics}}}"
         assert main(["check", *tiny_run(section)]) == 78
