@@ -1,8 +1,8 @@
-"""Attention alone, forward and backward: every kernel that a device offers, beside torch's own on padded documents.
+"""Attention alone, forward and backward: every kernel of a device, compared with torch's own on padded documents.
 
-Documents have log-normal lengths, cut at a row's length, and lie end to end in one line.
-The floor counts the pairs of tokens that truly see each other: 4 H N FLOPs for each in the forward pass (scores, and
-the weighted sum of values) and 2.5 times that in the backward pass, which computes the scores again.
+Documents have log-normal lengths, cut at a row's length, and are concatenated in one buffer.
+The floor counts the visible pairs of tokens: 4 H N FLOPs for each in the forward pass (scores, and the weighted sum of
+values) and 2.5 times that in the backward pass, which computes the scores again.
 
 Shape legend: T packed tokens, N heads, H head width, S documents of a padded batch, L its longest.
 """
@@ -32,12 +32,12 @@ BACKWARD = 2.5
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is attended to.
+    """Sizes of the attention benchmark.
 
     Attributes:
-        tokens: in one line.
-        documents: median and greatest length of documents; groups for each pair.
-        heads: numbers of heads; groups for each.
+        tokens: in one buffer.
+        documents: median and greatest length of documents; one group for each pair.
+        heads: numbers of heads; one group for each.
         half_window: of local layers.
         padded_documents: in a batch of the padded form.
     """
@@ -50,7 +50,7 @@ class Sizes:
 
 
 def draw_lengths(tokens: int, median: int, longest: int) -> list[int]:
-    """Lengths of documents that fill a line exactly; the last one is cut."""
+    """Draw lengths of documents that fill a buffer exactly; the last one is cut."""
     rng = np.random.default_rng(0)
     lengths: list[int] = []
     while (room := tokens - sum(lengths)) > 0:
@@ -59,7 +59,7 @@ def draw_lengths(tokens: int, median: int, longest: int) -> list[int]:
 
 
 def line_of(lengths: list[int], longest: int, device: torch.device) -> Packed:
-    """Documents laid end to end."""
+    """Return the documents concatenated."""
     total = sum(lengths)
     spare = -len(lengths) % 64
     boundaries = [0, *np.cumsum(lengths).tolist(), *[total] * spare]
@@ -67,13 +67,13 @@ def line_of(lengths: list[int], longest: int, device: torch.device) -> Packed:
 
 
 def attention_flops(lengths: list[int], half_window: int | None, heads: int) -> float:
-    """Of the forward pass over these documents; without a window all pairs of a document count."""
+    """Return the FLOPs of the forward pass over these documents; without a window all pairs of a document count."""
     keys = mean_keys(lengths, half_window)
     return 4.0 * HEAD_SIZE * heads * keys * sum(lengths)
 
 
 def work_of(sizes: Sizes, lengths: list[int], window: bool, heads: int, itemsize: int) -> tuple[Work, Work]:
-    """Of the forward and of the backward pass; each tensor is moved once."""
+    """Return the work of the forward and the backward pass; each tensor is moved once."""
     flops = attention_flops(lengths, sizes.half_window if window else None, heads)
     tensor = float(sizes.tokens * heads * HEAD_SIZE * itemsize)
     return (
@@ -83,7 +83,7 @@ def work_of(sizes: Sizes, lengths: list[int], window: bool, heads: int, itemsize
 
 
 def attention_groups(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Iterator[Group]:
-    """A group for each number of heads, kind of documents and kind of layer; all cases of a group get the same line."""
+    """Yield a group for each number of heads, kind of documents and kind of layer; its cases get the same buffer."""
     for heads in sizes.heads:
         for median, longest in sizes.documents:
             lengths = draw_lengths(sizes.tokens, median, longest)
@@ -107,7 +107,7 @@ def _packed(
 ) -> list[Stage]:
     if (reason := kernel.support(grad.device, grad.dtype)) is not None:
         raise Unusable(reason)
-    flash.switch_back()  # `varlen` is torch's own, whatever was timed before
+    flash.switch_back()  # `varlen` is torch's own, regardless of earlier cases
     q, k, v = qkv
     return [
         Stage("prepare", lambda _: kernel.prepare(line, Visible.around(sizes.half_window))),
@@ -119,7 +119,7 @@ def _packed(
 def _padded(
     lengths: list[int], qkv: list[Tensor], grad: Tensor, window: bool, sizes: Sizes, work: tuple[Work, Work]
 ) -> list[Stage]:
-    """scaled_dot_product_attention as most people call it: documents in batches, padded, with a mask."""
+    """Time scaled_dot_product_attention as most people use it: documents in batches, padded, with a mask."""
     size = sizes.padded_documents
     parts = [tensor.detach().split(lengths) for tensor in (*qkv, grad)]
     inputs: list[list[Tensor]] = []

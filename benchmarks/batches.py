@@ -1,4 +1,4 @@
-"""Microbatches put together by hand, and what a model makes of one: for benchmarks of single steps, and for tests.
+"""Build microbatches by hand, and evaluate a model on one: for benchmarks of single steps, and for tests.
 
 Shape legend: T packed tokens, S sequences (padded), M predicted positions (padded).
 """
@@ -17,13 +17,13 @@ from modernbert_train.models.masked_lm import ForMaskedLM
 def lay_out(
     ids_T: Tensor, boundaries: Sequence[int] | Tensor, longest: int | None = None, order: Order = "all"
 ) -> Packed:
-    """What an encoder reads.
+    """Return the encoder's input.
 
     Args:
         ids_T: token ids.
         boundaries: of the sequences, from 0 to T, repeats of T included.
         longest: max_seqlen; None: the longest of these sequences.
-        order: what a token sees of its sequence.
+        order: which tokens of its sequence a token sees.
     """
     cu_seqlens_S = torch.as_tensor(boundaries, dtype=torch.int32)
     lengths = cu_seqlens_S.diff().long()
@@ -39,14 +39,14 @@ def mlm_batch(
     num_tokens: int | None = None,
     num_rows: int = 1,
 ) -> Batch:
-    """A microbatch of masked-language modelling.
+    """Return a microbatch of masked-language modelling.
 
     Args:
-        packed: what the encoder reads.
-        positions_M: that are predicted; any, where the label is IGNORED_LABEL.
-        labels_M: None: what stands there.
-        num_tokens: that are not padding; None: all.
-        num_rows: in the line.
+        packed: the encoder's input.
+        positions_M: predicted positions; arbitrary where the label is IGNORED_LABEL.
+        labels_M: None: the tokens at these positions.
+        num_tokens: tokens that are not padding; None: all.
+        num_rows: in the buffer.
     """
     ids_T = packed.input_ids_T
     return Batch(
@@ -59,7 +59,7 @@ def mlm_batch(
 
 
 def labels_of_line(batch: Batch) -> Tensor:
-    """labels_T: at each token of the packed buffer its label, IGNORED_LABEL where nothing is predicted."""
+    """Return labels_T: the label of each token of the packed buffer, IGNORED_LABEL where nothing is predicted."""
     positions_M, labels_M = batch.targets["positions_M"], batch.targets["labels_M"]
     labels_T, real_M = torch.full_like(batch.packed.input_ids_T, IGNORED_LABEL), labels_M != IGNORED_LABEL
     labels_T[positions_M[real_M]] = labels_M[real_M]
@@ -67,11 +67,11 @@ def labels_of_line(batch: Batch) -> Tensor:
 
 
 def mean_loss(model: nn.Module, batch: Batch, figures: bool = False) -> Tensor:
-    """Mean over the predictions of a microbatch; 0 without one."""
+    """Return the mean loss of a microbatch's predictions; 0 without predictions."""
     sums: Sums = model(batch, figures=True) if figures else model(batch)
     return sums.losses["mlm"] / max(1, batch.counts["mlm"])
 
 
 def all_logits(model: ForMaskedLM, batch: Batch) -> Tensor:
-    """logits_MV at all positions of the targets, those that only pad them too."""
+    """Return logits_MV at all positions of the targets, padding included."""
     return model.logits(model.encode(batch.packed), batch.targets["positions_M"])

@@ -1,7 +1,7 @@
 """Check NCCL's collectives against sums on the host: python -m benchmarks.collectives --ranks 2
 
-Starts that many ranks, each on a GPU of its own or, where there are fewer GPUs, several on one (set NCCL_HOSTID then).
-Every collective that training uses runs with each size and type, and in a group of half of the ranks. Numbers are small
+Starts that many ranks, each on its own GPU or, with fewer GPUs, several on one (set NCCL_HOSTID then).
+Every collective of training runs with each size and type, and in a group of half of the ranks. Numbers are small
 integers, so every sum is exact in bf16 too. Prints a line for each case; exit code 1 if one is wrong.
 """
 
@@ -30,9 +30,9 @@ TIMEOUT_SECONDS = 120.0
 
 
 def values(rank: int, number: int, dtype: torch.dtype) -> Tensor:
-    """Return what a rank sends, on the host: integers from 0 to 60, other ones on each rank.
+    """Return the values that a rank sends, on the host: integers from 0 to 60, different on each rank.
 
-    They repeat after 61, which divides no piece of a message, so the piece of another rank has other values.
+    They repeat after 61, which does not divide the pieces of a message, so pieces of other ranks differ.
     """
     return ((torch.arange(number, dtype=torch.int32) * 3 + 5 * rank) % 61).to(dtype)
 
@@ -107,7 +107,7 @@ def half_of(rank: int, ranks: int) -> range:
 
 
 def barrier(rank: int, device: torch.device) -> bool:
-    """Return True if no rank left a barrier before the last one, which comes late, had come to it."""
+    """Return True if no rank left a barrier before the last rank, which is late, reached it."""
     if rank == 0:
         time.sleep(0.2)
     came = time.monotonic()  # of the machine, which all ranks are on
@@ -119,7 +119,7 @@ def barrier(rank: int, device: torch.device) -> bool:
 
 
 def run_rank(sizes: Sequence[int]) -> int:
-    """Run every case on this rank, with messages of so many bytes; 1 if one of any rank is wrong."""
+    """Run every case on this rank, with messages of these sizes; return 1 if one is wrong on any rank."""
     device = choose_device(ComputeConfig(device="auto"))
     wrong: list[str] = []
     with joined(device, TIMEOUT_SECONDS):
@@ -130,7 +130,7 @@ def run_rank(sizes: Sequence[int]) -> int:
 
         def check(name: str, case: Callable[[], bool]) -> None:
             bad = torch.tensor(float(not case()))
-            dist.all_reduce(bad)  # over the CPU
+            dist.all_reduce(bad)  # on the CPU
             name = f"{name} on {ranks} ranks"
             if bad:
                 wrong.append(name)

@@ -1,4 +1,4 @@
-"""Who takes part in benchmarks/train_step.py: our parts in a bare loop, our `train`, and transformers' ModernBERT."""
+"""The contenders of benchmarks/train_step.py: our parts in a bare loop, our `train`, and transformers' ModernBERT."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ ADAM = {"betas": (0.9, 0.98), "eps": 1e-6}
 
 @dataclass(frozen=True)
 class Reference:
-    """transformers' ModernBERT as one kind of its users trains it.
+    """One form of transformers' ModernBERT in training.
 
     Attributes:
-        sparse: its switch `sparse_prediction`, which computes logits only where something is predicted.
+        sparse: its switch `sparse_prediction`, which computes logits only at predicted positions.
         compiled: by torch.compile, as a whole, with its defaults.
         attention: transformers' name of the attention.
-        packed: documents lie end to end with their boundaries, as flash attention takes them; otherwise they are padded
-            to the longest of a microbatch.
+        packed: documents are concatenated, with boundaries for flash attention; else padded to the longest of a
+            microbatch.
     """
 
     sparse: bool = False
@@ -73,12 +73,12 @@ REFERENCES = {
 
 
 class Contender:
-    """What was measured of one of them.
+    """The measurements of one contender.
 
     Attributes:
         rates: tokens a second of each round.
-        cpu_rates: the same a second of this process's processors, which other work on the machine does not change; of
-            no round through `train`.
+        cpu_rates: tokens a CPU second of this process, which other work on the machine does not change; without rounds
+            through `train`.
         flop_rates: FLOPs a second of each round, see `training_flops`.
         seconds: of each part of a step, over all steps.
         peak_bytes: allocated on the GPU in its turns; 0 without one.
@@ -93,7 +93,7 @@ class Contender:
         self.peak_bytes = 0
 
     def extend(self, other: Contender) -> None:
-        """Add what another turn has found."""
+        """Add the measurements of another turn."""
         if other is not self:
             self.rates += other.rates
             self.flop_rates += other.flop_rates
@@ -103,11 +103,11 @@ class Contender:
 
 
 class Ours(Contender):
-    """Loader, encoder, loss and StableAdamW, and nothing else: a bare loop with its parts timed.
+    """Loader, encoder, loss and StableAdamW only: a bare loop with its parts timed.
 
     Args:
         model: on the device, in training.
-        config: whose data and batches.
+        config: of data and batches.
         device: of the model.
     """
 
@@ -128,7 +128,7 @@ class Ours(Contender):
         return loss
 
     def turn(self, steps: int, warm_up: int) -> list[StepBatch]:
-        """Take steps; the first `warm_up` do not count. Returns the batches of those that do."""
+        """Take steps; the first `warm_up` do not count. Return the batches of those that do."""
         for _ in range(warm_up):
             self._loop.step(self.next_batch())
         wait(self._device)
@@ -151,14 +151,14 @@ class Ours(Contender):
 
 
 class Theirs(Contender):
-    """transformers' model with the weights that ours begins with, on the documents of the batches that ours had.
+    """transformers' model with our initial weights, on the documents of our batches.
 
     Args:
-        model: ours, whose weights are taken.
+        model: ours; its weights are copied.
         config: the run.
         device: of the model.
         documents: in a microbatch.
-        reference: which of its forms.
+        reference: the form of transformers.
     """
 
     def __init__(
@@ -190,9 +190,9 @@ class Theirs(Contender):
             return sum(float(self._loss(tensors)) * count / predicted for tensors, count in parts)
 
     def turn(self, batches: Sequence[StepBatch]) -> None:
-        """A step for each batch; padding it, which a collator's workers would do, is not timed."""
+        """Take a step for each batch; padding is not timed, since a collator's workers would do it."""
         padded = [self._parts(batch) for batch in batches]
-        # compiled it must have seen every length before the first turn that counts
+        # a compiled model must have seen every length before the first turn that counts
         for parts in padded if self._reference.compiled and not self.rates else padded[:1]:
             self._step(parts, Stopwatch(self._device))
         wait(self._device)
@@ -221,7 +221,7 @@ class Theirs(Contender):
         clock.mark("optimizer")
 
     def _parts(self, batch: StepBatch) -> list[tuple[dict[str, Any], int]]:
-        """The documents in their order, so many at a time: what the model is given, and how many are predicted."""
+        """Return the documents in order, a microbatch at a time: the model's inputs, and the number of predictions."""
         documents = list(_documents(batch))
         found = []
         for first in range(0, len(documents), self._documents):
@@ -252,7 +252,7 @@ class Theirs(Contender):
 
 
 def through_train(config: RunConfig, warm_up: int) -> Contender:
-    """A whole run by `train`, as its metrics.jsonl has it; the first `warm_up` steps, which compile, do not count."""
+    """Train a whole run by `train` and read its metrics.jsonl, without the first `warm_up` steps, which compile."""
     found = Contender(config.compute.device == "cuda")
     quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
     with quiet[0], quiet[1], noting_host_gaps() as gaps:
@@ -273,9 +273,9 @@ def through_train(config: RunConfig, warm_up: int) -> Contender:
 
 @contextlib.contextmanager
 def noting_host_gaps() -> Iterator[list[float]]:
-    """Seconds of the host from the end of each update, as it was asked of the device, to the next forward pass.
+    """Record the host's seconds from the end of each update's launch to the next forward pass.
 
-    A GPU that has done the update by then is idle.
+    A GPU that has finished the update by then is idle.
     """
     gaps: list[float] = []
     updated: list[float] = []
@@ -299,14 +299,14 @@ def noting_host_gaps() -> Iterator[list[float]]:
 
 
 def _now() -> tuple[float, float]:
-    """Seconds of the wall clock, and of this process's processors."""
+    """Return seconds of the wall clock and CPU seconds of this process."""
     return time.perf_counter(), time.process_time()
 
 
 def _record(
     who: Contender, batches: Sequence[StepBatch], config: RunConfig, began: tuple[float, float], clock: Stopwatch
 ) -> None:
-    """Add a round of steps over these batches, which ends now."""
+    """Record a round of steps over these batches, which ends now."""
     seconds, cpu_seconds = (end - start for start, end in zip(began, _now(), strict=True))
     parts = [part for batch in batches for part in batch.microbatches]
     flops = sum(
@@ -329,7 +329,7 @@ def _record(
 
 
 def _documents(batch: StepBatch) -> Iterator[tuple[Tensor, Tensor]]:
-    """Ids after masking, and labels, of each document of a batch; tails of rows are left out."""
+    """Yield ids after masking, and labels, of each document of a batch, without tails of rows."""
     left = iter(batch.rows)
     for part in batch.microbatches:
         part = part.to("cpu")
@@ -343,13 +343,13 @@ def _documents(batch: StepBatch) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _batches_of(config: RunConfig) -> Iterator[StepBatch]:
-    """The batches of a run on one rank, from its first."""
+    """Yield the batches of a run on one rank, from the first."""
     facts = check_data(config)
     objective_of = partial(build_objective, vocabulary=facts.vocabulary)
     return iter(open_path(config.data, config.seed, Clock.of(config), facts, objective_of).loader(0, 1))
 
 
 def _endless(config: RunConfig) -> RunConfig:
-    """The same run without an end, for a loader that serves all rounds."""
+    """Return the run without an end, for a loader that serves all rounds."""
     ((name, phase),) = config.phases.items()
     return replace(config, phases={name: replace(phase, tokens=1 << 50)})

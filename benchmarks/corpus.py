@@ -1,7 +1,7 @@
-"""A data set for benchmarks where there is no text: shards, tokenizer and card as data_prep/prepare.py writes them.
+"""Synthetic data for benchmarks: shards, tokenizer and card in the form of data_prep/prepare.py.
 
-Lengths are log-normal, as those of web text are after filtering; ids are as frequent as words are (Zipf's law). The
-tokenizer knows one word for each id and is only there because a run asks for one.
+Lengths are log-normal, like filtered web text's; ids follow Zipf's law, like words. The tokenizer has one word
+for each id and exists only because a run requires one.
 
     python -m benchmarks.corpus FOLDER --tokens 40_000_000
 """
@@ -28,7 +28,7 @@ def write_corpus(folder: Path, vocab_size: int, tokens: int, median_tokens: int,
     """Write folder/train and folder/tokenizer.
 
     Args:
-        folder: made here.
+        folder: created here.
         vocab_size: entries of the tokenizer, special tokens included.
         tokens: to write, roughly.
         median_tokens, longest: of a document.
@@ -54,7 +54,7 @@ def write_corpus(folder: Path, vocab_size: int, tokens: int, median_tokens: int,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="what it holds is removed")
+    parser.add_argument("folder", type=Path, help="its contents are removed")
     parser.add_argument("--vocab-size", type=int, default=50_368)
     parser.add_argument("--tokens", type=int, default=40_000_000)
     options = parser.parse_args()

@@ -48,7 +48,7 @@ class Law:
     values: tuple[float, float, float]
 
     def loss(self, row: Row) -> float:
-        """Of a run, in nats per token."""
+        """Return the expected loss of a run, in nats per token."""
         size, data, beta = self.values
         tokens = effective_tokens(row["tokens"], row["unique_tokens"])
         share = size / (row[self.count] / 1e6) ** ALPHA + data / (tokens / 1e6) ** beta
@@ -56,17 +56,17 @@ class Law:
 
 
 def nats_of(unit: str, row: Row) -> float:
-    """Nats per token that are one of the unit."""
+    """Return the nats per token of one unit."""
     return float(row["unigram_loss"] if unit == "unigram" else row["loss"] / row["bits_per_byte"])
 
 
 def floor_of(unit: str) -> float:
-    """What FLOOR, a share of the unigram loss, is multiplied with: the two texts have about 2.6 bits a byte of it."""
+    """Return the factor of FLOOR, a share of the unigram loss: both texts have about 2.6 bits a byte of it."""
     return 1.0 if unit == "unigram" else 2.6
 
 
 def fit(rows: Sequence[Row], unit: str = "unigram", count: str = "parameters") -> Law:
-    """Least squares of the loss, each in nats over its unit."""
+    """Fit the loss by least squares, each in nats over its unit."""
     from scipy.optimize import least_squares
 
     wanted = np.array([row["loss"] / nats_of(unit, row) for row in rows])
@@ -80,14 +80,14 @@ def fit(rows: Sequence[Row], unit: str = "unigram", count: str = "parameters") -
 
 
 def left_out(rows: Sequence[Row], unit: str, count: str) -> tuple[list[float], list[float]]:
-    """Errors in nats of each run by a fit without it, and by a fit without its text."""
+    """Return errors in nats of each run by a fit without it, and by a fit without its text."""
     without_run = [fit([r for r in rows if r is not row], unit, count).loss(row) - row["loss"] for row in rows]
     of_text = {text: fit([r for r in rows if r["text"] != text], unit, count) for text in {r["text"] for r in rows}}
     return without_run, [of_text[row["text"]].loss(row) - row["loss"] for row in rows]
 
 
 def print_fit() -> None:
-    """The constants that are committed, and how far they can be trusted."""
+    """Print the committed constants and their uncertainty."""
     rows = read_table()
     inside = [row for row in rows if not row["held_out"]]
     for count in ("parameters", "with_embedding"):
@@ -120,7 +120,7 @@ def print_fit() -> None:
 
 
 def excess(law: Law, row: Row) -> float:
-    """Of a run's validations from 400,000 tokens on: the highest above the rule, over the unigram loss."""
+    """Return a run's highest excess over the rule at validations from 400,000 tokens on, over the unigram loss."""
     return max(
         (loss - law.loss(row | {"tokens": tokens, "unigram_loss": unigram})) / unigram
         for tokens, _, loss, unigram in row["validations"]

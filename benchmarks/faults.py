@@ -1,4 +1,4 @@
-"""Mistakes that a tired engineer could make, for planted_faults.py: a row for each, and nothing else.
+"""Mistakes that a tired engineer could make, for planted_faults.py: a row for each.
 
 `old` must occur exactly once in its file, so that a row never goes stale unseen (tests/benchmarks checks it): where the
 code has changed, write the same mistake in its new words, or remove the row if it cannot be made any more. Choose short
@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 
 class Fault(NamedTuple):
-    """One mistake.
+    """A mistake to plant in the code.
 
     Attributes:
         name: for --only.
         file: where it is planted.
-        old, new: what stands there, and what is planted instead.
-        loses: what a user would lose.
+        old, new: the text there, and its replacement.
+        loses: the loss for a user.
         tests: files of which one must notice it, the likeliest first.
     """
 
@@ -36,7 +36,7 @@ FAULTS = (
         "modernbert_train/models/layers.py",
         "self.out_drop(self.Wo(out_TNH.flatten(1)))",
         "self.Wo(self.out_drop(out_TNH.flatten(1)))",
-        "the release's recipe: dropout stands before the output projection",
+        "the release's recipe: dropout is before the output projection",
         ("tests/models/test_modernbert.py",),
     ),
     Fault(
@@ -76,7 +76,7 @@ FAULTS = (
         "modernbert_train/models/attention/sdpa.py",
         "_sdpa(q, k, v, band, causal and band is None)",
         "_sdpa(q, k, v, band)",
-        "causal training on CPUs: global layers see what they are to predict",
+        "causal training on CPUs: global layers see the tokens that they predict",
         ("tests/models/test_attention.py",),
     ),
     Fault(
@@ -157,7 +157,7 @@ FAULTS = (
         "modernbert_train/data/packing.py",
         "np.array(chunk, dtype=np.int64), -age",
         "np.array(chunk, dtype=np.int64), 0",
-        "an exact resumption: what waits for a row begins to wait anew",
+        "an exact resumption: chunks that wait for a row start to wait again",
         ("tests/data/test_packing.py", "tests/data/test_planner.py"),
     ),
     Fault(
@@ -181,7 +181,7 @@ FAULTS = (
         "modernbert_train/data/mixing.py",
         "* phase.tokens / total",
         "/ len(phases)",
-        "the shares that a mixture is told to have, where phases are of different length",
+        "the configured shares of a mixture, where phases are of different length",
         ("tests/data/test_mixing.py",),
     ),
     Fault(
@@ -205,7 +205,7 @@ FAULTS = (
         "modernbert_train/data/remote.py",
         'sorted(self._root.glob("*/shards/*"), key=mtime)',
         'sorted(self._root.glob("*/shards/*"), key=mtime, reverse=True)',
-        "a useful cache: what was just read is removed first",
+        "a useful cache: the last read file is removed first",
         ("tests/data/test_remote.py",),
     ),
     Fault(
@@ -334,14 +334,14 @@ FAULTS = (
         "modernbert_train/train/step_numbers.py",
         "ranks_that_stop > 0",
         "ranks_that_stop > 1",
-        "the checkpoint when only one machine is told to stop",
+        "the checkpoint when only one machine gets the stop signal",
         ("tests/train/test_step_numbers.py",),
     ),
     Fault(
         "overdue-for-ever",
         "modernbert_train/distributed/save_requests.py",
-        '"""A checkpoint was taken of the run as it is now."""\n        self._last_saved = time.monotonic()',
-        '"""A checkpoint was taken of the run as it is now."""',
+        '"""Note that a checkpoint of the current state was taken."""\n        self._last_saved = time.monotonic()',
+        '"""Note that a checkpoint of the current state was taken."""',
         "speed: once checkpoint.interval_seconds have passed, each step writes a checkpoint",
         ("tests/distributed/test_save_requests.py",),
     ),
@@ -382,7 +382,7 @@ FAULTS = (
         "modernbert_train/checkpoints/run_folder.py",
         'entry["step"] <= step',
         'entry["step"] < step',
-        "the line of the step that a run goes on from",
+        "the line of the step from which a run continues",
         ("tests/checkpoints/test_run_folder.py",),
     ),
     Fault(
@@ -487,7 +487,7 @@ FAULTS = (
         "launch/render.py",
         "ranks * launch.cpus_per_rank",
         "launch.cpus_per_rank",
-        "cores: a job asks for those of one rank",
+        "cores: a job requests the cores of one rank",
         ("tests/launch/test_render.py",),
     ),
     Fault(
@@ -495,7 +495,7 @@ FAULTS = (
         "launch/ranks.py",
         "rank, first = min((told or wrong or failures).items()",
         "rank, first = max((told or wrong or failures).items()",
-        "the cause: the error that came last is told",
+        "the cause: the last error is reported",
         ("tests/launch/test_outcome.py",),
     ),
     Fault(
@@ -519,7 +519,7 @@ FAULTS = (
         "launch/sweeps/trial.py",
         "// interval_tokens * interval_tokens",
         "// interval_tokens",
-        "pruning: trials are compared at numbers of intervals, and told as tokens",
+        "pruning: trials are compared at numbers of intervals, and reported as tokens",
         ("tests/launch/test_sweep.py",),
     ),
     Fault(
@@ -544,7 +544,7 @@ FAULTS = (
         "modernbert_train/weights/formats/modernbert.py",
         '{"full_attention": config.global_rope_theta, "sliding_attention": config.local_rope_theta}',
         '{"full_attention": config.local_rope_theta, "sliding_attention": config.global_rope_theta}',
-        "exports that compute what was trained, in transformers 5",
+        "exports that compute the trained function, in transformers 5",
         ("tests/weights/test_hf_folder.py",),
     ),
     Fault(
@@ -585,7 +585,7 @@ FAULTS = (
         "modernbert_train/objectives/permutation.py",
         "laid_out(limits_T, ranks_T[predicted_M], 0)",
         "laid_out(limits_T, limits_T[predicted_M], 0)",
-        "permutation: a query token sees what it is to predict, and the loss is that of copying",
+        "permutation: a query token sees its target, and the loss measures copying",
         ("tests/objectives/test_permutation.py",),
     ),
     Fault(
@@ -625,7 +625,7 @@ FAULTS = (
         "modernbert_train/data/microbatches.py",
         "words[chunk.start : chunk.start + chunk.length]",
         "words[: chunk.length]",
-        "whole words of a segmenter: from the second row of a document on, masks have those of its start",
+        "whole words of a segmenter: from the second row of a document on, masks repeat the mask of its start",
         ("tests/data/test_microbatches.py",),
     ),
     Fault(
@@ -633,7 +633,7 @@ FAULTS = (
         "data_prep/read/words.py",
         "(is_part_T | ~begins[number_T])",
         "(~begins[number_T])",
-        "whole words of a segmenter: the bytes of a character are words of their own",
+        "whole words of a segmenter: the bytes of a character are separate words",
         ("tests/data_prep/test_prepare_words.py",),
     ),
     Fault(
@@ -673,7 +673,7 @@ FAULTS = (
         "modernbert_train/models/deberta.py",
         "from_distance_NTP[head, key, row]",
         "from_distance_NTP[head, query, row]",
-        "a DeBERTa with flex: distances meet the content of the query twice, that of the key never",
+        "a DeBERTa with flex: distances meet the content of the query twice, the content of the key never",
         ("tests/models/test_deberta.py",),
     ),
     Fault(
@@ -697,7 +697,7 @@ FAULTS = (
         "modernbert_train/objectives/mlm.py",
         'masked.positions_M - (settings.predict_from == "before")',
         "masked.positions_M - 0",
-        "what a decoder has learnt: it predicts where the token before stands",
+        "a decoder's training: it predicts at the position of the token before",
         ("tests/objectives/test_mlm.py", "tests/weights/test_adapt_decoder.py"),
     ),
     Fault(
@@ -769,7 +769,7 @@ FAULTS = (
         "modernbert_train/models/distilled.py",
         "(teacher_share_CV * (log_teacher_CV - log_model_CV))",
         "(log_model_CV.exp() * (log_model_CV - log_teacher_CV))",
-        "a teacher: the divergence from the model to it, which lets the model leave out what it says",
+        "a teacher: the divergence from the model to it, which lets the model ignore it",
         ("tests/models/test_distilled.py",),
     ),
     Fault(
@@ -785,7 +785,7 @@ FAULTS = (
         "modernbert_train/models/shrinking.py",
         'layer_sources(old, new, "fitted")',
         "list(range(new.num_layers))",
-        "weights.shrink_from: the first layers are taken in place of every other",
+        "weights.shrink_from: the first layers are taken instead of every other",
         ("tests/models/test_shrinking.py",),
     ),
     Fault(
@@ -802,7 +802,7 @@ FAULTS = (
         "data_prep/read/sources.py",
         "files = sorted({file for pattern in patterns for file in _matching(root, PurePosixPath(pattern).parts)})",
         "files = list({file for pattern in patterns for file in _matching(root, PurePosixPath(pattern).parts)})",
-        "the same data set from the same files: their order is that of the disk",
+        "the same data set from the same files: their order depends on the disk",
         ("tests/data_prep/read/test_sources.py",),
     ),
     Fault(
@@ -810,7 +810,7 @@ FAULTS = (
         "data_prep/write/merging.py",
         "            number += 1\n            yield shard",
         "            yield shard\n        number += 1",
-        "shards: those of one task replace each other",
+        "shards: the shards of one task replace each other",
         ("tests/data_prep/write/test_merging.py",),
     ),
     # what no test noticed until tests of the absolute thing came
@@ -835,7 +835,7 @@ FAULTS = (
         "modernbert_train/models/encoder.py",
         "return cls(encoder, z_loss=objective.z_loss)",
         "return cls(encoder)",
-        "objective.z_loss, whatever the YAML says",
+        "objective.z_loss, regardless of the YAML",
         ("tests/models/test_every_key.py",),
     ),
     Fault(
@@ -963,7 +963,7 @@ FAULTS = (
         "modernbert_train/objectives/mlm.py",
         '{"mlm": int(text.lengths_Q.sum()) + special}',
         '{"mlm": predicted}',
-        "the bound of masked diffusion: a divisor that moves with what is drawn",
+        "the bound of masked diffusion: a divisor that depends on the draw",
         ("tests/objectives/test_mlm.py",),
     ),
     Fault(
@@ -987,7 +987,7 @@ FAULTS = (
         "modernbert_train/objectives/mlm.py",
         'masked.positions_M + 1, side="right"',
         'masked.positions_M, side="right"',
-        "the weight of a predicted [CLS]: it has that of the sequence before it",
+        "the weight of a predicted [CLS]: it has the weight of the sequence before it",
         ("tests/objectives/test_mlm.py",),
     ),
     Fault(
@@ -1003,7 +1003,7 @@ FAULTS = (
         "modernbert_train/models/masked_lm.py",
         "None if weights_M is None else weights_M[part]",
         "None",
-        "figures of weighed predictions: they are those of others",
+        "figures of weighted predictions: they belong to others",
         ("tests/models/test_training.py",),
     ),
     Fault(
@@ -1019,7 +1019,7 @@ FAULTS = (
         "modernbert_train/weights/formats/tensors.py",
         'getattr(hub, "TIED", {}) if config.tied else {}',
         'getattr(hub, "TIED", {})',
-        "a decoder with a head of its own: it cannot be read",
+        "a decoder with its own head: it cannot be read",
         ("tests/models/test_llama.py", "tests/weights/formats/test_formats.py"),
     ),
     Fault(
@@ -1043,7 +1043,7 @@ FAULTS = (
         "data_prep/fertility.py",
         "0 if unknown_id is None else ids.count(unknown_id)",
         "0",
-        "a tokenizer that cannot spell a language is not told from one that can",
+        "a tokenizer that cannot spell a language looks like one that can",
         ("tests/data_prep/test_fertility.py",),
     ),
     Fault(
@@ -1051,7 +1051,7 @@ FAULTS = (
         "modernbert_train/train/gradients.py",
         "known = first_pass(forward, parts, objective, compute.device)",
         "known = [first_pass(forward, [part], objective, compute.device)[0] for part in parts]",
-        "pairs: a query is told only from the texts of its microbatch, so the loss depends on memory",
+        "pairs: a query is compared only with the texts of its microbatch, so the loss depends on memory",
         ("tests/contrastive/test_parity.py",),
     ),
     Fault(
@@ -1059,7 +1059,7 @@ FAULTS = (
         "modernbert_train/train/gradients.py",
         "sums = forward(number, microbatch)",
         "sums = forward(number + len(parts), microbatch)",
-        "pairs: the gradient is that of vectors which another dropout made",
+        "pairs: the gradient belongs to vectors with another dropout",
         ("tests/contrastive/test_late.py",),
     ),
     Fault(
@@ -1140,7 +1140,7 @@ FAULTS = (
         "modernbert_train/models/deberta.py",
         " - 1e-9)",
         ")",
-        "DeBERTa with 256 buckets up to 4,096: the last distance has a row of its own",
+        "DeBERTa with 256 buckets up to 4,096: the last distance has a separate row",
         ("tests/models/test_deberta.py",),
     ),
     Fault(

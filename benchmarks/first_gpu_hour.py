@@ -1,13 +1,13 @@
-"""Everything that a machine with GPUs can tell about this project within an hour, what matters most first.
+"""Run, within an hour, every check and measurement of this project that needs GPUs, the most important first.
 
     make first-gpu-hour                                         # on 1, 2, 4 or 8 GPUs, into ./first-gpu-hour
-    python -m benchmarks.first_gpu_hour --only base large       # these again
+    python -m benchmarks.first_gpu_hour --only base large       # repeat these parts
     python -m benchmarks.first_gpu_hour --rehearse              # all of it, tiny, in some minutes
 
-Each row of hour_parts.PARTS is a command with a limit and a process of its own; one that fails or takes too long stops
-nothing else. A part takes one GPU, another one, two, or all, and begins when they are free and nothing before it waits
-for them. The same command resumes: what has passed is not done again. OUT/summary.md is written anew after each part;
-it and OUT/parts are what to send home, OUT/work (text and runs) is not. Nothing is downloaded.
+Each row of hour_parts.PARTS is a command in a separate process with a time limit; a failure or timeout does not stop
+the others. A part uses one GPU, another one, two, or all, and starts when they are free and no earlier part waits for
+them. The same command resumes: passed parts are not repeated. OUT/summary.md is rewritten after each part; send it and
+OUT/parts home, not OUT/work (text and runs). Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from modernbert_train.errors import ConfigError, StoppedEarly
 
 ROOT = Path(__file__).resolve().parent.parent
 PASSED, FAILED, STOPPED, SKIPPED = "passed", "failed", "stopped at its limit", "skipped"
-MARK = "MODERNBERT_FIRST_GPU_HOUR"  # in the environment of all that a part starts, whoever its parent is by then
+MARK = "MODERNBERT_FIRST_GPU_HOUR"  # environment variable that marks all descendants of a part
 
 
 class Running:
-    """A part that has begun."""
+    """A part that has started."""
 
     def __init__(self, part: Part, place: Place) -> None:
         self.part, self.place = part, place
@@ -66,35 +66,35 @@ class Running:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is this program's
+                start_new_session=True,  # Ctrl-C is handled by this program
             )
 
     @property
     def run(self) -> Path:
-        """The folder of the run that it trains, if it trains one."""
+        """The folder of the run that it trains, if any."""
         return self.place.out / "work/runs" / self.part.name
 
     def outcome(self) -> str | None:
-        """How it ended; None while it runs, and has time left."""
+        """Return how it ended; None while it runs within its time limit."""
         if (code := self.process.poll()) is not None:
             return PASSED if code == 0 else FAILED
         return STOPPED if time.monotonic() - self.began > 60 * self.part.minutes else None
 
     def end(self) -> None:
-        """Kill all that it has started, wherever that is by now: the next part needs its GPUs."""
+        """Kill all descendants of the part, since the next part needs its GPUs."""
         deadline = time.monotonic() + 30
         while left := [pid for pid, environment in environments() if environment.get(MARK) == self.mark]:
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            if time.monotonic() > deadline:  # in the kernel, as a process whose GPU hangs
+            if time.monotonic() > deadline:  # stuck in the kernel, as with a hanging GPU
                 break
             time.sleep(0.05)
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(1)
 
     def record(self, outcome: str) -> dict[str, Any]:
-        """What the summary says of it."""
+        """Return its record for the summary."""
         seconds = time.monotonic() - self.began
         reason = ""
         if outcome == FAILED:
@@ -110,9 +110,9 @@ class Running:
         except Wrong as error:
             numbers = error.numbers
             outcome, reason = (FAILED if outcome == PASSED else outcome), reason or str(error)
-        except Exception as error:  # what a failed command left may be anything
+        except Exception as error:  # the output of a failed command may be malformed in any way
             if outcome == PASSED:
-                outcome, reason = FAILED, f"what it left cannot be read: {type(error).__name__}: {error}"
+                outcome, reason = FAILED, f"its output cannot be read: {type(error).__name__}: {error}"
         shutil.rmtree(self.run / "checkpoints", ignore_errors=True)  # gigabytes each
         return {
             "name": self.part.name,
@@ -127,13 +127,13 @@ class Running:
 def do(
     parts: Sequence[Part], place: Place, about: str, done: dict[str, dict[str, Any]], only: Sequence[str] | None = None
 ) -> None:
-    """Run what is not done, and write the summary after each part.
+    """Run the remaining parts, and write the summary after each.
 
     Args:
-        parts: in order of value.
-        place: where.
+        parts: the most important first.
+        place: machine and folder.
         about: this machine and its versions.
-        done: records of parts that are not to be run again; the others are added.
+        done: records of finished parts, which are skipped; new ones are added.
         only: names of the parts that may run; None: all.
     """
     for part in parts:
@@ -165,7 +165,7 @@ def do(
                 if taken.isdisjoint(gpus):
                     waiting.remove(part)
                     running.append(Running(part, place))
-                taken |= gpus  # of one that waits, too: nothing after it takes them first
+                taken |= gpus  # also if it must wait, so that later parts do not take its GPUs first
             time.sleep(0.1)
     finally:
         for each in running:
@@ -174,7 +174,7 @@ def do(
 
 
 def write_summary(parts: Sequence[Part], place: Place, about: str, done: dict[str, dict[str, Any]]) -> None:
-    """OUT/summary.json and OUT/summary.md: every part, its numbers beside what is expected, and what to do."""
+    """Write OUT/summary.json and OUT/summary.md: every part, its numbers next to the expected ones, and advice."""
     place.out.mkdir(parents=True, exist_ok=True)
     whole = {
         "about": about,
@@ -185,7 +185,7 @@ def write_summary(parts: Sequence[Part], place: Place, about: str, done: dict[st
 
 
 def as_markdown(parts: Sequence[Part], about: str, done: dict[str, dict[str, Any]], tiny: bool = False) -> str:
-    """The summary for a reader; of a rehearsal no number is held against what is expected."""
+    """Return the summary as Markdown; numbers of a rehearsal are not compared with expected ones."""
     outcomes = [done.get(part.name, {}).get("outcome", "not yet") for part in parts]
     counts = ", ".join(f"{outcomes.count(each)} {each}" for each in dict.fromkeys(outcomes))
     table, numbers, advice = [], [], []
@@ -215,7 +215,7 @@ def as_markdown(parts: Sequence[Part], about: str, done: dict[str, dict[str, Any
             "",
             "## Numbers",
             "",
-            "Expected is what is predicted of an H100 with 80 GB. Rates are per GPU."
+            "Expected values are predicted for an H100 with 80 GB. Rates are per GPU."
             + " In a rehearsal everything is too small for them." * tiny,
             "",
             markdown_table(("part", "number", "seen", "expected", ""), numbers),
@@ -259,16 +259,16 @@ print(json.dumps({"names": [g.name for g in gpus], "gigabytes": min([g.total_mem
 
 
 def look() -> tuple[tuple[str, ...], float, str]:
-    """The GPUs as CUDA_VISIBLE_DEVICES names them, the gigabytes of the smallest, and what this machine is.
+    """Return the GPUs as CUDA_VISIBLE_DEVICES names them, the smallest one's gigabytes, and a description.
 
-    Another process asks torch: this one is to hold no memory of a GPU.
+    Another process queries torch, so that this one holds no GPU memory.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no GPU.
     """
     done = subprocess.run([sys.executable, "-c", _LOOK], capture_output=True, text=True, cwd=ROOT)
     if done.returncode != 0:
-        raise ConfigError(f"torch cannot be asked for GPUs: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
+        raise ConfigError(f"torch cannot be queried for GPUs: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
     seen = json.loads(done.stdout.splitlines()[-1])
     if not seen["names"]:
         why = why_torch_sees_none(driver_version(), seen["torch"], f"CUDA {seen['cuda']}" if seen["cuda"] else "CPUs")
@@ -285,7 +285,7 @@ def look() -> tuple[tuple[str, ...], float, str]:
 
 
 def records_of(parts: Sequence[Part], out: Path) -> dict[str, dict[str, Any]]:
-    """Those parts that have passed before."""
+    """Return the records of parts that have passed before."""
     found = {}
     for part in parts:
         file = out / "parts" / f"{part.name}.json"
@@ -296,13 +296,13 @@ def records_of(parts: Sequence[Part], out: Path) -> dict[str, dict[str, Any]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the parts; 0 if none failed."""
+    """Run the parts; return 0 if none failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder for everything; default: first-gpu-hour")
     names = [part.name for part in PARTS]
-    parser.add_argument("--only", nargs="+", choices=names, metavar="PART", help=f"of {', '.join(names)}; also again")
-    parser.add_argument("--again", action="store_true", help="what has passed, too")
-    parser.add_argument("--rehearse", action="store_true", help="everything tiny: whether the parts work, not how fast")
+    parser.add_argument("--only", nargs="+", choices=names, metavar="PART", help=f"of {', '.join(names)}; also repeats")
+    parser.add_argument("--again", action="store_true", help="repeat passed parts, too")
+    parser.add_argument("--rehearse", action="store_true", help="everything tiny: tests the parts, not their speed")
     options = parser.parse_args(arguments)
     try:
         gpus, gigabytes, about = look()

@@ -1,7 +1,7 @@
-"""What the parts of benchmarks.first_gpu_hour left, as numbers.
+"""Read numbers from the output of the parts of benchmarks.first_gpu_hour.
 
-Each function takes the folder of all parts and the name of one, and raises Wrong where the numbers show a mistake that
-an exit code of 0 hides.
+Each function takes the folder of all parts and the name of one, and raises Wrong if the numbers reveal an error that an
+exit code of 0 hides.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PRODUCT, COPY, GLOBAL, LOCAL = (
 )
 KILLED, STOPPED_IN, BLOCKED = "kill -9 to the end, s", "SIGTERM to the end, s", "longest wait for a checkpoint, s"
 REFERENCE, COMPARED_STEPS, MOST_APART = "one-varlen", 20, 1.0
-_OF = {"shared-muon": "one-muon", "one-muon": "one-muon"}  # parts that another one is the reference of
+_OF = {"shared-muon": "one-muon", "one-muon": "one-muon"}  # part -> its reference part
 NEEDED = (
     "attention kernel varlen",
     "attention kernel flex",
@@ -37,7 +37,7 @@ NEEDED = (
 
 
 class Wrong(Exception):
-    """What the numbers show; they come along."""
+    """An error revealed by the numbers, which are attached."""
 
     def __init__(self, text: str, numbers: Numbers) -> None:
         super().__init__(text)
@@ -57,7 +57,7 @@ def nothing(out: Path, name: str) -> Numbers:
 
 
 def doctor(out: Path, name: str) -> Numbers:
-    """Whether all that a run on GPUs takes is usable."""
+    """Check that everything a run on GPUs needs is usable."""
     lines = log(out, name).splitlines()
     numbers = {"GPUs": float(sum(line.startswith("ok    GPU ") for line in lines))}
     bad = [need for need in NEEDED if not any(line.startswith(f"ok    {need}") for line in lines)]
@@ -67,14 +67,14 @@ def doctor(out: Path, name: str) -> Numbers:
 
 
 def collectives(out: Path, name: str) -> Numbers:
-    """How many collectives were right, and wrong."""
+    """Count the right and the wrong collectives."""
     lines = log(out, name).splitlines()
     return {"right": float(sum(line.startswith("ok    ") for line in lines)),
             "wrong": float(sum(line.startswith("WRONG ") for line in lines))}  # fmt: skip
 
 
 def losses(out: Path, name: str) -> Numbers:
-    """Of a run on the same batches as the reference, with the same masks: they may differ by rounding."""
+    """Compare a run with the reference on the same batches and masks: losses may differ by rounding only."""
     reference = _OF.get(name, REFERENCE)
     mine, theirs = (
         [entry["loss"] for entry in records(out / "work/runs" / each, "step")] for each in (name, reference)
@@ -99,7 +99,7 @@ def _passed(out: Path, name: str) -> bool:
 
 
 def kernels(out: Path, name: str) -> Numbers:
-    """The four rates that `plan` assumes; attention is `varlen`, forward and backward, of all kinds of documents."""
+    """Return the four rates assumed by `plan`; attention is `varlen`, forward and backward, over all documents."""
     found = figures(out, name)
     numbers = {PRODUCT: found["flops_per_second"] / 1e12, COPY: found["bytes_per_second"] / 1e12}
     for kind, label in (("global", GLOBAL), ("local", LOCAL)):
@@ -117,13 +117,13 @@ def kernels(out: Path, name: str) -> Numbers:
 
 
 def tests(out: Path, name: str) -> Numbers:
-    """pytest's last line."""
+    """Parse pytest's last line."""
     counts = {word: float(count) for count, word in re.findall(r"(\d+) (passed|failed|skipped|error)", log(out, name))}
     return {"failed": 0.0} | counts
 
 
 def step(out: Path, name: str) -> Numbers:
-    """Of the bare loop, and of the same steps through `train`."""
+    """Return the speed of the bare loop, and of the same steps through `train`."""
     lines = {line["contender"]: line for line in figures(out, name)["lines"]}
     numbers = {RATE: lines["ours"]["tokens_per_second"], MEMORY: lines["ours"]["peak_bytes"] / 1e9}
     numbers["tokens/s through train"] = lines["ours, through train"]["tokens_per_second"]
@@ -131,7 +131,7 @@ def step(out: Path, name: str) -> Numbers:
 
 
 def speed_of_run(out: Path, name: str) -> Numbers:
-    """Of a run's later half, for one GPU."""
+    """Return the speed of a run's later half, for one GPU."""
 
     def rate(of: str) -> float | None:
         steps = records(out / "work/runs" / of, "step")

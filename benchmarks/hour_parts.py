@@ -1,6 +1,6 @@
-"""The parts of the first GPU hour, in order of value, and how large each is.
+"""The parts of the first GPU hour, the most important first, with their sizes.
 
-Limits are about twice what is expected. What is expected is predicted of an H100 (benchmarks/roofline.py and the
+Limits are about twice the expected time. Expected numbers are predictions for an H100 (benchmarks/roofline.py and the
 published runs), per GPU.
 """
 
@@ -27,16 +27,16 @@ class Part:
 
     Attributes:
         name: of the part, its files, and the run that it trains.
-        what: it tells, in some words.
-        gpus: that it takes: the first; the second, or the first where there is no other; the first two; all.
-        minutes: it is stopped after these.
-        command: of python; names in braces are those of `sizes`.
-        numbers: reads them from what the command left; raises Wrong where they show a mistake.
+        what: its purpose, in some words.
+        gpus: that it uses: the first; the second, or the first if there is no other; the first two; all.
+        minutes: its time limit.
+        command: for python; names in braces are keys of `sizes`.
+        numbers: reads them from the command's output; raises Wrong if they reveal an error.
         expected: number -> lowest and highest, on an H100.
-        otherwise: what to do if it does not pass, or a number is not as expected.
+        otherwise: advice if it fails or a number is not as expected.
         least: GPUs that it needs.
-        ranks: that it starts, if not one for each of its GPUs; where there are fewer GPUs, ranks share them.
-        most: GPUs with which it runs; where there are more, another part does the same on them.
+        ranks: that it starts, if not one for each of its GPUs; with fewer GPUs, ranks share them.
+        most: largest number of GPUs with which it runs; with more, another part does the same on them.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Part:
     most: int | None = None
 
 
-# of ranks that share a GPU: NCCL takes them for hosts of their own, which exchange over the loopback network
+# for ranks that share a GPU: NCCL treats them as separate hosts, which communicate over the loopback network
 SHARED = {
     "NCCL_HOSTID": "shared", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1", "NCCL_NVLS_ENABLE": "0",
@@ -61,7 +61,7 @@ SHARED = {
 
 
 def _start(name: str, gpus: Gpus, words: str, least: int = 1, ranks: int | None = None, **more: Any) -> Part:
-    """The quickstart's model through the launcher: the same batches and masks on any number of GPUs."""
+    """Train the quickstart's model through the launcher: the same batches and masks on any number of GPUs."""
     settings = words.replace("compute.", "").replace("distributed.", "")
     where = f"{gpus} GPU{'s' * (gpus != 'one')}" if ranks is None else f"{ranks} ranks"
     return Part(
@@ -72,7 +72,7 @@ def _start(name: str, gpus: Gpus, words: str, least: int = 1, ranks: int | None 
         f"launch/run.py yamls/quickstart.yaml {{quick}} {words}",
         read.losses,
         {read.APART: (0, 1), "first loss": (9.1, 9.3), "last loss": (None, 6.5)},
-        "send the log; of losses that are apart work/runs/*/metrics.jsonl, too",
+        "send the log; if losses differ, work/runs/*/metrics.jsonl, too",
         least,
         ranks,
         **more,
@@ -80,7 +80,7 @@ def _start(name: str, gpus: Gpus, words: str, least: int = 1, ranks: int | None 
 
 
 def _recipe(name: str, what: str, gpus: Gpus, words: str, rate: Range, gigabytes: Range, **more: Any) -> Part:
-    """Steps of a recipe of the paper, on drawn text."""
+    """Take steps of a recipe of the paper, on synthetic text."""
     expected = {read.RATE: rate, read.SHARE: (97, None), read.MEMORY: gigabytes, read.WAIT: (None, 1)}
     return Part(name, what, gpus, 6, f"launch/run.py {words}", read.speed_of_run, expected, **more)
 
@@ -94,7 +94,7 @@ LOOK_FOR_WAITS = (
     "look at the data wait; train with `profile: {}` and look whether all-reduces lie under the last backward"
 )
 PARTS = (
-    Part("doctor", "what is usable here", "all", 3, "-m modernbert_train doctor", read.doctor, NOTHING,
+    Part("doctor", "usable features on this machine", "all", 3, "-m modernbert_train doctor", read.doctor, NOTHING,
          "each line that is not ok names the remedy; a driver from 580 on is needed for CUDA 13"),
     Part("text", "the quickstart's text, from Python's own source", "all", 3,
          "data_prep/prepare.py yamls/data/quickstart.yaml out={work}/quickstart"),
@@ -102,7 +102,7 @@ PARTS = (
     _start("one-varlen", "one", f"compute.attention=varlen {EAGER}"),
     _start("one-flex", "one", f"compute.attention=flex {EAGER}"),
     _start("one-compiled", "one", FAST),
-    Part("shared-collectives", "NCCL's collectives beside sums on the host, 2 ranks", "two", 6,
+    Part("shared-collectives", "NCCL's collectives compared with sums on the host, 2 ranks", "two", 6,
          "-m benchmarks.collectives --ranks {ranks} {bytes}", read.collectives, {"wrong": (0, 0)},
          "do not train on several GPUs: send the log", ranks=2),
     Part("shared-collectives-4", "the same, 4 ranks, and in groups of 2", "all", 6,
@@ -129,19 +129,19 @@ PARTS = (
     _start("all-fsdp2", "all", f"{FSDP2} {EAGER}", 3),
     _start("all-compiled", "all", FAST, 3),
     _start("all-fsdp2-compiled", "all", f"{FSDP2} {FAST}", 3),
-    Part("kernels", "what each kernel reaches", "one", 5, "-m benchmarks.kernels {kernels} --json {figures}",
+    Part("kernels", "the speed of each kernel", "one", 5, "-m benchmarks.kernels {kernels} --json {figures}",
          read.kernels,
          {read.PRODUCT: (540, 650), read.COPY: (2.6, 2.9), read.GLOBAL: (180, 255), read.LOCAL: (60, 100)},
          "these four replace the shares at the head of modernbert_train/plan/speed.py: send them first"),
-    Part("parity", "numbers against the plain form: `make test-gpu`", "other", 12, "-m pytest {parity} -q -rfE",
-         read.tests, {"failed": (0, 0)}, "do not train with what a failing test names; send its whole output"),
-    Part("memory", "the memory that `plan` says", "other", 5, "-m pytest {memory} -q -rfE", read.tests,
+    Part("parity", "numbers compared with the reference: `make test-gpu`", "other", 12, "-m pytest {parity} -q -rfE",
+         read.tests, {"failed": (0, 0)}, "do not use the feature that a failing test names; send its whole output"),
+    Part("memory", "the memory predicted by `plan`", "other", 5, "-m pytest {memory} -q -rfE", read.tests,
          {"failed": (0, 0)}, "plan's figures of memory are wrong here: send the output"),
     Part("step-compiled", "whole steps of base, compiled", "one", 6, "-m benchmarks.train_step {step} --json {figures}",
          read.step, {read.RATE: (300_000, 375_000), read.MEMORY: (55, 65)}, f"below 200,000: {LOOK_FOR_BREAKS}"),
     Part("step-eager", "the same, eager", "one", 5, "-m benchmarks.train_step {step} --compile off --json {figures}",
          read.step, {read.RATE: (165_000, 205_000), read.MEMORY: (64, 75)},
-         "compiled wins less than 1.3 times: some kernel is not what plan takes it for, see the part kernels"),
+          "compiled is less than 1.3 times as fast: some kernel differs from plan's assumption, see the part kernels"),
     _recipe("base-one", "recipe base, compiled, on one GPU", "one", f"{{base}} {FAST}", (300_000, 375_000), (55, 65),
             otherwise=f"slower than step-compiled: {LOOK_FOR_WAITS}"),
     _recipe("base", "recipe base, compiled", "all", f"{{base}} {FAST}", (290_000, 375_000), (55, 66), least=2,
@@ -161,13 +161,13 @@ PARTS = (
 
 
 class Place(NamedTuple):
-    """Where a part runs, and how large.
+    """Machine, folder and scale of the parts.
 
     Attributes:
         out: folder of all parts.
         gpus: as CUDA_VISIBLE_DEVICES names them.
         gigabytes: of the smallest.
-        tiny: a rehearsal.
+        tiny: True in a rehearsal.
     """
 
     out: Path
@@ -176,11 +176,11 @@ class Place(NamedTuple):
     tiny: bool = False
 
     def ranks(self, part: Part) -> int:
-        """Ranks of a part, which may be more than its GPUs."""
+        """Return the number of ranks of a part, which may exceed its GPUs."""
         return part.ranks or len(self.of(part))
 
     def of(self, part: Part) -> tuple[str, ...]:
-        """The GPUs of a part."""
+        """Return the GPUs of a part."""
         return {
             "one": self.gpus[:1],
             "other": self.gpus[1:2] or self.gpus,
@@ -190,7 +190,7 @@ class Place(NamedTuple):
 
 
 def sizes(part: Part, place: Place) -> dict[str, str]:
-    """What the names in a part's command mean."""
+    """Return the values of the names in a part's command."""
     ranks = place.ranks(part)
     halvings = 0
     while place.gigabytes * 2**halvings < 79 and halvings < 3:
@@ -246,7 +246,7 @@ def sizes(part: Part, place: Place) -> dict[str, str]:
             "step": "--preset cpu --rounds 1 --steps 2 --no-reference",
             "after": "2",
         }
-    # most of the tests' time is compilation, and a GPU holds several of them; those of memory are alone
+    # most of the tests' time is compilation, and a GPU can hold several of them; memory tests run alone
     side_by_side = "-n 5 --dist loadfile" if find_spec("xdist") else "--durations=15"
     return common | {
         "base": recipe("base", 576, 98_304 >> halvings, 30),

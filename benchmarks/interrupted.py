@@ -1,11 +1,11 @@
-"""A run that loses a rank to kill -9, is stopped by SIGTERM, and each time resumes with the same command.
+"""A run that loses a rank to kill -9, is stopped by SIGTERM, and resumes each time with the same command.
 
     python -m benchmarks.interrupted --after 8 --json found.json runs/mine launch/run.py RUN.yaml name=mine --ranks 8
 
-The first start loses its last rank once there are --after steps and a checkpoint, the second is stopped after as many
-steps more, and the third trains to the end. Exit code 0 if every start ended as docs/faults.md says, and no step is
-missing or there twice. With --whole the command runs once more, without an interruption and as NAME-whole, and every
-loss must be the same to the bit.
+The first start loses its last rank after --after steps and a checkpoint, the second is stopped after as many further
+steps, and the third trains to the end. Exit code 0 if every start ended as documented in docs/faults.md, and no step is
+missing or repeated. With --whole the command runs once more, uninterrupted and as NAME-whole, and every loss must be
+the same to the bit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def environments() -> Iterator[tuple[int, dict[str, str]]]:
-    """Of every process of this user, by process id."""
+    """Yield process id and environment of every process of this user."""
     for file in Path("/proc").glob("[0-9]*/environ"):
         try:
             words = file.read_bytes().decode(errors="replace").split("\0")
@@ -39,7 +39,7 @@ def environments() -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def ranks_of(launcher: int) -> dict[int, int]:
-    """Rank -> process id, of those that a launcher has started; itself where it trains alone, with its own helpers."""
+    """Return rank -> process id, for ranks of a launcher, or the process itself if it trains alone."""
     ranks = {}
     for pid, environment in environments():
         try:
@@ -52,13 +52,13 @@ def ranks_of(launcher: int) -> dict[int, int]:
 
 
 def records(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """The lines of a run's record of this kind, so far."""
+    """Return the present lines of a run's record of this kind."""
     file = folder / "metrics.jsonl"
     return [entry for entry in read_lines(file)[0] if entry.get("kind") == kind] if file.exists() else []
 
 
 class Start:
-    """One start of the command; what it prints is printed, and kept."""
+    """One start of the command; its output is printed and kept."""
 
     def __init__(self, command: list[str]) -> None:
         print(f"$ python {' '.join(command)}", flush=True)
@@ -75,13 +75,13 @@ class Start:
             print(line, end="", flush=True)
 
     def end(self) -> int:
-        """Wait for it; the exit code."""
+        """Wait for it; return the exit code."""
         code = self.process.wait()
-        self._reader.join(5)  # a process that it has left behind may hold the pipe
+        self._reader.join(5)  # bounded: a leftover child may hold the pipe
         return code
 
     def interrupt(self, folder: Path, steps: int, number: signal.Signals) -> float:
-        """Signal it after so many more steps, and wait for its end; the seconds which that took.
+        """Signal it after this many further steps, and wait for its end; return the seconds from signal to end.
 
         Raises:
             SystemExit: it ended before.
@@ -105,8 +105,8 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="of the run")
     parser.add_argument("--after", type=int, default=8, help="steps of a start before it is interrupted")
     parser.add_argument("--whole", action="store_true", help="compare with the same run, not interrupted")
-    parser.add_argument("--json", type=Path, help="write what was found here")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="what python is to run")
+    parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="the command for python")
     options = parser.parse_args()
     first = Start(options.command)
     killed = first.interrupt(options.folder, options.after, signal.SIGKILL)

@@ -1,12 +1,12 @@
-"""Each part of a training step alone, against the least time that its bytes or FLOPs need: a table for each group.
+"""Each part of a training step alone, relative to the minimum time for its bytes or FLOPs: a table for each group.
 
     python -m benchmarks.kernels --preset cpu                    # two minutes on a laptop
     python -m benchmarks.kernels --preset gpu                    # bf16; attention alone takes 1.5 minutes on an H200
     python -m benchmarks.kernels --only attention head --json kernels.json
 
 `x floor` is the time over the larger of FLOPs at the rate of a large matrix product and bytes at the rate of a large
-copy, both measured in the same run; see benchmarks/measure.py. The floors of attention count true pairs of tokens,
-those of elementwise parts each tensor once. A kernel that cannot serve or fails is a line with the reason.
+copy, both measured in the same run; see benchmarks/measure.py. The floors of attention count visible pairs of tokens;
+the floors of elementwise parts count each tensor once. An unsupported or failing kernel is a line with the reason.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-if not __package__:  # run as a script: sys.path begins with this folder, the packages lie one above it
+if not __package__:  # run as a script: sys.path begins with this folder, the packages are one above it
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import torch
@@ -43,12 +43,12 @@ class Preset:
     """Sizes of everything.
 
     Attributes:
-        attention: what is attended to.
+        attention: of the attention benchmark.
         model: whose layers and head are measured, on attention.tokens.
         optimized: models whose weights are stepped, by name.
         rounds: that count.
         compile: measure compiled forms too.
-        matrix_size, copied_floats: of the matrix product and the copy that floors are made of.
+        matrix_size, copied_floats: of the matrix product and the copy that define floors.
     """
 
     attention: Sizes
@@ -86,7 +86,7 @@ PRESETS = {
 
 
 def parts(preset: Preset, device: torch.device, dtype: torch.dtype) -> dict[str, Callable[[], Iterator[Group]]]:
-    """What `--only` chooses from."""
+    """Return the choices of `--only`."""
     common = (preset.model, preset.attention.tokens, device, dtype, preset.compile)
     return {
         "attention": lambda: attention_groups(preset.attention, device, dtype),
@@ -97,10 +97,10 @@ def parts(preset: Preset, device: torch.device, dtype: torch.dtype) -> dict[str,
 
 
 def run(preset: Preset, device: torch.device, only: list[str] | None = None) -> tuple[Rates, list[dict[str, Any]]]:
-    """Measure, and print each group's table as soon as it is there.
+    """Measure, and print each group's table when it is ready.
 
     Returns:
-        The rates that floors are made of, and a dict for each line.
+        The rates behind the floors, and a dict for each line.
     """
     torch.manual_seed(0)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -112,7 +112,7 @@ def run(preset: Preset, device: torch.device, only: list[str] | None = None) -> 
         f"{rates.bytes / 1e9:.4g} GB/s (copy)"
     )
     found: list[dict[str, Any]] = []
-    told: set[tuple[str, str]] = set()  # what cannot be measured, which is printed once
+    told: set[tuple[str, str]] = set()  # cases that cannot be measured, printed once
     for part, groups in parts(preset, device, dtype).items():
         if only is not None and part not in only:
             continue
@@ -129,7 +129,7 @@ def run(preset: Preset, device: torch.device, only: list[str] | None = None) -> 
 
 
 def table(title: str, lines: list[Line]) -> str:
-    """A line for each stage; GPU memory only where there is some."""
+    """Format a line for each stage; GPU memory only if there is some."""
     columns = f"{'ms':>9} {'min':>9} {'cpu ms':>9} {'TFLOP/s':>8} {'M tok/s':>8} {'floor ms':>9} {'x floor':>8}"
     columns += f" {'MB':>8}" * any(line.peak_bytes for line in lines)
     rows = [f"\n{title}", f"  {'':34} {columns}"]
@@ -151,7 +151,7 @@ def table(title: str, lines: list[Line]) -> str:
 
 
 def fastest(found: list[dict[str, Any]]) -> str:
-    """The best case of each group, by the time of its stages together; what is prepared once a microbatch apart."""
+    """Return the best case of each group, by the total time of its stages without preparation."""
     took: dict[str, dict[str, list[float]]] = {}
     for line in found:
         if "error" not in line and line["stage"] != "prepare":

@@ -1,10 +1,10 @@
-"""Timing for benchmarks of single parts: cases that take turns, and the floors that they are held against.
+"""Timing for benchmarks of single parts: interleaved cases, and the floors that they are compared with.
 
-A case is a list of stages, each of which takes what the one before returned: forward, then backward. All cases of a
-group take turns, round by round, so that a busy machine disturbs all alike. The floor of a stage is the larger of its
-FLOPs at the rate of a large matrix product and its bytes at the rate of a large copy, both measured in the same run. On
-a GPU time is that between CUDA events, after 1 GiB has been written, so that nothing is left in the L2 cache and the
-host is ahead of the device. A case that fails is a line with its error, and the others go on.
+A case is a list of stages, each called with the previous one's result: forward, then backward. All cases of a group
+alternate, round by round, so that a busy machine disturbs all equally. The floor of a stage is the larger of its FLOPs
+at the rate of a large matrix product and its bytes at the rate of a large copy, both measured in the same run. On a
+GPU, times are between CUDA events, after writing 1 GiB, so that the L2 cache is cold and the host is ahead of the
+device. A failing case is a line with its error, and the others continue.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _COLD_BYTES = 1 << 30
 
 
 class Unusable(Exception):
-    """What is to be measured does not exist here; the text says why."""
+    """The measured feature is unavailable here; the text says why."""
 
 
 class Work(NamedTuple):
-    """The least that any implementation must compute and move, and the tokens that it handles; 0 where unknown."""
+    """The minimum that any implementation must compute and move, and the tokens that it handles; 0 if unknown."""
 
     flops: float = 0.0
     bytes: float = 0.0
@@ -44,8 +44,8 @@ class Stage(NamedTuple):
 
     Attributes:
         name: in the table; "" is not timed.
-        call: gets what the stage before returned, the first one None.
-        work: what its floor is made of.
+        call: gets the previous stage's result, the first one None.
+        work: defines its floor.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """One line, or several, of a table; `build` prepares what is not timed and gives the stages."""
+    """One or several lines of a table; `build` prepares everything that is not timed and returns the stages."""
 
     name: str
     build: Callable[[], list[Stage]]
@@ -63,7 +63,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Group:
-    """Cases that do the same work and take turns."""
+    """Cases that do the same work and alternate."""
 
     title: str
     cases: list[Case]
@@ -71,7 +71,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Rates:
-    """What the device reaches, per second: FLOPs of a large matrix product, bytes read and written by a large copy."""
+    """The device's measured rates per second: FLOPs of a large matrix product, bytes moved by a large copy."""
 
     flops: float
     bytes: float
@@ -79,13 +79,13 @@ class Rates:
 
 @dataclass
 class Line:
-    """What was measured of one stage, or why there is nothing.
+    """The measurements of one stage, or the reason for their absence.
 
     Attributes:
         ms: milliseconds of each round.
-        cpu_ms: processor time of this process in it; with a GPU that is the cost of launching, waits included.
-        floor_ms: the least that the device needs; 0 if there is no floor.
-        peak_bytes: allocated on the GPU beyond what was there before the case's first stage.
+        cpu_ms: CPU time of this process in it; with a GPU that is the cost of launching, waits included.
+        floor_ms: the minimum that the device needs; 0 if there is no floor.
+        peak_bytes: allocated on the GPU in addition to the memory before the case's first stage.
     """
 
     case: str
@@ -98,7 +98,7 @@ class Line:
     error: str = ""
 
     def figures(self) -> dict[str, Any]:
-        """Numbers and names for a JSON file."""
+        """Return numbers and names for a JSON file."""
         if self.error:
             return {"case": self.case, "error": self.error}
         took = median(self.ms)
@@ -129,7 +129,7 @@ def fastest_ms(call: Callable[[], object], device: torch.device, rounds: int = 1
 
 
 def measure_rates(device: torch.device, dtype: torch.dtype, matrix_size: int, copied_floats: int) -> Rates:
-    """The best of ten matrix products of random numbers, and of ten copies."""
+    """Return the best of ten matrix products of random numbers, and of ten copies."""
     source, target = (torch.ones(copied_floats, device=device) for _ in range(2))
     copied = 2 * source.nbytes / fastest_ms(lambda: target.copy_(source), device)
     a, b = (torch.randn(matrix_size, matrix_size, device=device).to(dtype) for _ in range(2))
@@ -138,7 +138,7 @@ def measure_rates(device: torch.device, dtype: torch.dtype, matrix_size: int, co
 
 
 def take_turns(cases: list[Case], rounds: int, device: torch.device, rates: Rates) -> Iterator[Line]:
-    """Build all cases, run them `rounds` times in turns, and give their lines in order."""
+    """Build all cases, run them alternately for `rounds` rounds, and yield their lines in order."""
     cold = torch.empty(_COLD_BYTES, dtype=torch.uint8, device=device) if device.type == "cuda" else None
     stages: dict[str, list[Stage]] = {}
     lines: dict[str, list[Line]] = {}
@@ -171,13 +171,13 @@ def take_turns(cases: list[Case], rounds: int, device: torch.device, rates: Rate
 
 
 def reason(error: Exception) -> str:
-    """One line of what went wrong."""
+    """Return an error in one line."""
     text = (str(error).strip().splitlines() or [""])[0][:160]
     return text if isinstance(error, Unusable) else f"{type(error).__name__}: {text}"
 
 
 def _run(stages: list[Stage], lines: list[Line], device: torch.device, cold: torch.Tensor | None) -> None:
-    """Once through the stages; each named one adds to its line."""
+    """Run the stages once; each named one adds to its line."""
     before = 0
     if cold is not None:
         torch.cuda.synchronize()

@@ -1,8 +1,8 @@
 """The parts of a training step around attention, eager and compiled: norm, rotary positions, GeGLU, a layer, the head.
 
-Elementwise parts are held against their bytes, each tensor moved once: the residual stream and its gradient in fp32,
-what matrix products read in the precision of autocast. Layers and the head are held against their FLOPs. The head
-predicts 30 % of the tokens.
+Elementwise parts are compared with their bytes, each tensor moved once: the residual stream and its gradient in fp32,
+inputs of matrix products in autocast's precision. Layers and the head are compared with their FLOPs. The head predicts
+30 % of the tokens.
 
 Shape legend: T packed tokens, M predicted positions, D model width, F hidden width, N heads, H head width,
 V vocabulary.
@@ -32,14 +32,14 @@ MEDIAN, LONGEST = 300, 1024  # of documents, in tokens
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[Any]:
-    """Mixed precision as training has it; nothing in fp32."""
+    """Return the mixed precision of training; a no-op in fp32."""
     return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
 
 def passes(
     name: str, call: Callable[..., Tensor], inputs: Sequence[Tensor], parameters: Sequence[Tensor], work: Sequence[Work]
 ) -> Case:
-    """Forward, and backward with random numbers as the gradient of what comes out; as one stage if `work` is one."""
+    """Time forward, and backward with random numbers as the output's gradient; as one stage if `work` has one."""
 
     def build() -> list[Stage]:
         wanted = [*(tensor for tensor in inputs if tensor.requires_grad), *parameters]
@@ -60,7 +60,7 @@ def passes(
 def layer_groups(
     model: ModernBertConfig, tokens: int, device: torch.device, dtype: torch.dtype, compile: bool
 ) -> Iterator[Group]:
-    """Elementwise parts of a layer, then a whole global and a whole local layer with the kernel that `auto` gives."""
+    """Yield elementwise parts of a layer, then a whole global and a whole local layer with the kernel of `auto`."""
     width, hidden, heads, size = model.hidden_size, model.intermediate_size, model.num_heads, model.head_size
     c = dtype.itemsize
     lengths = draw_lengths(tokens, MEDIAN, LONGEST)
@@ -131,7 +131,7 @@ def layer_groups(
 def head_groups(
     model: ModernBertConfig, tokens: int, device: torch.device, dtype: torch.dtype, compile: bool
 ) -> Iterator[Group]:
-    """Dense, norm, decoder and cross-entropy, in every form that there is; chunked ones do all in the forward pass."""
+    """Yield dense, norm, decoder and cross-entropy in every form; chunked forms do all in the forward pass."""
     width, vocab = model.hidden_size, model.vocab_size
     predicted = round(MASK_RATE * tokens)
     head, decoder = PredictionHead(model).to(device), nn.Linear(width, vocab, device=device)
@@ -161,9 +161,9 @@ def head_groups(
         return run
 
     def torch_chunked(hidden_MD: Tensor) -> Tensor:
-        """torch's own, which is new and experimental in 2.13 and knows nothing of autocast."""
+        """Call torch's own chunked loss, which is new and experimental in 2.13 and ignores autocast."""
         if not hasattr(F, "linear_cross_entropy"):
-            raise Unusable(f"torch {torch.__version__} has no linear_cross_entropy (2.13 has)")
+            raise Unusable(f"torch {torch.__version__} lacks linear_cross_entropy (2.13 has it)")
         with autocast(device, dtype):
             hidden_MD = head(hidden_MD)
         out: Tensor = F.linear_cross_entropy(

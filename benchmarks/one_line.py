@@ -4,8 +4,8 @@
     OMP_NUM_THREADS=1 python -m benchmarks.one_line --data data/quickstart-tiny --out one-line
 
 The run is small (4 layers, width 64, rows of 256 tokens, batches of 4 rows, a checkpoint in each step). On one process
-the killed run must equal the uninterrupted one to the bit, or the command ends with 1; the difference of 2 and
-4 processes is printed. Writes OUT/losses.json and OUT/one-line.svg; what is finished there is not trained again.
+the killed run must equal the uninterrupted one to the bit, or the command ends with 1; the difference with 2 and 4
+processes is printed. Writes OUT/losses.json and OUT/one-line.svg; finished runs are not trained again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COLOURS = {"1 process": "#c7d8ea", "2 processes": "#7fa6cc", "4 processes": "#3d
 
 
 def losses_of(run: Path) -> list[float]:
-    """The training loss of each step on record."""
+    """Return the training loss of each recorded step."""
     file = run / "metrics.jsonl"
     found: list[dict[str, Any]] = []
     for line in file.read_text(errors="replace").splitlines() if file.exists() else []:
@@ -52,7 +52,7 @@ def losses_of(run: Path) -> list[float]:
 
 
 def train(words: list[str], out: Path, name: str, ranks: int) -> list[float]:
-    """Train to the end, or continue; returns the losses."""
+    """Train to the end, or continue; return the losses."""
     process = start(words, out, name, ranks)
     if code := process.wait():
         sys.exit(f"{name}: exit code {code}; see {out / name}.txt")
@@ -70,7 +70,7 @@ def start(words: list[str], out: Path, name: str, ranks: int) -> warm.Forked:
 
 
 def killed_losses(words: list[str], out: Path, kills: int) -> tuple[list[float], list[int]]:
-    """Kill the run one to three steps after each start, at a random moment; returns the losses and where it was."""
+    """Kill the run one to three steps after each start, at a random moment; return the losses and the kills' steps."""
     name, draw = "killed", random.Random(7)
     record = out / "kills.json"
     places: list[int] = json.loads(record.read_text()) if record.exists() else []
@@ -91,7 +91,7 @@ def killed_losses(words: list[str], out: Path, kills: int) -> tuple[list[float],
 
 
 def picture(losses: dict[str, list[float]], kills: list[int], apart: float) -> str:
-    """All curves over each other as SVG, widest first, with a tick below for each kill."""
+    """Draw all curves on top of each other as SVG, widest first, with a tick below for each kill."""
     width, height, left, top = 900, 300, 50, 20
     steps = len(next(iter(losses.values())))
     low, high = min(map(min, losses.values())), max(map(max, losses.values()))

@@ -1,4 +1,4 @@
-"""One optimizer step: our StableAdamW beside torch's fused AdamW and torch-optimi's StableAdamW.
+"""One optimizer step: our StableAdamW, torch's fused AdamW and torch-optimi's StableAdamW.
 
 The floor counts the bytes that any implementation must move: AdamW reads p, g, m, v and writes p, m, v (28 bytes a
 parameter). StableAdamW cannot move p before the RMS of its whole tensor is known, and reads m and v again (36 bytes).
@@ -22,7 +22,7 @@ SETTINGS: dict[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 1
 
 
 def optimizer_groups(models: dict[str, ModernBertConfig], device: torch.device) -> Iterator[Group]:
-    """A group for each model's weights."""
+    """Yield a group for each model's weights."""
     for name, model in models.items():
         params = [nn.Parameter(0.02 * torch.randn(shape, device=device)) for shape in parameter_shapes(model)]
         grads = [torch.randn_like(param) for param in params]
@@ -71,7 +71,7 @@ def _steps(
         def reset(_: object) -> None:
             for param, grad in zip(params, grads, strict=True):
                 assert param.grad is not None
-                param.grad.copy_(grad)  # torch-optimi leaves other values in it
+                param.grad.copy_(grad)  # torch-optimi modifies gradients
 
         size = sum(param.numel() for param in params)
         return [Stage("", reset), Stage("step", lambda _: optimizer.step(), Work(bytes=float(bytes_each * size)))]
@@ -80,10 +80,10 @@ def _steps(
 
 
 def parameter_shapes(model: ModernBertConfig) -> list[tuple[int, ...]]:
-    """The weights of the encoder and its masked-LM head, the decoder tied to the embedding."""
+    """Return the shapes of the encoder and its masked-LM head, the decoder tied to the embedding."""
     width, hidden = model.hidden_size, model.intermediate_size
     layer: list[tuple[int, ...]] = [(3 * width, width), (width, width), (2 * hidden, width), (width, hidden), (width,)]
     shapes: list[tuple[int, ...]] = [(model.vocab_size, width), (width,)]
     for index in range(model.num_layers):
-        shapes += layer if index == 0 else [*layer, (width,)]  # the first layer has no norm before attention
+        shapes += layer if index == 0 else [*layer, (width,)]  # the first layer lacks a norm before attention
     return [*shapes, (width,), (width, width), (width,), (model.vocab_size,)]

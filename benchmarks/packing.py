@@ -1,11 +1,11 @@
-"""How full rows get and how fast batches are planned, from document lengths alone; beside best fit on open rows.
+"""How full rows are and how fast batches are planned, from document lengths alone; compared with best fit.
 
     python -m benchmarks.packing                                   # two minutes, log-normal lengths
     python -m benchmarks.packing data/mine/train/lengths.npy ...   # each file, and all of them together
     python -m benchmarks.packing --languages 2000                  # a minute: streams whose shares are by alpha
 
-Best fit gives each chunk the fullest of 64 open rows that takes it, as the published packers do. Streams have equal
-documents, and shares of 60, 30 and 10 % of the text where there are three.
+Best fit puts each chunk into the fullest of 64 open rows that can hold it, as published packers do. Streams have equal
+documents; three streams have shares of 60, 30 and 10 % of the text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from modernbert_train.data.packing import SPECIAL_TOKENS, WINDOW, Chunk, GreedyP
 from modernbert_train.data.planner import BatchPlanner
 from modernbert_train.data.shuffle import ShuffledChunks
 
-CHUNKS = 30_000  # packed for each figure; documents are repeated in another order until there are as many
+CHUNKS = 30_000  # packed for each figure; documents are repeated in another order to reach this number
 ROUNDS = 5
 FIRST = 200
 MANY = 400_000  # documents of a set that fits no cache
@@ -38,7 +38,7 @@ SHARES = {1: (1.0,), 3: (0.6, 0.3, 0.1), 10: (0.1,) * 10}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lengths", nargs="*", type=Path, help="files of documents' lengths in tokens")
-    parser.add_argument("--languages", type=int, help="plan for so many streams, from large to small, and nothing else")
+    parser.add_argument("--languages", type=int, help="plan for so many streams, from large to small, only")
     options = parser.parse_args()
     if options.languages:
         return languages(options.languages)
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def fill(lengths: NDArray[np.integer], row_tokens: int) -> tuple[float, float]:
-    """Share of the rows that is not padding, by our packer and by best fit, without what still waits at the end."""
+    """Return the share of the rows that is not padding, by our packer and by best fit, without waiting chunks."""
     order = ShuffledChunks([len(lengths)], lengths, 1, seed=17)
     chunks: list[Chunk] = []
     while len(chunks) < CHUNKS:
@@ -93,7 +93,7 @@ def best_fit(lengths: Sequence[int], row_tokens: int, open_rows: int = 64) -> fl
 
 
 def languages(number: int) -> None:
-    """Streams of 2 million documents to 50, the n-th of 1 / n^1.1 of the first; steps of ModernBERT-base."""
+    """Plan streams of 2 million documents down to 50, the n-th with 1 / n^1.1 of the first; ModernBERT-base steps."""
     draw = np.random.default_rng(1)
     orders = {}
     for index in range(number):
@@ -121,14 +121,14 @@ def languages(number: int) -> None:
 
 
 def memory_bytes() -> int:
-    """Of this process."""
+    """Return the memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def planned_per_second(lengths: NDArray[np.integer], row_tokens: int, streams: int) -> tuple[float, float]:
-    """Tokens a CPU second over the first batches, which pay for shuffling all documents at once, and over a pass."""
+    """Return tokens a CPU second over the first batches, which include shuffling all documents, and over a pass."""
     planner = planner_of(lengths, row_tokens, streams)
-    started = time.process_time()  # it has one thread, and other work on the machine is not its own
+    started = time.process_time()  # excludes other work on the machine; this process has one thread
     tokens = sum(batch.tokens for batch in islice(planner, FIRST))
     first = tokens / (time.process_time() - started)
     left = max(0, int(lengths.sum()) * streams // 98_304 - FIRST)  # of a pass; the first batches may be more than one
@@ -137,7 +137,7 @@ def planned_per_second(lengths: NDArray[np.integer], row_tokens: int, streams: i
 
 
 def planner_of(lengths: NDArray[np.integer], row_tokens: int, streams: int) -> BatchPlanner:
-    """Of batches of 98,304 tokens, forever, from so many streams of equal documents."""
+    """Return a planner of batches of 98,304 tokens, without an end, from several streams of equal documents."""
     names = [f"s{index}" for index in range(streams)]
     shares = dict(zip(names, SHARES[streams], strict=True))
     rows = 98_304 // row_tokens

@@ -1,12 +1,12 @@
-"""Do the tests notice a mistake? Plants the faults of faults.py one at a time, and tells which test notices each.
+"""Do the tests notice a mistake? Plant the faults of faults.py one at a time, and report the test that notices each.
 
     python -m benchmarks.planted_faults --out planted.jsonl              # all of them, one after the other
     python -m benchmarks.planted_faults --only dropout-place beta2-step  # some of them
 
-Nothing happens to the checkout: the files that git knows are copied into a temporary folder, and each fault is planted
-there, tested with the files that it names, and taken out again. The test that notices it must pass without it, or its
-failure would mean nothing. With --out, what was found is kept, and the same command goes on where it was stopped; what
-was found of other code or tests is not believed. Ends with 1 if a fault was not noticed.
+The checkout is unchanged: the files that git knows are copied into a temporary folder, and each fault is planted there,
+tested with the files that it names, and removed again. The test that notices it must pass without it, or its failure
+would be meaningless. With --out, results are kept, and the same command continues after an interruption; results for
+other code or tests are ignored. Exit code 1 if a fault was not noticed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from benchmarks.faults import FAULTS, Fault
 
 ROOT = Path(__file__).resolve().parent.parent
 SURVIVED = "SURVIVED"
-# the same examples for each fault, and no search for the smallest that fails, which takes minutes
+# the same examples for each fault, and no shrinking, which takes minutes
 _HYPOTHESIS = """
 from hypothesis import Phase, settings
 settings.register_profile("planted", derandomize=True, deadline=None, phases=(Phase.explicit, Phase.generate))
@@ -41,12 +41,12 @@ settings.register_profile("planted", derandomize=True, deadline=None, phases=(Ph
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a fault.
+    """The result of planting a fault.
 
     Attributes:
         fault: its name.
         noticed_by: the first test that failed; None if none did.
-        trouble: why the answer means nothing: that test fails without the fault too, or the tests do not end or run.
+        trouble: why the result is meaningless: that test fails without the fault too, or the tests hang or do not run.
         seconds: that it took.
     """
 
@@ -56,12 +56,12 @@ class Outcome:
     seconds: float
 
     def text(self) -> str:
-        """For a table."""
+        """Return it for a table."""
         return self.trouble or self.noticed_by or SURVIVED
 
 
 def copy_tree(root: Path, to: Path) -> str:
-    """Copy what git knows, changed and new files included; returns a hash of all of it."""
+    """Copy the files that git knows, changed and new files included; return a hash of them."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=root,
@@ -70,7 +70,7 @@ def copy_tree(root: Path, to: Path) -> str:
     )
     found = hashlib.sha256()
     for name in sorted(filter(None, listed.stdout.decode().split("\0"))):
-        if (root / name).is_file():  # a deleted one is still listed
+        if (root / name).is_file():  # git still lists deleted files
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, to / name)
             found.update(f"{name}\n".encode() + (root / name).read_bytes())
@@ -79,10 +79,10 @@ def copy_tree(root: Path, to: Path) -> str:
 
 @contextmanager
 def planted(fault: Fault, root: Path) -> Iterator[None]:
-    """Have a fault in a tree for a while.
+    """Context in which a fault is planted in a tree.
 
     Raises:
-        ValueError: what it replaces does not occur exactly once, so the table must be adjusted.
+        ValueError: the text to replace does not occur exactly once, so the table must be adjusted.
     """
     path = root / fault.file
     sound = path.read_text(encoding="utf-8")
@@ -99,13 +99,13 @@ def run_tests(tests: Sequence[str], root: Path, seconds: float) -> tuple[str | N
     """Run test files of a tree up to the first failure.
 
     Returns:
-        The first test that failed, and why nothing can be said; both None if all passed.
+        The first test that failed, and a reason if there is no result; both None if all passed.
     """
     words = ["-m", "pytest", "-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider"]
     if find_spec("hypothesis"):
         words += ["-p", "planted_hypothesis", "--hypothesis-profile=planted"]
-    # no bytecode: a file that changes twice within a second, and not in size, would be taken for unchanged; and a fixed
-    # order of sets, so that an answer comes again
+    # no bytecode: a file changed twice within a second, without a change of size, would count as unchanged; and a fixed
+    # hash seed, so that results are reproducible
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
     with tempfile.TemporaryDirectory() as plugins, tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         Path(plugins, "planted_hypothesis.py").write_text(_HYPOTHESIS, encoding="utf-8")
@@ -138,14 +138,14 @@ def run_tests(tests: Sequence[str], root: Path, seconds: float) -> tuple[str | N
 def try_faults(
     faults: Sequence[Fault], root: Path, out: Path | None, seconds: float, *, verbose: bool = True
 ) -> list[Outcome]:
-    """Plant each fault by itself in a copy of a tree.
+    """Plant each fault separately in a copy of a tree.
 
     Args:
         faults: to plant.
-        root: of a git checkout, which is left alone.
+        root: of a git checkout, which is not changed.
         out: file of outcomes, a JSON object a line; None to keep nothing.
-        seconds: for the tests of one fault.
-        verbose: say each outcome when it is known.
+        seconds: time limit for the tests of one fault.
+        verbose: print each outcome.
     """
     with tempfile.TemporaryDirectory(prefix="planted-faults-") as scratch:
         copy = Path(scratch, "tree")
@@ -179,7 +179,7 @@ def _try(fault: Fault, copy: Path, sound: dict[str, str | None], seconds: float)
 
 
 def _require_own(package: str, copy: Path) -> None:
-    """An installed copy of the project must not come first, or every fault would survive."""
+    """Raise an error if an installed copy of the project would be tested: every fault would survive."""
     code = f"import {package}; print(list({package}.__path__)[0])"
     environment = os.environ | {"PYTHONPATH": str(copy)}
     found = subprocess.run([sys.executable, "-c", code], cwd=copy, env=environment, capture_output=True, text=True)
@@ -188,7 +188,7 @@ def _require_own(package: str, copy: Path) -> None:
 
 
 def _read(out: Path | None, tree: str) -> dict[str, Outcome]:
-    """What is known of this tree, and certain."""
+    """Return the known, certain outcomes for this tree."""
     if out is None or not out.exists():
         return {}
     found = {}
@@ -216,7 +216,7 @@ def table(faults: Sequence[Fault], outcomes: Sequence[Outcome]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="FAULT", help="some of the faults")
-    parser.add_argument("--out", type=Path, help="file of outcomes, to go on from")
+    parser.add_argument("--out", type=Path, help="file of outcomes, to continue from")
     parser.add_argument("--seconds", type=float, default=300.0, help="for the tests of one fault")
     options = parser.parse_args()
     faults: Sequence[Fault] = FAULTS

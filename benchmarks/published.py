@@ -1,11 +1,11 @@
-"""Speeds that others published of whole runs, beside what `plan` predicts of them; and the fit of `speed.PUBLISHED`.
+"""Published speeds of whole runs, compared with `plan`'s predictions; and the fit of `speed.PUBLISHED`.
 
     python -m benchmarks.published
 
-Hours are those of the whole run, phases weighted, every row one document. Of ModernBERT's program, which the first ten
-ran, attention is FlashAttention-3 in global layers and 2 in local ones. The first eight are fitted: seconds of a token
-are `device` times the sum of its kernels and `token` more, whatever the model. The relative errors are least squares,
-and each run is also predicted by a fit to the other seven. Nothing here was timed; `published` is as found.
+Hours are of the whole run, phases weighted, every row one document. In ModernBERT's program, used by the first ten,
+attention is FlashAttention-3 in global layers and 2 in local ones. The first eight are fitted: seconds a token are
+`device` times the sum of its kernels plus `token`, for all models. The fit minimises squared relative errors, and each
+run is also predicted by a fit to the other seven. Nothing here was timed; `published` is as found.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Run:
 
     Attributes:
         name: of its model.
-        rate: published tokens a second of one GPU; of a range of hours the middle.
-        recipe: file of RECIPES whose shapes it has.
-        overrides: where they differ.
+        rate: published tokens a second of one GPU; the middle of a range of hours.
+        recipe: file of RECIPES with its shapes.
+        overrides: differences from it.
         ranks: its GPUs.
         gpu: key of GPUS.
-        compiled: layers, and the update fused.
+        compiled: layers compiled, and the update fused.
     """
 
     name: str
@@ -83,7 +83,7 @@ OTHERS = (
 
 
 def alone(run: Run) -> float:
-    """Seconds of a token on one of its GPUs by `speed.FASTEST`, every kernel as fast as alone."""
+    """Return seconds a token on one of its GPUs by `speed.FASTEST`, with kernel times measured in isolation."""
     switch = str(run.compiled).lower()
     words = ["data.train=absent/train", f"compute.compile={switch}", f"optim.fused={switch}", *run.overrides]
     plan = make_plan(load_run([RECIPES / f"{run.recipe}.yaml"], words), run.ranks)
@@ -91,10 +91,10 @@ def alone(run: Run) -> float:
 
 
 def fit(sums: Sequence[float], rates: Sequence[float]) -> tuple[float, float]:
-    """`device` and `token` of a pace: least squares of relative errors of the time.
+    """Fit `device` and `token` of a pace by least squares of relative errors of the time.
 
     Args:
-        sums: seconds of a token, every kernel as fast as alone.
+        sums: seconds a token, with kernel times measured in isolation.
         rates: published tokens a second.
     """
     per_token = np.array([sums, np.ones(len(sums))]) * np.array(rates)
@@ -103,7 +103,7 @@ def fit(sums: Sequence[float], rates: Sequence[float]) -> tuple[float, float]:
 
 
 def left_out(sums: Sequence[float], rates: Sequence[float]) -> NDArray[np.float64]:
-    """Of each run, its predicted tokens a second over the published ones less 1, by a fit to all others."""
+    """Return, for each run, predicted over published tokens a second minus 1, by a fit to all others."""
     errors = []
     for index, (own, rate) in enumerate(zip(sums, rates, strict=True)):
         rest = [number for number in range(len(sums)) if number != index]

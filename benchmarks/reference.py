@@ -1,4 +1,4 @@
-"""transformers' ModernBERT of the same architecture as one of our models: what the benchmarks compare with."""
+"""transformers' ModernBERT with the architecture of one of our models, for comparisons."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from modernbert_train.vocabulary import Vocabulary
 def transformers_model(
     model: ModernBertConfig, row_tokens: int, vocabulary: Vocabulary, *, sparse: bool = True, attention: str = "sdpa"
 ) -> transformers.ModernBertForMaskedLM:
-    """Build it with random weights, in evaluation.
+    """Build it with random weights, in evaluation mode.
 
-    Dropout after attention is ours. transformers' own key would drop attention probabilities too.
+    Dropout after attention is ours. transformers' own key would also drop attention probabilities.
 
     Args:
-        model: the architecture, as it is in a phase.
+        model: the architecture in a phase.
         row_tokens: of that phase.
         vocabulary: ids of the special tokens.
-        sparse: its switch `sparse_prediction`, which computes logits only where something is predicted.
+        sparse: its switch `sparse_prediction`, which computes logits only at predicted positions.
         attention: transformers' name of the attention, `attn_implementation`.
     """
     thetas = {"full_attention": model.global_rope_theta, "sliding_attention": model.local_rope_theta}

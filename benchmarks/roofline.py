@@ -1,10 +1,10 @@
-"""Where the time of a microbatch goes on a GPU, as `plan` predicts it, and what to win next.
+"""The time of a microbatch on a GPU by part, as predicted by `plan`, and the largest possible gains.
 
     python -m benchmarks.roofline --gpu h100 h200
 
-The parts are those of `modernbert_train/plan/speed.py`, every kernel as fast as alone. Bytes of elementwise kernels and
-launches were counted: `make test-cuda` runs base and large through a CUDA device that computes nothing and records what
-it was asked (tests/cuda_build/microbatch.py). Nothing here was timed; `benchmarks.published` has what others published.
+The parts are from `modernbert_train/plan/speed.py`, with kernel times measured in isolation. Bytes of elementwise
+kernels and launches were counted: `make test-cuda` runs base and large on a CUDA device that computes nothing and
+records its calls (tests/cuda_build/microbatch.py). Nothing here was timed; `benchmarks.published` has published speeds.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ RECORDED = ROOT / "tests/cuda_build/recorded/microbatch.json"
 SIZES, ROWS, FORMS = ("base", "large"), (1024, 8192), ("compiled", "eager")
 MICROBATCH_TOKENS = {"base": 98_304, "large": 49_152}
 BATCH_TOKENS = 589_824  # of one rank of eight in the recipe's batch of 4,608 x 1,024
-COPY_SHARE = 0.92  # of the memory's rate, which a plain copy reaches
-BESIDE = {  # of GOALS
-    "h200": {"beside the goal": 0, "beside the goal after that": 1},
-    "h100": {"beside the published average": 2},
+COPY_SHARE = 0.92  # of the memory's rate, reached by a plain copy
+BESIDE = {  # label -> index into GOALS
+    "h200": {"relative to the goal": 0, "relative to the next goal": 1},
+    "h100": {"relative to the published average": 2},
 }
-_LAYERS = 4  # launched more often than this, a kernel belongs to the layers
+_LAYERS = 4  # a kernel launched more often than this belongs to the layers
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """What a kernel of a microbatch moves.
+    """Memory traffic of a kernel in a microbatch.
 
     Attributes:
         name: Inductor's, or of the operation.
         launches: in a microbatch.
         token_bytes: for each token of it.
-        other_bytes: besides: weights.
+        other_bytes: in addition: weights.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Kernel:
 
     @property
     def of_loss(self) -> bool:
-        """Compiled, embedding, final norm and head are kernels too; only the loss's take a logarithm."""
+        """True for the loss's kernels: unlike embedding, final norm and head, they compute a logarithm."""
         return not self.of_layers and ("_log_" in self.name or not self.name.startswith("triton"))
 
     def bytes(self, tokens: int) -> int:
@@ -71,15 +71,15 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Case:
-    """A microbatch of a model, its rows full of one document each.
+    """A microbatch of a model, with one document in each row.
 
     Attributes:
         size, form: base or large, compiled or eager.
-        work: what is computed; the update is fused where layers are compiled.
+        work: its shapes; the update is fused if layers are compiled.
         tokens: of the microbatch.
-        kernels: on record, all but products and attention.
-        product_flops: of a token, on record.
-        launches: on record, of all kinds.
+        kernels: recorded, all except products and attention.
+        product_flops: of a token, recorded.
+        launches: recorded, of all kinds.
     """
 
     size: str
@@ -96,7 +96,7 @@ class Case:
 
     @property
     def layer_bytes(self) -> float:
-        """Of a token in one layer, forward and backward."""
+        """Bytes of a token in one layer, forward and backward."""
         return sum(each.token_bytes for each in self.kernels if each.of_layers) / self.work.model.num_layers
 
 
@@ -107,7 +107,7 @@ def model_of(size: str) -> tuple[ModelConfig, ObjectiveConfig]:
 
 
 def read_case(recorded: dict[str, Any], size: str, row_tokens: int, form: str) -> Case:
-    """A case from what is on record."""
+    """Build a case from a recording."""
     found, (model, objective) = recorded[f"{size} {form}"], model_of(size)
     compiled = form == "compiled"
     compute, optim = ComputeConfig(compile=compiled), StableAdamWConfig(lr=1.0, fused=compiled)
@@ -124,14 +124,14 @@ def read_case(recorded: dict[str, Any], size: str, row_tokens: int, form: str) -
 
 
 def parts(case: Case, gpu: str) -> dict[str, float]:
-    """Seconds of the device for one microbatch, by part; the optimizer's as its share of a batch."""
+    """Return the device's seconds for one microbatch, by part; the optimizer's as its share of a batch."""
     weights = count_parameters(case.work.model, case.work.objective).total
     update = speed.optimizer_bytes(case.work.optim) * weights / (speed.MEMORY_SHARE * GPUS[gpu].memory_rate)
     return {**speed.parts(gpu, case.work, case.tokens), "optimizer": update * case.tokens / BATCH_TOKENS}
 
 
 def wins(case: Case, gpu: str) -> Iterator[tuple[float, str]]:
-    """Seconds of a microbatch that each thing would win alone, and what it is."""
+    """Yield the seconds of a microbatch that each change would save alone, and its description."""
     now = parts(case, gpu)
     products = case.product_flops * case.tokens / (speed.PRODUCT_TOP * GPUS[gpu].peak_flops)
     yield now["products of layers"] + now["products of heads"] - products, "products as fast as large square ones"
@@ -145,13 +145,13 @@ def wins(case: Case, gpu: str) -> Iterator[tuple[float, str]]:
 
 
 def short(name: str) -> str:
-    """A generated name without what all share."""
+    """Shorten a generated kernel name by its common parts."""
     name = re.sub(r"^triton_(poi|per|red|tem)_fused_", "", name.removeprefix("aten."))
     return name if len(name) <= 60 else f"{name[:57]}..."
 
 
 def report(gpu: str, cases: Sequence[Case], most: int) -> Iterator[str]:
-    """The tables of one GPU."""
+    """Yield the tables of one GPU."""
     label = GPUS[gpu].label
     yield f"## {label}: milliseconds of a microbatch, by part"
     spent = [parts(case, gpu) for case in cases]
@@ -171,7 +171,7 @@ def report(gpu: str, cases: Sequence[Case], most: int) -> Iterator[str]:
     yield markdown_table(["", *(case.title for case in cases)], rows)
     for case, total in zip(cases, times, strict=True):
         if case.form == "compiled":
-            yield f"## {label}, {case.title}: what to win next, each alone"
+            yield f"## {label}, {case.title}: the largest gains, each alone"
             found = sorted(wins(case, gpu), key=lambda win: win[0], reverse=True)[:most]
             yield markdown_table(
                 ["", "ms", "of the microbatch"],
@@ -187,7 +187,7 @@ def _milliseconds(case: Case) -> str:
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.roofline", description=__doc__.splitlines()[0])
     parser.add_argument("--gpu", nargs="+", choices=sorted(GPUS), default=["h100"], help="default h100")
-    parser.add_argument("--most", type=int, default=10, help="rows of what to win next; default %(default)s")
+    parser.add_argument("--most", type=int, default=10, help="rows of gains; default %(default)s")
     given = parser.parse_args(words)
     recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
     cases = [read_case(recorded, size, row, form) for size in SIZES for row in ROWS for form in FORMS]

@@ -1,4 +1,4 @@
-"""Times on a device: marks that cost nothing while it works, and the spans between them."""
+"""Times on a device: marks without overhead while it works, and the spans between them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def mark(device: torch.device) -> Mark:
 
 
 def between(begin: Mark, end: Mark) -> tuple[float, float]:
-    """Milliseconds, and those of the processor, from one mark to another that the device has passed."""
+    """Return wall-clock and CPU milliseconds between two marks that the device has passed."""
     cpu_ms = 1e3 * (end[1] - begin[1])
     if isinstance(begin[0], float):
         return 1e3 * (end[0] - begin[0]), cpu_ms
@@ -28,13 +28,13 @@ def between(begin: Mark, end: Mark) -> tuple[float, float]:
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has done everything that it was given."""
+    """Wait until the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
 class Stopwatch:
-    """Times of the parts of a step, read when all steps are done, so that nothing waits for the device before."""
+    """Times of the parts of a step, read after all steps, so that measuring never waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -47,14 +47,14 @@ class Stopwatch:
         self._steps.append(self._marks)
 
     def mark(self, part: str) -> None:
-        """End of a range that belongs to `part`."""
+        """End a range that belongs to `part`."""
         self._marks.append((part, mark(self._device)))
 
     def add(self, part: str, seconds: float) -> None:
         self.seconds.setdefault(part, []).append(seconds)
 
     def read(self) -> dict[str, list[float]]:
-        """Seconds of each part in each step; the device must have been waited for."""
+        """Return seconds of each part in each step; the device must be synchronised."""
         for marks in self._steps:
             step: dict[str, float] = {}
             for (_, begin), (part, end) in pairwise(marks):

@@ -1,4 +1,4 @@
-"""Tokens a second of whole training steps, from MDS shards to updated weights, beside transformers on the same text.
+"""Tokens a second of whole training steps, from MDS shards to updated weights, compared with transformers.
 
     python -m benchmarks.train_step --preset cpu              # the quickstart's size, under two minutes
     python -m benchmarks.train_step --preset cpu-base         # ModernBERT-base, some minutes
@@ -6,10 +6,10 @@
     python -m benchmarks.train_step --preset gpu              # base and large at 1,024 and 8,192: the table of goals
     python -m benchmarks.train_step --preset gpu --only base-1024 --compile off --kernel flex --microbatch-tokens 65536
 
-Three contenders, in turns, on the same documents with the same masks:
+Three contenders alternate on the same documents with the same masks:
 
 - ours: the loader with its worker processes, packed rows, the encoder, the loss and StableAdamW, in a bare loop;
-- ours through `train`: a real run with Composer, clock, guard and metrics, whose own record is read;
+- ours through `train`: a real run with Composer, clock, guard and metrics, measured by its own record;
 - transformers' ModernBERT as its users train it, with torch's fused AdamW, in the forms that --references names:
   plain (documents padded to the longest of a microbatch, torch's scaled_dot_product_attention, eager), sparse (the same
   with its switch `sparse_prediction`), compiled (that by torch.compile), flash (packed documents, the package
@@ -17,9 +17,9 @@ Three contenders, in turns, on the same documents with the same masks:
 
 Only tokens of documents count, never padding. A step includes the wait for its batch and the copy to the device. Rates
 are tokens over the time of a whole round, which ends with a synchronisation; parts are CUDA events on a GPU. MFU counts
-the keys that each token truly sees and the predicted positions only; its peaks are the datasheet's and that of a large
-matrix product in the same run. Settings that a case leaves open are those that `train` takes on this device; dropout
-is the recipe's, for transformers too. All begin with the same weights and must agree on the first loss.
+only visible keys and predicted positions; its peaks are the datasheet's and the measured rate of a large matrix product
+in the same run. Settings that a case leaves open are chosen as by `train` on this device; dropout is the recipe's, for
+transformers too. All start with the same weights and must agree on the first loss.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-if not __package__:  # run as a script: sys.path begins with this folder, the packages lie one above it
+if not __package__:  # run as a script: sys.path begins with this folder, the packages are one above it
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import torch
@@ -67,7 +67,7 @@ SMALL = ModernBertConfig(
 BASE = ModernBertConfig()
 LARGE = replace(BASE, hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)
 
-# tokens/s on one H200 that we have set ourselves, and then those beyond; published on one H100
+# tokens/s on one H200: our goal, then the next one; published on one H100
 GOALS = {
     "base-1024": (480_000, 535_000, 305_000),
     "base-8192": (273_000, 330_000, 218_000),
@@ -78,18 +78,18 @@ GOALS = {
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained, and for how long.
+    """Model, data and length of a measurement.
 
     Attributes:
-        model, compute: the encoder, and how it is computed.
+        model, compute: the encoder and its kernels.
         row_tokens: of a row.
         microbatch_tokens, batch_tokens: of a forward pass and of a step.
-        rounds, steps, warm_up: turns of each contender; steps of ours in a turn that count, and before them.
+        rounds, steps, warm_up: turns of each contender; our counted steps in a turn, and uncounted ones before.
         reference_documents: in a microbatch of transformers.
-        references: forms of transformers that are measured, names of `REFERENCES`.
+        references: forms of transformers to measure, names of `REFERENCES`.
         median_tokens: of a document.
-        compile_mode: of torch.compile, for ours in the bare loop; None is its default where compute.compile is on.
-        fused: `optim.fused`; None: as `train` takes it.
+        compile_mode: of torch.compile, for ours in the bare loop; None is its default if compute.compile is on.
+        fused: `optim.fused`; None: as `train` chooses.
     """
 
     model: ModernBertConfig
@@ -128,7 +128,7 @@ PRESETS: dict[str, dict[str, Case]] = {
 
 
 def run_config(case: Case, folder: Path, data: Path, device: torch.device, workers: int) -> RunConfig:
-    """The case as a run of `train`, of one round."""
+    """Return the case as a run of `train`, of one round."""
     tokens = (case.steps + case.warm_up) * case.batch_tokens
     phase = PhaseConfig(
         tokens=tokens,
@@ -152,23 +152,23 @@ def run_config(case: Case, folder: Path, data: Path, device: torch.device, worke
 
 
 def as_trained(config: RunConfig, device: torch.device) -> RunConfig:
-    """Return the run with what it leaves open filled in, as a start of `train` does on this device."""
+    """Return the run with its open settings filled in, as `train` does at a start on this device."""
     compute = Compute(device, resolve_precision(config.compute, device))
     return close_settings(config, gpus=gpu_of_this_rank(compute), fresh=True).config
 
 
 def settings_of(config: RunConfig) -> list[str]:
-    """Return the settings of speed of a run with nothing open, each as KEY=VALUE, and its dropout."""
+    """Return the speed settings of a complete run, each as KEY=VALUE, and its dropout."""
     keys = [*OPEN, *(microbatch_key(name) for name in config.phases), "model.attention_out_dropout"]
     return [assigned(key, value_of(config, key)) for key in keys]
 
 
 def run(case: Case, device: torch.device, data: Path, workers: int, with_trainer: bool = True) -> dict[str, Contender]:
-    """Take the rounds.
+    """Run all rounds.
 
     Args:
-        case: what is trained.
-        device: where.
+        case: to measure.
+        device: of the model.
         data: folder with train and tokenizer.
         workers: processes that read, pack and mask.
         with_trainer: also train through `train`.
@@ -177,7 +177,7 @@ def run(case: Case, device: torch.device, data: Path, workers: int, with_trainer
         The contenders with their measurements, ours first.
 
     Raises:
-        RuntimeError: the contenders do not compute the same loss from the same weights.
+        RuntimeError: the contenders compute different losses from the same weights.
     """
     with tempfile.TemporaryDirectory() as folder:
         config = as_trained(run_config(case, Path(folder), data, device, workers), device)
@@ -196,7 +196,7 @@ def run(case: Case, device: torch.device, data: Path, workers: int, with_trainer
         first = ours.next_batch()
         losses = [ours.first_loss(first), *(contender.first_loss(first) for contender in theirs.values())]
         rounded = resolve_precision(config.compute, device) == "amp_bf16"
-        limit = 5e-3 if rounded or case.model.attention_out_dropout else 1e-4  # each draws a dropout of its own
+        limit = 5e-3 if rounded or case.model.attention_out_dropout else 1e-4  # contenders draw different dropout
         if any(abs(loss - losses[0]) > limit * losses[0] for loss in losses):
             raise RuntimeError(f"first losses {losses}: they differ, so the contenders do not compute the same.")
         for number in range(case.rounds):
@@ -211,7 +211,7 @@ def run(case: Case, device: torch.device, data: Path, workers: int, with_trainer
 
 
 def report(name: str, case: Case, contenders: dict[str, Contender], peaks: dict[str, float]) -> list[dict[str, Any]]:
-    """Print a table; give its figures."""
+    """Print a table; return its figures."""
     print(
         f"\n{name}: rows of {case.row_tokens:,}, microbatches of {case.microbatch_tokens:,}, steps of "
         f"{case.batch_tokens:,} tokens, {case.rounds} rounds of {case.steps} steps"
@@ -311,7 +311,7 @@ def main() -> None:
 
 
 def changed(case: Case, options: argparse.Namespace) -> Case:
-    """The case with what was asked for in its place."""
+    """Return the case with the options applied."""
     compute = case.compute
     if options.kernel is not None:
         compute = replace(compute, attention=options.kernel)

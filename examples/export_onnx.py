@@ -1,11 +1,11 @@
-"""Write an exported model for ONNX Runtime, and compare both on texts.
+"""Export a model to ONNX Runtime, and compare both on texts.
 
     python -m modernbert_train export runs/mine                       # -> runs/mine/hf
     python examples/export_onnx.py runs/mine/hf --texts queries.txt --int8
 
-writes runs/mine/hf-onnx/model.onnx for any number of texts of any length; --int8 also model_int8.onnx, whose matrices
-have 8 bits (ONNX Runtime's dynamic quantization). An encoder's output is `last_hidden_state`, a classifier's `logits`.
-A file whose outputs differ from transformers' by more than a thousandth of the largest is not kept.
+writes runs/mine/hf-onnx/model.onnx for any number of texts of any length; --int8 also model_int8.onnx, with 8-bit
+matrices (ONNX Runtime's dynamic quantization). An encoder's output is `last_hidden_state`, a classifier's `logits`. A
+file whose outputs differ from transformers' by more than a thousandth of the largest is deleted.
 
 Shape legend: N texts, T tokens (padded), D width or classes.
 """
@@ -31,7 +31,7 @@ Batch = dict[str, torch.Tensor]
 
 
 def open_model(folder: Path) -> tuple[Any, Any, str]:
-    """Tokenizer, model and the name of its output; no code of the folder is run."""
+    """Load tokenizer, model and the name of its output, without running code from the folder."""
     (architecture,) = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"]
     classes = architecture.endswith(("ForSequenceClassification", "ForTokenClassification"))
     kind = getattr(transformers, architecture) if classes else transformers.AutoModel
@@ -41,7 +41,7 @@ def open_model(folder: Path) -> tuple[Any, Any, str]:
 
 
 def export(model: Any, output: str, batch: Batch, file: Path) -> None:
-    """Write the graph with both axes of the inputs free."""
+    """Write the graph with dynamic batch and length."""
 
     class Named(torch.nn.Module):
         def __init__(self) -> None:
@@ -50,7 +50,7 @@ def export(model: Any, output: str, batch: Batch, file: Path) -> None:
 
         def forward(self, *inputs: Any) -> Any:
             named = dict(zip(batch, inputs, strict=True))
-            if model.config.model_type == "xlnet":  # it subtracts a mask from a number, which torch.onnx cannot write
+            if model.config.model_type == "xlnet":  # its model subtracts a bool mask, which torch.onnx cannot export
                 named["input_mask"] = (named.pop("attention_mask") == 0).float()
             return self.model(**named)[output]
 
@@ -69,7 +69,7 @@ def export(model: Any, output: str, batch: Batch, file: Path) -> None:
 
 
 def timed(call: Callable[[Batch], Any], batches: Sequence[Batch]) -> tuple[list[Any], float]:
-    """Outputs, and the seconds of the faster of two passes."""
+    """Return the outputs, and the seconds of the faster of two passes."""
     times = []
     for _ in range(2):
         started = time.perf_counter()
@@ -79,7 +79,7 @@ def timed(call: Callable[[Batch], Any], batches: Sequence[Batch]) -> tuple[list[
 
 
 def compare(file: Path, batches: Sequence[Batch], expected: Sequence[Any], seconds: float) -> dict[str, float]:
-    """A file beside the model: megabytes, largest difference over the largest output, mean cosine of texts, speed."""
+    """Compare a file with the model: megabytes, largest relative difference, mean cosine of texts, speed."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
@@ -95,7 +95,7 @@ def compare(file: Path, batches: Sequence[Batch], expected: Sequence[Any], secon
             first_D, second_D = (each.mean(axis=0) for each in pair)
             cosines.append(first_D @ second_D / (np.linalg.norm(first_D) * np.linalg.norm(second_D)))
     return {
-        "megabytes": sum(each.stat().st_size for each in file.parent.glob(f"{file.name}*")) / 1e6,  # weights beside it
+        "megabytes": sum(each.stat().st_size for each in file.parent.glob(f"{file.name}*")) / 1e6,  # with its weights
         "largest_difference": float(max(differences) / max(largest)),
         "cosine": float(np.mean(cosines)),
         "milliseconds_a_text": 1000 * own_seconds / len(cosines),
@@ -109,7 +109,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("model", type=Path, help="folder that `export` or `finetune` wrote")
     parser.add_argument("--texts", type=Path, required=True, metavar="FILE", help="a text a line, to compare on")
     parser.add_argument("--int8", action="store_true", help="also with INT8 weights")
-    parser.add_argument("--out", type=Path, help="default: beside the model's, hf-onnx of hf")
+    parser.add_argument("--out", type=Path, help="default: next to the model's, hf-onnx for hf")
     options = parser.parse_args(words)
     texts = [line for line in options.texts.read_text(encoding="utf-8").splitlines() if line.strip()]
     if not texts:

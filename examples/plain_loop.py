@@ -3,12 +3,12 @@
     python examples/plain_loop.py yamls/quickstart.yaml
     torchrun --standalone --nproc-per-node 2 examples/plain_loop.py yamls/quickstart.yaml distributed.strategy=fsdp2
 
-It trains on this project's own parts, and on nothing of Composer: the step below is written out. Its losses equal those
-of `python -m modernbert_train train` to the bit on one process, and within float error on several; a test holds it to
-that (tests/examples). Read it to know what a step is, copy it to write a loop of your own. What `train` has beside it
-is listed in docs/decisions/composer-as-engine.md.
+It uses this project's parts without Composer: the step below is written out. Its losses equal those by `python -m
+modernbert_train train` to the bit on one process, and within float error on several; tests/examples compares them. Read
+it to learn what a step does, or copy it for your own loop. docs/decisions/composer-as-engine.md lists the features that
+`train` adds.
 
-Shape legend: none; a batch knows its own shapes (modernbert_train/batch.py).
+Shape legend: none; see modernbert_train/batch.py for the shapes of a batch.
 """
 
 from __future__ import annotations
@@ -54,23 +54,23 @@ from modernbert_train.optim.build import apply_clock, build_optimizer
 from modernbert_train.optim.clipping import clip
 from modernbert_train.optim.stable_adamw import tensor_norms
 
-DROPOUT = 4  # of all that is drawn from the run's seed, what dropout is drawn from
+DROPOUT = 4  # stream id for dropout keys; other consumers of the seed use other ids
 
 
 def main(words: list[str]) -> None:
-    """Train the run of a command line, YAML files and overrides, to its end; killed, it continues where it saved."""
+    """Train the run of a command line (YAML files and overrides) to its end; after a kill, continue."""
     files, overrides = [word for word in words if "=" not in word], [word for word in words if "=" in word]
     config = load_run(files, overrides)
-    compute = Compute.of(config.compute)  # before anything else: it makes this rank's GPU the current one
+    compute = Compute.of(config.compute)  # first: it makes this rank's GPU the current one
     with joined(compute.device):
         train(config, compute)
 
 
 def train(config: RunConfig, compute: Compute) -> None:
-    """Build all parts, restore the newest checkpoint, and take every step that is left.
+    """Build all parts, restore the newest checkpoint, and take the remaining steps.
 
-    A function of its own, so that DDP's wrapper is gone before the process group is: its destructor waits for the
-    group's threads while it holds Python's lock, and the process would never end.
+    A separate function, so that DDP's wrapper is destroyed before the process group: its destructor waits for the
+    group's threads while it holds the GIL, and the process would never end.
     """
     rank, ranks = rank_and_ranks()
     check(config, ranks)
@@ -112,7 +112,7 @@ def train(config: RunConfig, compute: Compute) -> None:
 
 
 def set_clock(clock: Clock, tokens: int, model: OnEncoder, optimizer: torch.optim.Optimizer) -> None:
-    """All that is a function of the clock: learning rates, weight decay, RoPE bases."""
+    """Set everything that is a function of the clock: learning rates, weight decay, RoPE bases."""
     apply_clock(optimizer, clock, tokens)
     model.set_phase(clock.at(tokens).model)
 
@@ -120,14 +120,14 @@ def set_clock(clock: Clock, tokens: int, model: OnEncoder, optimizer: torch.opti
 def gradients(
     config: RunConfig, compute: Compute, batch: StepBatch, model: OnEncoder, trained: nn.Module, step: int
 ) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """Forward and backward of this rank's microbatches: the gradient of the means over the global batch.
+    """Run forward and backward of this rank's microbatches; the loss is a mean over the global batch.
 
     Args:
-        model: as it was built.
-        trained: the same, as it is called: inside DDP, or itself.
+        model: as built.
+        trained: the module to call: the model, or DDP around it.
 
     Returns:
-        Of each loss term this rank's sum, on the device, and its count.
+        This rank's sum of each loss term, on the device, and its count.
     """
     rank, ranks = rank_and_ranks()
     terms, parts = batch.plan.objective.terms, batch.microbatches
@@ -146,7 +146,7 @@ def gradients(
 
 
 def key_dropout(config: RunConfig, device: torch.device, step: int, microbatch: int) -> None:
-    """Draw the dropout of a microbatch of the global batch from its place, so that nothing has to be saved."""
+    """Seed a microbatch's dropout by its position in the run, so that no generator state is saved."""
     key = derive(derive(config.seed, DROPOUT, step), microbatch) >> 1
     if device.type == "cuda":
         torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(key)
@@ -155,7 +155,7 @@ def key_dropout(config: RunConfig, device: torch.device, step: int, microbatch: 
 
 
 def counts_per_rank(counts: Mapping[str, int], device: torch.device) -> dict[str, float | Tensor]:
-    """What sums are divided by: counts of the global batch, over the number of ranks, since gradients are averaged."""
+    """Return the divisors of sums: global counts over the number of ranks, since gradients are averaged."""
     if not dist.is_initialized():
         return {term: float(max(1, count)) for term, count in counts.items()}
     totals = torch.tensor([*counts.values()], dtype=torch.float64).to(device)
@@ -166,7 +166,7 @@ def counts_per_rank(counts: Mapping[str, int], device: torch.device) -> dict[str
 def numbers_of_all_ranks(
     terms: Mapping[str, float], sums: Mapping[str, Tensor], counts: Mapping[str, int], model: nn.Module
 ) -> tuple[float, float]:
-    """Loss of the global batch, and its gradient's squared norm: one all-reduce, and the one wait for the device."""
+    """Return the global loss and the gradient's squared norm, with one all-reduce and the only host sync."""
     known = torch.tensor([counts[term] for term in terms], dtype=torch.float64).to(next(iter(sums.values())).device)
     told = torch.cat([torch.stack([*sums.values()]), known, squared_gradient(model).view(1)])
     if dist.is_initialized():
@@ -178,7 +178,7 @@ def numbers_of_all_ranks(
 
 @torch.no_grad()
 def squared_gradient(model: nn.Module) -> Tensor:
-    """This rank's part: of a gradient that all ranks have, its share; of shards its own."""
+    """Return this rank's part: of a replicated gradient an equal share; of a sharded one its shards."""
     found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     if isinstance(found[0], DTensor):
         return torch.stack(tensor_norms([each.to_local() for each in found])).square().sum()  # type: ignore[attr-defined]
@@ -186,10 +186,10 @@ def squared_gradient(model: nn.Module) -> Tensor:
 
 
 def placed_model(config: RunConfig, device: torch.device, ranks: int) -> tuple[OnEncoder, nn.Module]:
-    """The model with its first weights, where it is trained, and what is called in its place.
+    """Build the model with its initial weights on its device, and the module to call.
 
-    The order matters: layers are compiled before they are sharded, a sharded model has no memory until it is, and each
-    weight is drawn by its name, the same whatever holds it.
+    The order matters: layers are compiled before they are sharded, a sharded model is allocated only afterwards, and
+    each weight is drawn by its name, the same for any sharding.
     """
     sharded = config.distributed.strategy != "ddp" and ranks > 1
     with torch.device("meta") if sharded else nullcontext():
@@ -212,7 +212,7 @@ def placed_model(config: RunConfig, device: torch.device, ranks: int) -> tuple[O
 
 @contextmanager
 def accumulating(trained: nn.Module, *, last: bool) -> Iterator[None]:
-    """Gradients are summed over ranks with the last microbatch of a step alone."""
+    """Sum gradients over ranks only in the last microbatch of a step."""
     if isinstance(trained, FSDPModule):
         trained.set_is_last_backward(last)
         trained.set_requires_gradient_sync(last)
@@ -221,7 +221,7 @@ def accumulating(trained: nn.Module, *, last: bool) -> Iterator[None]:
 
 
 def save(config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, place: Any) -> None:
-    """A checkpoint in torch's own format. It counts once `latest` names it."""
+    """Write a checkpoint in torch's format. It counts once `latest` names it."""
     folder = folder_of(config) / f"step-{step}"
     weights, moments = get_state_dict(model, optimizer)
     dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=folder)
@@ -234,12 +234,12 @@ def save(config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer, 
 def restore(
     config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any
 ) -> tuple[int, str | None]:
-    """Put the newest checkpoint in place; gives the steps before it and the phase of its last step."""
+    """Restore the newest checkpoint; return the number of steps before it and the phase of its last step."""
     latest = folder_of(config) / "latest"
     if not latest.exists():
         return 0, None
     found = json.loads(latest.read_text(encoding="utf-8"))
-    weights, moments = get_state_dict(model, optimizer)  # of the right shapes, which are read into
+    weights, moments = get_state_dict(model, optimizer)  # tensors of the right shapes to load into
     dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=folder_of(config) / f"step-{found['step']}")
     options = StateDictOptions(strict=True)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments, options=options)
@@ -248,14 +248,14 @@ def restore(
 
 
 def record(config: RunConfig, line: dict[str, Any]) -> None:
-    """A line of metrics.jsonl, by rank 0."""
+    """Append a line to metrics.jsonl on rank 0."""
     if rank_and_ranks()[0] == 0:
         with (folder_of(config) / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
 
 def folder_of(config: RunConfig) -> Path:
-    """Where this loop keeps what it writes: beside the folder of `train`, which knows another format."""
+    """Return the folder of this loop's files, separate from `train`'s, which uses another format."""
     folder = Path(config.runs_folder) / f"{config.name}-plain"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -263,7 +263,7 @@ def folder_of(config: RunConfig) -> Path:
 
 @contextmanager
 def joined(device: torch.device) -> Iterator[None]:
-    """The process group, if torchrun started several processes."""
+    """Context of the process group, if torchrun started several processes."""
     first = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
     if first:
         on_gpu = device.type == "cuda"
@@ -272,7 +272,7 @@ def joined(device: torch.device) -> Iterator[None]:
         yield
     finally:
         if first:
-            gc.collect()  # DDP's wrapper is part of a cycle, and must be gone before the group; see `train`
+            gc.collect()  # DDP's wrapper is part of a cycle, and must be destroyed before the group; see `train`
             dist.destroy_process_group()
 
 

@@ -4,14 +4,14 @@
     python examples/train_gliner.py runs/mine/hf --train train.conll --dev dev.conll --out my-gliner
 
 Files are CoNLL: a word and its tag (O, B-type, I-type) a line, an empty line between sentences. `creative-work` is read
-as "creative work". The gliner library trains and scores; two things are done here that it leaves to its user:
+as "creative work". The gliner library trains and scores; this script adds two things that the library lacks:
 
-- Words keep the space before them. The library hands the tokenizer single words; a byte-level one would read "Angela"
-  as the inside of a word, which the encoder hardly saw.
-- Sentences are asked for types that they lack, each with probability --ask-absent. The library asks a sentence without
-  entities for nothing, so its model finds something everywhere.
+- Words keep the space before them. The library passes single words to the tokenizer; a byte-level one would read
+  "Angela" as the inside of a word, which the encoder hardly saw.
+- Sentences are also queried for types that they lack, each with probability --ask-absent. The library queries a
+  sentence without entities for no types, so its model finds entities everywhere.
 
-Defaults are those of GLiNER's paper (Zaratiana et al., arXiv 2311.08526) and configs/config_span.yaml. They start from
+Defaults are from GLiNER's paper (Zaratiana et al., arXiv 2311.08526) and configs/config_span.yaml. They start from
 DeBERTaV3; an encoder of a few million weights needs higher rates, such as --lr 5e-4 --others-lr 1e-3.
 """
 
@@ -32,7 +32,7 @@ Sentence = dict[str, Any]
 
 
 def read_conll(file: Path) -> Iterator[Sentence]:
-    """Sentences as the library reads them: `tokenized_text`, and `ner` as [first word, last word, type]."""
+    """Yield sentences in the library's form: `tokenized_text`, and `ner` as [first word, last word, type]."""
     for block in re.split(r"\n\s*\n", file.read_text(encoding="utf-8")):
         rows = [line.split() for line in block.splitlines() if line.strip()]
         if wrong := [row for row in rows if len(row) < 2 or (row[-1] != "O" and row[-1][:2] not in ("B-", "I-"))]:
@@ -53,20 +53,20 @@ def types_of(sentences: Sequence[Sentence]) -> list[str]:
 
 
 def add_leading_space(folder: Path) -> None:
-    """Have a byte-level tokenizer read each word of a list as it stands in running text; changes tokenizer.json."""
+    """Make a byte-level tokenizer read each word of a list as in running text; changes tokenizer.json."""
     file = folder / "tokenizer.json"
     tokenizer = json.loads(file.read_text(encoding="utf-8"))
     step = tokenizer.get("pre_tokenizer") or {}
     steps = step.get("pretokenizers", []) if step.get("type") == "Sequence" else [step]
     places = [number for number, each in enumerate(steps) if each.get("type") == "ByteLevel"]
-    if not places:  # WordPiece and SentencePiece mark the beginning of a word by themselves
+    if not places:  # WordPiece and SentencePiece mark the beginning of a word themselves
         return
     if places[0] == 0:
         steps[0]["add_prefix_space"] = True
         settings = folder / "tokenizer_config.json"
         about = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
         settings.write_text(json.dumps(about | {"add_prefix_space": True}, indent=2) + "\n", encoding="utf-8")
-    else:  # it gets the parts of words that another step has cut, and would put a space before each
+    else:  # it receives parts of words from another step, and would put a space before each part
         before = [tokenizer["normalizer"]] if tokenizer.get("normalizer") else []
         space = {"type": "Prepend", "prepend": " "}
         tokenizer["normalizer"] = {"type": "Sequence", "normalizers": [*before, space]}
@@ -79,7 +79,7 @@ def shuffled(size: int, key: str) -> list[int]:
 
 
 class Visits:
-    """The sentence of each step and the types that it is asked for; a function of the seed alone."""
+    """The sentence of each step and its queried types; a function of the seed alone."""
 
     def __init__(self, sentences: Sequence[Sentence], options: argparse.Namespace) -> None:
         self._sentences, self._types, self._options = sentences, types_of(sentences), options
@@ -100,7 +100,7 @@ class Visits:
 
 
 def build(encoder: Path, options: argparse.Namespace) -> Any:
-    """A GLiNER on an encoder's folder; its new weights are drawn by the seed."""
+    """Build a GLiNER on an encoder's folder; its new weights are drawn by the seed."""
     from gliner import GLiNER
     from transformers import set_seed
 
@@ -138,13 +138,13 @@ def fit(model: Any, visits: Visits, options: argparse.Namespace) -> None:
             remove_unused_columns=False,
             save_strategy="no",
             report_to="none",
-            train_sampling_strategy="sequential",  # the order is that of Visits
+            train_sampling_strategy="sequential",  # Visits has the order
         )
         model.train_model(visits, None, training_args=arguments)
 
 
 def measure(model: Any, sentences: Sequence[Sentence], known: Sequence[str], threshold: float) -> dict[str, float]:
-    """F1 of exact spans with their types: of the types that training had, and of those that only this file has."""
+    """Return F1 of exact spans with their types, for types seen in training and for types only in this file."""
     figures = {}
     for name, kinds in (("f1", known), ("zero_shot_f1", [kind for kind in types_of(sentences) if kind not in known])):
         if kinds:
@@ -163,9 +163,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--batch-size", type=int, default=8, help="sentences")
     parser.add_argument("--lr", type=float, default=1e-5, help="of the encoder")
-    parser.add_argument("--others-lr", type=float, default=5e-5, help="of all that is new")
+    parser.add_argument("--others-lr", type=float, default=5e-5, help="of all new weights")
     parser.add_argument("--ask-absent", type=float, default=0.5, help="probability of a type that a sentence lacks")
-    parser.add_argument("--max-types", type=int, default=25, help="asked of one sentence")
+    parser.add_argument("--max-types", type=int, default=25, help="queried in one sentence")
     parser.add_argument("--max-width", type=int, default=12, help="words of an entity")
     parser.add_argument("--max-len", type=int, default=384, help="words of a sentence")
     parser.add_argument("--hidden-size", type=int, default=512)

@@ -1,17 +1,17 @@
-"""Train a SetFit, which learns classes of texts from a few of each, on an exported encoder.
+"""Train a SetFit, a classifier that learns from a few texts of each class, on an exported encoder.
 
     python -m modernbert_train export runs/mine                       # -> runs/mine/hf
     python examples/train_setfit.py runs/mine/hf --train train.csv --test test.csv --out my-setfit
 
-Of each class --shots texts are drawn. The setfit library trains the encoder until the cosine of the means of two texts
-is 1 for one class and 0 for two, and fits a logistic regression on the means. The figures with `frozen_` before them
-are those of the same regression on the encoder as it came.
+For each class --shots texts are drawn. The setfit library trains the encoder until the cosine of the means of two texts
+is 1 within a class and 0 between classes, and fits a logistic regression on the means. Figures with the prefix
+`frozen_` are for the same regression on the original encoder.
 
 The regression is stored as tensors, head.safetensors, where the library would write a pickle, which runs code when it
-is read. So `SetFitModel.from_pretrained` does not find it; `load` in this file does.
+is loaded. So `SetFitModel.from_pretrained` does not find it; `load` in this file does.
 
-Defaults are those of the paper's script (Tunstall et al., arXiv 2209.11055) and the library. Which of the drawn texts
-are paired is decided in the library by a seed that is always 42; --seed varies the draw, the order and dropout.
+Defaults are from the paper's script (Tunstall et al., arXiv 2209.11055) and the library. The library pairs the drawn
+texts by a fixed seed of 42; --seed varies the draw, the order and dropout.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 HEAD, LABELS = "head.safetensors", "config_setfit.json"  # the second is the library's
-MOST_TEXTS = 3_000  # the library lists all pairs, 4.5 million then, before it takes some
+MOST_TEXTS = 3_000  # the library first lists all pairs, 4.5 million of this many texts
 
 
 class Example(NamedTuple):
@@ -37,19 +37,19 @@ class Example(NamedTuple):
 
 
 def read_examples(file: Path, text_column: str, label_column: str) -> list[Example]:
-    """Texts with a letter, and their classes."""
+    """Read texts that contain a letter, and their classes."""
     with file.open(encoding="utf-8", newline="") as opened:
         rows = csv.DictReader(opened)
         if missing := {text_column, label_column} - {*(rows.fieldnames or ())}:
-            raise SystemExit(f"{file}: has no column {missing.pop()!r}. Set --text-column and --label-column.")
+            raise SystemExit(f"{file}: lacks a column {missing.pop()!r}. Set --text-column and --label-column.")
         found = [Example(row[text_column] or "", row[label_column] or "") for row in rows]
     if not all(each.label for each in found):
-        raise SystemExit(f"{file}: a row has no {label_column}. Complete it, or remove it.")
+        raise SystemExit(f"{file}: a row lacks a {label_column}. Complete it, or remove it.")
     return [each for each in found if any(letter.isalnum() for letter in each.text)]
 
 
 def draw(examples: Sequence[Example], shots: int, seed: int) -> list[Example]:
-    """So many texts of each class, or all where there are fewer; fewer shots are a part of more."""
+    """Draw `shots` texts of each class, or all if there are fewer; fewer shots are a subset of more."""
     drawn = []
     for label in sorted({each.label for each in examples}):
         of_class = [each for each in examples if each.label == label]
@@ -58,7 +58,7 @@ def draw(examples: Sequence[Example], shots: int, seed: int) -> list[Example]:
 
 
 def build(encoder: Path, classes: Sequence[str], max_tokens: int | None = None, seed: int = 0) -> Any:
-    """A SetFit model on a folder: the mean of the encoder's states, and a logistic regression."""
+    """Build a SetFit model from a folder: the mean of the encoder's states, and a logistic regression."""
     from sentence_transformers import SentenceTransformer
     from setfit import SetFitModel
     from sklearn.linear_model import LogisticRegression
@@ -72,7 +72,7 @@ def build(encoder: Path, classes: Sequence[str], max_tokens: int | None = None, 
 
 
 def accuracy(told: Any, labels: Any) -> dict[str, float]:
-    """Share of texts whose class was told."""
+    """Return the share of correctly classified texts."""
     import numpy as np
 
     return {"accuracy": float(np.mean(np.asarray(told) == np.asarray(labels)))}
@@ -92,16 +92,16 @@ def fit(model: Any, texts: Sequence[str], numbers: Sequence[int], options: argpa
             num_iterations=options.num_iterations,
             body_learning_rate=options.lr,
             seed=options.seed,
-            report_to="none",  # else whatever is installed
+            report_to="none",  # by default, every installed logger
             save_strategy="no",
         )
         data = Dataset.from_dict({"text": list(texts), "label": list(numbers)})
-        # a metric by its name would be fetched from the hub
+        # a metric given by name would be downloaded from the hub
         Trainer(model=model, args=arguments, train_dataset=data, metric=accuracy).train()
 
 
 def measure(model: Any, examples: Sequence[Example], classes: Sequence[str]) -> dict[str, float]:
-    """Accuracy; a text of a class that training has not is never predicted correctly."""
+    """Return the accuracy; texts of classes unseen in training count as wrong."""
     told = model.predict([each.text for each in examples], use_labels=False, as_numpy=True)
     return accuracy(told, [classes.index(each.label) if each.label in classes else -1 for each in examples])
 
@@ -118,7 +118,7 @@ def save(model: Any, folder: Path) -> None:
 
 
 def load(folder: Path) -> Any:
-    """The stored model, of the library's class; nothing that is read can run code."""
+    """Load a stored model as the library's class, without running code from it."""
     from safetensors.numpy import load_file
 
     tensors = load_file(folder / HEAD)
@@ -131,17 +131,17 @@ def load(folder: Path) -> Any:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Train, measure beside the frozen encoder, and store."""
+    """Train, compare with the frozen encoder, and store."""
     parser = argparse.ArgumentParser(description="Train a SetFit on an exported encoder.")
     parser.add_argument("model", type=Path, help="folder that `export` wrote")
-    parser.add_argument("--train", type=Path, required=True, metavar="CSV", help="to draw the few from")
+    parser.add_argument("--train", type=Path, required=True, metavar="CSV", help="texts to draw from")
     parser.add_argument("--test", type=Path, required=True, metavar="CSV")
     parser.add_argument("--out", type=Path, required=True, help="folder of the model")
     parser.add_argument("--text-column", default="text")
     parser.add_argument("--label-column", default="label")
     parser.add_argument("--shots", type=int, default=8, help="texts of each class")
     parser.add_argument("--num-iterations", type=int, default=20, help="pairs of one class and of two for each text")
-    parser.add_argument("--steps", type=int, help="ends the training earlier")
+    parser.add_argument("--steps", type=int, help="end training earlier")
     parser.add_argument("--batch-size", type=int, default=16, help="pairs")
     parser.add_argument("--lr", type=float, default=2e-5)
     parser.add_argument("--max-tokens", type=int, default=256, help="longer texts are cut")

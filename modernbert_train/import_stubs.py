@@ -44,8 +44,8 @@ _STUBS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "mcli": {"mcli": ()},
 }
-# imported at module level by Composer, Streaming and torchmetrics, for features that we do not use; peft, which Composer
-# imports if it is installed, subclasses classes of transformers, so both must be proxies or both real
+# imported at module level by Composer, Streaming and torchmetrics, for features that we do not use. Composer imports
+# peft if it is installed; peft subclasses classes of transformers, so both must be proxies or both real
 _LATER = ("transformers", "peft", "scipy")
 # a .pth file runs it at every start of Python, so it imports nothing until one of the two is imported
 _HOOK = """\

@@ -1,4 +1,4 @@
-"""See the package. Prints a line for each injury, keeps them, and ends with a table; 1 if anything was lost."""
+"""Run the drill, see the package. Print and keep a line for each injury, and end with a table; 1 if a run was lost."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ VERDICTS = ("survived", "refused", "lost")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what is not done yet; returns 1 if a run was lost."""
+    """Run the remaining injuries; return 1 if a run was lost."""
     options = _parser().parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     options.out.mkdir(parents=True, exist_ok=True)
     reason = warm.private_mounts()
     if reason:
-        print(f"no mounts of its own here ({reason}); /dev/shm is shared and not looked at", flush=True)
+        print(f"no private mounts here ({reason}); /dev/shm is shared and not checked", flush=True)
     warm.prepare()
     lab = Lab(options.out.absolute(), options.seed, private=reason is None)
     kept = options.out / f"outcomes-{options.seed}.jsonl"
@@ -70,7 +70,7 @@ def _do(injury: Injury, lab: Lab, kept: Path, options: argparse.Namespace) -> No
 
 
 def read(kept: Path) -> list[tuple[str, Outcome]]:
-    """What was found so far, with the name of the injury."""
+    """Return the previous outcomes, with the names of their injuries."""
     lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
     entries = [json.loads(line) for line in lines]
     return [(each["injury"], Outcome(each["what"], each["verdict"], each["detail"])) for each in entries]
@@ -82,7 +82,7 @@ def _rounds(kept: Path, name: str) -> set[int]:
 
 
 def table(kept: Path) -> str:
-    """Injured, survived, refused clearly and lost, by kind, as Markdown."""
+    """Return injured, survived, refused clearly and lost, by kind, as Markdown."""
     counts: dict[str, Counter[str]] = {}
     for name, outcome in read(kept):
         counts.setdefault(name, Counter())[outcome.verdict] += 1
@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--round", type=int, help="this one of each kind, to repeat it")
     words = "quick: some minutes; 1.0: the whole; other numbers: so much of it"
     parser.add_argument("--scale", default="1.0", help=words)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the runs, and of what was found")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the runs and of the outcomes")
     return parser
 
 

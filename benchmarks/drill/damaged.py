@@ -1,4 +1,4 @@
-"""Files that are damaged: of checkpoints, and of the data while a run trains."""
+"""Damaged files: of checkpoints, and of the data while a run trains."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.drill.lab import WORKERS, Lab, Outcome, Round, slow_steps
 
 
 def damage(harm: Callable[[Path, random.Random], str], files: str = "*") -> Round:
-    """All but the two oldest checkpoints are harmed, each in a file of its own; a start has to pass over every one."""
+    """Damage one file in each checkpoint except the two oldest; a start has to pass over every damaged one."""
 
     def round(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
         run = lab.stopped()
@@ -35,7 +35,7 @@ def damage(harm: Callable[[Path, random.Random], str], files: str = "*") -> Roun
                 outcomes.append(Outcome(what, "lost", f"one of {len(done)}: {problem}"))
             elif name in passed:
                 outcomes.append(Outcome(what, "survived"))
-            elif name > min(passed, default=""):  # newer ones are looked at first: this one was believed
+            elif name > min(passed, default=""):  # newer ones are examined first: this one was accepted
                 outcomes.append(Outcome(what, "survived", "not noticed, and made no difference"))
         if not problem:
             lab.remove(run)
@@ -72,7 +72,7 @@ VALUES: list[Any] = [None, True, -1, 1e308, 10**30, "", "../../../../etc/passwd"
 
 
 def edit_json(path: Path, draw: random.Random) -> str:
-    """One value or key anywhere in it exchanged, or all of it."""
+    """Replace one value or key anywhere in it, or all of it."""
     if draw.random() < 0.3:
         name = draw.choice(list(HARDLY_JSON))
         path.write_text(HARDLY_JSON[name])
@@ -105,7 +105,7 @@ def remove(path: Path, draw: random.Random) -> str:
 
 
 def nothing_whole(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
-    """Every checkpoint is damaged: the run must say so, and not begin at 0."""
+    """Damage every checkpoint: the run must refuse, and not begin at 0."""
     outcomes = []
     for _ in range(number):
         run = lab.stopped()
@@ -119,7 +119,7 @@ def nothing_whole(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
 
 
 def data_faults(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
-    """A file of the data is harmed while the run trains; then it is restored, and the command given again."""
+    """Damage a file of the data while the run trains; then restore it and repeat the command."""
     outcomes = []
     for _ in range(number):
         copy = lab.folder / "harmed"

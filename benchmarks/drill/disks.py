@@ -16,7 +16,7 @@ from benchmarks.drill.lab import Lab, Outcome, Trainer, slow_steps
 
 @contextmanager
 def disk(lab: Lab, megabytes: int = 64) -> Iterator[Path]:
-    """A disk of its own, in memory; raises OSError if there can be none here."""
+    """Context with a separate disk in memory; raises OSError if that is impossible here."""
     place = lab.folder / "disk"
     place.mkdir(exist_ok=True)
     _mount("-t", "tmpfs", "-o", f"size={megabytes}m", "drill", str(place))
@@ -33,7 +33,7 @@ def _mount(*words: str) -> None:
 
 
 def full_disk(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
-    """The disk is full after so many bytes; then there is room, and the command is given again."""
+    """Fill the disk after some bytes; then make room and repeat the command."""
     outcomes: list[Outcome] = []
     for _ in range(number):
         try:
@@ -53,12 +53,12 @@ def full_disk(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
                     what = f"disk full after {room:,} bytes"
                     outcomes.append(Outcome(what, "lost" if problem else "survived", problem))
         except OSError as error:
-            return [Outcome("disk full", "skipped", f"no disk of its own here: {error}")]
+            return [Outcome("disk full", "skipped", f"no separate disk here: {error}")]
     return outcomes
 
 
 def read_only(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
-    """The disk is read-only at the start, or the folder of checkpoints becomes so between two saves."""
+    """Make the disk read-only at the start, or the folder of checkpoints between two saves."""
     outcomes = []
     for _ in range(number):
         try:
@@ -91,7 +91,7 @@ def read_only(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
 
 
 def _becomes_read_only(folder: Path, trainer: Trainer) -> bool:
-    """The kernel refuses as long as a file there is open for writing; False if the run ends first."""
+    """Retry while a file is open for writing, when the kernel refuses; return False if the run ends first."""
     done = False
 
     def tried() -> bool:

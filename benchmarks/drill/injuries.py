@@ -1,7 +1,7 @@
-"""What a run may meet, a row for each kind: how often in the whole drill and in its short form, and how it is done.
+"""The injuries of a run, a row for each kind: their number in the whole and the short drill, and a function.
 
-An injury is drawn from the seed, its kind and the number of its round alone, so that a round can be repeated. A round
-injures one run several times where that is possible, since a start is what costs most.
+An injury is drawn only from the seed, its kind and the number of its round, so a round can be repeated. A round injures
+one run several times if possible, since starts are the most expensive part.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Injury:
     Attributes:
         name: for --only.
         what: for the table.
-        count, quick: how many there are in the whole drill, and in its short form.
-        at_a_time: in a round.
-        round: does a round of so many and says what became of each.
+        count, quick: number in the whole drill, and in its short form.
+        at_a_time: number in a round.
+        round: runs a round and returns the outcome of each injury.
     """
 
     name: str

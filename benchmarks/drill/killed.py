@@ -1,4 +1,4 @@
-"""Processes that are killed, stopped or asked to stop, at any moment of a run."""
+"""Processes killed or stopped at any moment of a run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def chain(
     ranks: int = 1,
     hook: Hook = slow_steps,
 ) -> list[Outcome]:
-    """A run that is struck at each of its starts, and at last let go to its end."""
+    """Run with an injury at each start, and finally without one to its end."""
     outcomes: list[Outcome] = []
     run, struck = lab.run(ranks, *overrides), list[str]()
 
@@ -58,7 +58,7 @@ def chain(
         ended = trainer.wait()
         problem = lab.wait_until_gone()
         if what is not None and ended.code == 0 and 0 not in codes:
-            what = None  # it came to a process that had done its work; whether it had is compared below
+            what = None  # it hit a process that had finished; the comparison below tells whether that is true
         if what is not None:
             struck.append(what)
             unheard = ended.code < 0 and not run.folder.exists()  # before the program could listen to signals
@@ -75,7 +75,7 @@ def chain(
 
 
 def anywhere(run: Run, trainer: Trainer, draw: random.Random) -> str | None:
-    """Wait for a moment between the start and the end; returns which, or None if the run has ended by then."""
+    """Wait for a moment between the start and the end; return its description, or None if the run has ended."""
     if draw.random() < 0.4:
         began, wait = "the start", 2.0 * draw.random()
     else:
@@ -99,7 +99,7 @@ def inside_save(run: Run, trainer: Trainer, draw: random.Random) -> str | None:
 
 
 def partial_of(run: Run) -> set[str]:
-    """What stands among the checkpoints and is none yet."""
+    """Return the partial checkpoints, which are still being written."""
     try:
         found = list(run.checkpoints.iterdir())
     except FileNotFoundError:
@@ -113,7 +113,7 @@ def kill_at(moment: Strike, victim: str) -> Strike:
         if when is None:
             return None
         found = {"launcher": [trainer.pid], "rank": trainer.ranks(), "worker": trainer.workers()}[victim]
-        if not found:  # none is there yet
+        if not found:  # none exists yet
             trainer.until(lambda: trainer.workers() if victim == "worker" else trainer.ranks())
             found = trainer.workers() if victim == "worker" else trainer.ranks()
         if not found or not kill(draw.choice(found)):
@@ -130,7 +130,7 @@ def kills(moment: Strike, victim: str, ranks: int) -> Round:
     hook = hooks(slow_steps, slow_saves) if moment is inside_save else slow_steps
     codes: tuple[int, ...] = (-9,) if victim == "launcher" or (ranks == 1 and victim == "rank") else (70,)
     if victim == "worker":
-        codes = (70, 0)  # the last ones have nothing to deliver any more
+        codes = (70, 0)  # the last workers may have delivered all batches
 
     def round(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
         return chain(lab, draw, number, kill_at(moment, victim), codes, *words, ranks=ranks, hook=hook)
@@ -138,7 +138,7 @@ def kills(moment: Strike, victim: str, ranks: int) -> Round:
     return round
 
 
-# ranks, and the words of a run of theirs; three ranks share other batches than four
+# ranks, and the words of their run; three ranks share batches differently than four
 CUTS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (3, ("phases.short.batch_rows=6", "phases.short.microbatch_tokens=64", "phases.long.batch_rows=3")),
     (4, ("phases.short.microbatch_tokens=64",)),
@@ -148,7 +148,7 @@ CUTS: tuple[tuple[int, tuple[str, ...]], ...] = (
 
 
 def kills_of_many(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
-    """kill -9 of a rank of three or four; the first step of a start must sum as all others do."""
+    """kill -9 of a rank of three or four; the first step after a start must sum like all others."""
     ranks, words = draw.choice(CUTS)
     outcomes = chain(lab, draw, number, kill_at(anywhere, "rank"), (70,), *words, ranks=ranks)
     return [replace(outcome, what=f"{outcome.what}; {ranks} ranks, {' '.join(words)}") for outcome in outcomes]
@@ -169,7 +169,7 @@ def signals(ranks: int) -> Round:
 
 
 def freeze(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
-    """SIGSTOP for ever to a rank of two, or to a data worker."""
+    """SIGSTOP a rank of two, or a data worker, forever."""
     outcomes = []
     for _ in range(number):
         worker = draw.random() < 0.5
@@ -190,7 +190,7 @@ def freeze(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
 
 
 def pause(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
-    """SIGSTOP, and after a moment SIGCONT, of any process of a run on two ranks."""
+    """SIGSTOP, and after a moment SIGCONT, any process of a run on two ranks."""
 
     def strike(run: Run, trainer: Trainer, draw: random.Random) -> str | None:
         when = anywhere(run, trainer, draw)
@@ -210,7 +210,7 @@ CLOSE = 1e-4  # relative, of losses: sums are rounded in another order
 
 
 def elastic(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
-    """4 ranks of DDP, 2 of FSDP2, 1, 4 of HSDP, each killed on its way; the same batches, losses within rounding."""
+    """4 ranks of DDP, 2 of FSDP2, 1, 4 of HSDP, each killed midway; the same batches, losses within rounding."""
     outcomes = []
     for _ in range(number):
         run, struck = lab.run(1, *WIDE), list[str]()
@@ -236,7 +236,7 @@ def elastic(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
 
 
 def unlike(run: Run, lab: Lab) -> str:
-    """What differs by more than rounding from the run on one rank."""
+    """Return the differences beyond rounding from the run on one rank."""
     mine, expected = run.records(), lab.reference(run.ranks, run.overrides).records
     exact = ("step", "tokens", "phase", "rows", "predicted", "lr")
     if [[each[key] for key in exact] for each in mine] != [[each[key] for key in exact] for each in expected]:

@@ -1,4 +1,4 @@
-"""A small run that can be injured: its data, its words, how it ends, and what it must equal."""
+"""A small run that can be injured: its data, its command, how it ends, and the expected result."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SECONDS = 240.0  # no start takes longer on a busy machine
 ORPHAN_SECONDS = 30.0
 DOCUMENTED = (64, 65, 70, 74, 75, 78, 124)
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-# of a line of metrics.jsonl: what was trained, and nothing about time or machine
+# of a line of metrics.jsonl: the training results, without time or machine
 TRAINED = (
     *("kind", "step", "tokens", "phase", "rows", "row_tokens", "predicted", "loss", "lr", "grad_norm", "update_norm"),
 )
@@ -88,14 +88,14 @@ WORKERS = "data.num_workers=2"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one injury.
+    """The outcome of one injury.
 
     Attributes:
         what: the injury and its place.
         verdict: survived: the same command ended in the same losses and weights as a run without injuries. refused:
             ended with a documented code and an error without a traceback. lost: anything else. skipped: not possible
-            here, and why.
-        detail: what was seen, where it matters.
+            here, with the reason.
+        detail: evidence, if needed.
     """
 
     what: str
@@ -104,7 +104,7 @@ class Outcome:
 
 
 class Result(NamedTuple):
-    """What an uninterrupted run ends with."""
+    """The records and weights of an uninterrupted run."""
 
     records: list[dict[str, Any]]
     weights: str
@@ -117,11 +117,11 @@ class Ended(NamedTuple):
     said: str
 
     def wrong(self, *codes: int) -> str:
-        """What is wrong with it, where one of these codes was to come; empty if nothing is."""
+        """Return the problem if it did not end with one of these codes; empty if it did."""
         if "Traceback (most recent" in self.said:
             return f"a traceback, code {self.code}: {self.said[-400:]}"
         if self.code not in codes:
-            return f"code {self.code} where {codes} was to come: {self.said[-400:]}"
+            return f"code {self.code} instead of {codes}: {self.said[-400:]}"
         if self.code in DOCUMENTED and self.code != 75 and "error: " not in self.said:
             return f"code {self.code} without an error"
         return ""
@@ -145,7 +145,7 @@ class Trainer:
         return self._process.poll() is None
 
     def wait(self, seconds: float = SECONDS) -> Ended:
-        """Until it has ended; what has not ended by then is killed, and its code is 999."""
+        """Wait until it has ended; after the time limit kill it, with code 999."""
         try:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -159,14 +159,14 @@ class Trainer:
         return self._output.read_text(encoding="utf-8", errors="replace")
 
     def ranks(self) -> list[int]:
-        """Process ids of those that train, as far as they have begun."""
+        """Return the process ids of the ranks that have started."""
         return [self.pid] if self._ranks == 1 else warm.children(self.pid)
 
     def workers(self) -> list[int]:
         return [worker for rank in self.ranks() for worker in warm.children(rank)]
 
     def until(self, ready: Callable[[], object]) -> bool:
-        """Wait until something holds; False if the run ends before."""
+        """Wait until a condition holds; False if the run ends before."""
         while not ready():
             if not self.running():
                 return False
@@ -217,7 +217,7 @@ class Run:
         return self.start(hook=hook, ranks=ranks, more=more).wait()
 
     def records(self) -> list[dict[str, Any]]:
-        """What it has trained, a line for each step."""
+        """Return its training records, a line for each step."""
         found = []
         file = self.folder / "metrics.jsonl"
         for line in file.read_text(errors="replace").splitlines() if file.exists() else []:
@@ -230,7 +230,7 @@ class Run:
         return found
 
     def weights(self) -> str:
-        """Hash of the weights that the run exports."""
+        """Return a hash of the weights that the run exports."""
         out = self.lab.temporary / f"export-{self.folder.parent.name}"
         log = self.lab.folder / "output" / "export.txt"
         words = ["export", str(self.folder), "--out", str(out)]
@@ -242,7 +242,7 @@ class Run:
         return found
 
     def differs(self, result: Result) -> str:
-        """In what the finished run differs from an uninterrupted one; empty if in nothing."""
+        """Return how the finished run differs from an uninterrupted one; empty if it does not."""
         mine = self.records()
         if len(mine) != len(result.records):
             return f"{len(mine)} records, the uninterrupted run has {len(result.records)}"
@@ -253,12 +253,12 @@ class Run:
         return "" if found == result.weights else f"weights {found}, the uninterrupted run has {result.weights}"
 
     def settle(self, *, more: tuple[str, ...] = ()) -> str:
-        """Give the command again to the end, and compare; what is wrong, or nothing."""
+        """Repeat the command to the end, and compare; return the problem, or nothing."""
         ended = self.finish(more=more)
         return ended.wrong(0) or self.differs(self.lab.reference(self.ranks, self.overrides)) or self.left()
 
     def left(self) -> str:
-        """What lies around after a run that has finished, besides what torch has compiled; empty if nothing."""
+        """Return the leftovers of a finished run, except torch's compile cache; empty without any."""
         places = [self.lab.temporary] + ([Path("/dev/shm")] if self.lab.private else [])
         found = [str(path) for place in places for path in place.iterdir() if "torchinductor" not in path.name]
         found += [str(path) for path in self.checkpoints.iterdir() if not STEP.fullmatch(path.name)]
@@ -267,20 +267,20 @@ class Run:
 
 
 STEP = re.compile(r"step-\d+")
-Strike = Callable[[Run, Trainer, random.Random], str | None]  # what was done; None if the run ended before
+Strike = Callable[[Run, Trainer, random.Random], str | None]  # the injury; None if the run ended before
 
 
 class Lab:
-    """Where runs are injured.
+    """The place where runs are injured.
 
     Args:
-        folder: made if it is not there; data and references in it are kept.
+        folder: created if missing; its data and references are reused.
         seed: of all injuries.
 
     Attributes:
-        private: this process has a /dev/shm of its own.
-        orphans: the longest that a process has lived after the end of its run, in seconds.
-        servers: processes that are no run's, and stay.
+        private: True if this process has a private /dev/shm.
+        orphans: the longest time that a process has lived after the end of its run, in seconds.
+        servers: processes that belong to no run, and stay.
     """
 
     def __init__(self, folder: Path, seed: int, private: bool) -> None:
@@ -299,7 +299,7 @@ class Lab:
         self.yaml.write_text(YAML.format(folder=folder / "runs", data=self.data), encoding="utf-8")
 
     def run(self, ranks: int = 1, *overrides: str, under: Path | None = None) -> Run:
-        """A run that has not begun."""
+        """Return a run that has not started."""
         self._runs += 1
         place = (under or self.folder / "runs") / f"{os.getpid()}-{self._runs}"
         return Run(self, place, ranks, overrides)
@@ -308,7 +308,7 @@ class Lab:
         shutil.rmtree(run.folder.parent, ignore_errors=True)
 
     def reference(self, ranks: int = 1, overrides: tuple[str, ...] = ()) -> Result:
-        """What the run ends with if nobody disturbs it."""
+        """Return the result of the undisturbed run."""
         key = ranks, tuple(each for each in overrides if not each.startswith(HARMLESS))
         if key not in self._references:
             run = self.run(ranks, *overrides)
@@ -320,7 +320,7 @@ class Lab:
         return self._references[key]
 
     def stopped(self, ranks: int = 1, *overrides: str) -> Run:
-        """A run that was killed near its end and has kept all of its checkpoints; made once, each call copies it."""
+        """Return a copy of a run that was killed near its end and has kept all of its checkpoints."""
         name = self.folder / "stopped" / f"{ranks}-{hashlib.sha256(repr(overrides).encode()).hexdigest()[:8]}"
         words = (*overrides, "checkpoint.keep=100")
         if not name.exists():
@@ -362,7 +362,7 @@ HARMLESS = ("data.num_workers=", "checkpoint.keep=", "data.worker_timeout_second
 
 
 def slow_steps(seconds: float = 0.05) -> None:
-    """A hook: each step takes so much longer, so that there is time to do something to it."""
+    """Hook: make each step take this much longer, so that there is time for an injury."""
     from modernbert_train.train.recorder import Recorder
 
     real = Recorder.step
@@ -375,7 +375,7 @@ def slow_steps(seconds: float = 0.05) -> None:
 
 
 def slow_disk(seconds: float = 0.02) -> None:
-    """A hook: whatever is to reach the disk itself takes so long."""
+    """Hook: make each sync to disk take this long."""
     real = os.fsync
 
     def fsync(handle: int) -> None:
@@ -386,7 +386,7 @@ def slow_disk(seconds: float = 0.02) -> None:
 
 
 def clock_off(seconds: float, after: float = 0.0) -> None:
-    """A hook: the clock of the wall is so far off, from so many seconds on."""
+    """Hook: shift the wall clock by this much, from some seconds on."""
     real, began = time.time, time.monotonic()
 
     def shifted() -> float:
@@ -401,7 +401,7 @@ def hooks(*each: Hook) -> Hook:
 
 
 def write_data(folder: Path) -> None:
-    """Some 80 documents of words that are known by their number, in several shards, and their tokenizer."""
+    """Write about 80 documents of known words in several shards, and their tokenizer."""
     words: Mapping[str, int] = {name: number for number, name in enumerate(SPECIAL)} | {
         f"w{number}": number for number in range(len(SPECIAL), VOCABULARY)
     }

@@ -1,4 +1,4 @@
-"""A second job on the folder, clocks that are wrong, numbers that are none."""
+"""A second job on the folder, wrong clocks, and losses that are not numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.drill.lab import Lab, Outcome, Round, clock_off, hooks, kill, sl
 
 
 def two_jobs(host: str | None) -> Round:
-    """The same command again while the run trains; the first must not notice."""
+    """Repeat the command while the run trains; the first must not be affected."""
 
     def round(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
         outcomes = []
@@ -35,7 +35,7 @@ def two_jobs(host: str | None) -> Round:
 
 
 def clocks(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
-    """Killed, and started again with a clock that is set back, or forward, or jumps while it trains."""
+    """Kill, and restart with a clock that is set back, or forward, or jumps during training."""
     outcomes = []
     for _ in range(number):
         run = lab.run()
@@ -54,7 +54,7 @@ def clocks(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
 
 
 def not_finite(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
-    """The loss of one rank of two is NaN once: both must stop at that step, and the same command goes on."""
+    """Make the loss of one rank of two NaN once: both must stop at that step, and the same command continues."""
     outcomes = []
     for _ in range(number):
         run, step, rank = lab.run(2), 2 + draw.randrange(20), draw.randrange(2)
@@ -72,7 +72,7 @@ def not_finite(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
 
 
 def spoil(step: int, rank: int, value: float) -> None:
-    """A hook: the loss of a step on a rank."""
+    """Hook: replace the loss of a step on a rank."""
     from modernbert_train.train.adapters import ComposerObjective
     from modernbert_train.train.step import Loop
 

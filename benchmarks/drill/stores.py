@@ -1,7 +1,7 @@
-"""Faults of the object store that checkpoints are copied to, a real S3 API on loopback in a process of its own.
+"""Faults of the object store that checkpoints are copied to: a real S3 API on loopback in a separate process.
 
-The run must end as if nothing had been, whatever the store does; then its folder is removed, as on a new machine, and
-the same command must end in the same losses and weights from what the store has.
+The run must end undisturbed by any fault of the store; then its folder is removed, as on a new machine, and the
+same command must end in the same losses and weights from the store's copies.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Server:
         self.url, self.bucket = self._answer()
 
     def does(self, what: str, **named: Any) -> None:
-        """One of the functions of `serve`."""
+        """Call one of the functions of `serve`."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([what, named]) + "\n")
         self._process.stdin.flush()
@@ -74,7 +74,7 @@ class Server:
 
 @contextmanager
 def server(lab: Lab) -> Iterator[Server]:
-    """A store for a while, known to this process's children; raises OSError if there can be none here."""
+    """Context with a store, known to this process's children; raises OSError if that is impossible here."""
     found = Server()
     lab.servers.add(found.pid)
     before = dict(os.environ)
@@ -105,7 +105,7 @@ def frozen(store: Server, run: Run, trainer: Trainer, draw: random.Random) -> st
     kill(store.pid, signal.SIGSTOP)
     time.sleep(seconds)
     kill(store.pid, signal.SIGCONT)
-    return f"the store stands still for {seconds:.1f} s"
+    return f"the store is frozen for {seconds:.1f} s"
 
 
 def gone(store: Server, run: Run, trainer: Trainer, draw: random.Random) -> str:
@@ -113,7 +113,7 @@ def gone(store: Server, run: Run, trainer: Trainer, draw: random.Random) -> str:
     store.does("stop")
     time.sleep(seconds)
     store.does("start")
-    return f"nobody answers for {seconds:.1f} s"
+    return f"no server for {seconds:.1f} s"
 
 
 def killed(store: Server, run: Run, trainer: Trainer, draw: random.Random) -> str:
@@ -134,7 +134,7 @@ KINDS = {
 
 
 def store_faults(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
-    """The store fails while the run copies; then the run's folder is gone, and the command is given again."""
+    """Make the store fail while the run copies; then remove the run's folder and repeat the command."""
     outcomes = []
     try:
         with server(lab) as store:
@@ -146,7 +146,7 @@ def store_faults(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
                 when = anywhere(run, trainer, draw)
                 what = strike(store, run, trainer, draw)
                 ended = trainer.wait()
-                asked = "nothing is started from zero" in ended.said  # a start may not guess what the store has
+                asked = "nothing is started from zero" in ended.said  # a start may not guess the store's contents
                 codes = (-9,) if strike is killed and ended.code else (0, 74) if asked else (0,)
                 problem = ended.wrong(*codes) or lab.wait_until_gone()
                 if ended.code == 0:
@@ -164,7 +164,7 @@ def store_faults(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
 
 
 def serve() -> None:
-    """The store's process: prints where it listens, then does what standard input says, a line of JSON each."""
+    """Run the store's process: print its address, then execute commands from standard input, a line of JSON each."""
     from modernbert_train.distributed.orphans import die_with
     from tests.data.s3 import BUCKET, Store
 

@@ -1,11 +1,11 @@
-"""Commands in forks of this process, which has imported everything: a start costs milliseconds where it costs seconds.
+"""Run commands in forks of this process, which has imported everything: a start takes milliseconds instead of seconds.
 
-A fork runs what `python -m modernbert_train ...` or `python launch/run.py ...` runs, from the line after the imports
-on, with signals, working directory, environment and files of its own; a launcher's ranks are forks of the launcher
-in place of new interpreters. All else is as it is: the process tree, who dies with whom, exit codes, what is printed. A
-fork is only right in a process with one thread that has computed nothing, which `prepare` makes sure of.
+A fork runs the code of `python -m modernbert_train ...` or `python launch/run.py ...` from the line after the imports
+on, with its own signals, working directory, environment and files; a launcher's ranks are forks of the launcher instead
+of new interpreters. Everything else is real: the process tree, which processes die together, exit codes, output. A fork
+is only safe in a single-threaded process that has computed nothing, which `prepare` checks.
 
-This process adopts what loses its parent, so that nothing that stays behind is overlooked.
+This process adopts orphans, so that no leftover process is overlooked.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-Hook = Callable[[], object]  # done in a fork before its program begins; what it starts inherits the effect
+Hook = Callable[[], object]  # called in a fork before its program starts; its children inherit the effect
 _ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 _NEW_MOUNTS, _NEW_NAMES = 0x00020000, 0x04000000  # CLONE_NEWNS, CLONE_NEWUTS of linux/sched.h
 
 
 def prepare() -> None:
-    """Import what a run needs, and adopt orphans; to be called once, before the first start."""
+    """Import everything a run needs, and adopt orphans; call it once, before the first start."""
     import modernbert_train.train.session
     import modernbert_train.weights.export  # noqa: F401
 
@@ -41,7 +41,7 @@ def prepare() -> None:
 
 
 def private_mounts() -> str | None:
-    """Give this process mounts of its own, with an empty /dev/shm; returns why that cannot be done here, or None."""
+    """Give this process private mounts, with an empty /dev/shm; return the reason if that is impossible, or None."""
     if error := unshare(_NEW_MOUNTS):
         return error
     for words in (["--make-rprivate", "/"], ["-t", "tmpfs", "shm", "/dev/shm"]):
@@ -52,13 +52,13 @@ def private_mounts() -> str | None:
 
 
 def unshare(what: int) -> str | None:
-    """Leave a namespace; returns why not, or None."""
+    """Leave a namespace; return the reason if that fails, or None."""
     library = ctypes.CDLL(None, use_errno=True)
     return None if library.unshare(what) == 0 else os.strerror(ctypes.get_errno())
 
 
 def another_host(name: str) -> None:
-    """A hook: the program runs on a host of this name."""
+    """Hook: run the program on a host of this name."""
     if error := unshare(_NEW_NAMES):
         raise OSError(error)
     encoded = name.encode()
@@ -66,11 +66,11 @@ def another_host(name: str) -> None:
 
 
 class Forked:
-    """A child of this process; like subprocess.Popen, whose place it takes under torch's launcher.
+    """A child of this process; replaces subprocess.Popen in torch's launcher.
 
     Attributes:
         pid: its process id.
-        returncode: None as long as it runs; negative if a signal ended it.
+        returncode: None while it runs; negative if a signal ended it.
     """
 
     def __init__(self, program: Callable[[], int]) -> None:
@@ -98,11 +98,11 @@ class Forked:
 
 
 def _run(program: Callable[[], int]) -> None:
-    """The rest of a fork's life."""
+    """Run the program in the fork until the process exits."""
     code = 70
     try:
         weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # temporary folders of the parent
-        tempfile.tempdir = None  # found anew by this process's own environment
+        tempfile.tempdir = None  # to be found again from this process's own environment
         for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}:
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)
@@ -112,7 +112,7 @@ def _run(program: Callable[[], int]) -> None:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         traceback.print_exc()
-    finally:  # as an interpreter ends
+    finally:  # exit like an interpreter
         with suppress(BaseException):
             threading._shutdown()  # type: ignore[attr-defined]
         with suppress(BaseException):
@@ -130,10 +130,10 @@ def start(
 
     Args:
         words: the verb and its arguments.
-        output: file for what it prints.
+        output: file for its output.
         ranks: processes that train.
-        environment: variables that differ from those of this process.
-        hook: done first, in the forked process.
+        environment: variables that differ from this process's.
+        hook: called first, in the forked process.
     """
 
     def program() -> int:
@@ -178,7 +178,7 @@ def _launcher(words: Sequence[str]) -> int:
 
 
 def _rank(handler: Any, command: Sequence[str], environment: Mapping[str, str]) -> Forked:
-    """In place of SubprocessHandler._popen."""
+    """Replacement of SubprocessHandler._popen."""
     from modernbert_train.distributed import stop_signals
 
     words = list(command)[list(command).index("modernbert_train") + 1 :]
@@ -186,11 +186,11 @@ def _rank(handler: Any, command: Sequence[str], environment: Mapping[str, str]) 
     def program() -> int:
         os.setsid()
         nothing = os.open(os.devnull, os.O_RDWR)
-        for handle in map(int, os.listdir("/proc/self/fd")):  # a new program would not have them; the numbers stay
+        for handle in map(int, os.listdir("/proc/self/fd")):  # close files that a new program would not inherit
             if handle > 2 and handle != nothing:
                 with suppress(OSError):
                     os.dup2(nothing, handle)
-        stop_signals._before_a_stop.clear()  # the launcher's
+        stop_signals._before_a_stop.clear()  # registered by the launcher
         os.environ.clear()
         os.environ.update(environment)
         return _verb(words)
@@ -199,7 +199,7 @@ def _rank(handler: Any, command: Sequence[str], environment: Mapping[str, str]) 
 
 
 def children(pid: int) -> list[int]:
-    """Living children of a process, the oldest first."""
+    """Return the living children of a process, the oldest first."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
@@ -212,7 +212,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs or is stopped, and does not only wait to be asked for its exit code."""
+    """Return True if a process runs or is stopped, but is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -220,7 +220,7 @@ def alive(pid: int) -> bool:
 
 
 def reap(besides: int = 0) -> None:
-    """Take the exit codes of adopted processes, which would stay as zombies; not that of a child still waited for."""
+    """Reap adopted processes, which would stay zombies, except a child that is still waited for."""
     for child in list(map(int, Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())):
         if child != besides and not alive(child):
             with suppress(ChildProcessError):

@@ -112,7 +112,7 @@ def _devices(wanted: str, root: Path) -> tuple[str, list[str]]:
         if not active:
             reasons.append(f"no port of {name} is active")
         elif not any(os.access(node, os.R_OK | os.W_OK) for node in nodes):
-            reasons.append(f"{name} has no file in /dev/infiniband that this user may open")
+            reasons.append(f"{name} lacks a file in /dev/infiniband that this user may open")
         else:
             kind = "RoCE" if _line(active[0] / "link_layer") == "Ethernet" else "InfiniBand"
             found.append(f"{name} ({kind}, {_line(active[0] / 'rate') or 'unknown rate'})")
