@@ -64,4 +64,4 @@ def test_the_tables_are_printed_for_each_gpu(capsys: pytest.CaptureFixture[str])
     main(["--gpu", "h100", "h200", "--most", "3"])
     printed = capsys.readouterr().out
     assert "## H100 SXM: milliseconds" in printed and "## H200: milliseconds" in printed
-    assert "beside the published average" in printed and "beside the goal after that" in printed
+    assert "relative to the published average" in printed and "relative to the next goal" in printed
