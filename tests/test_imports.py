@@ -141,7 +141,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.evaluate.embed_file": ("numpy", "pyarrow"),
     "modernbert_train.evaluate.loaded": ("numpy", "tokenizers", "torch"),
     "modernbert_train.evaluate.retrieval": (),
-    "modernbert_train.evaluate.metrics": ("torch", "torchmetrics"),
+    "modernbert_train.evaluate.metrics": ("numpy", "torch", "torchmetrics"),
     "modernbert_train.evaluate.probe": ("numpy", "tokenizers", "torch"),
     "modernbert_train.evaluate.retrieval.runs": ("transformers",),
     "modernbert_train.evaluate.suite": (),

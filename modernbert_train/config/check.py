@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 
 from modernbert_train.config.callbacks import GPU_ONLY
-from modernbert_train.config.evals import METRICS_OF
+from modernbert_train.config.kinds import KINDS
 from modernbert_train.config.knob import facts_of, knobs, refuse_too_many
 from modernbert_train.config.launch import launch_mistakes
 from modernbert_train.config.model import CUDNN_HEADS, TILE_HEADS, Bias
@@ -358,7 +358,7 @@ def _scores(here: str, scores: ScoresConfig, objective: ObjectiveConfig) -> Iter
     if not isinstance(objective, LabelledConfig):
         yield f"{here}.name=scores with objective.name={objective.name}: it tells no classes. Set {here}.name=probe."
         return
-    known = METRICS_OF[objective.task_kind]
+    known = KINDS[objective.task_kind].metrics
     for metric in scores.metrics:
         if metric not in known:
             yield f"{here}.metrics: {metric} is none of this objective. Choose from {', '.join(known)}."

@@ -20,18 +20,6 @@ TEMPERATURE = "contrastive/temperature"  # of held-out pairs, where it is learnt
 COUNT = "num_"  # begins the name of what only counts, which no curve is drawn of
 
 
-# kind of task -> what can be measured of it; the first is what is measured unless a task says otherwise
-METRICS_OF: dict[str, tuple[str, ...]] = {
-    "single-label": ("accuracy", "f1", "macro_f1", "matthews"),
-    "multi-label": ("micro_f1", "macro_f1", "accuracy"),
-    "regression": ("pearson", "spearman"),
-    "question-answering": ("f1", "exact", "has_answer_f1", "has_answer_exact", "no_answer_exact"),
-    "multiple-choice": ("accuracy",),
-    "tokens": ("entity_f1", "entity_precision", "entity_recall", "accuracy", "macro_f1"),
-}
-SPANS = "entity_"  # begins the name of a metric of spans: tags are O, B-x, I-x, E-x, S-x
-
-
 @dataclass(frozen=True, kw_only=True)
 class EvaluatorConfig:
     """Keys that every measurement has."""

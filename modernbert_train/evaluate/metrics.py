@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from modernbert_train import import_stubs
-from modernbert_train.config.evals import METRICS_OF
+from modernbert_train.batch import IGNORED_LABEL
+from modernbert_train.config.evals import BASELINE
 
 import_stubs.install()
 
@@ -22,7 +27,7 @@ Tags = Sequence[str]
 
 
 def accuracy(told_N: Tensor, labels_N: Tensor) -> float:
-    """Share of texts whose class was told."""
+    """Share of texts whose class was predicted."""
     return float((told_N == labels_N).double().mean())
 
 
@@ -32,12 +37,18 @@ def f1(told_N: Tensor, labels_N: Tensor) -> float:
 
 
 def macro_f1(told_N: Tensor, labels_N: Tensor) -> float:
-    """Mean of the classes' F1, those left out that no text has nor was told to have."""
+    """Mean of the classes' F1, those left out that occur neither in labels nor in predictions."""
     return float(classification.multiclass_f1_score(told_N, labels_N, _classes(told_N, labels_N), average="macro"))
 
 
+def relation_f1(told_N: Tensor, labels_N: Tensor) -> float:
+    """F1 over the texts of all classes but the first, which means no relation; 0 without any."""
+    right = int(((told_N == labels_N) & (labels_N > 0)).sum())
+    return 2 * right / max(1, int((told_N > 0).sum() + (labels_N > 0).sum()))
+
+
 def matthews(told_N: Tensor, labels_N: Tensor) -> float:
-    """Matthews' correlation; 0 where all texts have, or are told, one class, as scikit-learn has it."""
+    """Matthews' correlation; 0 if all labels or all predictions are one class, as scikit-learn has it."""
     if min(len(each.unique()) for each in (told_N, labels_N)) < 2:
         return 0.0
     return float(classification.multiclass_matthews_corrcoef(told_N, labels_N, _classes(told_N, labels_N)))
@@ -56,7 +67,7 @@ def spearman(told_N: Tensor, scores_N: Tensor) -> float:
 
 
 def exact(told_NL: Tensor, labels_NL: Tensor) -> float:
-    """Share of texts all of whose classes were told, and no others."""
+    """Share of texts with exactly the right classes predicted."""
     return float((told_NL == labels_NL).all(dim=1).double().mean())
 
 
@@ -74,14 +85,76 @@ def _classes(told_N: Tensor, labels_N: Tensor) -> int:
     return max(2, int(torch.maximum(told_N.max(), labels_N.max())) + 1)
 
 
-# kind of task -> its metrics by name, of what was told and what is so
-METRICS: Mapping[str, Mapping[str, Callable[[Tensor, Tensor], float]]] = {
-    "single-label": {"accuracy": accuracy, "f1": f1, "macro_f1": macro_f1, "matthews": matthews},
-    "multi-label": {"accuracy": exact, "micro_f1": micro_f1_of_many, "macro_f1": macro_f1_of_many},
-    "regression": {"pearson": pearson, "spearman": spearman},
-    "multiple-choice": {"accuracy": accuracy},
-}
-assert all({*METRICS_OF[kind]} == {*each} for kind, each in METRICS.items())
+Metric = Callable[[Tensor, Tensor], float]  # of predictions and labels
+OF_CLASSES: Mapping[str, Metric] = {
+    "accuracy": accuracy, "f1": f1, "macro_f1": macro_f1, "relation_f1": relation_f1, "matthews": matthews,
+}  # fmt: skip
+OF_SEVERAL: Mapping[str, Metric] = {"accuracy": exact, "micro_f1": micro_f1_of_many, "macro_f1": macro_f1_of_many}
+OF_SCORES: Mapping[str, Metric] = {"pearson": pearson, "spearman": spearman}
+
+
+def class_figures(logits_NL: Tensor, labels: NDArray[Any], metrics: Sequence[str]) -> dict[str, float]:
+    """Loss and metrics of one class each, with the accuracy of always predicting the most frequent one.
+
+    Args:
+        logits_NL: of each text or word.
+        labels: numbers of their classes, N; classes from L on lack logits, and the loss leaves them out.
+        metrics: names of `OF_CLASSES`.
+    """
+    predicted_N, labels_N = logits_NL.argmax(dim=1), torch.from_numpy(labels).long()
+    known_N = labels_N < logits_NL.shape[1]
+    loss = float(F.cross_entropy(logits_NL[known_N].double(), labels_N[known_N]))
+    found = {name: OF_CLASSES[name](predicted_N, labels_N) for name in metrics}
+    if "accuracy" in found:
+        found[f"{BASELINE}accuracy"] = float(torch.bincount(labels_N).max()) / len(labels_N)
+    return {"loss": loss, **finite(logits_NL, found)}
+
+
+def several_figures(logits_NL: Tensor, labels: NDArray[Any], metrics: Sequence[str]) -> dict[str, float]:
+    """Loss and metrics of any number of classes of each text.
+
+    Args:
+        logits_NL: of each text.
+        labels: 0 or 1 for each class, N x L.
+        metrics: names of `OF_SEVERAL`.
+    """
+    predicted_NL, labels_NL = (logits_NL > 0).long(), torch.from_numpy(labels).long()
+    loss = float(F.binary_cross_entropy_with_logits(logits_NL.double(), labels_NL.double()))
+    return {"loss": loss, **finite(logits_NL, {name: OF_SEVERAL[name](predicted_NL, labels_NL) for name in metrics})}
+
+
+def score_figures(logits_N1: Tensor, scores: NDArray[Any], metrics: Sequence[str]) -> dict[str, float]:
+    """Mean squared error and metrics of scores.
+
+    Args:
+        logits_N1: of each text.
+        scores: the right ones, N.
+        metrics: names of `OF_SCORES`.
+    """
+    predicted_N, scores_N = logits_N1.squeeze(1), torch.from_numpy(scores)
+    loss = float((predicted_N.double() - scores_N.double()).square().mean())
+    return {"loss": loss, **finite(logits_N1, {name: OF_SCORES[name](predicted_N, scores_N) for name in metrics})}
+
+
+def span_loss(logits_T2: Tensor, spans: Sequence[NDArray[Any]], sizes: Sequence[int]) -> float:
+    """Mean over windows of the cross-entropies of both ends of a span; windows whose span is unknown are left out.
+
+    Args:
+        logits_T2: of each token of each window.
+        spans: first and last token of each window's span, 1 x 2.
+        sizes: tokens of each window.
+    """
+    losses = [
+        float(F.cross_entropy(logits_N2.T, torch.from_numpy(span[0].astype(np.int64))))
+        for logits_N2, span in zip(logits_T2.double().split(list(sizes)), spans, strict=True)
+        if span[0, 0] != IGNORED_LABEL
+    ]
+    return sum(losses) / len(losses) if losses else float("nan")
+
+
+def finite(logits: Tensor, figures: dict[str, float]) -> dict[str, float]:
+    """Figures, which are not numbers if any logit is not finite."""
+    return figures if bool(logits.isfinite().all()) else dict.fromkeys(figures, float("nan"))
 
 
 @dataclass(frozen=True)
@@ -96,7 +169,7 @@ class Span:
 def spans(tags: Tags) -> list[Span]:
     """Entities of a text, as CoNLL's evaluation reads tags: IOB of both kinds, and IOBES.
 
-    B and S begin one, and so does I or E that goes on with none of its type; E and S end one.
+    B and S begin one, and so does I or E that continues none of its type; E and S end one.
     """
     found, first, open_kind = [], 0, ""
     for place, tag in enumerate([*tags, "O"]):
@@ -113,7 +186,7 @@ def spans(tags: Tags) -> list[Span]:
 
 
 def entity_figures(told: Sequence[Tags], labels: Sequence[Tags]) -> dict[str, float]:
-    """Precision, recall and F1 of exact spans with their types, over all texts; 0 where there is none."""
+    """Precision, recall and F1 of exact spans with their types, over all texts; 0 without any."""
     pairs = [({*spans(mine)}, {*spans(theirs)}) for mine, theirs in zip(told, labels, strict=True)]
     right = sum(len(mine & theirs) for mine, theirs in pairs)
     precision = right / max(1, sum(len(mine) for mine, _ in pairs))

@@ -1,7 +1,7 @@
 """`python -m modernbert_train finetune`: a task and a model become a run like any other, and one file of figures.
 
 The run is written out as finetune.yaml in its folder, is trained, guarded, saved and resumed as every run, and exported
-at its end. result.json beside it says what it came to: one command, one file, which a table of many can be made of.
+at its end. result.json holds the figures: one command, one file, from which tables are made.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from modernbert_train.data.packing import WINDOW
 from modernbert_train.distributed.launched import speaks_for_all
 from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.finetune.best import Outcome, find_outcome, remove_others
-from modernbert_train.evaluate.finetune.kinds import KINDS
+from modernbert_train.evaluate.finetune.kinds import kind_of
 from modernbert_train.evaluate.finetune.predictions import write_predictions
 from modernbert_train.evaluate.finetune.result import PREDICTIONS, RESULT, write_figures
 from modernbert_train.evaluate.finetune.shards import Prepared, prepare, warnings_of
@@ -52,7 +52,7 @@ _MICROBATCH_TOKENS = 16_384
 
 
 def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
-    """Fine-tune a model on a task, from wherever the run stands, to its result.
+    """Fine-tune a model on a task, or resume it, up to its result.
 
     Args:
         task_name: one of yamls/tasks, or a YAML file.
@@ -134,7 +134,7 @@ def _folder(overrides: Sequence[str]) -> Path:
 def _run(
     task: TaskConfig, named: Named, source: Source, prepared: Prepared, folder: Path, overrides: Sequence[str]
 ) -> RunConfig:
-    """The run as a configuration, written beside its shards; every key of it can be overridden."""
+    """The run as a configuration, written to the folder of its shards; every key of it can be overridden."""
     row_tokens, batch_rows = _rows(task, source, prepared)
     of_batch = task.batch_texts * prepared.tokens / prepared.texts
     tokens = math.ceil(task.epochs * prepared.tokens if task.steps is None else task.steps * of_batch)
@@ -202,11 +202,11 @@ def _objective(task: TaskConfig, source: Source, prepared: Prepared) -> dict[str
         own["lora"] = {key: value for key, value in asdict(task.lora).items() if key != "lr"}
     own["max_tokens"] = source.max_tokens
     types = source.model.segments > 1 and read_vocabulary(prepared.tokenizer).segments_of_pairs
-    return own | KINDS[task.kind].objective(task, source.model, prepared.labels, types)
+    return own | kind_of(task.kind).objective(task, source.model, prepared.labels, types)
 
 
 def _unused(task: TaskConfig, overrides: Sequence[str]) -> Iterator[str]:
-    """What a command line says of fine-tuning, and a frozen encoder does not read."""
+    """Warnings about keys of the command line that a frozen encoder or adapters ignore."""
     if task.freeze:
         for key in asdict(task.frozen):
             if any(each.startswith(f"{key}=") for each in overrides):
@@ -232,7 +232,7 @@ def write_result(
     prepared: Prepared,
     outcome: Outcome,
 ) -> None:
-    """Write what a run came to; figures that are no numbers are null. `wanted` is what the command asked for."""
+    """Write the result of a run; figures that are no numbers are null. `wanted`: see `asked`."""
     phase = config.phases[PHASE]
     sections = ("large", "frozen", "labels", "lora")
     settings = {each.name: getattr(task, each.name) for each in fields(task) if each.name not in sections}

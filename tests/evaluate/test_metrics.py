@@ -8,7 +8,10 @@ import random
 import pytest
 import torch
 
-from modernbert_train.evaluate.metrics import METRICS, Span, entity_figures, spans
+from modernbert_train.config.kinds import KINDS
+from modernbert_train.evaluate.metrics import OF_CLASSES, OF_SCORES, OF_SEVERAL, Span, entity_figures, spans
+
+METRICS = {"single-label": OF_CLASSES, "multi-label": OF_SEVERAL, "regression": OF_SCORES}
 
 
 def metric(kind: str, name: str, told: list[object], so: list[object]) -> float:
@@ -24,6 +27,7 @@ def metric(kind: str, name: str, told: list[object], so: list[object]) -> float:
         ("single-label", "matthews", [1, 1, 0, 1], [1, 0, 0, 1], 1 / math.sqrt(3)),
         ("single-label", "matthews", [1, 1, 1, 1], [1, 1, 1, 1], 0.0),  # as scikit-learn
         ("single-label", "matthews", [0, 1, 2, 2, 1], [0, 1, 2, 1, 0], 0.4375 * 16 / math.sqrt(16 * 16)),
+        ("single-label", "relation_f1", [0, 1, 2, 2, 3], [0, 1, 2, 0, 1], 4 / 7),  # 2 of 4 predicted, 2 of 3 there
         ("single-label", "macro_f1", [0, 1, 3], [0, 1, 1], (1 + 2 / 3 + 0) / 3),
         ("regression", "pearson", [1.0, 2, 3, 4], [1.0, 3, 2, 4], 0.8),
         ("regression", "spearman", [1.0, 2, 2, 4], [1.0, 3, 2, 4], 4.5 / math.sqrt(4.5 * 5)),  # equal ranks are shared
@@ -94,11 +98,14 @@ def test_scikit_learn_and_scipy_measure_the_same() -> None:
         ("multi-label", "accuracy"): judge.accuracy_score,
         ("multi-label", "micro_f1"): lambda so, told: judge.f1_score(so, told, average="micro"),
         ("multi-label", "macro_f1"): lambda so, told: judge.f1_score(so, told, average="macro", zero_division=0),
-        ("multiple-choice", "accuracy"): judge.accuracy_score,
+        ("single-label", "relation_f1"): lambda so, told: judge.f1_score(
+            so, told, labels=[1, 2, 3, 4], average="micro"
+        ),
         ("regression", "pearson"): lambda so, told: stats.pearsonr(so, told).statistic,
         ("regression", "spearman"): lambda so, told: stats.spearmanr(so, told).statistic,
     }
-    theirs["multiple-choice", "accuracy"] = judge.accuracy_score
+    assert all({*KINDS[kind].metrics} == {*names} for kind, names in METRICS.items())
+    assert {*KINDS["relation"].metrics, *KINDS["multiple-choice"].metrics} <= {*OF_CLASSES}
     assert {*theirs} == {(kind, name) for kind, names in METRICS.items() for name in names}
     generator = torch.Generator().manual_seed(1)
     for (kind, name), judged in theirs.items():

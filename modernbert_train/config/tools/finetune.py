@@ -1,4 +1,4 @@
-"""Every knob of a fine-tuning task: what `finetune` reads, and how it trains unless the command line says otherwise."""
+"""Every key of a fine-tuning task: its texts, its labels, and defaults for training."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from typing import Literal
 from omegaconf import MISSING
 
 from modernbert_train.config.classify import LoraConfig
-from modernbert_train.config.evals import METRICS_OF, SPANS
+from modernbert_train.config.kinds import KINDS, SPANS, KindName
 from modernbert_train.config.knob import knob, knobs
 
-KINDS = tuple(METRICS_OF)
 _SHRINKS = "since it is the share by which weights shrink in a step; usual are 1e-6 to 1e-5"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LargeConfig:
-    """What is other for models of a width from 1,024."""
+    """Rates for models of a width from 1,024."""
 
     lr: float | None = knob(None, above=0)
     weight_decay: float | None = knob(None, low=0, below=1, why=_SHRINKS)
@@ -27,7 +26,7 @@ class LargeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenConfig:
-    """What is other where the encoder is frozen, whatever its width: only a matrix learns, and passes are cheap."""
+    """Rates for a frozen encoder of any width: only a matrix learns, and passes are cheap."""
 
     lr: float = knob(1e-3, above=0)
     weight_decay: float = knob(0.0, low=0, below=1, why=_SHRINKS)
@@ -36,7 +35,7 @@ class FrozenConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterConfig(LoraConfig):
-    """Low-rank adapters in place of fine-tuning all weights, and the rate that they are trained with."""
+    """Low-rank adapters instead of all weights, and their learning rate."""
 
     lr: float = knob(5e-4, above=0)  # adapters take some ten times the rate of all weights
 
@@ -46,10 +45,9 @@ class TaskConfig:
     """A task: labelled texts, their labels, and how they are trained."""
 
     # single-label: one class of each text; multi-label: any number of them; regression: a score; tokens: a class of
-    # each word; question-answering: a span of a context; multiple-choice: one of several texts
-    kind: Literal["single-label", "multi-label", "regression", "tokens", "question-answering", "multiple-choice"] = (
-        MISSING
-    )
+    # each word; question-answering: a span of a context; multiple-choice: one of several texts; relation: a class of
+    # two marked spans
+    kind: KindName = MISSING
     # a dataset of the hub, or a folder with a file for each split; None: train and validation name files
     data: str | None = None
     subset: str | None = None  # of the dataset, where it has several; of a folder the folder within, if it is there
@@ -101,11 +99,11 @@ class TaskConfig:
 
     @property
     def measured(self) -> list[str]:
-        return self.metrics or [METRICS_OF[self.kind][0]]
+        return self.metrics or [KINDS[self.kind].metrics[0]]
 
     @property
     def spans(self) -> bool:
-        """Whether tags are those of spans."""
+        """True if tags mark spans."""
         return any(name.startswith(SPANS) for name in self.measured)
 
     @property
@@ -120,14 +118,10 @@ class TaskConfig:
 
 
 TASK_KEYS = tuple(each.name for each in fields(TaskConfig))
-KEYS_OF_KIND = {  # that are of one kind alone
-    "question-answering": ("unanswerable", "null_threshold", "max_answer_tokens", "overlap_tokens"),
-    "multiple-choice": ("choice_columns",),
-}
 
 
-def task_problems(task: TaskConfig) -> Iterator[str]:
-    """What is wrong with a task, as far as it can be told without its files."""
+def common_problems(task: TaskConfig) -> Iterator[str]:
+    """Mistakes in the keys that all kinds share, found without files; see also `Kind.problems`."""
     for key, value, facts in knobs(task):
         yield from facts.mistakes(key, value)
     yield from split_name_problems(task.validation)
@@ -137,50 +131,25 @@ def task_problems(task: TaskConfig) -> Iterator[str]:
     if task.best is not None and task.best not in ("loss", *task.measured):
         known = ", ".join(("loss", *task.measured))
         yield f"best={task.best}: is not measured. Choose from {known}, or add it to metrics."
-    if task.kind == "tokens" and len(task.text_columns) != 1:
-        yield f"text_columns={task.text_columns}: for words name one column."
-    yield from _question_problems(task)
-    if task.kind not in ("tokens", "question-answering") and not 1 <= len(task.text_columns) <= 2:
-        yield f"text_columns={task.text_columns}: name one column, or two for pairs of texts."
+    for kind, row in KINDS.items():
+        for key in row.keys if kind != task.kind else ():
+            if getattr(task, key) != getattr(TaskConfig(kind=task.kind, train=task.train), key):
+                yield f"{key}={getattr(task, key)}: is of kind={kind} alone. Remove it."
     if task.freeze and task.lora is not None:
         yield "freeze=true with lora: a frozen encoder learns nothing. Remove one of them."
     if task.label_column in task.text_columns:
         yield f"label_column={task.label_column} is one of text_columns too: the text would contain the label."
     if len({*task.labels}) < len(task.labels):
         yield f"labels={task.labels}: a name is listed twice. Remove one."
-    if task.labels and (task.kind == "regression" or len(task.labels) < 2):
-        yield f"labels={task.labels}: a score has none, and classes are at least two. Remove or complete them."
+    if len(task.labels) == 1:
+        yield f"labels={task.labels}: classes are at least two. Remove or complete them."
     for name in task.metrics:
-        if name not in METRICS_OF[task.kind]:
-            yield f"metrics: {name} is none of kind={task.kind}. Choose from {', '.join(METRICS_OF[task.kind])}."
-    if task.kind == "single-label" and "f1" in task.metrics and len(task.labels) != 2:
-        yield f"metrics: f1 is that of the second of two labels, and labels={task.labels}. Name two, or use macro_f1."
-
-
-def _question_problems(task: TaskConfig) -> Iterator[str]:
-    for kind, keys in KEYS_OF_KIND.items():
-        for key in keys if kind != task.kind else ():
-            if getattr(task, key) != getattr(TaskConfig(kind=task.kind, train=task.train), key):
-                yield f"{key}={getattr(task, key)}: is of kind={kind} alone. Remove it."
-    if task.kind == "multiple-choice" and len({*task.choice_columns} - {task.label_column, *task.text_columns}) < max(
-        1, len(task.choice_columns)
-    ):
-        yield f"choice_columns={task.choice_columns}: name a column with a list of choices, or one for each of them."
-    if task.kind != "question-answering":
-        return
-    if task.text_columns != ["text"] and len(task.text_columns) != 2:
-        yield f"text_columns={task.text_columns}: name the columns of the question and of its context."
-    if task.labels:
-        yield f"labels={task.labels}: answers are no classes. Remove them."
-    if not 0 <= task.overlap_tokens < task.max_tokens:
-        yield f"overlap_tokens={task.overlap_tokens}: from 0, and below max_tokens={task.max_tokens}."
-    for name in task.metrics:
-        if "_answer_" in name and not task.unanswerable:
-            yield f"metrics: {name} is of questions that may have no answer. Set unanswerable=true, or remove it."
+        if name not in KINDS[task.kind].metrics:
+            yield f"metrics: {name} is none of kind={task.kind}. Choose from {', '.join(KINDS[task.kind].metrics)}."
 
 
 def split_name_problems(validation: Mapping[str, str]) -> Iterator[str]:
-    """What is wrong with the names of what is measured on."""
+    """Mistakes in the names of measured splits."""
     if not validation:
         yield "validation: nothing to measure on. Name it: validation: {dev: FILE}."
     for name in validation:

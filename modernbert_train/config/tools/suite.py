@@ -1,4 +1,4 @@
-"""Every knob of a suite: the tasks of a table, how each is run and chosen, and the published rows beside ours."""
+"""Every knob of a suite: the tasks of a table, how each is run and chosen, and published rows for comparison."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SuiteTaskConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedConfig:
-    """A row that others published; it stands in the table beside ours, marked so."""
+    """A row that others published, which the table marks as such."""
 
     source: str = MISSING  # of the figures, for whoever wants to look
     figures: dict[str, float] = field(default_factory=dict)  # in percent, by task or group
@@ -116,9 +116,9 @@ def each_alone(suite: SuiteConfig) -> SuiteConfig:
 
 
 def suite_problems(suite: SuiteConfig) -> Iterator[str]:
-    """What is wrong with a suite, as far as it can be told without its tasks."""
+    """Mistakes in a suite that can be found without its tasks."""
     if not suite.tasks and suite.efficiency is None:
-        yield "tasks: there is none. Name one: tasks: {sst2: {finetune: sst2}}."
+        yield "tasks: none is named. Name one: tasks: {sst2: {finetune: sst2}}."
     if (speed := suite.efficiency) is not None and (
         min([*speed.lengths, speed.tokens], default=0) < 16 or speed.repeats < 1
     ):
@@ -130,7 +130,7 @@ def suite_problems(suite: SuiteConfig) -> Iterator[str]:
     columns = suite.tasks.keys() | suite.groups.keys()
     for name, members in suite.groups.items():
         if name in suite.tasks or not members or not suite.tasks.keys() >= {*members}:
-            yield f"groups.{name}={members}: a group has a name of its own and names tasks: {', '.join(suite.tasks)}."
+            yield f"groups.{name}={members}: a group needs another name, and names tasks: {', '.join(suite.tasks)}."
     for model, row in suite.published.items():
         if unknown := sorted(row.figures.keys() - columns):
             yield f"published.{model}: {', '.join(unknown)} is no task or group of this suite."

@@ -14,23 +14,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.batch import IGNORED_LABEL
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.evals import COUNT
+from modernbert_train.config.schema import ModelConfig, ScoresConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.read_json import read_json
 from modernbert_train.data.tables import Row, read_rows, shown_value
 from modernbert_train.errors import DataError
+from modernbert_train.evaluate.finetune.classes import DIGITS
 from modernbert_train.evaluate.finetune.counts import Counts
 from modernbert_train.evaluate.finetune.examples import TRAIN, Encoded, Example, Split
-from modernbert_train.evaluate.finetune.numbers import Labels
+from modernbert_train.evaluate.finetune.numbers import Labels, Logits
 from modernbert_train.evaluate.finetune.texts import KEYS
 from modernbert_train.evaluate.finetune.tokens import Reader
+from modernbert_train.evaluate.texts_beside import read_texts
 
 SQUAD = ".json"
-_NONE, _UNKNOWN = -1, -2  # in place of characters: no answer; one that is not where it is said to be
+_NONE, _UNKNOWN = -1, -2  # for character offsets: no answer; an answer that is not at answer_start
 
 
 class Span(NamedTuple):
-    """An answer, and where its first character stands in the context."""
+    """An answer, and the place of its first character in the context."""
 
     text: str
     start: int
@@ -41,6 +44,19 @@ class Answers:
 
     ends: tuple[str, ...] = (SQUAD, ".jsonl", ".parquet")
     decides: tuple[str, ...] = ("unanswerable", "overlap_tokens")
+    repeats = True
+
+    def problems(self, task: TaskConfig) -> Iterator[str]:
+        """See `Kind`."""
+        if task.text_columns != ["text"] and len(task.text_columns) != 2:
+            yield f"text_columns={task.text_columns}: name the columns of the question and of its context."
+        if task.labels:
+            yield f"labels={task.labels}: answers are no classes. Remove them."
+        if not 0 <= task.overlap_tokens < task.max_tokens:
+            yield f"overlap_tokens={task.overlap_tokens}: from 0, and below max_tokens={task.max_tokens}."
+        for name in task.metrics:
+            if "_answer_" in name and not task.unanswerable:
+                yield f"metrics: {name} is of questions that may have no answer. Set unanswerable=true, or remove it."
 
     def columns(self, task: TaskConfig, labelled: bool) -> tuple[list[str], list[str]]:
         """See `Kind`."""
@@ -89,14 +105,14 @@ class Answers:
         return example._replace(label=found)
 
     def numbers(self, task: TaskConfig, splits: Mapping[str, Split]) -> Labels:
-        """See `Kind`: the first and the last character of an answer, the first that is where it is said to be."""
+        """See `Kind`: the first and the last character of the first answer that the context has at `answer_start`."""
         values = {
             name: [_place(each) if split.labelled else np.full((1, 2), _UNKNOWN) for each in split.examples]
             for name, split in splits.items()
         }
         if not any(int(each[0, 0]) >= 0 for each in values[TRAIN]):
             raise DataError(
-                f"{splits[TRAIN].source}: none of {len(values[TRAIN]):,} questions has an answer that stands where "
+                f"{splits[TRAIN].source}: none of {len(values[TRAIN]):,} questions has its answer where "
                 "answer_start says, in characters of the context from 0. Correct the file."
             )
         return Labels(("start", "end"), {}, values)
@@ -104,7 +120,7 @@ class Answers:
     def encode(
         self, split: Split, values: Sequence[NDArray[Any]], labels: Labels, reader: Reader, counts: Counts
     ) -> Iterator[Encoded]:
-        """See `Kind`. Of splits that are told also where each token of a context stands in it."""
+        """See `Kind`. Measured splits also get the character offsets of each context."""
         found = reader.ids(split.examples, [example.texts[:1] for example in split.examples])
         context, encoding = "", reader.tokenizer.encode("", add_special_tokens=False)
         for (question,), example, value in zip(found, split.examples, values, strict=True):
@@ -136,9 +152,40 @@ class Answers:
             yield Encoded(documents, said)
 
     def objective(self, task: TaskConfig, model: ModelConfig, labels: tuple[str, ...], types: bool) -> dict[str, Any]:
-        """See `Kind`; transformers' classes have no dropout before their two logits."""
+        """See `Kind`; transformers' classes apply none of the dropout before their two logits."""
         own = {key: getattr(task, key) for key in ("unanswerable", "null_threshold", "max_answer_tokens")}
         return {"name": "answer", "segments": 2 if types else 1, "dropout": 0.0, **own}
+
+    def only_label(self, values: NDArray[Any]) -> str | None:
+        """See `Kind`."""
+        return None
+
+    def figures(
+        self,
+        logits: Logits,
+        labels: Sequence[NDArray[Any]],
+        sizes: Sequence[int],
+        objective: Any,
+        settings: ScoresConfig,
+    ) -> dict[str, float]:
+        """See `Kind`: of whole questions; the loss is the mean over windows whose answer is known."""
+        from modernbert_train.evaluate.answers import answer_figures, told_answers
+        from modernbert_train.evaluate.metrics import finite, span_loss
+
+        texts = read_texts(Path(settings.shards))
+        told = [each.text for each in told_answers(texts, logits.numpy(), objective)]
+        figures = answer_figures(told, [text["label"] for text in texts], unanswerable=objective.unanswerable)
+        found = finite(logits, {name: figures[name] for name in settings.metrics})
+        return {"loss": span_loss(logits, labels, sizes), **found, f"{COUNT}texts": float(len(texts))}
+
+    def predicted(self, texts: Sequence[Mapping[str, Any]], logits: Logits, objective: Any) -> Iterator[dict[str, Any]]:
+        """See `Kind`."""
+        from modernbert_train.evaluate.answers import told_answers
+
+        for told in told_answers(texts, logits.numpy(), objective):
+            scores = {"answer": told.score, "null": told.null_score}
+            rounded = {key: None if value is None else round(value, DIGITS) for key, value in scores.items()}
+            yield {"prediction": told.text, "start": told.start, "scores": rounded}
 
 
 def _label_column(task: TaskConfig) -> str:
@@ -184,7 +231,7 @@ def _windows(tokens: int, room: int, overlap: int) -> Iterator[tuple[int, int]]:
 
 
 def _tokens(offsets: NDArray[np.int64], value: NDArray[np.int64]) -> tuple[int, int]:
-    """First and last token of an answer; (-1, -1) where there is none, (-2, -2) where it is not known."""
+    """First and last token of an answer; (-1, -1): none; (-2, -2): unknown."""
     first, last = (int(each) for each in value)
     if first < 0:
         return first, last

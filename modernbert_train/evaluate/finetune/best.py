@@ -19,7 +19,7 @@ Figures = dict[str, dict[str, float]]  # by split
 
 
 class Outcome(NamedTuple):
-    """What a fine-tuning came to.
+    """Result of a fine-tuning.
 
     Attributes:
         checkpoint: that counts.
@@ -36,7 +36,7 @@ def find_outcome(config: RunConfig, task: TaskConfig) -> Outcome:
     """The checkpoint that counts, and its figures.
 
     Raises:
-        DataError: metrics.jsonl does not say what was measured.
+        DataError: metrics.jsonl lacks measurements.
         StorageError: the checkpoint is damaged.
     """
     measured = _measured(config)

@@ -9,17 +9,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModelConfig, ScoresConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.files import values_as
 from modernbert_train.data.labelled import class_name
 from modernbert_train.data.tables import shown_value
 from modernbert_train.errors import DataError
+from modernbert_train.evaluate.finetune.classes import NOTHING, pooling, rounded
 from modernbert_train.evaluate.finetune.counts import Counts
 from modernbert_train.evaluate.finetune.examples import Encoded, Example, Split
-from modernbert_train.evaluate.finetune.numbers import Labels
-from modernbert_train.evaluate.finetune.texts import Texts, pooling
+from modernbert_train.evaluate.finetune.numbers import Labels, Logits
+from modernbert_train.evaluate.finetune.texts import Texts
 from modernbert_train.evaluate.finetune.tokens import SPECIAL_TOKENS, Reader, cut
 
 
@@ -27,6 +29,15 @@ class Choices(Texts):
     """See `Kind`."""
 
     decides: tuple[str, ...] = ("choice_columns",)
+    repeats = True
+
+    def problems(self, task: TaskConfig) -> Iterator[str]:
+        """See `Kind`."""
+        if not 1 <= len(task.text_columns) <= 2:
+            yield f"text_columns={task.text_columns}: name one column, or two for pairs of texts."
+        others = {*task.choice_columns} - {task.label_column, *task.text_columns}
+        if len(others) < max(1, len(task.choice_columns)):
+            yield f"choice_columns={task.choice_columns}: name a column with a list of choices, or one for each choice."
 
     def columns(self, task: TaskConfig, labelled: bool) -> tuple[list[str], list[str]]:
         """See `Kind`."""
@@ -63,7 +74,7 @@ class Choices(Texts):
     def encode(
         self, split: Split, values: Sequence[Any], labels: Labels, reader: Reader, counts: Counts
     ) -> Iterator[Encoded]:
-        """See `Kind`. Where a choice is too long, its text or the choice loses its end, whichever is longer."""
+        """See `Kind`. Where a choice is too long, the longer of its text and the choice loses its end."""
         cls_id, sep_id = reader.vocabulary.cls_id, reader.vocabulary.sep_id
         texts = [_texts(example, reader.task) for example in split.examples]
         found = reader.ids(split.examples, texts)
@@ -83,13 +94,40 @@ class Choices(Texts):
         own = {"name": "choose", "labels": list(labels), "pooling": pooling(task, model)}
         return own | {"segments": 2 if types else 1}
 
+    def only_label(self, values: NDArray[Any]) -> str | None:
+        """See `Kind`."""
+        return None
+
+    def figures(
+        self,
+        logits: Logits,
+        labels: Sequence[NDArray[Any]],
+        sizes: Sequence[int],
+        objective: Any,
+        settings: ScoresConfig,
+    ) -> dict[str, float]:
+        """See `Kind`: as of classes."""
+        from modernbert_train.evaluate.metrics import class_figures
+
+        return class_figures(logits, np.concatenate(labels)[:, 0], settings.metrics)
+
+    def predicted(self, texts: Sequence[Mapping[str, Any]], logits: Logits, objective: Any) -> Iterator[dict[str, Any]]:
+        """See `Kind`."""
+        for text in texts:
+            if text["document"] is None:
+                yield dict(NOTHING)
+                continue
+            logits_C, names = logits[text["document"]][: text["choices"]], objective.labels[: text["choices"]]
+            shares = dict(zip(names, rounded(logits_C.softmax(dim=0)), strict=True))
+            yield {"prediction": names[int(logits_C.argmax())], "scores": shares}
+
 
 def _number(example: Example, task: TaskConfig) -> int:
     return len(example.texts) - len(task.text_columns)
 
 
 def _texts(example: Example, task: TaskConfig) -> list[str]:
-    """The first text, and what stands behind [SEP] of each choice: the second, if there is one, goes on with it."""
+    """The first text, and for each choice the text after [SEP]: the second text, if any, then the choice."""
     number = len(task.text_columns)
     first, *rest = example.texts[:number]
     return [first, *(" ".join(filter(str.strip, (*rest, choice))) for choice in example.texts[number:])]

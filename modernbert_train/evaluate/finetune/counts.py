@@ -8,17 +8,17 @@ from dataclasses import dataclass, fields
 
 @dataclass
 class Counts:
-    """What became of the texts of a split."""
+    """Texts of a split, by outcome."""
 
     texts: int = 0  # written
     truncated: int = 0  # of them cut to the context; of questions, those that were cut themselves
     empty: int = 0  # without a letter, left out
     unseen: int = 0  # with a class that training has not
-    loose_tags: int = 0  # I-x and E-x that go on with no entity of type x, read as a beginning
+    loose_tags: int = 0  # I-x and E-x that continue no entity of type x, read as a beginning
     in_train: int = 0  # of a split that is measured: texts that the training split has too
     many_labels: int = 0  # with a text that stands elsewhere in the split with another label
-    lost_words: int = 0  # tagged words cut off, or without a token of their own: neither learned nor measured
-    misplaced: int = 0  # no answer stands where it is said to: left out of training, and of the loss
+    lost_words: int = 0  # tagged words cut off, or without a separate token: neither learned nor measured
+    misplaced: int = 0  # no answer is at answer_start: left out of training, and of the loss
 
 
 _SAID = {
@@ -34,7 +34,7 @@ _SAID = {
 
 
 def in_words(counts: Counts) -> Iterator[str]:
-    """What is worth saying, a phrase each."""
+    """A phrase for each count that deserves a warning."""
     for each in fields(counts):
         if each.name in _SAID and (number := getattr(counts, each.name)):
             yield f"{number:,} {_SAID[each.name]}"

@@ -1,68 +1,77 @@
-"""The kinds of tasks: what each reads of files and of the hub, what it learns of it, and which objective that is.
+"""The interface of a kind of labelled task, and the lookup of kinds by name.
 
-Another is a file beside this one and a row in `KINDS`; its metrics are in config/evals.py, its figures in
-evaluate/scores.py.
+A kind owns all that differs between tasks: how rows and labels are read, which objective learns them (which decides the
+head, the loss and transformers' class of the export), the figures, and the lines of predictions.jsonl. A new kind is a
+file in this folder and a row in config/kinds.py; relation.py is the shortest example.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from modernbert_train.config.schema import ModelConfig
-from modernbert_train.config.tools.finetune import TaskConfig
+from numpy.typing import NDArray
+
+from modernbert_train.config.kinds import KINDS
+from modernbert_train.config.schema import ModelConfig, ScoresConfig
+from modernbert_train.config.tools.finetune import TaskConfig, common_problems
 from modernbert_train.data.tables import Row
-from modernbert_train.evaluate.finetune.answers import Answers
-from modernbert_train.evaluate.finetune.choices import Choices
 from modernbert_train.evaluate.finetune.counts import Counts
 from modernbert_train.evaluate.finetune.examples import Encoded, Example, Split
-from modernbert_train.evaluate.finetune.numbers import Labels
-from modernbert_train.evaluate.finetune.texts import Texts
+from modernbert_train.evaluate.finetune.numbers import Labels, Logits
 from modernbert_train.evaluate.finetune.tokens import Reader
-from modernbert_train.evaluate.finetune.words import Words
+
+Texts = list[dict[str, Any]]  # lines of `texts_beside.read_texts`
 
 
 class Kind(Protocol):
-    """One kind of task. Functions alone: nothing is kept.
+    """One kind of task, without state.
 
     Attributes:
-        ends: of the names of its files.
-        decides: keys of the task that are its own and decide what is written.
+        ends: suffixes of its files.
+        decides: keys of this kind that decide which shards are written.
+        repeats: True if a text with two different labels is worth a warning.
     """
 
     ends: tuple[str, ...]
     decides: tuple[str, ...]
+    repeats: bool
+
+    def problems(self, task: TaskConfig) -> Iterator[str]:
+        """Mistakes in the keys of a task of this kind, found without its files."""
 
     def columns(self, task: TaskConfig, labelled: bool) -> tuple[list[str], list[str]]:
-        """Columns that hold texts, and others, the label's last; of a table or a dataset."""
+        """Columns of a table or dataset that hold texts, and others, the label last."""
 
     def rows(self, path: Path, task: TaskConfig, labelled: bool, named: str | None) -> Iterator[Row]:
-        """Rows of a file: those texts, and values of the others and of the column `named`.
+        """Rows of a file: texts, and values of the other columns and of the column `named`.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the file cannot be read.
             ValueError: it is damaged or lacks a column; names the line.
         """
 
     def example(
         self, example: Example, others: tuple[Any, ...], task: TaskConfig, names: Sequence[str], labelled: bool
     ) -> Example:
-        """A row as an example.
+        """Complete an example from its row.
 
         Args:
-            example: with the texts and the label of its row.
-            others: values of the other columns but for the label.
-            task: of it.
+            example: with the texts and the label of the row.
+            others: values of the other columns without the label.
+            task: the task.
             names: of the classes, where the dataset has them.
-            labelled: whether its label is read.
+            labelled: True if the label is read.
 
         Raises:
-            ValueError, DataError: it is none.
+            ValueError, DataError: the row is invalid.
         """
 
     def numbers(self, task: TaskConfig, splits: Mapping[str, Split]) -> Labels:
-        """Labels of all splits as numbers. Raises DataError: one is none, or there is nothing to learn."""
+        """Labels of all splits as numbers. Raises DataError if one is invalid or nothing can be learned."""
 
     def encode(
         self, split: Split, values: Sequence[Any], labels: Labels, reader: Reader, counts: Counts
@@ -71,28 +80,55 @@ class Kind(Protocol):
 
         Args:
             split: its examples.
-            values: the numbers of each.
-            labels: all of them.
+            values: the numbers of each example.
+            labels: all labels.
             reader: the tokenizer.
-            counts: of the split, to be added to.
+            counts: of the split; this method adds to them.
         """
 
+    def only_label(self, values: NDArray[Any]) -> str | None:
+        """Words for the one label that all texts of a split share, if figures then say nothing."""
+
     def objective(self, task: TaskConfig, model: ModelConfig, labels: tuple[str, ...], types: bool) -> dict[str, Any]:
-        """The section `objective`, but for what all kinds have.
+        """The section `objective` of the run, without the keys that all kinds share.
 
         Args:
             task, model: of the run.
             labels: names of the classes.
-            types: whether the second text of a pair has another token type.
+            types: True if the second text of a pair has another token type.
         """
 
+    def figures(
+        self,
+        logits: Logits,
+        labels: Sequence[NDArray[Any]],
+        sizes: Sequence[int],
+        objective: Any,
+        settings: ScoresConfig,
+    ) -> dict[str, float]:
+        """The loss and the metrics of a split.
 
-_TEXTS = Texts()
-KINDS: dict[str, Kind] = {
-    "single-label": _TEXTS,
-    "multi-label": _TEXTS,
-    "regression": _TEXTS,
-    "tokens": Words(),
-    "question-answering": Answers(),
-    "multiple-choice": Choices(),
-}
+        Args:
+            logits: of every document, word or token in order, see `Scores.logits`.
+            labels: of each document.
+            sizes: rows of `logits` that belong to each document.
+            objective: the run's.
+            settings: names the metrics.
+        """
+
+    def predicted(self, texts: Texts, logits: Logits, objective: Any) -> Iterator[dict[str, Any]]:
+        """`prediction` and `scores` of each text, from logits as in `figures`."""
+
+
+@cache
+def kind_of(name: str) -> Kind:
+    """Return the kind of this name; imports its file."""
+    module, _, code = KINDS[name].code.partition(":")
+    kind: Kind = getattr(importlib.import_module(f"{__package__}.{module}"), code)()
+    return kind
+
+
+def task_problems(task: TaskConfig) -> Iterator[str]:
+    """Mistakes in a task that can be found without its files."""
+    yield from common_problems(task)
+    yield from kind_of(task.kind).problems(task)

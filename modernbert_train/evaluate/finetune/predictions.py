@@ -1,7 +1,7 @@
-"""predictions.jsonl of a fine-tuning: what the model says of each text that is measured, or only predicted.
+"""predictions.jsonl of a fine-tuning: a prediction for each text that is measured or named in `predict`.
 
-A line for each text of each split, in the order of its file, also for those that were left out, so that it can be laid
-beside the file: `split`, `line`, `id` where the task names a column of it, `label` where it has one, `prediction`, and
+A line for each text of each split, in the order of its file, also for those that were left out, so that lines
+match the file: `split`, `line`, `id` where the task names a column of it, `label` where it has one, `prediction`, and
 `scores`. Scores are probabilities, of words those of the tags that were predicted, of choices those of each; of an
 answer, which has its `start` in the context too, sums of logits, `null` that of no answer.
 """
@@ -9,7 +9,7 @@ answer, which has its `start` in the context too, sums of logits, `null` that of
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +24,7 @@ from modernbert_train.core.files import os_errors_as, write_whole
 from modernbert_train.data.facts import read_facts
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.errors import StorageError
-from modernbert_train.evaluate.answers import told_answers
+from modernbert_train.evaluate.finetune.kinds import kind_of
 from modernbert_train.evaluate.finetune.shards import Prepared
 from modernbert_train.evaluate.heldout import HeldOutTexts
 from modernbert_train.evaluate.scores import Scores
@@ -32,8 +32,6 @@ from modernbert_train.evaluate.texts_beside import read_texts
 from modernbert_train.models.build import build_model
 from modernbert_train.weights.gather import load_weights
 from modernbert_train.weights.source import source_of
-
-_DIGITS = 6  # of a score
 
 
 def write_predictions(config: RunConfig, task: TaskConfig, prepared: Prepared, found: Checkpoint, file: Path) -> None:
@@ -61,7 +59,7 @@ def write_predictions(config: RunConfig, task: TaskConfig, prepared: Prepared, f
     for split in (*task.validation, *task.predict):
         texts = read_texts(prepared.folder / split)
         scores = Scores(f"predictions.{split}", ScoresConfig(shards=str(prepared.folder / split)), held_out)
-        logits = scores.told(model, now, compute, alone=True)
+        logits = scores.logits(model, now, compute, alone=True)
         objective = cast(LabelledConfig, now.objective)
         lines += [
             json.dumps({"split": split, **said}, ensure_ascii=False)
@@ -86,70 +84,6 @@ def predicted(texts: list[dict[str, Any]], logits: Tensor, objective: LabelledCo
         logits: of every text that has a document, or of every word or token of these that is told, in their order.
         objective: what they mean.
     """
-    (head,) = objective.heads
-    for text, said in zip(texts, _PREDICTED[head](texts, logits, objective), strict=True):
+    kind = kind_of(objective.task_kind)
+    for text, said in zip(texts, kind.predicted(texts, logits, objective), strict=True):
         yield {key: text[key] for key in ("line", "id", "label") if key in text} | said
-
-
-def _texts(texts: list[dict[str, Any]], logits_NL: Tensor, objective: Any) -> Iterator[dict[str, Any]]:
-    for text in texts:
-        number = text["document"]
-        yield dict(_NOTHING) if number is None else _of_text(logits_NL[number], objective)
-
-
-def _words(texts: list[dict[str, Any]], logits_WL: Tensor, objective: Any) -> Iterator[dict[str, Any]]:
-    names, at = objective.labels, 0
-    for text in texts:
-        if text["document"] is None:
-            yield dict(_NOTHING)
-            continue
-        number = sum(text["told"])
-        chances, tags = logits_WL[at : at + number].softmax(dim=1).max(dim=1)
-        at += number
-        found = iter(zip((names[tag] for tag in tags.tolist()), _rounded(chances), strict=True))
-        words = [next(found) if told else (None, None) for told in text["told"]]
-        yield {"prediction": [tag for tag, _ in words], "scores": [chance for _, chance in words]}
-
-
-def _choices(texts: list[dict[str, Any]], logits_NC: Tensor, objective: Any) -> Iterator[dict[str, Any]]:
-    for text in texts:
-        if text["document"] is None:
-            yield dict(_NOTHING)
-            continue
-        logits_C, names = logits_NC[text["document"]][: text["choices"]], objective.labels[: text["choices"]]
-        shares = dict(zip(names, _rounded(logits_C.softmax(dim=0)), strict=True))
-        yield {"prediction": names[int(logits_C.argmax())], "scores": shares}
-
-
-def _answers(texts: list[dict[str, Any]], logits_T2: Tensor, objective: Any) -> Iterator[dict[str, Any]]:
-    for told in told_answers(texts, logits_T2.numpy(), objective):
-        scores = {"answer": told.score, "null": told.null_score}
-        rounded = {key: None if value is None else round(value, _DIGITS) for key, value in scores.items()}
-        yield {"prediction": told.text, "start": told.start, "scores": rounded}
-
-
-# what stands on the encoder -> what is said of each text
-_PREDICTED: dict[str, Callable[[list[dict[str, Any]], Tensor, Any], Iterator[dict[str, Any]]]] = {
-    "class": _texts,
-    "choice": _choices,
-    "tag": _words,
-    "answer": _answers,
-}
-_NOTHING = {"prediction": None, "scores": None}  # of a text without a document
-
-
-def _of_text(logits_L: Tensor, objective: Any) -> dict[str, Any]:
-    names = objective.labels
-    if objective.kind == "regression":
-        (score,) = _rounded(logits_L)
-        return {"prediction": score, "scores": {"score": score}}
-    several = objective.kind == "multi-label"
-    chances = _rounded(logits_L.sigmoid() if several else logits_L.softmax(dim=0))
-    told: Any = names[int(logits_L.argmax())]
-    if several:
-        told = [name for name, logit in zip(names, logits_L.tolist(), strict=True) if logit > 0]
-    return {"prediction": told, "scores": dict(zip(names, chances, strict=True))}
-
-
-def _rounded(values: Tensor) -> list[float]:
-    return [round(value, _DIGITS) for value in values.tolist()]

@@ -13,7 +13,7 @@ from modernbert_train.core.files import os_errors_as, values_as
 from modernbert_train.data.tables import Row
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.examples import TRAIN, Example, Split
-from modernbert_train.evaluate.finetune.kinds import KINDS
+from modernbert_train.evaluate.finetune.kinds import kind_of
 
 _ALIASES = {"validation": "dev", "validation_matched": "dev_matched", "validation_mismatched": "dev_mismatched"}
 
@@ -29,7 +29,7 @@ def files_of(task: TaskConfig) -> dict[str, Path]:
     found = {}
     for name, split in _named(task).items():
         path = Path(split) if task.data is None else _in_folder(task, split)
-        ends = KINDS[task.kind].ends
+        ends = kind_of(task.kind).ends
         if path.suffix not in ends:
             raise DataError(f"{name}={path}: of which kind is it? For kind={task.kind} name one of {', '.join(ends)}.")
         if not path.is_file():
@@ -48,7 +48,7 @@ def _in_folder(task: TaskConfig, split: str) -> Path:
     subset = subset or task.subset or ""
     if subset and (folder / subset).is_dir():
         folder /= subset
-    ends = [end for end in KINDS[task.kind].ends if end != ".txt"]
+    ends = [end for end in kind_of(task.kind).ends if end != ".txt"]
     names = [f"{stem}{end}" for stem in (split, _ALIASES.get(split, split)) for end in ends]
     for name in names:
         if (folder / name).is_file():
@@ -72,7 +72,7 @@ def _of_file(key: str, path: Path, task: TaskConfig) -> Split:
     labelled, named = key not in task.predict, task.id_column if key != TRAIN else None
     unread = os_errors_as(DataError, f"{key}={path}: cannot be read", "Name a file of labelled texts.")
     with unread, values_as(DataError, f"{key}={path}"):
-        rows = KINDS[task.kind].rows(path, task, labelled, named)
+        rows = kind_of(task.kind).rows(path, task, labelled, named)
         return _split(key, str(path), "line", rows, task, ())
 
 
@@ -82,7 +82,7 @@ def _of_hub(key: str, split: str, task: TaskConfig) -> Split:
     labelled, named = key not in task.predict, task.id_column if key != TRAIN else None
     subset, _, split = split.rpartition("/")
     subset = subset or task.subset or ""
-    columns = KINDS[task.kind].columns(task, labelled)
+    columns = kind_of(task.kind).columns(task, labelled)
     rows, names = read_hub(str(task.data), subset or None, split, columns, labelled, named)
     source = "/".join(filter(None, (task.data, subset, split)))
     with values_as(DataError, source):
@@ -91,7 +91,7 @@ def _of_hub(key: str, split: str, task: TaskConfig) -> Split:
 
 def _split(key: str, source: str, word: str, rows: Iterable[Row], task: TaskConfig, names: tuple[str, ...]) -> Split:
     labelled, named = key not in task.predict, task.id_column is not None and key != TRAIN
-    kind, examples = KINDS[task.kind], []
+    kind, examples = kind_of(task.kind), []
     for row in rows:
         values = list(row.values)
         name = values.pop() if named else None

@@ -1,4 +1,4 @@
-"""The result of a run on labelled texts, in one file of one form, which a table of many can be made of."""
+"""The result of a run on labelled texts, in one file of one form, from which tables are made."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESULT, PREDICTIONS = "result.json", "predictions.jsonl"
 
 
 def read_result(file: Path) -> dict[str, Any] | None:
-    """What a run came to; None where it has not, or where the file is none of ours."""
+    """Read the result of a run; None if it has none, or if the file has another form."""
     found: Any = None
     with suppress(OSError, ValueError):
         found = read_json(file)
@@ -43,11 +43,11 @@ def write_figures(
 
     Args:
         file: result.json.
-        task, source, seed, run: what was trained on what, by which name.
+        task, source, seed, run: the task, the model, the seed and the name of the run.
         figures: by split; those that are no numbers are null.
         counts: what became of the texts of each split.
         settings: of the task.
-        more: what is of this kind of task alone.
+        more: entries of this kind of task alone.
     """
     content = {
         "task": task,

@@ -23,11 +23,11 @@ from modernbert_train.core.files import lock, os_errors_as, whole_folder
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.tokenizer_threads import tokenizer_threads
-from modernbert_train.data.dataset_card import file_sha256, read_card
+from modernbert_train.data.dataset_card import LABELS, file_sha256, read_card
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.evaluate.finetune.counts import Counts, in_words
 from modernbert_train.evaluate.finetune.examples import TRAIN, Split
-from modernbert_train.evaluate.finetune.kinds import KINDS
+from modernbert_train.evaluate.finetune.kinds import kind_of
 from modernbert_train.evaluate.finetune.numbers import Labels
 from modernbert_train.evaluate.finetune.read import files_of, read_splits
 from modernbert_train.evaluate.finetune.tokens import SPECIAL_TOKENS, Reader
@@ -82,7 +82,7 @@ def prepare(task: TaskConfig, tokenizer: Path, max_tokens: int, folder: Path) ->
 
     Args:
         task: its texts and labels.
-        tokenizer: of the model, copied beside the shards.
+        tokenizer: of the model, copied to the shards.
         max_tokens: longest document, special tokens included.
         folder: where to. Several ranks may ask at once: one writes.
 
@@ -106,7 +106,7 @@ def _asked(task: TaskConfig, vocabulary: Vocabulary, max_tokens: int) -> dict[st
     files = {name: {"file": str(path), "sha256": file_sha256(path)} for name, path in files_of(task).items()}
     about = {key: getattr(task, key) for key in _DECIDES}
     about |= {key: value for key in _DECIDES_IF_SET if (value := getattr(task, key))}
-    about |= {key: getattr(task, key) for key in KINDS[task.kind].decides}
+    about |= {key: getattr(task, key) for key in kind_of(task.kind).decides}
     about |= {"max_tokens": max_tokens, "tokenizer_sha256": vocabulary.sha256, "files": files}
     return json.loads(json.dumps(about))
 
@@ -131,7 +131,7 @@ def _read(folder: Path, asked: Mapping[str, Any]) -> Prepared:
 
 def _write(task: TaskConfig, asked: Mapping[str, Any], tokenizer: Path, max_tokens: int, folder: Path) -> None:
     splits = read_splits(task)
-    labels = KINDS[task.kind].numbers(task, splits)
+    labels = kind_of(task.kind).numbers(task, splits)
     with whole_folder(folder) as staging:
         (staging / TOKENIZER).mkdir(parents=True)
         for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
@@ -163,7 +163,7 @@ def _count_repeats(splits: Mapping[str, Split], labels: Labels, task: TaskConfig
     for name, own in keys.items():
         if name != TRAIN and splits[name].labelled:
             counts[name].in_train = sum(key in known for key in own)
-        if splits[name].labelled and task.kind != "regression":  # where several people's scores of a text may differ
+        if splits[name].labelled and kind_of(task.kind).repeats:
             said: dict[tuple[str, ...], set[bytes]] = {}
             for key, value in zip(own, labels.values[name], strict=True):
                 said.setdefault(key, set()).add(value.tobytes())
@@ -180,7 +180,7 @@ def _write_split(
     writer = ShardWriter(staging / name, reader.vocabulary.num_entries, reader.vocabulary.sha256, _SHARD_BYTES)
     counts, longest = Counts(), 0
     with tokenizer_threads(False), file_of_texts(staging / name).open("w", encoding="utf-8") as about:
-        encoded = KINDS[task.kind].encode(split, labels.values[name], labels, reader, counts)
+        encoded = kind_of(task.kind).encode(split, labels.values[name], labels, reader, counts)
         for made, example in zip(encoded, split.examples, strict=True):
             said: dict[str, Any] = {"line": example.line, "document": writer.documents if made.documents else None}
             said |= ({"id": example.id} if task.id_column else {}) | made.said
@@ -199,17 +199,12 @@ def _write_split(
 
 
 def warnings_of(prepared: Prepared, task: TaskConfig) -> Iterator[str]:
-    """What a person should know of the texts, a line each."""
+    """Warnings about the texts, a line each."""
     for name, counts in prepared.counts.items():
         if found := list(in_words(counts)):
             left_out = counts.empty + (counts.misplaced if name == TRAIN else 0)
             yield f"{name}: of {counts.texts + left_out:,} texts " + "; ".join(found)
-        if name in task.validation and (only := _only_label(prepared.folder / name, task)):
-            yield f"{name}: all texts have {only}, so correlations say nothing"
-
-
-def _only_label(folder: Path, task: TaskConfig) -> str | None:
-    if task.kind not in ("single-label", "regression"):
-        return None
-    values = np.unique(np.load(folder / "labels.npy"))
-    return ("one score" if task.kind == "regression" else "one class") if len(values) == 1 else None
+        if name in task.validation:
+            labels = np.load(prepared.folder / name / LABELS, mmap_mode="r")
+            if (only := kind_of(task.kind).only_label(labels)) is not None:
+                yield f"{name}: all texts have {only}, so correlations say nothing"

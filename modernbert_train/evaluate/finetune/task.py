@@ -1,4 +1,4 @@
-"""Parse what a command names: a task, and a model as it is or as one of the baselines beside it; without torch.
+"""Parse the names of a command: a task, and a model as it is or as one of the baselines beside it; without torch.
 
 A baseline is said before the model's name, `frozen:runs/mine`, and goes through the same code as everything else: the
 encoder keeps its weights and a linear head learns on its states, or the weights are drawn anew, or both.
@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from modernbert_train.checkpoints.manifest import MANIFEST
+from modernbert_train.config.kinds import KINDS
 from modernbert_train.config.knob import may
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.config.tools.finetune import KEYS_OF_KIND, TASK_KEYS, TaskConfig, task_problems
+from modernbert_train.config.tools.finetune import TASK_KEYS, TaskConfig
 from modernbert_train.core.installed import YAMLS
 from modernbert_train.core.text import file_name
 from modernbert_train.errors import ConfigError
+from modernbert_train.evaluate.finetune.kinds import task_problems
 
 SEED = 1618  # the first of those that ModernBERT was evaluated with
 FROZEN, UNTRAINED = "frozen", "untrained"
@@ -129,7 +131,7 @@ def asked(task: TaskConfig, model: str, overrides: Sequence[str]) -> dict[str, A
     last = {key: value for key, _, value in (each.partition("=") for each in overrides)}
     kept = {key: value for key, value in sorted(last.items()) if key != "seed" and _decides(key)}
     # another kind's keys, so that results of before they were are those of the same command
-    other = {key for kind, keys in KEYS_OF_KIND.items() if kind != task.kind for key in keys}
+    other = {key for kind, row in KINDS.items() if kind != task.kind for key in row.keys}
     other |= {"lora"} if task.lora is None else set()
     own = {key: value for key, value in asdict(task).items() if key not in other}
     return json.loads(json.dumps({"task": own, "model": model, "keys": kept}))

@@ -6,14 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from modernbert_train.batch import IGNORED_LABEL
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.kinds import SPANS
+from modernbert_train.config.schema import ModelConfig, ScoresConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.data.conll import loose_tags, read_sentences, require_span_tag, token_lists
 from modernbert_train.data.tables import Row, read_rows
+from modernbert_train.evaluate.finetune.classes import NOTHING, rounded
 from modernbert_train.evaluate.finetune.counts import Counts
 from modernbert_train.evaluate.finetune.examples import Encoded, Example, Split, by_place
-from modernbert_train.evaluate.finetune.numbers import Labels, number_labels, of_tokens
+from modernbert_train.evaluate.finetune.numbers import Labels, Logits, in_order, number_classes
 from modernbert_train.evaluate.finetune.texts import KEYS
 from modernbert_train.evaluate.finetune.tokens import Reader
 
@@ -23,6 +28,13 @@ class Words:
 
     ends: tuple[str, ...] = (".conll", ".jsonl", ".parquet", ".txt")
     decides: tuple[str, ...] = ()
+    repeats = True
+    min_classes = 2
+
+    def problems(self, task: TaskConfig) -> Iterator[str]:
+        """See `Kind`."""
+        if len(task.text_columns) != 1:
+            yield f"text_columns={task.text_columns}: for words name one column."
 
     def columns(self, task: TaskConfig, labelled: bool) -> tuple[list[str], list[str]]:
         """See `Kind`."""
@@ -56,7 +68,27 @@ class Words:
 
     def numbers(self, task: TaskConfig, splits: Mapping[str, Split]) -> Labels:
         """See `Kind`."""
-        return number_labels(task, splits)
+        return number_classes(self, task, splits)
+
+    def classes(self, example: Example, task: TaskConfig, names: Sequence[str]) -> tuple[str, ...]:
+        """See `ByClass`: one for each word."""
+        return tuple(example.label)
+
+    def ordered(self, names: Sequence[str], task: TaskConfig) -> tuple[str, ...]:
+        """See `ByClass`: the tag outside of entities comes first."""
+        return tuple(sorted(in_order(names), key=lambda each: each != "O"))
+
+    def value(self, numbers: Sequence[int], known: int) -> NDArray[np.int32]:
+        """See `ByClass`."""
+        return np.array(numbers, dtype=np.int32)
+
+    def unread(self, example: Example, known: int) -> NDArray[np.int32]:
+        """See `ByClass`."""
+        return np.zeros(len(example.texts), dtype=np.int32)
+
+    def only_label(self, values: NDArray[Any]) -> str | None:
+        """See `Kind`."""
+        return None
 
     def encode(
         self, split: Split, values: Sequence[Any], labels: Labels, reader: Reader, counts: Counts
@@ -72,7 +104,7 @@ class Words:
                 yield Encoded((), said)
                 continue
             kept = ids[: reader.most]
-            of_kept = of_tokens(value, firsts, len(kept))
+            of_kept = _of_tokens(value, firsts, len(kept))
             counts.lost_words += len(firsts) - int((of_kept != IGNORED_LABEL).sum())
             counts.truncated += len(kept) < len(ids)
             counts.unseen += bool((of_kept >= len(labels.names)).any())
@@ -81,6 +113,54 @@ class Words:
     def objective(self, task: TaskConfig, model: ModelConfig, labels: tuple[str, ...], types: bool) -> dict[str, Any]:
         """See `Kind`."""
         return {"name": "tag", "labels": list(labels)}
+
+    def figures(
+        self,
+        logits: Logits,
+        labels: Sequence[NDArray[Any]],
+        sizes: Sequence[int],
+        objective: Any,
+        settings: ScoresConfig,
+    ) -> dict[str, float]:
+        """See `Kind`; spans are read only where a metric needs them, for other tags may be none."""
+        from modernbert_train.evaluate.metrics import class_figures, entity_figures
+
+        labels_W = np.concatenate([each[each != IGNORED_LABEL] for each in labels])
+        spans = [name for name in settings.metrics if name.startswith(SPANS)]
+        found = class_figures(logits, labels_W, [name for name in settings.metrics if name not in spans])
+        if spans:
+            names, ends = [*objective.labels, *settings.unseen], np.cumsum(sizes)[:-1]
+            tags = [
+                [[names[tag] for tag in each] for each in np.split(values, ends)]
+                for values in (logits.argmax(dim=1).numpy(), labels_W)
+            ]
+            finite = bool(logits.isfinite().all())
+            of_spans = entity_figures(*tags)
+            found |= {name: of_spans[name] if finite else float("nan") for name in spans}
+        return {name: found[name] for name in ("loss", *settings.metrics)} | found
+
+    def predicted(self, texts: Sequence[Mapping[str, Any]], logits: Logits, objective: Any) -> Iterator[dict[str, Any]]:
+        """See `Kind`."""
+        names, at = objective.labels, 0
+        for text in texts:
+            if text["document"] is None:
+                yield dict(NOTHING)
+                continue
+            number = sum(text["told"])
+            chances, tags = logits[at : at + number].softmax(dim=1).max(dim=1)
+            at += number
+            found = iter(zip((names[tag] for tag in tags.tolist()), rounded(chances), strict=True))
+            words = [next(found) if told else (None, None) for told in text["told"]]
+            yield {"prediction": [tag for tag, _ in words], "scores": [chance for _, chance in words]}
+
+
+def _of_tokens(values: NDArray[np.int32], firsts: Sequence[int], tokens: int) -> NDArray[np.int32]:
+    """Labels of words at the first token of each, if it is left; -1 in `firsts` is a word without a token."""
+    labels = np.full(tokens, IGNORED_LABEL, dtype=np.int32)
+    for value, first in zip(values, firsts, strict=True):
+        if 0 <= first < tokens:
+            labels[first] = value
+    return labels
 
 
 def _tokens(example: Example, reader: Reader) -> tuple[list[int], list[int]]:

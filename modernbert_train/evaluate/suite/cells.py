@@ -118,7 +118,7 @@ class Outcome:
 
 
 def refuse_changed(cells: Sequence[Cell], out: Path) -> None:
-    """Refuse results whose texts or first weights are others by now; settings are in the name of a run.
+    """Refuse results whose texts or first weights have changed since; settings are in the name of a run.
 
     Raises:
         ConfigError: names each run and what differs.

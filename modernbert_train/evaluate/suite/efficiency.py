@@ -5,7 +5,7 @@
 Texts are random ids: `fixed` all have the length, `variable` are drawn around half of it (a normal distribution with a
 standard deviation of an eighth, cut at the length). `packed` is this program's encoder, texts end to end without pads;
 `padded` is transformers' AutoModel on the exported model, each batch padded to its longest text. Only tokens of texts
-count. Each way is measured in a process of its own, whose largest memory is its memory; lengths go from short to long.
+count. Each way is measured in a separate process, whose peak memory counts; lengths go from short to long.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _padded(model: str) -> Callable[[Texts], object]:
 
 
 def _device() -> str:
-    """What a figure is of, for whoever reads it elsewhere."""
+    """The device and precision of a figure."""
     import torch
 
     if torch.cuda.is_available():
@@ -128,7 +128,7 @@ def _device() -> str:
 def measure_all(
     models: Sequence[tuple[str, str]], asked: EfficiencyConfig, out: Path, environment: dict[str, str]
 ) -> Failures:
-    """Measure what is not there yet, one process at a time.
+    """Measure each model without a file, one process at a time.
 
     Args:
         models: label and source of each.
@@ -159,7 +159,7 @@ def measure_all(
 
 
 def file_of(out: Path, label: str, way: str, asked: EfficiencyConfig) -> Path:
-    """Where a measurement is kept; others were asked for other lengths."""
+    """The file of a measurement; other lengths have other files."""
     lengths = "-".join(map(str, sorted(asked.lengths)))
     return out / "efficiency" / file_name(label, f"-{way}-{lengths}-{asked.tokens}-{asked.repeats}.json", 255)
 
@@ -182,7 +182,7 @@ def table_of(models: Sequence[str], out: Path, asked: EfficiencyConfig) -> list[
 
 
 def not_measured(models: Sequence[str], out: Path, asked: EfficiencyConfig) -> Iterator[str]:
-    """Which models read no text of some length."""
+    """A note for each model that cannot read some length."""
     for label in models:
         files = [file for way in WAYS if (file := file_of(out, label, way, asked)).exists()]
         most = read_json(files[0])["max_tokens"] if files else max(asked.lengths)

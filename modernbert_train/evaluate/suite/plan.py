@@ -1,7 +1,7 @@
 """Which runs a suite has: each task with each model, choice and seed, and where one begins with another's weights.
 
-The name of a run says by a digest what it was asked for, so another rate, seed or text is another run beside it, and
-nothing of one question is ever taken for the answer to another.
+The name of a run has a digest of all that decides its figures. So another rate, seed or text is another run, and no
+result is taken for one of other settings.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from modernbert_train.evaluate.retrieval.runs import MODEL, read_settings
 from modernbert_train.evaluate.suite.cells import Cell, Failure, Failures, forget, log_of
 
 NDCG, MAIN_SCORE = RANKING[0], "main_score"
-_OF_MODEL = ("model.", "objective.", "phases.", "evals.", "plugins")  # whose keys are known when the run is
-_OWN = ("name", "runs_folder", "seed")  # that each run has its own of
+_OF_MODEL = ("model.", "objective.", "phases.", "evals.", "plugins")  # sections whose keys are known with the run
+_OWN = ("name", "runs_folder", "seed")  # that differ between the runs
 _SUITES = YAMLS / "suites"
 
 
@@ -39,7 +39,7 @@ class Standing(NamedTuple):
     Attributes:
         value: the figure.
         problem: the reason.
-        cell: the run; None where what it begins with is not there.
+        cell: the run; None while its first weights are missing.
     """
 
     value: float | None = None
@@ -70,7 +70,7 @@ def read_suite(name: str) -> tuple[SuiteConfig, Path]:
     """A suite by its name or file, and the folder that names in it are relative to.
 
     Raises:
-        ConfigError: there is none, or something is wrong with it or with one of its tasks; names all of it.
+        ConfigError: it is unknown, or it or its tasks have mistakes; names all of them.
     """
     file = Path(name)
     if file.suffix not in (".yaml", ".yml"):
@@ -91,7 +91,7 @@ class Plan:
         suite: the tasks.
         home: folder of the suite's file.
         models: as they are named.
-        seeds: in place of the suite's; None: those.
+        seeds: override the suite's; None: the suite's.
         out: folder of the runs.
         overrides: keys of every fine-tuning.
 
@@ -113,7 +113,7 @@ class Plan:
         self.seeds = list(seeds or suite.seeds)
         self.labels = labels_of(models)
         self._home, self._overrides = home, tuple(overrides)
-        # the table is made anew after every run, and asks for every cell
+        # the table is written after every run, and reads every cell
         self._read_task, self._load, self._read_settings = cache(read_task), cache(load_typed), cache(read_settings)
         if len({*self.seeds}) < len(self.seeds):
             raise ConfigError(f"--seeds {' '.join(map(str, self.seeds))}: one is named twice. Name each once.")
@@ -126,7 +126,7 @@ class Plan:
             raise ConfigError("\n".join(problems))
 
     def _problems(self, name: str) -> Iterator[str]:
-        """What would leave every cell of a task empty, found before anything runs."""
+        """Mistakes that would leave every cell of a task empty, found before anything runs."""
         task = self.suite.tasks[name]
         for choice in choices_of(task):
             asked = self._asked(name, self.models[0], choice)
@@ -161,7 +161,7 @@ class Plan:
         return [each for each in found if each]
 
     def metric(self, name: str) -> str:
-        """Whose figure stands in the table."""
+        """The metric in the table."""
         task = self.suite.tasks[name]
         if task.metric is not None:
             return task.metric
@@ -170,12 +170,12 @@ class Plan:
         return self._read_task(self._what(task), self._words(name, Choice(())))[0].measured[0]
 
     def seeds_of(self, name: str) -> list[int | None]:
-        """Those of a task; one of None where nothing is drawn."""
+        """Seeds of a task; [None] if nothing is drawn."""
         task = self.suite.tasks[name]
         return list(self.seeds) if task.trains or task.after is not None else [None]
 
     def choosing_seeds(self, name: str) -> list[int | None]:
-        """Those with which a choice is made."""
+        """Seeds with which a choice is made."""
         task, seeds = self.suite.tasks[name], self.seeds_of(name)
         return seeds[: task.choose_seeds] if len(choices_of(task)) > 1 else seeds
 
@@ -200,10 +200,10 @@ class Plan:
         return Cell(self._what(task), source, own, run, self._words(name, choice), task.verb, texts=name)
 
     def unfit(self, name: str, model: str) -> str | None:
-        """The reason why a model has no place in a column, if there is one."""
+        """The reason why a model cannot be in a column, or None."""
         task = self.suite.tasks[name]
         if FROZEN in named_model(model).baseline and task.retrieval is not None:
-            return "not run: retrieval has no head to train beside a frozen encoder"
+            return "not run: retrieval trains the encoder itself, so it cannot be frozen"
         return None if task.after is None else self.unfit(task.after, model)
 
     def standing(self, name: str, model: str, choice: Choice, seed: int | None, split: str | None) -> Standing:
@@ -226,7 +226,7 @@ class Plan:
         return Standing(value, undefined, cell)
 
     def forget(self, cells: Iterable[Cell]) -> None:
-        """Have runs that failed repeated, and those whose figure is undefined, which begin anew."""
+        """Have runs that failed repeated, and those whose figure is undefined, from their start."""
         for cell in cells:
             result = self.result(cell)
             undefined = (
@@ -249,7 +249,7 @@ class Plan:
         return found
 
     def _standings(self, name: str, model: str, seed: int | None, chosen: Choice | None) -> list[Standing]:
-        """Where the run of a seed stands, or all those of which none was chosen."""
+        """Where the run of a seed stands; while no choice is made, where all runs that decide it stand."""
         if chosen is not None:
             return [self.standing(name, model, chosen, seed, None)]
         every = itertools.product(choices_of(self.suite.tasks[name]), self.choosing_seeds(name))
@@ -269,7 +269,7 @@ class Plan:
     def chosen(self, name: str, model: str) -> Choice | None:
         """The choice with the best mean on the split that decides; None until every run that decides is done.
 
-        A run without a figure is worse than any other: a choice with fewer of them comes first, whatever its mean.
+        A run without a figure is worse than any other: a choice with fewer of them wins before any mean is compared.
         """
         task = self.suite.tasks[name]
         choices = choices_of(task)
@@ -286,7 +286,7 @@ class Plan:
         return max(means, key=lambda choice: means[choice]) if means else None
 
     def cells(self, names: Sequence[str], *, choosing: bool) -> Iterator[Cell]:
-        """Runs of some tasks that can be started: those with which choices are made, or the others of what was chosen.
+        """Runs of some tasks that can be started: those that decide choices, or the others of the chosen values.
 
         One seed after the other, so that the table is soon full.
         """
@@ -316,7 +316,7 @@ class Plan:
         return (*(_word(key, value) for key, value in task.keys.items()), *own, *choice.words)
 
     def _asked(self, name: str, source: str, choice: Choice) -> dict[str, Any]:
-        """What decides the figures of a run, but for the seed."""
+        """All that decides the figures of a run, without the seed."""
         task, words = self.suite.tasks[name], self._words(name, choice)
         if task.finetune is not None:
             config, rest = self._read_task(self._what(task), words)

@@ -1,4 +1,4 @@
-"""Run a suite, of a file or of a command line: what is missing of its runs, and the table after each."""
+"""Run a suite, from a file or a command line: start the missing runs, and write the table after each."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def evaluate_suite(
     Args:
         models: as `finetune` takes them.
         name: of the suite, or its file.
-        out: a folder for each run lies there, and the table.
-        seeds: in place of the suite's.
+        out: folder of the runs' folders and of the table.
+        seeds: override the suite's.
         jobs: runs at a time; None: as many as there are GPUs, or one.
         overrides: of every fine-tuning, such as compute.device=cpu.
         dry_run: print how many runs there would be, and end.

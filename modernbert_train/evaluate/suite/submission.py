@@ -1,4 +1,4 @@
-"""A folder to send to a test server: what the chosen run of each task says of splits whose labels are hidden.
+"""A folder to send to a test server: predictions of the chosen run of each task for splits with hidden labels.
 
     python -m modernbert_train.evaluate.suite.submission RUN TASK FILE SPLIT... [KEY=VALUE...]
 
@@ -64,7 +64,7 @@ def submit(plan: Plan, out: Path) -> Failures:
 
 
 def _read(file: Path) -> list[dict[str, Any]]:
-    """Predictions; nothing where there are none."""
+    """Predictions; an empty list without the file."""
     return [parse_json(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
 
 
@@ -99,7 +99,7 @@ def _name(split: str) -> str:
 
 
 def predict(run: Path, task_name: str, file: Path, splits: Sequence[str], overrides: Sequence[str]) -> None:
-    """Write what the checkpoint of a run that counts says of further splits of its task.
+    """Write predictions of a run's best checkpoint for further splits of its task.
 
     Raises:
         DataError: they are not there.
@@ -112,7 +112,7 @@ def predict(run: Path, task_name: str, file: Path, splits: Sequence[str], overri
     made = read_json(run / "task" / ABOUT)["asked"]
     objective = cast(LabelledConfig, config.objective)
     labels = [] if objective.task_kind == "regression" else list(objective.labels)
-    known = next(iter(task.validation.values()))  # read in place of the training texts, which are many
+    known = next(iter(task.validation.values()))  # small, while the training texts are many
     asked = replace(task, train=known, validation={}, predict={_name(each): each for each in splits}, labels=labels)
     shutil.rmtree(run / FOLDER, ignore_errors=True)  # of other splits, or of a process that was killed
     prepared = prepare(asked, run / "task" / TOKENIZER, made["max_tokens"], run / FOLDER)

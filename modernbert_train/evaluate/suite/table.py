@@ -26,7 +26,7 @@ def make_table(plan: Plan, parts: Mapping[str, Failure]) -> Table:
 
     Args:
         plan: the runs, with those that failed.
-        parts: other failures, by what they are of.
+        parts: other failures, by their name in messages.
     """
     suite = plan.suite
     columns = [
@@ -55,7 +55,7 @@ def _row(plan: Plan, model: str) -> dict[str, Any]:
 
 
 def _cell(plan: Plan, name: str, model: str) -> dict[str, Any]:
-    """Mean, deviation and values by seed of what was chosen, every run behind it, and why runs have no figure."""
+    """Mean, deviation and values by seed of the chosen values, all runs, and the reasons of missing figures."""
     task, chosen = plan.suite.tasks[name], plan.chosen(name, model)
     runs, values, problems = [], dict[str, float](), dict[str, list[str]]()
     for choice in choices_of(task):

@@ -17,7 +17,7 @@ from modernbert_train.__main__ import main
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.tensor_files import read_tensors
 from modernbert_train.errors import DataError
-from modernbert_train.evaluate.finetune.numbers import number_labels
+from modernbert_train.evaluate.finetune.kinds import kind_of
 from modernbert_train.evaluate.finetune.read import read_splits
 from modernbert_train.evaluate.finetune.shards import prepare
 from tests.evaluate.finetune.conftest import PLAIN, WriteTask, sentences, write_tsv
@@ -155,7 +155,7 @@ def test_words_and_tags_of_the_hub_have_the_names_of_its_classes(monkeypatch: py
     monkeypatch.setattr(datasets, "load_dataset", load)
     keys = {"validation": {"dev": "validation"}, "predict": {"test": "test"}, "label_column": "ner_tags"}
     task = TaskConfig(kind="tokens", data="some/entities", train="train", **keys)
-    labels = number_labels(task, read_splits(task))
+    labels = kind_of(task.kind).numbers(task, read_splits(task))
     assert set(labels.names) == {"O", "B-x", "I-x"}
     told = [[labels.names[number] for number in value] for value in labels.values["dev"]]
     assert told == [["B-x", "I-x"], ["O"]]

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from modernbert_train.config.tools.finetune import TaskConfig, task_problems
+from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.answers import _windows
-from modernbert_train.evaluate.finetune.kinds import KINDS
+from modernbert_train.evaluate.finetune.kinds import kind_of, task_problems
 from modernbert_train.evaluate.finetune.read import read_splits
 from modernbert_train.evaluate.finetune.shards import Prepared, prepare, warnings_of
 from modernbert_train.evaluate.finetune.task import read_task
@@ -174,7 +174,7 @@ def test_the_tasks_here_read_the_hubs_columns(name: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(datasets, "load_dataset", load)
     task, _ = read_task(name, [])
     splits = read_splits(task)
-    labels = KINDS[task.kind].numbers(task, splits)
+    labels = kind_of(task.kind).numbers(task, splits)
     assert [split for _, _, split in asked] == ["train", "validation"]
     first = CONTEXT.index("aki")
     expected: list[list[int]] = [[3], [0]] if name == "swag" else [[first, first + 7], [-1, -1]][: len(rows)]

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from modernbert_train.__main__ import main
-from modernbert_train.config.tools.finetune import TaskConfig, task_problems
+from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.data.conll import read_sentences
 from modernbert_train.data.dataset_card import read_card
 from modernbert_train.data.labels import DocumentLabels
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.data.packing import Chunk
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.evaluate.finetune.numbers import number_labels
+from modernbert_train.evaluate.finetune.kinds import kind_of, task_problems
 from modernbert_train.evaluate.finetune.read import read_splits
 from modernbert_train.evaluate.finetune.shards import prepare, warnings_of
 from modernbert_train.evaluate.finetune.task import read_task
@@ -166,11 +166,11 @@ def test_a_whole_number_is_the_class_of_its_place_where_none_is_called_so(tmp_pa
     """GLUE's files write names, its datasets numbers: the same order of logits."""
     write(tmp_path, [("a", "1"), ("b", "0"), ("c", "entailment")], [("a", "not_entailment")])
     task = task_of(tmp_path, labels=["entailment", "not_entailment"])
-    labels = number_labels(task, read_splits(task))
+    labels = kind_of("single-label").numbers(task, read_splits(task))
     assert [each.item() for each in labels.values["train"]] == [1, 0, 0]
     assert [each.item() for each in labels.values["dev"]] == [1]
     write(tmp_path, [("a", "10"), ("b", "9"), ("c", "1")], [("a", "9")])
-    labels = number_labels(task_of(tmp_path), read_splits(task_of(tmp_path)))
+    labels = kind_of("single-label").numbers(task_of(tmp_path), read_splits(task_of(tmp_path)))
     assert labels.names == ("1", "9", "10")
 
 
@@ -297,7 +297,7 @@ def test_every_built_in_task_reads_local_files_and_the_hub_alike(
         return datasets.Dataset.from_list(rows, features=features)
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    hub = number_labels(task, read_splits(task))
+    hub = kind_of(task.kind).numbers(task, read_splits(task))
     assert {each[:2] for each in asked} == {("nyu-mll/glue", name)}
     for split in (task.train, *task.validation.values()):
         shown = [
@@ -306,7 +306,7 @@ def test_every_built_in_task_reads_local_files_and_the_hub_alike(
         ]
         write_tsv(tmp_path / f"{split}.tsv", columns, shown)
     local, _ = read_task(name, [f"data={tmp_path}"])
-    files = number_labels(local, read_splits(local))
+    files = kind_of(task.kind).numbers(local, read_splits(local))
     assert hub.names == files.names == tuple(task.labels)
     assert {k: [v.tolist() for v in each] for k, each in hub.values.items()} == {
         k: [v.tolist() for v in each] for k, each in files.values.items()
@@ -333,7 +333,7 @@ def test_a_hub_that_does_not_answer_says_what_to_do(monkeypatch: pytest.MonkeyPa
         ({"text_columns": ["label"]}, "the text would contain the label"),
         ({"labels": ["a", "a"]}, "a name is listed twice"),
         ({"metrics": ["bleu"]}, "bleu is none of kind=single-label"),
-        ({"metrics": ["f1"]}, "f1 is that of the second of two labels"),
+        ({"metrics": ["f1"]}, "f1 is of the second of two labels"),
         ({"kind": "regression", "labels": ["a", "b"]}, "a score has none"),
         ({"warmup": 1.5}, "warmup=1.5: must be at least 0 and below 1"),
         ({"epochs": 0}, "must be above 0"),

@@ -207,7 +207,7 @@ def test_a_frozen_encoder_stays_frozen_in_a_chain(write_suite: WriteSuite, fakes
     keys = {"train": ["x"], "evaluate": {"own": "y"}}
     pairs = write_suite({"pairs": {"retrieval": str(YAMLS / "retrieval/modernbert.yaml"), "keys": keys}, **tasks})
     (row,) = run(pairs, out, frozen, "--seeds", 1)["rows"]
-    assert row["cells"][0]["failed"] == ["seed 1: not run: retrieval has no head to train beside a frozen encoder"]
+    assert row["cells"][0]["failed"] == ["seed 1: not run: retrieval trains the encoder itself, so it cannot be frozen"]
     assert row["cells"][1:] == table["rows"][0]["cells"]
 
 
@@ -229,7 +229,7 @@ def test_names_of_files_are_no_markup_and_no_paths(
 @pytest.mark.parametrize(
     ("tasks", "more", "message"),
     [
-        ({}, {}, "tasks: there is none"),
+        ({}, {}, "tasks: none is named"),
         ({"a": {"beir": "x", "finetune": "rte"}}, {}, r"tasks\.a\.finetune, retrieval, beir, mteb: name exactly one"),
         ({"a": {"after": "b"}}, {}, r"after=b: name a task of the suite"),
         ({"a": {}, "b": {"after": "a"}, "c": {"after": "b"}}, {}, r"tasks\.c\.after=b"),
@@ -237,7 +237,7 @@ def test_names_of_files_are_no_markup_and_no_paths(
         ({"a": {"choices": {"lr": [1e-5]}, "keys": {"lr": 1e-5}}}, {}, r"no other value in keys"),
         ({"a": {"choose_seeds": 3}}, {}, "choose_seeds=3: there are 2 seeds"),
         ({"a": {}}, {"seeds": [1, 1]}, r"seeds=\[1, 1\]: name at least one, each once"),
-        ({"a": {}}, {"groups": {"a": ["a"]}}, r"groups\.a=\['a'\]: a group has a name of its own"),
+        ({"a": {}}, {"groups": {"a": ["a"]}}, r"groups\.a=\['a'\]: a group needs another name"),
         ({"a": {}}, {"published": {"x": {"source": "y", "figures": {"b": 1}}}}, r"published\.x: b is no task"),
         ({"a": {"beir": [3]}}, {}, r"tasks\.a-3\.beir=3: name a set"),
         ({"a": {"beir": ["x/1", "y/1"]}}, {}, r"tasks\.a: a-1 or a would be there twice"),

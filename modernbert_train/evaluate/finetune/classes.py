@@ -1,0 +1,264 @@
+"""Texts and pairs of texts with a class, several classes, or a score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modernbert_train.config.schema import ModelConfig, ScoresConfig
+from modernbert_train.config.tools.finetune import TaskConfig
+from modernbert_train.core.text import number_in
+from modernbert_train.data.tables import shown_value
+from modernbert_train.errors import DataError
+from modernbert_train.evaluate.finetune.counts import Counts
+from modernbert_train.evaluate.finetune.examples import TRAIN, Encoded, Example, Split
+from modernbert_train.evaluate.finetune.numbers import Labels, Logits, in_order, named_classes, number_classes
+from modernbert_train.evaluate.finetune.texts import Texts
+from modernbert_train.evaluate.finetune.tokens import Reader, cut
+
+DIGITS = 6  # of a score in predictions.jsonl
+NOTHING = {"prediction": None, "scores": None}  # of a text without a document
+
+
+class _OfTexts(Texts):
+    """The methods of `Kind` that all three share."""
+
+    name: str  # objective.kind
+    repeats = True
+
+    def problems(self, task: TaskConfig) -> Iterator[str]:
+        """See `Kind`."""
+        if not 1 <= len(task.text_columns) <= 2:
+            yield f"text_columns={task.text_columns}: name one column, or two for pairs of texts."
+
+    def encode(
+        self, split: Split, values: Sequence[Any], labels: Labels, reader: Reader, counts: Counts
+    ) -> Iterator[Encoded]:
+        """See `Kind`: a text, or two with [SEP] between."""
+        found = reader.ids(split.examples, [example.texts for example in split.examples])
+        for parts, example, value in zip(found, split.examples, values, strict=True):
+            said = {"label": self.in_words(value, labels.all_names(split.key))} if split.labelled else {}
+            if not any(parts) or not any(text.strip() for text in example.texts):
+                yield Encoded((), said)
+                continue
+            between = reader.vocabulary.between if len(parts) > 1 else ()
+            kept = cut(parts, reader.most - len(between))
+            ids = [*kept[0], *between, *(kept[1] if between else ())]
+            counts.truncated += len(ids) < sum(map(len, parts)) + len(between)
+            counts.unseen += self.is_unseen(value, len(labels.names))
+            yield Encoded([(ids, value)], said)
+
+    def only_label(self, values: NDArray[Any]) -> str | None:
+        """See `Kind`."""
+        return "one class" if len(np.unique(values)) == 1 else None
+
+    def objective(self, task: TaskConfig, model: ModelConfig, labels: tuple[str, ...], types: bool) -> dict[str, Any]:
+        """See `Kind`."""
+        segments = 2 if types and len(task.text_columns) > 1 else 1
+        own = {"name": "classify", "kind": self.name, "labels": list(labels), "pooling": pooling(task, model)}
+        return own | {"segments": segments}
+
+    def predicted(self, texts: Sequence[Mapping[str, Any]], logits: Logits, objective: Any) -> Iterator[dict[str, Any]]:
+        """See `Kind`."""
+        for text in texts:
+            number = text["document"]
+            yield dict(NOTHING) if number is None else self.predicted_of(logits[number], objective.labels)
+
+    def in_words(self, value: NDArray[Any], names: Sequence[str]) -> Any:
+        """The label of a text, as predictions.jsonl has it."""
+        return names[int(value[0, 0])]
+
+    def is_unseen(self, value: NDArray[Any], known: int) -> bool:
+        """True if the class of a text is missing in training."""
+        return False
+
+    def predicted_of(self, logits_L: Logits, names: Sequence[str]) -> dict[str, Any]:
+        """The prediction and scores of one text."""
+        raise NotImplementedError
+
+
+class OneClass(_OfTexts):
+    """One class of each text; see `Kind`."""
+
+    name, min_classes = "single-label", 2
+
+    def problems(self, task: TaskConfig) -> Iterator[str]:
+        """See `Kind`."""
+        yield from super().problems(task)
+        if "f1" in task.metrics and len(task.labels) != 2:
+            yield f"metrics: f1 is of the second of two labels, and labels={task.labels}. Name two, or use macro_f1."
+
+    def numbers(self, task: TaskConfig, splits: Mapping[str, Split]) -> Labels:
+        """See `Kind`."""
+        return number_classes(self, task, splits)
+
+    def classes(self, example: Example, task: TaskConfig, names: Sequence[str]) -> tuple[str, ...]:
+        """See `ByClass`."""
+        return named_classes(example, [example.label], task, names)
+
+    def ordered(self, names: Sequence[str], task: TaskConfig) -> tuple[str, ...]:
+        """See `ByClass`."""
+        return in_order(names)
+
+    def value(self, numbers: Sequence[int], known: int) -> NDArray[np.int32]:
+        """See `ByClass`."""
+        return np.array([numbers], dtype=np.int32)
+
+    def unread(self, example: Example, known: int) -> NDArray[np.int32]:
+        """See `ByClass`."""
+        return np.zeros((1, 1), dtype=np.int32)
+
+    def is_unseen(self, value: NDArray[Any], known: int) -> bool:
+        """True if the class of a text is missing in training."""
+        return bool((value >= known).any())
+
+    def figures(
+        self,
+        logits: Logits,
+        labels: Sequence[NDArray[Any]],
+        sizes: Sequence[int],
+        objective: Any,
+        settings: ScoresConfig,
+    ) -> dict[str, float]:
+        """See `Kind`."""
+        from modernbert_train.evaluate.metrics import class_figures
+
+        return class_figures(logits, np.concatenate(labels)[:, 0], settings.metrics)
+
+    def predicted_of(self, logits_L: Logits, names: Sequence[str]) -> dict[str, Any]:
+        """See `_OfTexts`."""
+        shares = dict(zip(names, rounded(logits_L.softmax(dim=0)), strict=True))
+        return {"prediction": names[int(logits_L.argmax())], "scores": shares}
+
+
+class SeveralClasses(OneClass):
+    """Any number of classes of each text; see `Kind`."""
+
+    name, min_classes = "multi-label", 1
+
+    def problems(self, task: TaskConfig) -> Iterator[str]:
+        """See `Kind`."""
+        return _OfTexts.problems(self, task)
+
+    def only_label(self, values: NDArray[Any]) -> str | None:
+        """See `Kind`."""
+        return None
+
+    def classes(self, example: Example, task: TaskConfig, names: Sequence[str]) -> tuple[str, ...]:
+        """See `ByClass`: a list, or text with a separator."""
+        value = example.label
+        if not isinstance(value, list):
+            if str(value).strip().startswith("[") and str(value).strip().endswith("]"):  # as pandas writes a .csv
+                raise DataError(
+                    f"{example.place}: {task.label_column} is {shown_value(value)}, a list that was written as text. "
+                    f"Write the classes with {task.label_separator!r} between them, or lists into a .jsonl or .parquet."
+                )
+            value = [part.strip() for part in str(value).split(task.label_separator) if part.strip()]
+        return named_classes(example, value, task, names)
+
+    def value(self, numbers: Sequence[int], known: int) -> NDArray[np.int32]:
+        """See `ByClass`: a 0 or 1 for each class of training."""
+        hot = self.unread(None, known)
+        hot[0, [number for number in numbers if number < known]] = 1
+        return hot
+
+    def unread(self, example: Example | None, known: int) -> NDArray[np.int32]:
+        """See `ByClass`."""
+        return np.zeros((1, known), dtype=np.int32)
+
+    def in_words(self, value: NDArray[Any], names: Sequence[str]) -> Any:
+        """See `_OfTexts`."""
+        return [names[number] for number in np.flatnonzero(value[0]).tolist()]
+
+    def is_unseen(self, value: NDArray[Any], known: int) -> bool:
+        """See `_OfTexts`."""
+        return False
+
+    def figures(
+        self,
+        logits: Logits,
+        labels: Sequence[NDArray[Any]],
+        sizes: Sequence[int],
+        objective: Any,
+        settings: ScoresConfig,
+    ) -> dict[str, float]:
+        """See `Kind`."""
+        from modernbert_train.evaluate.metrics import several_figures
+
+        return several_figures(logits, np.concatenate(labels), settings.metrics)
+
+    def predicted_of(self, logits_L: Logits, names: Sequence[str]) -> dict[str, Any]:
+        """See `_OfTexts`."""
+        told = [name for name, logit in zip(names, logits_L.tolist(), strict=True) if logit > 0]
+        return {"prediction": told, "scores": dict(zip(names, rounded(logits_L.sigmoid()), strict=True))}
+
+
+class Score(_OfTexts):
+    """A score of each text; see `Kind`."""
+
+    name = "regression"
+    repeats = False  # several people's scores of a text may differ
+
+    def problems(self, task: TaskConfig) -> Iterator[str]:
+        """See `Kind`."""
+        yield from super().problems(task)
+        if task.labels:
+            yield f"labels={task.labels}: a score has none. Remove them."
+
+    def numbers(self, task: TaskConfig, splits: Mapping[str, Split]) -> Labels:
+        """See `Kind`."""
+        values: dict[str, list[NDArray[Any]]] = {
+            name: [_score(each) if split.labelled else np.zeros((1, 1), dtype=np.float32) for each in split.examples]
+            for name, split in splits.items()
+        }
+        if len({float(each[0, 0]) for each in values[TRAIN]}) < 2:
+            raise DataError(f"{splits[TRAIN].source}: all scores are one, so there is nothing to learn. Give others.")
+        return Labels((), {}, values)
+
+    def only_label(self, values: NDArray[Any]) -> str | None:
+        """See `Kind`."""
+        return "one score" if len(np.unique(values)) == 1 else None
+
+    def in_words(self, value: NDArray[Any], names: Sequence[str]) -> Any:
+        """See `_OfTexts`."""
+        return float(value[0, 0])
+
+    def figures(
+        self,
+        logits: Logits,
+        labels: Sequence[NDArray[Any]],
+        sizes: Sequence[int],
+        objective: Any,
+        settings: ScoresConfig,
+    ) -> dict[str, float]:
+        """See `Kind`."""
+        from modernbert_train.evaluate.metrics import score_figures
+
+        return score_figures(logits, np.concatenate(labels)[:, 0], settings.metrics)
+
+    def predicted_of(self, logits_L: Logits, names: Sequence[str]) -> dict[str, Any]:
+        """See `_OfTexts`."""
+        (score,) = rounded(logits_L)
+        return {"prediction": score, "scores": {"score": score}}
+
+
+def pooling(task: TaskConfig, model: ModelConfig) -> str:
+    """The pooling of a classifier, where the task does not say it."""
+    return task.pooling or ("mean" if task.freeze else model.pooling)
+
+
+def rounded(values: Logits) -> list[float]:
+    """Scores as predictions.jsonl has them."""
+    return [round(value, DIGITS) for value in values.tolist()]
+
+
+def _score(example: Example) -> NDArray[np.float32]:
+    value = example.label
+    score = number_in(value)
+    if not math.isfinite(score):
+        raise DataError(f"{example.place}: {shown_value(value)} is no score. Write a finite number, or leave it out.")
+    return np.array([[score]], dtype=np.float32)
