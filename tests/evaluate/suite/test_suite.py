@@ -237,7 +237,7 @@ def test_names_of_files_are_no_markup_and_no_paths(
         ({"a": {"choices": {"lr": [1e-5]}, "keys": {"lr": 1e-5}}}, {}, r"no other value in keys"),
         ({"a": {"choose_seeds": 3}}, {}, "choose_seeds=3: there are 2 seeds"),
         ({"a": {}}, {"seeds": [1, 1]}, r"seeds=\[1, 1\]: name at least one, each once"),
-        ({"a": {}}, {"groups": {"a": ["a"]}}, r"groups\.a=\['a'\]: a group needs another name"),
+        ({"a": {}}, {"groups": {"a": ["a"]}}, r"groups\.a=\['a'\]: a group has another name"),
         ({"a": {}}, {"published": {"x": {"source": "y", "figures": {"b": 1}}}}, r"published\.x: b is no task"),
         ({"a": {"beir": [3]}}, {}, r"tasks\.a-3\.beir=3: name a set"),
         ({"a": {"beir": ["x/1", "y/1"]}}, {}, r"tasks\.a: a-1 or a would be there twice"),
