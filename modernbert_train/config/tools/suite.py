@@ -130,7 +130,7 @@ def suite_problems(suite: SuiteConfig) -> Iterator[str]:
     columns = suite.tasks.keys() | suite.groups.keys()
     for name, members in suite.groups.items():
         if name in suite.tasks or not members or not suite.tasks.keys() >= {*members}:
-            yield f"groups.{name}={members}: a group has another name than tasks, and names some: {', '.join(suite.tasks)}."
+            yield f"groups.{name}={members}: a group has another name, and names tasks: {', '.join(suite.tasks)}."
     for model, row in suite.published.items():
         if unknown := sorted(row.figures.keys() - columns):
             yield f"published.{model}: {', '.join(unknown)} is no task or group of this suite."
