@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import ast
+import io
+import math
 import re
+import tokenize
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,16 +17,10 @@ from modernbert_train.cli.verbs import VERBS, help_page, make_parser
 from tests.docs.pages import PAGES, ROOT
 from tests.test_docs import _texts
 
-# phrase -> what this project says instead
-INSTEAD = {
-    r"(go|goes|going|went) on\b": "resume, continue, or advance",
-    r"at hand\b": "available, or local",
-    r"(is|are|be|was|were|been|being) told\b": "reported, printed, predicted, or labelled",
-    r"stand(s|ing)? (in|on|at|for|there|first|before|beside|behind|above|under|still)\b": "is, or is used",
-    r"(peak|the|a|its|whose|their) rate (of [0-9]|is|was|and (the )?(weight )?decay)\b": "learning rate, if it is one",
-}
-FOUND = re.compile("|".join(rf"\b{phrase}" for phrase in INSTEAD), re.IGNORECASE)
+WORDS = tomllib.loads((ROOT / "tests/words.toml").read_text(encoding="utf-8"))
+FOUND = re.compile("|".join(rf"\b{phrase}" for phrase in WORDS["never"]), re.IGNORECASE)
 REWRITTEN: tuple[str, ...] = ()
+TOPS = ("modernbert_train", "data_prep", "launch", "examples", "benchmarks", "tests")
 OTHERS = [ROOT / name for name in ("README.md", "benchmarks/README.md", "requirements/README.md")]
 
 
@@ -48,6 +47,69 @@ def test_messages_are_in_the_words_of_the_field() -> None:
     files = [path for path in files if path.name not in REWRITTEN]
     said = {path: "\n\n".join(_texts(ast.parse(path.read_text(encoding="utf-8")))) for path in files}
     assert {str(path.relative_to(ROOT)): found for path in files if (found := strange(said[path]))} == {}
+
+
+COUNTED = [re.compile(phrase, re.IGNORECASE) for phrase in WORDS["counted"].values()]
+
+
+def prose(path: Path) -> Iterator[str]:
+    """Yield the docstrings, comments and messages of a Python file, or the lines of a page."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        yield from text.splitlines()
+        return
+    for node in ast.walk(ast.parse(text)):
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and " " in node.value
+            and len(node.value) > 24
+        ):
+            yield " ".join(node.value.split())
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string.lstrip("# ")
+
+
+def files_of(place: str) -> list[Path]:
+    """Return the files of a bound: pages, a folder of packages, or the files directly in it (`FOLDER/*.py`)."""
+    if place.endswith(".md"):
+        return [ROOT / place]
+    if place == "README.md, AGENTS.md and docs":
+        pages = [ROOT / "README.md", ROOT / "AGENTS.md", *PAGES]
+        return [page for page in pages if page.name != "config.md"]
+    return sorted(ROOT.glob(place) if "*" in place else (ROOT / place).rglob("*.py"))
+
+
+def rate(files: list[Path]) -> float:
+    """Return the hits of `counted` a thousand words, rounded up to a tenth."""
+    texts = [text for path in files for text in prose(path)]
+    hits = sum(len(phrase.findall(text)) for text in texts for phrase in COUNTED)
+    return math.ceil(10_000 * hits / sum(len(text.split()) for text in texts)) / 10
+
+
+def test_the_count_sees_a_riddle_and_passes_plain_words(tmp_path: Path) -> None:
+    """A pattern that matches nothing would let every text pass."""
+    file = tmp_path / "riddle.md"
+    file.write_text("What it comes to. That of the others is told to whoever asked.", encoding="utf-8")
+    assert rate([file]) > 100
+    file.write_text("The sum of the losses. Raise ValueError for an unknown name.", encoding="utf-8")
+    assert rate([file]) == 0
+
+
+def test_every_folder_has_a_bound() -> None:
+    """Code without a bound could be written in any words."""
+    covered = {file for place in WORDS["bounds"] for file in files_of(place)}
+    every = [file for top in TOPS for file in (ROOT / top).rglob("*.py")]
+    assert [str(file.relative_to(ROOT)) for file in every if file not in covered] == []
+
+
+@pytest.mark.parametrize("place", WORDS["bounds"])
+def test_a_reader_need_not_decode_what_is_written(place: str) -> None:
+    """Docstrings, comments, messages and pages: a sentence that must be decoded hides mistakes."""
+    assert rate(files_of(place)) <= WORDS["bounds"][place], (
+        f"rewrite the new sentences of {place}, see tests/words.toml"
+    )
 
 
 TARGETS = "|".join(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
