@@ -8,7 +8,7 @@ MALLOC := glibc.malloc.trim_threshold=268435456:glibc.malloc.mmap_threshold=3355
 PYTEST := GLIBC_TUNABLES=$(MALLOC) CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -n logical --maxprocesses 8
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart format style types suite lint test test-quick test-commands test-cases test-slow test-pythons test-wheel test-gpu test-cuda test-cuda-quick first-gpu-hour drill coverage docs clean
+.PHONY: help venv quickstart format style types suite lint test test-quick test-commands test-cases test-slow test-pythons test-wheel test-gpu test-cuda test-cuda-quick first-gpu-hour drill coverage docs figures clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,6 +87,9 @@ drill: venv ## runs killed, damaged and starved a thousand times, into ./drill; 
 
 docs: venv ## the documentation as a site, in .site
 	$(PYTHON_IN_VENV) -m mkdocs build --strict -f .mkdocs.yml
+
+figures: venv ## write the figures that pages quote, from the program and benchmarks/RESULTS.md
+	$(PYTHON_IN_VENV) -m tests.docs.figures
 
 clean: ## remove caches and builds; the environment and the runs stay
 	rm -rf build dist .site *.egg-info .pytest_cache .ruff_cache .hypothesis

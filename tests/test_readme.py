@@ -18,7 +18,7 @@ from tests.docs.pages import commands
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-HOURS = "--hours 8"  # of which the test has none
+HOURS = re.compile(r"--hours \d+")  # the test takes seconds instead
 # `make` itself is not run from a test: `make test` is running, and `make quickstart` is run through what it calls.
 MAKE = ("make quickstart", "make test")
 
@@ -138,9 +138,9 @@ def test_every_command_of_the_readme_works_as_it_stands(copy: Path) -> None:
     commands = readme_commands()
     assert [command for command in commands if command in MAKE] == list(MAKE)
     others = [command for command in commands if command not in MAKE]
-    assert len(others) > 7 and "modernbert-train doctor" in others and any(HOURS in command for command in others)
+    assert len(others) > 7 and "modernbert-train doctor" in others and any(HOURS.search(command) for command in others)
     for command in others:
-        run(command.replace(HOURS, "--size tiny --tokens 60k --yes"), copy)
+        run(HOURS.sub("--size tiny --tokens 60k --yes", command), copy)
     assert (copy / "runs/two-ranks/metrics.jsonl").exists() and (copy / "runs/comparison.html").exists()
     for model in ("pretrained/texts/runs/texts", "runs/quickstart"):
         assert (copy / model / "hf/model.safetensors").exists()

@@ -76,7 +76,7 @@ def files_of(place: str) -> list[Path]:
     if place.endswith(".md"):
         return [ROOT / place]
     if place == "README.md, AGENTS.md and docs":
-        pages = [ROOT / "README.md", ROOT / "AGENTS.md", *PAGES]
+        pages = [*(ROOT / name for name in ("README.md", "AGENTS.md", "SKILL.md", "CONTRIBUTING.md")), *PAGES]
         return [page for page in pages if page.name != "config.md"]
     return sorted(ROOT.glob(place) if "*" in place else (ROOT / place).rglob("*.py"))
 

@@ -1,0 +1,124 @@
+"""Figures that pages quote from the program or from benchmarks/RESULTS.md; `python -m tests.docs.figures` writes them.
+
+A row of FIGURES is a source and its places: a page, with a pattern around the figure. tests/test_docs.py compares them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from functools import cache
+from io import StringIO
+from typing import NamedTuple
+
+from modernbert_train.__main__ import main
+from modernbert_train.models.build import ENCODERS
+from modernbert_train.objectives import OBJECTIVES
+from modernbert_train.plan.speed import ERROR, PLANNED_TOKENS_PER_SECOND, PUBLISHED
+from tests.docs.pages import ROOT
+
+NUMBERS = ("six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen")  # from 6
+
+
+class Figure(NamedTuple):
+    """A figure with its source, and every place that quotes it: (page, text with {} where the figure is)."""
+
+    name: str
+    source: Callable[[], str]
+    places: tuple[tuple[str, str], ...]
+
+
+@cache
+def plan_lines(*words: str) -> list[str]:
+    """Run `modernbert-train plan` in the repository and return the lines before the first empty one."""
+    printed = StringIO()
+    with redirect_stdout(printed):
+        assert main(["plan", *words]) == 0
+    return printed.getvalue().partition("\n\n")[0].splitlines()
+
+
+def planned(recipe: str, pattern: str) -> Callable[[], str]:
+    """Return a source: a pattern's group in the summary of a recipe's plan on 8 H100."""
+
+    def source() -> str:
+        text = "\n".join(plan_lines(str(ROOT / f"yamls/recipes/{recipe}.yaml"), "--ranks", "8", "--gpu", "h100"))
+        found = re.search(pattern, text)
+        assert found, f"{pattern} is not in the plan of {recipe}:\n{text}"
+        return found[1]
+
+    return source
+
+
+def measured(pattern: str, page: str = "benchmarks/RESULTS.md") -> Callable[[], str]:
+    """Return a source: a pattern's group in a page."""
+
+    def source() -> str:
+        found = re.search(pattern, (ROOT / page).read_text(encoding="utf-8"))
+        assert found, f"{pattern} is not in {page}"
+        return found[1]
+
+    return source
+
+
+def drill(column: int) -> Callable[[], str]:
+    """Return a source: a column of the last line of the drill's table, which has four."""
+    cells = [r"(\d+)" if each == column else r"\d+" for each in range(4)]
+    row = r"\| \*\*all\*\*" + "".join(rf" \| \*\*{cell}\*\*" for cell in cells)
+    return lambda: f"{int(measured(row)()):,}"
+
+
+BASE, README, PLAN = "modernbert-base", "README.md", "docs/plan.md"
+FIGURES = (
+    Figure("days of base", planned(BASE, r"takes +(.+?) d, predicted"), (
+        (README, "published takes {} days on 8 H100"), (README, "  takes     {} d, predicted"))),
+    Figure("dollars of base", planned(BASE, r"and (.+?) dollars at"), (
+        (README, "days on 8 H100 and {} dollars"), (README, "d, predicted, and {} dollars at"))),
+    Figure("memory of base", planned(BASE, r"memory +(.+)"), ((README, "  memory    {}\n"),)),
+    Figure("steps of base", planned(BASE, r"training +(.+)"), ((README, "149,655,232 parameters\n  training  {}\n"),)),
+    Figure("minutes of continue", planned("continue", r"takes +(.+?) min"), (
+        ("docs/continue.md", "predicts {} minutes on 8 H100"),)),
+    Figure("dollars of continue", planned("continue", r"and (.+?) dollars at"), (
+        ("docs/continue.md", "minutes on 8 H100, {} dollars"),)),
+    Figure("speed on an H200", measured(r"\*\*([\d,]+) tokens/s\*\*"), (
+        (README, "[{} tokens/s](benchmarks/RESULTS.md#on-a-gpu)"),
+        ("docs/speed.md", "trained base by its recipe at {} tokens/s"))),
+    Figure("over transformers", measured(r"padded, sdpa, eager \|.*ours is ([\d.]+) x"), (
+        (README, "on one H200, {} times transformers"),)),
+    Figure("over sparse transformers", measured(r"`sparse_prediction` \|.*ours is ([\d.]+) x"), (
+        (README, "eager), {} times with `sparse_prediction`"),)),
+    Figure("pace of published runs", lambda: f"{PUBLISHED.device:.2f}", ((PLAN, "program took {} times that"),)),
+    Figure("token of published runs", lambda: f"{1e6 * PUBLISHED.token:.2f}", ((PLAN, "and\n{} us a token more"),)),
+    Figure("error of the fit", lambda: f"{100 * (ERROR - 1):.0f} %", ((PLAN, "the upper bound adds {}, the"),)),
+    Figure("planned tokens", lambda: f"{PLANNED_TOKENS_PER_SECOND / 1e6:.0f} M", (
+        ("docs/design.md", "2,600 H100 ({} tokens a second"),)),
+    Figure("faults injected", drill(0), ((README, "Of {} faults injected"),)),
+    Figure("faults survived", drill(1), ((README, "RESULTS.md#drill) {} were survived"),)),
+    Figure("faults refused", drill(2), ((README, "were survived, {} refused clearly"),)),
+    Figure("plan of pretrain", measured(r"```text\n(  text[^`]+)```", "docs/tasks/laptop.md"), (
+        (README, "asks, and trains:\n\n```text\n{}```\n\nThe result"),)),
+    Figure("encoders", lambda: NUMBERS[len(ENCODERS) - 6], (
+        ("docs/alternatives.md", "early errors; {} families of encoders"), (README, "objectives for {} families"))),
+    Figure("objectives", lambda: NUMBERS[len(OBJECTIVES) - 6], (
+        ("docs/alternatives.md", "encoders and {} objectives"), (README, "[{} objectives for"))),
+)  # fmt: skip
+
+
+def pattern_of(place: str) -> re.Pattern[str]:
+    """Return the pattern of a place, with a group for the figure."""
+    before, after = (re.escape(part) for part in place.split("{}"))
+    return re.compile(f"(?<={before})([^|]+?)(?={after})" if after else f"(?<={before})(.+)")
+
+
+def write() -> None:
+    """Write every figure into its places."""
+    for figure in FIGURES:
+        for page, place in figure.places:
+            text = (ROOT / page).read_text(encoding="utf-8")
+            changed, count = pattern_of(place).subn(figure.source().replace("\\", r"\\"), text, count=1)
+            assert count == 1, f"{page} has no {place!r}, see {figure.name} in tests/docs/figures.py"
+            (ROOT / page).write_text(changed, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()
