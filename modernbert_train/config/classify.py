@@ -42,7 +42,7 @@ class LabelledConfig(ObjectiveConfig):
     dropout: float = knob(0.0, low=0, below=1)  # before the last matrix, in training only
     # the encoder keeps its weights and has no dropout; one matrix on its states, nothing between, is all that learns
     freeze: bool = False
-    # the encoder keeps its weights and learns by low-rank adapters; what stands behind it is trained as it is
+    # the encoder keeps its weights and learns by low-rank adapters; the head after it is trained in full
     lora: LoraConfig | None = None
     # longest text that the encoder was trained on, whatever the labelled texts: the limit of the exported model and of
     # the next fine-tuning; None: the rows of the last phase

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def drill(out: Path, *words: str) -> tuple[int, str]:
-    """A program of its own, forked from one without threads, as are its runs."""
+    """A separate program, forked from a single-threaded one, like its runs."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "benchmarks.drill", "--out", str(out), *words]
     done = warm.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
@@ -33,7 +33,7 @@ def drill(out: Path, *words: str) -> tuple[int, str]:
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_injuries_of_every_kind_are_survived() -> None:
-    """One round of each; `make drill` has more than a thousand. The path is short, as those of sockets must be."""
+    """One round of each; `make drill` has more than a thousand. The path is short, since a socket's must be."""
     with tempfile.TemporaryDirectory() as folder:
         code, said = drill(Path(folder), "--scale", "quick")
         assert code == 0, said

@@ -74,7 +74,7 @@ def test_a_part_that_fails_hangs_or_is_wrong_leaves_the_others_alone(tmp_path: P
 
 @pytest.mark.runs
 def test_the_same_command_resumes(tmp_path: Path) -> None:
-    """What has passed is not done again; what failed is, and what was asked for."""
+    """Passed parts are not repeated; failed and requested ones are."""
     count = "import pathlib; file = pathlib.Path({!r}); file.open('a').write('x'); assert {}"
     parts = (
         Part("good", "", "all", 1, python(count.format(str(tmp_path / "good"), True))),
@@ -196,7 +196,7 @@ def test_losses_that_are_apart_or_of_other_batches_fail(tmp_path: Path) -> None:
 
 
 def test_what_ended_with_0_and_is_wrong_fails(tmp_path: Path) -> None:
-    """`doctor` ends with 0 whatever it finds."""
+    """`doctor` ends with 0 for any findings."""
     (tmp_path / "parts").mkdir()
     lines = ["ok    GPU 0: H100", *(f"ok    {need}: usable here" for need in read.NEEDED)]
     (tmp_path / "parts/doctor.log").write_text("\n".join(lines))
@@ -219,7 +219,7 @@ def test_without_a_gpu_one_line_says_so(
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize(("ranks", "number"), [(2, 25), (4, 23)])  # 2 values have no piece for each of 4 ranks
+@pytest.mark.parametrize(("ranks", "number"), [(2, 25), (4, 23)])  # 2 values cannot be split over 4 ranks
 def test_collectives_are_held_against_sums_on_the_host(ranks: int, number: int) -> None:
     """Over gloo here; the part of the hour runs them over NCCL."""
     command = [sys.executable, "-m", "benchmarks.collectives", "--ranks", str(ranks), "--bytes", "8", "4096"]

@@ -1,4 +1,4 @@
-"""The benchmark of single parts, at a tiny size. If it lies, we tune what is not slow, and publish it."""
+"""The benchmark of single parts, at a tiny size. If it is wrong, we tune code that is not slow, and publish it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TINY = Preset(
 
 @pytest.mark.slow
 def test_every_part_is_measured_against_a_floor(capsys: pytest.CaptureFixture[str]) -> None:
-    """What a CPU cannot do is a line with the reason; everything else has a time, and all but preparations a floor."""
+    """A part that a CPU cannot run is a line with the reason; others have a time, and a floor unless they prepare."""
     _, found = kernels.run(TINY, CPU)
     assert list(dict.fromkeys(line["part"] for line in found)) == [
         "attention", "layer", "head", "optimizer",
@@ -57,7 +57,7 @@ def test_every_part_is_measured_against_a_floor(capsys: pytest.CaptureFixture[st
 
 
 def test_attention_floor_counts_the_pairs_that_the_kernel_computes() -> None:
-    """A floor below the true work flatters no kernel but makes us chase what is not there; above it, the reverse."""
+    """A floor below the true work sends us after gains that do not exist; one above it hides real ones."""
     lengths = [5, 1, 9]
     everyone = sum(n * n for n in lengths)
     near = sum(abs(q - k) <= 2 for n in lengths for q in range(n) for k in range(n))
@@ -68,7 +68,7 @@ def test_attention_floor_counts_the_pairs_that_the_kernel_computes() -> None:
 
 
 def test_the_optimizer_steps_the_weights_of_the_model() -> None:
-    """Times of another list of tensors would not be those of training."""
+    """Times for another list of tensors would not be training's."""
     with torch.device("meta"):
         model = ModernBertForMaskedLM(MODEL)
     assert sorted(parameter_shapes(MODEL)) == sorted(tuple(p.shape) for p in model.parameters())
@@ -115,7 +115,7 @@ def test_a_case_that_fails_is_a_line_and_the_others_go_on() -> None:
 
 
 def test_figures_are_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What a comparison of two commits reads: the parts that were asked for, and what floors are made of."""
+    """A comparison of two commits reads the selected parts, and the rates behind the floors."""
     monkeypatch.setitem(kernels.PRESETS, "cpu", TINY)
     words = ["--preset", "cpu", "--device", "cpu", "--only", "optimizer", "--json", str(tmp_path / "found.json")]
     monkeypatch.setattr(sys, "argv", ["kernels.py", *words])

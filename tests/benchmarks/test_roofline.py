@@ -1,4 +1,4 @@
-"""The roofline by kernel: what was counted on the null device agrees with what `plan` takes it to be.
+"""The roofline by kernel: counts on the null device agree with `plan`'s assumptions.
 
 If this breaks, `plan` predicts hours and dollars from bytes or FLOPs that the model no longer has.
 """
@@ -29,7 +29,7 @@ def cases(recorded: dict[str, Any]) -> list[Case]:
 
 @pytest.mark.runs
 def test_the_products_that_were_counted_are_those_that_plan_counts(cases: list[Case]) -> None:
-    """FLOPs that a device was asked for, beside those of the census: a forward pass and two gradients of each."""
+    """FLOPs that a device received, compared with the census: a forward pass and two gradients for each."""
     for case in cases:
         shapes = case.work.products(case.tokens)
         flops = sum(6 * each.numbers * each.uses * each.passes * positions for each, positions in shapes)

@@ -55,7 +55,7 @@ def test_every_contender_trains_on_the_same_documents(tmp_path: Path, capsys: py
         parts = {"ours": ["data wait", "forward", "backward", "optimizer"], names[1]: through}
         assert list(contender.seconds) == parts.get(name, ["forward", "backward", "optimizer"])
     assert [len(times) for times in contenders["ours"].seconds.values()] == [6] * 4
-    # FLOPs of a token, about that of the model on documents of some 40 tokens, whoever computes them
+    # FLOPs of a token for documents of some 40 tokens, about the same for every contender
     per_token = [median(each.flop_rates) / median(each.rates) for each in contenders.values()]
     assert max(per_token) < 1.2 * min(per_token)
 

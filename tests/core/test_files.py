@@ -1,4 +1,4 @@
-"""Whole or not there: what a crash, a full disk or a power cut may leave behind."""
+"""Atomic writes: after a crash, a full disk or a power cut a file is complete or absent."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Keyed randomness, pinned to the bit.
 
-If this breaks, a run that is resumed or upgraded goes on with other documents and other masks.
+If this breaks, a resumed or upgraded run continues with other documents and other masks.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_a_permutation_holds_every_index_once(size: int) -> None:
 
 
 def test_every_place_of_a_permutation_is_equally_likely() -> None:
-    """600 keys, 5 places: each index stands in each place 120 times, 10 being one sigma."""
+    """600 keys, 5 positions: each index is in each position 120 times, with a sigma of 10."""
     counts = np.zeros((5, 5))
     for key in range(600):
         counts[np.arange(5), permutation(5, derive(key))] += 1

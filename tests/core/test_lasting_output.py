@@ -1,4 +1,4 @@
-"""What is printed goes to one place, whole and at once; and who stops reading costs nobody anything."""
+"""Output goes to one place, whole and at once; and a reader that stops costs nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def start(
     "verb", ["check", *(pytest.param(each, marks=pytest.mark.slow) for each in ("plan", "inspect"))]
 )
 def test_a_reader_that_has_seen_enough_may_leave(tiny_run: TinyRun, verb: str) -> None:
-    """`check | head -1`: no traceback, and the code is the verb's own, so that `set -o pipefail` goes on."""
+    """`check | head -1`: no traceback, and the exit code is the verb's own, as `set -o pipefail` needs it."""
     process = start(verb, *tiny_run())
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
@@ -42,7 +42,7 @@ def test_a_reader_that_has_seen_enough_may_leave(tiny_run: TinyRun, verb: str) -
 
 @pytest.mark.runs
 def test_a_log_has_everything_of_a_run_in_order(tiny_run: TinyRun) -> None:
-    """`train | tee log`: what it is busy with, banner, progress, validations, what it came to; errors stay apart."""
+    """`train | tee log`: banner, progress, validations and the result are piped; errors are not."""
     process = start("train", *tiny_run("logging={progress_bar: true, line_seconds: 0.0001}"), popen=warm.Popen)
     said, errors = process.communicate(timeout=120)
     assert process.returncode == 0 and errors == ""

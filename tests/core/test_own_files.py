@@ -1,7 +1,7 @@
-"""Links inside folders of shards and tokenizers; tests/weights/test_links.py has those of models.
+"""Links inside folders of shards and tokenizers; tests/weights/test_links.py covers models.
 
-If this breaks, an archive from the internet reads files that it does not hold, and publishes them with the next export;
-or somebody whose data lies behind a link cannot train.
+If this breaks, an archive from the internet reads files outside it, and publishes them with the next export; or a user
+whose data is behind a link cannot train.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a damaged disk, or an adversary, may put where JSON is expected: always a ValueError that says what and where.
+"""Damaged or hostile JSON: always a ValueError that names the problem and its place.
 
-If this breaks, a torn file ends a run with a traceback where it should have gone on from the checkpoint before.
+If this breaks, a torn file ends a run with a traceback where it should have continued from the checkpoint before.
 """
 
 from __future__ import annotations

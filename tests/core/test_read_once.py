@@ -1,6 +1,6 @@
-"""Files read once: what was found stays true for as long as the file is the same, and not a moment longer.
+"""Files read once: a result is reused as long as the file is the same, and not a moment longer.
 
-If this breaks, a start hashes gigabytes again and again, or an exchanged file is taken for the one before.
+If this breaks, a start hashes gigabytes again and again, or a replaced file passes for the one before.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Files of tensors that are hashed while they are written, and tensors that lie in slices in several of them.
+"""Files of tensors that are hashed while they are written, and tensors whose slices are in several of them.
 
-If this breaks, a checkpoint has a hash of something else than it holds, or a run goes on with rows of the wrong place.
+If this breaks, a checkpoint's hash does not match its contents, or a run continues with rows from the wrong place.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_every_number_that_is_none_is_seen_while_it_is_written(tmp_path: Path, n
 
 
 def test_slices_in_several_files_are_one_tensor(tmp_path: Path) -> None:
-    """Whatever rows are asked for, wherever the cuts are."""
+    """Any rows can be read, for any cuts."""
     whole = torch.randn(10, 3, generator=torch.Generator().manual_seed(1))
     cuts = {"a": (6, 10), "b": (0, 4), "c": (4, 6)}
     for file, (first, end) in cuts.items():

@@ -51,7 +51,7 @@ def test_a_torch_that_is_newer_than_all_that_were_tested_is_named(version: str, 
     ],
 )
 def test_what_the_package_asks_for_is_compared_with_what_is_there(name: str, version: str, allowed: bool) -> None:
-    """Packages of an extra bind nobody else; a nightly build counts as its release."""
+    """Packages of an extra are not required of others; a nightly build counts as its release."""
     assert versions.is_allowed(name, version) == allowed
 
 

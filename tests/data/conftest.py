@@ -1,4 +1,4 @@
-"""What tests of the data path share: a mixture of three streams of a few kilobytes, and a run on one or three."""
+"""Fixtures of the data path: a mixture of three streams of a few kilobytes, and a run on one or three."""
 
 from __future__ import annotations
 

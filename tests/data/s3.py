@@ -1,4 +1,4 @@
-"""A real S3 API on loopback, moto's server, that counts what it is asked and can be made to fail."""
+"""A real S3 API on loopback, moto's server, that counts requests and can be made to fail."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Store:
     """The server, in threads of this process.
 
     Attributes:
-        downloads: times that each object was asked for, by key.
-        fault: None, or what is done with a GET of an object: "hang", "drop" (the connection, in the middle of the
+        downloads: number of requests for each object, by key.
+        fault: None, or the fault of a GET of an object: "hang", "drop" (the connection, in the middle of the
             body), "busy" (503).
         faulty_method: "GET", or "PUT" for "hang" and "busy" where objects are written.
-        faults_left: requests that the fault is still done to.
+        faults_left: number of further requests with the fault.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Store:
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:
-        """Nobody answers on the port any more; what is stored stays, for another start."""
+        """Stop the server; stored objects stay for another start."""
         self._ended.set()
         self._server.shutdown()
         self._server.server_close()

@@ -119,7 +119,7 @@ def test_positions_begin_at_0_or_after_the_padding(tiny_run: TinyRun, tmp_path: 
 def test_a_tokenizer_without_words_is_named_where_words_are_masked(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each token is a word of its own then, and n-grams are of tokens. The tiny one has marks."""
+    """Then each token is a separate word, and n-grams consist of tokens. The tiny one has marks."""
     assert main(["check", *tiny_run("objective.masking=ngram")]) == 0
     assert "does not mark" not in capsys.readouterr().out
     special = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[MASK]": 3}

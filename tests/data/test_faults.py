@@ -1,6 +1,6 @@
-"""What goes wrong beside the shards themselves: workers that die or hang, and a fault that only one rank meets.
+"""Faults other than damaged shards: workers that die or hang, and a fault that only one rank meets.
 
-If this breaks, a machine full of GPUs waits for a process that is gone, or a job ends without a word why.
+If this breaks, a machine full of GPUs waits for a process that is gone, or a job ends without a reason.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ SMALL = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=4k none /dev/
 @pytest.mark.runs
 @pytest.mark.skipif(subprocess.run([*SMALL, "true"], capture_output=True).returncode, reason="needs the right to mount")
 def test_shared_memory_that_is_too_small_is_told_with_the_remedy() -> None:
-    """Docker gives 64 MB, some clusters less; it was told as a bug of ours."""
+    """Docker gives 64 MB, some clusters less; it used to be reported as our bug."""
     words = "from tests.data.test_faults import items; next(items({}))"
     ended = subprocess.run([*SMALL, sys.executable, "-c", words], capture_output=True, text=True, cwd=ROOT, check=False)
     last = ended.stderr.splitlines()[-1]
@@ -128,7 +128,7 @@ def test_a_worker_that_hangs_is_named_after_the_time_stated() -> None:
 
 
 class Endless:
-    """What cannot be taken over, as memory that a frozen worker was about to hand over."""
+    """An object that cannot be received, like memory from a worker that froze while sending it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return time.sleep, (1000.0,)
@@ -198,7 +198,7 @@ except ZeroDivisionError:
 
 
 def ranks_environment() -> list[dict[str, str]]:
-    """Two ranks without a launcher, so that nobody but themselves can end them."""
+    """Two ranks without a launcher, so only they can end each other."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

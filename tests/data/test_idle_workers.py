@@ -1,4 +1,4 @@
-"""Workers of which nobody wants anything: a validation or an evaluation may take longer than a batch ever should."""
+"""Idle workers: a validation or an evaluation may take longer than a batch ever should."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches: the same for any number of ranks and workers and from any point on; each knows what its rows are made of.
+"""Batches: the same for any number of ranks and workers and from any point on; each knows the documents in its rows.
 
 If this breaks, a run depends on the machine it ran on, or resuming repeats or skips text.
 """
@@ -100,7 +100,7 @@ def test_workers_give_the_very_same_tensors(config: RunConfig) -> None:
 @pytest.mark.runs
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_batch_says_what_its_rows_are_made_of(config: RunConfig, num_workers: int) -> None:
-    """A fault is told with the documents of this list; workers have it already and do not send it back."""
+    """Errors name the documents of this list; workers have it already and do not send it back."""
     loader = make_loader(config, 1, 2, num_workers)
     steps = list(zip(make_path(config).planned.planner, loader, strict=True))
     assert len(steps) > 10
@@ -143,8 +143,7 @@ def test_what_workers_had_prefetched_is_neither_lost_nor_repeated(
 def test_what_was_planned_ahead_is_the_next_batch_and_asks_for_no_plan(
     config: RunConfig, whole: list[Any], num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planned while the device computes, or when the batch is asked for: the same batches and states, to the end. If it
-    were planned twice, a GPU would wait for it all the same."""
+    """Planned ahead or on demand: the same batches and states, to the end. Planning twice would make a GPU wait."""
     plan = BatchPlanner.__next__
     busy = True  # the device, as far as the test is concerned
     late = 0
@@ -159,7 +158,7 @@ def test_what_was_planned_ahead_is_the_next_batch_and_asks_for_no_plan(
     batches, found = iter(loader), []
     while True:
         loader.plan_ahead()
-        loader.plan_ahead()  # one batch, however often it is said
+        loader.plan_ahead()  # one batch, for any number of calls
         busy = not found  # the first fills the workers
         step = next(batches, None)
         busy = True
@@ -234,7 +233,7 @@ def test_bad_shards_end_a_run_with_their_name_and_never_hang_it(
     with pytest.raises(DataError) as error:
         list(make_loader(config, num_workers=num_workers))
     assert message in str(error.value) and str(tmp_path / "broken") in str(error.value)
-    assert len(str(error.value).splitlines()) == 1  # what a worker met is told without its traceback
+    assert len(str(error.value).splitlines()) == 1  # a worker's error is printed without its traceback
 
 
 @pytest.mark.runs
@@ -244,5 +243,5 @@ def test_a_run_on_the_cpu_of_a_machine_with_gpus_takes_nothing_of_them(
     """Pinned memory belongs to a GPU's context: half a gigabyte of GPU 0 for each process, which may be another's."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*pin_memory")  # torch's, where it is asked for and there is no GPU
+        warnings.filterwarnings("error", message=".*pin_memory")  # torch warns if it is set without a GPU
         assert next(iter(make_loader(read_run(tiny_run()), 0, 1, 0))).microbatches

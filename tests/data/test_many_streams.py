@@ -52,7 +52,7 @@ def counted() -> Iterator[Counter[str]]:
 
 
 def make_many(folder: Path, number: int, tokenizer: Path) -> list[Path]:
-    """Folders of five documents in several shards; hard links, which count as files of their own."""
+    """Folders of five documents in several shards; hard links, which count as separate files."""
     documents = make_documents(tokenizer, [20, 33, 47, 8, 60], seed=9)
     made = [folder / f"l{index:04}" for index in range(number)]
     make_shards(made[0], documents, tokenizer, shard_bytes=1 << 8)

@@ -38,7 +38,7 @@ def read_all(folder: Path, vocab_size: int = 512, max_open_shards: int = 2) -> l
 def refusal(folder: Path, **settings: int) -> str:
     with pytest.raises(DataError) as error:
         read_all(folder, **settings)
-    assert str(folder) in str(error.value)  # the user is told which file
+    assert str(folder) in str(error.value)  # the message names the file
     return str(error.value).replace(f"{folder}/", "")
 
 
@@ -173,7 +173,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_folder_is_refused_with_its_file(folder: Path, case: str) -> None:
-    """A small file can unpack to all of the memory there is; unpickling runs code of whoever wrote it."""
+    """A small file can unpack to all of the memory; unpickling runs its writer's code."""
     harm, message = BROKEN[case]
     harm(folder)
     assert refusal(folder).startswith(message)

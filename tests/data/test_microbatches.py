@@ -1,6 +1,6 @@
-"""Microbatches: laid out and masked as the model expects, whatever their rows have for company.
+"""Microbatches: laid out and masked as the model expects, for any combination of documents in a row.
 
-If this breaks, documents see each other, padding is trained on, or a mask follows the machine.
+If this breaks, documents see each other, padding is trained on, or a mask depends on the machine.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def test_microbatches_are_the_same_for_any_number_of_ranks(config: RunConfig) ->
 
 @pytest.mark.runs
 def test_rows_are_laid_out_as_the_model_expects(config: RunConfig) -> None:
-    """[CLS] text [SEP] for each chunk, positions from 0 in each, the tail a sequence of pads of its own."""
+    """[CLS] text [SEP] for each chunk, positions from 0 in each, the tail a separate sequence of pads."""
     vocabulary, path = read_vocabulary(config.data.tokenizer), make_path(config)
     tails = 0
     for plan, step in zip(path.planned.planner, make_loader(config), strict=True):
@@ -100,7 +100,7 @@ def test_the_numbers_of_a_batch_say_what_it_holds(config: RunConfig) -> None:
 
 
 def test_words_of_a_segmenter_lie_where_their_tokens_do() -> None:
-    """However a document is cut and whatever stands before it in its row: a long one is masked from its middle too."""
+    """For any cut of a document and any text before it in its row: a long one is masked from its middle too."""
     document, inside = np.arange(10, 110), np.arange(100) % 3 > 0  # words of three tokens
     documents = SimpleNamespace(
         read=lambda number: document,
@@ -154,7 +154,7 @@ def test_attention_launches_few_blocks_without_work(config: RunConfig) -> None:
 
 
 def masks_by_chunk(config: RunConfig) -> dict[Chunk, tuple[list[int], list[int]]]:
-    """What became of each chunk of the run: its input ids and its predicted places."""
+    """Return the input ids and the predicted positions of each chunk of the run."""
     found = {}
     path = make_path(config)
     for plan in path.planned.planner:

@@ -1,4 +1,4 @@
-"""Shares of streams: what is given out keeps to what was asked, at every moment and in every range, exactly.
+"""Shares of streams: the output keeps the configured shares, at every moment and in every range, exactly.
 
 If this breaks, a model is trained on another mixture than its configuration says, or for a while on one stream only.
 """
@@ -156,7 +156,7 @@ def test_a_long_phase_counts_for_as_long_as_it_is() -> None:
 
 
 def test_shares_of_documents_are_turned_into_shares_of_tokens() -> None:
-    """Half of the documents each; those of a are three times as long."""
+    """Half of the documents each; stream a's are three times as long."""
     streams = {"a": StreamConfig(path="", proportion=0.5), "b": StreamConfig(path="", proportion=0.5)}
     asked = config(streams, mix_by="documents")
     assert token_shares(asked.data, asked.phases.values(), {"a": 900, "b": 300}, {"a": 9, "b": 9}) == pytest.approx(
@@ -195,7 +195,7 @@ def test_a_phase_may_have_a_power_and_streams_of_its_own() -> None:
 
 @pytest.mark.runs
 def test_two_thousand_languages_keep_to_their_shares() -> None:
-    """Each within its longest text of what was asked, whatever share it has; a state that fits a checkpoint."""
+    """Each within its longest text of its configured share; with a state that fits a checkpoint."""
     draw = np.random.default_rng(1)
     sizes = np.maximum(30, 20_000 / np.arange(1, 2001) ** 1.1).astype(int)
     streams = {}

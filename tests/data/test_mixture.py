@@ -1,7 +1,7 @@
 """Several streams: each in its own order with its own masks, mixed by the clock, whole over its own epochs.
 
-If this breaks, adding a stream changes what a model sees of the others, a small stream is read unevenly, or a mixture
-depends on the machines it is trained on.
+If this breaks, adding a stream changes the others' text, a small stream is read unevenly, or a mixture depends on the
+machines it is trained on.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ def draw_shares(data: st.DataObject, mixture: Mixture) -> dict[str, int]:
 @settings(max_examples=30, deadline=None)
 @given(Mixtures, st.sampled_from(["tokens", "documents"]), st.data())
 def test_what_is_drawn_keeps_to_the_shares_after_every_batch(mixture: Mixture, by: str, data: st.DataObject) -> None:
-    """By tokens as well as by documents: within one chunk or document of what was asked for; the packer holds some of
-    it back, and no more than its window.
+    """By tokens as well as by documents: within one chunk or document of the configured share; the packer holds back
+    no more than its window.
     """
     asked = draw_shares(data, mixture)
     config = run(mixture, [asked], mix_by=by)
@@ -173,7 +173,7 @@ def test_what_is_drawn_keeps_to_the_shares_after_every_batch(mixture: Mixture, b
 @settings(max_examples=30, deadline=None)
 @given(Mixtures, st.sampled_from(["tokens", "documents"]), st.data())
 def test_the_counts_of_a_batch_say_what_it_has_of_each_stream(mixture: Mixture, by: str, data: st.DataObject) -> None:
-    """They are the record of what a model was trained on."""
+    """They record the training data of a model."""
     config = run(mixture, [draw_shares(data, mixture), draw_shares(data, mixture)], (64, 256), mix_by=by)
     streams = streams_of(config, mixture)
     for batch in planner(config, mixture):
@@ -243,7 +243,7 @@ def test_stopping_anywhere_leaves_the_same_plans(
 @settings(max_examples=15, deadline=None)
 @given(Mixtures, Sizes)
 def test_another_stream_does_not_change_the_order_of_the_others(mixture: Mixture, more: list[list[int]]) -> None:
-    """Experiments with mixtures compare only if what they share is the same."""
+    """Experiments with mixtures compare only if their common streams are the same."""
 
     def order(config: RunConfig, mixture: Mixture, name: str) -> list[tuple[int, ...]]:
         streams = streams_of(config, mixture)
@@ -261,7 +261,7 @@ def test_another_stream_does_not_change_the_order_of_the_others(mixture: Mixture
 
 
 def test_streams_of_the_same_shards_have_orders_and_masks_of_their_own() -> None:
-    """Named alike but for the name: two passes over the same text must not be the same twice."""
+    """Two streams with the same text and different names: two passes must not be the same twice."""
     same = [[30] * 10] * 3
     config = run({"a": 0, "b": 0}, [{"a": 1, "b": 1}])
     streams = streams_of(config, {"a": same, "b": same})
@@ -319,7 +319,7 @@ def loaders(config: RunConfig, mixture: Mixture, num_ranks: int) -> list[PackedL
 
 
 def rows_of(batch: Batch) -> Iterable[tuple[Any, ...]]:
-    """What a row is made of, however it was grouped: inputs, positions, and its labels at their places."""
+    """Return the contents of a row, for any grouping: inputs, positions, and its labels at their positions."""
     ids_T, positions_T = batch.packed.input_ids_T, batch.packed.position_ids_T
     width = len(ids_T) // batch.num_rows
     lines = torch.stack([ids_T, positions_T, labels_of_line(batch)]).reshape(3, batch.num_rows, width)
@@ -398,7 +398,7 @@ def test_documents_are_numbered_through_the_streams(config: RunConfig) -> None:
 
 
 def test_one_folder_is_numbered_and_masked_as_it_always_was(tiny_run: TinyRun) -> None:
-    """Runs of one folder go on as they began when streams came; the keys are pinned."""
+    """Runs of one folder continue as before streams existed; the keys are pinned."""
     streams = opened(read_run(tiny_run()))
     assert streams.names == ("train",)
     masks, epoch, document, start = 3, 1, 7, 2
@@ -477,7 +477,7 @@ def test_a_batch_of_one_source_counts_documents_where_the_shares_are_of_document
 
 
 def test_rows_that_were_ready_stay_with_their_stream_through_a_checkpoint() -> None:
-    """A stop may come when more rows are finished than a batch takes; each stream has rows of its own."""
+    """A stop may happen with more finished rows than a batch takes; each stream has separate rows."""
     mixture = {"a": [[60] * 8] * 2, "b": [[61] * 8] * 2}
     config = run(mixture, [{"a": 1, "b": 1}], (128,), tokens=8000)
     config = replace(config, objective=ContrastiveConfig(one_source=True))

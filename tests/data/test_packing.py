@@ -1,4 +1,4 @@
-"""Packing: every chunk exactly once, no row overfilled, little padding, nobody waits for ever.
+"""Packing: every chunk exactly once, no row overfilled, little padding, no chunk waits forever.
 
 If this breaks, text is silently lost or repeated, or the GPU computes on padding.
 """
@@ -93,7 +93,7 @@ def test_by_hand() -> None:
 
 
 def test_two_chunks_together_may_fill_better_than_the_largest() -> None:
-    """Room for 5 beside the oldest: 4 alone leaves 1, and 3 with 2 nothing."""
+    """Room for 5 after the oldest: 4 alone leaves 1, and 3 with 2 leave 0."""
     assert pack_greedy([5, 4, 3, 2], row_tokens=10, window=3) == [[0, 2, 3], [1]]
 
 
@@ -171,7 +171,7 @@ def test_full_rows_do_not_hold_up_a_short_chunk_for_ever() -> None:
     packer = GreedyPacker(row_tokens=20, window=8, max_wait=5)
     packer.place(Chunk(0, 0, 0, 1))
     for document in range(1, 8):
-        packer.place(Chunk(0, document, 0, 17))  # 19 tokens: a row of its own
+        packer.place(Chunk(0, document, 0, 17))  # 19 tokens: a full row
     assert [row[0].document for row in packer.ready] == [1, 2, 3, 4, 5, 0, 6, 7]
 
 
@@ -196,7 +196,7 @@ def test_a_saved_packer_goes_on_with_the_same_rows(stream: tuple[tuple[int, list
 @settings(max_examples=50, deadline=None)
 @given(Streams, st.integers(0, 20))
 def test_what_waits_is_what_was_not_given_out(stream: tuple[tuple[int, list[int]], int, int], given: int) -> None:
-    """Where rows get longer or shorter it is packed anew, so a chunk that is missing here would be lost."""
+    """After a change of row length chunks are packed again, so a chunk that is missing here would be lost."""
     (row_tokens, lengths), window, max_wait = stream
     packer = GreedyPacker(row_tokens, window, max_wait)
     chunks = [Chunk(0, document, 0, length) for document, length in enumerate(lengths)]

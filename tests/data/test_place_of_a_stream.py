@@ -1,8 +1,8 @@
-"""Where each stream of a mixture stands after a batch: before a chunk.
+"""The position of each stream of a mixture after a batch: before a chunk.
 
-The queue looks at the next chunk of every stream when it chooses one, so a block that has been given out is left for
-the next, which is laid out for the rows of now. Were it laid out later, for the rows of a later phase, a run would go
-on with other batches than under earlier versions.
+The queue reads the next chunk of every stream when it chooses one, so an exhausted block is left for the next, which is
+laid out for the current rows. If it were laid out later, for the rows of a later phase, a run would continue with other
+batches than under earlier versions.
 """
 
 from __future__ import annotations

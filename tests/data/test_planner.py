@@ -91,14 +91,14 @@ def test_stopping_anywhere_leaves_the_same_plans(
     begun = [next(first) for _ in range(stop)]
     state = json.loads(json.dumps(first.state_dict()))
     second = planner(config, shards)
-    next(second)  # a state is taken over whole, whatever was there before
+    next(second)  # a state replaces any earlier position
     second.load_state_dict(state)
     assert second.state_dict() == first.state_dict()
     assert begun + list(second) == whole
 
 
 def test_an_epoch_is_packed_in_the_order_of_its_chunks() -> None:
-    """The planner draws exactly what the shuffle lays out, block after block, epoch after epoch."""
+    """The planner draws exactly the shuffle's chunks, block after block, epoch after epoch."""
     draw = np.random.default_rng(5)
     shards = [draw.integers(1, 150, 12).tolist() for _ in range(5)]
     config, lengths = run(64), np.array([length for shard in shards for length in shard])
@@ -185,7 +185,7 @@ def test_text_waits_for_a_bounded_number_of_rows(shards: list[list[int]], row_to
 
 
 def test_a_phase_may_start_a_new_pass() -> None:
-    """restart_data: what the pass before still had is not read, by request; what had been drawn is."""
+    """restart_data: the rest of the earlier pass is skipped, as configured; drawn chunks are not."""
     config = run(64, 64)
     again = PhaseConfig(**{**vars(config.phases["p1"]), "restart_data": True})
     restarted = RunConfig(**{**vars(config), "phases": {**config.phases, "p1": again}})
@@ -282,7 +282,7 @@ def test_the_state_does_not_grow_with_the_position(batches: int) -> None:
     ],
 )
 def test_plans_are_those_of_earlier_versions(streams: int, mix_by: str, expected: str) -> None:
-    """A run that began under an earlier version goes on with the batches it would have had: rows of 64, 256, 64."""
+    """A run that began under an earlier version continues with the same batches: rows of 64, 256, 64."""
     names = [f"s{number}" for number in range(streams)]
     shares = {name: StreamConfig(path="", proportion=1 / (1 + number)) for number, name in enumerate(names)}
     config = run(64, 256, 64, tokens=20_000, train=None, streams=shares, mix_by=mix_by)
@@ -321,7 +321,7 @@ def test_the_compiled_queue_is_the_queue(weights: list[int], draw: Random) -> No
 
 
 def test_shares_of_many_digits_outlive_a_phase_of_shorter_rows() -> None:
-    """A share of 16 digits is a weight of as many; what its queue owes from longer rows fits no 64 bits."""
+    """A share of 16 digits is a weight of as many; the queue's lag from longer rows exceeds 64 bits."""
     proportions = {"a": 0.6171234567890123, "b": 0.3828765432109877}
     shares = {name: StreamConfig(path="", proportion=share) for name, share in proportions.items()}
     config = run(8192, 16, tokens=90_000, train=None, streams=shares, packing_window=4)

@@ -35,7 +35,7 @@ from tests.conftest import TIMES, TinyRun
 from tests.data.make_shards import make_documents, make_shards
 from tests.data.s3 import Store, wait_for
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.runs]  # each has a store of its own
+pytestmark = [pytest.mark.timeout(60), pytest.mark.runs]  # each has a separate store
 SMALL_FILES = ("dataset.json", "index.json", "lengths.npy", "token_counts.npy")
 
 
@@ -162,7 +162,7 @@ def test_a_download_under_way_takes_its_room_from_the_others(
     reserved = other / "partial/shard.00007.mds.zstd/reserved"
     reserved.parent.mkdir(parents=True)
     reserved.write_bytes(bytes(max(sizes)))
-    alive = try_lock(other / "locks" / reserved.parent.name)  # held by whoever fetches it
+    alive = try_lock(other / "locks" / reserved.parent.name)  # held by the process that fetches it
     with alive, monkeypatch.context() as impatient:
         impatient.setattr(shards.remote, "_timeout", 0.3)
         with pytest.raises(StorageError, match="other downloads under way take up"):
@@ -280,7 +280,7 @@ def test_a_store_that_dies_ends_the_run_in_the_time_stated(store: Store, data: D
     finally:
         store.start(port)
     assert time.monotonic() - started < 15  # a bound that a user waits for, not a measurement
-    assert len(read_all(shards)) == 60  # and the same process could go on
+    assert len(read_all(shards)) == 60  # and the same process could continue
 
 
 def test_a_store_that_falls_silent(store: Store, data: DataConfig) -> None:

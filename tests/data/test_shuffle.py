@@ -168,7 +168,7 @@ def test_the_order_of_shards_and_that_within_them_change_each_by_itself(part: st
 @settings(max_examples=60, deadline=None)
 @given(Shards, st.integers(1, 5), st.integers(0, 2**31 - 1), st.integers(1, 50))
 def test_the_compiled_order_is_the_permutation(shards: list[list[int]], block: int, seed: int, most: int) -> None:
-    """Chunks in the order of their documents, put into that of `permutation`: what every run was shuffled by."""
+    """Chunks in the order of their documents, ordered by `permutation`: the shuffle of every past run."""
     chunks = make(shards, block, seed)
     order = permutation(len(shards), derive(seed, 1, 3))
     begins = np.cumsum([0, *map(len, shards)])

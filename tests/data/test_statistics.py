@@ -1,4 +1,4 @@
-"""What a run records of its data: figures that are drawn, out of files that may be absent or damaged."""
+"""The record of a run's data: figures to draw, from files that may be absent or damaged."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ KINDS = {
 
 @pytest.mark.parametrize("microbatches", KINDS.values(), ids=KINDS.keys())
 def test_what_a_worker_sends_is_what_arrives(config: RunConfig, microbatches: list[Batch]) -> None:
-    """Token types, order, targets and counts too; as one tensor, whatever there is."""
+    """Token types, order, targets and counts too; always as one tensor."""
     step = StepBatch(tuple(microbatches), next(make_path(config).planned.planner))
     arrived: StepBatch = pickle.loads(pickle.dumps(step))
     pinned = _divide(step._joined(), step._sizes(), step.plan)  # as pin_memory makes it, where there is a GPU

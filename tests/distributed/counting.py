@@ -1,4 +1,4 @@
-"""What the ranks of a real training step send each other, as torch's profiler saw it."""
+"""Communication of the ranks of a real training step, as recorded by torch's profiler."""
 
 from __future__ import annotations
 

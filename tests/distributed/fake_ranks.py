@@ -1,7 +1,7 @@
 """One rank of many in this process: torch's fake process group, and a list of every collective that the rank calls.
 
-Nothing is sent. A sum over ranks is this rank's own number, what is gathered are copies of its own, and what rank 0
-says to all was heard when rank 0 ran before: `Spoken` keeps it.
+No data is sent. A sum over ranks is this rank's own number, gathered values are copies of this rank's, and broadcasts of
+rank 0 were recorded when rank 0 ran before: `Spoken` keeps them.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Call(NamedTuple):
     """A collective of one rank.
 
     Attributes:
-        kind: of it.
+        kind: its name.
         ranks: of its group.
-        apart: of two neighbours in the group.
+        apart: distance of two neighbours in the group.
         numbers: in the whole tensors.
-        dtype: of them.
+        dtype: of the tensors.
     """
 
     kind: str
@@ -59,7 +59,7 @@ class Call(NamedTuple):
 
 @dataclass
 class Spoken:
-    """What rank 0 told all others, in order, and how much of it a rank has heard."""
+    """Broadcasts of rank 0 to all others, in order, and the number that a rank has received."""
 
     words: list[Any] = field(default_factory=list)
     heard: int = 0
@@ -137,7 +137,7 @@ def as_rank(rank: int, ranks: int, spoken: Spoken) -> Iterator[None]:
     replicate = composer_internals.replicate
 
     def replicated(module: nn.Module, find_unused_parameters: bool) -> nn.Module:
-        """The hook that is DDP's own reads what a fake group does not give; this one does the same."""
+        """Replaces DDP's own hook, which reads values that a fake group lacks, with the same effect."""
         model = replicate(module, find_unused_parameters)
         model.register_comm_hook(None, _mean_over_ranks)
         return model
@@ -147,7 +147,7 @@ def as_rank(rank: int, ranks: int, spoken: Spoken) -> Iterator[None]:
         patch.object(dist, "broadcast_object_list", broadcast),
         patch.object(DeviceCPU, "dist_backend", "fake"),
         patch.object(composer_internals, "replicate", replicated),
-        patch.object(session, "joined", lambda *_: nullcontext()),  # nobody is there to be missed
+        patch.object(session, "joined", lambda *_: nullcontext()),  # there are no other ranks to watch
     ):
         dist.init_process_group("fake", store=dist.HashStore(), rank=rank, world_size=ranks)
         try:
@@ -155,4 +155,4 @@ def as_rank(rank: int, ranks: int, spoken: Spoken) -> Iterator[None]:
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
-            _clear_sharding_prop_cache()  # which holds meshes of this rank, equal to those of the next
+            _clear_sharding_prop_cache()  # it holds meshes of this rank, equal to the next rank's

@@ -1,8 +1,8 @@
-"""Run a function on N real processes that talk through gloo, from inside an ordinary test.
+"""Run a function on N real processes that communicate by gloo, from inside an ordinary test.
 
-The parent holds the rendezvous store on a port the system picks, so two tests never race for one; results come back
+The parent holds the rendezvous store on a port the system picks, so two tests never race for one; results return
 through pipes, so a failing rank reports at once while its peers still wait for it in a collective. Ranks are forks of a
-process that has imported what they need and has done nothing else, see tests/warm.py.
+process that has only imported what they need, see tests/warm.py.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_secon
     """Call fn(*args) on every rank of a new gloo process group.
 
     The ranks share nothing with this process, so `fn` must be a module-level function and `args` must pickle. They have
-    one thread each, no GPU, a default process group, this process's environment, and that which torchrun and Composer's
-    launcher set (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT).
+    one thread each, no GPU, a default process group, this process's environment, and the variables of torchrun and
+    Composer's launcher (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT).
 
     Args:
         timeout_seconds: for everything, the start of the processes included. Ranks that hang print their stacks.

@@ -35,7 +35,7 @@ FSDP2 = ("distributed.strategy=fsdp2",)
 
 
 def trained(folder: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
-    """What a run came to: its steps, all but their times, and its last weights and moments."""
+    """The results of a run: its steps without times, and its last weights and moments."""
     steps = [{key: value for key, value in each.items() if key not in TIMES} for each in records(folder)]
     last, passed_over = newest_valid(folder / "checkpoints")
     assert last is not None and not passed_over and last.step == steps[-1]["step"] == len(steps)

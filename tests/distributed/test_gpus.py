@@ -122,7 +122,7 @@ def test_memory_is_extended_in_place_unless_somebody_says_otherwise(monkeypatch:
 
 @pytest.mark.runs
 def test_gpus_are_listed_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By nvidia-smi, and only where this process is shown some; what has no memory of its own is left out."""
+    """By nvidia-smi, and only if this process may see GPUs; one without separate memory is skipped."""
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 81559'\necho 'MIG, [N/A]'\n")
     program.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Which rank is named when the ranks stand still. A wrong name sends someone to the wrong machine."""
+"""The rank that is named after a hang. A wrong name sends someone to the wrong machine."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def ranks(clock: Clock) -> list[Rank]:
 
 
 def test_ranks_that_move_or_rest_together_are_left_alone(ranks: list[Rank], clock: Clock) -> None:
-    """A long validation or save is no hang: all stand at the same place."""
+    """A long validation or save is no hang: all ranks are at the same place."""
     for number in range(5):
         clock.now += 50
         assert [rank.act(f"step {number}") for rank in ranks] == [None] * 3
@@ -90,7 +90,7 @@ def test_a_silent_rank_is_named_by_the_one_before_it(ranks: list[Rank], clock: C
 
 @pytest.mark.parametrize("silent", [0, 1, 2])
 def test_every_rank_is_listened_to(ranks: list[Rank], clock: Clock, silent: int) -> None:
-    """The first one too, by the last: a frozen rank that nobody listens to costs the whole job's time."""
+    """The first one too, by the last: a frozen rank without a listener costs the whole job's time."""
     others = [rank for number, rank in enumerate(ranks) if number != silent]
     for step in range(2):
         clock.now += 50
@@ -101,7 +101,7 @@ def test_every_rank_is_listened_to(ranks: list[Rank], clock: Clock, silent: int)
 
 
 def test_a_rank_that_lives_but_stands_behind_is_named(ranks: list[Rank], clock: Clock) -> None:
-    """It hangs in its data, its disk or an endless loop, and the others in the collective that it does not come to."""
+    """It hangs in its data, its disk or an endless loop, and the others in the collective that it does not reach."""
     for rank in ranks:
         rank.act("before_forward of step 7")
     for rank in (ranks[0], ranks[2]):
@@ -110,15 +110,15 @@ def test_a_rank_that_lives_but_stands_behind_is_named(ranks: list[Rank], clock: 
     assert [rank.act() for rank in ranks] == [None] * 3
     clock.now += 21
     verdicts = [rank.act() for rank in ranks]
-    assert verdicts[1] is None  # it sees nobody behind it
+    assert verdicts[1] is None  # no rank is behind it
     for verdict in (verdicts[0], verdicts[2]):
         assert verdict is not None and verdict.rank == 1
         assert "'before_forward of step 7'" in verdict.text and "'before_backward of step 7'" in verdict.text
 
 
 def test_a_rank_a_moment_behind_is_waited_for_however_long_the_run_has_been(ranks: list[Rank], clock: Clock) -> None:
-    """What counts is the time since this rank's last step, not since its first: else a healthy run of hours ends at the
-    first batch that comes late."""
+    """The time since this rank's last step counts, not since its first: else a healthy run of hours would end at the
+    first late batch."""
     for number in range(5):
         clock.now += 50
         assert [rank.act(f"step {number}") for rank in ranks] == [None] * 3
@@ -135,7 +135,7 @@ def test_after_a_broken_connection_the_rank_that_wrote_nothing_is_named(ranks: l
 
 
 def test_the_dead_rank_is_named_and_not_the_one_that_waits_for_it(ranks: list[Rank], clock: Clock) -> None:
-    """Rank 1 was killed on another machine at a place that rank 0 has come to too, where it waits for rank 1."""
+    """Rank 1 was killed on another machine at a place that rank 0 has reached too, where it waits for rank 1."""
     for rank in ranks:
         rank.act("a")
     ranks[2].act("b")
@@ -195,7 +195,7 @@ def test_silence_has_a_limit_of_its_own(clock: Clock) -> None:
 
 
 def gpus(ranks: list[Rank], clock: Clock, places: list[str], *counts: tuple[int, int, int]) -> list[heartbeat.Verdict]:
-    """What the ranks say of GPUs that have stood like this for a minute."""
+    """Return the verdicts of the ranks after their GPUs have been in this state for a minute."""
     for _ in range(2):
         for rank, place, count in zip(ranks, places, counts, strict=True):
             rank.gpu = count
@@ -214,7 +214,7 @@ def test_a_hung_gpu_is_named_where_all_hosts_stand_alike(ranks: list[Rank], cloc
 
 
 def test_a_gpu_that_hangs_within_a_collective_is_named_by_its_own_rank_too(ranks: list[Rank], clock: Clock) -> None:
-    """It does not see the end of one that has ended for the others; whoever looks first decides for all."""
+    """It does not see the end of a collective that has ended for the others; the first rank to look decides for all."""
     found = gpus(ranks, clock, ["sums"] * 3, (9, 8, 7), (9, 7, 6), (9, 8, 7))
     assert len(found) == 3 and {verdict.rank for verdict in found} == {1}
     assert all("its GPU has started 7 collectives" in verdict.text and verdict.blames for verdict in found)
@@ -226,12 +226,12 @@ def test_gpus_that_have_all_come_blame_the_network_and_no_machine(ranks: list[Ra
 
 
 def test_gpus_in_no_collective_are_left_alone(ranks: list[Rank], clock: Clock) -> None:
-    """A validation of an hour: each GPU computes, and nobody waits for another."""
+    """A validation of an hour: each GPU computes, without waiting for another."""
     assert gpus(ranks, clock, ["validation"] * 3, (9, 9, 9), (9, 9, 9), (9, 9, 9)) == []
 
 
 def test_a_host_that_gives_its_gpu_nothing_is_named_by_its_place(ranks: list[Rank], clock: Clock) -> None:
-    """Its GPU is behind too, and well: it has done what it was given. A stack is what helps here."""
+    """Its GPU is behind too, and healthy: it has done all its work. A stack trace helps here."""
     for rank, count in zip(ranks, [(9, 9, 8), (8, 8, 8), (9, 9, 8)], strict=True):
         rank.gpu = count
         rank.act("batch")
@@ -259,7 +259,7 @@ def test_a_gpu_that_hangs_with_a_full_queue_is_named_and_not_its_host(ranks: lis
 
 
 def test_nccl_that_does_not_connect_ends_with_what_to_look_at(ranks: list[Rank], clock: Clock) -> None:
-    """A firewall between two machines: ncclCommInitRank has no limit, and nothing is printed."""
+    """A firewall between two machines: ncclCommInitRank waits without a limit, and prints nothing."""
     for rank in ranks:
         rank.act(heartbeat.CONNECTING)
     clock.now += 61

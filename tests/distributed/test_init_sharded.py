@@ -1,7 +1,7 @@
-"""First weights of a model that is built without memory and sharded before it gets any, as a run under FSDP2 does.
+"""Initial weights of a model that is built without memory and sharded before allocation, as a run under FSDP2 does.
 
-If this breaks, a run's start depends on how many GPUs it had, or a large model has to fit whole beside each of them.
-How a grown start comes to sharded ranks is in test_start_ranks.py.
+If this breaks, a run's start depends on how many GPUs it had, or a large model has to fit whole on each of them.
+test_start_ranks.py tests how sharded ranks get a grown start.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def batch() -> Batch:
 
 
 def start_sharded() -> dict[str, Any]:
-    """What a rank has after its share of a model without memory got some, and the weights were drawn."""
+    """Return a rank's shards after its part of a model was allocated and the weights were drawn."""
     with torch.device("meta"):
         model = ModernBertForMaskedLM(MODEL)
     for layer in model.model.layers:
@@ -61,7 +61,7 @@ def start_sharded() -> dict[str, Any]:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_weights_do_not_depend_on_how_a_model_was_sharded(num_ranks: int) -> None:
-    """Bit-equal to those of one process; and the forward pass, with its angles, is the same."""
+    """Bit-equal to one process's; and the forward pass, with its angles, is the same."""
     whole = ModernBertForMaskedLM(MODEL)
     initialize(whole, MODEL, seed=9)
     expected = dict(whole.named_parameters())

@@ -1,7 +1,7 @@
-"""The same run however it is cut: into microbatches, over ranks, by DDP, FSDP2 and HSDP. Float error apart.
+"""The same run for any cut: into microbatches, over ranks, by DDP, FSDP2 and HSDP, within float error.
 
-If this breaks, a result depends on the machine it was made on. The one- and two-rank runs of test_train_ranks.py go
-through the launcher; here the four ranks live on from run to run, since starting them takes longer than training.
+If this breaks, a result depends on the machine it was made on. The one- and two-rank runs of test_train_ranks.py use
+the launcher; here the four ranks live on from run to run, since starting them takes longer than training.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def assert_same_weights(folder: Path, expected: Path) -> None:
 
 
 def train_each(runs: list[list[str]], of_meshes: bool = True) -> list[tuple[int, ...]]:
-    """On every rank: one run after the other, each with a process group of its own, as `train` leaves none behind.
+    """Run one after the other on every rank, each with a fresh process group, since `train` closes its own.
 
     Returns:
         See `meshes`.
@@ -93,7 +93,7 @@ def drop_newest(folder: Path) -> None:
 @pytest.mark.timeout(290)
 @pytest.mark.slow
 def test_four_ranks_train_as_one_does_under_ddp_fsdp2_and_hsdp(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """Dropout on. And a checkpoint goes on under another strategy: HSDP's on one process, and one process's on HSDP,
+    """Dropout on. And a checkpoint continues under another strategy: HSDP's on one process, and one process's on HSDP,
     with Composer's callbacks and loggers, which must neither hang four ranks nor see shards for wholes."""
     runs = tmp_path / "runs"
     plugins = (

@@ -1,4 +1,4 @@
-"""What NCCL is told before it connects. None of it can be changed afterwards, and each is a hang or a lost error."""
+"""NCCL's settings before it connects. None can be changed afterwards, and each prevents a hang or a lost error."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from modernbert_train.errors import StoppedEarly
 from modernbert_train.models.compiler import set_up_compiler
 
 TOLD = {
-    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # else torch's watchdog ends the rank before it has told its own error
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # else torch's watchdog ends the rank before it has reported its error
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",  # else it aborts, which can hang
-    "TORCH_NCCL_ENABLE_TIMING": "1",  # else no GPU that hangs is known by what it has come to
+    "TORCH_NCCL_ENABLE_TIMING": "1",  # else a hanging GPU cannot be found by its progress
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "30000",
 }
 
@@ -37,7 +37,7 @@ def test_nccl_is_told_before_it_connects_and_is_given_this_ranks_gpu(
         raise StoppedEarly("far enough")
 
     for name in TOLD:
-        monkeypatch.setenv(name, "")  # so that what is told here is forgotten with the test
+        monkeypatch.setenv(name, "")  # so that the test's settings are undone with it
         del os.environ[name]
     if given is not None:
         monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", given)
@@ -65,6 +65,6 @@ def test_compiled_layers_are_launched_without_the_gil_and_not_cut_at_ddps_bucket
 
 
 def test_the_sums_of_a_step_are_kept_in_double_precision() -> None:
-    """A step counts tokens beyond 2^24, where fp32 has no odd numbers."""
+    """A step counts tokens beyond 2^24, where fp32 lacks odd numbers."""
     odd = 16_777_217.0
     assert sums_over_ranks([torch.tensor(odd, dtype=torch.float64)], [odd, 3.0]) == [odd, odd, 3.0]

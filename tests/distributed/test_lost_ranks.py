@@ -1,4 +1,4 @@
-"""A rank dies: the last line of whoever is left names it and its host, at every moment, and not "this is a bug"."""
+"""A rank dies: the last line of the others names it and its host, at every moment, and never "this is a bug"."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ with failing_together(timeout_seconds=4):
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize("moment", ["collective", "error"])
 def test_a_frozen_first_rank_is_named_though_it_holds_the_store(moment: str) -> None:
-    """Where a launcher gives RANK and MASTER_ADDR, rank 0 has the store: who asks it waits as long as it is frozen."""
+    """With RANK and MASTER_ADDR from a launcher, rank 0 has the store: its clients wait as long as it is frozen."""
     started = [
         warm.Popen([sys.executable, "-c", FREEZE, moment], env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT)
         for environment in ranks_environment()
@@ -94,7 +94,7 @@ def test_a_frozen_first_rank_is_named_though_it_holds_the_store(moment: str) -> 
         for process in started:
             process.kill()
             process.wait()
-    if moment == "error":  # its own counts, and it comes to its end though nobody can be told
+    if moment == "error":  # its own counts, and it exits although no rank can be informed
         assert started[1].returncode == 70 and output.splitlines()[-1].endswith("StorageError: a full disk")
         assert re.search("^warning: the other ranks could not be informed: .* does not answer$", output, re.M)
     else:
@@ -150,7 +150,7 @@ def test_ctrl_c_is_told_once_and_by_its_name(tiny_run: TinyRun, tmp_path: Path) 
     """Each rank would say it in its own words, and of the signal that the launcher passes on."""
     job = Job([*RUN, *tiny_run(*LONG), "--ranks", "2"], tmp_path / "runs/tiny", tmp_path / "log")
     job.wait_for_steps(2)
-    job.process.send_signal(signal.SIGINT)  # what a terminal does: the ranks have sessions of their own
+    job.process.send_signal(signal.SIGINT)  # as a terminal does: the ranks have separate sessions
     code, output = job.end()
     assert code == 75, output
     assert "SIGTERM" not in output

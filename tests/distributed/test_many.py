@@ -1,4 +1,4 @@
-"""Many commands as processes. If this breaks, a kill leaves processes that nobody sees, or a stop loses their work."""
+"""Many commands as processes. If this breaks, a kill leaves unseen processes, or a stop loses their work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def job(folder: Path, name: str, code: str) -> Job:
 
 
 def test_jobs_are_asked_for_as_places_get_free_and_end_with_their_codes(tmp_path: Path) -> None:
-    """None is `not now`: a job that comes later is run; one that its owner gives up is asked to save."""
+    """None means `not now`: a later job is run; one that its owner gives up gets a stop signal to save."""
     codes: dict[str, int] = {}
 
     def jobs() -> Iterator[Job | None]:

@@ -1,7 +1,7 @@
 """StableAdamW under FSDP2 and HSDP: the same update on any number of ranks.
 
 If this breaks, a run's result depends on how many GPUs it had: clipping by the RMS of a shard is another optimizer.
-Every rank sees the same inputs, so the sharded gradient equals that of one process and only the optimizer can differ.
+Every rank gets the same inputs, so the sharded gradient equals one process's and only the optimizer can differ.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ State = tuple[dict[str, Any], dict[str, Any]]
 
 @dataclass
 class Outcome:
-    """What a run leaves: full weights by name, both norms after each step, the full state after step HALF."""
+    """The results of a run: full weights by name, both norms after each step, the full state after step HALF."""
 
     weights: dict[str, Tensor]
     norms: list[tuple[float, float]]

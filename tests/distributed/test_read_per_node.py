@@ -49,7 +49,7 @@ def test_of_the_ranks_of_a_machine_one_reads(tmp_path: Path) -> None:
 
 @pytest.mark.runs
 def test_what_is_large_goes_through_a_file_that_is_gone_afterwards(tmp_path: Path) -> None:
-    """What was read of an index with a quarter of a million shards is megabytes, and a job has a thousand ranks."""
+    """The arrays of an index with a quarter of a million shards are megabytes, and a job has a thousand ranks."""
     file, scratch = tmp_path / "file", tmp_path / "scratch"
     file.write_text("one " * 50_000)
     scratch.mkdir()

@@ -45,7 +45,7 @@ def test_what_counts_and_what_may_differ(tiny_run: TinyRun) -> None:
 
 
 def test_the_hash_of_the_code_is_that_of_its_files_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """File systems list folders as they like; machines with equal checkouts must not be told that they differ."""
+    """File systems list folders in any order; machines with equal checkouts must not be reported as different."""
     expected, listed = code_hash(), Path.rglob
     monkeypatch.setattr(Path, "rglob", lambda self, pattern: reversed(sorted(listed(self, pattern))))
     assert code_hash() == expected

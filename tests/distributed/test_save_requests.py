@@ -1,4 +1,4 @@
-"""Requests for a checkpoint out of turn: who asked, whether it still counts, and for how long."""
+"""Requests for an extra checkpoint: their source, whether they still count, and for how long."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def save_under(strategy: str, folder: Path) -> dict[str, Any]:
 
 
 def load_under(strategy: str, folder: Path) -> tuple[bool, int, int]:
-    """Whether this rank's part of a loaded state is what it was; bytes it has read, and of the whole."""
+    """Return True if this rank's part of a loaded state is right; the bytes it has read, and of the whole."""
     read = 0
     rows, whole = StoredTensors.rows, StoredTensors.__getitem__
 
@@ -184,7 +184,7 @@ def one_fails(folder: Path, how: str) -> tuple[str, str, list[str]]:
     ],
 )
 def test_where_one_rank_fails_all_have_its_error(tmp_path: Path, how: str, kind: str, words: str) -> None:
-    """And the checkpoint before is the newest, with nothing beside it that could be taken for one."""
+    """And the checkpoint before is the newest, without a neighbour that could pass for one."""
     for found, text, failed in run_ranks(one_fails, 2, tmp_path, how):
         assert found == kind and words in text and failed == ["failed"]
     newest, passed_over = newest_valid(tmp_path)

@@ -39,7 +39,7 @@ def test_the_second_rank_on_a_gpu_is_refused_with_both_names(monkeypatch: pytest
 def test_a_host_identity_lets_ranks_share_and_is_warned_of_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each rank looks like a host of its own, and two machines with the same word are not taken for one."""
+    """Each rank looks like a separate host, and two machines with the same word are not mistaken for one."""
     assert claims(monkeypatch, NCCL_HOSTID="shared") == [f"shared-{HOST}", f"shared-{HOST}-1", f"shared-{HOST}-2"]
     said = capsys.readouterr().err
     assert said.count("warning: ") == 1 and "does not measure speed" in said

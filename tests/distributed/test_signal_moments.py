@@ -1,7 +1,7 @@
-"""Which signal, at which moment of a program's life, means what: a request, an exit code, or nothing.
+"""The meaning of each signal at each moment of a program's life: a request, an exit code, or nothing.
 
-The moments are gone through in this process, with real signals; `os._exit` is noted instead of done. What a whole job
-makes of them: launch/test_stop_moments.py.
+The moments are run through in this process, with real signals; `os._exit` is recorded instead of called.
+launch/test_stop_moments.py has the effect on a whole job.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ STOP, NOTHING = SaveRequest(stop=True), SaveRequest()
 
 
 class Ended(BaseException):
-    """In place of the process's end."""
+    """Replaces the process's end."""
 
 
 class Program:
-    """A program that trains, moment by moment; time stands still until it is told to pass."""
+    """A program that trains, moment by moment; time stops until the test advances it."""
 
     def __init__(self) -> None:
         self.requests = Requests(None)
         self.now = 1000.0
-        self.theirs: list[int] = []  # signals that whoever was there before has got
+        self.theirs: list[int] = []  # signals that the previous handlers have got
         self.ended_with: int | None = None
 
     def before(self) -> None:
@@ -67,7 +67,7 @@ class Program:
         self.requests.close()
 
     def refused(self) -> None:
-        """Its configuration is wrong, and it is on its way out with the code that says so."""
+        """Its configuration is wrong, and it is about to exit with its code."""
         self.starting()
         with pytest.raises(Ended):
             stop_signals.end(78)

@@ -1,6 +1,6 @@
-"""What raises nothing: a rank that is slower than all others, and one whose weights are no longer theirs.
+"""Faults without an error: a rank that is slower than all others, and one whose weights differ from theirs.
 
-If this breaks, a thousand GPUs wait for one for weeks, or train on what a broken one has made of the weights.
+If this breaks, a thousand GPUs wait for one for weeks, or train on a broken one's weights.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.runs, pytest.mark.timeout(200)]
 
 
 def slow_run(words: list[str], slow: int, slow_to_read: int = -1) -> str:
-    """What a rank says on its error stream while one of them takes longer for each microbatch, or for its data."""
+    """Return a rank's error stream while one rank takes longer for each microbatch, or for its data."""
     from modernbert_train.data.loader import PackedLoader
     from modernbert_train.train.adapters import ComposerObjective
 
@@ -103,7 +103,7 @@ def test_a_rank_that_waits_for_the_data_of_another_is_not_called_slow(tiny_run: 
 
 
 def parted(flipped_at: int | None, rank: int, bit: int) -> tuple[str, str]:
-    """Steps without training; before one of them a bit of a weight flips on a rank. The error, and what is said."""
+    """Steps without training; before one of them a bit of a weight flips on a rank. Return error and output."""
     silent_faults.STEPS = 4
     torch.manual_seed(0)
     model, silent = nn.Linear(64, 33), SilentFaults(torch.device("cpu"))
@@ -128,7 +128,7 @@ def test_a_copy_that_has_parted_ends_the_run_and_is_named() -> None:
         assert error.startswith("12: step 12: the copies of the weights have parted")
         assert f": rank 2 on {socket.gethostname()}. They were equal 4 steps before" in error
         assert "checkpoint of step 8 or before" in error
-        assert error.endswith(f"; {(2, socket.gethostname())}")  # whichever rank tells it first
+        assert error.endswith(f"; {(2, socket.gethostname())}")  # the same from any rank
 
 
 def test_copies_that_never_were_equal_are_a_warning() -> None:

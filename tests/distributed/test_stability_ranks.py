@@ -45,7 +45,7 @@ RUNS: list[tuple[str, Fault, tuple[str, ...]]] = [
         ("fsdp2", Fault("forward", steps=(4,), rank=1, once=True), "non_finite", "roll_back"),
     )
 ]
-# a loss that only one rank sees: without the sum over ranks the others would go on
+# a loss that only one rank sees: without the sum over ranks the others would continue
 LATE = ("phases.short.tokens=5500", "stability.spike=skip", "stability.spike_window_batches=8", "stability.max_skips=1")
 RUNS.append(("ddp-spike-skip", Fault("spike", steps=(10,), microbatch=1, rank=1), LATE))
 

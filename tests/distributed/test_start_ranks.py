@@ -1,4 +1,4 @@
-"""First weights on sharded ranks, through the launcher: what a run starts from must not depend on how it is spread."""
+"""Initial weights on sharded ranks, through the launcher: a run's start must not depend on the sharding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who has SIGTERM, SIGINT and SIGUSR1, and until when. If this breaks, a stopped job is not started again, or a program
+"""The handler of SIGTERM, SIGINT and SIGUSR1 at each time. If this breaks, a stopped job is not restarted, or a program
 that calls us can no longer be stopped."""
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def handlers() -> list[object]:
 
 @pytest.mark.usefixtures("their_handlers")
 def test_training_gives_the_signals_back() -> None:
-    """A notebook that has trained must be interruptible as before, also if training never came to listen."""
+    """A notebook that has trained must be interruptible as before, also if training never installed its handlers."""
     requests = Requests(None)
     requests.close()
     assert handlers() == [theirs] * 3
@@ -98,7 +98,7 @@ def test_in_a_thread_signals_are_left_alone() -> None:
 
 @pytest.mark.usefixtures("their_handlers")
 def test_an_import_cannot_take_them() -> None:
-    """What it wants with other signals is its own affair."""
+    """Other signals are its own affair."""
     real, other = signal.signal, signal.getsignal(signal.SIGUSR2)
     with kept():
         assert all(signal.signal(number, signal.SIG_DFL) == theirs for number in STOP_SIGNALS)
@@ -114,7 +114,7 @@ def test_an_import_cannot_take_them() -> None:
     [
         ("os.kill(os.getpid(), signal.SIGUSR1)", 0, 75),
         ("atexit.register(os.kill, os.getpid(), signal.SIGTERM)", 78, 78),
-        ("last = Last()", 0, 0),  # when Python takes its modules apart, and no handler of ours can run
+        ("last = Last()", 0, 0),  # during Python's module teardown, when no handler of ours can run
         (IN_A_STORE, 75, 75),  # a thread inside C++ when Python ends, which aborts the process
     ],
 )

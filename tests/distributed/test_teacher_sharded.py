@@ -32,7 +32,7 @@ def made(config: ModelConfig, bf16: bool) -> Teacher:
 
 
 def asked(teacher: Teacher) -> tuple[Tensor, Tensor]:
-    """Its states and logits; twice, since what is freed after a layer must come again."""
+    """Return its states and logits; twice, since weights freed after a layer must be gathered again."""
     packed = lay_out(torch.arange(5, 37), [0, 20, 32], 32)
     for _ in range(2):
         states_TE = teacher.states(packed)

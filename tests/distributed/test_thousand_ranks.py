@@ -1,15 +1,15 @@
 """64, 256 and 1,024 ranks, one after the other in this process: a cluster, as far as one of its ranks can see it.
 
 `train` itself runs, with its builder, its Trainer, its data and its callbacks; only the group of ranks is torch's fake
-one (fake_ranks.py). So what a rank calls, in which order and how large, is real: two ranks that call different things
-wait for each other for ever. What they would say to each other is not:
+one (fake_ranks.py). So the calls of a rank, their order and sizes are real: two ranks with different calls would wait
+for each other forever. The communication is not:
 
-- Nothing is sent. Sums over ranks are this rank's own numbers, so losses, norms and weights after a step are no one's;
-  that several ranks train what one does is shown on 2 and 4 real ones (test_train_ranks.py, test_optim_sharded.py).
-- DDP's own all-reduce of a bucket is a hook in C++ that a fake group cannot serve. A hook in Python stands in for it:
+- No data is sent. Sums over ranks are this rank's own numbers, so losses, norms and weights after a step are wrong;
+  test_train_ranks.py and test_optim_sharded.py compare several real ranks with one, on 2 and 4 ranks.
+- DDP's own all-reduce of a bucket is a hook in C++ that a fake group cannot serve. A hook in Python replaces it:
   buckets and their order are DDP's, the overlap with the backward pass is not seen.
-- No NCCL, no network, no watchdog, no time: what a collective of a thousand ranks takes is `plan`'s to estimate.
-- A checkpoint's copies are taken and its rows shared out; how ranks then write it together: test_saver_ranks.py.
+- No NCCL, no network, no watchdog, no time: `plan` estimates how long a collective of a thousand ranks takes.
+- A checkpoint's copies are taken and its rows shared out; test_saver_ranks.py has ranks write one together.
 - Ranks of other machines, other data or other code: test_same_run.py.
 """
 
@@ -51,7 +51,7 @@ pytestmark = [pytest.mark.runs, pytest.mark.timeout(280)]
 MICROBATCHES, STEPS = 2, 3
 LAST = STEPS  # the step that is looked at: DDP has arranged its buckets by then
 SHARDS = {"ddp": lambda ranks: 1, "fsdp2": lambda ranks: ranks, "hsdp": lambda ranks: PER_NODE}
-FEW = [("ddp", 64), ("hsdp", 64)]  # what shards over all ranks does what is done within a group of HSDP
+FEW = [("ddp", 64), ("hsdp", 64)]  # sharding over all ranks uses the same code as within a group of HSDP
 CASES = [
     pytest.param(strategy, ranks, id=f"{strategy}, {ranks}", marks=[pytest.mark.slow] * ((strategy, ranks) not in FEW))
     for ranks in (64, 256, 1024)
@@ -61,15 +61,15 @@ CASES = [
 
 @dataclass
 class Rank:
-    """What one rank did.
+    """The record of one rank.
 
     Attributes:
         calls: all its collectives, in order.
         groups: the ranks of each group that it used.
-        steps: of each step where it begins and ends in `calls`.
-        rows: of each step, those that it computed.
-        taken: what it gave to be written at the end.
-        bytes: by the kind that torch's tracker gives them, when most was in use in the last step; if sharded.
+        steps: for each step, its begin and end in `calls`.
+        rows: of each step, this rank's.
+        taken: its tensors to be written at the end.
+        bytes: by kind in torch's tracker, at the peak of the last step; if sharded.
         gradients: bytes of them before the last update; if sharded.
     """
 
@@ -96,7 +96,7 @@ def first_middle_last(ranks: int) -> list[int]:
 
 
 class Watch(Callback):
-    """Notes what a rank does, step by step."""
+    """Records the calls of a rank, step by step."""
 
     def __init__(self, rank: Rank, calls: Calls) -> None:
         self._rank, self._calls = rank, calls
@@ -130,7 +130,7 @@ def held(rank: Rank, model: Any) -> None:
 
 
 def config_of(strategy: str, folder: Path, data: Path) -> Any:
-    """Of such runs, whatever the number of ranks."""
+    """Of such runs, for any number of ranks."""
     return read_run(words_of(folder, data, strategy, 64))
 
 
@@ -144,8 +144,8 @@ def train_as(
     """Train a run as its first rank, one in the middle, and its last.
 
     Args:
-        meddle: may change what a collective of a step has brought.
-        tracked: ask torch's tracker for the memory of the last step.
+        meddle: may change the result of a step's collective.
+        tracked: track the memory of the last step with torch's tracker.
     """
     spoken, found = Spoken(), []
     all_see, set_clock, advance = build.ranks_that_see, Loop.set_clock, Loop.advance
@@ -300,7 +300,7 @@ SHARDED = [case for case in CASES if case.values[0] != "ddp"]
 
 @pytest.mark.parametrize(("strategy", "ranks"), SHARDED)
 def test_plan_knows_what_a_rank_holds(runs: Any, strategy: str, ranks: int, tmp_path: Path, tiny_data: Path) -> None:
-    """Beside torch's own tracker, which follows every storage of a step."""
+    """Compared with torch's own tracker, which follows every storage of a step."""
     config, shards = config_of(strategy, tmp_path, tiny_data), SHARDS[strategy](ranks)
     said = memory(
         config.modernbert,
@@ -333,7 +333,7 @@ def test_a_fault_on_one_rank_is_met_by_all_with_the_same_calls(tiny_data: Path, 
     ranks, step = 64, 2
     bad = first_middle_last(ranks)[1]
 
-    # what ranks tell each other of a step: six numbers, and under DDP the time of each
+    # exchanged by ranks in a step: six numbers, and under DDP the time of each
     told = Call("all_reduce", ranks, 1, 6 + (ranks if strategy == "ddp" else 0), torch.float64)
 
     def meddle(at: int, call: Call, tensors: list[Tensor]) -> None:
@@ -374,7 +374,7 @@ def count_our_work(work: Counter[str]) -> Callable[..., Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp2", "ddp", "hsdp"])
 def test_the_start_does_not_grow_with_the_ranks(tiny_data: Path, tmp_path: Path, strategy: str) -> None:
-    """As many collectives, and as much of our own work: what a start does for each rank, a thousand ranks all do."""
+    """As many collectives, and as much work in our code: all of a thousand ranks do the work of a start."""
     found = {}
     for ranks in (64, 1024):
         folder = tmp_path / str(ranks)

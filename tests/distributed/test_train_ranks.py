@@ -56,8 +56,8 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.runs
 @pytest.mark.timeout(290)
 def test_two_ranks_train_as_one_does_under_ddp_and_fsdp2(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """Losses, gradient norms, updates, validation and final weights within float error; the batches exactly. Then the
-    run that two sharded ranks began goes on upon one, and ends as if it had always been one."""
+    """Losses, gradient norms, updates, validation and final weights within float error; the batches exactly. Then one
+    rank continues the run that two sharded ranks began, and ends as if it had always been one."""
     runs = tmp_path / "runs"
     short = ("phases.short.tokens=2500", "phases.long.tokens=1200")
     assert main(["train", *tiny_run(*short, "name=one")]) == 0
@@ -67,7 +67,7 @@ def test_two_ranks_train_as_one_does_under_ddp_and_fsdp2(tiny_run: TinyRun, tmp_
         for name, tensor in weights(runs / strategy).items():
             torch.testing.assert_close(tensor, weights(runs / "one")[name], rtol=2e-3, atol=2e-5)
 
-    # what two sharded ranks left at the end of their first phase, gone on with by one process
+    # the checkpoint of two sharded ranks at the end of their first phase, continued by one process
     moved = runs / "fsdp2/checkpoints"
     last = max(moved.iterdir(), key=lambda path: path.name)
     for path in last.iterdir():

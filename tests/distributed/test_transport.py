@@ -1,6 +1,6 @@
-"""Which network NCCL will use between machines, from trees like those of real machines.
+"""NCCL's network between machines, predicted from file trees like those on real machines.
 
-If this breaks, a job on many machines trains for days over TCP at a tenth of its speed, and nobody is told.
+If this breaks, a job on many machines trains for days over TCP at a tenth of its speed, without a warning.
 """
 
 from __future__ import annotations

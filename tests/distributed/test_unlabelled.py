@@ -1,7 +1,7 @@
 """Batches without one label, and ranks without one among others that have some: a step like any other, on any ranks.
 
-If this breaks, a run with a low masking rate or short documents dies in a division, or trains on NaN, at a step that
-nobody can foretell, and differently on every number of ranks.
+If this breaks, a run with a low masking rate or short documents dies in a division, or trains on NaN, at an
+unpredictable step, and differently on every number of ranks.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def guard(folder: Path) -> GuardState:
 def test_a_batch_without_a_label_is_a_step_of_loss_zero_on_any_number_of_ranks(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is counted, told once, not compared with by the guard, and the count goes on where the run does."""
+    """It is counted, reported once, ignored by the guard, and the count continues on resume."""
     folder = tmp_path / "runs/one"
     assert main(["train", *tiny_run(*FEW, "name=one")]) == 0
     assert told(capsys) == 1, "said once"
@@ -72,7 +72,7 @@ def test_a_batch_without_a_label_is_a_step_of_loss_zero_on_any_number_of_ranks(
         shutil.rmtree(path)
     assert 0 < guard(folder)["unlabelled_steps"] < len(without)
     assert main(["train", *tiny_run(*FEW, "name=one")]) == 0
-    assert guard(folder) == last and told(capsys) == 0, "not said again by the process that goes on"
+    assert guard(folder) == last and told(capsys) == 0, "not reported again by the resumed process"
 
     strategies = {name: f"distributed.strategy={name}" for name in ("ddp", "fsdp2")}
     run_ranks(

@@ -1,6 +1,6 @@
-"""An error of NCCL's is of the network only where NCCL says so. Else someone looks at cables for a full /dev/shm.
+"""An NCCL error counts as a network error only if NCCL says so. Else someone examines cables for a full /dev/shm.
 
-And a machine is blamed for an error only where it may have caused it: a scheduler starts the job again without it.
+And a machine is blamed for an error only if it may have caused it: a scheduler restarts the job without it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_gloo_and_the_store_are_of_the_network() -> None:
 
 
 def told(error: Exception, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the other ranks and all launchers hear of an error that leaves a rank's training."""
+    """Return the report that other ranks and all launchers get of an error that leaves a rank's training."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
@@ -106,7 +106,7 @@ def test_a_mistake_blames_no_machine(error: Exception, monkeypatch: pytest.Monke
 def test_a_fault_of_a_gpu_or_of_its_machine_blames_it(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of a rank that is alone too, which has no launcher beside it that would tell the job."""
+    """Also an error of a single rank, without a launcher that would inform the job."""
     assert told(error, monkeypatch)["blames"]
     monkeypatch.setenv(BLAMED, str(tmp_path / "blamed"))
     with pytest.raises(TypeError), failing_together():
@@ -119,7 +119,7 @@ def test_a_fault_of_a_gpu_or_of_its_machine_blames_it(
 
 @pytest.mark.runs
 def test_hardware_that_is_found_by_all_ranks_blames_its_own_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All raise it, and whichever tells it first is innocent."""
+    """All raise it, and the first to report it is innocent."""
     error = RunError("the copies of the weights have parted")
     error.at_fault = (3, "node-7")
     entry = told(error, monkeypatch)

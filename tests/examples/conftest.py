@@ -1,4 +1,4 @@
-"""Exported encoders, as those of fine-tuning, and files of words that mean their type or class."""
+"""Exported encoders, like fine-tuning's, and files of words that encode their type or class."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PICKLES = (".pkl", ".bin", ".pt", ".joblib", ".pickle")
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Nothing is asked of anybody else."""
+    """No request goes to another machine."""
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise AssertionError("asks the network")

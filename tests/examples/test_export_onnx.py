@@ -1,4 +1,4 @@
-"""examples/export_onnx.py: whoever serves a file must get what transformers gives, for any texts."""
+"""examples/export_onnx.py: a served file must give transformers' results, for any texts."""
 
 from __future__ import annotations
 

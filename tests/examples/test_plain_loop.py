@@ -1,6 +1,6 @@
-"""The witness: examples/plain_loop.py, which knows nothing of Composer, trains what `train` trains.
+"""The witness: examples/plain_loop.py, without Composer, trains exactly what `train` trains.
 
-If this breaks, either `train` no longer does what its step says, or Composer does something that nobody asked for.
+If this breaks, either `train` no longer does what its step says, or Composer does something unrequested.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def test_the_documented_command_ends_on_two_ranks(tiny_run: TinyRun, tmp_path: P
 
 
 class Killed(Exception):
-    """What ends a run in its midst."""
+    """Interrupts a run midway."""
 
 
 @pytest.mark.slow

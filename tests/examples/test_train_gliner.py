@@ -1,6 +1,6 @@
-"""examples/train_gliner.py: it learns, reads words as they stand in running text, and is the same by its seed.
+"""examples/train_gliner.py: it learns, reads words as in running text, and is the same by its seed.
 
-If this breaks, an encoder is blamed for words that it never saw in that form, or for types that nobody asked.
+If this breaks, an encoder is blamed for words that it never saw in that form, or for types that were never queried.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def test_no_space_is_put_into_a_word_that_another_step_cuts_first(tokenizer: Pat
 
 
 def test_sentences_are_asked_for_types_that_they_lack() -> None:
-    """Each sentence once in each pass, in another order; one without entities is asked for something too."""
+    """Each sentence once in each pass, in another order; one without entities is queried for some type too."""
     sentences: list[Sentence] = [
         {"tokenized_text": [f"w{number}"], "ner": [[0, 0, "abcd"[number % 4]]] if number % 3 else []}
         for number in range(12)

@@ -1,7 +1,7 @@
-"""examples/train_setfit.py: which texts are drawn, what is stored, and that it is the same by its seed.
+"""examples/train_setfit.py: the drawn texts, the stored files, and the same result by its seed.
 
-If this breaks, a stored model runs whatever somebody put into its file, or two rows of a table learned from other texts
-than they say.
+If this breaks, loading a stored model runs code from its file, or two rows of a table learned from other texts than
+they say.
 """
 
 from __future__ import annotations

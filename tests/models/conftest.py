@@ -18,7 +18,7 @@ from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 
 PAD = 1
-# a CUDA build looks at the GPUs that are there when it is first asked, and some tests make one up
+# a CUDA build queries the GPUs once, on first use, and some tests fake one
 torch.backends.cudnn.version()
 
 

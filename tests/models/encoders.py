@@ -1,4 +1,4 @@
-"""Small encoders of every kind, and transformers' model with the weights of one: what the tests of encoders share."""
+"""Small encoders of every kind, and transformers' model with the weights of one, for the tests of encoders."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ DEBERTA = DebertaConfig(
     vocab_size=160, hidden_size=48, num_layers=2, num_heads=4, intermediate_size=56, max_positions=96, buckets=8,
     max_distance=16, init_std=0.3, dropout=0.0,
 )  # fmt: skip
-DEBERTA_V1 = replace(DEBERTA, version="v1", buckets=16, init_std=0.2)  # its norms are in fp32 there, whatever is asked
+DEBERTA_V1 = replace(DEBERTA, version="v1", buckets=16, init_std=0.2)  # its norms are always in fp32 there
 DEBERTA_NARROW = replace(DEBERTA, embedding_size=24, activation="gelu_tanh", convolution=3)
 
 LLAMA = LlamaConfig(
@@ -94,12 +94,12 @@ ENCODERS: dict[str, ModelConfig] = {
 
 
 def objective_of(config: ModelConfig) -> ObjectiveConfig:
-    """What each is published with."""
+    """The published configuration of each."""
     return PermutationLmConfig() if isinstance(config, XLNetConfig) else MaskedLmConfig()
 
 
 def with_dropout(config: Any, share: float) -> Any:
-    """The configuration with another dropout, whatever its key is called; as it is where it has none."""
+    """Return the configuration with another dropout, under its own key; unchanged if it lacks one."""
     keys = [key for key in ("dropout", "attention_out_dropout") if key in config.__dataclass_fields__]
     return replace(config, **dict.fromkeys(keys, share))
 
@@ -149,7 +149,7 @@ def twin_of(model: Any, pair_head: nn.Module | None = None, order: Order = "all"
 
 
 def assert_same_gradients(ours: dict[str, Tensor], config: ModelConfig, twin: nn.Module) -> None:
-    """Of what is one tensor here and several equal ones there, theirs add up to ours."""
+    """Where one tensor here is several equal ones there, the sum of theirs must equal ours."""
     theirs = {name: parameter.grad for name, parameter in twin.named_parameters()}
     hub, seen = export_format(config, "all"), set[str]()
     for name, gradient in ours.items():
@@ -157,7 +157,7 @@ def assert_same_gradients(ours: dict[str, Tensor], config: ModelConfig, twin: nn
         for numbered, part in enumerate(gradient.chunk(len(places[0]))):
             names = [place[numbered] for place in places]
             expected = sum(theirs[each] for each in names)  # type: ignore[misc]
-            # a key's bias shifts all scores of a query alike: its gradient is 0 but for rounding
+            # a key's bias shifts all scores of a query equally: its gradient is 0 within rounding
             floor = 1e-5 if names[0].endswith("key.bias") else 0.0
             assert (part - expected).norm() <= 1e-4 * expected.norm() + floor, name
             seen.update(names)

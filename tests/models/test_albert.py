@@ -1,4 +1,4 @@
-"""Layers of ALBERT that share weights: which do, and that nothing else changes."""
+"""Layers of ALBERT that share weights: the right ones do, and all else is unchanged."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_which_layers_share_by_hand(config: AlbertConfig, attention: tuple[int, 
 
 
 def passes_of(model: AlbertForMaskedLM, batch: Batch) -> list[Tensor]:
-    """What is dropped in each pass through the attention that all layers share: its dropout is given ones."""
+    """Return the dropout masks of each pass through the shared attention: its dropout gets ones as input."""
     dropped: list[Tensor] = []
     unit = model.model.layers[0]
     assert isinstance(unit, Attention)

@@ -137,7 +137,7 @@ def test_sdpa_equals_a_given_order_written_out(lengths: list[int], window: bool)
 
 @pytest.mark.parametrize("order", ["all", "causal", "given"])
 def test_a_bias_is_added_to_scaled_scores(order: Order) -> None:
-    """Of each sequence its own; what is hidden stays hidden, and it gets a gradient."""
+    """Each sequence adds its own bias; hidden pairs stay hidden, and the bias gets a gradient."""
     lengths = [7, 1, 20]
     line = given(lengths) if order == "given" else replace(packed(lengths), order=order)
     bias_NTT = torch.randn(2, 28, 28, generator=torch.Generator().manual_seed(3), requires_grad=True)
@@ -163,7 +163,7 @@ def test_window_includes_its_edge_and_nothing_beyond(query: int) -> None:
 
 @pytest.mark.parametrize("query", [0, 62, 63, 64, 127, 150, 299])
 def test_in_causal_order_a_window_ends_with_the_token_itself(query: int) -> None:
-    """Itself and 63 before it. One token more ahead, and the model is given what it is to predict."""
+    """Itself and 63 before it. One token more ahead, and the model sees its target."""
     seen = keys_seen([300], Visible.around(64, "causal"), True, slice(query, query + 1))
     assert seen == list(range(max(0, query - 63), query + 1))
     assert keys_seen([300], Visible.around(64, "causal"), False, slice(query, query + 1)) == list(range(query + 1))
@@ -179,7 +179,7 @@ def test_no_token_sees_another_sequence(window: bool, order: Order) -> None:
 
 @pytest.mark.parametrize("window", [True, False])
 def test_in_causal_order_no_token_sees_a_later_one(window: bool) -> None:
-    """What is predicted must not be seen; on either side of where blocks of queries and documents begin."""
+    """A target must not be seen, on either side of the boundaries of blocks of queries and of documents."""
     for query in (0, 29, 30, 31, 63, 64, 70, 71, 99):
         seen = keys_seen([30, 1, 40, 29], Visible.around(64, "causal"), window, slice(query, query + 1))
         first = max(start for start in (0, 30, 31, 71) if start <= query)
@@ -187,7 +187,7 @@ def test_in_causal_order_no_token_sees_a_later_one(window: bool) -> None:
 
 
 def keys_seen(lengths: list[int], visible: Visible, window: bool, queries: slice) -> list[int]:
-    """Tokens whose values reach what comes out at these queries."""
+    """Return the tokens whose values reach the output at these queries."""
     q, k, v = torch.randn(3, sum(lengths), 1, 4, generator=torch.Generator().manual_seed(0))
     v.requires_grad_()
     out = sdpa.attend(q, k, v, sdpa.prepare(packed(lengths), visible), window)
@@ -227,7 +227,7 @@ def test_models_say_which_heads_their_local_layers_have() -> None:
 
 
 def test_auto_takes_sdpa_on_cpu_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Without a line in the log nobody knows which kernel a run had; one for each step would drown it."""
+    """Without a line in the log the kernel of a run is unknown; one line for each step would drown it."""
     choose_kernel.cache_clear()
     with caplog.at_level(logging.INFO):
         kernels = {choose_kernel("auto", CPU, torch.float32).name for _ in range(3)}
@@ -238,7 +238,7 @@ def test_auto_takes_sdpa_on_cpu_and_says_so_once(caplog: pytest.LogCaptureFixtur
 
 
 def test_a_named_kernel_that_cannot_serve_is_refused() -> None:
-    """A silent fallback would train at a fraction of the speed that was asked for."""
+    """A silent fallback would train at a fraction of the configured kernel's speed."""
     with pytest.raises(ConfigError) as error:
         choose_kernel("varlen", CPU, torch.float32)
     message = str(error.value)
@@ -254,7 +254,7 @@ def test_an_unknown_kernel_is_refused() -> None:
 
 def test_varlen_says_which_precision_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """fp32 on a GPU would otherwise fail deep inside the first step."""
-    monkeypatch.setattr(varlen, "missing_in_torch", lambda *_, **__: None)  # a torch for CPUs has no FlashAttention
+    monkeypatch.setattr(varlen, "missing_in_torch", lambda *_, **__: None)  # a CPU build lacks FlashAttention
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     cuda = torch.device("cuda")
@@ -266,7 +266,7 @@ def test_varlen_says_which_precision_it_needs(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_report_names_every_kernel() -> None:
-    """`doctor` shows users why the fast kernel is not used on their machine, and what each can do."""
+    """`doctor` shows users why the fast kernel is not used on their machine, and the features of each."""
     report = kernel_report()
     assert list(report) == list(KERNELS) == ["varlen", "flash", "flex", "sdpa", "tiles", "cudnn"]
     assert all("window" in kernel.traits and "deterministic" in kernel.traits for kernel in KERNELS.values())
@@ -354,7 +354,7 @@ class FlashOnCpu:
 def test_varlen_calls_the_flash_functions_of_the_installed_torch_by_name(
     monkeypatch: pytest.MonkeyPatch, order: Order, window: bool, sides: tuple[int, int, bool]
 ) -> None:
-    """Not through `varlen_attn`, which takes cuDNN where it likes from torch 2.14 on. Numbers are those of `sdpa`."""
+    """Not through `varlen_attn`, which may choose cuDNN from torch 2.14 on. Numbers must equal `sdpa`'s."""
     monkeypatch.setattr(torch_varlen, "varlen_attn", None)
     line, visible = packed([40, 60, 1, 3]), Visible.around(8, order)
     qkv = torch.randn(104, 3, 2, 16, generator=torch.Generator().manual_seed(1), requires_grad=True)
@@ -393,8 +393,8 @@ def test_varlen_says_which_version_its_calls_run(
 def test_a_torch_without_the_functions_that_varlen_calls_is_named_with_a_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A torch of the user's own, or of tomorrow; it would end in the first step with torch's words, or with another
-    window than was asked for."""
+    """A custom or future torch: the first step would end in torch's error, or use another window than the
+    configured one."""
     monkeypatch.setattr(torch, "__version__", "2.99.0")
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
     ask = varlen.missing_in_torch.__wrapped__
@@ -429,7 +429,7 @@ def test_cudnn_says_what_it_needs(
     reason: str | None,
 ) -> None:
     """Each would end a run in its first step, or give NaN; on older ones the whole encoder ran at a fifth of its speed.
-    `auto` does not take it where it serves: nobody has timed it."""
+    `auto` never takes it, since it is unmeasured."""
     monkeypatch.setattr(torch, "__version__", "2.99.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
@@ -517,7 +517,7 @@ def test_the_newest_flash_attention_that_runs_serves(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], installed: tuple[int, ...], chosen: int | None
 ) -> None:
     """Long documents would be a third slower without it; on the wrong GPU it would fail in the first step. `auto` takes
-    the third and the fourth without being asked: the second is what `varlen` is."""
+    the third and the fourth by itself: the second equals `varlen`."""
     for version in (2, 3):
         monkeypatch.setattr(flash, f"flash{version}", object() if version in installed else None)
     refusal = None if 4 in installed else "flash-attn-4 is not installed"
@@ -550,8 +550,7 @@ FLEX_LENGTHS = [[1, 64, 65, 128, 129, 300], [687], [300, 387], [128, 128, 128, 1
 @pytest.mark.parametrize("half_window", [8, 64, 129, 200])
 @pytest.mark.parametrize("lengths", [*FLEX_LENGTHS, [5], [128, 128]])
 def test_flex_blocks_cover_what_is_visible(lengths: list[int], half_window: int, order: Order) -> None:
-    """A block left out loses keys; one taken for visible throughout shows other documents, or what is to be predicted,
-    to a token."""
+    """A missing block loses keys; one wrongly counted as fully visible shows a token other documents, or its target."""
     asked = Visible.around(half_window, order)
     layout = flex.prepare(packed(lengths), asked)
     assert flex.prepare(packed(lengths), Visible(None, order)).local is None
@@ -593,7 +592,7 @@ def test_flex_blocks_cover_a_given_order(lengths: list[int], half_window: int) -
 
 
 def test_flex_leaves_out_blocks_of_query_tokens_and_far_positions() -> None:
-    """Query tokens are keys of nobody; in local layers blocks of far positions are not computed."""
+    """Query tokens are never keys; in local layers blocks of far positions are not computed."""
     line = packed([1024])
     ranks_T = torch.full((1024,), -1)
     ranks_T[896:] = QUERY_RANK
@@ -654,7 +653,7 @@ def test_flex_compiles_once_for_all_documents(window: bool, order: Order) -> Non
 
 @pytest.mark.parametrize("name", ["varlen", "flash", "flex", "tiles"])
 def test_kernels_say_what_they_cannot_show_a_token(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """On a GPU that could run them; in silence they would show a token what it is to predict."""
+    """On a GPU that could run them; without an error they would show a token its target."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(flash, "flash2", lambda: None)
@@ -684,7 +683,7 @@ def test_flex_has_no_fixed_order_of_what_is_added_to_scores(monkeypatch: pytest.
 
 def test_flex_says_where_it_cannot_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run on a CPU would fail in its first backward pass, and without Triton on a GPU it would run out of memory.
-    `auto` takes it in fp32, and where Triton has no C compiler the first batch would end in a bug."""
+    `auto` takes it in fp32; where Triton lacks a C compiler the first batch would end in a bug."""
     assert flex.support(CPU, torch.float32) == "FlexAttention lacks a backward pass on CPUs"
     for lack in ("Triton is not installed", "there is no C compiler"):
         monkeypatch.setattr(flex, "missing_on_gpu", lambda lack=lack: [lack])

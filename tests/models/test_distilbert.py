@@ -1,4 +1,4 @@
-"""DistilBERT's config.json. What it computes is compared in test_every_encoder.py and tests/weights/formats."""
+"""DistilBERT's config.json. Its outputs are compared in test_every_encoder.py and tests/weights/formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model beside its teacher. If this breaks, a student is trained towards something else than the teacher says."""
+"""A model and its teacher. If this breaks, a student is trained towards something other than the teacher's output."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_the_gradient_of_the_divergence_is_autograds() -> None:
 
 
 def test_held_out_text_needs_no_teacher(sequences: Make, pack: Make) -> None:
-    """`eval`, and whoever opens a checkpoint, may lack it."""
+    """`eval`, and any reader of a checkpoint, may lack it."""
     model = made(STUDENT, DistillConfig(teacher="x")).eval()
     batch, _ = batch_of(sequences, pack, ["mlm"])
     assert model(batch, figures=True).losses.keys() == {"mlm"}

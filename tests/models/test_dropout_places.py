@@ -1,7 +1,7 @@
-"""Where dropout stands in four encoders: with another place, a published recipe regularises another model.
+"""The places of dropout in four encoders: with another place, a published recipe regularises another model.
 
-What dropout draws cannot be compared, so each multiplies by 0.7 here, and hidden states in training mode must be those
-of transformers. Not compared is the dropout of attention probabilities, which no encoder here has.
+Random masks cannot be compared, so each dropout multiplies by 0.7 here, and hidden states in training mode must equal
+transformers'. Dropout of attention probabilities is not compared, since no encoder here has it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LENGTHS = (37, 20)
 
 
 def times_0_7(module: nn.Dropout, x: Tensor) -> Tensor:
-    """In place of what a Dropout does; 4 dimensions have the probabilities of transformers' XLNet."""
+    """Replaces a Dropout's forward; tensors of 4 dimensions are the probabilities of transformers' XLNet."""
     return 0.7 * x if module.training and x.dim() < 4 else x
 
 
@@ -35,7 +35,7 @@ def test_hidden_states_in_training_mode_are_those_of_transformers(
     still = model.encode(packed)
     monkeypatch.setattr(nn.Dropout, "forward", times_0_7)
     model.train()
-    for module in twin.modules():  # theirs of probabilities have a rate of their own, or none here
+    for module in twin.modules():  # theirs of probabilities have a separate rate, or are absent here
         if isinstance(module, nn.Dropout):
             module.train()
     hidden_TD, start = model.encode(packed), 0

@@ -1,4 +1,4 @@
-"""What every encoder must do, whichever it is: no document meets another, and switches change speed or memory alone."""
+"""Requirements of every encoder: no document sees another, and switches change speed or memory alone."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from tests.models.test_training import first_predictions, opaque_attention
 
 Make = Callable[..., Any]
 EVERY = pytest.mark.parametrize("name", ENCODERS)
-BY_DISTANCE = pytest.mark.parametrize("name", ["xlnet", "deberta"])  # what they add to scores reads no position
+BY_DISTANCE = pytest.mark.parametrize("name", ["xlnet", "deberta"])  # their biases do not read positions
 OF_PAIRS = ("bert", "albert")
 
 
 @EVERY
 @torch.no_grad()
 def test_a_document_is_read_as_if_alone(name: str, sequences: Make, pack: Make) -> None:
-    """However long rows may be; and its states are bit for bit those beside any other document of that length."""
+    """For rows of any length; and its states are bit for bit the same next to any other document of that length."""
     model = build(ENCODERS[name])
     a, b, c = sequences([40, 50, 7])
     one = model.encode(pack([[a, b], [c]], row_tokens=95).packed)
@@ -178,7 +178,7 @@ def test_dropout_is_that_of_the_phase_and_acts_in_training_only(
 
 @BY_DISTANCE
 def test_a_kernel_without_a_bias_is_refused(name: str) -> None:
-    """It would leave out where tokens stand; on a login node `check` says so."""
+    """It would ignore where tokens are; on a login node `check` reports it."""
     with pytest.raises(ConfigError, match=r"compute\.attention=flex: .*Usable here: sdpa"):
         build(ENCODERS[name], attention="flex").encode(lay_out(ids(8), [0, 8]))
 
@@ -192,7 +192,7 @@ def test_a_kernel_without_a_bias_is_refused(name: str) -> None:
     ],
 )
 def test_what_the_encoder_cannot_read_is_refused(name: str, changes: dict[str, Any], message: str) -> None:
-    """On a GPU an index beyond a table ends the process with words that nobody understands."""
+    """On a GPU an index beyond a table ends the process with an incomprehensible message."""
     packed = lay_out(torch.arange(8), [0, 8])
     with pytest.raises(ValueError, match=message):
         build(replace(ENCODERS[name], segments=1)).encode(replace(packed, **changes))  # type: ignore[call-arg]
@@ -203,7 +203,7 @@ WIDE = {"vocab_size": 1024, "hidden_size": 256, "num_layers": 2, "num_heads": 4,
 
 @pytest.mark.parametrize("config", [BertConfig(**WIDE), XLNetConfig(**WIDE)], ids=["bert", "xlnet"])  # type: ignore[arg-type]
 def test_initial_weights_are_of_one_deviation(config: ModelConfig) -> None:
-    """Output projections, what is added to queries and the vector of query tokens too; biases zero, norms one."""
+    """Output projections, biases of queries and the vector of query tokens too; biases zero, norms one."""
     model = build_model(config, objective_of(config))
     initialize(model, config, seed=17)
     for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""What an objective says of the loss reaches the model: without `z_loss`, logits drift in a long run."""
+"""An objective's settings of the loss reach the model: without `z_loss`, logits drift in a long run."""
 
 from __future__ import annotations
 

@@ -299,7 +299,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[int, int]], None]:
     """A GPU of a given capability, without FlashAttention 2 and 3."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-    # a torch for CPUs has no FlashAttention of its own
+    # a CPU build of torch lacks FlashAttention
     monkeypatch.setattr(attention.varlen, "missing_in_torch", lambda *_, **__: None, raising=False)
     monkeypatch.setattr(tiles, "missing_on_gpu", list)
     for name in ("flash2", "flash3"):

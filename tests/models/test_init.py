@@ -1,4 +1,4 @@
-"""Initial weights and the parameter count. A wrong deviation trains, only worse, and nobody sees why."""
+"""Initial weights and the parameter count. A wrong deviation trains, only worse, without a visible cause."""
 
 from __future__ import annotations
 

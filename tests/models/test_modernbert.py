@@ -58,7 +58,7 @@ def test_rotary_tables_tell_long_positions_apart_in_bf16() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_rotary_positions_equal_the_equation_to_the_bit(dtype: torch.dtype) -> None:
-    """Written so that a compiler makes one kernel of it; what it computes, and its gradient, is that of halves."""
+    """Written so that a compiler makes one kernel from it; its result and gradient equal the form with halves."""
     generator = torch.Generator().manual_seed(0)
     qk, outer = (torch.randn(50, 2, 3, 32, generator=generator, dtype=dtype, requires_grad=True) for _ in range(2))
     cos_TE, sin_T2E = rotary_tables(torch.arange(50), 10_000.0, 32, dtype)
@@ -97,7 +97,7 @@ def test_dropout_follows_the_output_projection_and_leaves_the_residual_alone(sma
     model = build(small(attention_out_dropout=0.5))
     layer = model.model.layers[1]
     torch.nn.init.zeros_(layer.mlp.Wo.weight)
-    kernel, tokens = SimpleNamespace(attend=lambda q, k, v, layout, window: v), 40  # whatever attends, it ends at Wo
+    kernel, tokens = SimpleNamespace(attend=lambda q, k, v, layout, window: v), 40  # any attention ends at Wo
     x_TD = torch.randn(tokens, 64, generator=torch.Generator().manual_seed(6))
     rotary = rotary_tables(torch.arange(tokens), 10_000.0, 32, torch.float32)
 
@@ -135,7 +135,7 @@ def test_activation_checkpointing_changes_memory_and_not_gradients(
 def test_a_kernel_that_cannot_serve_stops_the_first_forward_pass(
     small: Make, build: Make, sequences: Make, pack: Make
 ) -> None:
-    """compute.attention is honoured or refused, also where nobody asked before."""
+    """compute.attention is used or refused, also where support was not checked before."""
     model = build(small(), attention="varlen")
     with pytest.raises(ConfigError, match=r"compute\.attention=varlen"):
         model(pack([sequences([5])], row_tokens=5))
@@ -154,7 +154,7 @@ def test_logits_exist_only_where_something_is_predicted(small: Make, build: Make
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
 def test_compiled_layers_equal_eager_ones(small: Make, build: Make, sequences: Make, pack: Make) -> None:
-    """compute.compile changes the speed and nothing else: names, loss and gradients are equal, and theta still acts."""
+    """compute.compile changes only the speed: names, loss and gradients are equal, and theta still acts."""
     config: ModernBertConfig = small(num_layers=4)
     batch = pack([sequences([50, 20])], row_tokens=96)
     eager, compiled = build(config), build(config)

@@ -1,6 +1,6 @@
-"""Encoders against transformers' with the same weights: what is trained here must be what users load there.
+"""Encoders against transformers' with the same weights: users load exactly the model that was trained here.
 
-Rows of packed sequences here, a padded batch there. XLNet and DeBERTa have files of their own for their two streams and
+Rows of packed sequences here, a padded batch there. XLNet and DeBERTa have separate files for their two streams and
 their distances.
 """
 
@@ -66,7 +66,7 @@ def predicted(logits: Tensor) -> Tensor:
 @pytest.mark.runs
 @pytest.mark.parametrize("name", CONFIGS)
 def test_packed_rows_equal_transformers_sequence_by_sequence(name: str, sequences: Make, pack: Make) -> None:
-    """Hidden states, logits, loss and all gradients of masked-language modelling, whatever layers share."""
+    """Hidden states, logits, loss and all gradients of masked-language modelling, for any sharing of layers."""
     config = CONFIGS[name]
     model = build(config)
     twin, apart = twin_of(model), sequences(LENGTHS)
@@ -156,7 +156,7 @@ def test_the_layer_pattern_of_base_equals_transformers(sequences: Make, pack: Ma
 
 
 def test_state_dict_is_transformers_own() -> None:
-    """Of ModernBERT names and shapes are identical both ways: the export has no translation to get wrong."""
+    """ModernBERT's names and shapes are identical both ways: the export cannot mistranslate."""
     model = build(DEEP)
     theirs = twin_of(model).state_dict()
     assert {k: v.shape for k, v in model.state_dict().items()} == {k: v.shape for k, v in theirs.items()}

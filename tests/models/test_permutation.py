@@ -1,4 +1,4 @@
-"""Permutation language modelling on every encoder: nothing of what is predicted may reach its own prediction.
+"""Permutation language modelling on every encoder: no target may reach its own prediction.
 
 A leak here gives the best loss of all, and a model that has learnt to copy.
 """
@@ -74,7 +74,7 @@ def in_order(inputs: Inputs, packed: Packed, sequence: int) -> list[tuple[int, i
 @EACH
 @torch.no_grad()
 def test_a_later_token_changes_nothing_before_it_in_the_order(config: ModelConfig) -> None:
-    """Bit by bit: what is not predicted, earlier targets and their queries, and its own query."""
+    """Bit by bit: tokens that are not predicted, earlier targets and their queries, and its own query."""
     model = built(config)
     inputs, packed = made(text_of([40, 22], tail=6))
     pairs = in_order(inputs, packed, 0)
@@ -96,7 +96,7 @@ def test_a_later_token_changes_nothing_before_it_in_the_order(config: ModelConfi
 @EACH
 @torch.no_grad()
 def test_a_query_sees_its_place_and_its_context(config: ModelConfig) -> None:
-    """Where it asks is all that tells two query tokens apart whose context is the same."""
+    """Its position is the only difference between two query tokens with the same context."""
     model = built(config)
     inputs, packed = made(text_of([40, 22]))
     _, query = in_order(inputs, packed, 0)[3]

@@ -92,7 +92,7 @@ def quickly_drawn(config: ModernBertConfig) -> ModernBertForMaskedLM:
 
 @pytest.mark.slow
 def test_base_equals_transformers(sequences: Make, pack: Make, reference: Make) -> None:
-    """The released architecture itself: what we train at this size is what users load."""
+    """The released architecture itself: users load exactly the model that we train at this size."""
     model = quickly_drawn(BASE)
     compare(model, reference(model, THETA, "sdpa"), [sequences([1, 129], BASE.vocab_size)], pack, row_tokens=160)
 

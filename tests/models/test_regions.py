@@ -1,4 +1,4 @@
-"""What stands outside the layers: compiled as they are, with torch's own kernels for gradients of rows."""
+"""The regions outside the layers: compiled unchanged, with torch's own kernels for gradients of rows."""
 
 from __future__ import annotations
 

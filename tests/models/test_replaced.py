@@ -1,7 +1,7 @@
-"""Generator and discriminator: against transformers' ELECTRA, and what shared parameters may and may not learn.
+"""Generator and discriminator: compared with transformers' ELECTRA, and the training of shared parameters.
 
-What a user would lose: an ELECTRA that is another one, tokens that are drawn by another law than the generator's, or
-embeddings that both losses pull at where one of them should not.
+A user would lose: an ELECTRA that matches the published one, tokens drawn from the generator's distribution, or
+embeddings that only the intended loss trains.
 """
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ def test_losses_equal_transformers_electra(objective: dict[str, Any], figures: b
 
 @EACH
 def test_gradients_reach_what_they_should_and_nothing_else(config: ModelConfig, objective: dict[str, Any]) -> None:
-    """Through what was drawn goes none: the detection trains of the generator what is shared without a difference. Of
-    gdes the tables get the generator's gradient alone and the differences the detection's, exactly."""
+    """No gradient flows through sampled tokens: of the generator, detection trains only modules shared without a
+    difference. With gdes the tables get the generator's gradient alone and the differences the detection's, exactly."""
     model, batch = built(config, **objective), batch_of()
 
     def reached(term: str) -> set[str]:
@@ -187,7 +187,7 @@ def test_gradients_reach_what_they_should_and_nothing_else(config: ModelConfig, 
 
 @pytest.mark.parametrize("config", [BERT, MODERN, ALBERT], ids=lambda c: c.name)
 def test_a_difference_begins_at_zero_and_is_added_in(config: ModelConfig) -> None:
-    """A gdes model begins as the generator's embeddings say, and what is exported computes what was trained."""
+    """A gdes model begins with the generator's embeddings, and the export computes the trained function."""
     made = build_model(config, ReplacedTokensConfig(sharing="gdes"), ComputeConfig(attention="sdpa"))
     initialize(made, config, seed=3)
     tables = [name for name, _ in made.named_parameters() if name.endswith(".delta.weight")]
@@ -206,9 +206,9 @@ def test_a_difference_begins_at_zero_and_is_added_in(config: ModelConfig) -> Non
 
 @EACH
 def test_a_batch_of_masked_tokens_trains_the_model_alone(config: ModelConfig, objective: dict[str, Any]) -> None:
-    """What stands still has no gradient, not one of zero: it would decay and have moments. The loss is that of a
-    masked-LM model with the same weights, its decoder tied to the sum where there is one; and one of replaced tokens is
-    what it is without that head."""
+    """An unused parameter has no gradient, not a gradient of zero: else it would decay and get moments. The loss equals a
+    masked-LM model's with the same weights, its decoder tied to the sum if there is one; the loss of replaced tokens is
+    the same with and without that head."""
     model, batch = built(config, mlm_head=True, **objective), batch_of()
     masked = replace(batch, targets={n: batch.targets[n] for n in ("positions_M", "labels_M")}, counts={"mlm": 12})
     alone = build_model(config, MaskedLmConfig(), ComputeConfig(attention="sdpa"))
@@ -274,7 +274,7 @@ def test_a_token_without_weight_is_never_drawn(size: int) -> None:
 
 
 def test_chunks_draw_what_all_logits_at_once_would() -> None:
-    """Training never has all of them; what is drawn must not depend on where it cuts."""
+    """Training never has all of them; the sampled tokens must not depend on the chunks."""
     model, batch = built(BERT, sharing="none"), batch_of()
     generator, draws_M = model.generator, batch.targets[DRAWS]
     with torch.no_grad():
@@ -310,8 +310,8 @@ def test_a_phase_changes_the_generator_too() -> None:
 
 @pytest.mark.runs
 def test_both_encoders_compile_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers of two widths and a loss that draws, and what stands around both: seven graphs, whatever the text, and the
-    same gradients."""
+    """Layers of two widths, a loss that samples, and the regions around both: seven graphs for any text, and the same
+    gradients."""
     torch._dynamo.reset()
     counters.clear()
     kernel = opaque_attention()

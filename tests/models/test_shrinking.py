@@ -1,4 +1,4 @@
-"""Weights of a smaller model out of a larger one. If this breaks, a student begins with layers that nobody named."""
+"""Weights of a smaller model from a larger one. If this breaks, a student begins with the wrong layers."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def test_what_is_taken_is_the_same_to_the_bit(old: ModelConfig, new: ModelConfig
 
 
 def test_a_model_that_was_grown_shrinks_to_itself(pack: Make, sequences: Make) -> None:
-    """Center tiling repeats heads, channels and hidden units; of the repeated the smaller model is made again.
+    """Center tiling repeats heads, channels and hidden units; shrinking a tiled model restores the smaller one.
 
-    They may stand in another order, so what it says is compared and not its tensors.
+    Their order may differ, so outputs are compared and not tensors.
     """
     small = ModernBertConfig(vocab_size=64, hidden_size=32, num_heads=2, num_layers=4, intermediate_size=48)
     large = replace(small, hidden_size=64, num_heads=4, intermediate_size=96)

@@ -1,4 +1,4 @@
-"""Local attention in tiles of 64: that of `sdpa`, forward and backward. Triton's interpreter runs it without a GPU."""
+"""Local attention in tiles of 64 equals `sdpa`, forward and backward. Triton's interpreter runs it without a GPU."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_two_passes_give_the_same_bits() -> None:
 
 
 def rotated_both_ways(lengths: list[int], visible: Visible, width: int, dtype: torch.dtype) -> list[tuple[Tensor, ...]]:
-    """Output and gradient of a layer's attention, by `sdpa` in fp32 and by `tiles`; positions begin anew in each
+    """Return output and gradient of a layer's attention, by `sdpa` in fp32 and by `tiles`; positions restart in each
     sequence."""
     line, generator = line_of(lengths), torch.Generator().manual_seed(0)
     positions = torch.cat([torch.arange(n) for n in lengths])
@@ -113,7 +113,7 @@ def rotated_both_ways(lengths: list[int], visible: Visible, width: int, dtype: t
 
 @CASES
 def test_q_and_k_are_rotated_within(lengths: list[int], visible: Visible, width: int) -> None:
-    """Or positions, or their gradients, are those of another token; and no copy follows the gradient's kernel."""
+    """Positions or their gradients would belong to another token; and no copy follows the gradient's kernel."""
     (expected, expected_grad, _), (out, grad, made) = rotated_both_ways(lengths, visible, width, torch.float32)
     near = {"atol": 2e-2, "rtol": 2e-2} if DEVICE == "cuda" else {"atol": 1e-5, "rtol": 1e-5}  # TF32
     torch.testing.assert_close(out, expected, **near)

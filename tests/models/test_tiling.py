@@ -1,4 +1,4 @@
-"""Growing a model. What goes wrong here costs nothing visible: the large model starts worse and trains on."""
+"""Growing a model. A mistake here stays invisible: the large model starts worse and trains anyway."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_each_weight_of_a_grown_model_worked_by_hand(small: Small, build: Build)
 
 @pytest.mark.runs
 def test_published_growth_of_a_whole_model(small: Small, build: Build) -> None:
-    """Layers by depth whatever their kind, heads where the middle falls, a final norm that starts again at one."""
+    """Layers by depth for any kind, heads cut at the middle, a final norm that restarts at one."""
     old = small(hidden_size=64, num_heads=2, num_layers=4, intermediate_size=40)
     new = small(hidden_size=96, num_heads=3, num_layers=7, intermediate_size=56)
     state = build(old).state_dict()
@@ -168,7 +168,7 @@ def test_a_grown_model_holds_old_values_everywhere_and_runs(
 
 
 def test_a_layer_taken_from_the_first_gets_a_norm_of_ones(small: Small, build: Build) -> None:
-    """The first layer has no attn_norm to give; the one that stays first must not get one either."""
+    """The first layer lacks an attn_norm to copy; the one that stays first must not get one either."""
     old, new = small(num_layers=4), small(num_layers=13)
     grown = grow(build(old).state_dict(), old, new)
     assert layer_sources(old, new, "fitted")[:13:3] == [0, 0, 3, 3, 3]

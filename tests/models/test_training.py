@@ -1,4 +1,4 @@
-"""What a training step asks of the model: gradients that ignore how rows are split, linear memory, one compilation."""
+"""Requirements of a training step: gradients that ignore how rows are split, linear memory, one compilation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Make = Callable[..., Any]
 def test_the_gradient_does_not_depend_on_the_split_into_microbatches(
     small: Make, build: Make, sequences: Make, pack: Make, split: list[int]
 ) -> None:
-    """Else memory, or the number of GPUs, would change what is trained. Row 3 has few labels, one split has none."""
+    """Else memory, or the number of GPUs, would change the training. Row 3 has few labels, one split has none."""
     rows = [[ids] for ids in sequences([90, 40, 2, 96])]
     model = build(small(), z_loss=1e-3)
     total = pack(rows, row_tokens=96).counts["mlm"]
@@ -77,7 +77,7 @@ def test_the_gradient_of_loss_and_z_loss_is_the_formula() -> None:
 @pytest.mark.parametrize("z_loss", [0.0, 0.25])
 @pytest.mark.parametrize("chunk", [1, 3, 7, 50])
 def test_the_loss_by_chunks_is_the_loss(chunk: int, z_loss: float, bf16: bool) -> None:
-    """What trains the model must be the cross-entropy of all logits, wherever chunks end and labels are missing."""
+    """The training loss must be the cross-entropy of all logits, for any chunks and missing labels."""
     generator = torch.Generator().manual_seed(0)
     draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float32)  # noqa: E731
     inputs = [draw(7, 16), 0.5 * draw(40, 16), draw(40) - 3]  # the bias makes some log-sum-exps negative
@@ -214,7 +214,7 @@ def test_local_layers_take_memory_linear_in_the_document(small: Make, pack: Make
 
 @contextmanager
 def recorded_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, bool]]]:
-    """Kernels named "a" and "b" that are sdpa and write down (name, what was called, windowed)."""
+    """Kernels named "a" and "b" that are sdpa and record (name, method, windowed)."""
     calls: list[tuple[str, str, bool]] = []
 
     class Recorded:
@@ -286,7 +286,7 @@ def test_a_kernel_that_rotates_is_given_local_layers_unrotated(
 def test_a_kernel_of_global_layers_that_cannot_serve_is_refused_by_its_own_key(
     small: Make, build: Make, sequences: Make, pack: Make
 ) -> None:
-    """The message must name what was set."""
+    """The message must name the key that was set."""
     with pytest.raises(ConfigError, match=r"compute\.global_attention=varlen: .*Or set compute\.global_attention=auto"):
         build(small(), global_attention="varlen").encode(pack([sequences([5])], row_tokens=5).packed)
 
@@ -300,7 +300,7 @@ def first_predictions(batch: Batch, count: int) -> Batch:
 
 
 def opaque_attention() -> SimpleNamespace:
-    """A kernel that a compiler cannot look into, as those of GPUs are: sums instead of attention, and real layouts."""
+    """A kernel that a compiler cannot trace, like GPU kernels: sums instead of attention, and real layouts."""
 
     @torch.library.custom_op("test_training::attend", mutates_args=())
     def attend(q: Tensor, k: Tensor, v: Tensor, boundaries: Tensor, longest: int, side: int) -> Tensor:
@@ -385,7 +385,7 @@ class Launches(TorchDispatchMode):
 def test_microbatches_differ_in_nothing_but_what_is_in_their_tensors(
     monkeypatch: pytest.MonkeyPatch, small: Make, sequences: Make, pack: Make
 ) -> None:
-    """Then one CUDA graph serves all whose boundaries are as many and reach as far; nothing else is the documents'."""
+    """Then one CUDA graph serves all batches with as many boundaries and the same longest sequence."""
     monkeypatch.setattr(varlen, "support", lambda *_: None)
     choose_kernel.cache_clear()
     with torch.device("meta"):

@@ -1,6 +1,6 @@
-"""XLNet, held against transformers' with the same weights: one that differs would not be the XLNet that people know.
+"""XLNet, compared with transformers' with the same weights: a different one would not be the published XLNet.
 
-Weights are large enough that every term of a score matters; in fp64 what is left of the difference is rounding.
+Weights are large enough that every term of a score matters; in fp64 the remaining difference is rounding.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def test_both_streams_are_those_of_transformers(typed: bool) -> None:
 
 
 def test_gradients_are_those_of_transformers() -> None:
-    """Of every weight, the vector of query tokens and what is added to queries among them."""
+    """Of every weight, the vector of query tokens and the biases of queries among them."""
     model = build(XLNET)
     packed, given = two_streams(typed=True)
     positions = (packed.ranks_T == QUERY_RANK).nonzero().flatten()  # type: ignore[union-attr]

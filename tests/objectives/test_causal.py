@@ -1,4 +1,4 @@
-"""The next token: what is predicted, and from where. One place off, and a model learns to copy what it reads."""
+"""Next-token targets and their positions. Off by one, and a model learns to copy its input."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ Line = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
 def line(lengths: Sequence[int], tail: int = 0, vocabulary: Vocabulary = VOCABULARY) -> Line:
-    """[CLS] text [SEP] and a tail of pads for each length: each is a row of its own."""
+    """Return [CLS] text [SEP] and a tail of pads for each length: each is a separate row."""
     draw = np.random.default_rng(7)
     ids: list[int] = []
     starts = []
@@ -55,7 +55,7 @@ def five_sigma(share: float, number: int) -> float:
 
 
 def chi_square(counts: NDArray[np.integer], expected: NDArray[np.float64] | float) -> float:
-    """In sigmas above what is expected of chance."""
+    """Return the excess over the expectation, in sigmas."""
     degrees = len(counts) - 1
     return float((((counts - expected) ** 2 / expected).sum() - degrees) / math.sqrt(2 * degrees))
 
@@ -200,7 +200,7 @@ def test_bounds_by_hand() -> None:
 
 @pytest.mark.parametrize("name", ["exact", "bernoulli", "reference"])
 def test_more_predictions_than_fit_are_left_out_and_counted(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It never happens by chance, so the bound is lowered by hand. What stays is a part of what there was."""
+    """It never happens by chance, so the bound is lowered by hand. The remaining targets are a subset."""
 
     class Narrow(MaskedLM):
         def max_predicted(self, mask_rate: float, tokens: int) -> int:

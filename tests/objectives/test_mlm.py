@@ -1,4 +1,4 @@
-"""Masking: how many, which, and what stands in their place.
+"""Masking: how many tokens, which ones, and their replacements.
 
 If this breaks, the model learns to predict [SEP], the loss divides by a wrong number, or resuming changes the masks.
 """
@@ -211,7 +211,7 @@ def test_a_line_without_sequences_predicts_nothing() -> None:
 
 
 def test_predictions_may_stand_one_before() -> None:
-    """Never in another sequence: a special token stands before each text."""
+    """Never in another sequence: a special token precedes each text."""
     ids, starts, lengths = line([5, 1, 20])
     text = PackedText(ids, starts, lengths, keys(3))
     config = MaskedLmConfig(mask_rate=1.0)
@@ -279,7 +279,7 @@ def test_no_prediction_outweighs_a_batch() -> None:
 
 @pytest.mark.parametrize(("curve", "rates"), [("linear", (0.3, 0.225, 0.15)), ("cosine", (0.3, 0.278033, 0.171967))])
 def test_the_rate_may_move_through_a_phase(curve: str, rates: tuple[float, ...]) -> None:
-    """The bound stays, or every batch would be compiled anew."""
+    """The bound stays, or every batch would be recompiled."""
     config = MaskedLmConfig(mask_rate=0.3, mask_rate_end=0.15, mask_curve=curve)  # type: ignore[arg-type]
     moments = [config.at(done) for done in ((0, 0.5, 1) if curve == "linear" else (0, 0.25 + 1e-12, 0.75))]
     assert tuple(each.mask_rate for each in moments) == rates
@@ -290,7 +290,7 @@ def test_the_rate_may_move_through_a_phase(curve: str, rates: tuple[float, ...])
 
 
 def test_the_rate_of_a_sequence_and_its_rounding_are_drawn_apart() -> None:
-    """From one draw a text of one token would be predicted at high rates alone, and weigh 0.69 of what it should."""
+    """From one draw a text of one token would be predicted at high rates alone, and weigh 0.69 of its due."""
     ids, starts, lengths = line([1] * 20_000)
     config = MaskedLmConfig(mask_rate=0.5, mask_spread=0.5, mask_weight="1/rate")
     made = MaskedLM(config, VOCABULARY).make(PackedText(ids, starts, lengths, keys(20_000)), config)

@@ -23,7 +23,7 @@ from modernbert_train.objectives.sop import SentenceOrder
 from modernbert_train.vocabulary import Vocabulary
 from tests.objectives.test_masking import CLS, MASK, PAD, SEP, Line, chi_square, five_sigma, keys
 
-# ids from 60 on go on with a word
+# ids from 60 on continue a word
 VOCABULARY = Vocabulary(
     num_entries=100, cls_id=CLS, sep_id=SEP, pad_id=PAD, mask_id=MASK, ordinary=np.arange(5, 100), sha256="",
     inside_words=np.arange(60, 100),
@@ -42,7 +42,7 @@ def line(texts: list[list[int]], tail: int = 0) -> Line:
 
 
 def texts_of(lengths: list[int], inside: float = 0.4, seed: int = 7) -> list[list[int]]:
-    """Text in which a token goes on with a word with this probability."""
+    """Return text in which a token continues a word with this probability."""
     draw = np.random.default_rng(seed)
     return [
         np.where(draw.random(n) < inside, draw.integers(60, 100, n), draw.integers(5, 60, n)).tolist() for n in lengths
@@ -66,7 +66,7 @@ def words_of(text: list[int]) -> list[list[int]]:
 
 
 def budgets(at: Line, rate: float) -> NDArray[np.int64]:
-    """What exact masking gives each sequence."""
+    """Return the budget of exact masking for each sequence."""
     found = corrupt(at, rate, EXACT).positions_M
     return np.histogram(found, bins=[*at[1], len(at[0])])[0]
 
@@ -77,7 +77,7 @@ def budgets(at: Line, rate: float) -> NDArray[np.int64]:
     st.sampled_from([0.02, 0.15, 0.3, 0.7, 1.0]),
 )
 def test_words_are_predicted_whole_and_within_the_share(texts: list[list[int]], rate: float) -> None:
-    """Never more than exact masking; what is left is less than any word that is not predicted."""
+    """Never more than exact masking; the unspent rest is smaller than any word that is not predicted."""
     at = line(texts, tail=2)
     masked = corrupt(at, rate, ALL_MASKED)
     predicted = set(masked.positions_M.tolist())
@@ -251,7 +251,7 @@ def test_nothing_to_mask_is_nothing_masked() -> None:
 
 
 def test_no_word_and_no_n_gram_lies_in_two_halves() -> None:
-    """Where a text is cut its words are cut; the token after the [SEP] does not go on with the word before it."""
+    """A cut in a text cuts its words; the token after the [SEP] does not continue the word before it."""
     settings = SentenceOrderConfig(masking="ngram", mask_rate=0.3, mask_token_share=1.0, random_token_share=0.0)
     texts = texts_of([30] * 400, inside=0.5)
     ids: list[int] = []

@@ -1,6 +1,6 @@
-"""Permutation language modelling: who sees whom. One token too many, and a model reads what it is to predict.
+"""Permutation language modelling: visibility. One visible token too many, and a model reads its target.
 
-The rule is held against a table of every pair, written out from XLNet's published code without the ranks used here.
+The rule is compared with a table of every pair, written out from XLNet's published code without the ranks used here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from modernbert_train.vocabulary import Vocabulary
 from tests.objectives.test_mlm import CLS, MASK, PAD, SEP, VOCABULARY, keys, line
 
 CONFIG = PermutationLmConfig()
-WORDS = replace(VOCABULARY, inside_words=np.arange(60, 100))  # four in ten tokens go on with a word
+WORDS = replace(VOCABULARY, inside_words=np.arange(60, 100))  # four in ten tokens continue a word
 
 
 def text_of(lengths: list[int], tail: int = 0, first_key: int = 0) -> PackedText:
@@ -37,7 +37,7 @@ def given_of(inputs: Inputs) -> Given:
 
 
 def queries_of(inputs: Inputs) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Indices of the query tokens that ask for something, and what each asks for."""
+    """Return the indices of the used query tokens, and the target of each."""
     real = inputs.targets["labels_M"] != IGNORED_LABEL
     return inputs.targets["positions_M"][real], inputs.targets["labels_M"][real]
 
@@ -61,7 +61,7 @@ def perm_mask(order: list[int], predicted: set[int], functional: set[int], size:
 
 @pytest.mark.parametrize("lengths", [[40], [1, 30, 2], [13, 55, 6, 6, 6]])
 def test_every_pair_is_seen_or_hidden_as_in_the_published_code(lengths: list[int]) -> None:
-    """Content: the mask with its diagonal opened. Queries: the mask as it is. Nobody sees a query."""
+    """Content: the mask with its diagonal opened. Queries: the mask unchanged. No token sees a query."""
     text = text_of(lengths, tail=7)
     inputs = make(text)
     given = given_of(inputs)
@@ -89,7 +89,7 @@ def test_every_pair_is_seen_or_hidden_as_in_the_published_code(lengths: list[int
 
 
 def test_the_buffer_is_the_text_and_its_query_tokens() -> None:
-    """Not a token of text is changed or lost; positions go on as they were, and each query has its target's."""
+    """No token of text is changed or lost; positions are unchanged, and each query has its target's."""
     text = text_of([30, 9, 50], tail=5)
     inputs = make(text)
     given, (queries, _) = given_of(inputs), queries_of(inputs)
@@ -118,7 +118,7 @@ def test_each_sequence_has_its_share_rounded_up_or_down(ratio: int) -> None:
 
 
 def test_spans_have_lengths_of_one_in_n_and_begin_with_a_word() -> None:
-    """In long texts, where next to nothing is cut or filled up; a context of 60 tokens keeps spans apart."""
+    """In long texts, where few spans are cut or filled up; a context of 60 tokens separates spans."""
     length = 200_000
     text = text_of([length])
     objective = PermutationLM(replace(CONFIG, context_ratio=10), WORDS)

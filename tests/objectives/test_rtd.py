@@ -1,4 +1,4 @@
-"""What a generator reads and where tokens are put. If this breaks, masks or draws depend on how a batch was cut."""
+"""The generator's input and the sampling. If this breaks, masks or draws depend on how a batch was cut."""
 
 from __future__ import annotations
 

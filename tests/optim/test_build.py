@@ -132,7 +132,7 @@ def test_kernels_without_triton_are_refused_before_the_first_step() -> None:
 
 
 def test_adamw_fused_is_torchs_own_and_moves_weights_alike() -> None:
-    """It is asked for under the one key, needs no Triton, and goes on from moments of the other form."""
+    """One key enables it; it works without Triton, and continues from the other form's moments."""
     weights = []
     for fused in (False, True):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Every key of an optimizer changes what it does. One that is cut from its wire trains by its default, unnoticed."""
+"""Every key of an optimizer has an effect. A disconnected one would silently train by its default."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHANGED: dict[str, Any] = {
     "adam_decay_ratio": 0.5,
     "row_beta": 0.5,
 }
-ELSEWHERE = {"name", "fused", "max_grad_norm"}  # which kernel computes the same; and what is done before the optimizer
+ELSEWHERE = {"name", "fused", "max_grad_norm"}  # the choice of kernel; and clipping, which precedes the optimizer
 KEYS = [
     (name, each.name)
     for name, kind in VARIANTS["optim"].items()

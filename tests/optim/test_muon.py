@@ -135,7 +135,7 @@ def test_equals_torchs_muon(scale: Any, in_bf16: bool, monkeypatch: pytest.Monke
     dtype = torch.float32 if in_bf16 else torch.float64
     if not in_bf16:
         monkeypatch.setattr(Tensor, "bfloat16", Tensor.double)
-        to = Tensor.to  # what torch's Muon calls from 2.15 on
+        to = Tensor.to  # called by torch's Muon from 2.15 on
         monkeypatch.setattr(
             Tensor, "to", lambda x, *a, **k: to(x, *a, **(k | {"dtype": torch.double} if "dtype" in k else k))
         )
@@ -165,7 +165,7 @@ def test_singular_vectors_stay_and_values_come_near_one(shape: tuple[int, int]) 
 
 
 def test_fused_matrices_are_orthogonalised_one_by_one() -> None:
-    """A gradient of v a thousand times that of q must not leave q without a direction."""
+    """With a gradient of v a thousand times q's, q must still get a direction."""
     generator = torch.Generator().manual_seed(3)
     grads = [torch.randn(4, 6, generator=generator) * size for size in (1.0, 10.0, 1000.0)]
     fused, alone = nn.Parameter(torch.zeros(12, 6)), [nn.Parameter(torch.zeros(4, 6)) for _ in range(3)]
@@ -294,7 +294,7 @@ class Outcome:
 
 
 def run(optim: OptimConfig, mesh_shape: tuple[int, ...] | None = None, start: State | None = None) -> Outcome:
-    """Build as `train` does, shard, swap parameters as Composer does, go on from `start` or from the first step."""
+    """Build like `train`, shard, swap parameters like Composer, continue from `start` or from the first step."""
     model, config = Net(), make_run(optim)
     optimizer = build_optimizer(config.optim, model)
     apply_clock(optimizer, Clock.of(config), 500)
@@ -370,8 +370,8 @@ def assert_same(found: Outcome, expected: Outcome) -> None:
 @pytest.mark.runs
 @pytest.mark.timeout(290)
 def test_shards_and_copies_of_shards_equal_one_process_and_its_checkpoints_go_on_anywhere() -> None:
-    """FSDP2 on 2 and 4 ranks and HSDP; a checkpoint of two ranks goes on whole and on four; and from the same gradients
-    matrices move by the same bits."""
+    """FSDP2 on 2 and 4 ranks and HSDP; a checkpoint of two ranks continues on one and on four; and from the same
+    gradients matrices move by the same bits."""
     whole = {name: run(optim) for name, optim in OPTIMS.items()}
     firsts = {name: first_step(None, name) for name in OPTIMS}
     two = run_ranks(on_ranks, 2, [(2,)], None)
@@ -476,7 +476,7 @@ def test_plan_knows_the_memory_of_state_and_step(optim: OptimConfig) -> None:
     assert most == pytest.approx(told.step, rel=0.1)
 
 
-# --- what is refused ---------------------------------------------------------------------------------------------
+# --- refusals ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

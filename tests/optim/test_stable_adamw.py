@@ -78,7 +78,7 @@ def test_fp64_equals_the_equations_written_out() -> None:
 
 
 class PlainKernels:
-    """What optim/fused.py promises, one tensor at a time; shows what the optimizer asks of it, without Triton."""
+    """The promise of optim/fused.py, one tensor at a time, without Triton."""
 
     TensorTable = SimpleNamespace(of=lambda sizes, global_sizes, device: global_sizes)
 
@@ -124,7 +124,7 @@ def test_each_beta_is_debiased_by_the_number_of_the_step(fused: bool, monkeypatc
 
 
 def test_the_fused_form_is_asked_for_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no Triton, nothing else tests what the kernels are given: decay, eps, rates, sizes, norms."""
+    """Without Triton, no other test checks the kernels' arguments: decay, eps, rates, sizes, norms."""
     monkeypatch.setitem(sys.modules, "modernbert_train.optim.fused", PlainKernels)  # type: ignore[arg-type]
     runs = []
     for fused in (False, True):
@@ -195,7 +195,7 @@ def test_norms_of_large_tensors_are_exact() -> None:
 
 
 def test_decay_follows_max_lr_of_the_group_not_of_construction() -> None:
-    """Decay at the peak rate is weight_decay, whatever rate the optimizer was built with; here gradients are zero."""
+    """Decay at the peak rate is weight_decay, for any rate at construction; gradients are zero here."""
     param = nn.Parameter(torch.ones(3, dtype=torch.float64))
     optimizer = StableAdamW([param], 1e-3, weight_decay=0.01)
     assert optimizer.param_groups[0]["max_lr"] == 1e-3
