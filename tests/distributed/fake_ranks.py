@@ -1,7 +1,7 @@
 """One rank of many in this process: torch's fake process group, and a list of every collective that the rank calls.
 
-No data is sent. A sum over ranks is this rank's own number, gathered values are copies of this rank's, and broadcasts of
-rank 0 were recorded when rank 0 ran before: `Spoken` keeps them.
+No data is sent. A sum over ranks is this rank's own number, gathered values are copies of this rank's, and broadcasts
+of rank 0 were recorded when rank 0 ran before: `Spoken` keeps them.
 """
 
 from __future__ import annotations

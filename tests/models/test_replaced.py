@@ -206,7 +206,7 @@ def test_a_difference_begins_at_zero_and_is_added_in(config: ModelConfig) -> Non
 
 @EACH
 def test_a_batch_of_masked_tokens_trains_the_model_alone(config: ModelConfig, objective: dict[str, Any]) -> None:
-    """An unused parameter has no gradient, not a gradient of zero: else it would decay and get moments. The loss equals a
+    """An unused parameter has no gradient, not a gradient of zero: else it would decay, with moments. The loss equals a
     masked-LM model's with the same weights, its decoder tied to the sum if there is one; the loss of replaced tokens is
     the same with and without that head."""
     model, batch = built(config, mlm_head=True, **objective), batch_of()
