@@ -8,7 +8,7 @@ from numba.core.registry import cpu_target
 
 import modernbert_train.cli.training
 import modernbert_train.data.shuffle_kernel
-import modernbert_train.weights.named_model  # noqa: F401
+import modernbert_train.weights.names  # noqa: F401
 
 cpu_target.typing_context.refresh()
 cpu_target.target_context.refresh()

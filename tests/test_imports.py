@@ -52,7 +52,7 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
     ),
     "launch": (
         "__main__", "checkpoints.results", "cli.arguments", "cli.parser", "clock", "config", "core", "data.check",
-        "distributed", "plan", "report", "weights.named_model", "data_prep.report", "data_prep.sample",
+        "distributed", "plan", "report", "weights.names", "data_prep.report", "data_prep.sample",
     ),
 }  # fmt: skip
 ROOMS = [name for name in ORDER if name not in LOOSE]
@@ -131,10 +131,9 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.weights.fill": ("torch", "transformers"),
     "modernbert_train.weights.formats": (),
     "modernbert_train.weights.formats.tensors": ("torch",),
-    "modernbert_train.weights.hub": ("huggingface_hub",),
+    "modernbert_train.weights.names": ("huggingface_hub",),
     "modernbert_train.weights.push": ("huggingface_hub",),
     "modernbert_train.weights.model_card": (),
-    "modernbert_train.weights.named_source": (),
     "modernbert_train.weights.token_effect": ("numpy",),
     "modernbert_train.weights.token_rows": ("numpy", "tokenizers", "torch"),
     "modernbert_train.evaluate": ("numpy", "torch"),

@@ -22,7 +22,7 @@ from launch.sweeps.trial import write_yaml
 from modernbert_train.core.text import table
 from modernbert_train.errors import ConfigError
 from modernbert_train.report.page import write_comparison
-from modernbert_train.weights.named_model import read_config
+from modernbert_train.weights.names import read_config
 
 BEST = "best.yaml"
 PAGE = "results.html"

@@ -25,7 +25,7 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.config.tools.sweep import DimensionConfig, SweepConfig, grid_values, sweep_problems
 from modernbert_train.core.files import errors_to
 from modernbert_train.errors import ConfigError
-from modernbert_train.weights.named_model import read_config
+from modernbert_train.weights.names import read_config
 
 Params = Mapping[str, Any]
 

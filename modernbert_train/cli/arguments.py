@@ -42,7 +42,7 @@ def is_run(folder: Path) -> bool:
 
 def read_run(arguments: list[str]) -> RunConfig:
     """The configuration named on a command line: YAML files or one run folder, and overrides."""
-    from modernbert_train.weights.named_model import read_config
+    from modernbert_train.weights.names import read_config
 
     return read_config(*files_and_overrides(arguments))
 

@@ -67,7 +67,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 def fill(parser: argparse.ArgumentParser) -> Call:
     """Arguments and call of `fill`."""
-    parser.add_argument("model", type=Path, help="folder of an exported model")
+    parser.add_argument("model", help=MODEL)
     parser.add_argument("text", nargs="+", help="text with one [MASK]")
     return _fill
 

@@ -116,14 +116,14 @@ def load_model(name: str | Path) -> LoadedEncoder:
 
     Args:
         name: a run's folder (its newest whole checkpoint counts), a checkpoint, a folder for Hugging Face or an id of
-            the hub, or a checkpoint file of Composer; of any architecture that this package knows.
+            the hub, or a checkpoint file of Composer; of any architecture that this package knows; see `open_model`.
 
     Raises:
         DataError, StorageError: there is no such model, it is damaged, or no tokenizer comes with it.
     """
-    from modernbert_train.weights.source import open_source
+    from modernbert_train.weights.source import open_model
 
-    return load_source(open_source(name))
+    return load_source(open_model(name))
 
 
 def load_source(source: Source) -> LoadedEncoder:
@@ -134,7 +134,7 @@ def load_source(source: Source) -> LoadedEncoder:
     from modernbert_train.config.schema import MaskedLmConfig
     from modernbert_train.models.build import ENCODERS
     from modernbert_train.models.encoder import OnEncoder
-    from modernbert_train.vocabulary import read_vocabulary
+    from modernbert_train.vocabulary import TOKENIZER
     from modernbert_train.weights.source import phase_objective
 
     model = OnEncoder(ENCODERS[type(source.model)](source.model, ComputeConfig()))
@@ -144,7 +144,7 @@ def load_source(source: Source) -> LoadedEncoder:
             parameter.copy_(weights[key])
     objective = MaskedLmConfig() if source.checkpoint is None else phase_objective(source.checkpoint)
     with source.tokenizer_folder() as folder:
-        tokenizer, vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json")), read_vocabulary(folder)
+        tokenizer, vocabulary = Tokenizer.from_file(str(folder / TOKENIZER)), source.vocabulary()
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return LoadedEncoder(model.eval(), source.model, tokenizer, source.max_tokens, vocabulary, objective)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from modernbert_train.checkpoints.manifest import CONFIG_YAML, STATE, newest_step, read_manifest
 from modernbert_train.checkpoints.resume_rules import refuse_average, refuse_changes
@@ -42,6 +42,9 @@ from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.memory import HasMemory, checkpoint_bytes
 from modernbert_train.plan.memory_fit import too_large
 from modernbert_train.plan.speed_settings import RunGpus, on_gpu
+
+if TYPE_CHECKING:
+    from modernbert_train.weights.names import NamedModel
 
 FORMAT = 1
 HANDED_OVER = "MODERNBERT_TRAIN_RESOLVED"  # set by launch/run.py: the digest of the run that it has resolved
@@ -278,10 +281,10 @@ def _of_its_folder(config: RunConfig, fresh: bool) -> Iterator[Look]:
     run = RunFolder(config)
     if fresh or not run.has_checkpoints():
         for _, name in _first_weights(config):
-            yield lambda name=name: _check_named(name, config.runs_folder)  # type: ignore[misc]
+            yield lambda name=name: _look_up(name, config.runs_folder)  # type: ignore[misc]
         yield lambda: _check_vocabulary(config.weights, config.data.tokenizer, config.runs_folder)
     if (teacher := config.objective.named_teacher) is not None:
-        yield lambda: _check_named(teacher, config.runs_folder)
+        yield lambda: _look_up(teacher, config.runs_folder)
     yield run.check_writable
     yield lambda: _check_disk(config, run, fresh)
     if not fresh:
@@ -289,10 +292,10 @@ def _of_its_folder(config: RunConfig, fresh: bool) -> Iterator[Look]:
         yield lambda: _check_trained(run.path, run.checkpoints, config.phases)
 
 
-def _check_named(name: str, runs_folder: str) -> None:
-    from modernbert_train.weights.named_source import check_named
+def _look_up(name: str, runs_folder: str) -> NamedModel:
+    from modernbert_train.weights.names import look_up
 
-    check_named(name, runs_folder)
+    return look_up(name, runs_folder)
 
 
 def _first_weights(config: RunConfig) -> list[tuple[str, str]]:
@@ -321,9 +324,9 @@ def not_looked_at(config: RunConfig) -> list[str]:
 def _of_weights(key: str, name: str) -> str:
     if Path(name).exists():
         return f"{key}={name}: whether the weights are whole, and fit"
-    from modernbert_train.weights.hub import is_cached
+    from modernbert_train.weights.names import NamedModel
 
-    if is_cached(name):
+    if NamedModel("hub", Path(name)).folder is not None:
         return f"{key}={name}: a model of the hub that is in this machine's cache; whether it is whole, and fits"
     return (
         f"{key}={name}: a model of the hub that is not in this machine's cache; whether the hub gives it, and it fits"
@@ -335,13 +338,12 @@ def _check_vocabulary(weights: WeightsConfig, tokenizer: str, runs_folder: str) 
     name = weights.init_from or weights.shrink_from
     if name is None:
         return
-    from modernbert_train.weights.named_source import check_named, check_vocabulary, tokenizer_named
-
     there = None
     with suppress(RunError):
-        check_named(name, runs_folder)
-        there = tokenizer_named(name)
+        there = _look_up(name, runs_folder).tokenizer()
     if there is not None:
+        from modernbert_train.weights.names import check_vocabulary
+
         check_vocabulary(weights, there, tokenizer)
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from contextlib import suppress
-from pathlib import Path
 from typing import cast
 
 from modernbert_train.config.schema import DistillConfig, MaskedLmConfig, ModelConfig, ObjectiveConfig
-from modernbert_train.errors import RunError
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import Spans, flops_per_token
 from modernbert_train.plan.parameters import count_parameters
@@ -17,16 +13,9 @@ from modernbert_train.plan.parameters import count_parameters
 
 def teacher_of(objective: ObjectiveConfig) -> ModelConfig | None:
     """The teacher's architecture; None without one, or where it is not here or is a file of Composer."""
-    return None if objective.named_teacher is None else _read(objective.named_teacher)
+    from modernbert_train.weights.names import architecture_of
 
-
-@functools.cache
-def _read(name: str) -> ModelConfig | None:
-    from modernbert_train.weights.named_model import model_of
-
-    with suppress(OSError, ValueError, RunError):  # whoever reads it all will say what is wrong
-        return model_of(Path(name))
-    return None
+    return None if objective.named_teacher is None else architecture_of(objective.named_teacher)
 
 
 def teacher_flops(objective: ObjectiveConfig, spans: Spans | None, uses: dict[str, float]) -> float:

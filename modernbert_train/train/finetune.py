@@ -45,7 +45,7 @@ from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.adapter import export_adapter
 from modernbert_train.weights.export import export_run
 from modernbert_train.weights.formats.classifiers import classifier_format
-from modernbert_train.weights.source import Source, open_source
+from modernbert_train.weights.source import Source, open_model
 
 RUN_YAML, SHARDS, PHASE, ADAPTER = "finetune.yaml", "task", "finetune", "adapter"
 _MICROBATCH_TOKENS = 16_384
@@ -56,7 +56,7 @@ def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
 
     Args:
         task_name: one of yamls/tasks, or a YAML file.
-        model: a run, a checkpoint or a model, see `open_source`; or a baseline of it, see task.py.
+        model: a run, a checkpoint or a model, see `open_model`; or a baseline of it, see task.py.
         overrides: keys of the task, and of the run.
 
     Returns:
@@ -67,7 +67,7 @@ def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
     """
     task, rest = read_task(task_name, overrides)
     named, wanted = named_model(model), asked(task, model, rest)
-    source = open_source(named.source)
+    source = open_model(named.source)
     weights = source.checkpoint.weights_hash if source.checkpoint is not None and speaks_for_all() else ""
     task = as_trained(task, named, source.model.hidden_size)
     most = min(task.max_tokens, source.max_tokens, source.model.max_positions or source.max_tokens)

@@ -133,14 +133,12 @@ def find_branch(config: RunConfig, asked: StartConfig) -> Start:
 
     Raises:
         ConfigError: it is no checkpoint, or of another architecture, tokenizer or optimizer; names both values.
-        StorageError: see `open_source`.
+        StorageError: see `open_model`.
     """
-    from modernbert_train.weights.named_source import check_named
-    from modernbert_train.weights.source import check_same_architecture, check_same_tokenizer, open_source
+    from modernbert_train.weights.source import check_same_architecture, check_same_tokenizer, open_model
 
     name = f"start.checkpoint={asked.checkpoint}"
-    check_named(asked.checkpoint, config.runs_folder)
-    source = open_source(asked.checkpoint)
+    source = open_model(asked.checkpoint, runs_folder=config.runs_folder)
     if source.checkpoint is None or source.checkpoint.is_average:
         raise ConfigError(
             f"{name}: holds weights alone, so there is nothing to continue from. Name a run or a checkpoint of this "

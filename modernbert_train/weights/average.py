@@ -30,7 +30,7 @@ from modernbert_train.config.knob import phased_keys
 from modernbert_train.config.load import load_run, to_yaml
 from modernbert_train.core.files import errors_to, os_errors_as, warn, whole_folder
 from modernbert_train.errors import ConfigError, StorageError
-from modernbert_train.weights.source import Source, open_source, other_architecture
+from modernbert_train.weights.source import Source, open_model, other_architecture
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,10 @@ def average_checkpoints(
 
     Raises:
         ConfigError: the architectures, RoPE bases or tokenizers differ, named with both values; or the arguments do.
-        DataError, StorageError: see `open_source`; a run has fewer checkpoints than asked for.
+        DataError, StorageError: see `open_model`; a run has fewer checkpoints than asked for.
     """
     _check_free(out)
-    sources = [open_source(name) for name in (names if last is None else _last_of_decay(names, last))]
+    sources = [open_model(name) for name in (names if last is None else _last_of_decay(names, last))]
     parts = _parts(sources, weights)
     start = _base(parts, how, base, keep)
     for other in [*(part.source for part in parts[1:]), *([] if start is None else [start.source])]:
@@ -231,7 +231,7 @@ def _base(parts: Sequence[Part], how: How, base: str | None, keep: float) -> Par
         return None
     if not 0 < keep <= 1:
         raise ConfigError(f"--keep={keep:g}: a share of the numbers that changed. Set it above 0 and up to 1.")
-    source = open_source(base)
+    source = open_model(base)
     if source.checkpoint is None:
         raise ConfigError(f"--base={base}: not a checkpoint of this program. Name a run or a checkpoint.")
     return Part(source, source.checkpoint, 0.0)

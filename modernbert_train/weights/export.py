@@ -32,7 +32,7 @@ from modernbert_train.weights.formats.tensors import (
 )
 from modernbert_train.weights.hf_folder import export
 from modernbert_train.weights.model_card import Part, model_card, run_card, what
-from modernbert_train.weights.source import Source, check_same_tokenizer, open_source, phase_objective, source_of
+from modernbert_train.weights.source import Source, check_same_tokenizer, open_model, phase_objective, source_of
 
 
 def export_run(
@@ -71,13 +71,12 @@ def export_run(
     part = _generator(found, source) if generator else _model(source, prompts_of(_trained_in(found, config)))
     shapes = {name: tuple(tensor.shape) for name, tensor in part.weights.items()}
     left_out = without_place(part.hub, part.weights, part.model)
-    before = source.objective is not None and source.objective.predict_from == BEFORE
     export(
         part.weights,
         part.model,  # the architecture is the checkpoint's, whatever the YAML says today
         hub=part.hub,
         pairs=_of_pairs(source),
-        says={PREDICTS_FROM: BEFORE} if before else None,
+        says=_says(source),
         shapes=shapes,
         order=source.order,
         max_tokens=source.max_tokens,
@@ -126,7 +125,7 @@ def export_source(source: Source, out: Path) -> Path:
     """Write weights from anywhere, in fp32, as transformers' AutoModel and AutoTokenizer load them.
 
     Args:
-        source: see `open_source`; what transformers has no place for is left out.
+        source: see `open_model`; what transformers has no place for is left out.
         out: the folder.
 
     Returns:
@@ -154,6 +153,7 @@ def export_source(source: Source, out: Path) -> Path:
             out=out,
             card="",
             pairs=_of_pairs(source),
+            says=_says(source),
         )
     return out
 
@@ -165,6 +165,12 @@ _CLASSIFIERS: dict[str, Part] = {"class": "classifier", "tag": "tagger", "answer
 def _of_pairs(source: Source) -> bool:
     """True if the texts of a pair had a token type each in training."""
     return source.objective is not None and source.objective.segments > 1
+
+
+def _says(source: Source) -> dict[str, str]:
+    """Keys of ours in config.json: whether the token before a masked one predicts it."""
+    before = source.objective is not None and source.objective.predict_from == BEFORE
+    return {PREDICTS_FROM: BEFORE} if before else {}
 
 
 @dataclass(frozen=True)
@@ -236,7 +242,7 @@ def convert_model(name: str, out: Path, licence: str | None = None) -> Path:
     """Write a checkpoint file of Composer, its weights unchanged, as transformers loads them.
 
     Args:
-        name: see `open_source`.
+        name: see `open_model`.
         out: the folder; an earlier export there is replaced, anything else refused.
         licence: see `model_card`.
 
@@ -244,9 +250,9 @@ def convert_model(name: str, out: Path, licence: str | None = None) -> Path:
         The folder.
 
     Raises:
-        DataError, StorageError: see `open_source` and `export`.
+        DataError, StorageError: see `open_model` and `export`.
     """
-    source = open_source(name)
+    source = open_model(name)
     sections = {
         "": f"{what(source.model, source.order)}, converted from {Path(name).name}, a checkpoint of its training.",
         "Data, training and evaluation": "Not recorded in that file; ask who trained it. Nor is the longest sequence: "

@@ -1,4 +1,4 @@
-"""The likeliest tokens for a [MASK], from an exported model, as any user of transformers would get them.
+"""The likeliest tokens for a [MASK], as any user of transformers would get them from an export of the model.
 
 An encoder reads the whole text. A decoder reads what stands before the [MASK], and says what comes next. An XLNet that
 was trained in permuted orders, as the published ones, is asked by a query token, and nothing sees the [MASK] itself.
@@ -7,37 +7,43 @@ was trained in permuted orders, as the published ones, is asked by a query token
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from modernbert_train.checkpoints.manifest import CONFIG_YAML
 from modernbert_train.config.read import runs_beside
 from modernbert_train.core.files import anything_as
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.errors import DataError
-from modernbert_train.weights.formats import xlnet
+from modernbert_train.vocabulary import CONVENTION
+from modernbert_train.weights.formats import FORMATS, xlnet
 from modernbert_train.weights.formats.config_json import BEFORE, CONFIG_JSON, PREDICTS_FROM, read_object
+from modernbert_train.weights.names import NamedModel, is_hub_id
 
 _DECODERS = ("ForCausalLM", "LMHeadModel")  # ends of their classes' names
 
 
-def fill(model_folder: str | Path, texts: Sequence[str], top: int = 5) -> str:
+def fill(name: str | Path, texts: Sequence[str], top: int = 5) -> str:
     """Print-ready lines: each text, and the likeliest tokens for its [MASK] with their probabilities.
 
     Args:
-        model_folder: an exported model, or any that transformers opens for masked or causal language modelling.
-        texts: each with exactly one [MASK].
+        name: see `open_model`; or a folder that transformers opens for masked or causal language modelling.
+        texts: each with exactly one [MASK], which is any tokenizer's mask token here.
         top: how many tokens.
 
     Raises:
-        DataError: the folder holds no such model, or a text has not exactly one [MASK].
+        DataError, StorageError: there is no such model, or a text has not exactly one [MASK].
     """
     import torch
 
-    tokenizer, model, from_before, by_query = _open(Path(model_folder))
+    with _folder_of(name) as folder:
+        tokenizer, model, from_before, by_query = _open(folder)
     lines = []
     for text in texts:
-        encoded = tokenizer(text, return_tensors="pt")
+        encoded = tokenizer(text.replace(CONVENTION["mask"], tokenizer.mask_token), return_tensors="pt")
         places = (encoded["input_ids"][0] == tokenizer.mask_token_id).nonzero().flatten()
         if len(places) != 1:
             raise DataError(f"{text!r}: has {len(places)} [MASK], expected one. Write the text with one [MASK] in it.")
@@ -64,6 +70,32 @@ _LARGEST = {
 }  # fmt: skip
 
 
+@contextmanager
+def _folder_of(name: str | Path) -> Iterator[Path]:
+    """A model as a folder that transformers opens, there as long as the block runs; of a run its export, if there is
+    one."""
+    from modernbert_train.weights.export import export_source
+    from modernbert_train.weights.source import open_model
+
+    folder = Path(name)
+    if not folder.exists() and (not is_hub_id(name) or NamedModel("hub", folder).folder is None):  # nothing is fetched
+        raise DataError(
+            f"{folder}: no such folder. {runs_beside(folder)} `export` writes a run's model into its folder hf."
+        )
+    if (folder / CONFIG_YAML).is_file() and (folder / "hf" / CONFIG_JSON).is_file():
+        folder = folder / "hf"
+    kind = read_object(folder / CONFIG_JSON).get("model_type") if (folder / CONFIG_JSON).is_file() else None
+    if isinstance(kind, str) and kind not in FORMATS:  # transformers may know it
+        yield folder
+        return
+    source = open_model(folder)
+    if source.checkpoint is None and source.folder.is_dir():
+        yield source.folder
+        return
+    with tempfile.TemporaryDirectory() as parent:
+        yield export_source(source, Path(parent) / "hf")
+
+
 def _open(folder: Path) -> tuple[Any, Any, bool, bool]:
     """Tokenizer, model, whether the token before predicts, and whether query tokens do; no code of the folder is run,
     and nothing is fetched."""
@@ -71,14 +103,6 @@ def _open(folder: Path) -> tuple[Any, Any, bool, bool]:
     from transformers.utils.logging import disable_progress_bar, get_verbosity, set_verbosity, set_verbosity_error
 
     disable_progress_bar()
-    if not folder.is_dir():
-        raise DataError(
-            f"{folder}: no such folder. {runs_beside(folder)} `export` writes a run's model into its folder hf."
-        )
-    if (folder / "config.yaml").is_file() and (folder / "hf" / CONFIG_JSON).is_file():  # of a run: its export
-        folder = folder / "hf"
-    if not (folder / CONFIG_JSON).is_file():
-        raise DataError(f"{folder}: holds no exported model. Write one with `python -m modernbert_train export`.")
     require_own_files(folder)
     raw = read_object(folder / CONFIG_JSON)
     kind, named = raw.get("model_type"), raw.get("architectures")

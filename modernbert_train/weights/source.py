@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_valid, verify
-from modernbert_train.checkpoints.manifest import CONFIG_YAML, MANIFEST
 from modernbert_train.checkpoints.verified import tell_choice
 from modernbert_train.config.contrastive import TOKEN_PROJECTION
 from modernbert_train.config.knob import architecture_keys
@@ -27,12 +27,13 @@ from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
     ComputeConfig,
     LabelledConfig,
+    MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
     ObjectiveConfig,
-    PhaseConfig,
     RunConfig,
 )
+from modernbert_train.core.files import warn
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.models.build import ENCODERS, shapes_of
 from modernbert_train.models.classifier import CLASSIFIER, POOLER
@@ -41,24 +42,28 @@ from modernbert_train.models.replaced import DELTA, GENERATOR, discriminator_of
 from modernbert_train.models.sharding import like
 from modernbert_train.models.shrinking import SHRINKING, check_shrinking, drops_types, kept_layers, shrink_each
 from modernbert_train.models.tiling import GROWING, check_growth, grow_each
-from modernbert_train.vocabulary import TOKENIZER, read_vocabulary, token_ids, tokenizer_sha256
-from modernbert_train.weights.composer_file import ComposerFile, open_composer
+from modernbert_train.vocabulary import TOKENIZER, Vocabulary, read_vocabulary, token_ids, tokenizer_sha256
+from modernbert_train.weights.composer_file import open_composer
 from modernbert_train.weights.formats import read_folder
-from modernbert_train.weights.formats.config_json import PAIR_HEAD, model_folder
-from modernbert_train.weights.formats.tensors import DECODER, EMBEDDING, MASKED_LM
+from modernbert_train.weights.formats.config_json import PAIR_HEAD
+from modernbert_train.weights.formats.tensors import DECODER, EMBEDDING, MASKED_LM, Shapes
 from modernbert_train.weights.hf_folder import load_weights
-from modernbert_train.weights.hub import local_model
-from modernbert_train.weights.named_source import (
+from modernbert_train.weights.names import (
     another_tokenizer,
-    check_named,
     check_vocabulary,
+    described_by,
+    fetched,
+    look_up,
     token_difference,
     tokenizer_of,
 )
 from modernbert_train.weights.token_rows import TokenRows, token_rows
 
 _OTHER_TOKENIZERS = ("vocab.txt", "vocab.json", "spiece.model", "spm.model", "sentencepiece.bpe.model")
+_SPARE_ROWS = 1024  # of a table beyond its tokenizer, as published models round their number up
 _BY_TOKEN = (EMBEDDING, DECODER, "decoder.bias")  # a row for each token, whatever the architecture
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,34 @@ class Source:
             return plain_weights(self.checkpoint)
         return open_composer(self.folder).weights() if self.folder.is_file() else load_weights(self.folder, self.model)
 
+    @cached_property
+    def shapes(self) -> Shapes:
+        """Shapes of the weights, each of which is read once.
+
+        Raises:
+            DataError: see `weights`; or a number of them is not finite.
+        """
+        shapes = {}
+        for name, tensor in self.weights().items():
+            if not tensor.isfinite().all():
+                raise DataError(
+                    f"{self.folder}: {name} holds numbers that are not finite, so every output would be NaN. Restore "
+                    "it from a copy, or name another model."
+                )
+            shapes[name] = tuple(tensor.shape)
+        return shapes
+
+    @property
+    def modules(self) -> set[str]:
+        """First parts of the names of the weights: model, and each head that is there."""
+        return {module_of(name) for name in self.shapes}
+
+    @property
+    def missing(self) -> list[str]:
+        """Modules that predicting tokens needs, and that are not there."""
+        needed = {module_of(name) for name in shapes_of(self.model, MaskedLmConfig())} | {"decoder"}
+        return sorted((needed & {*MASKED_LM}) - self.modules)
+
     @contextmanager
     def tokenizer_folder(self) -> Iterator[Path]:
         """The folder of the tokenizer, there as long as the block runs.
@@ -122,6 +155,15 @@ class Source:
                     (Path(folder) / name).write_text(text, encoding="utf-8")
                 yield Path(folder)
 
+    def vocabulary(self) -> Vocabulary:
+        """Read the ids of the tokenizer, by the roles of its special tokens.
+
+        Raises:
+            DataError: see `tokenizer_folder`; or a role has no token.
+        """
+        with self.tokenizer_folder() as folder:
+            return read_vocabulary(folder)
+
 
 @dataclass(frozen=True)
 class Untrained(Source):
@@ -135,62 +177,71 @@ class Untrained(Source):
         return dict(encoder.named_parameters())
 
 
-def untrained(source: Source, seed: int) -> Untrained:
-    """The same architecture and tokenizer without anything learned."""
-    kept = {each.name: getattr(source, each.name) for each in fields(source)}
-    return Untrained(**kept | {"objective": None}, seed=seed)
+def open_model(name: str | Path, *, runs_folder: str | None = None, untrained: int | None = None) -> Source:
+    """Open a model, for whatever it is needed.
 
-
-def open_source(name: str | Path) -> Source:
-    """Find weights.
+    Its tensors are read once, to find damage before anything is made, and again on access.
 
     Args:
-        name: the folder of a run (its newest whole checkpoint counts), of a checkpoint, or of a Hugging Face model; the
-            id of one on the hub; or a checkpoint file of Composer, as AnswerDotAI's training code writes them.
+        name: the folder of a run (its newest whole checkpoint counts), of a checkpoint, of a Hugging Face model with or
+            without a head, an export or a model of sentence-transformers; the id of one on the hub; or a checkpoint
+            file of Composer, as AnswerDotAI's training code writes them.
+        runs_folder: see `look_up`.
+        untrained: the seed of new weights, for the same architecture and tokenizer without anything learned.
 
     Raises:
-        DataError: there is no such model, or its files are damaged or describe another architecture.
+        DataError: there is no such model, its files are damaged or describe another architecture, a weight is not
+            finite, or its tokenizer has more entries than its table rows.
         StorageError: the run has no checkpoint, or the checkpoint is damaged.
     """
-    check_named(name)
-    folder = Path(name)
-    if (folder / MANIFEST).is_file():
-        return source_of(verify(folder))
-    if (folder / CONFIG_YAML).is_file():
-        found, passed_over = newest_valid(folder / "checkpoints")
-        if found is None:
-            raise StorageError(f"{folder}: a run without a checkpoint. Train it first, or name another.")
-        tell_choice(found, passed_over)
-        return source_of(found)
-    if folder.is_file():
-        return _from_composer(open_composer(folder))
-    folder = model_folder(local_model(str(name)))
-    said = read_folder(folder)
-    return Source(folder, None, said.model, said.order, said.max_tokens, *_tokenizer_in(folder), said.objective)
+    found = look_up(name, runs_folder)
+    if found.kind == "checkpoint":
+        source = source_of(verify(found.path))
+    elif found.kind == "run":
+        newest, passed_over = newest_valid(found.path / "checkpoints")
+        if newest is None:
+            raise StorageError(f"{found.path}: a run without a checkpoint. Train it first, or name another.")
+        tell_choice(newest, passed_over)
+        source = source_of(newest)
+    elif found.kind == "file":
+        file = open_composer(found.path)
+        text = file.tokenizer_files.get(TOKENIZER)
+        tokenizer = (None, hashlib.sha256(text.encode()).hexdigest()) if text else _tokenizer_in(file.path.parent)
+        source = Source(file.path, None, file.model, "all", file.max_tokens, *tokenizer)
+    else:
+        folder = fetched(found) if found.kind == "hub" else found.path
+        said = read_folder(folder)
+        source = Source(folder, None, said.model, said.order, said.max_tokens, *_tokenizer_in(folder), said.objective)
+    if source.checkpoint is None and source.tokenizer_sha256 is not None:
+        _check_table(source)
+    if untrained is None:
+        _ = source.shapes  # reads every weight
+        return source
+    kept = {each.name: getattr(source, each.name) for each in fields(source)}
+    return Untrained(**kept | {"objective": None}, seed=untrained)
 
 
-def _from_composer(file: ComposerFile) -> Source:
-    text = file.tokenizer_files.get(TOKENIZER)
-    tokenizer = (None, hashlib.sha256(text.encode()).hexdigest()) if text else _tokenizer_in(file.path.parent)
-    return Source(file.path, None, file.model, "all", file.max_tokens, *tokenizer)
+def _check_table(source: Source) -> None:
+    """Compare the rows of a table with the entries of the tokenizer beside it; more rows are named, fewer refused."""
+    with source.tokenizer_folder() as folder:
+        entries = max(token_ids(folder).values(), default=-1) + 1
+    rows = source.model.vocab_size
+    text = f"{source.folder}: its table has {rows:,} rows, and the tokenizer beside it {entries:,} entries"
+    if entries > rows:
+        raise DataError(f"{text}. Put the tokenizer there that the model was trained with.")
+    if rows - entries > _SPARE_ROWS:
+        warn(f"{text}; {rows - entries:,} rows are never read. Is it the tokenizer that the model was trained with?")
 
 
 def _tokenizer_in(folder: Path) -> tuple[Path | None, str | None]:
     return (folder, tokenizer_sha256(folder)) if (folder / TOKENIZER).is_file() else (None, None)
 
 
-def last_phase(found: Checkpoint) -> PhaseConfig:
-    """The phase of the last step before a checkpoint. Its tokens do not tell: the last batch passes the phase's end."""
-    return found.config.phases[found.state.phase]
-
-
 def source_of(found: Checkpoint) -> Source:
     """A checkpoint as a source of weights."""
-    now = found.config.in_phase[found.state.phase]
-    max_tokens = now.objective.max_tokens or last_phase(found).row_tokens
-    sha256 = found.state.data["tokenizer"]
-    tokenizer = tokenizer_of(found.folder, now.data.tokenizer, sha256)
-    return Source(found.folder, found, now.model, now.objective.order, max_tokens, tokenizer, sha256, now.objective)
+    said, sha256 = described_by(found.config, found.state), found.state.data["tokenizer"]
+    tokenizer = tokenizer_of(found.folder, found.config.in_phase[found.state.phase].data.tokenizer, sha256)
+    return Source(found.folder, found, said.model, said.order, said.max_tokens, tokenizer, sha256, said.objective)
 
 
 def plain_weights(found: Checkpoint) -> dict[str, Tensor]:
@@ -308,14 +359,13 @@ def find_origin(config: RunConfig) -> Origin | None:
 
     Raises:
         ConfigError: the architecture or the tokenizer is not the run's; names both values.
-        DataError, StorageError: see `open_source` and `Source.weights`.
+        DataError, StorageError: see `open_model` and `Source.weights`.
     """
     weights = config.weights
     if not weights.named:
         return None
     key, name = next(iter(weights.named.items()))
-    check_named(name, config.runs_folder)
-    source, model = open_source(name), config.model
+    source, model = open_model(name, runs_folder=config.runs_folder), config.model
     if weights.vocabulary != "same":
         model = _with_rows_of(source, model)
     source = read_as(source, model)
@@ -330,13 +380,12 @@ def find_origin(config: RunConfig) -> Origin | None:
         check_same_tokenizer(source, config.data.tokenizer, f"weights.{key}={name}")
     else:
         rows = _rows(source, config)
-    # read once for nothing but the names, so that damage is told before anything is made
     shapes = shapes_of(config.model, config.objective)
     here = {module_of(each) for each in shapes}
-    found = _as_here(source.weights(), here)
+    found = _as_here(source.shapes, here)
     there = {module_of(each) for each in found}
     if (matrix := f"{TOKEN_PROJECTION}.weight") in found.keys() & shapes.keys():
-        _check_token_vectors(len(found[matrix]), shapes[matrix][0], f"weights.{key}={name}")
+        _check_token_vectors(found[matrix][0], shapes[matrix][0], f"weights.{key}={name}")
     if key == "grow_from":
         needs_predictions(there, f"weights.{key}={name}")
     if key != "init_from":
@@ -354,11 +403,11 @@ def find_origin(config: RunConfig) -> Origin | None:
     )
 
 
-def _as_here(weights: dict[str, Tensor], here: Collection[str]) -> dict[str, Tensor]:
-    """Weights by the names of a run with these modules: the dense matrix before the two classes of a pair is what the
-    class of a text is told through, as in BERT and ALBERT, where they are one module."""
+def _as_here(weights: Mapping[str, _T], here: Collection[str]) -> dict[str, _T]:
+    """Weights, or their shapes, by the names of a run with these modules: in BERT and ALBERT the dense matrix
+    before the two classes of a pair, and that before the class of a text, are one module."""
     if POOLER not in here:
-        return weights
+        return {**weights}
     begin = f"{PAIR_HEAD}.dense."
     renamed = {name: f"{POOLER}.dense.{name.removeprefix(begin)}" for name in weights if name.startswith(begin)}
     return {renamed.get(name, name): tensor for name, tensor in weights.items()}

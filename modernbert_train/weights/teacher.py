@@ -22,13 +22,12 @@ from modernbert_train.config.knob import facts_of
 from modernbert_train.config.schema import ComputeConfig, MaskedLmConfig, ModelConfig, ObjectiveConfig, PhaseConfig
 from modernbert_train.data.fingerprint import TEACHER, TEACHER_CONFIG
 from modernbert_train.errors import ConfigError
-from modernbert_train.models.build import build_model, shapes_of
+from modernbert_train.models.build import build_model
 from modernbert_train.models.distilled import Distilled, Teacher
 from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.models.init import module_of
 from modernbert_train.weights.formats.tensors import DECODER, MASKED_LM
-from modernbert_train.weights.named_source import check_named
-from modernbert_train.weights.source import Source, check_same_tokenizer, open_source
+from modernbert_train.weights.source import Source, check_same_tokenizer, open_model
 
 
 @dataclass(frozen=True)
@@ -117,18 +116,17 @@ def find_teacher(
     Args:
         objective, model, phases: of the run.
         tokenizer: data.tokenizer.
-        runs_folder: see `check_named`.
+        runs_folder: see `look_up`.
 
     Raises:
         ConfigError: of another tokenizer, vocabulary or width, without predictions, or for shorter texts.
-        DataError, StorageError: see `open_source` and `Source.weights`.
+        DataError, StorageError: see `open_model` and `Source.weights`.
     """
     if objective.named_teacher is None:
         return None
     objective = cast(DistillConfig, objective)
     key = f"objective.teacher={objective.teacher}"
-    check_named(objective.teacher, runs_folder)
-    source = open_source(objective.teacher)
+    source = open_model(objective.teacher, runs_folder=runs_folder)
     there, width = source.model, objective.teacher_width or model.hidden_size
     check_same_tokenizer(source, tokenizer, key)
     if source.order == "causal":
@@ -143,12 +141,10 @@ def find_teacher(
     longest, most = max(phase.row_tokens for phase in phases), there.max_positions
     if most is not None and most < longest:
         raise ConfigError(f"{key}: has {most} positions, and rows are {longest} tokens long. Shorten row_tokens.")
-    weights = source.weights()
     if objective.kl_weight:
-        needed = {module_of(name) for name in shapes_of(there, MaskedLmConfig())} | {"decoder"}
-        if missing := (needed & {*MASKED_LM}) - {module_of(name) for name in weights}:
+        if source.missing:
             raise ConfigError(
-                f"{key}: has no {', '.join(sorted(missing))}, so it predicts no tokens. Set objective.kl_weight=0, or "
+                f"{key}: has no {', '.join(source.missing)}, so it predicts no tokens. Set objective.kl_weight=0, or "
                 "name a model that does."
             )
         if there.vocab_size != model.vocab_size:
@@ -156,7 +152,7 @@ def find_teacher(
                 f"{key}: predicts {there.vocab_size} tokens, and model.vocab_size={model.vocab_size}. Set that "
                 "to the same number, or objective.kl_weight=0."
             )
-    return FoundTeacher(source, _hash(_used(weights, objective)), objective)
+    return FoundTeacher(source, _hash(_used(source.weights(), objective)), objective)
 
 
 def _used(weights: Mapping[str, Tensor], objective: DistillConfig) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ import pytest
 from modernbert_train.__main__ import main
 from modernbert_train.config.schema import VARIANTS
 from modernbert_train.errors import PluginError
-from modernbert_train.weights.source import open_source
+from modernbert_train.weights.source import open_model
 from tests.conftest import TinyRun
 from tests.train.faulty import Killed, at_fault
 from tests.train.test_run import records
@@ -118,7 +118,7 @@ def test_a_plugin_that_is_gone_is_named_and_no_checkpoint_is_called_damaged(
         )
     del VARIANTS["optim"]["heavy"]
     with pytest.raises(PluginError, match="heavy_ball"):
-        open_source(tmp_path / "runs/tiny")
+        open_model(tmp_path / "runs/tiny")
 
 
 @pytest.mark.runs

@@ -16,7 +16,6 @@ from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import BertConfig, ComputeConfig, DistillConfig, MaskedLmConfig
 from modernbert_train.models.build import build_model
 from modernbert_train.models.distilled import TOKENS, Distilled, Teacher
-from modernbert_train.plan import teacher as of_plan
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import Spans, flops_per_token, mean_spans
 from modernbert_train.plan.make import make_plan
@@ -86,7 +85,7 @@ def test_the_flops_of_a_step_are_those_that_torch_counts(monkeypatch: pytest.Mon
         BertConfig(**size, hidden_size=32, num_layers=2),
         BertConfig(**size, hidden_size=64, num_layers=4),
     )
-    monkeypatch.setattr(of_plan, "_read", lambda name: teacher)
+    monkeypatch.setattr("modernbert_train.weights.names.architecture_of", lambda name: teacher)
     objective, lengths, predicted = DistillConfig(teacher="x", teacher_width=64, mse_weight=0.5), [33, 7, 100], 40
     tokens, batch = sum(lengths), make_batch(lengths, predicted)
     counts = {"mlm": predicted, "kl": predicted, "cosine": tokens, "mse": tokens}
@@ -110,7 +109,7 @@ def test_the_flops_of_a_step_are_those_that_torch_counts(monkeypatch: pytest.Mon
 def test_the_memory_of_its_states_is_what_they_take(monkeypatch: pytest.MonkeyPatch, bf16: bool) -> None:
     """By the allocator's record of its forward pass, with the kernel that GPUs use."""
     use_kernel(monkeypatch, lambda q, k, v, layout, window: _Attend.apply(q, k, v))
-    monkeypatch.setattr(of_plan, "_read", lambda name: SMALL)
+    monkeypatch.setattr("modernbert_train.weights.names.architecture_of", lambda name: SMALL)
     objective, batch = DistillConfig(teacher="x", kl_weight=0.0), make_batch([512] * 4, 8)
     teacher = Teacher(build_model(SMALL, MaskedLmConfig()), bf16=bf16)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record, autocast(bf16):

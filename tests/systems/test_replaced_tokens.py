@@ -23,7 +23,7 @@ from modernbert_train.models.init import initialize
 from modernbert_train.models.replaced import ForReplacedAndMasked, ForReplacedTokens
 from modernbert_train.weights.gather import load_weights
 from modernbert_train.weights.hf_folder import load_weights as load_folder
-from modernbert_train.weights.source import open_source
+from modernbert_train.weights.source import open_model
 from tests.conftest import TinyRun
 from tests.systems.test_exactness import assert_equal_runs, killed_and_gone_on, launch, weights
 from tests.systems.test_matrix import system
@@ -93,9 +93,9 @@ def test_both_parts_compute_the_same_in_transformers(
                 torch.testing.assert_close(logits.softmax(-1)[:, 1], told_T[start:end].sigmoid(), atol=1e-6, rtol=0)
                 logits = logits[:, 1]
             torch.testing.assert_close(logits, told_T[start:end], atol=1e-5, rtol=0)
-    assert not (load_folder(run / "hf").keys() - open_source(run).weights().keys())
+    assert not (load_folder(run / "hf").keys() - open_model(run).weights().keys())
     again = load_folder(run / "hf")
-    assert all(torch.equal(tensor, again[name]) for name, tensor in open_source(run).weights().items())
+    assert all(torch.equal(tensor, again[name]) for name, tensor in open_model(run).weights().items())
 
     done = main(["export", str(run), "--generator"])
     if encoder == "modernbert" and sharing == "embeddings":
@@ -178,7 +178,7 @@ def test_a_deberta_v3_is_exported_as_the_released_one(
             torch.testing.assert_close(twin.eval()(**own)[0][0], hidden_TD[start:end], atol=1e-5, rtol=0)
             torch.testing.assert_close(generator(**own).logits[0], predicted_TV[start:end], atol=1e-5, rtol=0)
     again = load_folder(run / "hf")
-    assert all(torch.equal(tensor, again[name]) for name, tensor in open_source(run).weights().items())
+    assert all(torch.equal(tensor, again[name]) for name, tensor in open_model(run).weights().items())
 
 
 @pytest.mark.runs
@@ -264,7 +264,7 @@ def test_weights_pass_from_one_objective_to_another(tiny_run: TinyRun, tmp_path:
     still = ("phases.short.lr_ratio=1e-9", "optim.weight_decay=0")
     named = (f"weights.init_from={tmp_path / 'runs/first'}", "name=second")
     assert main(["train", *system(tiny_run(*rtd, *still, *named), "bert", "rtd")]) == 0
-    second = open_source(tmp_path / "runs/second").weights()
+    second = open_model(tmp_path / "runs/second").weights()
     assert {name.partition(".")[0] for name in second} == {"model", "token_head"}
     for name, tensor in second.items():
         if name.startswith("model."):

@@ -18,7 +18,7 @@ from modernbert_train.clock import Clock
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.train.adapters import ComposerObjective
 from modernbert_train.train.step import Loop
-from modernbert_train.weights.source import Origin, open_source
+from modernbert_train.weights.source import Origin, open_model
 from tests.conftest import TinyRun
 
 LONG = "phases.long.model.local_rope_theta=40_000"
@@ -63,7 +63,7 @@ def test_export_and_a_later_run_take_the_base_of_the_last_phase(tiny_run: TinyRu
     assert written["local_rope_theta"] == 40_000
     assert written["rope_parameters"]["sliding_attention"]["rope_theta"] == 40_000
     for place in ("runs/tiny", "runs/tiny/hf"):
-        source = open_source(tmp_path / place)
+        source = open_model(tmp_path / place)
         assert source.model.local_rope_theta == 40_000
         assert "local RoPE base 40,000 there, 10,000 here" in Origin(source, read_run(tiny_run())).describe()
         kept = read_run(tiny_run("phases.short.model.local_rope_theta=40_000"))

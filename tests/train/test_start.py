@@ -142,7 +142,7 @@ def test_a_checkpoint_of_the_run_wins_and_the_origin_is_no_longer_needed(
     ("case", "code", "message"),
     [
         ("window", 78, r"model\.local_attention=32 here, 16 there"),
-        ("vocabulary", 78, r"model\.vocab_size=512 here, 576 there"),
+        ("vocabulary", 78, r"model\.vocab_size=576 here, 512 there"),
         ("tokenizer", 78, r"tokens differ, as .*: id \S+ there, \S+ here"),
         ("model_type", 65, r"config\.json: model_type='bert'"),
         ("truncated", 65, r"model\.safetensors: cannot be read"),
@@ -166,7 +166,7 @@ def test_a_start_that_does_not_fit_is_refused_before_anything_is_built(
     if case == "window":
         words += ["model.local_attention=32"]
     elif case == "vocabulary":
-        edit(source / "config.json", vocab_size=576)
+        words += ["model.vocab_size=576"]
     elif case == "tokenizer":
         other = make_tokenizer(tmp_path / "other", make_texts(40, seed=5))
         shutil.copyfile(other / "tokenizer.json", source / "tokenizer.json")

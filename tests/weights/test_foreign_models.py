@@ -23,6 +23,7 @@ from modernbert_train.__main__ import main
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import read_vocabulary, role_tokens
 from modernbert_train.weights.hf_folder import load_weights
+from modernbert_train.weights.source import open_model
 from tests.conftest import TinyRun
 from tests.weights.test_other_models import run_of
 
@@ -340,3 +341,50 @@ def test_any_encoder_is_shrunk_and_teaches_without_a_head(
     assert main(["train", *words, "name=taught", "objective=" + teaches % 0]) == 0
     assert main(["train", *words, "name=not", "objective=" + teaches % 1]) == 78
     assert "so it predicts no tokens. Set objective.kl_weight=0" in capsys.readouterr().err
+
+
+def test_weights_that_are_not_finite_are_found_when_the_model_is_opened(tmp_path: Path) -> None:
+    """Before texts are read, a run is made or a teacher is asked."""
+    folder = saved(transformers.BertModel, tmp_path / "model")
+    stored = load_file(folder / "model.safetensors")
+    stored["encoder.layer.1.output.dense.bias"][3] = float("nan")
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(DataError, match=r"model\.layers\.1\.mlp\.Wo\.bias holds numbers that are not finite"):
+        open_model(folder)
+
+
+def test_a_table_is_compared_with_the_tokenizer_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With fewer rows a token has none; published models have some more, and many more are of another tokenizer."""
+    folder = saved(transformers.BertModel, tmp_path / "model")
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    added = {**content["added_tokens"][0], "id": len(content["model"]["vocab"]), "content": "[NEW]"}
+    path.write_text(json.dumps(content | {"added_tokens": [*content["added_tokens"], added]}))
+    with pytest.raises(DataError, match=r"its table has 320 rows, and the tokenizer beside it 321 entries"):
+        open_model(folder)
+    path.write_text(json.dumps(content))
+    open_model(folder)
+    assert capsys.readouterr().err == ""
+    torch.manual_seed(3)
+    kind = transformers.BertModel
+    kind(kind.config_class(vocab_size=4000, **SIZE)).save_pretrained(folder)
+    open_model(folder)
+    assert "its table has 4,000 rows, and the tokenizer beside it 320 entries; 3,680" in capsys.readouterr().err
+
+
+def test_a_mask_is_filled_whatever_it_is_called(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kind, names, settings = FOREIGN["roberta"]
+    folder = saved(kind, tmp_path / "model", names, **settings)
+    capsys.readouterr()
+    assert main(["fill", str(folder), "the quick [MASK] fox", "the quick <mask> fox"]) == 0
+    ours, theirs = capsys.readouterr().out.strip().split("\n")[1::2]
+    assert ours == theirs
+
+
+def test_an_untrained_twin_has_new_weights_of_the_same_shapes(tmp_path: Path) -> None:
+    folder = saved(transformers.BertModel, tmp_path / "model")
+    model, twin = open_model(folder), open_model(folder, untrained=3)
+    names = {name for name in model.shapes if name.startswith("model.")}
+    assert {name: twin.shapes[name] for name in names} == {name: model.shapes[name] for name in names}
+    table = "model.embeddings.tok_embeddings.weight"
+    assert not torch.equal(twin.weights()[table], model.weights()[table])

@@ -20,7 +20,7 @@ from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.composer_file import _from_flexbert
 from modernbert_train.weights.formats.modernbert import architecture, describe
 from modernbert_train.weights.hf_folder import load_weights
-from modernbert_train.weights.source import open_source
+from modernbert_train.weights.source import open_model
 from tests.conftest import TinyRun
 from tests.weights.conftest import CONFIG, edit
 
@@ -54,7 +54,7 @@ def test_so_does_whatever_starts_from_the_folder(
     """weights.init_from and weights.grow_from; `average` and `export` open models by the same function."""
     (exported / "config.json").write_text(NO_CONFIGS[case])
     with pytest.raises(DataError) as refused:
-        open_source(exported)
+        open_model(exported)
     assert str(refused.value).startswith(f"{exported}/config.json: ")
     for key in ("init_from", "grow_from"):
         assert main(["train", *tiny_run(f"weights.{key}={exported}")]) == 65
@@ -149,7 +149,7 @@ def test_a_damaged_configuration_is_read_or_refused(exported: Path) -> None:
             damaged[draw.randrange(len(damaged))] = draw.randrange(256)
         path.write_bytes(damaged)
         try:
-            open_source(exported)
+            open_model(exported)
             outcomes.add("read")
         except DataError:
             outcomes.add("refused")

@@ -16,7 +16,7 @@ from modernbert_train.core.own_files import require_own_files
 from modernbert_train.errors import DataError
 from modernbert_train.weights.export import export_source
 from modernbert_train.weights.hf_folder import load_weights
-from modernbert_train.weights.source import open_source
+from modernbert_train.weights.source import open_model
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "special_tokens_map.json"])
@@ -27,7 +27,7 @@ def test_a_model_folder_has_no_links_to_elsewhere(
     shutil.move(exported / name, tmp_path / name)
     (exported / name).symlink_to(tmp_path / name)
     with pytest.raises(DataError, match="outside its folder"):
-        open_source(exported)
+        open_model(exported)
     with pytest.raises(DataError, match="outside its folder"):
         load_weights(exported)
     assert main(["fill", str(exported), "a [MASK]"]) == 65
@@ -36,7 +36,7 @@ def test_a_model_folder_has_no_links_to_elsewhere(
 
 def test_an_export_publishes_no_file_that_a_tokenizer_folder_links_to(exported: Path, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("secret")
-    source = open_source(exported)
+    source = open_model(exported)
     (exported / "special_tokens_map.json").symlink_to(tmp_path / "key")
     with pytest.raises(DataError, match="outside its folder"):
         export_source(source, tmp_path / "out")
@@ -51,7 +51,7 @@ def test_the_cache_of_the_hub_is_one_folder(exported: Path, tmp_path: Path) -> N
     for number, path in enumerate(sorted(exported.iterdir())):
         shutil.copy(path, blobs / str(number))
         (snapshot / path.name).symlink_to(f"../../blobs/{number}")
-    assert open_source(snapshot).folder == snapshot
+    assert open_model(snapshot).folder == snapshot
     assert load_weights(snapshot).keys() == load_weights(exported).keys()
     (snapshot / "own.json").symlink_to("../../../hf/config.json")
     with pytest.raises(DataError, match="outside its folder"):

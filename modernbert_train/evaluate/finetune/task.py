@@ -39,7 +39,7 @@ class Named(NamedTuple):
     """A model as a command line has it.
 
     Attributes:
-        source: see `weights.source.open_source`.
+        source: see `weights.source.open_model`.
         baseline: FROZEN, UNTRAINED, both or none, in this order.
     """
 

@@ -114,7 +114,7 @@ def open_reranker(name: str, config: MeasureConfig) -> CrossEncoder:
 
     Raises:
         ConfigError: it scores none, tells more than two classes, or reads fewer tokens than are asked for.
-        DataError, StorageError: see `open_source`.
+        DataError, StorageError: see `open_model`.
     """
     from sentence_transformers import CrossEncoder
 

@@ -56,7 +56,7 @@ from modernbert_train.evaluate.retrieval.sentence_model import (
     open_sentence_model,
     save,
 )
-from modernbert_train.weights.named_source import check_named
+from modernbert_train.weights.names import look_up
 
 if TYPE_CHECKING:
     from modernbert_train.evaluate.retrieval.sentence_model import Model
@@ -190,7 +190,7 @@ def _check_model(model: str, config: EvaluateConfig) -> None:
     if is_sentence_model(model):
         check_sentence_model(model, config)
     else:
-        check_named(encoder_named(model).source, config.runs_folder)
+        look_up(encoder_named(model).source, config.runs_folder)
 
 
 def _naming(model: str) -> str:

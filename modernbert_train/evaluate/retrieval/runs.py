@@ -97,7 +97,7 @@ def exported_encoder(model: str, seed: int = SEED) -> Iterator[Path]:
 
     Raises:
         ConfigError: it sees one side of a text alone.
-        DataError, StorageError: see `open_source`.
+        DataError, StorageError: see `open_model`.
     """
     from modernbert_train.weights.export import export_source
 
@@ -107,19 +107,19 @@ def exported_encoder(model: str, seed: int = SEED) -> Iterator[Path]:
 
 
 def encoder_source(model: str, seed: int = SEED) -> Source:
-    """Find the weights of an encoder; see `open_source`. `untrained:` draws new ones by the seed, as `finetune` does.
+    """Find the weights of an encoder; see `open_model`. `untrained:` draws new ones by the seed, as `finetune` does.
 
     Raises:
         ConfigError: it sees one side of a text alone.
-        DataError, StorageError: see `open_source`.
+        DataError, StorageError: see `open_model`.
     """
-    from modernbert_train.weights.source import open_source, untrained
+    from modernbert_train.weights.source import open_model
 
     named = encoder_named(model)
-    source = open_source(named.source)
+    source = open_model(named.source, untrained=seed if named.baseline else None)
     if source.order == "causal":
         raise ConfigError(f"--model={model}: a decoder, whose states know nothing of the words after. Name an encoder.")
-    return untrained(source, seed) if named.baseline else source
+    return source
 
 
 def in_words(name: str, figures: dict[str, dict[str, float]], metrics: Sequence[str], result: Path | None) -> str:

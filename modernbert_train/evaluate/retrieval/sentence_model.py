@@ -98,12 +98,12 @@ def open_sentence_model(name: str, config: EvaluateConfig) -> Model:
     """Open a model for vectors of texts, in fp32.
 
     Args:
-        name: see `open_source`; or a folder of sentence-transformers.
+        name: see `open_model`; or a folder of sentence-transformers.
         config: pooling, prompts, lengths and the device.
 
     Raises:
         ConfigError: it asks for more tokens than the model was trained on, or for a GPU that is not there.
-        DataError, StorageError: see `open_source`; or the library cannot open the folder.
+        DataError, StorageError: see `open_model`; or the library cannot open the folder.
     """
     from transformers.utils.logging import disable_progress_bar
 

@@ -22,9 +22,7 @@ from modernbert_train.evaluate.suite.efficiency import measure_all
 from modernbert_train.evaluate.suite.plan import Plan, choices_of, read_suite
 from modernbert_train.evaluate.suite.submission import FOLDER, submit
 from modernbert_train.evaluate.suite.table import PICTURE, as_markdown, make_table, write_suite
-from modernbert_train.weights.formats import read_folder
-from modernbert_train.weights.formats.config_json import CONFIG_JSON
-from modernbert_train.weights.named_source import check_named
+from modernbert_train.weights.names import look_up
 
 
 def evaluate_suite(
@@ -83,7 +81,7 @@ def finetune_many(
     if len(suite.tasks) < len(tasks):
         raise ConfigError(f"{' '.join(tasks)}: two of them have one name. Name each once, or rename a file.")
     for model in models:
-        check_named(named_model(model).source)
+        look_up(named_model(model).source)
     _run(Plan(suite, Path(), list(dict.fromkeys(models)), seeds, out, overrides), out, jobs, retry)
 
 
@@ -120,8 +118,8 @@ def _run(plan: Plan, out: Path, jobs: int | None, retry: bool) -> None:
 
 
 def _check_encoder(source: str) -> None:
-    check_named(source)
-    if (Path(source) / CONFIG_JSON).is_file() and read_folder(Path(source)).order == "causal":
+    said = look_up(source).described()
+    if said is not None and said.order == "causal":
         raise ConfigError(
             f"{source}: a decoder, whose states know nothing of the words after. Name an encoder, or make one of it as "
             "yamls/recipes/adapt-decoder.yaml does."

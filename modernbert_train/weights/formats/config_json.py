@@ -57,12 +57,6 @@ def read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def model_folder(folder: Path) -> Path:
-    """Return the folder of the model within one of sentence-transformers' old layout; any other as it is."""
-    inner = folder / "0_Transformer"
-    return inner if not (folder / CONFIG_JSON).exists() and (inner / CONFIG_JSON).exists() else folder
-
-
 def number_under(
     raw: dict[str, Any], key: str, default: float, where: str, *, least: float | None = None, most: float = MOST_WIDTH
 ) -> float:

@@ -35,7 +35,7 @@ from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.formats.classifiers import classifier_format
 from modernbert_train.weights.formats.config_json import CONFIG_JSON
 from modernbert_train.weights.hf_folder import export, load_weights
-from modernbert_train.weights.source import open_source
+from modernbert_train.weights.source import open_model
 from tests.evaluate.finetune.conftest import BERT, CONFIGS, GEMMA, LLAMA, LLAMAS, MODERNBERT
 
 LABELS = ("no", "yes", "perhaps")
@@ -146,7 +146,7 @@ def test_packed_pairs_have_the_logits_of_transformers_one_by_one(
     weights = load_weights(folder)  # and back
     assert {*weights} == {*model.state_dict()}
     assert all(torch.equal(weights[key], tensor) for key, tensor in model.state_dict().items())
-    source = open_source(folder)
+    source = open_model(folder)
     there = replace(objective, segments=1, labels=objective.labels or ("score",))  # a config.json says no more
     assert source.objective == there
 
@@ -172,7 +172,7 @@ def test_tags_of_words_have_the_logits_of_transformers(name: str, tokenizer: Pat
             logits = theirs.eval()(**reader(texts[number][0], return_tensors="pt")).logits[0, 1:-1]
             alone.append(logits[[n for n, label in enumerate(labels[number]) if label >= 0]])
     torch.testing.assert_close(ours, torch.cat(alone), atol=1e-5, rtol=1e-5)
-    assert open_source(folder).objective == objective
+    assert open_model(folder).objective == objective
 
 
 def loss_of(logits: Tensor, labels: Tensor, kind: str) -> Tensor:
@@ -285,7 +285,7 @@ def test_what_transformers_cannot_say_is_refused_with_a_reason(tokenizer: Path, 
     for change in ({"id2label": {"0": "a", "2": "b"}}, {"problem_type": "ranking"}, {"model_type": "bert"}):
         (folder / CONFIG_JSON).write_text(json.dumps(raw | change))
         with pytest.raises(DataError, match="|".join(map(str, change))):
-            open_source(folder)
+            open_model(folder)
 
 
 def test_classes_of_a_decoders_shape_that_transformers_has_not(tokenizer: Path, tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_classes_of_a_decoders_shape_that_transformers_has_not(tokenizer: Path, 
     raw = json.loads((folder / CONFIG_JSON).read_text())
     (folder / CONFIG_JSON).write_text(json.dumps(raw | {"is_causal": True}))
     with pytest.raises(DataError, match="Qwen3ForTokenClassification in causal order"):
-        open_source(folder)
+        open_model(folder)
 
 
 @pytest.mark.runs

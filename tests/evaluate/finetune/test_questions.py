@@ -16,7 +16,7 @@ from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.formats.classifiers import classifier_format
 from modernbert_train.weights.hf_folder import load_weights
-from modernbert_train.weights.source import open_source
+from modernbert_train.weights.source import open_model
 from tests.evaluate.finetune.conftest import CONFIGS
 from tests.evaluate.finetune.test_classifiers import PAIRS, encoded, exported, made, packed
 
@@ -60,7 +60,7 @@ def test_spans_in_packed_windows_have_the_logits_and_the_loss_of_transformers(
     weights = load_weights(folder)  # and back
     assert {*weights} == {*model.state_dict()}
     assert all(torch.equal(weights[key], tensor) for key, tensor in model.state_dict().items())
-    assert open_source(folder).objective == replace(objective, segments=1)  # a config.json says no more
+    assert open_model(folder).objective == replace(objective, segments=1)  # a config.json says no more
     assert count_parameters(CONFIGS[name], objective).total == sum(p.numel() for p in model.parameters())
 
 
@@ -104,7 +104,7 @@ def test_packed_choices_have_the_logits_and_the_loss_of_transformers(
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.classifier.parameters())
     weights = load_weights(folder)  # and back
     assert {*weights} == {*model.state_dict()}
-    assert open_source(folder).objective == replace(objective, segments=1)
+    assert open_model(folder).objective == replace(objective, segments=1)
     assert count_parameters(CONFIGS[name], objective).total == sum(p.numel() for p in model.parameters())
 
 

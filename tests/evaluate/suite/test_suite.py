@@ -19,6 +19,7 @@ from modernbert_train.__main__ import main
 from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.suite.efficiency import draw
 from modernbert_train.evaluate.suite.plan import Plan, read_suite
+from modernbert_train.weights.names import NamedModel
 from tests.evaluate.finetune import fake_runs
 from tests.evaluate.finetune.conftest import WriteTask
 
@@ -47,7 +48,7 @@ def write_suite(write_task: WriteTask, tmp_path: Path) -> WriteSuite:
 def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
     """Two models, and runs that take no time."""
     monkeypatch.setattr("modernbert_train.evaluate.suite.cells._command", fake_runs._command)
-    monkeypatch.setattr("modernbert_train.evaluate.suite.run.check_named", lambda source: None)
+    monkeypatch.setattr("modernbert_train.evaluate.suite.run.look_up", lambda source: NamedModel("file", Path(source)))
     made = [tmp_path / "one", tmp_path / "two"]
     for each in made:
         each.mkdir()

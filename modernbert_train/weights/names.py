@@ -1,0 +1,259 @@
+"""Look up a model by its name, as far as its name and its small files tell; without torch and without a network."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from modernbert_train.checkpoints.manifest import CONFIG_YAML, MANIFEST, STATE, newest_step, read_manifest
+from modernbert_train.checkpoints.run_folder import TOKENIZER_COPY
+from modernbert_train.checkpoints.saved_state import SavedState, read_state
+from modernbert_train.config.load import load_given, load_run
+from modernbert_train.config.schema import ModelConfig, RunConfig, WeightsConfig
+from modernbert_train.core.files import anything_as
+from modernbert_train.core.own_files import require_own_files
+from modernbert_train.core.read_json import read_json
+from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
+from modernbert_train.vocabulary import SPARE, TOKENIZER, token_ids, tokenizer_sha256
+from modernbert_train.weights.formats import read_folder
+from modernbert_train.weights.formats.config_json import CONFIG_JSON, Described
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_OLD_LAYOUT = "0_Transformer"  # folder of the model in old folders of sentence-transformers
+# keys that a run takes from the model it continues: with another RoPE base every distance would seem another
+_TAKEN = ("global_rope_theta", "local_rope_theta")
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A model by its name.
+
+    Attributes:
+        kind: a run, whose newest whole checkpoint counts; a checkpoint; a file of Composer; a folder with a
+            config.json; or a model of the hub.
+        path: of it; of a folder of sentence-transformers, that of the encoder in it; of the hub, the id.
+    """
+
+    kind: Literal["run", "checkpoint", "file", "folder", "hub"]
+    path: Path
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder with its small files: of a run the newest checkpoint; None where there is none on this disk."""
+        if self.kind == "run":
+            return newest_step(self.path)
+        if self.kind == "hub":
+            return _cached(self.path)
+        return None if self.kind == "file" else self.path
+
+    def described(self) -> Described | None:
+        """Return the architecture, as last trained, and what it reads; None where that takes torch or a network.
+
+        Raises:
+            OSError, ValueError, RunError: it is damaged.
+        """
+        if (folder := self.folder) is None:
+            return None
+        return described_by(*_saved(folder)) if (folder / MANIFEST).is_file() else read_folder(folder)
+
+    def tokenizer(self) -> Path | None:
+        """Return the folder of the tokenizer that it was trained with; None where that is not on this disk."""
+        folder = self.folder
+        with suppress(OSError, ValueError, KeyError, RunError):  # `open_model` says what is wrong
+            if folder is not None and (folder / MANIFEST).is_file():
+                then, state = _saved(folder)
+                folder = tokenizer_of(folder, then.data.tokenizer, state.data["tokenizer"])
+                return folder if tokenizer_sha256(folder) == state.data["tokenizer"] else None
+            return folder if folder is not None and (folder / TOKENIZER).is_file() else None
+        return None
+
+
+def look_up(name: str | Path, runs_folder: str | None = None) -> NamedModel:
+    """Find a model by its name, and refuse a name that cannot be one.
+
+    Args:
+        name: see `open_model`.
+        runs_folder: where the runs are: what is missing there is not asked of a hub, though its name would fit.
+
+    Raises:
+        DataError: there is no such model, or its config.json is damaged or of another architecture.
+        StorageError: a run without a checkpoint.
+    """
+    path = Path(name)
+    if (path / MANIFEST).is_file():
+        return NamedModel("checkpoint", path)
+    if (path / CONFIG_YAML).is_file():
+        if not any((path / "checkpoints").glob("step-*")):
+            raise StorageError(f"{path}: a run without a checkpoint. Train it first, or name another.")
+        return NamedModel("run", path)
+    if path.suffix == ".safetensors":
+        raise DataError(f"{path}: weights alone. Name the folder that holds them and their {CONFIG_JSON}.")
+    if path.suffix == ".pt" and not path.is_file():
+        raise DataError(f"{path}: no such file. Name a checkpoint of Composer, such as ep0-ba4000-rank0.pt.")
+    if path.is_file():
+        return NamedModel("file", path)
+    if path.is_dir():
+        path = _encoder_in(path)
+        read_folder(path)
+        return NamedModel("folder", path)
+    if runs_folder is not None and path.parent == Path(runs_folder) and path.parent.is_dir():
+        raise DataError(f"{path}: no such run. Name one of those in {runs_folder}, or another model.")
+    if not is_hub_id(name):
+        raise DataError(
+            f"{name}: no such folder, and not the owner/model of a hub. Name a folder with a {CONFIG_JSON}."
+        )
+    return NamedModel("hub", path)
+
+
+def is_hub_id(name: str | Path) -> bool:
+    """True if a name has the form owner/model."""
+    return bool(_HUB_ID.fullmatch(str(name)))
+
+
+def fetched(name: NamedModel) -> Path:
+    """Return the folder of a model of the hub; a model that was fetched once needs no network.
+
+    Raises:
+        DataError: the hub does not give it.
+    """
+    from huggingface_hub import snapshot_download
+
+    from modernbert_train.weights.hf_folder import EXPORTED_FILES, INDEX
+
+    names = [*sorted(EXPORTED_FILES), INDEX, "model-*.safetensors"]
+    names += [f"[0-9]_*/{each}" for each in names]  # the modules of sentence-transformers
+    remedy = "Name a folder, or fetch the model where there is a network."
+    with anything_as(DataError, f"{name.path}: no such folder here, and the hub does not give it", remedy):
+        return _encoder_in(Path(snapshot_download(str(name.path), allow_patterns=names)))
+
+
+def _cached(name: Path) -> Path | None:
+    """Return the folder of a model of the hub in this machine's cache; the hub is not asked."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(str(name), CONFIG_JSON)
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _encoder_in(folder: Path) -> Path:
+    """Return the folder of the encoder: of sentence-transformers' old layout, the one that its modules.json names."""
+    if (folder / CONFIG_JSON).exists():
+        return folder
+    inner: Any = _OLD_LAYOUT
+    require_own_files(folder)
+    with suppress(OSError, ValueError, TypeError, LookupError):
+        inner = read_json(folder / "modules.json")[0]["path"]
+    is_inside = isinstance(inner, str) and (folder / inner).resolve().is_relative_to(folder.resolve())
+    return folder / inner if is_inside and (folder / inner / CONFIG_JSON).exists() else folder
+
+
+def _saved(checkpoint: Path) -> tuple[RunConfig, SavedState]:
+    then = load_run([checkpoint / CONFIG_YAML])
+    return then, read_state(checkpoint / STATE, then, read_manifest(checkpoint).step)
+
+
+def described_by(config: RunConfig, state: SavedState) -> Described:
+    """Describe the model of a checkpoint, as in the phase of the last step before it.
+
+    Tokens alone do not tell the phase: the last batch passes its end.
+    """
+    now = config.in_phase[state.phase]
+    max_tokens = now.objective.max_tokens or config.phases[state.phase].row_tokens
+    return Described(now.model, max_tokens, now.objective.order, objective=now.objective)
+
+
+def tokenizer_of(checkpoint: Path, named: str, sha256: str) -> Path:
+    """Return the folder of a checkpoint's tokenizer: data.tokenizer, or the copy in its run if that is gone or another.
+
+    Args:
+        checkpoint: its folder.
+        named: data.tokenizer of its run.
+        sha256: of the tokenizer that it was trained with.
+    """
+    for folder in (Path(named), checkpoint.parent.parent / TOKENIZER_COPY):
+        with suppress(DataError):
+            if tokenizer_sha256(folder) == sha256:
+                return folder
+    return Path(named)
+
+
+@functools.cache
+def architecture_of(name: str) -> ModelConfig | None:
+    """Return the architecture of a named model; None where it cannot be told here."""
+    with suppress(OSError, ValueError, RunError):  # `open_model` says what is wrong
+        if (found := look_up(name).described()) is not None:
+            return found.model
+    return None
+
+
+def read_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunConfig:
+    """`load_run`, and the RoPE bases that it leaves open from the model that the run continues.
+
+    The bases are those that the model was last trained with. What a run has begun with it keeps: its folder is asked
+    first, since the model may be gone by then. A Composer file says nothing without torch; the first lines of a run
+    name what differs.
+
+    Raises:
+        ConfigError: see `load_run`.
+    """
+    config, given = load_given(files, overrides)
+    name = next(iter(config.weights.named.values()), None)
+    left = [key for key in _TAKEN if hasattr(config.model, key) and f"model.{key}" not in given]
+    if name is None or not left:
+        return config
+    model, saved = None, Path(config.folder) / CONFIG_YAML
+    with suppress(OSError, ValueError, RunError):  # `open_model` says what is wrong
+        model = load_run([saved]).model if saved.is_file() else architecture_of(name)
+    if not all(hasattr(model, key) for key in left):
+        return config
+    return replace(config, model=replace(config.model, **{key: getattr(model, key) for key in left}))
+
+
+def token_difference(there: Mapping[str, int], here: Mapping[str, int], among: Collection[str]) -> str | None:
+    """How many tokens have other ids in two vocabularies, with an example; None where none has."""
+    differing = [token for token in among if here.get(token) != there.get(token)]
+    if not differing:
+        return None
+    token = min(differing)
+    return f"{len(differing)} tokens differ, as {token!r}: id {there.get(token)} there, {here.get(token)} here"
+
+
+def check_vocabulary(weights: WeightsConfig, there: Path, here: str) -> None:
+    """Compare the tokenizer of the first weights with the run's, as weights.vocabulary asks.
+
+    Args:
+        weights: the run's section.
+        there: folder of the tokenizer of weights.init_from.
+        here: data.tokenizer.
+
+    Raises:
+        ConfigError: one that should be the same has another id somewhere, or one that should be extended lacks a token.
+        DataError: a tokenizer is missing or damaged.
+    """
+    (key, name), asked = next(iter(weights.named.items())), weights.vocabulary
+    own, old = token_ids(here), token_ids(there)
+    if asked == "same" and (difference := token_difference(old, own, own.keys() | old.keys())) is not None:
+        raise ConfigError(another_tokenizer(f"weights.{key}={name}", here, difference))
+    needed = [token for token in old if not token.startswith(SPARE)]  # spare ones are there to be replaced
+    if asked == "extend" and (difference := token_difference(old, own, needed)) is not None:
+        raise ConfigError(
+            f"weights.vocabulary=extend: data.tokenizer={here} does not have all tokens of "
+            f"weights.{key}={name} at their ids; {difference}. Add tokens to the tokenizer of the weights, or set "
+            "weights.vocabulary=replace."
+        )
+
+
+def another_tokenizer(key: str, tokenizer: str, difference: str) -> str:
+    """The message for weights of another tokenizer; `key` is what named them."""
+    remedy = "Prepare the data with the tokenizer of the weights, or train from scratch"
+    if key.startswith(("weights.init_from", "weights.shrink_from")):
+        remedy = "Prepare the data with the tokenizer of the weights, or set weights.vocabulary=extend or replace"
+    return (
+        f"{key}: trained with another tokenizer than data.tokenizer={tokenizer}; {difference}. Every token "
+        f"would mean something else. {remedy}."
+    )
