@@ -17,7 +17,7 @@ from modernbert_train.config.read import shown
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats import bert
-from modernbert_train.weights.formats.config_json import Described
+from modernbert_train.weights.formats.config_json import Described, require_fixed
 
 MODEL_TYPE, DISCRIMINATOR, GENERATOR = "electra", "ElectraForPreTraining", "ElectraForMaskedLM"
 TOKEN_HEAD = "token_head"  # module of `TokenClass` beside the encoder
@@ -91,6 +91,7 @@ class Electra:
                 "can be read. Name such a model."
             )
         raw = _DEFAULTS | {key: value for key, value in raw.items() if value is not None}
+        require_fixed(raw, {"is_decoder": False}, where)
         if raw["embedding_size"] != raw["hidden_size"]:
             raise DataError(
                 f"{where}: embedding_size={shown(raw['embedding_size'])}, hidden_size={shown(raw['hidden_size'])}; "

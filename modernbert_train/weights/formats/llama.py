@@ -27,11 +27,12 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 # model_type -> transformers' defaults, where they are not ours
 _LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-6}
 _QWEN = _LLAMA | {"vocab_size": 151_936, "intermediate_size": 22_016, "max_position_embeddings": 32_768}
+_QWEN |= {"num_key_value_heads": 32}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "eurobert": {},
     "llama": _LLAMA | {"vocab_size": 32_000, "intermediate_size": 11_008, "max_position_embeddings": 2048},
     "qwen2": _QWEN,
-    "qwen3": _QWEN,
+    "qwen3": _QWEN | {"head_dim": 128},
 }
 
 # What the configurations can say and this encoder does not do otherwise.
