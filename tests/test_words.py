@@ -53,10 +53,11 @@ COUNTED = [re.compile(phrase, re.IGNORECASE) for phrase in WORDS["counted"].valu
 
 
 def prose(path: Path) -> Iterator[str]:
-    """Yield the docstrings, comments and messages of a Python file, or the lines of a page."""
+    """Yield the docstrings, comments and messages of a Python file, the lines of a page, or a YAML file's comments."""
     text = path.read_text(encoding="utf-8")
-    if path.suffix == ".md":
-        yield from text.splitlines()
+    if path.suffix != ".py":
+        comment = "^" if path.suffix == ".md" else r"(?:^|\s)#"
+        yield from (found[1] for line in text.splitlines() if (found := re.search(f"{comment}(.*)", line)))
         return
     for node in ast.walk(ast.parse(text)):
         if (
@@ -78,7 +79,8 @@ def files_of(place: str) -> list[Path]:
     if place == "README.md, AGENTS.md and docs":
         pages = [*(ROOT / name for name in ("README.md", "AGENTS.md", "SKILL.md", "CONTRIBUTING.md")), *PAGES]
         return [page for page in pages if page.name != "config.md"]
-    return sorted(ROOT.glob(place) if "*" in place else (ROOT / place).rglob("*.py"))
+    kind = "*.yaml" if place == "yamls" else "*.py"
+    return sorted(ROOT.glob(place) if "*" in place else (ROOT / place).rglob(kind))
 
 
 def rate(files: list[Path]) -> float:

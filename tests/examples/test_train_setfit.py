@@ -91,8 +91,8 @@ def test_texts_are_drawn_by_class_and_seed() -> None:
 @pytest.mark.parametrize(
     ("text", "words", "message"),
     [
-        ("text,tone\na,up\n", [], "has no column 'label'"),
-        ("text,label\na,up\nb,\n", [], "a row has no label"),
+        ("text,tone\na,up\n", [], "lacks a column 'label'"),
+        ("text,label\na,up\nb,\n", [], "a row lacks a label"),
         ("text,label\na,up\nb,up\n", [], "2 texts of 1 classes"),
         ("text,label\n" + "a,up\nb,down\n" * 1600, ["--shots", "1600"], "3,000 texts are the most"),
     ],
