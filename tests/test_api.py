@@ -1,4 +1,4 @@
-"""What programs and notebooks call: each name does what the command does, and the notebook of the docs runs."""
+"""The interface for programs and notebooks: each name does its command's work, and the notebook of the docs runs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_batches_are_the_same_in_every_call_and_shared_by_ranks(tiny_run: TinyRu
 
 @pytest.mark.runs
 def test_embeddings_are_those_of_the_exported_model(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """Whoever indexes texts with one and asks with the other would find nothing."""
+    """Indexing texts with one and querying with the other would find nothing."""
     from transformers import AutoModel, AutoTokenizer
 
     config = load_config(*tiny_run())
@@ -100,7 +100,7 @@ def test_embeddings_are_those_of_the_exported_model(tiny_run: TinyRun, tmp_path:
 
 
 class Heard(Callback):
-    """Counts batches, and stops the run by an error where it is told to."""
+    """Counts batches, and stops the run by an error at a given one."""
 
     def __init__(self, fail_at: int | None = None) -> None:
         self.fail_at = fail_at

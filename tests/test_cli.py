@@ -126,7 +126,7 @@ def test_a_broken_run_is_refused_for_training_without_torch(broken: list[str]) -
 
 @pytest.mark.runs
 def test_the_probe_can_fail() -> None:
-    """It names what is loaded, whatever it is asked for."""
+    """It names the loaded packages, for any verb."""
     program = PROBE.format(heavy=("argparse", "torch"))
     done = subprocess.run([sys.executable, "-c", program, "--version"], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "loaded: argparse"
@@ -165,7 +165,7 @@ def test_a_word_that_is_no_verb_is_answered_with_the_nearest(capsys: pytest.Capt
 def test_a_verb_that_was_removed_is_answered_with_what_replaces_it(
     word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever has it in a script must learn from the error alone what to type instead."""
+    """A user with it in a script must learn the replacement from the error alone."""
     assert word not in BY_NAME
     assert main([word, "train", "recipe.yaml"]) == 64
     said = capsys.readouterr().err
@@ -186,7 +186,7 @@ def test_help_has_every_verb_by_task_and_is_there_without_torch() -> None:
 
 
 def test_help_has_the_exit_codes_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
-    """Who writes a scheduler's rules by one page must not be surprised by the other."""
+    """Scheduler rules written by one page must hold on the other."""
     page = (ROOT / "docs/faults.md").read_text(encoding="utf-8").partition("## Exit codes")[2].partition("##")[0]
     assert re.findall(r"^\| (\d[\d, ]*) \|", page, re.MULTILINE) == [*EXIT_CODES]
     assert main(["help"]) == 0

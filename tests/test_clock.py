@@ -1,4 +1,4 @@
-"""When the held-out text is measured: often enough to be a curve, exact wherever a run was stopped, and not dear."""
+"""When the held-out text is measured: often enough for a curve, exact across restarts, and not expensive."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_each_phase_is_validated_evenly_without_a_word_in_the_configuration(tiny
 @pytest.mark.runs
 @pytest.mark.parametrize("step", [70, 997, 30_000])
 def test_where_a_run_is_stopped_changes_no_validation(tiny_run: TinyRun, step: int) -> None:
-    """Whatever the batch, also where it overshoots a phase's end: what is due depends on the clock alone."""
+    """For any batch, also where it overshoots a phase's end: due work depends on the clock alone."""
     config = read_run(tiny_run(*LONG))
     whole = walked(config, 583, step)
     for stopped in (step * 3, 400_000 // step * step, 500_000 // step * step):

@@ -1,6 +1,6 @@
 """`pack` and the collator for transformers, and the page that shows them.
 
-If this breaks, whoever packs for transformers trains on documents that see each other, and nothing tells them.
+If this breaks, users of the collator train on documents that see each other, without a warning.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def test_packed_documents_have_the_logits_they_have_alone(
             alone = model(input_ids=torch.tensor([example["input_ids"]])).logits[0]
             torch.testing.assert_close(packed[row, span], alone, rtol=1e-5, atol=1e-5)
             worst = max(worst, float((without_masks[row, span] - alone).abs().max()))
-    assert worst > 0.1  # what positions alone would give, and why there are masks
+    assert worst > 0.1  # the effect of positions alone, without masks
     assert not packed.isnan().any()
 
 

@@ -1,7 +1,7 @@
-"""The documentation: what it quotes and names is really there, every link leads somewhere, and the site builds.
+"""The documentation: its quotes and names exist, every link leads somewhere, and the site builds.
 
-Its commands are run by tests/docs/. Here the runs of those that need GPUs are checked, the YAML it shows is loaded, the
-keys it names are held against the schema, and the errors it quotes are searched for in the source.
+Its commands are run by tests/docs/. Here the runs that need GPUs are checked, its YAML is loaded, its keys are compared
+with the schema, and its quoted errors are searched for in the source.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NEEDY = [command for page in PAGES for command in commands(page) if command.need
 
 @pytest.mark.parametrize("command", NEEDY, ids=[command.text[:90] for command in NEEDY])
 def test_a_run_that_needs_gpus_is_good_until_then(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What nobody tries on a laptop must not be refused in the queue."""
+    """A run that cannot be tried on a laptop must not be refused in the queue."""
     monkeypatch.chdir(ROOT)
     words = shlex.split(command.text)
     assert words[:2] == ["modernbert-train", "launch"]
@@ -52,7 +52,7 @@ YAML = [(page.name, block) for page in PAGES for block in blocks(page, "yaml")]
 @pytest.mark.runs
 @pytest.mark.parametrize(("page", "block"), YAML, ids=[f"{page}:{block[:30]!r}" for page, block in YAML])
 def test_yaml_that_is_shown_has_keys_and_values_that_are_taken(page: str, block: str, tmp_path: Path) -> None:
-    """It is copied into a file of the reader's; what it leaves out is not missed, and nothing else may be wrong."""
+    """It is copied into a reader's file; missing keys are allowed, and all others must be right."""
     file = tmp_path / "shown.yaml"
     file.write_text(block, encoding="utf-8")
     tree = yaml.safe_load(block)
@@ -88,7 +88,7 @@ def test_every_key_that_a_page_names_is_a_key() -> None:
     sections = {key.split(".")[0] for key in known if "." in key} | {"phases"}
     unknown = []
     for page in PAGES:
-        if page.name in ("config.md", "moving.md"):  # the one is written from the keys, the other has those of others
+        if page.name in ("config.md", "moving.md"):  # one is generated from the keys, the other has another program's
             continue
         text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         for code in re.findall(r"`([^`\n]+)`", text):
@@ -116,7 +116,7 @@ def quoted_errors() -> list[str]:
 
 @pytest.mark.runs
 def test_every_error_that_is_quoted_is_said_by_the_program() -> None:
-    """Somebody searches the page for the words on the screen. `...` is any text; the rest must stand in one file."""
+    """Users search the page for the words on the screen. `...` is any text; the rest must be in one file."""
     files = [path for top in ("modernbert_train", "launch", "data_prep") for path in (ROOT / top).rglob("*.py")]
     said = {path: "\n".join(_texts(ast.parse(path.read_text(encoding="utf-8")))) for path in files}
     assert len(quoted_errors()) > 45
@@ -157,7 +157,7 @@ def test_modules_that_are_named_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
 def test_a_figure_is_the_same_on_every_page_and_in_its_source(figure: Figure) -> None:
-    """Two pages that contradict each other are both doubted. `make figures` writes what has changed."""
+    """Two pages that contradict each other are both doubted. `make figures` updates them."""
     for page, place in figure.places:
         quoted = pattern_of(place).findall((ROOT / page).read_text(encoding="utf-8"))
         assert quoted == [figure.source()], f"{page}: run `make figures`"
@@ -165,13 +165,13 @@ def test_a_figure_is_the_same_on_every_page_and_in_its_source(figure: Figure) ->
 
 def test_the_pages_are_few_enough_to_be_read() -> None:
     """A remedy that is lost among stories is not found at night; a new paragraph takes the place of an old one."""
-    others = ("config.md", "notebook.md")  # the one is looked up, the other is mostly what a program printed
+    others = ("config.md", "notebook.md")  # the one is looked up, the other is mostly a program's output
     read = [ROOT / "README.md", *(page for page in PAGES if page.name not in others)]
     assert sum(len(page.read_text(encoding="utf-8").split()) for page in read) <= 30_000
 
 
 def test_the_reading_list_is_read_in_an_afternoon() -> None:
-    """Whoever reads it knows how the thing works; a list that grows is not read."""
+    """Its reader knows how the program works; a list that grows is not read."""
     text = (ROOT / "docs/design.md").read_text(encoding="utf-8")
     files = [ROOT / found for found in re.findall(r"^\d+\. `([^`]+)`: .+\.$", text, flags=re.MULTILINE)]
     assert 10 <= len(files) <= 14

@@ -1,4 +1,4 @@
-"""Whoever catches everything says why: else a bug of ours is told as damage of the user's, or not at all.
+"""A handler of all exceptions gives its reason: else a bug of ours is reported as the user's damage, or not at all.
 
 That is how a source of documents was lost with exit code 0: a misspelt column was raised within a `try` that took every
 error for one damaged row.

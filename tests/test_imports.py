@@ -1,7 +1,7 @@
-"""Who may import whom, read out of the source with `ast`.
+"""The allowed imports, read from the source with `ast`.
 
 If this breaks, `check` needs a GPU machine, the model cannot be tested without Composer, or a folder can no longer be
-changed alone. The rooms stand in ORDER; what each may import is the last line of its __init__.
+changed alone. The rooms are in ORDER; the allowed imports are the last line of each __init__.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from modernbert_train.objectives import OBJECTIVES
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("modernbert_train", "data_prep", "launch")
 
-# from the ground up: each may import what stands before it, and of that what its row or its docstring names
+# from the ground up: each may import the ones before it that its row or its docstring names
 ORDER = (
     "core", "import_stubs", "config", "vocabulary", "batch", "clock", "distributed", "import_hook", "data",
     "objectives", "models", "optim", "collate", "checkpoints", "weights", "plan", "report", "evaluate", "train", "cli",
@@ -59,7 +59,7 @@ ROOMS = [name for name in ORDER if name not in LOOSE]
 
 
 def row_of_room(room: str) -> tuple[str, ...]:
-    """What a room may import, as the docstring of its __init__ says."""
+    """Return the allowed imports of a room, by the docstring of its __init__."""
     text = (ROOT / "modernbert_train" / room / "__init__.py").read_text("utf-8")
     docstring = ast.get_docstring(ast.parse(text)) or ""
     assert len(docstring.splitlines()) >= 3, f"modernbert_train/{room}: what it is for, what changes alone, its imports"
@@ -227,7 +227,7 @@ def row_of(module: str, table: dict[str, tuple[str, ...]]) -> str | None:
 
 
 def violation(found: Import) -> str | None:
-    """What is wrong with an import, or None."""
+    """Return the problem with an import, or None."""
     source, target, place = found
     source = re.sub(r"^modernbert_train\.errors\b", "modernbert_train.core.errors", source)
     if target.startswith("."):
@@ -329,7 +329,7 @@ def defined(module: str) -> dict[str, Node]:
 
 @cache
 def imported(module: str) -> dict[str, Place]:
-    """What a module's names stand for, of the project; the name is empty where it is a module."""
+    """Return the project's definitions behind a module's names; the name is empty for a module."""
     found = {name: Place(module, name) for name in defined(module)}
     for node in ast.walk(trees()[module]):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in PACKAGES:
@@ -392,7 +392,7 @@ def reaches_into(function: ast.FunctionDef) -> bool:
 
 
 def mentioned(module: str, node: ast.AST) -> Iterator[tuple[Place, str]]:
-    """What code refers to, annotations left out: a definition of the project, and of a class the method."""
+    """Return the project's definitions that code refers to, without annotations; for a class, its methods'."""
     skipped: set[int] = set()
     for each in ast.walk(node):
         kinds = [getattr(each, "annotation", None), getattr(each, "returns", None)]
@@ -496,7 +496,7 @@ def test_every_row_of_a_table_can_be_imported(table: Rows[Any, Any]) -> None:
 
 @pytest.mark.runs
 def test_no_question_of_kind_is_asked_outside_the_configuration() -> None:
-    """An architecture or an objective of one's own would be missed by it. A property of the configuration tells."""
+    """It would miss a user's own architecture or objective. A property of the configuration decides instead."""
     asked = [
         f"{module}:{node.lineno}"
         for module, tree in trees().items()

@@ -1,6 +1,6 @@
-"""What we lean on of other libraries without their promise.
+"""Private parts of other libraries that this project uses.
 
-If this breaks, an upgrade has moved something: the failure says what, and the file that lists it what it is for.
+If this breaks, an upgrade has moved something: the failure names it, and its list says why it is used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a stranger does: every command of the README, verbatim, in a copy of the repository, only with fewer tokens."""
+"""A newcomer's session: every command of the README, verbatim, in a copy of the repository, only with fewer tokens."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shorter(tokens: re.Match[str]) -> str:
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the working tree whose quickstart run is a hundred times shorter and more; nothing else is changed."""
+    """A copy of the working tree whose quickstart run is a hundred times shorter and more; all else is unchanged."""
     folder = tmp_path_factory.mktemp("stranger") / "modernbert-train"
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
@@ -71,7 +71,7 @@ def run(command: str, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def quickstart(copy: Path) -> str:
-    """What the quickstart prints; its run is in the copy."""
+    """Return the output of the quickstart; its run is in the copy."""
     return run("python -m modernbert_train pretrain --preset quickstart", copy)
 
 
@@ -114,7 +114,7 @@ def test_quickstart_goes_from_the_standard_library_to_a_model_that_transformers_
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_first_minute_is_a_model_that_has_learnt_something(copy: Path) -> None:
-    """Nothing is made shorter: whoever tries `--tiny` first sees a loss below the unigram loss, or leaves."""
+    """Unshortened: a newcomer who tries `--tiny` first sees a loss below the unigram loss, or leaves."""
     output = run("python -m modernbert_train pretrain --preset quickstart --tiny", copy)
     assert "better by" in output and "training: half a minute" in output
     validations = [
@@ -149,11 +149,11 @@ def test_every_command_of_the_readme_works_as_it_stands(copy: Path) -> None:
     assert run("python lines.py", copy).split() == re.findall(r"# (torch\.Size.*)", lines)[0].split()
 
 
-@pytest.mark.runs  # nvidia-smi, to see what is here
+@pytest.mark.runs  # nvidia-smi, to list the GPUs
 def test_the_answers_that_are_shown_are_those_that_are_given(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A page that shows what nobody sees is not believed again."""
+    """A page with output that users do not get is not believed again."""
     monkeypatch.chdir(ROOT)
     shown = re.findall(r"^\$ modernbert-train ((?:check|plan) .*)\n((?:(?!\$|```).+\n)+)", README, re.MULTILINE)
     assert len(shown) == 2

@@ -1,4 +1,4 @@
-"""What training reads out of a tokenizer. If it is wrong, [MASK] is another word and random tokens are special ones."""
+"""The facts that training reads from a tokenizer. If wrong, [MASK] is another word and random tokens are special."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_it_agrees_with_the_tokenizers_library(tiny_data: Path) -> None:
 
 
 def test_random_tokens_are_drawn_from_real_entries_only(tmp_path: Path) -> None:
-    """Unused entries have no meaning, special ones the wrong one, and ids may have holes."""
+    """Unused entries are meaningless, special ones mislead, and ids may have gaps."""
     added = [*specials(10), {"content": "    ", "id": 20, "special": False}, {"content": "[unused0]", "id": 21}]
     vocabulary = read_vocabulary(write(tmp_path, {"a": 0, "b": 1, "[unused1]": 2, "c": 5}, added))
     assert vocabulary.ordinary.tolist() == [0, 1, 5, 20]

@@ -123,8 +123,8 @@ def scripts(text: str) -> list[str]:
 
 
 def test_nothing_that_is_installed_names_a_script_of_a_checkout() -> None:
-    """Who has the wheel has no `launch/run.py` and no Makefile: a remedy that names one is none. Job files do, which
-    start the program by its path in an image, so launch/render.py is left out."""
+    """A wheel lacks `launch/run.py` and the Makefile, so a remedy that names one is useless. Job files may, since they
+    start the program by its path in an image; launch/render.py is left out."""
     assert scripts("error: run `make venv`") and scripts("python launch/run.py RUN.yaml") and not scripts("make it")
     files = [path for top in ("modernbert_train", "launch", "data_prep") for path in sorted((ROOT / top).rglob("*.py"))]
     messages = {

@@ -133,7 +133,7 @@ def exported(settings: ContrastiveConfig, tokenizer: Path, out: Path) -> Path:
 def test_loss_and_gradients_equal_sentence_transformers(
     contrastive_run: ContrastiveRun, pairs: Path, tmp_path: Path
 ) -> None:
-    """Of a step, the matrix's too; the export is what they read."""
+    """Of a step, the matrix's too; the export has the same."""
     from sentence_transformers import MultiVectorEncoder
     from sentence_transformers.multi_vector_encoder.losses import CachedMultiVectorMultipleNegativesRankingLoss
 
@@ -162,7 +162,7 @@ def test_loss_and_gradients_equal_sentence_transformers(
 
 @pytest.mark.parametrize("settings", [LATE, ContrastiveConfig()], ids=["late", "mean"])
 def test_both_passes_have_the_same_dropout(settings: ContrastiveConfig) -> None:
-    """The gradient is that of the vectors which were compared, computed here in one pass."""
+    """The gradient belongs to the compared vectors, computed here in one pass."""
     config = replace(SIZE, attention_out_dropout=0.3)
     ids_T = torch.randint(10, 500, (48,), generator=torch.Generator().manual_seed(2))
     targets = {"firsts_P": torch.tensor([0, 20, 8, 30]), "roles_P": torch.tensor([QUERY, QUERY, POSITIVE, POSITIVE])}
@@ -277,7 +277,7 @@ def test_two_ranks_score_as_one_does(contrastive_run: ContrastiveRun, tmp_path: 
 
 @pytest.mark.runs
 def test_plan_counts_the_matrix_and_the_vectors_of_a_batch(contrastive_run: ContrastiveRun) -> None:
-    """The matrix for every token, in both passes; vectors of the global batch in memory, whatever the microbatch."""
+    """The matrix for every token, in both passes; vectors of the global batch in memory, for any microbatch."""
     config = read_run(contrastive_run("objective.pooling=late"))
     (phase,) = make_plan(config, 1).phases
     assert phase.flops.head == 2 * 32 * 128 and phase.flops.training == 4 * phase.flops.forward

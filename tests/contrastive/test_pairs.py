@@ -1,4 +1,4 @@
-"""Files of pairs become shards: what is in them, what is left out and counted, and what is refused before training."""
+"""Files of pairs become shards: their contents, counted omissions, and refusals before training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def documents(folder: Path) -> list[list[int]]:
 @pytest.mark.runs
 @pytest.mark.parametrize("end", ["jsonl", "parquet", "hub"])
 def test_a_row_becomes_one_document_with_hashes_of_its_texts(pairs: Path, tmp_path: Path, end: str) -> None:
-    """With prefixes and cut queries; what nothing can be learnt from is left out, by reason."""
+    """With prefixes and cut queries; useless pairs are dropped, by reason."""
     rows: list[dict[str, Any]] = [
         {"query": "one two three four five six", "positive": "ett", "negative": ["tva", "tre", ""]},
         {"query": "one two three four five six", "positive": "ett", "negative": ["tva", "tre", ""]},
@@ -140,7 +140,7 @@ def test_bad_rows_are_named(
 def test_a_finished_dataset_is_kept_and_another_spec_is_not_taken_for_it(
     pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As `prepare` does of text: the same command again is free, and nothing is replaced unless told."""
+    """As `prepare` does with text: repeating the command is free, and nothing is replaced without --overwrite."""
     rows = [{"query": "uno", "positive": "ett"}]
     file = write_rows(tmp_path / "rows.jsonl", rows)
     asked = (tmp_path / "out", as_source(file), pairs / "tokenizer", "validation_share=0")

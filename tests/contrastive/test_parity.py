@@ -149,7 +149,7 @@ def test_a_step_is_the_same_however_it_is_cut(contrastive_run: ContrastiveRun) -
 def test_the_gradient_of_the_temperature_is_that_of_the_whole_loss(
     contrastive_run: ContrastiveRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the difference of two losses at temperatures a little apart, out of microbatches and parts of queries."""
+    """By the difference of two losses at slightly different temperatures, from microbatches and parts of queries."""
     config, settings = read_run(contrastive_run()), ContrastiveConfig(temperature=0.1, learn_temperature=True)
     monkeypatch.setattr("modernbert_train.models.contrastive._COSINES", 500)
     _, grads = ours(config, settings, 1)

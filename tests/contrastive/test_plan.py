@@ -1,6 +1,6 @@
-"""What a plan and the record of a step say of two passes over texts, against what torch counts and allocates.
+"""A plan's numbers and a step's record for two passes over texts, compared with torch's counts and allocations.
 
-If this breaks, a run is planned at three quarters of what it takes, or on a GPU that it does not fit.
+If this breaks, a run is planned at three quarters of its cost, or on a GPU that it does not fit.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def test_the_flops_of_a_step_are_those_that_torch_counts(contrastive_run: Contra
 
 @pytest.mark.runs
 def test_a_plan_counts_each_text_as_a_sequence(contrastive_run: ContrastiveRun, pairs: Path) -> None:
-    """Four thirds of what the encoder alone takes, with the keys that a text sees, by the card of the pairs."""
+    """Four thirds of the encoder's FLOPs, with the keys that a text sees, by the card of the pairs."""
     config = read_run(contrastive_run("data.validation=null"))
     (phase,) = make_plan(config, 1).phases
     assert phase.flops.head == 0 and phase.flops.training == 4 * phase.flops.forward
@@ -79,7 +79,7 @@ def test_a_plan_counts_each_text_as_a_sequence(contrastive_run: ContrastiveRun, 
 
 
 def texts_of(tokens: int, each: int) -> Batch:
-    """A microbatch of queries and positives of so many tokens, in turn, all different."""
+    """Return a microbatch of alternating queries and positives of this many tokens, all different."""
     batch, number = make_batch([each] * (tokens // each), 1), tokens // each
     spare = tokens // 3 - number
     columns = {
@@ -96,7 +96,7 @@ def texts_of(tokens: int, each: int) -> Batch:
 @pytest.mark.runs
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
 def test_the_second_pass_keeps_what_is_said(monkeypatch: pytest.MonkeyPatch, bf16: bool) -> None:
-    """The layers and, in the place of a head, what a mean of states keeps; no logits, and no gradient of a decoder."""
+    """The layers and, instead of a head, the memory of a mean of states; no logits, and no gradient of a decoder."""
     use_kernel(monkeypatch, lambda q, k, v, layout, window: _Attend.apply(q, k, v))
     objective, tokens, width = ContrastiveConfig(), 1536, SMALL.hidden_size
     model, batch = build_model(SMALL, objective).train(), texts_of(tokens, 32)

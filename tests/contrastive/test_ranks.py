@@ -1,6 +1,6 @@
-"""The same run on one rank and on several, by DDP and FSDP2, and after masked tokens in one run. Float error apart.
+"""The same run on one rank and on several, by DDP and FSDP2, and after masked tokens in one run, within float error.
 
-If this breaks, what a query is compared with depends on the number of GPUs.
+If this breaks, the texts that a query is compared with depend on the number of GPUs.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def sources_of_steps(words: list[str]) -> list[list[int]]:
 def test_both_ranks_read_the_same_stream_in_each_batch(
     contrastive_run: ContrastiveRun, pairs: Path, tmp_path: Path
 ) -> None:
-    """Two streams that take turns: what each rank reads is of one of them, the other rank's too."""
+    """Two streams that alternate: all ranks read from the same one."""
     rows, streams, texts = make_rows(160), {}, {}
     for name, part in (("first", rows[:80]), ("second", rows[80:])):
         file = write_rows(tmp_path / f"{name}.jsonl", part)
@@ -103,7 +103,7 @@ def test_both_ranks_read_the_same_stream_in_each_batch(
 @pytest.mark.slow
 @pytest.mark.timeout(290)
 def test_four_ranks_and_other_cuts_compare_as_one_does(contrastive_run: ContrastiveRun, tmp_path: Path) -> None:
-    """Also where a run goes on with another number of ranks than it began with."""
+    """Also where a run continues with another number of ranks than it began with."""
     runs = tmp_path / "runs"
     cut = contrastive_run("name=cut", "phases.main.microbatch_tokens=2048", *LONGER)
     run_ranks(train_each, 1, [contrastive_run("name=one", *LONGER), cut], False)

@@ -43,8 +43,8 @@ def scored(pairs: Path, tmp_path: Path, contrastive_run: ContrastiveRun) -> list
 
 @pytest.mark.runs
 def test_the_loss_is_that_of_sentence_transformers(scored: list[str]) -> None:
-    """MarginMSELoss with cosines, of the vectors of our own batch: the texts of an example are found again by their
-    scores and hashes, and its gradient is that of the vectors."""
+    """MarginMSELoss with cosines, for the vectors of our own batch: the texts of an example are found again by their
+    scores and hashes, and its gradient equals the vectors'."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.losses import MarginMSELoss
     from sentence_transformers.util import pairwise_cos_sim
@@ -90,7 +90,7 @@ def examples_in_order(part: Any) -> list[int]:
 
 @pytest.mark.runs
 def test_a_run_comes_nearer_to_the_margins(scored: list[str], tmp_path: Path) -> None:
-    """Beside the comparison with all texts; of both there is a figure in each step."""
+    """In addition to the comparison with all texts; each step has a figure for both."""
     assert main(["train", *scored, "phases.main.tokens=10000"]) == 0
     steps = metrics(tmp_path / "runs/pairs", "step")
     assert (

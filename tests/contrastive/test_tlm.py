@@ -84,7 +84,7 @@ def test_positions_of_a_translation_may_begin_again(name: str) -> None:
 
 @pytest.mark.slow
 def test_a_run_on_translations_learns_and_resumes_to_the_bit(contrastive_run: ContrastiveRun, tmp_path: Path) -> None:
-    """Words and their twins: what is masked in one text stands in the other."""
+    """Words and their twins: a word masked in one text is visible in the other."""
     common = (
         "optim.lr=1e-2",
         "checkpoint.interval_steps=60",

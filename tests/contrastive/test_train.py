@@ -40,7 +40,7 @@ def metrics(folder: Path, kind: str) -> list[dict[str, Any]]:
 def test_it_learns_which_text_answers_and_resumes_to_the_bit(
     contrastive_run: ContrastiveRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With dropout, whose two passes must be the same; the held-out figures are those of texts it has not seen."""
+    """With dropout, whose two passes must be the same; the held-out figures are from texts it has not seen."""
     words = contrastive_run(
         "model.attention_out_dropout=0.1", "checkpoint.interval_steps=3", "objective.symmetric=true",
         "objective.learn_temperature=true", "phases.main.batch_rows=4", "phases.main.tokens=12000",

@@ -1,7 +1,7 @@
-"""Recorded curves: tokens, loss and gradient norm of every step of small runs, kept as text beside this file.
+"""Recorded curves: tokens, loss and gradient norm of every step of small runs, kept as text in this folder.
 
-A change that should not change training must leave them as they are, to the last bit on the platform that recorded
-them. One that should is recorded anew, and its commit shows old beside new: see record.py.
+A change that should not change training must leave them unchanged, to the last bit on the platform that recorded
+them. After an intended change they are recorded again, and its commit shows old and new: see record.py.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ CURVES = _curves()
 
 
 FAULTY = "stable_adamw-exact-1-rank"  # the run in which these faults are planted, to see that a curve notices them
-_FAULTS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {  # module, name in it, what is put in its place
+_FAULTS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {  # module, name in it, its replacement
     "schedule": ("optim.schedules", "WARMUP_START", lambda ratio: 1e-3),
     "masking": ("objectives.mlm", "_KIND", lambda key: key + np.uint64(1)),
     "optimizer": ("optim.stable_adamw", "_new_shares", lambda new: lambda block: (new(block)[0], 0.9 * new(block)[1])),
@@ -98,7 +98,7 @@ def planted(fault: str | None) -> Iterator[None]:
 
 
 def platform_text() -> str:
-    """What must be equal for two curves to be equal to the bit."""
+    """Return the parts that must be equal for two curves to be equal to the bit."""
     cpu = dict(map(str.strip, line.split(":", 1)) for line in _cpu_lines() if ":" in line)
     names = [cpu[key] for key in ("model name", "cpu family", "model", "stepping") if key in cpu]
     capability = torch.backends.cpu.get_cpu_capability()
@@ -120,12 +120,12 @@ def data_text(data: Path) -> str:
 
 
 def train(names: Sequence[str], folder: Path, data: Path | None = None, faults: Sequence[str] = ()) -> dict[str, str]:
-    """Train curves and write each as text: those of one rank in one process, those of two in another pair.
+    """Train curves and write each as text: one rank's in one process, two ranks' in another pair.
 
     Args:
         names: of CURVES.
         folder: empty, for the runs.
-        data: what `make_tiny_data` made; None makes it here.
+        data: from `make_tiny_data`; None makes it here.
         faults: of FAULTS; FAULTY is also trained with each of them planted, under the fault's name.
     """
     data = data or make_tiny_data(folder / "data")
@@ -168,7 +168,7 @@ def _text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A curve as text holds it: what it was recorded on, and a row for each step."""
+    """A curve as stored in text: the platform that recorded it, and a row for each step."""
 
     head: Mapping[str, str]
     rows: tuple[tuple[str, ...], ...]

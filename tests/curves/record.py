@@ -1,7 +1,7 @@
-"""Record the curves anew, or see what a change does to them. Without --write nothing is changed.
+"""Record the curves again, or show the effect of a change. Without --write the records stay.
 
-python -m tests.curves.record                     # old beside new, for every curve
-python -m tests.curves.record --write dropout     # those whose name holds a word; written after they are shown
+python -m tests.curves.record                     # old and new, for every curve
+python -m tests.curves.record --write dropout     # curves whose name contains a word; written after they are shown
 """
 
 from __future__ import annotations

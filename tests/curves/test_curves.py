@@ -1,7 +1,7 @@
-"""Training is what it was: every step of small runs against recorded text.
+"""Training is unchanged: every step of small runs compared with recorded text.
 
-If this breaks, a change altered what people's runs compute. Where it was meant to, `python -m tests.curves.record`
-shows old beside new and records the new.
+If this breaks, a change altered the results of people's runs. If that was intended, `python -m tests.curves.record`
+shows old and new and records the new.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def test_what_counts_as_a_difference() -> None:
 def test_the_command_shows_old_beside_new_and_writes_only_when_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever moves a curve on purpose needs both figures for the commit; a look must not record."""
+    """An intended change needs both figures for the commit; showing them must not record."""
     old = recorded(FAULTY)
     last = old.split()[-1]
     new = old.replace(last, repr(float(last) + 1))

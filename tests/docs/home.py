@@ -48,7 +48,7 @@ ONE_TRIAL = (
     "phases.stable.tokens=2_000, phases.stable.batch_warmup=null, phases.stable.schedule.warmup_tokens=0, "
     "eval.max_tokens=2_000]'"
 )
-# part of a command -> what stands there in the test: the same with less to do, on other text
+# part of a command -> its replacement in the test: the same with less work, on other text
 SMALLER = {
     "prepare yamls/data/quickstart.yaml": "prepare yamls/data/quickstart.yaml tokenizer.vocab_size=512 "
     "'sources.stdlib={kind: text, path: my/texts}'",
@@ -83,7 +83,7 @@ def smaller(text: str) -> str:
 
 
 def type_in(text: str) -> str:
-    """Run a command in the present folder, in this process; returns what it printed, which `> FILE` writes instead."""
+    """Run a command in the present folder, in this process; return its output, which `> FILE` writes instead."""
     name, *words = shlex.split(smaller(text))
     assert name in ("modernbert-train", "python"), text
     if name == "python":
@@ -97,7 +97,7 @@ def type_in(text: str) -> str:
     output = io.StringIO()
     with redirect_stdout(output):
         module = name.removesuffix(".py").replace("/", ".").replace("modernbert-train", "modernbert_train.__main__")
-        code = importlib.import_module(module).main(words) or 0  # that of a benchmark or an example returns nothing
+        code = importlib.import_module(module).main(words) or 0  # a benchmark's or example's main returns None
     assert code == 0, f"{text}: exit code {code}\n{output.getvalue()}"
     if target is not None:
         Path(target).write_text(output.getvalue(), encoding="utf-8")
@@ -117,7 +117,7 @@ def furnish(folder: Path) -> None:
 
 
 def as_step(folder: Path, step: int) -> None:
-    """Make a checkpoint that of another step, since pages name some."""
+    """Rename a checkpoint to another step, since pages name some."""
     file = folder / "state.json"
     state = json.loads(file.read_text(encoding="utf-8"))
     state["step"] = state["training"]["timestamp"]["batch"] = step
@@ -205,7 +205,7 @@ def laptop(home: Path) -> Iterator[None]:
 
 @contextmanager
 def own_text() -> Iterator[None]:
-    """The processes that `pretrain` starts are forks of one that has imported what they need."""
+    """The processes that `pretrain` starts are forks of one with their imports."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch.stages, "start", _forked)
         yield

@@ -21,7 +21,7 @@ NOTEBOOK, PAGE = ROOT / "docs/notebook.ipynb", ROOT / "docs/notebook.md"
 
 
 def run(cells: list[dict[str, Any]]) -> None:
-    """Run the code of all cells in one namespace and put what each prints, and its last value, into it."""
+    """Run the code of all cells in one namespace and store each one's output and last value in it."""
     names: dict[str, Any] = {"__name__": "__main__"}
     for number, cell in enumerate((each for each in cells if each["cell_type"] == "code"), 1):
         tree = ast.parse("".join(cell["source"]))

@@ -1,7 +1,7 @@
-"""What the documentation tells a reader to type, read out of its Markdown.
+"""The commands that the documentation shows, read from its Markdown.
 
 A command is a line of a `bash` block, or one after `$` in a block that shows output. One that ends in `# needs ...`
-wants what the tests do not have, and says so to the reader; all others are run.
+cannot run in the tests, and tells the reader why; all others are run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NEEDS = ("a cluster", "a GPU", "GPUs", "the network", "an account", "a database 
 
 
 class Command(NamedTuple):
-    """A line to type; `needs` is what it wants beyond a machine with this repository, None if nothing."""
+    """A command line; `needs` is its requirement besides a machine with this repository, None without one."""
 
     text: str
     needs: str | None

@@ -1,8 +1,8 @@
-"""Every command of every page is run: what a reader types must do what the page says.
+"""Every command of every page is run: it must do what the page says.
 
-They run in one folder (home.py), those of index.md first, which train the run that other pages go on with. What takes
-other programs is run by a test of its own, named in ELSEWHERE; what needs a cluster, GPUs, the network or an account is
-marked so on the page.
+They run in one folder (home.py), index.md's first, which train the run that other pages use. Commands that need other
+programs are run by a separate test, named in ELSEWHERE; commands that need a cluster, GPUs, the network or an account
+are marked so on the page.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from modernbert_train.cli.verbs import BY_NAME, make_parser
 from tests.docs.home import PREPARED, SMALLER, furnish, type_in
 from tests.docs.pages import NEEDS, PAGES, ROOT, Command, blocks, commands
 
-# command -> the test that runs it, and what must stand in that test
+# command -> the test that runs it, and words that this test must contain
 ELSEWHERE = {
     "make quickstart": ("tests/test_readme.py::test_quickstart_goes_from_the_standard_library_to_a_model_that_"
                         "transformers_loads", ("modernbert_train pretrain --preset quickstart",)),
@@ -73,7 +73,7 @@ ALL = {page.name: commands(page) for page in PAGES}
 
 
 def to_run(page: str) -> list[Command]:
-    """The commands of a page that are run here; those of the README are run by its own test, word for word."""
+    """The commands of a page that are run here; the README's are run by its own test, word for word."""
     return [each for each in ALL[page] if each.needs is None and each.text not in ELSEWHERE and not _in_readme(each)]
 
 
@@ -110,7 +110,7 @@ def test_there_are_commands_and_each_mark_is_one_of_a_few() -> None:
 
 @pytest.mark.parametrize("page", [page for page in ALL if any(" " in each.text for each in ALL[page])])
 def test_the_verbs_take_what_a_page_types(page: str) -> None:
-    """Those of the long pages too, which only `make test-commands` runs."""
+    """Of the long pages too, which only `make test-commands` runs."""
     for text in (each.text for each in ALL[page] if each.text.startswith("modernbert-train ")):
         name, *words = shlex.split(text.split(" > ")[0])[1:]
         if name in BY_NAME:
@@ -153,7 +153,7 @@ def test_the_commands_of_a_page_work(home: Path, page: str) -> None:
 
 @pytest.mark.runs
 def test_the_commands_of_the_readme_are_right(home: Path) -> None:
-    """What would train is checked; the slow test_readme.py runs them all,
+    """Training commands are only checked; the slow test_readme.py runs them all,
     word for word, and the other pages the same verbs."""
     lines = [line for block in blocks(ROOT / "README.md", "bash") for line in block.splitlines()]
     typed = [line.split("  #")[0].strip() for line in lines]

@@ -1,4 +1,4 @@
-"""The page shows the toys as they are: code on a page that nobody runs is wrong within a month."""
+"""The page shows the toys exactly: untested code on a page is wrong within a month."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ HEAVY = (
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder on Python's path; whatever was imported from it is forgotten afterwards."""
+    """A folder on Python's path; its modules are unloaded afterwards."""
     (tmp_path / "lib").mkdir()
     monkeypatch.syspath_prepend(tmp_path / "lib")
     tables = {section: dict(table) for section, table in VARIANTS.items()}
@@ -64,7 +64,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def forget(lib: Path) -> None:
-    """What a new process has not imported."""
+    """Return the modules that a new process has not imported."""
     for name, module in [*sys.modules.items()]:
         if str(getattr(module, "__file__", "")).startswith(str(lib)):
             del sys.modules[name]
@@ -123,7 +123,7 @@ def test_a_plugin_that_is_gone_is_named_and_no_checkpoint_is_called_damaged(
 
 @pytest.mark.runs
 def test_check_imports_no_torch_for_a_plugin_that_does_not(tiny_run: TinyRun, folder: Path) -> None:
-    """On a login node there is none."""
+    """A login node lacks GPUs."""
     heavy_ball(folder)
     code = (
         "import sys; from modernbert_train.__main__ import main; "
@@ -211,7 +211,7 @@ add(EvenConfig, objective="even_tokens.build:Even")
 def test_an_objective_of_a_plugin_refuses_what_it_cannot_train(
     tiny_run: TinyRun, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """For the run once, however many phases have it, and for a phase that breaks what the run keeps."""
+    """For the run once, for any number of phases with it, and for a phase that breaks the run's rules."""
     (folder / "even_tokens").mkdir()
     (folder / "even_tokens/__init__.py").write_text(EVEN)
     for words, place in (

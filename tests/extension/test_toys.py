@@ -1,5 +1,5 @@
-"""A toy of each kind, at most 40 lines, and a row in each table: if a run of them needs an edit elsewhere, the seam is
-not there, and whoever adds an encoder has to understand everything."""
+"""A toy of each kind, at most 40 lines, and a row in each table: if a run with them needs an edit elsewhere, the
+extension point is broken, and adding an encoder requires understanding everything."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_toys_are_exported_and_started_from(tiny_run: TinyRun, tmp_path: Path) -
     words = toys(tiny_run("phases.long=null", "name=next", f"weights.init_from={tmp_path / 'out'}"))
     assert main(["train", *words]) == 0
     before, after = (records(tmp_path / "runs" / name) for name in ("tiny", "next"))
-    assert after[0]["loss"] < before[0]["loss"], "it goes on with what the other has learnt"
+    assert after[0]["loss"] < before[0]["loss"], "it continues from the other's weights"
 
 
 def train_toys(words: list[str]) -> None:
@@ -88,14 +88,14 @@ def test_two_ranks_train_toys_as_one_does(tiny_run: TinyRun, tmp_path: Path, str
 
 @pytest.mark.runs
 def test_toys_are_planned(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its parameters are those of the model: two layers and a dense matrix with biases, the table and its bias."""
+    """Its parameters are the model's: two layers and a dense matrix with biases, the table and its bias."""
     assert main(["plan", *toys(tiny_run())]) == 0
     assert f"model     {512 * 32 + 3 * (32 * 32 + 32) + 512:,} parameters" in capsys.readouterr().out
 
 
 @pytest.mark.runs
 def test_bad_values_of_toys_are_told_as_those_of_others(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
-    """The bounds beside a key are all that a key needs."""
+    """A key needs only its bounds."""
     assert main(["check", *toys(tiny_run("model.mixture=1.5", "phases.long.model.hidden_size=8"))]) == 78
     said = capsys.readouterr().err
     assert "model.mixture=1.5: must be at least 0 and at most 1." in said or "hidden_size" in said

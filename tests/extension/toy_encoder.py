@@ -1,4 +1,4 @@
-"""A bag of words with a hidden layer: what an encoder needs, and nothing else."""
+"""A bag of words with a hidden layer: a minimal encoder."""
 
 from dataclasses import dataclass
 

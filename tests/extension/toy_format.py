@@ -1,4 +1,4 @@
-"""A folder for the toy encoder: what a format of weights needs, and nothing else."""
+"""A folder for the toy encoder: a minimal format of weights."""
 
 from collections.abc import Collection
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""The first token of a text, predicted at [CLS] while it is hidden: what an objective needs, and nothing else."""
+"""The first token of a text, predicted at [CLS] while it is hidden: a minimal objective."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

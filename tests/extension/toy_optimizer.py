@@ -1,4 +1,4 @@
-"""The sign of a gradient with momentum: what an optimizer needs, and nothing else."""
+"""The sign of a gradient with momentum: a minimal optimizer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

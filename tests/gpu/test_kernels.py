@@ -44,7 +44,7 @@ def packed(lengths: list[int], spare: int) -> Packed:
 def test_kernel_equals_sdpa(
     name: str, dtype: torch.dtype, lengths: list[int], spare: int, window: bool, order: Order
 ) -> None:
-    """The fast kernel must mean what the reference means, at the window's edge and across boundaries."""
+    """The fast kernel must equal the reference, at the window's edge and across boundaries."""
     kernel = KERNELS[name]
     flash.switch_back()  # or `varlen` were the third after `flash`
     if (reason := kernel.support(DEVICE, dtype, order)) is not None:
@@ -64,7 +64,7 @@ def test_kernel_equals_sdpa(
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_token_sees_64_to_each_side_and_no_more(name: str) -> None:
-    """local_attention=128 includes distance 64 and excludes 65, whichever kernel serves."""
+    """local_attention=128 includes distance 64 and excludes 65, for any kernel."""
     kernel = KERNELS[name]
     if (reason := kernel.support(DEVICE, torch.bfloat16)) is not None:
         pytest.skip(reason)

@@ -1,4 +1,4 @@
-"""What `plan` says of a GPU's memory, against the allocator's own account of real steps."""
+"""`plan`'s prediction of a GPU's memory, compared with the allocator's account of real steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROW = 1024
 
 
 def documents_of(rows: int) -> list[int]:
-    """Documents of a median of 300 tokens that fill rows of 1,024; what they leave is pads."""
+    """Documents of a median of 300 tokens that fill rows of 1,024; the rest is pads."""
     rng = np.random.default_rng(0)
     lengths: list[int] = []
     while sum(lengths) < rows * ROW - ROW:
@@ -31,8 +31,8 @@ def documents_of(rows: int) -> list[int]:
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
 def test_a_step_takes_the_memory_that_plan_says(compiled: bool) -> None:
-    """Base at 1,024 with microbatches of 98,304 tokens: what `plan` says must be what the allocator gives, or users buy
-    the wrong GPU; compiled it must fit one of 80 GB."""
+    """Base at 1,024 with microbatches of 98,304 tokens: `plan` must match the allocator, or users buy the wrong GPU;
+    compiled it must fit one of 80 GB."""
     need_kernel("varlen", bf16=True)
     torch._dynamo.reset()
     config, compute = ModernBertConfig(), ComputeConfig(compile=compiled)

@@ -1,4 +1,4 @@
-"""Muon where its products are of bf16: the update is that of torch.optim.Muon, and nothing waits for the device."""
+"""Muon where its products are in bf16: the update equals torch.optim.Muon's, and nothing waits for the device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = GPU_TEST
 
 @pytest.mark.parametrize("row_beta", [None, 0.95])
 def test_a_step_in_bf16(row_beta: float | None) -> None:
-    """NorMuon has no counterpart in torch: its update has the RMS that the scale gives."""
+    """NorMuon lacks a counterpart in torch: its update has the RMS that the scale gives."""
     generator = torch.Generator(DEVICE).manual_seed(0)
     ours = nn.Parameter(torch.zeros(768, 256, device=DEVICE))
     theirs = nn.Parameter(ours.detach().clone())

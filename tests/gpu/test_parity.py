@@ -95,7 +95,7 @@ def test_dropout_of_compiled_layers_has_the_right_share() -> None:
     model = build(config, attention="sdpa")
     layer = model.model.layers[0]
     outs = {}
-    layer.mlp.forward = lambda x: torch.zeros_like(x)  # what is left is the residual and the attention's output
+    layer.mlp.forward = lambda x: torch.zeros_like(x)  # leaves the residual and the attention's output
     for compiled in (False, True):
         if compiled:
             model.compile_layers()
@@ -115,7 +115,7 @@ def test_dropout_of_compiled_layers_has_the_right_share() -> None:
 
 
 def _last_hidden(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    """What the last layer gives, before the final norm."""
+    """Return the last layer's output, before the final norm."""
     found: list[torch.Tensor] = []
     hook = model.model.final_norm.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
     model.encode(batch.packed)

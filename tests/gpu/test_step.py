@@ -1,4 +1,4 @@
-"""What a step at full speed asks: no wait for the device, and perhaps capture into a CUDA graph."""
+"""Requirements of a step at full speed: no wait for the device, and perhaps capture into a CUDA graph."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_nothing_in_a_step_waits_for_the_device(attention: str, compiled: bool) 
 
 @pytest.fixture(scope="module")
 def captures() -> dict[bool, dict[str, Any]]:
-    """What a process of its own found; a capture that breaks can leave the device unusable."""
+    """Return the result of a separate process; a capture that breaks can leave the device unusable."""
     command = [sys.executable, "-m", "tests.gpu.capture"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

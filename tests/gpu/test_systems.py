@@ -1,7 +1,7 @@
-"""Every encoder and objective through `train` on the device, with what a run without settings takes there.
+"""Every encoder and objective through `train` on the device, with its default settings there.
 
 The oracle is the same run in fp32 on the CPU, eager, with the plain optimizer: losses and norms of gradients of each
-step. If this breaks, somebody's DeBERTa or teacher trains wrongly on GPUs alone, where no other test looks.
+step. If this breaks, somebody's DeBERTa or teacher trains wrongly on GPUs only, where no other test looks.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def test_a_teacher_teaches_as_on_the_cpu(tiny_run: TinyRun, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("late", [False, True], ids=["one vector", "a vector for each token"])
 def test_pairs_are_told_apart_as_on_the_cpu(contrastive_run: ContrastiveRun, tmp_path: Path, late: bool) -> None:
-    """Two passes over a batch of several microbatches, whose negatives are those of the whole batch."""
+    """Two passes over a batch of several microbatches, with negatives from the whole batch."""
     short = ["phases.main.tokens=8000", "data.validation=null"]
     short += ["objective.pooling=late", "objective.token_vectors=16"] if late else []
     assert main(["train", *contrastive_run(*on_host(*short))]) == 0

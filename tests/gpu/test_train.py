@@ -1,4 +1,4 @@
-"""Whole runs through `train` on the device: FSDP2, and a run that is killed and goes on."""
+"""Whole runs through `train` on the device: FSDP2, and a killed run that resumes."""
 
 from __future__ import annotations
 

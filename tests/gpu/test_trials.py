@@ -1,4 +1,4 @@
-"""What `doctor` tries, on a GPU: `pytest -m gpu`."""
+"""`doctor`'s trials, on a GPU: `pytest -m gpu`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 @pytest.mark.parametrize("name", TRIALS)
 def test_what_does_not_refuse_a_gpu_is_usable(name: str) -> None:
-    """A user of this GPU would be told that a kernel of ours fails."""
+    """A user of this GPU would read that a kernel of ours fails."""
     if (reason := TRIALS[name].refusal()) is not None:
         pytest.skip(reason)
     outcome = attempt(command_of(name), TRIALS[name].seconds)

@@ -27,7 +27,7 @@ Program = Callable[..., str]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Program:
-    """Runs a program in tmp_path, without this environment; returns what it printed."""
+    """Run a program in tmp_path, without this environment; return its output."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
 
     def run(*words: str, cwd: Path = tmp_path) -> str:
@@ -41,7 +41,7 @@ def run(tmp_path: Path) -> Program:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_wheel_in_a_fresh_environment_goes_from_text_to_a_model(tmp_path: Path, run: Program) -> None:
-    """Plain pip with the versions that are tested; then the command, in a folder of its own."""
+    """Plain pip with the tested versions; then the command, in a separate folder."""
     run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", "wheels", str(ROOT))
     (wheel,) = (tmp_path / "wheels").glob("*.whl")
     pins = re.findall(r"^([\w.-]+==\S+) ", (ROOT / "requirements/pinned.txt").read_text(), re.MULTILINE)

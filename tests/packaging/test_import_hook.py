@@ -51,7 +51,7 @@ assert "scipy" not in sys.modules
 
 @pytest.mark.runs
 def test_the_real_torchvision_wins(packages: Path) -> None:
-    """Whoever installs one that fits wants it used."""
+    """A user who installs a fitting release wants it used."""
     for module, names in import_stubs._STUBS["torchvision"].items():
         folder = packages / module.replace(".", "/")
         folder.mkdir()
@@ -67,7 +67,7 @@ def test_the_real_torchvision_wins(packages: Path) -> None:
 
 @pytest.mark.runs
 def test_nothing_is_imported_or_found_before_composer_is(packages: Path) -> None:
-    """The file is read by every program of the environment; transformers would ask a stand-in for what it has not."""
+    """Every program of the environment reads the file; transformers would look for missing names in a stub."""
     code = """\
 from importlib.util import find_spec
 assert find_spec("composer") is not None
@@ -80,7 +80,7 @@ print(find_spec("torchvision") is None, *sorted({"torch", "torchmetrics", "compo
 
 @pytest.fixture
 def bundle(packages: Path) -> str:
-    """Code for a program of a wheel's environment: what it brings, and a torchvision that needs no standing in."""
+    """Code for a program in a wheel's environment: the bundled libraries, and a torchvision that needs a stub."""
     for folder, version in (("bundled/composer", "0.32.1"), ("bundled/streaming", "0.13.0"), ("torchvision", "0.0")):
         (packages / folder).mkdir(parents=True)
         (packages / folder / "__init__.py").write_text(f"__version__ = {version!r}", encoding="utf-8")
@@ -147,7 +147,7 @@ def test_the_command_writes_it_beside_the_packages(monkeypatch: pytest.MonkeyPat
     assert file.suffix == ".pth" and len(file.read_text(encoding="utf-8").splitlines()) == 1
 
 
-# what Composer, Streaming and torchmetrics would import where it is installed, and a run does not use
+# imported by Composer, Streaming and torchmetrics if installed, and unused by a run
 UNUSED = (
     "transformers", "tokenizers", "huggingface_hub", "sklearn", "scipy.stats", "scipy.sparse", "scipy.special",
     "pandas", "pyarrow", "datasets", "matplotlib", "wandb", "mlflow", "tensorboard", "boto3", "google.cloud",

@@ -1,4 +1,4 @@
-"""What a stranger installs: the wheel, the pinned list, the image."""
+"""The installed forms: the wheel, the pinned list, the image."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_the_targets_that_pages_name_do_what_they_say(target: str, said: str) ->
 
 @pytest.mark.runs
 def test_a_python_that_is_not_here_is_named_and_one_that_fails_fails_all(tmp_path: Path) -> None:
-    """Else CI is green on Pythons that nobody has tried. `make` and the other Pythons are stand-ins."""
+    """Else CI is green on untested Pythons. `make` and the other Pythons are stand-ins."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in ("sh", "dirname"):
@@ -266,7 +266,7 @@ def test_a_python_that_is_not_here_is_named_and_one_that_fails_fails_all(tmp_pat
 
 @pytest.mark.runs
 def test_the_repository_holds_no_packages_and_nothing_large() -> None:
-    """What a download leaves in the folder stays in every clone for ever."""
+    """A downloaded file in the folder would stay in every clone forever."""
     done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
     if done.returncode != 0:
         pytest.skip("not a git checkout")

@@ -80,7 +80,7 @@ def test_the_phases_alone_are_the_phases_of_the_whole(name: str) -> None:
 @pytest.mark.runs
 @pytest.mark.parametrize("name", ["modernbert-base", "modernbert-large"])
 def test_tiny_has_the_keys_of_the_real_one(name: str) -> None:
-    """What the tests train stands for what a team launches: same files, same sections, same kinds of values."""
+    """The tests' runs represent a team's launches: same files, same sections, same kinds of values."""
     real = {file.name for file in (RECIPES / name).iterdir()}
     assert real == {file.name for file in (RECIPES / "tiny").iterdir()}
     for key in ("context", "decay"):
@@ -92,7 +92,7 @@ def test_tiny_has_the_keys_of_the_real_one(name: str) -> None:
 
 
 def words(data: Path, runs: Path, file: str, *overrides: str) -> list[str]:
-    """A recipe with a tenth of its tokens, of those of a long phase a thirtieth, on the tests' own text."""
+    """A recipe with a tenth of its tokens, or a thirtieth in a long phase, on the tests' own text."""
     config: RunConfig = load_run([RECIPES / file])
     shorter = []
     for name, phase in config.phases.items():
@@ -131,7 +131,7 @@ def test_the_tiny_recipe_runs_whole_and_phase_by_phase_and_grows(
     parts = [records(tmp_path / f"tiny-{name}") for name in ("1-stable", "2-context", "3-decay")]
     assert parts[0] == [entry for entry in whole if entry["phase"] == "stable"], "the first phase is the same run"
     first = next(entry for entry in whole if entry["phase"] == "context")
-    assert parts[1][0]["loss"] == first["loss"], "the second goes on with the same weights and the same text"
+    assert parts[1][0]["loss"] == first["loss"], "the second continues with the same weights and the same text"
     assert parts[2][-1]["lr"] < 0.5 * parts[2][0]["lr"]
     losses = [entry["loss"] for entry in records(tmp_path / "tiny", "validation")]
     assert len(losses) >= 3 and losses[-1] < losses[0]
@@ -201,7 +201,7 @@ def test_ettin_is_trained_as_published(size: str) -> None:
 
 
 def test_the_rate_of_bert_is_one_line_over_both_lengths() -> None:
-    """It falls to a tenth in the phase of 128 tokens and goes on from there; a jump would show in the loss."""
+    """It falls to a tenth in the phase of 128 tokens and continues from there; a jump would show in the loss."""
     config = load_run([RECIPES / "bert-base.yaml"])
     border = config.phases["short"].tokens
     assert lr_at(Clock.of(config), 327_680_000) == pytest.approx(1e-4)

@@ -1,7 +1,7 @@
-"""Files that mean harm, a row for each: what is put where in a folder that was good, by its first line's `Case`.
+"""Hostile files, a row for each: the damage to a good folder, by its first line's `Case`.
 
-None is ever committed; each is made when it is opened. What would run writes a file called `ran`, what would leave its
-folder writes one called `escaped`, and both are looked for beside the case, not in it.
+None is ever committed; each is made when it is opened. Code that runs writes a file called `ran`, an escape from the
+folder writes one called `escaped`, and both are searched for outside the case.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def object_array(name: str) -> Plant:
 
 
 def code_beside(case: Path, **config: Any) -> None:
-    """What `trust_remote_code` would run."""
+    """The code that `trust_remote_code` would run."""
     code = f"import os\nos.system({runs(case)!r})\nclass C: pass\nclass M: pass\nclass T: pass\n"
     (case / "hf/own.py").write_text(code)
     edit("hf/config.json", lambda content: content.update(config))(case)
@@ -242,7 +242,7 @@ SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(1)>"
 RUN, INDEX, HF = "runs/run", "data/train/index.json", "hf/model.safetensors"
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
 
-# name -> kind (which verbs open it), what is planted
+# name -> kind (the verbs that open it), the planted file
 HOSTILE: dict[str, tuple[str, Plant]] = {
     # pickles
     "pickle: os.system": ("composer", torch_file(lambda case: {"state": Calls(os.system, runs(case))})),

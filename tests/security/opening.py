@@ -40,7 +40,7 @@ max_characters: 100000
 
 
 def make_good(folder: Path) -> None:
-    """What every case is a copy of; its paths are relative."""
+    """The original that every case copies; its paths are relative."""
     folder.mkdir(parents=True)
     lab.write_data(folder / "data")
     text = lab.YAML.format(folder="runs", data="data")
@@ -60,7 +60,7 @@ def make_good(folder: Path) -> None:
 
 
 def sign(folder: Path) -> None:
-    """Have the card say the hashes of the files as they are now, as whoever means harm would."""
+    """Update the card's hashes to the present files, as an attacker would."""
     path = folder / CARD
     if path.is_symlink() or path.stat().st_size > 1 << 20:
         return
@@ -75,7 +75,7 @@ def sign(folder: Path) -> None:
 def open_in(
     folder: Path, words: Sequence[str], output: Path, before: Callable[[], object] = lambda: None
 ) -> dict[str, Any]:
-    """One verb in a process of its own; how it ended, the most memory it took in bytes, and what it said."""
+    """Run one verb in a separate process; return how it ended, its peak memory in bytes, and its output."""
     sys.stdout.flush()
     began = time.monotonic()
     pid = os.fork()

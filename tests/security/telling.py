@@ -25,10 +25,10 @@ class Shape(NamedTuple):
     """A secret.
 
     Attributes:
-        secret: what must be found nowhere.
+        secret: the text that must never appear.
         variable: of the environment that holds it, if one does.
-        word: on the command line, if it stands there.
-        raised: text of an error of a library in which it comes back.
+        word: on the command line, if it is there.
+        raised: text of an error of a library that contains it.
     """
 
     secret: str
@@ -75,7 +75,7 @@ def plant(which: str) -> None:
         another_host(SHAPES["the name of a host"].secret)
 
 
-# where secrets stand -> what is done with them
+# place of the secrets -> the commands that are run
 USES = {
     "as words": [["check", "run.yaml", *WORDS.values()], ["train", "run.yaml", *WORDS.values()]],
     "in errors": [["train", "run.yaml", "name=told"]],

@@ -33,7 +33,7 @@ def opened(folder: Path, which: str) -> list[dict[str, Any]]:
 
 
 def harm_of(found: dict[str, Any]) -> list[str]:
-    """What a file has done that it must not do."""
+    """Return the forbidden effects of a file."""
     harm = []
     if found["beside"]:
         harm.append(f"ran, or left its folder: {found['beside']}")

@@ -1,6 +1,6 @@
-"""Secrets in the environment, on the command line, in URLs, errors and names: found in nothing that is said or kept.
+"""Secrets in the environment, on the command line, in URLs, errors and names: absent from all output and files.
 
-If this breaks, a key is copied with a run folder, published with a model card, or read out of a log.
+If this breaks, a key is copied with a run folder, published with a model card, or read from a log.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_no_secret_is_said_or_kept(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     found = {entry.pop("use"): entry for entry in map(json.loads, done.stdout.splitlines())}
     assert {use: entry["told"] for use, entry in found.items() if entry["told"]} == {}
-    # what was looked at has really run, failed or been refused, with each secret in its place
+    # every case has really run, failed or been refused, with each secret in its place
     assert {use: entry["codes"] for use, entry in found.items()} == {
         "as words": [78, 78], "in errors": [70], "trained with": [0, 0, 0, 0],
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Runs beside a teacher: resumed as if never stopped, equal on two ranks, refused where the teacher does not fit.
+"""Runs with a teacher: resumed as if never stopped, equal on two ranks, refused if the teacher does not fit.
 
 If this breaks, a student is resumed under another teacher, or its loss depends on its ranks.
 """
@@ -170,9 +170,9 @@ def test_a_teacher_that_does_not_fit_is_refused_before_the_first_batch(
 def test_the_price_of_each_choice_is_told_before_any_training(
     tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`eval` of a student that has not begun: the larger model's own loss, that with each choice alone, that of all.
+    """`eval` of a student before training: the larger model's own loss, the loss with each choice alone, and with all.
 
-    The last is the run's first loss, and words are fewer with a trimmed tokenizer, whose rows are those of the teacher.
+    The last is the run's first loss, and words are fewer with a trimmed tokenizer, whose rows are the teacher's.
     """
     assert main(["train", *tiny_run(*WIDER)]) == 0
     large = held_out(tmp_path / "runs/teacher")[-1]

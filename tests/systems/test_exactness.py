@@ -1,6 +1,6 @@
-"""Exactness of every encoder with every objective, and of a run that changes what it is trained for.
+"""Exactness of every encoder with every objective, and of a run that changes its objective.
 
-What a user would lose: a BERT that is resumed into another run than it was, or a run whose loss depends on its ranks.
+A user would lose: a BERT that resumes as the same run, or a loss that does not depend on the ranks.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def killed_and_gone_on(words: list[str], step: int) -> None:
     assert main(["train", *words]) == 0
 
 
-# whose data go another way; others are killed in tests of their own, below and in test_replaced_tokens.py, or are slow
+# with another path of data; others are killed in separate tests, below and in test_replaced_tokens.py, or are slow
 RESUMED = {("xlnet", "permutation")}
 
 
@@ -75,7 +75,7 @@ def test_a_killed_run_goes_on_as_if_it_never_was(
 
 @pytest.mark.runs
 def test_a_run_learns_causally_and_then_from_masks(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """One run, two objectives: killed in the second phase it goes on in the second, with what the first has learnt."""
+    """One run, two objectives: killed in the second phase it continues there, with the weights of the first."""
     common = (*CAUSAL_FIRST, "checkpoint.interval_steps=3")
     assert main(["train", *tiny_run(*common, "name=whole")]) == 0
     steps = records(tmp_path / "runs/whole")
@@ -95,7 +95,7 @@ def test_a_run_learns_causally_and_then_from_masks(tiny_run: TinyRun, tmp_path: 
 
 @pytest.mark.runs
 def test_a_mask_rate_that_moves_goes_on_where_it_was(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """Half of the tokens at first, a tenth at the end, each sequence with a share of its own."""
+    """Half of the tokens at first, a tenth at the end, each sequence with its own share."""
     masks = "objective={name: mlm, mask_rate: 0.5, mask_rate_end: 0.1, mask_spread: 0.1}"
     common = (masks, "phases.long=null", "phases.short.batch_warmup=null", "checkpoint.interval_steps=2")
     assert main(["train", *tiny_run(*common, "name=whole")]) == 0
@@ -177,7 +177,7 @@ def test_words_of_a_segmenter_are_masked_whoever_computes_them(tiny_run: TinyRun
 def test_a_run_learns_in_permuted_orders_and_from_masks(
     tiny_run: TinyRun, tmp_path: Path, first: str, second: str
 ) -> None:
-    """One run, two objectives, in either turn: the clock counts text alone, and a killed run goes on bit by bit."""
+    """One run, two objectives, in either order: the clock counts text alone, and a killed run continues bit by bit."""
     phases = (f"objective={{name: {second}}}", f"phases.short.objective={{name: {first}}}")
     common = (*phases, "checkpoint.interval_steps=3")
     assert main(["train", *tiny_run(*common, "name=whole")]) == 0
@@ -214,7 +214,7 @@ def test_a_deberta_reads_longer_rows_in_a_later_phase(
 
 
 def test_a_phase_cannot_change_to_an_objective_with_other_heads(tiny_run: TinyRun, capsys: Any) -> None:
-    """Its head would have no weights, or the packing no room for its special tokens."""
+    """Its head would lack weights, or the packing room for its special tokens."""
     assert main(["check", *tiny_run("phases.long.objective={name: sop}")]) == 78
     said = capsys.readouterr().err
     assert "phases.long.objective.name=sop: cannot follow objective.name=mlm in one run" in said
@@ -249,7 +249,7 @@ def test_a_phase_cannot_have_another_z_loss(tiny_run: TinyRun, capsys: Any) -> N
 
 @pytest.mark.runs
 def test_two_phases_may_mask_by_different_rules(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """Both of one name, which is not enough to tell them apart: exact masks give the same count of a text each time."""
+    """Both with one name, so counts cannot distinguish them: exact masks give the same count of a text each time."""
     phase = "{name: mlm, mask_rate: 0.3, masking: %s}"
     for second in ("exact", "bernoulli"):
         words = tiny_run("objective={name: causal}", f"name={second}", "data.validation=null")

@@ -1,4 +1,4 @@
-"""Every encoder with every objective: it trains, goes on as if never stopped, is measured, two ranks are as one, and an
+"""Every encoder with every objective: it trains, resumes as if never stopped, is measured, two ranks equal one, and an
 export computes the same in transformers.
 """
 
@@ -40,7 +40,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "neobert": SMALL | {"num_layers": 2},
     "gemma": SMALL | {"num_layers": 2, "head_width": 16, "local_attention": 8, "global_every": 2},
 }
-# what compares texts, on shards of pairs; the second by a vector for each token
+# objectives that compare texts, on shards of pairs; the second with a vector for each token
 COMPARING = {"contrastive": {}, "late": {"pooling": "late", "token_vectors": 16}}
 OBJECTIVES = ("mlm", "causal", "sop", "permutation", "rtd", "distill", *COMPARING)
 PAIRS = [(encoder, objective) for encoder in ENCODERS for objective in OBJECTIVES]
@@ -93,7 +93,7 @@ def make_teacher(tokenizer: Path, folder: Path) -> Path:
     return folder
 
 
-# what transformers makes of the export
+# transformers' class of the export
 EXPORTED = {
     ("modernbert", "mlm"): "ModernBertForMaskedLM",
     ("modernbert", "causal"): "ModernBertDecoderForCausalLM",
@@ -192,7 +192,7 @@ def test_exported_it_computes_the_same_in_transformers(
     filled = capsys.readouterr()
     assert filled.out.count("%") == 5 and not filled.err
 
-    # and what is read from it again are the very weights
+    # and reading it returns exactly these weights
     weights = load_folder(run / "hf")
     assert all(torch.equal(weights[name], tensor) for name, tensor in found.weights().items() if name in weights)
 
@@ -239,7 +239,7 @@ def test_exported_it_scores_the_same_in_sentence_transformers(
 def test_an_albert_of_causal_order_is_not_exported(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """transformers has no decoder of it, and the encoder would let tokens see what follows them."""
+    """transformers lacks its decoder, and the encoder would let tokens see later ones."""
     assert main(["train", *system(tiny_run("phases.long=null"), "albert", "causal")]) == 0
     capsys.readouterr()
     assert main(["export", str(tmp_path / "runs/tiny")]) == 78

@@ -1,7 +1,7 @@
-"""A run that learns to tell replaced tokens, from its start to what is exported of it.
+"""A run that learns to detect replaced tokens, from its start to its exports.
 
-What a user would lose: a discriminator that says something else in transformers, embeddings without what they learnt,
-or a continued run that begins anew where nobody says so.
+A user would lose: a discriminator with the same output in transformers, embeddings with their training, or a continued
+run that restarts its generator only with a notice.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def opened(folder: Path, named: str) -> Any:
 def test_both_parts_compute_the_same_in_transformers(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], encoder: str, sharing: str
 ) -> None:
-    """Of two sequences in one packed buffer here, each alone there. What is shared or a difference is whole in each."""
+    """Of two sequences in one packed buffer here, each alone there. Shared parts and differences are whole in each."""
     words = [*system(tiny_run(*SHORT), encoder, "rtd"), f"objective.sharing={sharing}", "objective.generator_depth=0.5"]
     assert main(["train", *words]) == 0
     run, capsys_out = tmp_path / "runs/tiny", capsys.readouterr()
@@ -128,8 +128,8 @@ def test_of_some_only_the_generator_is_exported(
     named: str,
     more: tuple[str, ...],
 ) -> None:
-    """transformers has no ALBERT or XLNet with this head. An ALBERT's embeddings are narrow: both have them as they
-    are."""
+    """transformers lacks ALBERT or XLNet with this head. An ALBERT's embeddings are narrow: both models use them
+    unchanged."""
     assert main(["train", *system(tiny_run(*SHORT, *more), encoder, "rtd")]) == 0
     run = tmp_path / "runs/tiny"
     capsys.readouterr()
@@ -183,7 +183,7 @@ def test_a_deberta_v3_is_exported_as_the_released_one(
 
 @pytest.mark.runs
 def test_a_roberta_is_exported_with_positions_from_zero(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """transformers has no ELECTRA that counts positions from the padding's."""
+    """transformers lacks an ELECTRA that counts positions from the padding's."""
     model = ("model.position_offset=1", "model.segments=1")
     words = [*system(tiny_run(*SHORT), "bert", "rtd"), *model]
     assert main(["train", *words]) == 0
@@ -204,7 +204,7 @@ def test_a_roberta_is_exported_with_positions_from_zero(tiny_run: TinyRun, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("sharing", ["none", "gdes"])
 def test_other_sharing_goes_on_as_if_never_stopped(tiny_run: TinyRun, tmp_path: Path, sharing: str) -> None:
-    """With dropout, Muon and recomputation: the differences are restored as what they are. (`embeddings` is in the
+    """With dropout, Muon and recomputation: the differences are restored as differences. (`embeddings` is in the
     matrix.)"""
     common = ("model.dropout=0.1", "checkpoint.interval_steps=3", f"objective.sharing={sharing}", *SHORT)
     common = (*common, "optim={name: muon, weight_decay: 0.01}", "compute.activation_checkpointing=true")
@@ -219,7 +219,7 @@ def test_other_sharing_goes_on_as_if_never_stopped(tiny_run: TinyRun, tmp_path: 
 
 @pytest.mark.runs
 def test_the_cut_into_microbatches_does_not_matter(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """What is drawn belongs to the text: losses, and how many tokens were replaced, are those of the batch."""
+    """Samples depend on the text: losses and the number of replaced tokens do not depend on the split of the batch."""
     found = []
     for size in (128, 512):
         cut = (f"name=cut-{size}", f"phases.short.microbatch_tokens={size}")
@@ -256,8 +256,8 @@ def test_held_out_text_is_measured_by_name(
     "sharing", ["gdes", *(pytest.param(each, marks=pytest.mark.slow) for each in SHARING if each != "gdes")]
 )
 def test_weights_pass_from_one_objective_to_another(tiny_run: TinyRun, tmp_path: Path, sharing: str) -> None:
-    """Masked first, then replaced tokens, then masked again, each a run of its own: the encoder passes whole, the
-    generator begins anew, and of gdes the table is what was there and the difference nothing."""
+    """Masked first, then replaced tokens, then masked again, each a separate run: the encoder passes whole, the
+    generator restarts, and with gdes the table has the old values and the difference is zero."""
     rtd = (*SHORT, f"objective.sharing={sharing}")
     assert main(["train", *system(tiny_run(*SHORT, "name=first"), "bert", "mlm")]) == 0
     first = weights(tmp_path / "runs/first")
@@ -300,7 +300,7 @@ def test_two_ranks_are_as_one_with_other_sharing(tiny_run: TinyRun, tmp_path: Pa
 
 OPTIMIZERS = {name: f"optim={{name: {name}, lr: 5e-3, weight_decay: 0.01}}" for name in ("adamw", "muon")}
 OPTIMIZERS["stable_adamw"] = "optim={name: stable_adamw, lr: 5e-3, weight_decay: 1e-4}"
-# what each leaves as it is
+# parameters that each phase leaves unchanged
 IDLE = {"rtd": ("head.", "decoder.")} | dict.fromkeys(("mlm", "causal", "permutation"), ("generator.", "token_head."))
 
 
@@ -317,7 +317,7 @@ def at_the_switch(run: Path) -> Checkpoint:
 
 
 def assert_idle_stood_still(run: Path, first: str) -> None:
-    """In the first phase what it has not, in the second what the other had, bit by bit; and no moments move."""
+    """In the first phase the parameters it lacks, in the second the other's, bit by bit; and no moments move."""
     switch, last = at_the_switch(run), newest(run)
     fresh = build_model(switch.config.model, switch.config.objective)
     initialize(fresh, switch.config.model, switch.config.seed)
@@ -354,8 +354,8 @@ def assert_idle_stood_still(run: Path, first: str) -> None:
 def test_a_run_learns_masked_tokens_and_replaced_ones(
     tiny_run: TinyRun, tmp_path: Path, encoder: str, first: str, sharing: str, optim: str
 ) -> None:
-    """One run, in either turn. What a phase leaves idle does not even decay; the run learns in both; each phase is
-    measured by what it trains; killed in each phase it goes on bit by bit."""
+    """One run, in either order. Idle parameters do not even decay; the run learns in both; each phase is measured
+    by its own objective; killed in each phase it continues bit by bit."""
     dropout = "model.attention_out_dropout=0.1" if encoder == "modernbert" else "model.dropout=0.1"
     common = (*both(first, sharing, optim), dropout, "checkpoint.interval_steps=3")
     assert main(["train", *system(tiny_run(*common, "name=whole"), encoder, "rtd")]) == 0
@@ -383,8 +383,8 @@ def test_a_run_learns_masked_tokens_and_replaced_ones(
 def test_each_phase_is_exported_as_what_it_trained(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], encoder: str, sharing: str
 ) -> None:
-    """The first as a masked-LM model, whose decoder is tied to what the embeddings come to; the last to tell tokens.
-    A generator that has learnt nothing is not exported. Probes read the model in both."""
+    """The first as a masked-LM model, whose decoder is tied to the effective embeddings; the last as a discriminator.
+    An untrained generator is not exported. Probes read the model in both."""
     texts = tmp_path / "texts.jsonl"
     texts.write_text("".join(json.dumps({"text": f"a b {i % 7}", "label": i % 2}) + "\n" for i in range(40)))
     probe = f"evals.toy={{name: probe, train: {texts}, every_tokens: 3000}}"
@@ -424,7 +424,7 @@ def test_each_phase_is_exported_as_what_it_trained(
     [("mlm", "gdes", "stable_adamw"), ("rtd", "embeddings", "muon"), ("mlm", "none", "adamw")],
 )
 def test_two_ranks_leave_the_same_idle(tiny_run: TinyRun, tmp_path: Path, first: str, sharing: str, optim: str) -> None:
-    """Sharded and replicated: what one rank leaves without a gradient, nobody gives one."""
+    """Sharded and replicated: a parameter without a gradient on one rank gets none from another."""
 
     def words(*more: str) -> list[str]:
         return system(tiny_run(*both(first, sharing, optim), *more), "bert", "rtd")
@@ -444,7 +444,7 @@ def test_two_ranks_leave_the_same_idle(tiny_run: TinyRun, tmp_path: Path, first:
 
 @pytest.mark.runs
 def test_a_phase_needs_the_heads_that_it_trains(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
-    """Else there would be no generator, or nothing that predicts; the remedy is a key, or a run of its own."""
+    """Else it would lack a generator, or a head that predicts; the remedy is a key, or a separate run."""
     assert main(["check", *tiny_run("phases.long.objective={name: rtd}")]) == 78
     said = capsys.readouterr().err
     assert "phases.long.objective.name=rtd: cannot follow objective.name=mlm" in said
@@ -469,7 +469,7 @@ def test_a_phase_needs_the_heads_that_it_trains(tiny_run: TinyRun, capsys: pytes
 def test_what_was_trained_beside_a_model_must_fit_a_branch(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One of another sharing would have weights for nobody; one of its own goes on."""
+    """With another sharing weights would be unused; a separate run continues."""
     assert main(["train", *system(tiny_run(*SHORT, "name=first"), "bert", "rtd")]) == 0
     branch = (*SHORT, "name=second", f"start.checkpoint={tmp_path / 'runs/first'}")
     capsys.readouterr()
