@@ -62,9 +62,9 @@ def row_of_room(room: str) -> tuple[str, ...]:
     """Return the allowed imports of a room, by the docstring of its __init__."""
     text = (ROOT / "modernbert_train" / room / "__init__.py").read_text("utf-8")
     docstring = ast.get_docstring(ast.parse(text)) or ""
-    assert len(docstring.splitlines()) >= 3, f"modernbert_train/{room}: what it is for, what changes alone, its imports"
+    assert len(docstring.splitlines()) >= 3, f"modernbert_train/{room}: its purpose, its decisions, its imports"
     found = re.search(r"^Imports: ([^.]+(?:\.\w[^.]*)*)\.$", docstring, flags=re.MULTILINE)
-    assert found is not None, f"modernbert_train/{room}/__init__.py: its docstring has no line `Imports: room, room.`"
+    assert found is not None, f"modernbert_train/{room}/__init__.py: its docstring lacks a line `Imports: room, room.`"
     return tuple(name for name in re.split(r",\s+", found[1]) if name != "nothing")
 
 
@@ -235,7 +235,7 @@ def violation(found: Import) -> str | None:
     if target.split(".")[0] in PACKAGES:
         row = row_of(source, PROJECT)
         if row is None:
-            return f"{place}: {source} is in no room and has no row in {Path(__file__).name}."
+            return f"{place}: {source} is in no room, and {Path(__file__).name} lacks a row for it."
         packages = tuple(f"{name}." for name in PACKAGES)
         allowed = [row, *(n if n.startswith(packages) else f"modernbert_train.{n}" for n in PROJECT[row])]
         target = re.sub(r"^modernbert_train\.errors\b", "modernbert_train.core.errors", target)  # its room
@@ -293,10 +293,9 @@ def test_a_forbidden_import_is_found_with_its_line(path: str, line: str, message
     assert said is not None and said.startswith(f"{path}:4: ") and message in said
 
 
-# A part of the program is given its own sections of the configuration, and the whole run stays with a few. What a
-# function is given is what it can depend on: `config.checkpoint` says that nothing else of a run changes when a
-# checkpoint is written. Somebody who changes a key reads few files to know what it does, and a part can be tried or
-# reused without a whole run made up around it.
+# A part of the program receives only its sections of the configuration, and few parts the whole run. A function can
+# only depend on its arguments: one with `config.checkpoint` cannot depend on other sections of a run. The effect of a
+# key is then found in few files, and a part can be tried or reused without inventing a whole run around it.
 
 MOST_FILES = 190  # that `train` is imported with
 WHOLE = "RunConfig"
@@ -437,9 +436,9 @@ def followed(start: Place) -> dict[str, set[str]]:
 
 @pytest.mark.runs
 def test_whoever_follows_a_run_from_train_passes_few_modules() -> None:
-    """Else nobody can say which files a key reaches, or build a part without a whole run.
+    """Else the files that a key reaches are unknown, and a part cannot be built without a whole run.
 
-    Give a new part its own sections, or a small object that is made of them once, as clock.py's of the phases.
+    Give a new part its own sections, or a small object that is built from them once, like clock.py's from the phases.
     """
     found = followed(Place("modernbert_train.train.session", "train"))
     assert found["modernbert_train.train.build"] and found["modernbert_train.config.check"], "it follows calls"
@@ -480,7 +479,7 @@ def imports_of_a_start(first: str) -> set[str]:
 def test_a_start_imports_the_kinds_that_it_uses() -> None:
     """Encoders, objectives, heads and evaluations are rows of tables, imported when a run has one.
 
-    Whoever reads how a run starts has to know these files, and every start pays for them.
+    A reader of a run's start must know these files, and every start pays for them.
     """
     found = imports_of_a_start("modernbert_train.train.session")
     assert "modernbert_train.train.step" in found and "modernbert_train.config.albert" in found, "it follows imports"

@@ -1,8 +1,8 @@
 """A reader's folder for the commands of the documentation, and how a test types them.
 
-The folder has the repository's `yamls/`, forty short texts in `my/texts`, and nothing else: what a command needs must
-come from a command before it, or from PREPARED, which makes the files that a page takes for given. Commands run as they
-stand, but for SMALLER, which makes what is trained small.
+The folder has only the repository's `yamls/` and forty short texts in `my/texts`: a command's inputs must come from a
+command before it, or from PREPARED, which makes the files that a page assumes. Commands run unchanged, except for
+SMALLER, which makes models and runs small.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def furnish(folder: Path) -> None:
     (folder / "my/queries.txt").write_text("Return the sum.\nWhat does this module do?\n", encoding="utf-8")
 
 
-# --- what a page takes for given -----------------------------------------------------------------------------------
+# --- files that a page assumes -------------------------------------------------------------------------------------
 
 
 def as_step(folder: Path, step: int) -> None:

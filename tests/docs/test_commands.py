@@ -104,7 +104,7 @@ def test_there_are_commands_and_each_mark_is_one_of_a_few() -> None:
     typed = [
         text for page in written for text, _ in ALL[page.name] if text.startswith(("python ", "modernbert-train "))
     ]
-    assert len(lines) == len(typed), "one stands in another block"
+    assert len(lines) == len(typed), "one is in another block"
     assert not [part for part in SMALLER if not any(part in command.text for command in found)], "no command has it"
 
 

@@ -1,7 +1,7 @@
-"""What tests on a GPU share: the device, a mark for them, models, batches of fixed shape, and transformers' twin.
+"""Common parts of the tests on a GPU: the device, a mark, models, batches of fixed shape, and transformers' twin.
 
-`MODERNBERT_TEST_DEVICE=cpu pytest -m gpu tests/gpu` runs those that mean something without a GPU, with the kernels that
-a CPU has and at smaller sizes: to try a test before a GPU is at hand.
+`MODERNBERT_TEST_DEVICE=cpu pytest -m gpu tests/gpu` runs the tests that are meaningful without a GPU, with a CPU's
+kernels and at smaller sizes: to try a test before a GPU is available.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ def need_kernel(name: str, bf16: bool) -> None:
 def make_batch(
     documents: Sequence[int], row_tokens: int, vocab_size: int, *, boundaries: int = 64, seed: int = 0, rows: int = 1
 ) -> Batch:
-    """A microbatch on the device whose shape depends on the line alone: 30 % of it may be predicted.
+    """Return a microbatch on the device whose shape depends on the buffer alone; 30 % of it may be predicted.
 
     Args:
-        documents: their lengths; each stays whole, and what they leave of the line is a sequence of pads.
+        documents: their lengths; each stays whole, and the rest of the buffer is a sequence of pads.
         row_tokens: of a row, which no document exceeds.
         vocab_size: ids are drawn from it.
         boundaries: length of cu_seqlens.
         seed: of the ids.
-        rows: in the line.
+        rows: in the buffer.
     """
     total = rows * row_tokens
     generator = torch.Generator().manual_seed(seed)

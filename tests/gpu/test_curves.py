@@ -1,8 +1,8 @@
-"""Sixty steps of training in bf16 beside fp32: the gate that a kernel or a compile mode passes before it is a default.
+"""Sixty steps of training in bf16 and in fp32: the gate that a kernel or a compile mode passes before it is a default.
 
 The text is a Markov chain, masked by the real objective, and StableAdamW trains on it. All runs see the same documents
-under the same masks. bf16 alone moves a curve, and so does the order in which numbers are added; so the fast run is
-held against a band, and against how far two plain bf16 runs are from fp32, one of them with its documents in reverse.
+under the same masks. bf16 alone moves a curve, and so does the order of summation; so the fast run is compared with a
+band, and with the distance of two plain bf16 runs from fp32, one of them with its documents in reverse.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def test_training_in_bf16_follows_fp32() -> None:
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_the_fast_path_follows_fp32_as_plain_bf16_does(compiled: bool) -> None:
-    """What training takes by default, `auto` in bf16 with compiled layers, against plain attention in fp32: within the
-    band, and on average no more than three times as far off as rounding itself puts a run."""
+    """The default of training, `auto` in bf16 with compiled layers, compared with plain attention in fp32: within the
+    band, and on average at most three times as far off as rounding alone."""
     exact = curve("sdpa", bf16=False)
     rounding = max(np.mean(distance(curve("sdpa", bf16=True, reverse=reverse), exact)) for reverse in (False, True))
     found = distance(curve("auto", bf16=True, compiled=compiled), exact)

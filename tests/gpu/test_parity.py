@@ -61,9 +61,9 @@ def test_compiled_layers_compute_what_eager_ones_do_and_compile_once(attention: 
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
 def test_the_model_equals_transformers(bf16: bool) -> None:
-    """Hidden states, loss and gradients of packed rows, with the kernel that training would choose, beside documents
-    computed one by one in transformers: what we train is what users load. In bf16 ours may be as far from fp32 as
-    theirs is, half as much again for another order of sums."""
+    """Hidden states, loss and gradients of packed rows, with training's kernel, equal documents computed one by one in
+    transformers: users load exactly the trained model. In bf16 ours may be as far from fp32 as theirs, and half as much
+    again for another order of sums."""
     shape = {"hidden_size": 768, "num_heads": 12, "intermediate_size": 1152, "num_layers": 22, "init_std": 0.02}
     config = small(local_attention=128, global_rope_theta=160_000.0, **(shape if ON_GPU else {}))
     model = build(config)

@@ -40,7 +40,7 @@ def test_fsdp2_trains_on_one_rank_as_no_sharding_does(
     tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three steps through FSDP2 with NCCL: the wrapping, autocast within it, the optimizer on shards and the checkpoint
-    work on a GPU. One rank has nothing to share, so `train` would leave FSDP2 out; it is asked for all the same."""
+    work on a GPU. With one rank `train` would leave FSDP2 out, so it is forced."""
     short = [*COMMON, "phases.long=null", "phases.short={tokens: 1200, batch_warmup: null}", "data.validation=null"]
     assert main(["train", *tiny_run(*short, "name=whole")]) == 0
     for module in (adapters, build):
@@ -63,7 +63,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """kill -9 in the middle, then the same command: with compute.deterministic bit for bit the same record,
-    validation and weights, in bf16, with dropout, whatever the allocator or an atomic addition did the first time."""
+    validation and weights, in bf16, with dropout, despite the allocator and atomic additions."""
     monkeypatch.setattr(runs, "TRAIN", [sys.executable, "-c", PROGRAM, "train"])
     words = [*COMMON, "compute.deterministic=true", "model.attention_out_dropout=0.1", "checkpoint.interval_steps=2"]
     whole, broken = tmp_path / "runs/whole", tmp_path / "runs/broken"

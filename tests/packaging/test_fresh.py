@@ -1,5 +1,5 @@
-"""The package in an environment with nothing else: from its wheel, as `pip install modernbert-train` gives it outside
-the checkout, and by `uv sync` in one.
+"""The package in an otherwise empty environment: from its wheel, by `pip install modernbert-train` outside the checkout,
+and by `uv sync` in one.
 
 Slow, and needs a package index: `make test-wheel`.
 """

@@ -157,8 +157,8 @@ UNUSED = (
 
 @pytest.mark.slow
 def test_a_run_imports_nothing_heavy_that_it_does_not_use(tiny_run: TinyRun) -> None:
-    """They are half of the time until the first step. torch itself imports sympy and torch._dynamo. And before torch
-    something is said: loading it takes ten seconds or more, and a silent terminal looks like one that hangs."""
+    """They are half of the time until the first step. torch itself imports sympy and torch._dynamo. And a line is
+    printed before torch: loading it takes ten seconds or more, and a silent terminal looks like a hang."""
     words = tiny_run("phases.long=null", "phases.short={tokens: 500, batch_warmup: null}", "data.validation=null")
     code = f"""\
 import builtins, sys
@@ -224,9 +224,9 @@ print("all there")
 def test_a_users_callback_can_be_written_and_what_was_left_for_later_is_all_there(
     packages: Path, afterwards: str
 ) -> None:
-    """Composer is unusable in one's own files otherwise: there is no torchvision, and its import wants one. SciPy
-    waits, of which torchmetrics imports its signal processing: a second of every start, for nothing. A user's own
-    metric or callback may use transformers itself, or what torchmetrics and Composer make of it."""
+    """Otherwise Composer is unusable in a user's files: torchvision is absent, and its import needs one. SciPy is
+    delayed, since torchmetrics imports its signal processing: a second of every start, unused. A user's own metric or
+    callback may use transformers itself, or through torchmetrics and Composer."""
     done = run(packages, CALLBACK + afterwards)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -235,7 +235,7 @@ def test_a_users_callback_can_be_written_and_what_was_left_for_later_is_all_ther
 
 @pytest.mark.runs
 def test_a_loaded_transformers_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user's program that has imported it goes on with the real one; otherwise a stand-in takes its place."""
+    """A user's program that has imported it continues with the real one; otherwise a stub replaces it."""
 
     def stands_in() -> bool:
         finders = list(sys.meta_path)
@@ -256,6 +256,6 @@ def test_a_loaded_transformers_is_not_hidden(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 def test_scipy_does_not_wait_where_transformers_is_there(packages: Path) -> None:
-    """What torchmetrics takes from it then is real, and imports scikit-learn where that is installed."""
+    """Then torchmetrics' imports from it are real, and import scikit-learn if that is installed."""
     done = run(packages, "import transformers, composer\nprint(transformers.AutoModel.__name__)")
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "AutoModel", done.stderr

@@ -1,4 +1,4 @@
-"""requirements/install.sh with a Python that only pretends: what is called, when nothing is, and what a kill leaves."""
+"""requirements/install.sh with a fake Python: its calls, when there are none, and the state after a kill."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Machine:
         return subprocess.run(command, env=base | environment, capture_output=True, text=True, check=False)
 
     def calls(self) -> list[str]:
-        """What was asked of Python since the last look; questions that change nothing are left out."""
+        """Return Python's calls since the last look, without queries that change nothing."""
         path = self.folder / "calls"
         lines = path.read_text().splitlines() if path.exists() else []
         path.unlink(missing_ok=True)

@@ -82,8 +82,8 @@ def test_everything_declared_is_in_the_list(project: dict[str, Any]) -> None:
 
 
 def test_requirements_that_uv_is_told_are_the_true_ones_without_the_caps(project: dict[str, Any]) -> None:
-    """What the correction leaves out must be what overrides.txt leaves out, for the releases in use. And a wheel, which
-    brings both libraries with it, declares the same for them."""
+    """The correction and overrides.txt must drop the same requirements, for the releases in use. And a wheel, which
+    bundles both libraries, declares the same for them."""
     own = project["project"]["dependencies"]
     overrides = (ROOT / "requirements/overrides.txt").read_text()
     never = set(re.findall(r"^([\w-]+) ; sys_platform", overrides, re.MULTILINE))
@@ -103,7 +103,7 @@ def test_requirements_that_uv_is_told_are_the_true_ones_without_the_caps(project
 @pytest.mark.slow
 def test_the_wheel_holds_all_that_is_needed_and_nothing_else(tmp_path: Path, project: dict[str, Any]) -> None:
     """A build forgets py.typed, styles and recipes silently; tests must not be installed. Composer and Streaming are in
-    it unchanged, since no pip would install what they declare."""
+    it unchanged, since pip could not install their declared requirements."""
     if int(version("setuptools").split(".")[0]) < 77:
         pytest.skip("building offline needs setuptools 77 in this environment")
     source = tmp_path / "source"

@@ -1,10 +1,10 @@
-"""Opens hostile files, each in a process of its own that is forked from one that has imported everything.
+"""Opens hostile files, each in a separate process that is forked from one with all imports.
 
     python -m tests.security.opening FOLDER few|first|all [NAME ...]
 
-`few`: of each sort of file and harm one, by one verb; `first`: each by one verb; `all`: each by every verb. Prints a
-line of JSON for each file and verb. A file is opened in a copy of a folder that was good: data, tokenizer, a
-trained run, its export, texts, their YAML. A process may take 3 GB beyond what the imports do, and 40 seconds.
+`few`: one of each sort of file and harm, by one verb; `first`: each by one verb; `all`: each by every verb. Prints a
+line of JSON for each file and verb. A file is opened in a copy of a good folder: data, tokenizer, a trained run, its
+export, texts, their YAML. A process may take 3 GB more than the imports, and 40 seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.drill.warm import _print_to, prepare
 from modernbert_train.data.dataset_card import CARD, LENGTHS, file_sha256
 
 SECRET = "pl4nted-s3cret-value"
-VICTIM = "what stands here must stay\n"
+VICTIM = "this text must stay\n"
 ADDRESSES, SECONDS = 3 << 30, 40
 SPEC = """\
 out: prepared

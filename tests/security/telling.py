@@ -1,8 +1,8 @@
-"""Plants secrets, does what a user does, and looks for them in all that was said and written.
+"""Plants secrets, does a user's work, and looks for them in all output and files.
 
     python -m tests.security.telling FOLDER
 
-Prints a line of JSON for each of USES: all secrets at once on the command line, in the errors of libraries, and in the
+Prints a line of JSON for each of USES: all secrets together on the command line, in the errors of libraries, and in the
 environment of a run that trains, is exported, reported and listed.
 """
 
