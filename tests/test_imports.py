@@ -282,7 +282,7 @@ def test_the_rooms_are_few_and_in_order() -> None:
         ("modernbert_train/batch.py", "from modernbert_train.config.schema import RunConfig", "batch may import only"),
         ("modernbert_train/weights/push.py", "from modernbert_train import __version__", "imports the root"),
         ("modernbert_train/data/loader.py", "from .mds import TokenShards", "a relative import"),
-        ("modernbert_train/new.py", "from modernbert_train.errors import RunError", "has no row in"),
+        ("modernbert_train/new.py", "from modernbert_train.errors import RunError", "lacks a row for it"),
     ],
 )
 def test_a_forbidden_import_is_found_with_its_line(path: str, line: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""The package in an otherwise empty environment: from its wheel, by `pip install modernbert-train` outside the checkout,
+"""The package in an empty environment: from its wheel, by `pip install modernbert-train` outside the checkout,
 and by `uv sync` in one.
 
 Slow, and needs a package index: `make test-wheel`.
