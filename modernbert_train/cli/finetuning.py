@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from modernbert_train.cli.arguments import MODEL, many_imports
-from modernbert_train.cli.parser import Call, positive
+from modernbert_train.cli.parser import Call, positive, whole
 from modernbert_train.core.installed import YAMLS
 from modernbert_train.errors import ConfigError
 
@@ -21,8 +21,8 @@ def finetune(parser: argparse.ArgumentParser) -> Call:
     parser.add_argument("run", nargs="*", metavar="TASK [KEY=VALUE]", help=words)
     words = f"{MODEL}; of these also frozen:MODEL and untrained:MODEL"
     parser.add_argument("--model", nargs="+", required=True, metavar="MODEL", help=words)
-    words = "one run each, in place of seed=; the paper's are 1618 42 6033 3145"
-    parser.add_argument("--seeds", nargs="+", type=positive, metavar="N", help=words)
+    words = "one run each, overriding seed=; the paper's are 1618 42 6033 3145"
+    parser.add_argument("--seeds", nargs="+", type=whole, metavar="N", help=words)
     words = "folder of many runs, every task with every model and seed, and of their table"
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=words)
     words = "runs at a time, of many; default: one for each GPU, or one"
@@ -77,8 +77,12 @@ def _finetune(options: argparse.Namespace) -> None:
 
         finetune_many(tasks, models, options.seeds, options.out, options.jobs, overrides, retry=options.retry)
         return
+    from modernbert_train.evaluate.finetune.task import check_before, named_model
     from modernbert_train.report.progress import stage
+    from modernbert_train.weights.names import look_up
 
+    check_before(tasks[0], overrides)
+    look_up(named_model(models[0]).source)
     stage("loading torch and Composer")
     with many_imports():
         from modernbert_train.train.finetune import finetune

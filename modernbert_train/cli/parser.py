@@ -68,6 +68,13 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def whole(text: str) -> int:
+    """A whole number from 0, for `type=`."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text}: a whole number is expected")
+    return int(text)
+
+
 def token_count(text: str) -> int:
     """A number of tokens such as 2B, 300M or 1.5T, for `type=`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgbt]?)", text.replace("_", "").lower())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.cli.arguments import MODEL, named_checkpoint, read_run, with_licence, with_run
-from modernbert_train.cli.parser import Call, positive
+from modernbert_train.cli.parser import Call, positive, whole
 from modernbert_train.core.text import printable
 from modernbert_train.errors import ConfigError
 from modernbert_train.plan.resolve import resolve
@@ -21,12 +21,14 @@ def evaluate(parser: argparse.ArgumentParser) -> Call:
     words = "fine-tune each model on the tasks of a suite of yamls/suites, such as quick, or of a YAML file of your own"
     parser.add_argument("--suite", metavar="NAME", help=words)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="of a suite: folder of all runs and of their table")
-    words = "of a suite: in place of its own; more of them are added to what is there"
-    parser.add_argument("--seeds", nargs="+", type=positive, metavar="N", help=words)
+    words = "of a suite: override its seeds; results of other seeds are kept"
+    parser.add_argument("--seeds", nargs="+", type=whole, metavar="N", help=words)
     words = "of a suite: runs at a time; default: one for each GPU, or one"
     parser.add_argument("--jobs", type=positive, metavar="N", help=words)
     parser.add_argument("--retry", action="store_true", help="of a suite: repeat runs that failed before")
-    parser.add_argument("--dry-run", action="store_true", help="of a suite: print the number of runs, and end")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="of a suite: print the number of runs and missing data, and end"
+    )
 
     def call(options: argparse.Namespace) -> None:
         given = [word for word in ("out", "seeds", "jobs", "retry", "dry_run") if getattr(options, word)]

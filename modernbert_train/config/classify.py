@@ -131,6 +131,10 @@ class ClassifyConfig(LabelledConfig):
     def task_kind(self) -> str:
         return self.kind
 
+    @property
+    def told_classes(self) -> tuple[str, ...]:
+        return (self.kind,) if self.kind == "regression" else super().told_classes  # an export names its one score
+
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """See `ObjectiveConfig`."""
         return {"class": 1 / sequence_tokens}

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from modernbert_train.core.text import printable
 from modernbert_train.distributed.stop_signals import handled_by
 from modernbert_train.errors import StoppedEarly
 
@@ -170,3 +171,11 @@ def last_words(log: Path) -> str:
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     lines = [line.strip() for line in text.split("\n$ ")[-1].splitlines()[1:] if line.strip()]
     return ([line for line in lines if "error:" in line.lower()] or lines or ["it said nothing"])[-1][:400]
+
+
+def newest_line(log: Path) -> str:
+    """The last line of a job's log, which tells how far the job is."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 4096))
+        lines = file.read().decode("utf-8", "replace").split("\n")
+    return printable(next((line.strip() for line in reversed(lines) if line.strip()), ""))[:200]

@@ -1,13 +1,14 @@
-"""Compare the classes or scores that a model predicts with those of labelled texts: a fine-tuning's validation.
+"""Compare predictions with labelled texts: the validation of a fine-tuning.
 
-Every text counts once, also those whose class training had not: they cannot be told right. Ranks share the texts; the
-figures are made of all of them, in fp64, and are the same on any number of ranks.
+Every text counts once, also if its class is missing in training, where no prediction is right. Ranks share the texts;
+figures are computed from all of them, in fp64, and are the same on any number of ranks.
 
 Shape legend: N texts, or tokens of one, W words of all texts, T tokens of all, L logits.
 """
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import cast
 
@@ -28,13 +29,17 @@ from modernbert_train.data.open_shards import open_shards
 from modernbert_train.data.packing import SPECIAL_TOKENS
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.group import num_ranks, sum_over_ranks, this_rank
+from modernbert_train.distributed.launched import speaks_for_all
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.embeddings import entered, plan_rows
 from modernbert_train.evaluate.finetune.kinds import kind_of
+from modernbert_train.evaluate.finetune.numbers import Outputs
 from modernbert_train.evaluate.heldout import HeldOutTexts
 from modernbert_train.models.classifier import Classifier
 from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.objectives import build_objective
+
+_LINE_SECONDS = 60  # between two lines about texts that take longer
 
 
 class Scores:
@@ -55,7 +60,7 @@ class Scores:
         shards = open_shards(folder, texts.data, vocabulary)
         if shards.labels is None:
             raise DataError(f"{key}.shards={settings.shards}: without labels. Name shards that `finetune` has written.")
-        self._settings = settings
+        self._key, self._settings = key, settings
         self._lengths = shards.lengths
         self._labels: DocumentLabels = shards.labels
         streams = TokenStreams([Stream(key, 0, shards)])
@@ -73,7 +78,7 @@ class Scores:
         labels = [self._labels[number] for number in range(len(self._lengths))]
         sizes = [self._told_of(number, cast(LabelledConfig, objective)) for number in range(len(labels))]
         kind = kind_of(cast(LabelledConfig, objective).task_kind)
-        figures = kind.figures(logits, labels, sizes, objective, self._settings)
+        figures = kind.figures(Outputs(logits, labels, sizes, objective, self._settings))
         figures.setdefault(f"{COUNT}texts", float(len(labels)))
         return figures
 
@@ -92,11 +97,14 @@ class Scores:
         logits_WL = torch.zeros(int(ends_N[-1]), objective.num_told, device=compute.device)
         was_training = model.training
         model.eval()
-        at = 0
+        at, shown = 0, time.monotonic()
         with entered(model, "predict") as told:
             assert isinstance(told, Classifier)
             for batch in self._maker.microbatches(mine, plan):
                 rows, at = mine[at : at + batch.num_rows], at + batch.num_rows
+                if speaks_for_all() and time.monotonic() - shown >= _LINE_SECONDS:
+                    shown = time.monotonic()
+                    print(f"{self._key}: {at:,} of {len(mine):,} rows of texts", flush=True)
                 numbers = [chunk.document for row in rows for chunk in row]
                 places = [np.arange(ends_N[number] - words_N[number], ends_N[number]) for number in numbers]
                 place_W = torch.from_numpy(np.concatenate([*places, np.empty(0, dtype=np.int64)]))

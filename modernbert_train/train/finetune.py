@@ -91,7 +91,7 @@ def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
             if task.lora is not None:
                 _export_adapter(outcome.checkpoint, named.source, folder)
         write_predictions(config, task, prepared, outcome.checkpoint, folder / PREDICTIONS)
-        write_result(result, task_name, task, wanted, config, prepared, outcome)  # last: where it is, the run is done
+        write_result(result, task_name, task, wanted, config, prepared, outcome)  # last: this file marks a finished run
         if task.best is not None:
             remove_others(config, outcome)
         _keep(source, weights, named, Path(task_name).stem, config, outcome.figures)

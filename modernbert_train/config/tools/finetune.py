@@ -72,17 +72,17 @@ class TaskConfig:
     overlap_tokens: int = 128  # that two windows of a long context share, as transformers' doc_stride
     id_column: str | None = None  # column of what names a text in predictions.jsonl, where its line does not do
     label_separator: str = ","  # multi-label: between the classes of a text, where they are not a list
-    # classes in the order of the logits, where a whole number may mean the class of that place; []: those of `train`
+    # classes in the order of the logits, where a whole number may mean the class of that place; []: as in `train`
     labels: list[str] = field(default_factory=list)
     metrics: list[str] = field(default_factory=list)  # []: the usual one; see docs/finetuning.md
     # the epoch that counts is that with the best of this metric, or the lowest `loss`, on the first of `validation`;
     # None: the last
     best: str | None = None
     lr: float = knob(5e-5, above=0)  # peak
-    # of each step at the peak, whatever the rate: Composer's decoupled decay
+    # of each step at the peak, independent of the rate: Composer's decoupled decay
     weight_decay: float = knob(1e-5, low=0, below=1, why=_SHRINKS)
     epochs: float = knob(3.0, above=0)
-    steps: int | None = knob(None, above=0)  # about so many updates, in place of epochs
+    steps: int | None = knob(None, above=0)  # about so many updates, which override epochs
     large: LargeConfig = field(default_factory=LargeConfig)
     # the encoder keeps its weights, and a linear head learns on its states: a baseline, and a measure of the encoder
     freeze: bool = False
@@ -95,7 +95,7 @@ class TaskConfig:
     max_grad_norm: float | None = knob(1.0, above=0, why="or null, which does not clip")
     # share of the training in which the rate rises; then it falls, linearly, to 0
     warmup: float = knob(0.06, low=0, below=1)
-    pooling: Literal["cls", "mean"] | None = None  # None: mean of a ModernBERT and of what is frozen, cls of others
+    pooling: Literal["cls", "mean"] | None = None  # None: mean for ModernBERT and frozen encoders, cls for others
 
     @property
     def measured(self) -> list[str]:

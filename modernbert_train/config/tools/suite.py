@@ -28,7 +28,7 @@ class SuiteTaskConfig:
     """A task of a suite: exactly one of `finetune`, `retrieval`, `beir` and `mteb`."""
 
     finetune: str | None = None  # a task of yamls/tasks, or a YAML file; its name is relative to the suite's folder
-    retrieval: str | None = None  # a recipe of `retrieval train`, with what it is measured on
+    retrieval: str | None = None  # a recipe of `retrieval train`, with its evaluation sets
     beir: Any = None  # a folder in BEIR's format, a set of BEIR by name, or a list: a column of each, and the mean
     mteb: Any = None  # a task of mteb by name, or a list, as `beir`
     after: str | None = None  # another task of the suite: its chosen run of the same seed has the first weights
@@ -39,7 +39,7 @@ class SuiteTaskConfig:
     choices: dict[str, list[Any]] = field(default_factory=dict)
     choose_on: str | None = None  # split; None: `split`
     choose_seeds: int | None = None  # the choice is made with so many of the seeds; None: all
-    split: str | None = None  # whose figure stands in the table; None: the mean of all that are measured
+    split: str | None = None  # whose figure the table shows; None: the mean of all that are measured
     metric: str | None = None  # None: the first of the task; ndcg_at_10 of retrieval, main_score of mteb
     # files with predictions of the chosen run, by name without .tsv, in OUT/submission
     submit: dict[str, SubmitConfig] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class SuiteTaskConfig:
 class PublishedConfig:
     """A row that others published, which the table marks as such."""
 
-    source: str = MISSING  # of the figures, for whoever wants to look
+    source: str = MISSING  # of the figures: the paper and its table
     figures: dict[str, float] = field(default_factory=dict)  # in percent, by task or group
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from modernbert_train.batch import IGNORED_LABEL
 from modernbert_train.config.evals import COUNT
-from modernbert_train.config.schema import ModelConfig, ScoresConfig
+from modernbert_train.config.schema import ModelConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.read_json import read_json
 from modernbert_train.data.tables import Row, read_rows, shown_value
@@ -23,7 +23,8 @@ from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.classes import DIGITS
 from modernbert_train.evaluate.finetune.counts import Counts
 from modernbert_train.evaluate.finetune.examples import TRAIN, Encoded, Example, Split
-from modernbert_train.evaluate.finetune.numbers import Labels, Logits
+from modernbert_train.evaluate.finetune.kinds import Kind
+from modernbert_train.evaluate.finetune.numbers import Labels, Logits, Outputs
 from modernbert_train.evaluate.finetune.texts import KEYS
 from modernbert_train.evaluate.finetune.tokens import Reader
 from modernbert_train.evaluate.texts_beside import read_texts
@@ -39,12 +40,11 @@ class Span(NamedTuple):
     start: int
 
 
-class Answers:
+class Answers(Kind):
     """See `Kind`."""
 
     ends: tuple[str, ...] = (SQUAD, ".jsonl", ".parquet")
     decides: tuple[str, ...] = ("unanswerable", "overlap_tokens")
-    repeats = True
 
     def problems(self, task: TaskConfig) -> Iterator[str]:
         """See `Kind`."""
@@ -156,27 +156,17 @@ class Answers:
         own = {key: getattr(task, key) for key in ("unanswerable", "null_threshold", "max_answer_tokens")}
         return {"name": "answer", "segments": 2 if types else 1, "dropout": 0.0, **own}
 
-    def only_label(self, values: NDArray[Any]) -> str | None:
-        """See `Kind`."""
-        return None
-
-    def figures(
-        self,
-        logits: Logits,
-        labels: Sequence[NDArray[Any]],
-        sizes: Sequence[int],
-        objective: Any,
-        settings: ScoresConfig,
-    ) -> dict[str, float]:
+    def figures(self, outputs: Outputs) -> dict[str, float]:
         """See `Kind`: of whole questions; the loss is the mean over windows whose answer is known."""
         from modernbert_train.evaluate.answers import answer_figures, told_answers
         from modernbert_train.evaluate.metrics import finite, span_loss
 
-        texts = read_texts(Path(settings.shards))
-        told = [each.text for each in told_answers(texts, logits.numpy(), objective)]
-        figures = answer_figures(told, [text["label"] for text in texts], unanswerable=objective.unanswerable)
-        found = finite(logits, {name: figures[name] for name in settings.metrics})
-        return {"loss": span_loss(logits, labels, sizes), **found, f"{COUNT}texts": float(len(texts))}
+        texts = read_texts(Path(outputs.settings.shards))
+        told = [each.text for each in told_answers(texts, outputs.logits.numpy(), outputs.objective)]
+        figures = answer_figures(told, [text["label"] for text in texts], unanswerable=outputs.objective.unanswerable)
+        found = finite(outputs.logits, {name: figures[name] for name in outputs.settings.metrics})
+        loss = span_loss(outputs.logits, outputs.labels, outputs.sizes)
+        return {"loss": loss, **found, f"{COUNT}texts": float(len(texts))}
 
     def predicted(self, texts: Sequence[Mapping[str, Any]], logits: Logits, objective: Any) -> Iterator[dict[str, Any]]:
         """See `Kind`."""

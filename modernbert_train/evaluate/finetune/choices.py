@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from modernbert_train.config.schema import ModelConfig, ScoresConfig
+from modernbert_train.config.schema import ModelConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.files import values_as
 from modernbert_train.data.labelled import class_name
@@ -20,16 +19,16 @@ from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.classes import NOTHING, pooling, rounded
 from modernbert_train.evaluate.finetune.counts import Counts
 from modernbert_train.evaluate.finetune.examples import Encoded, Example, Split
-from modernbert_train.evaluate.finetune.numbers import Labels, Logits
+from modernbert_train.evaluate.finetune.kinds import Kind
+from modernbert_train.evaluate.finetune.numbers import Labels, Logits, Outputs
 from modernbert_train.evaluate.finetune.texts import Texts
 from modernbert_train.evaluate.finetune.tokens import SPECIAL_TOKENS, Reader, cut
 
 
-class Choices(Texts):
+class Choices(Texts, Kind):
     """See `Kind`."""
 
     decides: tuple[str, ...] = ("choice_columns",)
-    repeats = True
 
     def problems(self, task: TaskConfig) -> Iterator[str]:
         """See `Kind`."""
@@ -94,22 +93,11 @@ class Choices(Texts):
         own = {"name": "choose", "labels": list(labels), "pooling": pooling(task, model)}
         return own | {"segments": 2 if types else 1}
 
-    def only_label(self, values: NDArray[Any]) -> str | None:
-        """See `Kind`."""
-        return None
-
-    def figures(
-        self,
-        logits: Logits,
-        labels: Sequence[NDArray[Any]],
-        sizes: Sequence[int],
-        objective: Any,
-        settings: ScoresConfig,
-    ) -> dict[str, float]:
+    def figures(self, outputs: Outputs) -> dict[str, float]:
         """See `Kind`: as of classes."""
         from modernbert_train.evaluate.metrics import class_figures
 
-        return class_figures(logits, np.concatenate(labels)[:, 0], settings.metrics)
+        return class_figures(outputs.logits, np.concatenate(outputs.labels)[:, 0], outputs.settings.metrics)
 
     def predicted(self, texts: Sequence[Mapping[str, Any]], logits: Logits, objective: Any) -> Iterator[dict[str, Any]]:
         """See `Kind`."""

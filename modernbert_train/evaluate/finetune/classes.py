@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.config.schema import ModelConfig, ScoresConfig
+from modernbert_train.config.schema import ModelConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.text import number_in
 from modernbert_train.data.tables import shown_value
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.counts import Counts
 from modernbert_train.evaluate.finetune.examples import TRAIN, Encoded, Example, Split
-from modernbert_train.evaluate.finetune.numbers import Labels, Logits, in_order, named_classes, number_classes
+from modernbert_train.evaluate.finetune.kinds import Kind
+from modernbert_train.evaluate.finetune.numbers import Labels, Logits, Outputs, in_order, named_classes, number_classes
 from modernbert_train.evaluate.finetune.texts import Texts
 from modernbert_train.evaluate.finetune.tokens import Reader, cut
 
@@ -24,11 +25,10 @@ DIGITS = 6  # of a score in predictions.jsonl
 NOTHING = {"prediction": None, "scores": None}  # of a text without a document
 
 
-class _OfTexts(Texts):
+class _OfTexts(Texts, Kind):
     """The methods of `Kind` that all three share."""
 
     name: str  # objective.kind
-    repeats = True
 
     def problems(self, task: TaskConfig) -> Iterator[str]:
         """See `Kind`."""
@@ -116,18 +116,11 @@ class OneClass(_OfTexts):
         """True if the class of a text is missing in training."""
         return bool((value >= known).any())
 
-    def figures(
-        self,
-        logits: Logits,
-        labels: Sequence[NDArray[Any]],
-        sizes: Sequence[int],
-        objective: Any,
-        settings: ScoresConfig,
-    ) -> dict[str, float]:
+    def figures(self, outputs: Outputs) -> dict[str, float]:
         """See `Kind`."""
         from modernbert_train.evaluate.metrics import class_figures
 
-        return class_figures(logits, np.concatenate(labels)[:, 0], settings.metrics)
+        return class_figures(outputs.logits, np.concatenate(outputs.labels)[:, 0], outputs.settings.metrics)
 
     def predicted_of(self, logits_L: Logits, names: Sequence[str]) -> dict[str, Any]:
         """See `_OfTexts`."""
@@ -178,18 +171,11 @@ class SeveralClasses(OneClass):
         """See `_OfTexts`."""
         return False
 
-    def figures(
-        self,
-        logits: Logits,
-        labels: Sequence[NDArray[Any]],
-        sizes: Sequence[int],
-        objective: Any,
-        settings: ScoresConfig,
-    ) -> dict[str, float]:
+    def figures(self, outputs: Outputs) -> dict[str, float]:
         """See `Kind`."""
         from modernbert_train.evaluate.metrics import several_figures
 
-        return several_figures(logits, np.concatenate(labels), settings.metrics)
+        return several_figures(outputs.logits, np.concatenate(outputs.labels), outputs.settings.metrics)
 
     def predicted_of(self, logits_L: Logits, names: Sequence[str]) -> dict[str, Any]:
         """See `_OfTexts`."""
@@ -227,18 +213,11 @@ class Score(_OfTexts):
         """See `_OfTexts`."""
         return float(value[0, 0])
 
-    def figures(
-        self,
-        logits: Logits,
-        labels: Sequence[NDArray[Any]],
-        sizes: Sequence[int],
-        objective: Any,
-        settings: ScoresConfig,
-    ) -> dict[str, float]:
+    def figures(self, outputs: Outputs) -> dict[str, float]:
         """See `Kind`."""
         from modernbert_train.evaluate.metrics import score_figures
 
-        return score_figures(logits, np.concatenate(labels)[:, 0], settings.metrics)
+        return score_figures(outputs.logits, np.concatenate(outputs.labels)[:, 0], outputs.settings.metrics)
 
     def predicted_of(self, logits_L: Logits, names: Sequence[str]) -> dict[str, Any]:
         """See `_OfTexts`."""

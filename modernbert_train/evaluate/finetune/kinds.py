@@ -16,12 +16,12 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from modernbert_train.config.kinds import KINDS
-from modernbert_train.config.schema import ModelConfig, ScoresConfig
+from modernbert_train.config.schema import ModelConfig
 from modernbert_train.config.tools.finetune import TaskConfig, common_problems
 from modernbert_train.data.tables import Row
 from modernbert_train.evaluate.finetune.counts import Counts
 from modernbert_train.evaluate.finetune.examples import Encoded, Example, Split
-from modernbert_train.evaluate.finetune.numbers import Labels, Logits
+from modernbert_train.evaluate.finetune.numbers import Labels, Logits, Outputs
 from modernbert_train.evaluate.finetune.tokens import Reader
 
 Texts = list[dict[str, Any]]  # lines of `texts_beside.read_texts`
@@ -37,8 +37,8 @@ class Kind(Protocol):
     """
 
     ends: tuple[str, ...]
-    decides: tuple[str, ...]
-    repeats: bool
+    decides: tuple[str, ...] = ()
+    repeats: bool = True
 
     def problems(self, task: TaskConfig) -> Iterator[str]:
         """Mistakes in the keys of a task of this kind, found without its files."""
@@ -88,6 +88,7 @@ class Kind(Protocol):
 
     def only_label(self, values: NDArray[Any]) -> str | None:
         """Words for the one label that all texts of a split share, if figures then say nothing."""
+        return None
 
     def objective(self, task: TaskConfig, model: ModelConfig, labels: tuple[str, ...], types: bool) -> dict[str, Any]:
         """The section `objective` of the run, without the keys that all kinds share.
@@ -98,23 +99,8 @@ class Kind(Protocol):
             types: True if the second text of a pair has another token type.
         """
 
-    def figures(
-        self,
-        logits: Logits,
-        labels: Sequence[NDArray[Any]],
-        sizes: Sequence[int],
-        objective: Any,
-        settings: ScoresConfig,
-    ) -> dict[str, float]:
-        """The loss and the metrics of a split.
-
-        Args:
-            logits: of every document, word or token in order, see `Scores.logits`.
-            labels: of each document.
-            sizes: rows of `logits` that belong to each document.
-            objective: the run's.
-            settings: names the metrics.
-        """
+    def figures(self, outputs: Outputs) -> dict[str, float]:
+        """The loss and the metrics of a split."""
 
     def predicted(self, texts: Texts, logits: Logits, objective: Any) -> Iterator[dict[str, Any]]:
         """`prediction` and `scores` of each text, from logits as in `figures`."""

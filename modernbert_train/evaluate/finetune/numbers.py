@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from modernbert_train.config.schema import ScoresConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.files import values_as
 from modernbert_train.data.labelled import class_name
@@ -18,6 +19,24 @@ from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.examples import TRAIN, Example, Split, by_place
 
 Logits = Any  # a Tensor; tasks are read and checked without torch
+
+
+class Outputs(NamedTuple):
+    """Predictions of a model for one split, with the right labels.
+
+    Attributes:
+        logits: of every document, word or token in order, see `Scores.logits`.
+        labels: of each document.
+        sizes: rows of `logits` that belong to each document.
+        objective: the run's.
+        settings: names the metrics.
+    """
+
+    logits: Logits
+    labels: Sequence[NDArray[Any]]
+    sizes: Sequence[int]
+    objective: Any
+    settings: ScoresConfig
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 A line for each text of each split, in the order of its file, also for those that were left out, so that lines
 match the file: `split`, `line`, `id` where the task names a column of it, `label` where it has one, `prediction`, and
-`scores`. Scores are probabilities, of words those of the tags that were predicted, of choices those of each; of an
-answer, which has its `start` in the context too, sums of logits, `null` that of no answer.
+`scores`. Scores are probabilities: of each class or choice, and of the predicted tag of each word. An answer has its
+`start` in the context too, and sums of logits as scores; `null` is the score of no answer.
 """
 
 from __future__ import annotations
@@ -70,19 +70,19 @@ def write_predictions(config: RunConfig, task: TaskConfig, prepared: Prepared, f
 
 
 def _holding(phase: PhaseConfig, longest: int) -> PhaseConfig:
-    """The phase with rows that hold every text: what is predicted later may be longer than what was learned."""
+    """The phase with rows that hold every text: a text predicted later may be longer than any in training."""
     if longest <= phase.row_tokens:
         return phase
     return replace(phase, row_tokens=longest, microbatch_tokens=max(1, phase.tokens_at_once // longest) * longest)
 
 
 def predicted(texts: list[dict[str, Any]], logits: Tensor, objective: LabelledConfig) -> Iterator[dict[str, Any]]:
-    """What is said of each text.
+    """Predictions of each text.
 
     Args:
         texts: as shards.py has written them.
-        logits: of every text that has a document, or of every word or token of these that is told, in their order.
-        objective: what they mean.
+        logits: of every text that has a document, or of every predicted word or token, in order.
+        objective: the run's.
     """
     kind = kind_of(objective.task_kind)
     for text, said in zip(texts, kind.predicted(texts, logits, objective), strict=True):

@@ -5,6 +5,7 @@ What cannot be read is refused with its place.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -66,6 +67,15 @@ def read_splits(task: TaskConfig) -> dict[str, Split]:
     if files:
         return {name: _of_file(name, path, task) for name, path in files.items()}
     return {name: _of_hub(name, split, task) for name, split in _named(task).items()}
+
+
+def first_row(key: str, path: Path, task: TaskConfig) -> None:
+    """Read the first row of a file. Raises DataError as `read_splits` does."""
+    labelled, named = key not in task.predict, task.id_column if key != TRAIN else None
+    unread = os_errors_as(DataError, f"{key}={path}: cannot be read", "Name a file of labelled texts.")
+    with unread, values_as(DataError, f"{key}={path}"):
+        rows = kind_of(task.kind).rows(path, task, labelled, named)
+        _split(key, str(path), "line", itertools.islice(rows, 1), task, ())
 
 
 def _of_file(key: str, path: Path, task: TaskConfig) -> Split:

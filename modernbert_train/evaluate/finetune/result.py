@@ -45,7 +45,7 @@ def write_figures(
         file: result.json.
         task, source, seed, run: the task, the model, the seed and the name of the run.
         figures: by split; those that are no numbers are null.
-        counts: what became of the texts of each split.
+        counts: texts of each split by outcome.
         settings: of the task.
         more: entries of this kind of task alone.
     """

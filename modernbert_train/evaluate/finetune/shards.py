@@ -1,10 +1,9 @@
-"""A task's texts as ordinary shards with labels beside them, in the folder of its run; written once.
+"""A task's texts as ordinary shards with labels, in the folder of its run; written once.
 
-A document is what stands between [CLS] and [SEP]: a text, two of them with [SEP] between, the words of a sentence with
-a space between each, a question and a window of its context, or all choices of a question. It is never cut over rows:
-what is longer than the context is cut here, at its end, of a pair the longer text first, and counted. The folder
-appears when it is whole. What it was made of stands in task.json; made of something else, it is refused and never
-mixed.
+A document is the tokens between [CLS] and [SEP]: a text, two of them with [SEP] between, the words of a sentence with
+a space between each, a question and a window of its context, or all choices of a question. It is never split over
+rows: a longer document is cut here, at its end, of a pair the longer text first, and counted. The folder appears when
+it is whole. Its origin is in task.json; a folder of another origin is refused and never mixed.
 """
 
 from __future__ import annotations

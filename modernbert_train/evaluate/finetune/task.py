@@ -1,7 +1,7 @@
-"""Parse the names of a command: a task, and a model as it is or as one of the baselines beside it; without torch.
+"""Parse the names of a command: a task, and a model as it is or as a baseline; without torch.
 
-A baseline is said before the model's name, `frozen:runs/mine`, and goes through the same code as everything else: the
-encoder keeps its weights and a linear head learns on its states, or the weights are drawn anew, or both.
+A baseline is a prefix of the model's name, `frozen:runs/mine`, and goes through the same code as everything else: the
+encoder keeps its weights and a linear head learns on its states, or the weights are drawn again, or both.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from modernbert_train.core.installed import YAMLS
 from modernbert_train.core.text import file_name
 from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.finetune.kinds import task_problems
+from modernbert_train.evaluate.finetune.read import files_of, first_row
 
 SEED = 1618  # the first of those that ModernBERT was evaluated with
 FROZEN, UNTRAINED = "frozen", "untrained"
@@ -57,10 +58,10 @@ def named_model(text: str) -> Named:
 
 
 def read_task(name: str, overrides: Sequence[str]) -> tuple[TaskConfig, list[str]]:
-    """A task by its name or file, with what the command line changes; and the overrides that are the run's.
+    """Read a task by its name or file, with its overrides applied; return also the overrides of the run.
 
     Raises:
-        ConfigError: there is none, or it cannot be trained.
+        ConfigError: the task is unknown, or cannot be trained.
     """
     file = Path(name)
     if file.suffix not in (".yaml", ".yml"):
@@ -75,13 +76,25 @@ def read_task(name: str, overrides: Sequence[str]) -> tuple[TaskConfig, list[str
     return task, [each for each in overrides if each not in own]
 
 
+def check_before(name: str, overrides: Sequence[str]) -> None:
+    """Refuse a task whose keys or local files have mistakes, before torch is loaded; of files the first row is read.
+
+    Raises:
+        ConfigError: see `read_task`.
+        DataError: a file is missing, lacks a column or has a broken first line.
+    """
+    task, _ = read_task(name, overrides)
+    for split, path in files_of(task).items():
+        first_row(split, path, task)
+
+
 def _is_of_task(key: str) -> bool:
     # data= is the task's, data.train= the run's
     return key in TASK_KEYS or key.startswith(("validation.", "predict.", "large.", "frozen.", "lora."))
 
 
 def as_trained(task: TaskConfig, named: Named, width: int) -> TaskConfig:
-    """The task with the rates that count for a model: those of large ones, or those of what is frozen."""
+    """The task with the rates for a model: the section `large`, `frozen` or `lora` where it applies."""
     if width >= _LARGE:
         rates: dict[str, Any] = {key: value for key, value in asdict(task.large).items() if value is not None}
         task = replace(task, **rates)
@@ -98,7 +111,7 @@ def run_name(task: str, model: str, seed: int | str) -> str:
 
 
 def label_of(model: str) -> str:
-    """A short name of a model: its folder's, or that of the run that it is of, behind the baseline that it is."""
+    """A short name of a model: the baselines, then the name of its folder or run."""
     named = named_model(model)
     path = Path(named.source)
     own = path.parents[1].name if path.name.startswith("step-") and len(path.parents) > 1 else path.stem
@@ -107,7 +120,7 @@ def label_of(model: str) -> str:
 
 
 def labels_of(models: Sequence[str]) -> dict[str, str]:
-    """A short name of each model that no other of them has, as a file either: of two alike the whole path."""
+    """A short name of each model that no other of them has, also as a file name: the whole path where two are equal."""
     labels = {model: label_of(model) for model in models}
     counts, taken = Counter(map(file_name, labels.values())), set[str]()
     for model, label in labels.items():
@@ -126,11 +139,11 @@ def asked(task: TaskConfig, model: str, overrides: Sequence[str]) -> dict[str, A
     Args:
         task: as it was read.
         model: as it was named.
-        overrides: those of the run.
+        overrides: of the run.
     """
     last = {key: value for key, _, value in (each.partition("=") for each in overrides)}
     kept = {key: value for key, value in sorted(last.items()) if key != "seed" and _decides(key)}
-    # another kind's keys, so that results of before they were are those of the same command
+    # without keys of other kinds, so that results from before such keys existed still match
     other = {key for kind, row in KINDS.items() if kind != task.kind for key in row.keys}
     other |= {"lora"} if task.lora is None else set()
     own = {key: value for key, value in asdict(task).items() if key not in other}

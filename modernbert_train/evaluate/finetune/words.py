@@ -11,24 +11,23 @@ from numpy.typing import NDArray
 
 from modernbert_train.batch import IGNORED_LABEL
 from modernbert_train.config.kinds import SPANS
-from modernbert_train.config.schema import ModelConfig, ScoresConfig
+from modernbert_train.config.schema import ModelConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.data.conll import loose_tags, read_sentences, require_span_tag, token_lists
 from modernbert_train.data.tables import Row, read_rows
 from modernbert_train.evaluate.finetune.classes import NOTHING, rounded
 from modernbert_train.evaluate.finetune.counts import Counts
 from modernbert_train.evaluate.finetune.examples import Encoded, Example, Split, by_place
-from modernbert_train.evaluate.finetune.numbers import Labels, Logits, in_order, number_classes
+from modernbert_train.evaluate.finetune.kinds import Kind
+from modernbert_train.evaluate.finetune.numbers import Labels, Logits, Outputs, in_order, number_classes
 from modernbert_train.evaluate.finetune.texts import KEYS
 from modernbert_train.evaluate.finetune.tokens import Reader
 
 
-class Words:
+class Words(Kind):
     """See `Kind`."""
 
     ends: tuple[str, ...] = (".conll", ".jsonl", ".parquet", ".txt")
-    decides: tuple[str, ...] = ()
-    repeats = True
     min_classes = 2
 
     def problems(self, task: TaskConfig) -> Iterator[str]:
@@ -86,14 +85,10 @@ class Words:
         """See `ByClass`."""
         return np.zeros(len(example.texts), dtype=np.int32)
 
-    def only_label(self, values: NDArray[Any]) -> str | None:
-        """See `Kind`."""
-        return None
-
     def encode(
         self, split: Split, values: Sequence[Any], labels: Labels, reader: Reader, counts: Counts
     ) -> Iterator[Encoded]:
-        """See `Kind`: the words with a space between each; a tag stands at a word's first token."""
+        """See `Kind`: the words with a space between each; the first token of a word has its tag."""
         names = labels.all_names(split.key)
         for example, value in zip(split.examples, values, strict=True):
             said: dict[str, Any] = {"label": [names[number] for number in value]} if split.labelled else {}
@@ -114,30 +109,24 @@ class Words:
         """See `Kind`."""
         return {"name": "tag", "labels": list(labels)}
 
-    def figures(
-        self,
-        logits: Logits,
-        labels: Sequence[NDArray[Any]],
-        sizes: Sequence[int],
-        objective: Any,
-        settings: ScoresConfig,
-    ) -> dict[str, float]:
+    def figures(self, outputs: Outputs) -> dict[str, float]:
         """See `Kind`; spans are read only where a metric needs them, for other tags may be none."""
         from modernbert_train.evaluate.metrics import class_figures, entity_figures
 
-        labels_W = np.concatenate([each[each != IGNORED_LABEL] for each in labels])
-        spans = [name for name in settings.metrics if name.startswith(SPANS)]
-        found = class_figures(logits, labels_W, [name for name in settings.metrics if name not in spans])
+        labels_W = np.concatenate([each[each != IGNORED_LABEL] for each in outputs.labels])
+        metrics = outputs.settings.metrics
+        spans = [name for name in metrics if name.startswith(SPANS)]
+        found = class_figures(outputs.logits, labels_W, [name for name in metrics if name not in spans])
         if spans:
-            names, ends = [*objective.labels, *settings.unseen], np.cumsum(sizes)[:-1]
+            names, ends = [*outputs.objective.labels, *outputs.settings.unseen], np.cumsum(outputs.sizes)[:-1]
             tags = [
                 [[names[tag] for tag in each] for each in np.split(values, ends)]
-                for values in (logits.argmax(dim=1).numpy(), labels_W)
+                for values in (outputs.logits.argmax(dim=1).numpy(), labels_W)
             ]
-            finite = bool(logits.isfinite().all())
+            finite = bool(outputs.logits.isfinite().all())
             of_spans = entity_figures(*tags)
             found |= {name: of_spans[name] if finite else float("nan") for name in spans}
-        return {name: found[name] for name in ("loss", *settings.metrics)} | found
+        return {name: found[name] for name in ("loss", *metrics)} | found
 
     def predicted(self, texts: Sequence[Mapping[str, Any]], logits: Logits, objective: Any) -> Iterator[dict[str, Any]]:
         """See `Kind`."""

@@ -1,7 +1,7 @@
-"""Many runs by one command, each a process of its own.
+"""Many runs by one command, each in a separate process.
 
 A run with a result is done, and one that was cut resumes from its checkpoint. A run that failed leaves a file with its
-exit code and message in OUT/failed, and is repeated only on request. Nothing else is remembered, so this process can be
+exit code and message in OUT/failed, and is repeated only on request. This process keeps no other state, so it can be
 killed at any moment.
 """
 
@@ -25,12 +25,13 @@ from modernbert_train.core.read_json import is_count, read_json
 from modernbert_train.core.text import duration, file_name, plural
 from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.distributed.gpus import count_gpus
-from modernbert_train.distributed.many import Job, environments, last_words, run_all
+from modernbert_train.distributed.many import Job, environments, last_words, newest_line, run_all
 from modernbert_train.errors import ConfigError, DataError, RunError, StoppedEarly, StorageError
 from modernbert_train.evaluate.finetune.result import RESULT, read_result
 from modernbert_train.evaluate.finetune.task import named_model, newest_checkpoint
 
 LOGS, FAILED = "logs", "failed"
+_LINE_SECONDS = 60  # between two lines about a running job
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Cell:
         name: of the run.
         overrides: its own.
         verb: that runs it.
-        texts: runs with the same name here read the same texts; empty: those of one task do.
+        texts: runs with the same name here read the same texts; empty: runs of one task do.
     """
 
     task: str
@@ -76,7 +77,7 @@ Failures = dict[str, Failure]  # by name of the run or part
 
 
 def read_failures(cells: Sequence[Cell], out: Path) -> Failures:
-    """Failures of earlier commands among some runs; a record that cannot be read is as if there were none."""
+    """Failures of earlier commands among some runs; unreadable records are ignored."""
     found = {}
     for cell in cells:
         with suppress(OSError, ValueError, KeyError, TypeError):
@@ -100,13 +101,13 @@ def forget(name: str, out: Path, *, run: bool = False) -> None:
 
 
 def log_of(name: str, out: Path) -> Path:
-    """File of what a run prints."""
+    """Log file of a run."""
     return out / LOGS / file_name(name, ".log", 255)
 
 
 @dataclass
 class Outcome:
-    """What became of many runs.
+    """Outcome of many runs.
 
     Attributes:
         failed: those that did not end well.
@@ -147,7 +148,7 @@ def _differences(result: dict[str, Any], cell: Cell, folder: Path) -> list[str]:
 
 def _changed_files(about: Path) -> Iterator[str]:
     """Texts of a result that are others by now."""
-    with suppress(OSError, ValueError, KeyError, TypeError):  # what is not there any more cannot be compared
+    with suppress(OSError, ValueError, KeyError, TypeError):  # removed files cannot be compared
         files = read_json(about)["asked"]["files"]
         for name, file in files.items():
             if file_sha256(Path(file["file"])) != file["sha256"]:
@@ -160,7 +161,7 @@ def run_cells(
     jobs: int | None,
     finished: Callable[[], None],
 ) -> Outcome:
-    """Run fine-tunings, each a process of its own.
+    """Run fine-tunings, each in a separate process.
 
     Args:
         cells: those to run.
@@ -173,7 +174,7 @@ def run_cells(
     on_cpu = any("compute.device=cpu" in cell.overrides for cell in cells)
     gpus = 0 if on_cpu else count_gpus()
     places = min(jobs or gpus or 1, max(1, total))
-    # so that a process finds this very package, wherever it starts
+    # so that a process finds this very package from any folder
     path = os.pathsep.join([str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path}
     own = environments(places, environment, gpus, os.cpu_count() or 1)
@@ -209,7 +210,16 @@ def run_cells(
             else:
                 yield Job(cell.name, _command(cell, out), log_of(cell.name, out))
 
-    outcome.stopped |= run_all(started(), own, ended)
+    shown: dict[str, float] = {}
+
+    def look(job: Job) -> bool:
+        now = time.monotonic()
+        if now - shown.setdefault(job.name, now) >= _LINE_SECONDS:
+            shown[job.name] = now
+            print(f"[{over} of {total}, {duration(now - begun)}] {job.name}: {newest_line(job.log)}", flush=True)
+        return False
+
+    outcome.stopped |= run_all(started(), own, ended, look)
     return outcome
 
 
@@ -237,7 +247,7 @@ def _in_words(result: dict[str, Any]) -> str:
 
 
 def raise_failures(failed: Mapping[str, Failure], out: Path, *, stopped: bool) -> None:
-    """Raise what the program ends with: of a stop 75, whatever else; else the code of the first failure.
+    """Raise the error that the program ends with: 75 after a stop, else the code of the first failure.
 
     Raises:
         StoppedEarly: a signal came, and the runs have saved.

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.config.tools.retrieval import RANKING, MeasureConfig, RetrievalConfig, retrieval_problems
 from modernbert_train.config.tools.suite import SuiteConfig, SuiteTaskConfig, each_alone, suite_problems
 from modernbert_train.core.files import errors_to
@@ -60,6 +61,9 @@ class Choice(NamedTuple):
     @property
     def words(self) -> tuple[str, ...]:
         return tuple(_word(key, value) for key, value in self.values)
+
+
+NO_CHOICE = Choice(())
 
 
 def _word(key: str, value: Any) -> str:
@@ -129,13 +133,12 @@ class Plan:
         """Mistakes that would leave every cell of a task empty, found before anything runs."""
         task = self.suite.tasks[name]
         for choice in choices_of(task):
-            asked = self._asked(name, self.models[0], choice)
+            asked = self.asked_of(name, self.models[0], choice)
             if task.finetune is not None:
                 rest = self._read_task(self._what(task), self._words(name, choice))[1]
                 rest = [word for word in rest if not word.startswith(_OF_MODEL)]
                 self._load(RunConfig, (YAMLS / "quickstart.yaml",), ("optim.name=adamw", *rest))  # as any run has them
-        if task.finetune is not None:
-            config, _ = self._read_task(self._what(task), self._words(name, Choice(())))
+        if (config := self.finetuned(name)) is not None:
             splits, metrics = list(config.validation), config.measured
         elif task.mteb is not None:
             splits, metrics = [str(task.mteb)], [MAIN_SCORE]
@@ -165,9 +168,14 @@ class Plan:
         task = self.suite.tasks[name]
         if task.metric is not None:
             return task.metric
-        if task.finetune is None:
+        if (config := self.finetuned(name)) is None:
             return NDCG if task.mteb is None else MAIN_SCORE
-        return self._read_task(self._what(task), self._words(name, Choice(())))[0].measured[0]
+        return config.measured[0]
+
+    def finetuned(self, name: str) -> TaskConfig | None:
+        """The task that `finetune` trains, without its choices; None of retrieval."""
+        task = self.suite.tasks[name]
+        return None if task.finetune is None else self._read_task(self._what(task), self._words(name, NO_CHOICE))[0]
 
     def seeds_of(self, name: str) -> list[int | None]:
         """Seeds of a task; [None] if nothing is drawn."""
@@ -193,7 +201,7 @@ class Plan:
             # a chain keeps the encoder frozen; retrieval is measured with the encoder as it is
             source = source.replace(f"{FROZEN}:", "", 1)
             source = source if task.finetune is None else f"{FROZEN}:{source}"
-        text = json.dumps(self._asked(name, source, choice), sort_keys=True, default=str)
+        text = json.dumps(self.asked_of(name, source, choice), sort_keys=True, default=str)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         run = run_name(name, self.labels[model], f"{digest}-{'once' if seed is None else seed}")
         own = seed if task.trains else None
@@ -315,7 +323,7 @@ class Plan:
         own = self._overrides if task.finetune is not None else ()
         return (*(_word(key, value) for key, value in task.keys.items()), *own, *choice.words)
 
-    def _asked(self, name: str, source: str, choice: Choice) -> dict[str, Any]:
+    def asked_of(self, name: str, source: str = "", choice: Choice = NO_CHOICE) -> dict[str, Any]:
         """All that decides the figures of a run, without the seed."""
         task, words = self.suite.tasks[name], self._words(name, choice)
         if task.finetune is not None:

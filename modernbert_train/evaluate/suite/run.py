@@ -18,10 +18,12 @@ from modernbert_train.evaluate.suite.cells import (
     refuse_changed,
     run_cells,
 )
+from modernbert_train.evaluate.suite.data import missing_data
 from modernbert_train.evaluate.suite.efficiency import measure_all
+from modernbert_train.evaluate.suite.formats import as_markdown
 from modernbert_train.evaluate.suite.plan import Plan, choices_of, read_suite
 from modernbert_train.evaluate.suite.submission import FOLDER, submit
-from modernbert_train.evaluate.suite.table import PICTURE, as_markdown, make_table, write_suite
+from modernbert_train.evaluate.suite.table import FORMS, PICTURE, TABLE, make_table, write_suite
 from modernbert_train.weights.names import look_up
 
 
@@ -45,7 +47,7 @@ def evaluate_suite(
         seeds: override the suite's.
         jobs: runs at a time; None: as many as there are GPUs, or one.
         overrides: of every fine-tuning, such as compute.device=cpu.
-        dry_run: print how many runs there would be, and end.
+        dry_run: print how many runs there would be and which data is missing, and end.
         retry: repeat runs that failed, or whose figure is undefined.
 
     Raises:
@@ -60,6 +62,10 @@ def evaluate_suite(
     print(printable(f"{name}: {describe(plan)}"), flush=True)
     if not dry_run:
         _run(plan, out, jobs, retry)
+        return
+    missing = missing_data(plan)
+    head = f"{plural(len(missing), 'data set')} missing:" if missing else "no data is missing"
+    print(printable("\n".join([head, *missing])))
 
 
 def finetune_many(
@@ -110,8 +116,8 @@ def _run(plan: Plan, out: Path, jobs: int | None, retry: bool) -> None:
         if not stopped:
             parts |= submit(plan, out)
         draw()
-    print(as_markdown(make_table(plan, parts)))
-    print(f"table: {out}/table.md, {out}/table.json; picture: {out}/{PICTURE}")
+    print(as_markdown(make_table(plan, parts)), end="")
+    print(f"table: {', '.join(f'{out}/{name}' for name in (*FORMS, TABLE))}; picture: {out}/{PICTURE}")
     if (out / FOLDER).is_dir():
         print(f"to send to a test server: {out}/{FOLDER}")
     raise_failures(plan.missed() | parts, out, stopped=stopped)

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from modernbert_train.core.files import os_errors_as, write_whole
-from modernbert_train.core.text import markdown_table, markdown_text, plural
+from modernbert_train.core.text import plural
 from modernbert_train.errors import StorageError
-from modernbert_train.evaluate.suite import efficiency
 from modernbert_train.evaluate.suite.cells import Failure
 from modernbert_train.evaluate.suite.efficiency import not_measured, table_of
+from modernbert_train.evaluate.suite.formats import Table, as_csv, as_latex, as_markdown
 from modernbert_train.evaluate.suite.plan import Plan, choices_of
 from modernbert_train.report.dot_plot import draw_dot_plot
 
-TABLE, MARKDOWN, PICTURE = "table.json", "table.md", "table.svg"
-Table = dict[str, Any]
+TABLE, PICTURE = "table.json", "table.svg"
+FORMS = {"table.md": as_markdown, "table.csv": as_csv, "table.tex": as_latex}
 
 
 def make_table(plan: Plan, parts: Mapping[str, Failure]) -> Table:
@@ -108,42 +108,13 @@ def _notes(plan: Plan, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def write_suite(out: Path, table: Table) -> None:
-    """Write table.json, table.md and table.svg.
+    """Write table.json, and from it the table as Markdown, CSV, LaTeX and a picture.
 
     Raises:
         StorageError: the disk refuses it.
     """
     with os_errors_as(StorageError, f"{out}: cannot be written", "Free some space; the same command resumes."):
         write_whole(out / TABLE, json.dumps(table, indent=2) + "\n")
-        write_whole(out / MARKDOWN, as_markdown(table) + "\n")
+        for name, form in FORMS.items():
+            write_whole(out / name, form(table))
         write_whole(out / PICTURE, draw_dot_plot(table["columns"], table["rows"]))
-
-
-def as_markdown(table: Table) -> str:
-    """In percent; mean ± standard deviation over seeds."""
-    average = any(row["average"] is not None for row in table["rows"])
-    head = ["model", *(markdown_text(_heading(each)) for each in table["columns"]), *["average"] * average]
-    rows = [
-        [markdown_text(row["model"]), *map(_shown, row["cells"]), *[_shown(row["average"])] * average]
-        for row in table["rows"]
-    ]
-    words = (
-        "In percent: mean ± standard deviation over seeds (their number, and of how many where some have no figure)."
-    )
-    quality = [markdown_table(head, rows), "", words] if table["columns"] else []
-    speed = ["", efficiency.as_markdown(table["efficiency"])] if table["efficiency"] else []
-    return "\n".join([*quality, *(f"- {markdown_text(note)}" for note in table["notes"]), *speed])
-
-
-def _heading(column: Mapping[str, str]) -> str:
-    return f"{column['task']} {column['metric']}" + (f", {column['split']}" if column["split"] else "")
-
-
-def _shown(cell: Mapping[str, Any] | None) -> str:
-    if cell is None:
-        return "-"
-    if cell["mean"] is None:
-        return "failed" if cell.get("failed") else "-"
-    deviation, of = cell["standard_deviation"], cell.get("of", cell["n"])
-    seeds = f" ({cell['n']}{f' of {of}' if of > cell['n'] else ''})" if cell["seeds"] else ""
-    return f"{100 * cell['mean']:.2f}" + ("" if deviation is None else f" ± {100 * deviation:.2f}") + seeds

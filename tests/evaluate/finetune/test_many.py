@@ -17,7 +17,7 @@ import pytest
 from modernbert_train.__main__ import main
 from modernbert_train.distributed.many import environments
 from modernbert_train.errors import ConfigError
-from modernbert_train.evaluate.finetune.task import as_trained, label_of, labels_of, named_model, read_task
+from modernbert_train.evaluate.finetune.task import as_trained, label_of, labels_of, named_model, read_task, run_name
 from modernbert_train.evaluate.suite.cells import LOGS
 from modernbert_train.evaluate.suite.run import finetune_many
 from tests.evaluate.finetune import fake_runs
@@ -48,6 +48,9 @@ def test_two_models_of_one_name_have_rows_of_their_own(tmp_path: Path) -> None:
     models = [f"runs/a/checkpoints/step-0000000{n}" for n in (1, 2)] + ["runs/b"]
     assert labels_of(models)["runs/b"] == "b"
     assert len({*labels_of(models).values()}) == 3
+    assert len({*labels_of(["a/b", "a-b", "x/../a:b"]).values()}) == 3
+    names = {run_name("tone", f"runs/{'long' * 40}", f"01234567-{seed}") for seed in SEEDS}
+    assert len(names) == 2 and {len(name) for name in names} == {100}  # else all seeds would be one run
     with pytest.raises(ConfigError, match="two of them have one name"):
         finetune_many(["rte", "own/rte.yaml"], ["a"], [1], tmp_path, 1, [])
 
@@ -251,6 +254,27 @@ def test_several_runs_need_a_folder_and_no_launcher(
         main(["finetune", "rte", "--model", "x", "--watch", "y"])
     assert ended.value.code == 64
     assert "--watch was removed: evals of the run" in capsys.readouterr().err
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("lr=-1",), 78, "lr=-1.0: must be above 0"),
+        (("train=gone.tsv",), 65, "train=gone.tsv: no such file"),
+        (("label_column=class",), 65, "'class'"),
+        ((), 65, "no such folder"),  # the model
+    ],
+)
+def test_mistakes_in_a_task_and_its_model_are_found_before_torch_is_loaded(
+    words: tuple[str, ...], code: int, message: str, write_task: WriteTask, tmp_path: Path
+) -> None:
+    """They are the usual ones, and torch takes ten seconds."""
+    call = f"main(['finetune', {str(write_task())!r}, '--model', {str(tmp_path / 'gone')!r}, *{words!r}])"
+    script = f"import sys; from modernbert_train.__main__ import main; print({call}, 'torch' in sys.modules)"
+    own = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=own, capture_output=True, text=True)
+    assert message in done.stderr and done.stdout.split()[-2:] == [str(code), "False"]
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ those of fake_runs.py here, which take no time; the last test has real ones.
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 import xml.etree.ElementTree as ElementTree
@@ -365,7 +366,64 @@ def test_keys_may_follow_the_options(
     """As with every other verb."""
     words = [str(fakes[0]), "--suite", str(write_suite({"tone": {}})), "--out", str(tmp_path / "out"), "--dry-run"]
     assert main(["eval", *words, "compute.device=cpu"]) == 0
-    assert "1 task, 1 model, at most 2 runs" in capsys.readouterr().out
+    assert "1 task, 1 model, at most 2 runs\nno data is missing\n" in capsys.readouterr().out
+
+
+@pytest.mark.runs
+def test_a_dry_run_names_the_data_that_is_missing_and_the_command_that_brings_it(
+    write_suite: WriteSuite, fakes: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Nobody wants to learn it from the first failed run of each task, an hour apart."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache/nyu-mll___glue/rte").mkdir(parents=True)
+    keys = {"train": ["triplets.jsonl"], "evaluate": {"own": "my/set"}}
+    tasks: dict[str, Any] = {
+        "tone": {"keys": {"train": "nowhere.tsv"}},
+        "rte": {"finetune": "rte"},
+        "cola": {"finetune": "cola"},
+        "nfcorpus": {"beir": "nfcorpus"},
+        "pairs": {"retrieval": str(YAMLS / "retrieval/modernbert.yaml"), "keys": keys},
+    }
+    words = [str(fakes[0]), "--suite", str(write_suite(tasks)), "--out", str(tmp_path / "out"), "--dry-run"]
+    assert main(["eval", *words]) == 0
+    said = capsys.readouterr().out
+    assert "5 data sets missing:" in said and "rte:" not in said and not (tmp_path / "out").exists()
+    for line in (
+        "tone: train=nowhere.tsv: no such file. Correct the path.",
+        'cola: data=nyu-mll/glue/cola: not on this machine. With a network: python -c "import datasets; '
+        "datasets.load_dataset('nyu-mll/glue', 'cola')\"",
+        "nfcorpus: nfcorpus: not in data/beir. With a network: curl -O https://",
+        "pairs: train=triplets.jsonl: no such file",
+        "pairs: my/set: no such folder",
+    ):
+        assert line in said
+
+
+@pytest.mark.runs
+def test_a_table_for_a_paper_and_one_for_a_spreadsheet(
+    write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
+) -> None:
+    """The best of a column is bold, spread and seeds are named, published rows keep their source; seed 0 is a seed."""
+    odd = tmp_path / "=50%_&#"
+    odd.mkdir()
+    more = {"published": {"theirs": {"source": "arXiv 1", "figures": {"tone": 99.994}}}, "groups": {"all": ["tone"]}}
+    table = run(write_suite({"tone": {}, "other": {}}, **more), tmp_path / "out", odd, fakes[0], "--seeds", 0, 1)
+    latex = (tmp_path / "out/table.tex").read_text()
+    assert r"\toprule" in latex and "sample standard deviation over seeds (number of seeds)" in latex
+    rows = [line for line in latex.splitlines() if line.endswith(r"\\") and line.split(" & ")[0] != "Model"]
+    assert [row.split(" & ")[0] for row in rows] == [r"=50\%\_\&\#", "one", "theirs (published)"]
+    for place in range(2):
+        means = [row["cells"][place]["mean"] if row["cells"][place] else 0 for row in table["rows"]]
+        bold = [r"\textbf" in row.split(" & ")[place + 1] for row in rows]
+        assert bold == [mean == max(means) for mean in means]
+    cell = table["rows"][1]["cells"][1]
+    assert f"{100 * cell['mean']:.2f} $\\pm$ {100 * cell['standard_deviation']:.2f} (2)" in rows[1]
+    assert "arXiv 1. Not run here." in latex
+    with (tmp_path / "out/table.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 9 and lines[0]["model"] == "'=50%_&#" and lines[0]["of_seeds"] == "2"
+    assert float(lines[4]["mean"]) == cell["mean"] and lines[-1]["source"] == "arXiv 1"
 
 
 @pytest.mark.runs
