@@ -20,6 +20,7 @@ from pathlib import Path
 from modernbert_train.cli.parser import Parser
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.sweep import SweepConfig, sweep_problems
+from modernbert_train.core.text import printable
 from modernbert_train.errors import ConfigError, exit_code_of
 
 
@@ -37,7 +38,7 @@ def _sweep(options: argparse.Namespace) -> None:
         from launch.sweeps.results import show_results
         from launch.sweeps.space import make_space
 
-        print(show_results(make_space(sweep)))
+        print(printable(show_results(make_space(sweep))))
     else:
         run_sweep(sweep, show=not options.worker)
 
@@ -83,7 +84,7 @@ def run_sweep(sweep: SweepConfig, *, show: bool) -> None:
     space = make_space(sweep)
     Worker(space, workers=sweep.workers if show else 1).run()
     if show:
-        print(show_results(space))
+        print(printable(show_results(space)))
 
 
 if __name__ == "__main__":

@@ -15,8 +15,11 @@ from modernbert_train.evaluate.suite.plan import Plan
 
 def missing_data(plan: Plan) -> list[str]:
     """A line for each missing file or set of a suite's tasks; the library mteb alone knows its own."""
-    every = ((name, line) for name in plan.suite.tasks for line in (*_of_files(plan, name), *_of_sets(plan, name)))
-    return list(dict.fromkeys(f"{name}: {line}" for name, line in every))
+    tasks: dict[str, list[str]] = {}
+    for name in plan.suite.tasks:
+        for line in (*_of_files(plan, name), *_of_sets(plan, name)):
+            tasks.setdefault(line, []).append(name)
+    return [f"{', '.join(names)}: {line}" for line, names in tasks.items()]
 
 
 def _of_files(plan: Plan, name: str) -> Iterator[str]:
