@@ -92,8 +92,9 @@ def test_eval_is_of_a_run_or_of_a_suite(program: Program) -> None:
     assert "Add --out" in program("eval", "m", "--suite", "quick", code=64).stderr
     assert "runs/x: no such" in program("eval", "runs/x", code=78).stderr
     assert "names no model" in program("eval", "lr=1e-5", "--suite", "quick", "--out", "t", code=78).stderr
-    (answer,) = program("eval", "you/a", "you/b", "--suite", "quick", "--out", "t", "--dry-run").stdout.splitlines()
-    assert "2 models" in answer
+    said = program("eval", "you/a", "you/b", "--suite", "quick", "--out", "t", "--dry-run").stdout
+    answer, data, *_ = said.splitlines()
+    assert "2 models" in answer and "missing" in data
 
 
 def test_init_converts_a_file_of_another_project(program: Program, tmp_path: Path) -> None:
