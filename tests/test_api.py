@@ -173,9 +173,8 @@ def test_fine_tuning_gives_its_figures(tiny_run: TinyRun, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_the_notebook_runs(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Cell after cell in one interpreter, with a run that takes seconds in the place of the quickstart's."""
-    (tmp_path / "yamls").mkdir()
     (file,) = tiny_run()
-    (tmp_path / "yamls/quickstart-tiny.yaml").write_text(Path(file).read_text())
+    (tmp_path / "quickstart-tiny.yaml").write_text(Path(file).read_text())
     cells = json.loads((ROOT / "docs/notebook.ipynb").read_text())["cells"]
     assert (ROOT / "docs/notebook.md").read_text() == page(cells), "write it again: python -m tests.docs.notebook"
     script = tmp_path / "notebook.py"
