@@ -127,7 +127,7 @@ def roles_of_adapted(path: str | Path) -> dict[str, str]:
 
 
 def read_tokenizer(path: str | Path) -> tuple[Tokenizer, dict[str, Any]]:
-    """Load an existing tokenizer as it is, but for truncation and padding, and what its tokenizer.json says.
+    """Load an existing tokenizer as it is, but for truncation, padding and dropout, and what its tokenizer.json says.
 
     Raises:
         DataError: the file is missing or no tokenizer.
@@ -136,7 +136,21 @@ def read_tokenizer(path: str | Path) -> tuple[Tokenizer, dict[str, Any]]:
     remedy = "Give a tokenizer.json of the tokenizers library, or its folder."
     with anything_as(DataError, f"tokenizer.path={path}: {file} cannot be read", remedy):
         content = read_json(file) | {"truncation": None, "padding": None}
+        if dropout_of(content):  # else the same text gives other tokens each time
+            content["model"]["dropout"] = None
         return Tokenizer.from_str(json.dumps(content)), content
+
+
+def dropout_of(content: Mapping[str, Any]) -> float:
+    """The share of the merges of a BPE that its tokenizer.json leaves out at random; 0 for other models."""
+    model = content.get("model")
+    return (model.get("dropout") or 0.0) if isinstance(model, dict) else 0.0
+
+
+def dropout_line(path: str | Path) -> Iterator[str]:
+    """A word on the dropout of a given tokenizer, if it has any."""
+    if dropout := dropout_of(read_json(tokenizer_file(path))):
+        yield f"tokenizer.path={path}: its BPE dropout of {dropout:g} is put off; the same text gives the same tokens"
 
 
 def num_entries(tokenizer: Tokenizer) -> int:

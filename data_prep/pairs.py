@@ -13,6 +13,7 @@ import shutil
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ from modernbert_train.core.text import plural
 from modernbert_train.data.dataset_card import write_card
 from modernbert_train.data.tables import read_rows
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.vocabulary import Vocabulary, read_vocabulary
+from modernbert_train.vocabulary import Vocabulary, open_tokenizer, read_vocabulary
 
 REPORT = "pairs_report.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -247,7 +248,7 @@ def _write(
     lengths: dict[str, array[int]] = {}
     known: dict[str, array[int]] = {}  # hashes
     longest, held_out = 0, config.validation_share * (1 << _HASH_BITS)
-    for row, parts in _tokenised(rows, folder / "tokenizer" / "tokenizer.json", vocabulary, config.pairs, counts):
+    for row, parts in _tokenised(rows, folder / "tokenizer", vocabulary, config.pairs, counts):
         split = "validation" if text_hash(row.query) < held_out else "train"
         if split not in writers:
             writers[split] = ShardWriter(folder / split, vocabulary.num_entries, vocabulary.sha256, _SHARD_BYTES)
@@ -282,17 +283,10 @@ def _even_sample(ascending: NDArray[np.uint32]) -> list[int]:
 
 
 def _tokenised(
-    rows: Iterator[Row], tokenizer_json: Path, vocabulary: Vocabulary, keys: PairTextsConfig, counts: Counts
+    rows: Iterator[Row], folder: Path, vocabulary: Vocabulary, keys: PairTextsConfig, counts: Counts
 ) -> Iterator[tuple[Row, list[list[int]]]]:
     """Token ids of the texts of each row, cut; a row with a text of no token is left out."""
-    from itertools import islice
-
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(tokenizer_json))
-    tokenizer.encode_special_tokens = True  # written out in a text, they are spelled like any other characters
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+    tokenizer = open_tokenizer(folder)
     most = keys.max_tokens - 2
     most_of_query = (keys.query_max_tokens or keys.max_tokens) - 2
     special = {vocabulary.sep_id, vocabulary.cls_id}

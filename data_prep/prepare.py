@@ -42,6 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _prepare(files: Sequence[str], overrides: Sequence[str], overwrite: bool, part: Part) -> str:
+    if folder := next((file for file in files if Path(file).is_dir()), None):
+        raise ConfigError(
+            f"{folder}: is a folder, and the YAML file of a spec is expected. `init data own_text > data.yaml` prints "
+            f"one, in which sources.mine.path={folder}; or `pretrain {folder} --hours 8` does all from text to a model."
+        )
     if not is_of_pairs(files, overrides):
         return prepare(load_typed(PrepareConfig, files, overrides), overwrite, part)
     if part != (1, 1):
@@ -86,7 +91,7 @@ def prepare(config: PrepareConfig, overwrite: bool = False, part: Part = (1, 1))
         raise ConfigError(f"--part: executor.name={config.executor.name} divides the work itself. Use one of the two.")
     from data_prep.clean.contamination import evaluations_of
     from data_prep.clean.filters import make_screen
-    from data_prep.make_tokenizer import adapt_tokenizer
+    from data_prep.make_tokenizer import adapt_tokenizer, dropout_line
     from data_prep.read.sources import passed_over, passed_over_lines
     from data_prep.report import describe, fingerprint, is_finished
 
@@ -101,7 +106,11 @@ def prepare(config: PrepareConfig, overwrite: bool = False, part: Part = (1, 1))
     evaluations_of(config)
     if config.tokenizer.path is not None:
         adapt_tokenizer(config.tokenizer.path, config.tokenizer.extend, config.tokenizer.spare_entries)
-    for line in passed_over_lines(passed_over(config)):
+        for line in dropout_line(config.tokenizer.path):
+            print(line, file=sys.stderr, flush=True)
+    others = passed_over(config)
+    once = {config.sources[name].path: name for name in reversed(others)}  # several sources may be of one folder
+    for line in passed_over_lines({name: others[name] for name in reversed(once.values())}):
         print(line, file=sys.stderr, flush=True)
     with claimed(folder, _OTHER, part):
         try:

@@ -19,7 +19,7 @@ from data_prep.clean.contamination import looked_for_line, set_named
 from data_prep.clean.documents import TRAIN, VALIDATION, SourceTally, Tally
 from data_prep.make_tokenizer import tokenizer_file
 from data_prep.read.encodings import UTF_8
-from data_prep.read.sources import file_state, passed_over_lines, source_files
+from data_prep.read.sources import file_state, source_files
 from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.core.files import os_errors_as, saying
 from modernbert_train.core.read_json import read_json
@@ -37,8 +37,8 @@ Fingerprint = dict[str, Any]
 def fingerprint(config: PrepareConfig) -> Fingerprint:
     """The spec without what does not change the dataset, and a digest of the files it reads.
 
-    `encoding`, `decontaminate`, fields, `delimiter`, `words_field` and `streams` are left out where they are the
-    default: datasets that were made before there were these keys stay what they are.
+    `encoding`, `decontaminate`, `document_share`, fields, `delimiter`, `words_field` and `streams` are left out where
+    they are the default: datasets that were made before there were these keys stay what they are.
 
     Of a hub dataset that is not on this disk only the name is known.
 
@@ -56,6 +56,8 @@ def fingerprint(config: PrepareConfig) -> Fingerprint:
                 del each[key]
     if config.streams.field is None:
         del spec["streams"]
+    if config.document_share == 1:
+        del spec["document_share"]
     if not config.decontaminate:
         del spec["decontaminate"], spec["overlap_words"]
     files = [file for name, source in config.sources.items() for file in source_files(name, source)]
@@ -186,7 +188,6 @@ def describe(out: Path) -> str:
         lines.append(f"altered: {altered}")
     if report["dropped"]:
         lines.append(f"the first that were left out for each reason: {out / REPORT}")
-    lines += passed_over_lines(report.get("not_read", {}))
     for name, how in report.get("looked_for", {}).items():  # earlier versions have none
         lines.append(f"decontaminate.{name}: {looked_for_line(how)}")
     return "\n".join([*lines, _source_table(report["sources"])])

@@ -12,6 +12,7 @@ import math
 import os
 import random
 import re
+import time
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_prep.make_tokenizer import adapt_tokenizer, encode_documents, train_tokenizer
+from data_prep.packed_text import text_in_packed
 from data_prep.read.encodings import AUTO, guess
 from data_prep.read.items import Document, LeftOut, Span
 from data_prep.read.lines import PACKED, can_be_cut, open_unpacked, sample_lines
@@ -38,7 +40,6 @@ _MOST_FILES = 400  # of a source that are looked at
 _SHOWN = 4  # kinds of files
 _SNIFFED = 5  # files of an ending that say whether it is text
 _SNIFF_BYTES = 1 << 16
-_PACKED_RATIO = 3  # bytes of text in one of a compressed file
 _SCRIPT_CHARACTERS = 1_000_000
 _TABLES = {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".csv": "csv"}
 _TEXT_FIELDS = ("text", "content", "body", "document", "article", "passage", "sentence")
@@ -69,12 +70,14 @@ class TokenFacts(NamedTuple):
         unigram_loss: nats a token, under the frequencies of the other text.
         entries: that the sample was enough for, or that the given one has.
         text_bytes: of the sample that the tokenizer was trained on.
+        bytes_per_second: of text that one core tokenises.
     """
 
     bytes_per_token: float
     unigram_loss: float
     entries: int
     text_bytes: int
+    bytes_per_second: float
 
 
 @dataclass(frozen=True)
@@ -361,7 +364,9 @@ def _sample_of(source: _Files, budget: int) -> _Part:
         sizes = [_bytes(item) for item in kept]
         read, text = read + seen, text + sum(sizes)
         left -= sum(min(size, _DOCUMENT_BYTES) for size in sizes)
-    unpacked: float = sum(size * (_PACKED_RATIO if file.suffix in PACKED else 1) for file, size in source.files)
+    packed = [(file, size) for file, size in source.files if file.suffix in PACKED]
+    ratio = text_in_packed([file for file, _ in _even(packed, _SNIFFED)], source.config)
+    unpacked: float = sum(size * (ratio if file.suffix in PACKED else 1) for file, size in source.files)
     if source.config.kind == "parquet":
         unpacked *= sum(sum(parquet_groups(file)) for file, _ in chosen) / max(1, sum(size for _, size in chosen))
     return _Part(documents, left_out, unpacked * min(1.0, text / max(1, read)))
@@ -434,13 +439,16 @@ def token_facts(texts: Sequence[str], entries: int, given: str | None = None) ->
     seen = [text[:cut] for text, cut in zip(texts, cuts, strict=True)]
     held_out = [text[cut:] for text, cut in zip(texts, cuts, strict=True)]
     tokenizer = train_tokenizer(iter(seen), entries) if given is None else adapt_tokenizer(given, extend=True)
-    frequencies = Counter(id for ids in encode_documents(tokenizer, seen) for id in ids)
+    began = time.process_time()
+    encoded = encode_documents(tokenizer, seen)
+    seconds = max(1e-9, time.process_time() - began)  # of all threads
+    frequencies = Counter(id for ids in encoded for id in ids)
     counts = Counter(id for ids in encode_documents(tokenizer, held_out) for id in ids)
     total = frequencies.total() + tokenizer.get_vocab_size()  # each id once more than it occurs
     loss = sum(n * math.log(total / (frequencies[id] + 1)) for id, n in counts.items()) / max(1, counts.total())
     size = sum(len(text.encode("utf-8", "replace")) for text in held_out)
     read = sum(len(text.encode("utf-8", "replace")) for text in seen)
-    return TokenFacts(size / max(1, counts.total()), loss, tokenizer.get_vocab_size(), read)
+    return TokenFacts(size / max(1, counts.total()), loss, tokenizer.get_vocab_size(), read, read / seconds)
 
 
 def scripts_of(texts: Sequence[str]) -> dict[str, float]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,14 +35,37 @@ from data_prep.trim_tokenizer import trim_tokenizer
 from data_prep.write.workspace import workspace
 from modernbert_train.cli.parser import Parser
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, TokenizerConfig, prepare_problems
-from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.errors import ConfigError, DataError, RunError
 from modernbert_train.vocabulary import CONVENTION
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code (see modernbert_train/errors.py)."""
     parsed = make_parser().parse_args(arguments)
-    return finish(lambda: _fertility(parsed) if parsed.command == "fertility" else _make_folder(parsed))
+    return finish(lambda: _run(parsed))
+
+
+def _run(parsed: argparse.Namespace) -> str:
+    """Raise errors that speak of keys of a spec in the words of this command line."""
+    try:
+        return _fertility(parsed) if parsed.command == "fertility" else _make_folder(parsed)
+    except RunError as error:
+        text = str(error)
+        for key, word in _AS_TYPED:
+            text = re.sub(key, word, text)
+        raise type(error)(text) from None
+
+
+_AS_TYPED = (  # keys of a spec, in which errors of `prepare` are told, and what is typed here
+    (r"set tokenizer\.path=null to train one", "train one with `tokenizer train`"),
+    (r"[Ss]et tokenizer\.extend=true", "Add --extend"),
+    (r"tokenizer\.vocab_size\b", "--entries"),
+    (r"tokenizer\.spare_entries\b", "--spare"),
+    (r"(data\.tokenizer|tokenizer\.path)\b", "TOKENIZER"),
+    (r"sources\.\S*?\.text_field\b", "--text-field"),
+    (r"sources\.\S*?\.kind\b", "--kind"),
+    (r"sources\.\S*?\.path\b", "TEXT"),
+)
 
 
 def make_parser() -> Parser:

@@ -46,6 +46,8 @@ from modernbert_train.plan.speed_settings import on_gpu
 
 MOST_HELD_OUT = 10e6  # bytes of text that are held out, of less a twentieth, ...
 LEAST_HELD_OUT = 6  # ... and so many documents at least
+_MARGIN, _LEAST_PREPARED, _MOST_SHARE = 1.2, 20e6, 0.8  # of what a run reads: times, bytes at least, of all at most
+_READ_PER_SECOND = 15e6  # bytes of text that a core reads, cleans and hashes; measured on one core of 2025
 _LEAST_TOKENS = 100 * LEAST_BATCH_TOKENS  # with fewer steps than a hundred nothing is learnt
 _START_SECONDS = {False: 90.0, True: 300.0}  # of preparing, starting, measuring and exporting; on GPUs compiling
 _TRAINING = 0.9  # of the time after that; validation may cost a twentieth, see EvalConfig
@@ -88,6 +90,8 @@ class Chosen:
         bytes_per_token: of the text.
         longest: tokens of the longest documents but one in a hundred.
         speed: tokens a second of all devices; None: it could not be measured.
+        text_share: of the documents, that are prepared.
+        prepare_seconds: that preparing them takes on this machine, estimated.
     """
 
     size: Size
@@ -98,6 +102,8 @@ class Chosen:
     bytes_per_token: float
     longest: int
     speed: float | None
+    text_share: float
+    prepare_seconds: float
 
 
 def device_of(gpus: int | None) -> Device:
@@ -110,9 +116,15 @@ def device_of(gpus: int | None) -> Device:
     return Device(gpus or len(there), kind, here=len(there) >= (gpus or 1))
 
 
-def held_out_share(sample: TextSample) -> float:
-    """Share of the documents that are held out: a twentieth, of much text less, of few documents more."""
-    share = max(min(0.05, MOST_HELD_OUT / sample.text_bytes), min(0.2, LEAST_HELD_OUT / sample.documents))
+def held_out_share(sample: TextSample, text_share: float = 1.0) -> float:
+    """Share of the documents that are held out: a twentieth, of much text less, of few documents more.
+
+    Args:
+        sample: of the text.
+        text_share: of its documents, that are prepared.
+    """
+    text_bytes, documents = text_share * sample.text_bytes, text_share * sample.documents
+    share = max(min(0.05, MOST_HELD_OUT / text_bytes), min(0.2, LEAST_HELD_OUT / documents))
     return float(f"{share:.2g}")
 
 
@@ -150,6 +162,17 @@ class Chooser:
         """Of the training text, without exact duplicates."""
         whole = self._sample.text_bytes / self.facts(entries).bytes_per_token
         return whole * (1 - held_out_share(self._sample)) * (1 - self._sample.duplicates)
+
+    def text_share(self, entries: int, tokens: float) -> float:
+        """Share of the documents that a run of so many tokens reads, with a margin; 1 where it is most of them."""
+        needed = max(_MARGIN * tokens * self.facts(entries).bytes_per_token, _LEAST_PREPARED)
+        share = needed / (0.95 * (1 - self._sample.duplicates) * self._sample.text_bytes)
+        return float(f"{share:.2g}") if share < _MOST_SHARE else 1.0
+
+    def prepare_seconds(self, entries: int, text_share: float) -> float:
+        """Time that the documents take to be read twice and tokenised, on all cores."""
+        cores, whole = len(os.sched_getaffinity(0)), self._sample.text_bytes
+        return (2 * whole / _READ_PER_SECOND + text_share * whole / self.facts(entries).bytes_per_second) / cores
 
     def asked(self, size: Size, tokens: float, folder: str = "data/mine") -> Asked:
         """A run of a size, as it would be written."""
@@ -252,15 +275,18 @@ def _of_hours(chooser: Chooser, device: Device, hours: float, speed: Speed) -> C
 def _chosen(chooser: Chooser, size: Size, tokens: int, speed: float | None) -> Chosen:
     asked = chooser.asked(size, tokens)
     assert asked.longest is not None
+    share = chooser.text_share(asked.entries, tokens)
     return Chosen(
         size=size,
         entries=asked.entries,
         tokens=tokens,
-        text_tokens=chooser.text_tokens(asked.entries),
+        text_tokens=share * chooser.text_tokens(asked.entries),
         unigram_loss=chooser.facts(asked.entries).unigram_loss,
         bytes_per_token=chooser.facts(asked.entries).bytes_per_token,
         longest=asked.longest,
         speed=speed,
+        text_share=share,
+        prepare_seconds=chooser.prepare_seconds(asked.entries, share),
     )
 
 

@@ -269,20 +269,23 @@ def _digest(place: Place, sample: TextSample, tokenizer: str | None) -> str:
     return str(fingerprint(_spec(place, sample, 8192, tokenizer))["inputs"]["digest"])
 
 
-def _spec(place: Place, sample: TextSample, entries: int, tokenizer: str | None) -> PrepareConfig:
+def _spec(
+    place: Place, sample: TextSample, entries: int, tokenizer: str | None, text_share: float = 1.0
+) -> PrepareConfig:
     damaged = sample.damaged_share
-    trained = TokenizerConfig(vocab_size=entries, training_share=_training_share(sample))
+    trained = TokenizerConfig(vocab_size=entries, training_share=_training_share(text_share * sample.text_bytes))
     return PrepareConfig(
         out=str(place.dataset),
         sources=dict(sample.sources),
         tokenizer=trained if tokenizer is None else TokenizerConfig(path=tokenizer, extend=True),
-        validation_share=held_out_share(sample),
+        validation_share=held_out_share(sample, text_share),
+        document_share=text_share,
         max_left_out=PrepareConfig.max_left_out if not damaged else float(f"{0.01 + 2 * damaged:.2g}"),
     )
 
 
-def _training_share(sample: TextSample) -> float:
-    return float(f"{min(1.0, TOKENIZER_BYTES / sample.text_bytes):.1g}")
+def _training_share(text_bytes: float) -> float:
+    return float(f"{min(1.0, TOKENIZER_BYTES / text_bytes):.1g}")
 
 
 def _data_yaml(spec: PrepareConfig) -> str:
@@ -304,12 +307,16 @@ def _data_yaml(spec: PrepareConfig) -> str:
     if spec.tokenizer.training_share < 1:
         lines.append(f"  training_share: {spec.tokenizer.training_share} # about {size_text(TOKENIZER_BYTES)} of text")
     lines += ["", f"validation_share: {spec.validation_share} # {_HELD_OUT}"]
+    if spec.document_share < 1:
+        lines.append(f"document_share: {spec.document_share} # drawn at random: {_ENOUGH}")
     if spec.max_left_out != PrepareConfig.max_left_out:
         lines.append(f"max_left_out: {spec.max_left_out} # a sample of the text has damaged documents")
     return "\n".join(lines) + "\n"
 
 
 _HELD_OUT = f"a twentieth; of much text about {size_text(MOST_HELD_OUT)}, and {LEAST_HELD_OUT} documents at least"
+
+_ENOUGH = "what the run of run.yaml reads, with a fifth to spare; 1 takes all"
 
 
 def _value(value: Any) -> str:
@@ -378,12 +385,13 @@ def _write(
     record = {
         "question": question, "digest": digest, "body": _sha(body), "speed": chosen.speed,
         "text_tokens": chosen.text_tokens, "unigram_loss": chosen.unigram_loss,
-        "bytes_per_token": chosen.bytes_per_token,
+        "bytes_per_token": chosen.bytes_per_token, "prepare_seconds": chosen.prepare_seconds,
     }  # fmt: skip
+    spec = _spec(place, sample, chosen.entries, question["tokenizer"], chosen.text_share)
     head = f"# The text of {place.run_yaml}. Every key is in docs/config.md.\n\n"
     with os_errors_as(StorageError, f"{place.out}: cannot be written", "Give another --out."):
         place.out.mkdir(parents=True, exist_ok=True)
-        write_whole(place.data_yaml, head + _data_yaml(_spec(place, sample, chosen.entries, question["tokenizer"])))
+        write_whole(place.data_yaml, head + _data_yaml(spec))
         write_whole(place.run_yaml, f"{_LINE}{json.dumps(record)}\n{body}")
 
 
@@ -394,6 +402,8 @@ def _plan_rows(place: Place, device: Device) -> Iterator[tuple[str, str]]:
     per_token = f", {record['bytes_per_token']:.1f} bytes a token" if "bytes_per_token" in record else ""
     yield "model", f"{found.total:,} parameters, {config.model.vocab_size:,} entries in the vocabulary{per_token}"
     passes = f", {config.total_tokens / text:.2g} passes over about {tokens_text(text, 2)}" if text else ""
+    drawn = load_typed(PrepareConfig, [place.data_yaml]).document_share
+    passes += f", {drawn:.2g} of the documents" if drawn < 1 else ""
     hours = (record.get("question") or {}).get("hours")
     steps = sum(phase.tokens / (phase.batch_rows * phase.row_tokens) for phase in config.phases.values())
     yield "training", f"{tokens_text(config.total_tokens)} tokens{passes}; about {_two_digits(steps)} steps"
@@ -411,7 +421,8 @@ def _plan_rows(place: Place, device: Device) -> Iterator[tuple[str, str]]:
     elif record.get("speed"):
         speed = record["speed"]
         took = f"{duration(config.total_tokens / speed)} of training at {speed:,.0f} tokens/s"
-        yield "takes", f"{took}, measured on these {device.label}; a minute or two besides, more if they get other work"
+        before = duration(60 + record.get("prepare_seconds", 0.0))
+        yield "takes", f"{took}, measured on these {device.label}; {before} besides, more if they get other work"
     else:
         yield "takes", "unknown: the speed of this machine could not be measured"
     yield "writes", f"{place.data_yaml}, {place.run_yaml}, {place.dataset}, {place.run}"

@@ -7,16 +7,19 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.core.files import os_errors_as, whole_folder
+from modernbert_train.core.files import anything_as, os_errors_as, whole_folder
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import content_of, parse_json, read_json
 from modernbert_train.core.read_once import read_once
 from modernbert_train.errors import DataError, StorageError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 # as texts of tokens; Ċ is a line break, and the last three are full-width marks, in byte-level vocabularies
 _SENTENCE_ENDS = (".", "!", "?", "\n", "\u3002", "\uff01", "\uff1f", "Ċ", "ãĢĤ", "ï¼ģ", "ï¼Ł")
@@ -200,6 +203,29 @@ def token_ids(folder: str | Path) -> Mapping[str, int]:
     file = _file(folder)
     require_own_files(file.parent)
     return read_once(file, _parse).ids
+
+
+def open_tokenizer(folder: str | Path, *, spell_special: bool = True) -> Tokenizer:
+    """Load the tokenizer of a folder without truncation, padding and BPE dropout.
+
+    Args:
+        folder: holds tokenizer.json.
+        spell_special: take special tokens, written out in a text, for any other characters.
+
+    Raises:
+        DataError: the tokenizers library refuses it, such as a regular expression in it.
+    """
+    from tokenizers import Tokenizer  # which most runs do not need
+
+    file = Path(folder) / TOKENIZER
+    with anything_as(DataError, f"{file}: cannot be loaded", "Give a tokenizer.json of the tokenizers library."):
+        found = Tokenizer.from_file(str(file))
+    found.encode_special_tokens = spell_special
+    found.no_truncation()
+    found.no_padding()
+    if getattr(found.model, "dropout", None):
+        found.model.dropout = None  # the same text gives the same tokens
+    return found
 
 
 def tokenizer_sha256(folder: str | Path) -> str:

@@ -163,6 +163,8 @@ def _read_entries(path: Path, name: str) -> list[Entry]:
                     raise DataError(f"{name}: names a file outside its folder: {info['basename']!r}. Do not use it.")
                 if not is_count(info["bytes"]) or type(info["hashes"]) is not dict:
                     raise ValueError(f"{info['basename']} has no size")
+            if len(entry.get("column_sizes") or []) != len(entry["column_names"]):
+                raise ValueError("a shard does not say the size of each column (column_sizes)")
             if not is_count(entry["samples"]) or not infos or entry["raw_data"] is None:
                 raise ValueError("a shard has no number of documents, or no file")
     return entries

@@ -19,17 +19,31 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from modernbert_train.core.read_json import read_json
 from modernbert_train.core.text import shorten
 from modernbert_train.data.shard_file import without_ends
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.vocabulary import CONVENTION, NEEDED, SPARE, partial_roles, role_tokens, special_tokens, token_ids
+from modernbert_train.vocabulary import (
+    CONVENTION,
+    NEEDED,
+    SPARE,
+    open_tokenizer,
+    partial_roles,
+    role_tokens,
+    special_tokens,
+    token_ids,
+)
 
 DOCUMENTS = 8  # of as many shards before the pass, and of each shard within it
 _TOKENS = 512  # of each
 _NEEDED = 0.98  # share of tokens that come back
+_NEEDED_UNIGRAM = 0.995  # its entries are mostly whole words, which come back of any ids: 98 to 99 % of wrong ones
 _ENDS = 2  # tokens of a document that may differ because it was cut there
 _ENOUGH = 16  # tokens below which nothing is concluded
 _MOST = 0.45  # share of one token that no text has; of int64 read as another type half or more are 0
+_LIKELIEST = 0.25  # of a Unigram's text is by its own scores made of its likeliest entries, some ten, ...
+_FEW = 0.2  # ... and text of any language that it was made for has at least a fifth of that
+_MANY = 200  # tokens above which these are looked for
 _SHOWN_CHARACTERS = 160
 
 
@@ -42,12 +56,16 @@ class Sample:
         agree: share of their tokens that come back in order.
         tokens: how many were looked at.
         most: share of the most frequent one.
+        likeliest: share of the tokenizer's likeliest entries, in that which its scores promise; None: it has no scores.
+        never: special tokens among them that stand in no text, such as [MASK].
     """
 
     texts: list[str]
     agree: float
     tokens: int
     most: float
+    likeliest: float | None = None
+    never: tuple[str, ...] = ()
 
     def lines(self) -> Iterator[str]:
         """For a person: beginnings of texts."""
@@ -114,15 +132,38 @@ def take_sample(documents: Sequence[tuple[str, NDArray[Any]]], folder: str, spec
         back += min(len(ids), _in_order(ids.tolist(), again) + _ENDS)
         seen.update(ids.tolist())
     total = max(1, seen.total())
-    return Sample(texts, back / total if seen else 1.0, seen.total(), max(seen.values(), default=0) / total)
+    ids, roles = token_ids(folder), partial_roles(folder)
+    never = {roles.get("mask"), roles.get("pad")} - {
+        text for role, text in roles.items() if role not in ("mask", "pad")
+    }
+    likely, promised = _likeliest(folder)
+    return Sample(
+        texts,
+        back / total if seen else 1.0,
+        seen.total(),
+        max(seen.values(), default=0) / total,
+        sum(seen[id] for id in likely) / total / promised if likely else None,
+        tuple(sorted(text for text in never if text is not None and seen[ids[text]])),
+    )
+
+
+@lru_cache(maxsize=1)
+def _likeliest(folder: str) -> tuple[frozenset[int], float]:
+    """The likeliest entries of a Unigram by its scores, and their share of its text; none of another model."""
+    model = read_json(Path(folder) / "tokenizer.json")["model"]
+    if model.get("type") != "Unigram":
+        return frozenset(), 0.0
+    scores = np.array([score for _, score in model["vocab"]])
+    shares = np.where(scores < 0, np.exp(scores), 0.0)  # special tokens have 0, and are no text
+    shares /= max(shares.sum(), 1e-9)
+    order = np.argsort(-shares, kind="stable")
+    number = 1 + int(np.searchsorted(np.cumsum(shares[order]), _LIKELIEST))
+    return frozenset(order[:number].tolist()), float(shares[order[:number]].sum())
 
 
 @lru_cache(maxsize=1)
 def _tokenizer(folder: str) -> Tokenizer:
-    tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
+    return open_tokenizer(folder, spell_special=False)
 
 
 def _in_order(ids: list[int], again: list[int]) -> int:
@@ -164,12 +205,25 @@ def require_fit(sample: Sample, source: str, folder: str, anyway: bool) -> None:
             f"{source}: {sample.most:.0%} of {sample.tokens:,} tokens looked at are one and the same, as where ids are "
             "read as another type than they were written as. Correct --dtype. If this is good text, --anyway adopts it."
         )
-    if sample.agree < _NEEDED and sample.tokens >= _ENOUGH and not anyway:
+    if sample.never and sample.tokens >= _ENOUGH and not anyway:
+        raise DataError(
+            f"{source}: {', '.join(sample.never)} stands within documents, and no text gives that. Name the tokenizer "
+            "that made the ids with --tokenizer; of ids that were masked there is no way back."
+        )
+    if sample.likeliest is not None and sample.likeliest < _FEW and sample.tokens >= _MANY and not anyway:
+        shown = "\n".join(sample.lines())
+        raise DataError(
+            f"{source}: of {sample.tokens:,} tokens looked at, the likeliest entries of {folder} are "
+            f"{sample.likeliest:.0%} of what its own scores promise. They decode to:\n{shown}\n"
+            "Name the tokenizer that made them with --tokenizer. If this is good text, --anyway adopts it."
+        )
+    needed = _NEEDED if sample.likeliest is None else _NEEDED_UNIGRAM
+    if sample.agree < needed and sample.tokens >= _ENOUGH and not anyway:
         shown = "\n".join(sample.lines())
         raise DataError(
             f"{source}: of {sample.tokens:,} tokens looked at, {sample.agree:.1%} come back in their order when their "
-            f"text is encoded again with {folder}; with the right tokenizer nearly all do, and {_NEEDED:.0%} are asked "
-            f"for. They decode to:\n{shown}\n"
+            f"text is encoded again with {folder}; with the right tokenizer nearly all do, and {100 * needed:g}% are "
+            f"asked for. They decode to:\n{shown}\n"
             "Name the tokenizer that made them with --tokenizer. If this is good text, --anyway adopts it."
         )
 

@@ -23,6 +23,7 @@ from modernbert_train.errors import DataError
 
 TRAIN = "train"
 VALIDATION = "validation"
+OUTSIDE_SHARE = "outside_document_share"
 SPLITS = (TRAIN, VALIDATION)
 _SHARES = 1000  # a share in an error has so many steps
 OFFENDERS_LISTED = 20
@@ -162,6 +163,8 @@ def examine(document: Document, config: PrepareConfig, screen: Screen) -> Kept |
         encoded = text.encode("utf-8")
     except UnicodeEncodeError as error:  # JSON can spell half a surrogate pair, which is no character
         return LeftOut(id, "not_utf8", f"half a surrogate pair at character {error.start} of the text")
+    if config.document_share < 1 and _unit(encoded, 16) >= config.document_share:
+        return LeftOut(id, OUTSIDE_SHARE, f"document_share={config.document_share:g}", damaged=False)
     screened = screen.check(id, text)
     if isinstance(screened, LeftOut):
         return screened

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from data_prep.clean.documents import Tally
+from data_prep.clean.few_files import FewFiles, records_at_once
 from data_prep.clean.words import PlainWords
 from data_prep.read.items import LeftOut
 from data_prep.read.steps import RANK, SOURCE
@@ -46,7 +47,8 @@ _DETAILS = {
 }
 _TASKS_PER_FINDER = 16  # signatures of so many tasks are compared by one process, and at most ...
 _MOST_FINDERS = 64
-_RECORDS = 1024  # signatures read from a file at once
+_EXACT_BYTES, _HASH_BYTES, _NUMBER_BYTES = 14, 8, 4  # of a signature in a file: hash, priority and number; its parts
+_PAIRS = 1024  # read from a file at once
 _HIGHEST_PRIORITY = 65535
 _SHINGLES = 1 << 13  # hashed at once; each takes 8 bytes for every hash
 
@@ -98,10 +100,10 @@ def num_finders(work: Work) -> int:
 def exact_finder(work: Work) -> PipelineStep:
     """Merges one range of the hashes of all tasks and writes down which documents are duplicates."""
     return ExactFindDedups(
-        _folder(work, "exact/signatures"),
-        _folder(work, "exact/duplicates"),
+        _few_files(work, "exact/signatures"),
+        _few_files(work, "exact/duplicates"),
         _exact_config(),
-        lines_to_buffer=_RECORDS,
+        lines_to_buffer=records_at_once(work.tasks, _EXACT_BYTES),
     )
 
 
@@ -113,17 +115,17 @@ def near_signatures(work: Work, near: NearDuplicatesConfig) -> PipelineStep:
 def near_finder(work: Work, near: NearDuplicatesConfig) -> PipelineStep:
     """Merges one bucket of the signatures of all tasks and writes down the pairs that agree; a task for each bucket."""
     return MinhashDedupBuckets(
-        _folder(work, "near/signatures"),
+        _few_files(work, "near/signatures"),
         _folder(work, "near/pairs"),
         config=_near_config(near),
-        lines_to_buffer=_RECORDS,
+        lines_to_buffer=records_at_once(work.tasks, near.hashes_per_bucket * _HASH_BYTES + _NUMBER_BYTES),
     )
 
 
 def near_clusters(work: Work, near: NearDuplicatesConfig) -> PipelineStep:
     """Joins pairs to clusters and writes down all documents of each but one; one task, which holds all pairs."""
     return MinhashDedupCluster(
-        _folder(work, "near/pairs"), _folder(work, "near/clusters"), _near_config(near), lines_to_buffer=_RECORDS
+        _folder(work, "near/pairs"), _few_files(work, "near/clusters"), _near_config(near), lines_to_buffer=_PAIRS
     )
 
 
@@ -142,7 +144,7 @@ def without_duplicates(work: Work, config: PrepareConfig, excluded: list[Exclude
         steps.append(ExactDedupFilter(_folder(work, "exact/duplicates"), _exact_config(), excluded[-1]))
     if near and config.duplicates == "near":
         excluded.append(Excluded(NEAR_DUPLICATE))
-        steps.append(MinhashDedupFilter(_folder(work, "near/clusters"), excluded[-1], lines_to_buffer=_RECORDS))
+        steps.append(MinhashDedupFilter(_folder(work, "near/clusters"), excluded[-1], lines_to_buffer=_PAIRS))
     return steps
 
 
@@ -150,6 +152,10 @@ def _folder(work: Work, name: str) -> str:
     path = work.folder / name
     path.mkdir(parents=True, exist_ok=True)
     return str(path)
+
+
+def _few_files(work: Work, name: str) -> FewFiles:
+    return FewFiles(_folder(work, name))
 
 
 def _exact_config() -> ExactDedupConfig:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from data_prep.clean.documents import SourceTally, Tally
+from data_prep.clean.documents import OUTSIDE_SHARE, SourceTally, Tally
 from data_prep.read.encodings import AUTO, family, look_at
 from data_prep.read.sources import source_files
 from modernbert_train.config.tools.prepare import FIELDS, PrepareConfig, SourceConfig
@@ -77,11 +77,11 @@ def _lost(counts: SourceTally, most: float) -> str | None:
 
 
 def _screened(counts: SourceTally) -> int:
-    """Documents that were left out for what they say; not those that another source has too."""
+    """Documents that were left out for what they say; not duplicates, nor those outside document_share."""
     return sum(
         count
         for reason, count in counts.dropped.items()
-        if reason not in counts.damaged and not reason.endswith("duplicate")
+        if reason not in counts.damaged and reason != OUTSIDE_SHARE and not reason.endswith("duplicate")
     )
 
 

@@ -10,22 +10,28 @@ from __future__ import annotations
 import fcntl
 import inspect
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from datatrove.executor.base import PipelineExecutor
 from datatrove.executor.local import LocalPipelineExecutor
 from datatrove.utils.logging import logger
+from loguru._better_exceptions import ExceptionFormatter
 
 from data_prep.tasks.work import Work, read_work
-from data_prep.tasks.workers import Workers
+from data_prep.tasks.workers import Documents, Workers
+from data_prep.write.workspace import Part, is_at_work
 from modernbert_train.config.tools.prepare import ExecutorConfig
 from modernbert_train.errors import ConfigError, RunError
 
 logger.disable("datatrove")
+# each log of each task asks where Python lies, 36 times: half the time of a small corpus
+ExceptionFormatter._get_lib_dirs = staticmethod(cache(ExceptionFormatter._get_lib_dirs))  # type: ignore[method-assign]
 _QUIET = 1  # any local rank but 0 keeps all but errors out of the terminal
 _WAIT_SECONDS = 2.0
 _PROCESS_BYTES = 1 << 24  # a process takes 4 s to import what it needs, as long as it takes to tokenise so much
@@ -39,11 +45,13 @@ class Stage:
         name: of the stage.
         tasks: it is done in.
         steps: of datatrove's pipeline, the same for every task.
+        documents: that pass through all tasks, if they are counted; see tasks/progress.py.
     """
 
     name: str
     tasks: int
     steps: Sequence[Any] = ()
+    documents: Callable[[], Documents] | None = None
 
 
 class LocalTasks(LocalPipelineExecutor):
@@ -55,7 +63,7 @@ class LocalTasks(LocalPipelineExecutor):
         part: (i, n) takes only the i-th of n ranges of the tasks, from 1.
     """
 
-    def __init__(self, stage: Stage, work: Work, part: tuple[int, int]) -> None:
+    def __init__(self, stage: Stage, work: Work, part: Part) -> None:
         tasks = stage.tasks
         first, end = tasks * (part[0] - 1) // part[1], tasks * part[0] // part[1]
         self._name, self._lock_file = stage.name, work.stage(stage.name) / "lock"
@@ -67,10 +75,10 @@ class LocalTasks(LocalPipelineExecutor):
             local_rank_offset=first,
         )
 
-    def run_with(self, workers: Workers) -> None:
+    def run_with(self, workers: Workers, documents: Documents | None) -> None:
         """Run the tasks that are not completed."""
         mine = range(self.local_rank_offset, self.local_rank_offset + self.local_tasks)
-        workers.run(self, self.get_incomplete_ranks(mine), self._name, len(mine))
+        workers.run(self, self.get_incomplete_ranks(mine), self._name, len(mine), documents)
 
     def run_task(self, rank: int) -> None:
         """Run one task, unless it is completed."""
@@ -90,7 +98,7 @@ def num_workers(work: Work, config: ExecutorConfig) -> int:
     return config.workers or min(len(os.sched_getaffinity(0)), 1 + sum(work.sizes) // _PROCESS_BYTES)
 
 
-def run_local(stages: list[Stage], work: Work, number: int, part: tuple[int, int], is_done: Callable[[], bool]) -> None:
+def run_local(stages: list[Stage], work: Work, number: int, part: Part, is_done: Callable[[], bool]) -> None:
     """Run all stages on this machine, or the part of them that is this machine's.
 
     Args:
@@ -103,8 +111,9 @@ def run_local(stages: list[Stage], work: Work, number: int, part: tuple[int, int
     with Workers(number) as workers:
         for stage in stages:
             executor = LocalTasks(stage, work, part)
-            executor.run_with(workers)
-            while executor.get_incomplete_ranks():
+            executor.run_with(workers, None if stage.documents is None else stage.documents())
+            told = ""
+            while missing := executor.get_incomplete_ranks():
                 if read_work(work.folder) is None:  # the machine that merges puts the work away
                     if is_done():
                         return
@@ -113,7 +122,21 @@ def run_local(stages: list[Stage], work: Work, number: int, part: tuple[int, int
                     )
                 if (failure := work.failure()) is not None:
                     raise RunError(f"another machine failed: {failure}")
+                if (text := _waits(stage, missing, work, part)) != told:
+                    told = text
+                    print(text, file=sys.stderr, flush=True)
                 time.sleep(_WAIT_SECONDS)
+
+
+def _waits(stage: Stage, missing: Sequence[int], work: Work, part: Part) -> str:
+    """Which parts the others' tasks are of, and whether anybody does them."""
+    parts = part[1]
+    whose = sorted({next(i for i in range(1, parts + 1) if rank < stage.tasks * i // parts) for rank in missing})
+    idle = [i for i in whose if i != part[0] and not is_at_work(work.folder, (i, parts))]
+    text = f"{stage.name}: waits for part {', '.join(f'{i}/{parts}' for i in whose)}"
+    if not idle:
+        return text
+    return f"{text}. Nobody does {', '.join(f'--part {i}/{parts}' for i in idle)}: start that, the same command with it"
 
 
 def submit(stages: list[Stage], work: Work, config: ExecutorConfig) -> None:

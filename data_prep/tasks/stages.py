@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ from data_prep.make_tokenizer import adapt_tokenizer, require_size, roles_of_ada
 from data_prep.read.steps import SPLIT, Replay, Step, Survey, read_tallies
 from data_prep.report import Fingerprint
 from data_prep.tasks.executors import Stage, num_workers
+from data_prep.tasks.progress import Counted, Progress
 from data_prep.tasks.work import Work
+from data_prep.tasks.workers import Documents
 from data_prep.write.merging import Merge
 from data_prep.write.steps import WriteShards
 from data_prep.write.workspace import require_space
@@ -50,23 +53,35 @@ def make_stages(work: Work, config: PrepareConfig, asked: Fingerprint) -> list[S
     stages = []
 
     def add(name: str, number: int, steps: list[Any], *written: str) -> None:
-        stages.append(Stage(name, number, (*steps, Settle(folder, written))))
+        stages.append(Stage(name, number, (*steps, Settle(folder, written)), counted.get(name)))
 
+    def seen_of_all(stage: str) -> Documents:
+        every = None if stage == "survey" else Progress(work, "survey").count()
+        return Documents(Progress(work, stage).count, every)
+
+    counted = {name: partial(seen_of_all, name) for name in ("survey", "signatures", "tokenizer", "tokenise")}
+    if config.tokenizer.path is not None:
+        del counted["tokenizer"]
     sign = [] if config.duplicates == "keep" else [duplicates.exact_signatures(work)]
     survey = ("survey/{rank:05d}.*", "exact/signatures/*/{rank:05d}.*")
-    add("survey", tasks, [Survey(work, config, "survey"), *sign], *survey)
+    add("survey", tasks, [Survey(work, config, "survey"), Counted(Progress(work, "survey")), *sign], *survey)
     if config.duplicates != "keep":
         finders = duplicates.num_finders(work)
         add("find", finders, [duplicates.exact_finder(work)], "exact/duplicates/{rank:05d}/*")
     if config.duplicates == "near":
-        steps = [Replay(work, config, "signatures"), *duplicates.without_duplicates(work, config, [], near=False)]
+        replayed = [Replay(work, config, "signatures"), Counted(Progress(work, "signatures"))]
+        steps = [*replayed, *duplicates.without_duplicates(work, config, [], near=False)]
         steps.append(duplicates.near_signatures(work, near))
         add("signatures", tasks, steps, "near/signatures/*/{rank:05d}.*")
         add("pairs", near.buckets, [duplicates.near_finder(work, near)], "near/pairs/{rank:05d}_*")
         add("clusters", 1, [duplicates.near_clusters(work, near)], "near/clusters/*")
     add("tokenizer", 1, [MakeTokenizer(work, config, "tokenizer")], "tokenizer/*")
     excluded: list[duplicates.Excluded] = []
-    steps = [Replay(work, config, "tokenise"), *duplicates.without_duplicates(work, config, excluded)]
+    steps = [
+        Replay(work, config, "tokenise"),
+        Counted(Progress(work, "tokenise")),
+        *duplicates.without_duplicates(work, config, excluded),
+    ]
     executor = config.executor
     alone = executor.name == "local" and executor.workers is None and num_workers(work, executor) == 1
     steps.append(WriteShards(work, config, "tokenise", excluded, threads=alone))
@@ -104,9 +119,9 @@ class MakeTokenizer(Step):
             save_tokenizer(tokenizer, self._work.tokenizer, roles_of_adapted(settings.path))
 
     def _training_texts(self) -> Iterator[str]:
-        share = self._config.tokenizer.training_share
+        share, progress = self._config.tokenizer.training_share, Progress(self._work, self._stage)
         for rank in range(self._work.tasks):
-            steps = [Replay(self._work, self._config, self._stage)]
+            steps = [Replay(self._work, self._config, self._stage), Counted(progress)]
             documents: Any = None
             for step in [*steps, *duplicates.without_duplicates(self._work, self._config, [])]:
                 documents = step(documents, rank, self._work.tasks)

@@ -11,19 +11,32 @@ import pickle
 import signal
 import sys
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from functools import partial
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
 from modernbert_train.distributed.orphans import die_with
 from modernbert_train.errors import RunError
 
-_LINE_SECONDS = 10.0  # between two lines in a file
+_LINE_SECONDS = 5.0  # between two lines in a file
+_LOOK_SECONDS = 1.0  # between two looks at the documents that running tasks have done
 _SPAWN = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+
+
+class Documents(NamedTuple):
+    """The documents of a stage, for its bar.
+
+    Attributes:
+        count: how many are done, asked again and again.
+        total: of the stage; None: not known.
+    """
+
+    count: Callable[[], int]
+    total: int | None
 
 
 class Workers:
@@ -49,30 +62,35 @@ class Workers:
                 process.kill()
         self._pool.shutdown(cancel_futures=True)
 
-    def run(self, job: Any, ranks: Sequence[int], what: str, of_all: int) -> None:
-        """Run tasks, as many at a time as there are processes, and say on stderr how many are done.
+    def run(self, job: Any, ranks: Sequence[int], what: str, of_all: int, documents: Documents | None = None) -> None:
+        """Run tasks, as many at a time as there are processes, and say on stderr how much is done.
 
         Args:
             job: has the method `run_task(rank)`, and is pickled: each task has its own.
             ranks: numbers of the tasks.
             what: they do, in a word.
             of_all: tasks there are, with those that were done before.
+            documents: of the tasks; the bar then counts these.
 
         Raises:
             RunError: what a task raised, or that its process died. Other tasks are then still running; leave the block.
         """
-        pickled, done = pickle.dumps(job), of_all - len(ranks)
-        seconds = 1.0 if sys.stderr.isatty() else _LINE_SECONDS
-        bar = partial(tqdm, desc=what, initial=done, total=of_all, mininterval=seconds, delay=seconds, file=sys.stderr)
-        if min(self._number, len(ranks)) < 2:
-            for rank in bar(ranks):
-                _run_task(pickled, rank)
-            return
-        futures = [self._pool.submit(_run_task, pickled, rank) for rank in ranks]
+        pickled = pickle.dumps(job)
+        with _bar(what, of_all - len(ranks), of_all, documents) as one_done:
+            if min(self._number, len(ranks)) < 2:
+                for rank in ranks:
+                    _run_task(pickled, rank)
+                    one_done()
+                return
+            futures = [self._pool.submit(_run_task, pickled, rank) for rank in ranks]
+            self._wait(futures, one_done)
+
+    def _wait(self, futures: Sequence[Future[None]], one_done: Callable[[], object]) -> None:
         processes = self._processes()
         try:
-            for future in bar(as_completed(futures)):
+            for future in as_completed(futures):
                 future.result()
+                one_done()
         except BrokenProcessPool:
             for process in processes:
                 process.join()
@@ -84,6 +102,40 @@ class Workers:
 
     def _processes(self) -> list[Any]:
         return [each for each in multiprocessing.active_children() if each not in self._others]
+
+
+@contextmanager
+def _bar(what: str, done: int, tasks: int, documents: Documents | None) -> Iterator[Callable[[], object]]:
+    """Show a bar of tasks, or of documents; gives what is called after each task."""
+    seconds = _LOOK_SECONDS if sys.stderr.isatty() else _LINE_SECONDS
+    usual: dict[str, Any] = {"desc": what, "mininterval": seconds, "delay": seconds, "file": sys.stderr}
+    if documents is None:
+        with tqdm(initial=done, total=tasks, unit=" tasks", **usual) as bar:
+            yield bar.update
+        return
+    ended, finished = threading.Event(), [done]
+
+    def one_done() -> None:
+        finished[0] += 1
+
+    with tqdm(initial=documents.count(), total=documents.total, unit=" documents", unit_scale=True, **usual) as bar:
+
+        def look() -> None:
+            bar.set_postfix_str(f"{finished[0]} of {tasks} tasks", refresh=False)
+            bar.update(documents.count() - bar.n)
+
+        def watch() -> None:
+            while not ended.wait(_LOOK_SECONDS):
+                look()
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield one_done
+        finally:
+            ended.set()
+            watcher.join()
+            look()
 
 
 def _begin(parent: int) -> None:

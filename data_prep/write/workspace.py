@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import errno
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from modernbert_train.core.files import being_written, free_bytes, lock_now, whole_folder
-from modernbert_train.errors import StorageError
+from modernbert_train.errors import ConfigError, StorageError
 
 LOCK = ".lock"
+_NUMBERS = re.compile(r"\d+")
 Part = tuple[int, int]
 
 
@@ -53,19 +56,41 @@ def claimed(folder: Path, option: str, part: Part = (1, 1)) -> Iterator[None]:
         with (folder / LOCK).open("a") as whole, (folder / f"{LOCK}-{part[0]}-of-{part[1]}").open("a") as mine:
             if not (lock_now(whole, shared=part != (1, 1)) and lock_now(mine)):
                 raise _in_use(folder, folder, option)
+            others = {tuple(map(int, _NUMBERS.findall(path.name))) for path in folder.glob(f"{LOCK}-*-of-*")}
+            if disagree := [f"{i}/{n}" for i, n in others if n != part[1] and is_at_work(folder, (i, n))]:
+                raise ConfigError(
+                    f"--part {part[0]}/{part[1]}: another machine is at work on {folder} as part {disagree[0]}. Give "
+                    "every machine the same number of parts."
+                )
             yield
+
+
+def is_at_work(folder: Path, part: Part) -> bool:
+    """True if a process of any machine does this part."""
+    try:
+        with (folder / f"{LOCK}-{part[0]}-of-{part[1]}").open("r") as lock:
+            return not lock_now(lock, shared=True)
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager
 def told(folder: Path, option: str) -> Iterator[None]:
-    """Have what a disk refuses inside the block name the file, the space and what to do. Raises StorageError."""
+    """Turn what the system refuses inside the block into a StorageError that names the file and the remedy."""
     try:
         yield
     except OSError as error:
-        raise StorageError(
-            f"{error.filename2 or error.filename or folder}: {error.strerror or error} ({free_bytes(folder):,} bytes "
-            f"free). Free space or change permissions, and give the same command again, or another folder with {option}"
-        ) from error
+        where = f"{error.filename2 or error.filename or folder}: {error.strerror or error}"
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            remedy = "Raise the limit of open files, such as ulimit -n 4096, or set executor.workers lower"
+        elif error.errno in (errno.ENOMEM, errno.EAGAIN):
+            remedy = "Free memory, or set executor.workers lower"
+        elif isinstance(error, (ConnectionError, TimeoutError)):
+            remedy = "Wait until it answers"
+        else:
+            where += f" ({free_bytes(folder):,} bytes free)"
+            remedy = f"Free space or change permissions, or give another folder with {option}"
+        raise StorageError(f"{where}. {remedy}, and give the same command again.") from error
 
 
 def require_space(out: Path, needed: int) -> None:

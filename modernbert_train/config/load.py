@@ -96,11 +96,20 @@ def load_typed(schema: type[T], files: Sequence[str | Path], overrides: Sequence
     return _load(schema, files, overrides, {})
 
 
+_OF_VERBS = {  # a key that files of no other verb have
+    "phases": "the file of a run, which `train`, `check` and `plan` read",
+    "sources": "a spec of data, which `prepare` reads",
+}
+
+
 def _load(schema: type[T], files: Sequence[str | Path], overrides: Sequence[str], origins: Origins) -> T:
     errors: list[str] = []
     tree: dict[str, Any] = {}
     for file in map(Path, files):
         found = read_yaml(file, origins, errors)
+        for key, what in _OF_VERBS.items():
+            if key in found and key not in hints_of(schema):
+                raise ConfigError(f"{file}: is {what}, for it has `{key}`. Give a file of this verb's own.")
         merge(tree, without_removed(found) if is_saved(file) else found)
     for override in overrides:
         merge(tree, read_override(override, origins, errors))

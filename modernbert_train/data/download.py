@@ -117,6 +117,8 @@ class Downloader:
                     raise TimeoutError("the store does not answer, or stopped in the middle") from None
         if error is not None:
             raise error
+        if not target.is_file():  # Streaming's downloader of gs:// with keys swallows 400, 500 and 503
+            raise ConnectionError("the store's downloader ended without an error, and the file has not come")
 
     def _download(self, name: str, target: Path, outcome: queue.SimpleQueue[BaseException | None]) -> None:
         try:
@@ -131,7 +133,8 @@ class Downloader:
     def _raise_if_final(self, name: str, error: Exception) -> None:
         """Raise what trying again would not fix."""
         where, found = f"{self.url}/{name}", f"{type(error).__name__}: {error}"
-        response = getattr(error, "response", None)  # botocore's ClientError
+        # botocore's ClientError, which Streaming's downloader of gs:// hides behind a FileNotFoundError
+        response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
         code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
         names = {kind.__name__ for kind in type(error).__mro__} | {str(code)}
         if names & _REFUSED or "Application Default Credentials" in str(error):

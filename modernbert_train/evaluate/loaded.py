@@ -129,12 +129,11 @@ def load_model(name: str | Path) -> LoadedEncoder:
 def load_source(source: Source) -> LoadedEncoder:
     """As `load_model`, of weights that were found."""
     import torch
-    from tokenizers import Tokenizer
 
     from modernbert_train.config.schema import MaskedLmConfig
     from modernbert_train.models.build import ENCODERS
     from modernbert_train.models.encoder import OnEncoder
-    from modernbert_train.vocabulary import TOKENIZER
+    from modernbert_train.vocabulary import open_tokenizer
     from modernbert_train.weights.source import phase_objective
 
     model = OnEncoder(ENCODERS[type(source.model)](source.model, ComputeConfig()))
@@ -144,7 +143,5 @@ def load_source(source: Source) -> LoadedEncoder:
             parameter.copy_(weights[key])
     objective = MaskedLmConfig() if source.checkpoint is None else phase_objective(source.checkpoint)
     with source.tokenizer_folder() as folder:
-        tokenizer, vocabulary = Tokenizer.from_file(str(folder / TOKENIZER)), source.vocabulary()
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+        tokenizer, vocabulary = open_tokenizer(folder, spell_special=False), source.vocabulary()
     return LoadedEncoder(model.eval(), source.model, tokenizer, source.max_tokens, vocabulary, objective)

@@ -26,7 +26,7 @@ from modernbert_train.evaluate.embeddings import embed, most_tokens
 from modernbert_train.evaluate.heldout import HeldOutTexts
 from modernbert_train.evaluate.metrics import accuracy, macro_f1
 from modernbert_train.models.encoder import OnEncoder
-from modernbert_train.vocabulary import Vocabulary, read_vocabulary
+from modernbert_train.vocabulary import Vocabulary, open_tokenizer, read_vocabulary
 
 Ids = NDArray[np.int32]
 
@@ -93,12 +93,7 @@ class Probe:
 
 def _tokenised(labelled: Labelled, tokenizer_folder: str, vocabulary: Vocabulary) -> tuple[Any, ...]:
     """What all ranks need of the texts. The parts of a text are one sequence, with [SEP] between them."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(f"{tokenizer_folder}/tokenizer.json")
-    tokenizer.encode_special_tokens = True  # written out in a text, they are spelled like any other characters
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+    tokenizer = open_tokenizer(tokenizer_folder)
 
     def ids_of(parts: tuple[str, ...]) -> Ids:
         # one by one: what encodes many at a time starts threads, and workers are forked later

@@ -12,8 +12,9 @@ from modernbert_train.core.text import table
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.data.open_shards import open_shards
+from modernbert_train.vocabulary import open_tokenizer
 from modernbert_train.weights.source import Origin
-from modernbert_train.weights.token_rows import TokenRows, open_tokenizer
+from modernbert_train.weights.token_rows import TokenRows
 
 MOST_DOCUMENTS, MOST_TOKENS = 64, 2048  # of a stream; of a document
 

@@ -18,7 +18,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,10 +26,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from modernbert_train.vocabulary import added_tokens, partial_roles, special_tokens, token_ids
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from modernbert_train.vocabulary import added_tokens, open_tokenizer, partial_roles, special_tokens, token_ids
 
 _BYTE_LEVEL, _WORD_PIECE, _SENTENCE_PIECE, _WORDS = "byte-level", "WordPiece", "SentencePiece", "words"
 _SPACE, _INSIDE = "▁", "##"
@@ -165,17 +162,6 @@ class _Spelling:
             return token.removeprefix(_INSIDE).encode()
         begins = self.kind in (_WORD_PIECE, _WORDS) and token[:1].isalnum()
         return (" " * begins + token).encode()
-
-
-def open_tokenizer(folder: Path) -> Tokenizer:
-    """A tokenizer that takes special tokens, written out in a text, for any other characters, as data_prep does."""
-    from tokenizers import Tokenizer  # which most runs do not need
-
-    read = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    read.encode_special_tokens = True
-    read.no_truncation()
-    read.no_padding()
-    return read
 
 
 def _cutter(old: _Spelling, known: Mapping[bytes, int]) -> Callable[[bytes, bool], list[int]]:

@@ -11,10 +11,12 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from modernbert_train.__main__ import main
 from modernbert_train.config.schema import DataConfig
 from modernbert_train.core import read_once
 from modernbert_train.data import remote
+from modernbert_train.data.download import Downloader
 from modernbert_train.data.facts import read_folder
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.data.open_shards import cache_holds_next_block, open_shards, shuffle_chunks
@@ -265,6 +268,29 @@ def test_a_store_that_stumbles_is_asked_again(store: Store, data: DataConfig, ti
     store.fault, store.faults_left = fault, 2
     assert read_all(shards) == expected(tiny_data)
     assert store.faults_left == 0
+
+
+def test_gs_with_keys_that_stumbles_is_asked_again(
+    store: Store, url: str, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streaming's downloader says nothing of a 503 there: no error, and no file, which ended the run."""
+    from boto3.session import Session
+
+    library = ModuleType("google.cloud.storage")  # imported with keys too, and then not used
+    monkeypatch.setattr(library, "Client", type("Client", (), {}), raising=False)
+    monkeypatch.setitem(sys.modules, "google.cloud", ModuleType("google.cloud"))
+    monkeypatch.setitem(sys.modules, "google.cloud.storage", library)
+    monkeypatch.setenv("GCS_KEY", "test")
+    monkeypatch.setenv("GCS_SECRET", "test")
+    client, here = Session.client, {"endpoint_url": store.url, "region_name": "us-east-1"}  # theirs is written down
+    monkeypatch.setattr(Session, "client", lambda self, name, **keys: client(self, name, **keys | here))
+    google = url.replace("s3://", "gs://")
+    store.fault, store.faults_left = "busy", 6  # boto itself tries five times
+    fetched = Downloader(google, 30.0).fetch("index.json", tmp_path)
+    assert fetched.read_bytes() == (tiny_data / "index.json").read_bytes() and store.faults_left == 0
+    store.faults_left = 10_000
+    with pytest.raises(StorageError, match=r"index\.json: not fetched in \d+ attempts; .*the file has not come"):
+        Downloader(google, 1.0).fetch("index.json", tmp_path)
 
 
 def test_a_store_that_dies_ends_the_run_in_the_time_stated(store: Store, data: DataConfig) -> None:

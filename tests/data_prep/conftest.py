@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
-from loguru._better_exceptions import ExceptionFormatter
 
 from data_prep.prepare import main
 
 Command = Callable[..., int]
-# datatrove opens three logs for each task, and each asks 36 times where Python lies: half the time of a small corpus
-ExceptionFormatter._get_lib_dirs = staticmethod(cache(ExceptionFormatter._get_lib_dirs))  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from data_prep.prepare import main
+from modernbert_train.__main__ import main as run
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.prepare import PrepareConfig, prepare_problems
 
@@ -25,6 +27,36 @@ def test_spec_with_typos(tmp_path: Path, capsys: Any) -> None:
     for words in ("sources.a.kind='txt'", "Did you mean text", "sources.a.path?", "Did you mean tokenizer?", "'much'"):
         assert words in error
     assert error.count(str(spec)) >= 4
+
+
+def test_a_file_of_another_verb_is_told_as_what_it_is(tmp_path: Path, capsys: Any) -> None:
+    """Six lines of unknown keys hide that the file is a right one, of another verb."""
+    root, texts = Path(__file__).parents[2] / "yamls", tmp_path / "texts"
+    texts.mkdir()
+    assert main([str(root / "quickstart.yaml")]) == CONFIG
+    error = capsys.readouterr().err
+    assert "quickstart.yaml: is the file of a run, which `train`, `check` and `plan` read" in error
+    assert error.count("\n") == 1
+    assert run(["check", str(root / "data/quickstart.yaml")]) == CONFIG
+    assert "quickstart.yaml: is a spec of data, which `prepare` reads" in capsys.readouterr().err
+    assert main([str(texts)]) == CONFIG
+    assert f"{texts}: is a folder, and the YAML file of a spec is expected" in capsys.readouterr().err
+
+
+@pytest.mark.runs
+def test_a_share_of_the_documents_is_the_same_in_any_number_of_tasks(
+    command: Command, tmp_path: Path, capsys: Any
+) -> None:
+    """A short run tokenised sixteen times the text that it read; which documents it reads must be no race."""
+    reports = []
+    for name, task in (("one", 1 << 27), ("many", 2_000)):
+        assert command("document_share=0.5", f"out={tmp_path}/{name}", f"task_bytes={task}") == 0
+        reports.append(json.loads((tmp_path / name / "prepare_report.json").read_text()))
+    assert reports[0]["sources"] == reports[1]["sources"] and reports[0]["tasks"] < reports[1]["tasks"]
+    assert 15 < reports[0]["dropped"]["outside_document_share"] < 45
+    assert command("document_share=0.5", f"out={tmp_path}/one", f"task_bytes={1 << 27}") == 0
+    assert "already complete" in capsys.readouterr().out
+    assert command("document_share=0", f"out={tmp_path}/none") == CONFIG
 
 
 def test_rules_that_span_keys(command: Command, capsys: Any) -> None:

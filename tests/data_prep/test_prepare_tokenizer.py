@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from data_prep.tokenizer import main as command_main
 from modernbert_train.errors import DataError
 
 VOCABULARY = 384
+Command, Files = Callable[..., int], Callable[[Path], dict[str, bytes]]
 
 
 @pytest.fixture
@@ -87,6 +89,37 @@ def test_existing_tokenizer_is_adapted(trained: Tokenizer, tmp_path: Path) -> No
         adapted = adapt_tokenizer(path)
         assert adapted.get_vocab() == trained.get_vocab()
         assert adapted.encode("abc [MASK] and more").ids == trained.encode("abc [MASK] and more").ids
+
+
+@pytest.mark.runs
+def test_dropout_of_a_tokenizer_is_put_off_and_said(
+    command: Command, trained: Tokenizer, tmp_path: Path, files_of: Files, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same spec gave other tokens each time, and a dataset that no hash describes."""
+    save_tokenizer(trained, tmp_path / "theirs")
+    content = json.loads((tmp_path / "theirs/tokenizer.json").read_text())
+    content["model"]["dropout"] = 0.5
+    (tmp_path / "theirs/tokenizer.json").write_text(json.dumps(content))
+    for name in ("a", "b"):
+        assert command(f"tokenizer.path={tmp_path}/theirs", f"out={tmp_path}/{name}") == 0
+        assert "its BPE dropout of 0.5 is put off" in capsys.readouterr().err
+    assert files_of(tmp_path / "a/train") == files_of(tmp_path / "b/train")
+
+
+def test_errors_name_what_is_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`tokenizer` has neither tokenizer.vocab_size nor sources.text0.path."""
+    (tmp_path / "a.txt").write_text("a few words")
+    assert command_main(["train", str(tmp_path / "t"), str(tmp_path / "a.txt"), "--entries", "100"]) == 78
+    assert command_main(["train", str(tmp_path / "t"), str(tmp_path / "none"), "--entries", "384"]) == 65
+    assert command_main(["train", str(tmp_path / "t"), str(tmp_path / "a.txt"), "--entries", "384"]) == 65
+    assert command_main(["adapt", str(tmp_path / "t"), str(tmp_path / "none")]) == 65
+    said = capsys.readouterr().err
+    assert "--entries=100: must be a multiple of 64" in said and f"TEXT={tmp_path}/none" in said
+    assert (
+        "--entries=384: the training documents hold too little" in said
+        and "TOKENIZER must name a tokenizer folder" in said
+    )
+    assert "tokenizer." not in said.replace("tokenizer.json", "") and "sources." not in said
 
 
 def test_existing_tokenizer_without_specials_is_refused(tmp_path: Path) -> None:

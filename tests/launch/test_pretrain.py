@@ -5,8 +5,10 @@ Bad input is refused within a second, before torch is imported; what was interru
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -84,6 +86,28 @@ def test_a_tokenizer_that_exists_keeps_its_ids(folder: Path, capsys: pytest.Capt
     assert f"vocab_size: {VOCAB_SIZE} # of theirs" in Path("pretrained/texts/run.yaml").read_text(encoding="utf-8")
     missing = pretrain(capsys, "texts", "--size", "tiny", "--tokenizer", "none", "--out", "other", "--dry-run", code=65)
     assert "tokenizer.path=none" in missing
+
+
+@pytest.mark.runs
+def test_a_large_packed_text_is_measured_and_only_what_the_run_reads_is_prepared(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """351 MB were told of 503, and all of it was tokenised for a run that read a sixteenth: six minutes, not one."""
+    pieces, draw = [prose(5_000, number) for number in range(60)], random.Random(0)
+    rows = [f"{number} " + " ".join(draw.sample(pieces, 10)) for number in range(1_000)]
+    lines = "\n".join(json.dumps({"id": number, "text": text}) for number, text in enumerate(rows))
+    (folder / "large").mkdir()
+    with gzip.open(folder / "large/a.jsonl.gz", "wb", compresslevel=1) as file:
+        file.write(lines.encode())
+    size = sum(map(len, rows)) / 1e6
+    said = pretrain(capsys, "large", "--size", "tiny", "--tokens", "1M", "--dry-run")
+    told = re.search(r"text +([\d.]+) MB in 1 \.jsonl\.gz of .*; about ([\d,]+) documents", said)
+    assert told is not None, said
+    assert float(told[1]) == pytest.approx(size, rel=0.1)
+    assert float(told[2].replace(",", "")) == pytest.approx(1_000, rel=0.1)
+    share = load_typed(PrepareConfig, ["pretrained/large/data.yaml"]).document_share
+    assert 20 / size < share < 0.6 and f"{share:.2g} of the documents" in said
+    assert re.search(r"takes .* of training at 20,000 tokens/s, .* besides", said)
 
 
 @pytest.mark.runs

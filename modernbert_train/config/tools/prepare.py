@@ -133,6 +133,8 @@ class PrepareConfig:
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     # share of the documents, by hash of their text, that is held out; 0 holds out none
     validation_share: float = knob(0.05, low=0, below=1)
+    # share of the documents, by hash of their text, that the dataset is made of; 1 takes all
+    document_share: float = knob(1.0, above=0, high=1)
     min_characters: int = 1  # shorter documents are left out and counted
     max_characters: int = 5_000_000  # longer ones are damage: tokenising takes about 200 bytes of memory a character
     on_error: Literal["skip", "stop"] = "skip"  # damaged documents: leave out and count, or stop at the first

@@ -11,7 +11,7 @@ from typing import Any
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.examples import Example
-from modernbert_train.vocabulary import Vocabulary, read_vocabulary
+from modernbert_train.vocabulary import Vocabulary, open_tokenizer, read_vocabulary
 
 SPECIAL_TOKENS = 2  # [CLS] and [SEP]; what stands between two texts is a part of the document
 _AT_ONCE = 1024  # texts that are tokenised together
@@ -43,13 +43,7 @@ class Reader:
     @cached_property
     def tokenizer(self) -> Any:
         """Of the library tokenizers. Special tokens written out in a text are spelled like any other characters."""
-        from tokenizers import Tokenizer
-
-        tokenizer = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
-        tokenizer.encode_special_tokens = True
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        return tokenizer
+        return open_tokenizer(self.folder)
 
     def ids(self, examples: Sequence[Example], texts: Sequence[Sequence[str]]) -> Iterator[list[list[int]]]:
         """Token ids of some texts of each example.

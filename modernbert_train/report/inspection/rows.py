@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from modernbert_train.batch import IGNORED_LABEL, QUERY_RANK, Batch, Packed
-from modernbert_train.core.files import anything_as
 from modernbert_train.data.mixture import TokenStreams
 from modernbert_train.data.packing import Chunk
 from modernbert_train.data.planner import BatchPlan
-from modernbert_train.errors import DataError
 from modernbert_train.objectives.mlm import LABELS, POSITIONS
-from modernbert_train.vocabulary import Vocabulary
+from modernbert_train.vocabulary import Vocabulary, open_tokenizer
 
 PLAIN, MASKED, RANDOM, KEPT = "plain", "masked", "random", "kept"
 _FORMS = {PLAIN: "{0}", MASKED: "[-{0}-]", RANDOM: "[-{0}-]{{+{1}+}}", KEPT: "[={0}=]"}
@@ -100,9 +96,7 @@ class RowWriter:
     """
 
     def __init__(self, tokenizer_folder: str, vocabulary: Vocabulary, streams: TokenStreams, paint: Painter) -> None:
-        path = Path(tokenizer_folder) / "tokenizer.json"
-        with anything_as(DataError, f"{path}: cannot be loaded", "Restore it from a copy."):
-            self._tokenizer = Tokenizer.from_file(str(path))
+        self._tokenizer = open_tokenizer(tokenizer_folder)
         self._vocabulary = vocabulary
         self._special = {vocabulary.cls_id, vocabulary.sep_id, vocabulary.pad_id, vocabulary.mask_id}
         self._streams = streams

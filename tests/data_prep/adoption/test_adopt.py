@@ -268,6 +268,12 @@ BAD: dict[str, tuple[str, Callable[[Path], None], dict[str, Any], str]] = {
         "names a file outside its folder: '../x'",
     ),
     "a link to elsewhere": ("llm-foundry", link_out, {}, "which is not followed"),
+    "no sizes of columns": (
+        "llm-foundry",
+        edit_indexes(lambda shard: shard.pop("column_sizes")),
+        {},
+        "a shard does not say the size of each column (column_sizes)",
+    ),
     "another format": ("llm-foundry", edit_indexes(lambda shard: shard.update(format="json")), {}, "of format 'json'"),
     "a number of documents that is wrong": (
         "llm-foundry",

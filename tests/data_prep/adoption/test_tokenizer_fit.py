@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import json
 import pickle
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from data_prep.adopt import adopt
 from data_prep.adoption.tokenizer_fit import end_tokens, require_fit, take_sample
@@ -55,6 +56,28 @@ def test_ids_shifted_by_a_constant_are_refused(tokenizers: tuple[str, str], shif
     shifted = [np.minimum(ids_of(own, text) + shift, 1023) for text in DOCUMENTS[:8]]
     with pytest.raises(DataError, match=r"come back in their order .* and 98% are asked for"):
         judge(shifted, own)
+
+
+@pytest.mark.runs
+def test_ids_of_a_unigram_are_held_against_its_scores(tmp_path: Path) -> None:
+    """Its entries are mostly whole words, and come back of whatever ids: 100 % of ids that are 50 too high."""
+    own = Tokenizer(models.Unigram())
+    own.pre_tokenizer, own.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    usual = {"special_tokens": special, "unk_token": "[UNK]", "show_progress": False}
+    own.train_from_iterator(TEXTS, trainers.UnigramTrainer(vocab_size=1500, **usual))
+    own.save(str(tmp_path / "tokenizer.json"))
+    folder, entries = str(tmp_path), own.get_vocab_size()
+    rows = [ids_of(folder, text) for text in DOCUMENTS[:12]]
+    judge(rows, folder)
+    judge([ids_of(folder, inspect.getsource(argparse)[:5_000])], folder)  # text that it was not trained on
+    shuffled = np.random.default_rng(0).permutation(np.arange(5, entries))
+    for wrong in ([row + 50 for row in rows], [row + 300 for row in rows], [shuffled[row - 5] for row in rows]):
+        with pytest.raises(DataError, match=r"the likeliest entries of .* of what its own scores promise|come back in"):
+            judge([np.minimum(row, entries - 1) for row in wrong], folder)
+    rows[3][7] = special.index("[MASK]")
+    with pytest.raises(DataError, match=r"\[MASK\] stands within documents, and no text gives that"):
+        judge(rows, folder)
 
 
 @pytest.mark.runs

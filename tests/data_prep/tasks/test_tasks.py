@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from tqdm import tqdm
 import data_prep
 from data_prep.prepare import main
 from data_prep.tasks.workers import Workers
+from data_prep.write.workspace import is_at_work
 from modernbert_train.errors import DataError, RunError
 from tests import warm
 from tests.data_prep.conftest import write_corpus
@@ -140,6 +142,46 @@ def test_two_machines_with_a_shared_folder(words: Words, one: Path, home: Path, 
     assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
     assert files_of(home / "both") == files_of(one)
     assert not (home / "both.work").exists()
+
+
+@pytest.mark.runs
+def test_machines_that_disagree_on_their_number_are_told(words: Words, home: Path, capfd: Any) -> None:
+    """Parts of two divisions wait for each other for ever; a part that nobody does is named, and can still be begun."""
+    child = start([*words("parted"), "--part", "1/2"])
+    lock = home / "parted.work" / ".lock-1-of-2"
+    while not lock.exists() or not is_at_work(home / "parted.work", (1, 2)):
+        time.sleep(0.01)
+    assert main([*words("parted"), "--part", "2/3"]) == 78
+    said = "--part 2/3: another machine is at work on"
+    assert f"{said} {home}/parted.work as part 1/2. Give every machine the same number" in capfd.readouterr().err
+    waits, begun = "", time.monotonic()
+    while "survey: waits for part 2/2. Nobody does --part 2/2: start that" not in waits:
+        assert time.monotonic() < begun + 120, waits
+        time.sleep(0.1)
+        waits += capfd.readouterr().err
+    assert main([*words("parted"), "--part", "2/2"]) == 0
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.slow
+def test_a_thousand_tasks_need_no_thousand_open_files(tmp_path: Path, texts: list[str], capfd: Any) -> None:
+    """A corpus of 130 GB has as many, and is refused after its whole survey where a merge opens a file for each."""
+    distinct = [f"{i} {texts[i % 60]} {texts[(i * 7 + 1) % 60]} {texts[(i * 11 + 2) % 60]}" for i in range(700)]
+    rows = [*distinct, *distinct[:9], *(f"{text} more" for text in distinct[:9])]
+    lines = "\n".join(json.dumps({"text": text}) for text in rows)
+    (tmp_path / "many.jsonl").write_text(lines)
+    line = [f"out={tmp_path}/out", "tokenizer.vocab_size=384", "validation_share=0.1", "task_bytes=1024"]
+    line += ["duplicates=near", "near_duplicates.buckets=2", "near_duplicates.hashes_per_bucket=12"]
+    line += ["sources.a.kind=jsonl", f"sources.a.path={tmp_path}/many.jsonl"]
+    child = os.fork()
+    if child == 0:
+        tqdm.set_lock(threading.RLock())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+        os._exit(main(line))
+    assert os.waitpid(child, 0)[1] == 0
+    report = json.loads((tmp_path / "out/prepare_report.json").read_text())
+    assert report["tasks"] >= 1_100 and report["dropped"]["duplicate"] == 9 and report["dropped"]["near_duplicate"] >= 9
+    assert " documents/s, " in capfd.readouterr().err
 
 
 @pytest.mark.runs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import data_prep
-from data_prep.write.workspace import require_space, workspace
+from data_prep.write.workspace import require_space, told, workspace
 from modernbert_train.errors import StorageError
 
 WRITER = """
@@ -92,3 +93,12 @@ def test_too_little_space_is_refused_with_both_numbers(tmp_path: Path, monkeypat
     require_space(tmp_path / "not" / "yet", 1000)
     with pytest.raises(StorageError, match=r"needs about 2,000 bytes, 1,000 are free\. Free space"):
         require_space(tmp_path / "not" / "yet", 2000)
+
+
+def test_what_the_disk_has_no_part_in_is_not_blamed_on_it(tmp_path: Path) -> None:
+    """Whoever is told to free space at a limit of open files frees terabytes, and starts in vain."""
+    for number, remedy in ((errno.EMFILE, "ulimit -n 4096"), (errno.ENOMEM, "Free memory"), (errno.ENOSPC, "Free spa")):
+        found = pytest.raises(StorageError, match=f"{os.strerror(number)}.*{remedy}.*the same command again")
+        with found as error, told(tmp_path, "out=..."):
+            raise OSError(number, os.strerror(number), str(tmp_path / "a"))
+        assert ("bytes free" in str(error.value)) == (number == errno.ENOSPC)

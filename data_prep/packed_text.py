@@ -1,0 +1,57 @@
+"""Bytes of text in a byte of compressed files, measured on how they begin."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from data_prep.read.lines import open_unpacked
+from modernbert_train.config.tools.prepare import SourceConfig
+
+_BEGIN_BYTES = 1 << 20  # of a compressed file
+_BLOCK_BYTES = 1 << 18
+
+
+def text_in_packed(files: Sequence[Path], source: SourceConfig) -> float:
+    """Bytes of text in a byte of compressed files; 1 where it cannot be measured."""
+    packed = text = 0.0
+    for file in files:
+        with suppress(OSError, EOFError, ValueError), tempfile.NamedTemporaryFile(suffix=file.suffix) as begin:
+            with file.open("rb") as whole:
+                packed += begin.write(whole.read(_BEGIN_BYTES))
+            begin.flush()
+            with open_unpacked(Path(begin.name)) as content:
+                text += _text_of(_until_cut(content), source)
+    return text / packed if packed and text else 1.0
+
+
+def _until_cut(content: BinaryIO) -> bytes:
+    """Read a file that ends amid its blocks as far as it goes."""
+    found = bytearray()
+    with suppress(OSError, EOFError, ValueError):
+        while block := content.read1(_BLOCK_BYTES):  # type: ignore[attr-defined]
+            found += block
+    return bytes(found)
+
+
+def _text_of(content: bytes, source: SourceConfig) -> float:
+    """Bytes of text in how a file begins; of JSON that of its whole lines, in proportion."""
+    lines = content.splitlines(keepends=True)[:-1]
+    if source.kind != "jsonl" or not lines:
+        return len(content)
+    keys = (source.text_field or "text").split(".")
+    return len(content) * sum(_bytes_of(line, keys) for line in lines) / sum(map(len, lines))
+
+
+def _bytes_of(line: bytes, keys: Sequence[str]) -> int:
+    """Bytes of the text of a line; 0 where there is none."""
+    value: Any = None
+    with suppress(ValueError):
+        value = json.loads(line)
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return len(value.encode("utf-8", "replace")) if isinstance(value, str) else 0
