@@ -12,17 +12,20 @@ from typing import Any, BinaryIO
 from data_prep.read.lines import open_unpacked
 from modernbert_train.config.tools.prepare import SourceConfig
 
-_BEGIN_BYTES = 1 << 20  # of a compressed file
+_BEGIN_BYTES = 1 << 20, 1 << 22  # of a compressed file, at least and at most; how it begins is packed less tightly
+_ALL_BYTES = 24 << 20  # of all
 _BLOCK_BYTES = 1 << 18
 
 
 def text_in_packed(files: Sequence[Path], source: SourceConfig) -> float:
     """Bytes of text in a byte of compressed files; 1 where it cannot be measured."""
     packed = text = 0.0
+    least, most = _BEGIN_BYTES
+    size = min(most, max(least, _ALL_BYTES // max(1, len(files))))
     for file in files:
         with suppress(OSError, EOFError, ValueError), tempfile.NamedTemporaryFile(suffix=file.suffix) as begin:
             with file.open("rb") as whole:
-                packed += begin.write(whole.read(_BEGIN_BYTES))
+                packed += begin.write(whole.read(size))
             begin.flush()
             with open_unpacked(Path(begin.name)) as content:
                 text += _text_of(_until_cut(content), source)

@@ -39,6 +39,7 @@ _BLOCK_BYTES = 1 << 18  # of a JSONL file that is read in one place
 _MOST_FILES = 400  # of a source that are looked at
 _SHOWN = 4  # kinds of files
 _SNIFFED = 5  # files of an ending that say whether it is text
+_MEASURED = 32  # compressed files of a source whose text is measured
 _SNIFF_BYTES = 1 << 16
 _SCRIPT_CHARACTERS = 1_000_000
 _TABLES = {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".csv": "csv"}
@@ -365,7 +366,7 @@ def _sample_of(source: _Files, budget: int) -> _Part:
         read, text = read + seen, text + sum(sizes)
         left -= sum(min(size, _DOCUMENT_BYTES) for size in sizes)
     packed = [(file, size) for file, size in source.files if file.suffix in PACKED]
-    ratio = text_in_packed([file for file, _ in _even(packed, _SNIFFED)], source.config)
+    ratio = text_in_packed([file for file, _ in _even(packed, _MEASURED)], source.config)
     unpacked: float = sum(size * (ratio if file.suffix in PACKED else 1) for file, size in source.files)
     if source.config.kind == "parquet":
         unpacked *= sum(sum(parquet_groups(file)) for file, _ in chosen) / max(1, sum(size for _, size in chosen))
