@@ -1,4 +1,4 @@
-"""Bytes of text in a byte of compressed files, measured on how they begin."""
+"""Measure the bytes of text in a byte of compressed files on their beginnings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BLOCK_BYTES = 1 << 18
 
 
 def text_in_packed(files: Sequence[Path], source: SourceConfig) -> float:
-    """Bytes of text in a byte of compressed files; 1 where it cannot be measured."""
+    """Bytes of text in a byte of compressed files; 1 if it cannot be measured."""
     packed = text = 0.0
     least, most = _BEGIN_BYTES
     size = min(most, max(least, _ALL_BYTES // max(1, len(files))))
@@ -42,7 +42,7 @@ def _until_cut(content: BinaryIO) -> bytes:
 
 
 def _text_of(content: bytes, source: SourceConfig) -> float:
-    """Bytes of text in how a file begins; of JSON that of its whole lines, in proportion."""
+    """Bytes of text in the beginning of a file; whole lines of JSON stand for the cut one."""
     lines = content.splitlines(keepends=True)[:-1]
     if source.kind != "jsonl" or not lines:
         return len(content)
@@ -51,7 +51,7 @@ def _text_of(content: bytes, source: SourceConfig) -> float:
 
 
 def _bytes_of(line: bytes, keys: Sequence[str]) -> int:
-    """Bytes of the text of a line; 0 where there is none."""
+    """Bytes of the text of a line; 0 if it has none."""
     value: Any = None
     with suppress(ValueError):
         value = json.loads(line)

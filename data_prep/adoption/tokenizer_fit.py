@@ -205,11 +205,6 @@ def require_fit(sample: Sample, source: str, folder: str, anyway: bool) -> None:
             f"{source}: {sample.most:.0%} of {sample.tokens:,} tokens looked at are one and the same, as where ids are "
             "read as another type than they were written as. Correct --dtype. If this is good text, --anyway adopts it."
         )
-    if sample.never and sample.tokens >= _ENOUGH and not anyway:
-        raise DataError(
-            f"{source}: {', '.join(sample.never)} stands within documents, and no text gives that. Name the tokenizer "
-            "that made the ids with --tokenizer; of ids that were masked there is no way back."
-        )
     if sample.likeliest is not None and sample.likeliest < _FEW and sample.tokens >= _MANY and not anyway:
         shown = "\n".join(sample.lines())
         raise DataError(
@@ -225,6 +220,11 @@ def require_fit(sample: Sample, source: str, folder: str, anyway: bool) -> None:
             f"text is encoded again with {folder}; with the right tokenizer nearly all do, and {100 * needed:g}% are "
             f"asked for. They decode to:\n{shown}\n"
             "Name the tokenizer that made them with --tokenizer. If this is good text, --anyway adopts it."
+        )
+    if sample.never and sample.tokens >= _ENOUGH and not anyway:
+        raise DataError(
+            f"{source}: {', '.join(sample.never)} stands within documents, and no text gives that. Name the tokenizer "
+            "that made the ids with --tokenizer; of ids that were masked there is no way back."
         )
 
 

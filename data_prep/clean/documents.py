@@ -131,7 +131,8 @@ class Tally:
 
     def drawn(self, draw: float) -> None:
         """Remember what a document draws, to say which validation_share would do."""
-        self.draws = [min([draw, *self.draws]), max([draw, *self.draws])]
+        lowest, highest = self.draws or (draw, draw)
+        self.draws = [draw if draw < lowest else lowest, draw if draw > highest else highest]
 
     def to_json(self) -> dict[str, Any]:
         fields = {split: {name: asdict(each) for name, each in found.items()} for split, found in self.fields.items()}

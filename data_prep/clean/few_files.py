@@ -1,4 +1,4 @@
-"""A folder of any number of files, of which datatrove's merges have one open at a time.
+"""A folder for datatrove's merges that keeps at most one of its files open.
 
 A merge reads one file of signatures for each task and writes one of duplicates for each, and 60,000 tasks are beyond
 every limit of open files. Here a file is open only while a block of it is read or written, which costs microseconds.
@@ -12,13 +12,13 @@ from typing import Any
 
 from datatrove.io import DataFolder, OutputFileManager
 
-_READ_BYTES = 1 << 28  # of all files of a merge, at once
-_RECORDS = 8, 1024  # of a file at once: the fewest and the most
+_READ_BYTES = 1 << 28  # buffered for all files of a merge
+_RECORDS = 8, 1024  # per read of a file: minimum and maximum
 _WRITE_BYTES = 1 << 24  # that wait for their files to be opened
 
 
 def records_at_once(files: int, record_bytes: int) -> int:
-    """Number of records to read of each file at once, so that a merge of many files stays within its memory."""
+    """Number of records per read of a file, so that a merge of many files stays within its memory."""
     fewest, most = _RECORDS
     return min(most, max(fewest, _READ_BYTES // (max(1, files) * record_bytes)))
 
@@ -64,7 +64,7 @@ class _ReadInBlocks:
 
 
 class _Appended(OutputFileManager):
-    """Files that are written one after the other, each time that enough bytes wait; what was there is replaced."""
+    """Output files, opened in turn whenever enough bytes wait for them; existing files are replaced."""
 
     def __init__(self, folder: DataFolder) -> None:
         super().__init__(folder, mode="wb", compression=None)

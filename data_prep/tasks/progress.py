@@ -1,6 +1,6 @@
-"""Documents that the tasks of a stage have passed on, for the bar: one number for each task, in a file of the stage.
+"""Progress of a stage for its bar: the number of documents of each task, in one file.
 
-Any process of any machine writes its own number, and whoever shows the bar adds them up; nothing but the bar reads it.
+Each process writes its own numbers, on any machine; the bar adds them up.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def told(folder: Path, option: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = f"{error.filename2 or error.filename or folder}: {error.strerror or error}"
+        where, other = f"{error.filename2 or error.filename or folder}: {error.strerror or error}", ""
         if error.errno in (errno.EMFILE, errno.ENFILE):
             remedy = "Raise the limit of open files, such as ulimit -n 4096, or set executor.workers lower"
         elif error.errno in (errno.ENOMEM, errno.EAGAIN):
@@ -89,8 +89,8 @@ def told(folder: Path, option: str) -> Iterator[None]:
             remedy = "Wait until it answers"
         else:
             where += f" ({free_bytes(folder):,} bytes free)"
-            remedy = f"Free space or change permissions, or give another folder with {option}"
-        raise StorageError(f"{where}. {remedy}, and give the same command again.") from error
+            remedy, other = "Free space or change permissions", f", or another folder with {option}"
+        raise StorageError(f"{where}. {remedy}, and give the same command again{other}") from error
 
 
 def require_space(out: Path, needed: int) -> None:
