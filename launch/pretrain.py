@@ -183,6 +183,7 @@ def _quickstart(options: argparse.Namespace) -> int:
 
 def _pretrain(options: argparse.Namespace) -> int:
     place, question = _place(options), _question(options)
+    print(f"looking at {' '.join(options.text)} ...", flush=True)
     sample = look_at_text(options.text)
     _refuse_damaged(sample, options.text)
     print(table(list(_text_rows(sample)), indent=2), flush=True)
