@@ -77,7 +77,7 @@ def files_of(place: str) -> list[Path]:
     if place.endswith(".md"):
         return [ROOT / place]
     if place == "README.md, AGENTS.md and docs":
-        pages = [*(ROOT / name for name in ("README.md", "AGENTS.md", "SKILL.md", "CONTRIBUTING.md")), *PAGES]
+        pages = [*(ROOT / name for name in ("AGENTS.md", "SKILL.md", "CONTRIBUTING.md")), *OTHERS, *PAGES]
         return [page for page in pages if page.name != "config.md"]
     kind = "*.yaml" if place == "yamls" else "*.py"
     return sorted(ROOT.glob(place) if "*" in place else (ROOT / place).rglob(kind))
