@@ -1,4 +1,4 @@
-"""Is this machine fit for a start: what its GPUs are doing, and whether the last start of the job blamed it."""
+"""Check this machine before a start: its GPUs, and whether the job's last start failed on it."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from modernbert_train.distributed.gpus import output_of
 from modernbert_train.distributed.launched import BLAMED
 from modernbert_train.errors import HangError
 
-# NVIDIA, "XID Errors": the GPU has to be reset, or the machine. 48, 64, 95: memory; 74: NVLink; 79: off the bus;
-# 119, 120: its own processor does not answer
+# NVIDIA, "XID Errors": the GPU or the machine must be reset. 48, 64, 95: memory; 74: NVLink; 79: off the bus;
+# 119, 120: the GPU's system processor does not answer
 _FATAL = {48, 64, 74, 79, 95, 119, 120}
 _HOUR = 3600.0
-_WAIT_SECONDS = 30.0  # the memory of a process that was killed may take so long to be free
-_MOST = 0.1  # of its memory, that others may hold: a desktop, a notebook; what a lost run leaves is far more
+_WAIT_SECONDS = 30.0  # the driver may take so long to free the memory of a killed process
+_MAX_USED = 0.1  # share of a GPU's memory in use: a desktop or a notebook uses less, a leftover run far more
 _XID = re.compile(r"^\[\s*(?P<time>[\d.]+)\].*NVRM: Xid \(PCI:(?P<bus>[0-9A-Fa-f:.]+)\): (?P<number>\d+)")
 
 
 def refuse_sick_gpus(visible: str | None, ask: Callable[..., str] = output_of, wait: float = _WAIT_SECONDS) -> None:
-    """Look at the GPUs that this process is shown, before any rank starts.
+    """Check the visible GPUs before any rank starts.
 
     Args:
         visible: CUDA_VISIBLE_DEVICES.
-        ask: runs a command; gives its output, or nothing where it cannot be run.
-        wait: seconds until memory that others hold counts.
+        ask: runs a command; returns its output, or an empty text if it cannot run.
+        wait: seconds to wait until memory in use is free.
 
     Raises:
-        HangError: one of them cannot be used; so the machine is left out where a scheduler can.
+        HangError: a GPU cannot be used; so a scheduler can exclude the machine.
     """
     deadline = time.monotonic() + wait
     while True:
         gpus = [gpu for gpu in _gpus(ask) if visible is None or {gpu["index"], gpu["uuid"]} & set(visible.split(","))]
-        taken = [gpu for gpu in gpus if _taken(gpu) > _MOST]
+        taken = [gpu for gpu in gpus if _taken(gpu) > _MAX_USED]
         if not taken or time.monotonic() > deadline:
             break
         time.sleep(1.0)
@@ -50,7 +50,8 @@ def refuse_sick_gpus(visible: str | None, ask: Callable[..., str] = output_of, w
         )
     for bus, number in _xids(ask):
         for gpu in gpus:
-            if gpu["bus"].lower().endswith(bus.lower().split(".")[0] + ".0"):  # on some machines domains alone differ
+            # on some machines only the PCI domains differ
+            if gpu["bus"].lower().endswith(bus.lower().split(".")[0] + ".0"):
                 raise HangError(
                     f"GPU {gpu['index']} on {host}: the driver reported Xid {number} within the last hour (`dmesg`), "
                     "after which it has to be reset. Reset it (and `dmesg --clear`) or the machine, or leave it out "
@@ -59,30 +60,31 @@ def refuse_sick_gpus(visible: str | None, ask: Callable[..., str] = output_of, w
 
 
 def _taken(gpu: Mapping[str, str]) -> float:
-    """Share of its memory that is in use; 0 where it is not told."""
+    """Return the share of a GPU's memory in use; 0 if unknown."""
     known = gpu["used"].isdecimal() and gpu["total"].isdecimal()
     return int(gpu["used"]) / max(1, int(gpu["total"])) if known else 0.0
 
 
+def _query(ask: Callable[..., str], query: str, **names: str) -> list[dict[str, str]]:
+    """Return the rows of an nvidia-smi query; `names` gives its field for each name."""
+    lines = ask("nvidia-smi", f"--query-{query}={','.join(names.values())}", "--format=csv,noheader,nounits")
+    rows = [[field.strip() for field in line.split(",")] for line in lines.splitlines()]
+    return [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names)]
+
+
 def _gpus(ask: Callable[..., str]) -> list[dict[str, str]]:
-    lines = ask(
-        "nvidia-smi", "--query-gpu=index,uuid,pci.bus_id,memory.used,memory.total", "--format=csv,noheader,nounits"
-    )
-    fields = [[field.strip() for field in line.split(",")] for line in lines.splitlines()]
-    names = ("index", "uuid", "bus", "used", "total")
-    return [dict(zip(names, each, strict=True)) for each in fields if len(each) == len(names)]
+    return _query(ask, "gpu", index="index", uuid="uuid", bus="pci.bus_id", used="memory.used", total="memory.total")
 
 
 def _by(uuid: str, ask: Callable[..., str]) -> str:
-    """Which processes have a GPU; empty where it is not told, as in a container."""
-    lines = ask("nvidia-smi", "--query-compute-apps=gpu_uuid,pid,process_name", "--format=csv,noheader")
-    fields = [[field.strip() for field in line.split(",")] for line in lines.splitlines()]
-    found = [f"process {each[1]} ({each[2]})" for each in fields if len(each) == 3 and each[0] == uuid]
+    """Name the processes on a GPU; empty if unknown, as in a container."""
+    rows = _query(ask, "compute-apps", gpu="gpu_uuid", pid="pid", name="process_name")
+    found = [f"process {row['pid']} ({row['name']})" for row in rows if row["gpu"] == uuid]
     return f" by {', '.join(found)}" if found else ""
 
 
 def _xids(ask: Callable[..., str]) -> list[tuple[str, int]]:
-    """Of the last hour, the fatal ones; none where this user may not read the kernel's messages."""
+    """Return the fatal Xids of the last hour; none if this user may not read the kernel's messages."""
     with suppress(OSError, ValueError):
         now = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
         found = [match for line in ask("dmesg").splitlines() if (match := _XID.match(line))]
@@ -92,7 +94,7 @@ def _xids(ask: Callable[..., str]) -> list[tuple[str, int]]:
 
 
 def start_notes(launch: LaunchConfig, environment: Mapping[str, str]) -> list[str]:
-    """What a scheduler's job should be told at its start, of restarts that will not help or will not come."""
+    """Return warnings for a scheduler's job whose restarts will not help or will not happen."""
     file, host, notes = environment.get(BLAMED), socket.gethostname(), []
     if file is None:
         return []
@@ -102,8 +104,11 @@ def start_notes(launch: LaunchConfig, environment: Mapping[str, str]) -> list[st
                 f"warning: the last start of this job failed on this machine, {host}, and it runs there again: the "
                 "scheduler did not leave it out. Exclude it (sbatch --exclude), or look at it first."
             )
-    if launch.retries == 0:
-        notes.append(
-            "warning: launch.retries=0: a fault of a GPU or a machine ends this job, and nobody starts it again."
-        )
-    return notes
+    return notes + [f"warning: {note}" for note in retry_notes(launch)]
+
+
+def retry_notes(launch: LaunchConfig) -> list[str]:
+    """Return a note if the job is never started again."""
+    if launch.retries:
+        return []
+    return ["launch.retries=0: a fault of a GPU or a machine ends this job; the scheduler does not start it again."]

@@ -1,8 +1,8 @@
-"""The launcher judges too: it tells the other machines how its ranks ended, and ends them for an error of another.
+"""Exchange rank outcomes between launchers; stop local ranks when another machine fails.
 
-A rank that is killed tells nobody, and one that stands in a call of CUDA may hear nothing. The launcher computes
-nothing, so it can always look, and kill. It looks into the store that the ranks meet in, at the one place where they
-tell an error (fail_together.py).
+A killed rank cannot report its end, and a rank that is blocked in a CUDA call may not read another's error. The
+launcher does no computation, so it can always watch and kill. It uses the ranks' rendezvous store, and the key under
+which they post an error (fail_together.py).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from modernbert_train.distributed.heartbeat import is_running
 from modernbert_train.distributed.launched import LEFT
 from modernbert_train.errors import RunError, StoppedEarly
 
-STUCK_SECONDS = 15.0  # so long after a kill the agent needs less, unless it waits for a machine that is cut off
-_LOOK_SECONDS = 0.05  # the agent asks for exit codes every 0.1 s
+STUCK_SECONDS = 15.0  # after a kill the agent needs less, unless it waits for a machine that is cut off
+_LOOK_SECONDS = 0.05  # the agent polls exit codes every 0.1 s
 _LISTEN_SECONDS = 0.5
-_HEARD_SECONDS = 5.0  # a rank hears of an error within a second; one that has not, is killed
-_OWN_SECONDS = 30.0  # the rank that told it: as long as the agent gives it
+_HEARD_SECONDS = 5.0  # a rank reads an error within a second; one that has not by now is killed
+_OWN_SECONDS = 30.0  # for the rank that posted the error: the agent's own grace period
 _STOPPED = (0, StoppedEarly.exit_code, -signal.SIGTERM, -signal.SIGINT, -signal.SIGUSR1)
 
 
 class Rank:
-    """A rank of this machine, by the file that it touches: `NUMBER` holds its process id."""
+    """A rank of this machine, read from its heartbeat file: `NUMBER` contains its process id."""
 
     def __init__(self, file: Path) -> None:
         pid, _, rest = file.read_text(encoding="utf-8").partition(" ")
@@ -46,22 +46,22 @@ class Rank:
 
 
 def ranks_in(folder: Path) -> list[Rank]:
-    """The ranks of this machine that have come to the others."""
+    """Return the ranks of this machine that have joined the others."""
     return [Rank(file) for file in sorted(folder.iterdir())]
 
 
 class LauncherSync:
-    """In use while the ranks run.
+    """Watcher of this machine's ranks and of the store, active while the ranks run.
 
     Args:
-        store: a connection to the one that the ranks meet in.
-        folder: of the files that they touch.
+        store: connection to the ranks' rendezvous store.
+        folder: of their heartbeat files.
         num_ranks: of this machine.
-        stopping: whether a signal has asked them to stop.
+        stopping: True once a signal has requested a stop.
 
     Attributes:
-        heard: the error that counts, of whichever rank of the run came first; None if there is none.
-        killed: ranks that were killed because they did not hear it.
+        heard: the first error of any rank of the run; None without any.
+        killed: ranks that were killed because they did not react to it.
     """
 
     def __init__(self, store: TCPStore, folder: Path, num_ranks: int, stopping: Callable[[], bool]) -> None:
@@ -76,15 +76,15 @@ class LauncherSync:
         self._thread.start()
 
     def stop(self) -> None:
-        """The ranks have ended."""
+        """Stop watching, after the ranks have ended."""
         self._over.set()
         self._thread.join(2 * _HEARD_SECONDS)  # not for ever: the store may be frozen
         if not self._thread.is_alive():
-            with suppress(RuntimeError):  # the store is lost, and so are those who could hear
+            with suppress(RuntimeError):  # the store is lost, and so are its readers
                 self._listen()
 
     def tell(self, code: int, message: str, *, blames: bool) -> None:
-        """How this machine's ranks ended, and whether that may be its fault, unless an error was told before."""
+        """Post how this machine's ranks ended, and whether that may be its fault, unless an error was posted before."""
         if self.heard is None and not self._thread.is_alive():
             with suppress(RuntimeError):
                 host = socket.gethostname()
@@ -101,7 +101,7 @@ class LauncherSync:
                     looked = time.monotonic()
                     self._listen()
             except RuntimeError:
-                return  # the store is lost, which the ranks tell
+                return  # the store is lost, which the ranks report
             if self.heard is not None:
                 since = since or time.monotonic()
                 self._end(self.heard, ranks, time.monotonic() - since)
@@ -114,9 +114,9 @@ class LauncherSync:
         self.heard = json.loads(self._store.compare_set(ERROR, "", json.dumps(entry)))
 
     def _tell_ends(self, ranks: list[Rank]) -> None:
-        """Of ranks that have ended without a word, which their machine alone can see at once."""
+        """Post the end of ranks that could not report it, which only their machine sees at once."""
         for rank in ranks:
-            code = exit_code(rank.pid)  # before the agent has asked for it, or not at all
+            code = exit_code(rank.pid)  # before the agent has reaped it, or never
             if code is not None:
                 self._codes[rank.number] = code
             if rank.runs or rank.left or rank.number in self._told or rank.pid == 0:
@@ -125,10 +125,10 @@ class LauncherSync:
             code = self._codes.get(rank.number)
             unclear = code is None and (self._stopping() or len(ranks) < self._num_ranks)
             if unclear or (self._stopping() and code == -signal.SIGKILL):
-                continue  # it may have obeyed, late, or been ended because of one that never came: the agent knows
+                continue  # it may have obeyed late, or ended because another rank never joined: the agent knows
             if self.heard is None and code not in _STOPPED:
                 text = how_it_ended(code)
-                blames = code is None or code < 0  # it was ended; by itself it ends for a reason of the program's
+                blames = code is None or code < 0  # killed from outside; otherwise the program ended it
                 entry = {"rank": rank.number, "host": socket.gethostname(), "text": text, "blames": blames}
                 self._write(entry | {"code": RunError.exit_code if code is None or code < 0 else code})
 
@@ -146,7 +146,7 @@ class LauncherSync:
 
 
 def how_it_ended(code: int | None) -> str:
-    """What is known of a process that has ended without a word."""
+    """Describe the end of a process that did not report it."""
     if code is None:
         return "is gone: its process has ended without a word. If it was killed, `dmesg` there may tell why."
     if code >= 0:
@@ -156,9 +156,9 @@ def how_it_ended(code: int | None) -> str:
 
 
 def exit_code(pid: int) -> int | None:
-    """Of a child that has ended, left there for whoever waits for it; None if it runs, or has been waited for.
+    """Return the exit code of a child without reaping it; None if it runs, or has been reaped.
 
-    A rank has no process, 0, until it has said which; the system would refuse to look for that.
+    A rank's process id is 0 until it has joined, and waitid(0) would fail.
     """
     found = None
     with suppress(ChildProcessError):

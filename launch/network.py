@@ -1,4 +1,4 @@
-"""This machine's way to another one: by which of its addresses and networks the other machines reach it."""
+"""Find this machine's route to another one: the addresses and network interface between them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _way(host: str, port: int) -> tuple[str, str]:
     """Return the addresses of both ends of a connection to a host; no packet is sent.
 
     Raises:
-        TimeoutError: the host has no address, or there is no way to it.
+        TimeoutError: the host cannot be resolved, or cannot be reached.
     """
     with os_errors_as(TimeoutError, host):
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
@@ -42,9 +42,9 @@ def is_loopback(address: str) -> bool:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that has an IPv4 address; None if none has it."""
+    """Return the network interface with an IPv4 address; None if not found."""
     for _, name in socket.if_nameindex():
-        # one without an address is refused
+        # an interface without an address raises OSError
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))
             if socket.inet_ntoa(reply[20:24]) == address:
@@ -53,7 +53,7 @@ def interface_of(address: str) -> str | None:
 
 
 def is_here(host: str) -> bool:
-    """Whether a name or an address is one of this machine's."""
+    """True if a name or an address belongs to this machine."""
     with suppress(OSError):
         family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:

@@ -1,8 +1,8 @@
-"""Starts this machine's ranks with torch's elastic agent, watches over them, and says how they ended.
+"""Start this machine's ranks with torch's elastic agent, watch over them, and report how they ended.
 
-The agent meets the other machines, starts the processes and ends them together. Around it stands what it leaves open:
-a signal is passed on as a request to save, a frozen process is found and killed, the machines tell each other how their
-ranks ended (launcher_sync.py), and of all errors the one that came first is printed last and gives the exit code.
+The agent meets the other machines, starts the processes and ends them together. This module adds: signals are
+forwarded as requests to save, frozen processes are found and killed, machines exchange how their ranks ended
+(launcher_sync.py), and the first of all errors is printed last and gives the exit code.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from modernbert_train.errors import HangError, RunError, StartAgain, StoppedEarl
 from modernbert_train.plan.resolve import HANDED_OVER
 
 ANSWER_SECONDS = 6.0  # once all ranks have ended, a launcher needs less, unless the store does not answer
-FROZEN_MARGIN_SECONDS = 5.0  # the ranks find a frozen one themselves, if others are left; only then the launcher does
+FROZEN_MARGIN_SECONDS = 5.0  # other ranks, if any are left, find a frozen one first; only then the launcher does
 STOPPED = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGUSR1)  # before Python could take the signal over
 NO_SIGN_OF_LIFE = "gave no sign of life and was killed: it was frozen, or cut off from the others"
-ONE_REQUEST_SECONDS = 1.0  # signals so close are one request, sent to several processes or by several hands
+ONE_REQUEST_SECONDS = 1.0  # signals this close are one request, sent to several processes or by several senders
 
 
 def start_ranks(
@@ -60,19 +60,19 @@ def start_ranks(
     """Run `python -m modernbert_train ...` on this machine's ranks until they have ended.
 
     Args:
-        topology: where this machine stands among the others.
+        topology: this machine among the others.
         arguments: of the command.
         run_id: the same on all machines of one run.
         timeout_seconds: of the run; see heartbeat.py.
         rendezvous_seconds: how long to wait for the other machines.
-        on_gpus: they are looked at first.
-        advice: what to say where a machine may be lost.
+        on_gpus: check the GPUs first.
+        advice: printed if a machine may be lost.
 
     Returns:
-        The exit code of the rank that failed first, or 0. It is printed why, last.
+        The exit code of the rank that failed first, or 0. Its error is printed last.
 
     Raises:
-        SystemExit: stopped by a signal before there was any rank.
+        SystemExit: stopped by a signal before any rank started.
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # its errors would bury the ranks' own
     told, starts = "", 1
@@ -87,7 +87,7 @@ def start_ranks(
             return code
         if message == told:  # the rank that noted it sees another folder than rank 0
             return RunError.exit_code
-        arguments = [word for word in arguments if word != "--fresh"]  # what was noted is in the run's folder
+        arguments = [word for word in arguments if word != "--fresh"]  # the note is in the run's folder
         os.environ.pop(HANDED_OVER, None)  # the run's folder has changed, so rank 0 resolves it again
         told, starts = message, starts + 1
 
@@ -100,7 +100,7 @@ def _start_once(
     rendezvous_seconds: float,
     on_gpus: bool,
 ) -> tuple[int, str, bool]:
-    """One start of all ranks: the exit code, what to say last, and whether a signal has asked them to end."""
+    """Start all ranks once; return the exit code, the last message, and True if a signal has requested a stop."""
     with _Signals() as signals, tempfile.TemporaryDirectory(dir=scratch.folder()) as folder:
         beats = Path(folder, "beats")
         beats.mkdir()
@@ -120,7 +120,7 @@ def _start_once(
                     nproc_per_node=topology.ranks_per_node,
                     run_id=run_id,
                     rdzv_backend="c10d",
-                    max_restarts=0,  # whoever starts this again knows from the exit code whether it is of use
+                    max_restarts=0,  # the exit code tells the scheduler whether a restart can help
                     logs_specs=DefaultLogsSpecs(log_dir=folder),
                     signals_to_handle="SIGQUIT",  # of the others, the agent would not let the ranks finish
                     **meeting.place,  # type: ignore[arg-type]
@@ -149,28 +149,28 @@ def _run(
             refuse_sick_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
         with exit_barrier(frozen.finish):
             command("-m", "modernbert_train", *arguments)
-        frozen.finished_at = None  # the agent has come back; whoever waits from here on has a limit of its own
+        frozen.finished_at = None  # the agent has returned; later waits have their own limits
         signals.leaving.finished = True
         return 0, ""
     except HangError as error:
-        sync.stop()
-        sync.tell(error.exit_code, str(error), blames=True)
-        _note(sync)
+        _report(sync, error.exit_code, str(error), blames=True)
         return error.exit_code, str(error)
     except ChildFailedError as error:
         sync.stop()
         code, message = outcome(error.failures, frozen.killed, signals, sync.heard, sync.killed)
         if message and code != StoppedEarly.exit_code:
-            was_ended = any(f.exitcode < 0 and f.exitcode not in STOPPED for f in error.failures.values())
-            sync.tell(code, message, blames=was_ended)
-            _note(sync)
+            was_killed = any(f.exitcode < 0 and f.exitcode not in STOPPED for f in error.failures.values())
+            _report(sync, code, message, blames=was_killed)
         return code, message
     finally:
         signals.over = True
         sync.stop()
 
 
-def _note(sync: LauncherSync) -> None:
+def _report(sync: LauncherSync, code: int, message: str, *, blames: bool) -> None:
+    """Tell the other machines, and note the machine to blame for the scheduler."""
+    sync.stop()
+    sync.tell(code, message, blames=blames)
     if sync.heard is not None and sync.heard["blames"]:
         note_blamed(sync.heard["host"])
 
@@ -182,22 +182,22 @@ def outcome(
     heard: dict[str, Any] | None = None,
     unhearing: Collection[int] = (),
 ) -> tuple[int, str]:
-    """The exit code of the launcher, and what it says last.
+    """Return the exit code of the launcher, and its last message.
 
     Args:
-        failures: how this machine's ranks ended, by rank, those ended because of others included.
+        failures: how this machine's ranks ended, by rank, including ranks ended because of others.
         frozen: ranks that were killed because they gave no sign of life.
-        signals: what this process was asked.
-        heard: the error that came first among all machines.
-        unhearing: ranks that were killed because they did not hear it.
+        signals: received by this process.
+        heard: the first error of all machines.
+        unhearing: ranks that were killed because they did not react to it.
     """
     host = socket.gethostname()
     codes = [failure.exitcode for failure in failures.values()]
     if signals.second is not None:
         return 128 + signals.second, "a second signal: ended at once, without a checkpoint"
     wrong = {rank: f for rank, f in failures.items() if f.exitcode not in (StoppedEarly.exit_code, *STOPPED)}
-    # after a wrong end of one rank the agent has asked the others to stop, and some of them may have obeyed with 75;
-    # who was asked from outside and takes too long is killed by the agent, and has saved with the others
+    # after one rank failed the agent stops the others, and some of them may have obeyed with 75;
+    # a rank that is too slow after a stop from outside is killed by the agent, and has saved with the others
     slow = signals.first is not None and heard is None
     obeyed = not wrong or (slow and all(f.exitcode == -signal.SIGKILL for f in wrong.values()))
     again = [f for f in failures.values() if f.exitcode == StartAgain.exit_code and f.error_file_data.get("timestamp")]
@@ -214,7 +214,7 @@ def outcome(
     killed = [r for r, f in failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM and r not in unhearing]
     if heard is not None and heard["rank"] not in killed:
         return heard["code"], entry_text(heard)
-    for rank in killed:  # the agent lists first who ended first, and it kills who does not obey
+    for rank in killed:  # the agent lists them in the order of their ends, and kills ranks that do not obey
         how = how_it_ended(failures[rank].exitcode).removeprefix("is gone: it ")
         return RunError.exit_code, f"rank {rank} on {host} {how}"
     told = {rank: failure for rank, failure in failures.items() if failure.error_file_data.get("timestamp")}
@@ -234,11 +234,11 @@ def _lost_meeting(topology: Topology, error: Exception) -> str:
 
 
 class _Signals:
-    """While in use: SIGINT, SIGTERM, SIGUSR1 and SIGHUP ask the ranks to save and end, and a second one ends them.
+    """Signal handlers: SIGINT, SIGTERM, SIGUSR1 and SIGHUP let the ranks save and end, and a second one ends them.
 
     Attributes:
-        first, second: numbers of the signals that came.
-        over: the ranks have ended, so signals change nothing any more but the wait for other machines.
+        first, second: numbers of the received signals.
+        over: the ranks have ended, so signals only shorten the wait for other machines.
         leaving: how this machine leaves the others.
     """
 
@@ -272,15 +272,15 @@ class _Signals:
         pids = rank_processes()
         if not pids:
             say_stopped(number)
-            raise SystemExit(StoppedEarly.exit_code)  # which nobody on its way catches, and all that is open is closed
-        if self.second is None:  # the ranks get another one, which they obey from their first line on
+            raise SystemExit(StoppedEarly.exit_code)  # caught by no handler, and it closes all open resources
+        if self.second is None:  # the ranks get SIGTERM, which they handle from their first line on
             say(f"{signal.Signals(number).name}: the ranks finish their step, then save; once more ends at once.")
         for pid in pids:
             os.kill(pid, signal.SIGTERM if self.second is None else signal.SIGKILL)
 
 
 def rank_processes() -> list[int]:
-    """The ranks among this process's children: the agent gives each a session of its own."""
+    """Return the ranks among this process's children: the agent starts each in a new session."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended since
@@ -292,23 +292,23 @@ def rank_processes() -> list[int]:
 
 
 class FrozenRanks:
-    """Kills this machine's ranks that give no sign of life; the agent then ends the others.
+    """Watchdog that kills this machine's ranks that give no sign of life; the agent then ends the others.
 
     A frozen process obeys no other signal, and its launcher would wait for it for ever if it is alone on its machine.
-    If the launcher itself then waits for a machine that does not answer, it is ended too, after 15 seconds; and so it
-    is some seconds after its ranks have all ended, with an error or in order: torch's agent then waits for a store
-    that is frozen or cut off, without a limit.
+    If the launcher itself then waits for a machine that does not answer, the watchdog ends it too, after 15 seconds.
+    It does the same some seconds after all ranks have ended, with an error or not: torch's agent then waits without a
+    limit for a store that is frozen or cut off.
 
     Args:
-        folder: of the files that the ranks touch; each is named by its rank and holds its process id.
-        seconds: without a touch until a rank counts as frozen.
-        seconds_to_end: the same for one that has left the others, and touches no more.
-        topology: where this machine stands among the others.
+        folder: of the ranks' heartbeat files, each named by its rank and containing its process id.
+        seconds: without a heartbeat until a rank counts as frozen.
+        seconds_to_end: the same for a rank that has left the others, and sends no more heartbeats.
+        topology: this machine among the others.
 
     Attributes:
         killed: ranks that were killed.
-        holds_store: whether this machine holds the store, which then answers, and which the others need for a while.
-        finished_at: when all ranks were first seen to have ended in order; None before, and once the agent is back.
+        holds_store: True if this machine holds the store; then it answers, and the others need it for a while.
+        finished_at: time at which all ranks were first seen finished; None before, and after the agent has returned.
     """
 
     def __init__(self, folder: Path, seconds: float, seconds_to_end: float, topology: Topology) -> None:
@@ -318,7 +318,7 @@ class FrozenRanks:
         self._topology = topology
         self._folder = folder
         self._seconds, self._seconds_to_end = seconds + FROZEN_MARGIN_SECONDS, seconds_to_end + FROZEN_MARGIN_SECONDS
-        self._seen: dict[int, tuple[int, float]] = {}  # when it was touched last, and when that was seen
+        self._seen: dict[int, tuple[int, float]] = {}  # time of the last heartbeat, and time when it was seen
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -328,22 +328,22 @@ class FrozenRanks:
         self._thread.join()
 
     def finish(self) -> None:
-        """The agent has seen that all ranks of this machine have ended in order."""
+        """Record that the agent has seen all ranks of this machine finish."""
         self.finished_at = time.monotonic()
 
     def _watch(self) -> None:
-        ended: float | None = None  # when all ranks were first seen to have ended, one of them having told an error
+        ended: float | None = None  # time at which all ranks were first seen ended, with an error reported
         while not self._over.wait(1.0):
             ranks = ranks_in(self._folder)
-            told = [] if not ranks or any(rank.runs for rank in ranks) else self._told()
-            ended = (ended or time.monotonic()) if told else None
+            errors = [] if not ranks or any(rank.runs for rank in ranks) else self._errors()
+            ended = (ended or time.monotonic()) if errors else None
             patience = STUCK_SECONDS + LINGER_SECONDS if self.holds_store else ANSWER_SECONDS
             if ended is not None and time.monotonic() - ended > patience:
-                first = min(told, key=lambda each: each["timestamp"])
+                first = min(errors, key=lambda each: each["timestamp"])
                 print(f"error: {first['message']}", file=sys.stderr, flush=True)
                 os._exit(first["code"])
             if ranks and all(not rank.runs and exit_code(rank.pid) == 0 for rank in ranks):
-                self.finished_at = self.finished_at or time.monotonic()  # and the agent has not even come to see it
+                self.finished_at = self.finished_at or time.monotonic()  # before the agent has seen it
             finished = self.finished_at
             if finished is not None and time.monotonic() - finished > STUCK_SECONDS and not self.holds_store:
                 tell_unanswered(self._topology)
@@ -367,8 +367,8 @@ class FrozenRanks:
                 print(f"error: rank {numbers} on {socket.gethostname()} {NO_SIGN_OF_LIFE}", file=sys.stderr, flush=True)
                 os._exit(HangError.exit_code)
 
-    def _told(self) -> list[dict[str, Any]]:
-        """The errors that this machine's ranks have ended with; see fail_together.py."""
+    def _errors(self) -> list[dict[str, Any]]:
+        """Read the errors that this machine's ranks have ended with; see fail_together.py."""
         found = []
         for path in self._folder.parent.rglob("error.json"):
             with suppress(OSError, ValueError):  # being written

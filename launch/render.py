@@ -1,7 +1,7 @@
-"""Job files for schedulers, from the same YAML as the run: one template for each, names in it replaced, nothing else.
+"""Render job files for schedulers from the run's YAML: one template per scheduler, with names replaced.
 
-A line of a template that names a value which is not set is left out. What a shell or YAML could misread is quoted
-here, never in a template: text for shells by shlex, text for YAML as JSON, which YAML contains.
+A line of a template whose value is not set is left out. Values that a shell or YAML could misread are quoted here,
+never in a template: text for shells by shlex, text for YAML as JSON, which is a subset of YAML.
 """
 
 from __future__ import annotations
@@ -17,24 +17,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from launch.gpu_labels import product_label
 from modernbert_train.config.launch import split_resource
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError
+from modernbert_train.plan.gpus import DEVICE_NAMES, GPUS
 from modernbert_train.plan.resolve import resolve
 
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATES = Path(__file__).resolve().parent / "templates"
-IN_IMAGE = "/opt/modernbert-train"  # where the Dockerfile puts this project
+IN_IMAGE = "/opt/modernbert-train"  # this project in the Dockerfile's image
 
-GPU_NODES = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}  # how clusters keep others off them
+GPU_NODES = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}  # taint of clusters' GPU nodes
+_VARIANTS = {"a100-40gb": "NVIDIA A100-SXM4-40GB", "a100-pcie": "NVIDIA A100 80GB PCIe"}  # other labels of one key
+# GPU feature discovery labels a node nvidia.com/gpu.product: the name in nvidia-smi with `-` for each space
+LABELS = {
+    key: name.replace(" ", "-")
+    for key, name in {
+        **{key: next(name for name, each in DEVICE_NAMES.items() if each == key) for key in GPUS if not GPUS[key].rocm},
+        **_VARIANTS,
+    }.items()
+}
 
 Values = dict[str, str | int | None]
 
 
 @dataclass(frozen=True)
 class Target:
-    """A scheduler: its template, the command that submits a file, and what only it needs to know."""
+    """A scheduler: its template, the command that submits a file, and a function for its own values."""
 
     template: str
     submit: tuple[str, ...]
@@ -44,16 +53,16 @@ class Target:
 def render(
     target: str, config: RunConfig, words: list[str], *, nodes: int | None = None, ranks_per_node: int | None = None
 ) -> str:
-    """The job file of a run.
+    """Return the job file of a run.
 
     Args:
         target: a key of TARGETS.
         config: the run.
         words: of the command that starts it: YAML files, overrides, options.
-        nodes, ranks_per_node: in place of those of the YAML.
+        nodes, ranks_per_node: override the YAML's.
 
     Raises:
-        ConfigError: the run breaks a rule, or the scheduler needs to know more.
+        ConfigError: the run breaks a rule, or a key that the scheduler needs is not set.
     """
     launch = config.launch
     ranks = ranks_per_node or launch.ranks_per_node or (1 if config.compute.device == "cpu" else None)
@@ -84,15 +93,15 @@ def render(
 
 
 def submit(target: str, file: Path) -> int:
-    """Hand a job file to its scheduler; returns the client's exit code.
+    """Submit a job file to its scheduler; return the client's exit code.
 
     Raises:
-        ConfigError: the client is not on this machine.
+        ConfigError: the client is not installed on this machine.
     """
     command = TARGETS[target].submit
     if shutil.which(command[0]) is None:
         raise ConfigError(
-            f"{file}: written, and not submitted: there is no {command[0]} here. Do it where there is one: "
+            f"{file}: written, and not submitted: there is no {command[0]} here. Submit it on a machine that has one: "
             f"{' '.join(command)} {file}"
         )
     return subprocess.run([*command, str(file)], check=False).returncode
@@ -103,13 +112,34 @@ def _fill(line: str, values: Values) -> str | None:
     return None if names else Template(line).substitute(values)
 
 
+def product_label(gpu: str) -> str:
+    """Return the label of a GPU named as in `plan --gpu`, or a label as it is.
+
+    Raises:
+        ConfigError: neither, so no node would match and the job would wait for ever.
+    """
+    if gpu.lower() in LABELS:
+        return LABELS[gpu.lower()]
+    if re.fullmatch(r"(NVIDIA|Tesla|Quadro)-[A-Za-z0-9._-]{0,55}[A-Za-z0-9]", gpu):
+        return gpu
+    raise ConfigError(
+        f"launch.gpu={gpu}: on Kubernetes one of {', '.join(LABELS)}, or the label of a node as it is; "
+        "`kubectl get nodes -L nvidia.com/gpu.product` shows them."
+    )
+
+
+def _command(words: list[str], common: Values, python: str = "python", folder: str = IN_IMAGE) -> list[str]:
+    """Return the command that starts one machine's ranks."""
+    return [python, str(Path(folder, "launch/run.py")), *words, "--ranks", str(common["ranks"])]
+
+
 def _slurm(config: RunConfig, words: list[str], common: Values) -> Values:
-    """The machines share a disk with this one, so the job runs from here with this Python."""
+    """Return Slurm's values. Its machines share a disk with this one, so the job runs from here with this Python."""
     launch = config.launch
     if launch.container is None:
-        start = shlex.join([sys.executable, str(ROOT / "launch/run.py"), *words, "--ranks", str(common["ranks"])])
+        start = shlex.join(_command(words, common, sys.executable, str(ROOT)))
     else:
-        inside = ["python", f"{IN_IMAGE}/launch/run.py", *words, "--ranks", str(common["ranks"])]
+        inside = _command(words, common)
         gpu = "" if common["gpus"] is None else "--nv "
         start = f'apptainer exec {gpu}--bind "$PWD" --pwd "$PWD" {shlex.join([launch.container, *inside])}'
     gpus = None if common["gpus"] is None else f"{launch.gpu}:{common['gpus']}" if launch.gpu else str(common["gpus"])
@@ -119,7 +149,7 @@ def _slurm(config: RunConfig, words: list[str], common: Values) -> Values:
         "setup": launch.setup,
         "gpus": gpus,
         "start": start,
-        # a machine that hangs must not hold the others for ever; the one that copies checkpoints may end much later
+        # a hung machine must not block the others for ever; the one that copies checkpoints may end much later
         "wait": "--wait=600 " if config.checkpoint.copy_to is None else "",
     }
 
@@ -132,7 +162,7 @@ def _kubernetes(config: RunConfig, words: list[str], common: Values) -> Values:
     label = re.sub(r"[^a-z0-9]+", "-", config.name.lower()).strip("-")[:50].strip("-")
     if not label[:1].isalpha():
         label = f"run-{label}".strip("-")
-    start = ["python", f"{IN_IMAGE}/launch/run.py", *words, "--ranks", str(common["ranks"])]
+    start = _command(words, common)
     if common["nodes"] != 1:
         meeting = f'--nodes {common["nodes"]} --node-rank "$JOB_COMPLETION_INDEX" --rendezvous {label}-0.{label}:29500'
     else:
@@ -149,7 +179,7 @@ def _kubernetes(config: RunConfig, words: list[str], common: Values) -> Values:
         limits[rdma[0]] = rdma[1]
     return {
         "label": label,
-        # it counts pods, and a fault on one machine ends the pods of all
+        # Kubernetes counts pods, and a fault on one machine ends the pods of all
         "failures": launch.retries * int(common["nodes"] or 1),
         "namespace": launch.namespace,
         "script": json.dumps(script),
@@ -166,8 +196,10 @@ def _kubernetes(config: RunConfig, words: list[str], common: Values) -> Values:
 def _skypilot(config: RunConfig, words: list[str], common: Values) -> Values:
     launch = config.launch
     if config.compute.device != "cpu" and launch.gpu is None:
-        raise ConfigError("launch.gpu is not set: of which kind? Set launch.gpu=H100, say; `sky show-gpus` lists them.")
-    start = ["python", "launch/run.py", *words, "--ranks", str(common["ranks"]), "--nodes", str(common["nodes"])]
+        raise ConfigError(
+            "launch.gpu is not set: which kind of GPU? Set launch.gpu=H100, say; `sky show-gpus` lists them."
+        )
+    start = [*_command(words, common, folder=""), "--nodes", str(common["nodes"])]
     meeting = ""
     if common["nodes"] != 1:
         meeting = ' --node-rank "$SKYPILOT_NODE_RANK" --rendezvous "$(echo "$SKYPILOT_NODE_IPS" | head -n 1):29500"'
@@ -187,7 +219,7 @@ def _docker(config: RunConfig, words: list[str], common: Values) -> Values:
         raise ConfigError("launch.image is not set: build one from the Dockerfile and name it, launch.image=mine:1.")
     if common["nodes"] != 1:
         raise ConfigError(f"launch.nodes={common['nodes']} with --on docker: it is for one machine. Use --nodes 1.")
-    start = ["python", f"{IN_IMAGE}/launch/run.py", *words, "--ranks", str(common["ranks"]), "--nodes", "1"]
+    start = [*_command(words, common), "--nodes", "1"]
     if launch.setup is not None:
         start = ["sh", "-c", f"{launch.setup}\nexec {shlex.join(start)}"]
     return {

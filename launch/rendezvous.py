@@ -1,7 +1,7 @@
-"""Meeting of several machines: one holds a store for all, from before the first comes until the last has left.
+"""Rendezvous of several machines: one holds a store for all, from before the first arrives until the last has left.
 
-torch's agent makes such a store too, and drops it as soon as its own ranks have ended; the other machines then look
-for it in vain. The one that is made here, at the same address and in the same process, is the same to torch and stays.
+torch's agent makes such a store too, and closes it as soon as its own ranks have ended, so the other machines lose it.
+This module opens one first, at the same address and in the same process; torch uses it, and it stays open.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from modernbert_train.distributed.heartbeat import last_beats
 from modernbert_train.distributed.rendezvous import wait_for_store, who_listens
 from modernbert_train.errors import ConfigError
 
-LINGER_SECONDS = 10.0  # what the store holds is how the others hear of an error; then whoever holds it ends too
-FINISHED_SECONDS = 60.0  # after a finished run: from the last sign of life of the other machines' ranks on
-TELL_SECONDS = 10.0  # a wait that is longer is announced
+LINGER_SECONDS = 10.0  # the other machines read errors from the store, so it stays open for so long after one
+FINISHED_SECONDS = 60.0  # after a finished run: since the last sign of life of the other machines' ranks
+TELL_SECONDS = 10.0  # a longer wait is announced
 _RUN, _LEFT = "modernbert-train/run", "modernbert-train/left"
-_KNOWN_AS = "modernbert-train/known-as"  # the address by which others have reached the machine that holds the store
+_KNOWN_AS = "modernbert-train/known-as"  # the address at which others have reached the store's machine
 _LOCAL = "127.0.0.1"
 _WAIT_SECONDS = 30.0  # for an answer of the store
 
 
 class Meeting(NamedTuple):
-    """Where the machines meet: what torch's agent needs to know of it, and a connection to the store.
+    """The meeting of the machines: settings for torch's agent, and a connection to the store.
 
     Attributes:
-        interface: of the network on which this machine reaches the others; None where it is alone, or not found.
+        interface: network interface towards the others; None for a single machine, or if not found.
     """
 
     place: Mapping[str, object]
@@ -54,8 +54,8 @@ class Leaving:
     """How this machine leaves the others.
 
     Attributes:
-        finished: its ranks have ended in order, and those of the others may still have something to write.
-        hurried: a signal asks not to wait for the others.
+        finished: its ranks have finished; the others' ranks may still be writing.
+        hurried: a signal requests not to wait for the others.
     """
 
     finished: bool = False
@@ -67,14 +67,14 @@ def rendezvous(topology: Topology, run_id: str, seconds: float, leaving: Leaving
     """Meet the other machines; a machine that is alone holds the store too.
 
     Args:
-        topology: where this machine stands among the others.
+        topology: this machine among the others.
         run_id: the same on all machines of one run.
-        seconds: to wait for the others, whatever listens in their place.
+        seconds: to wait for the others, also if another program listens at their address.
         leaving: read at the end.
 
     Raises:
-        ConfigError: the port is taken on this machine, which was to hold the store.
-        TimeoutError: the others' machine does not answer, or something else does.
+        ConfigError: the port is taken on this machine, which should hold the store.
+        TimeoutError: the store's machine does not answer, or another program does.
     """
     endpoint = split_endpoint(topology.endpoint or "")
     if endpoint is None:
@@ -101,7 +101,7 @@ def rendezvous(topology: Topology, run_id: str, seconds: float, leaving: Leaving
 
 
 def _address(endpoint: tuple[str, int], deadline: float) -> str:
-    """This machine's address on its way to the others; the name of a machine that is starting may come late."""
+    """Return this machine's address towards the others; the name of a starting machine may resolve late."""
     while time.monotonic() < deadline:
         with suppress(TimeoutError):
             return local_address(*endpoint)
@@ -118,11 +118,11 @@ def _tell_host(store: TCPStore, endpoint: tuple[str, int], address: str) -> str:
 def _known_as(store: TCPStore, endpoint: tuple[str, int], address: str, deadline: float) -> str:
     """Return the address by which the others know this machine, which holds the store.
 
-    Its own name may stand for a loopback address here: Debian and Ubuntu write 127.0.1.1 into /etc/hosts. Then what
-    another machine has used counts, and this one waits for the first to come.
+    Its own name may resolve to a loopback address: Debian and Ubuntu write 127.0.1.1 into /etc/hosts. Then the address
+    used by another machine counts, and this one waits for the first to arrive.
 
     Raises:
-        TimeoutError: none comes, or its address for this machine is not one of this machine's.
+        TimeoutError: none arrives, or this machine does not have the address that it used.
     """
     host = endpoint[0]
     if not is_loopback(address) or host in (
@@ -144,7 +144,7 @@ def _known_as(store: TCPStore, endpoint: tuple[str, int], address: str, deadline
 
 
 def _hold(topology: Topology, endpoint: tuple[str, int], run_id: str) -> TCPStore | None:
-    """The store, if it is for this machine to hold it."""
+    """Open the store if this machine should hold it, else return None."""
     host, port = endpoint
     if topology.node_rank not in (0, None) or (topology.node_rank is None and not is_here(host)):
         return None
@@ -158,7 +158,7 @@ def _hold(topology: Topology, endpoint: tuple[str, int], run_id: str) -> TCPStor
             raise TimeoutError(f"{host}:{port}: {first_line(error)}") from error
         owner = _owner(endpoint)
         if topology.node_rank is None and owner == run_id:
-            return None  # two of the machines are this one, and the other launcher came first
+            return None  # two launchers run on this machine, and the other one was first
         owned = f" by the run {owner.removeprefix('modernbert-train-')}" if owner else ""
         raise ConfigError(
             f"--rendezvous {topology.endpoint}: port {port} is taken on this machine, {socket.gethostname()}{owned}. "
@@ -169,7 +169,7 @@ def _hold(topology: Topology, endpoint: tuple[str, int], run_id: str) -> TCPStor
 
 
 def _owner(endpoint: tuple[str, int]) -> str | None:
-    """The run whose store listens there; empty if it is not of this project, None if it is no store."""
+    """Return the run whose store listens there; empty for another project's store, None if it is no store."""
     if who_listens(*endpoint) != "store":
         return None
     with suppress(RuntimeError):  # it has ended since
@@ -179,7 +179,7 @@ def _owner(endpoint: tuple[str, int]) -> str | None:
 
 
 def _come(endpoint: tuple[str, int], run_id: str, deadline: float) -> TCPStore:
-    """A connection to the store of this run."""
+    """Wait for the store of this run and connect to it."""
     where = ":".join(map(str, endpoint))
     told = False
     at, hint = reached_at(*endpoint), ""
@@ -206,7 +206,7 @@ def _come(endpoint: tuple[str, int], run_id: str, deadline: float) -> TCPStore:
 
 
 def _leave(store: TCPStore, topology: Topology, is_host: bool, leaving: Leaving) -> None:
-    """Note that this machine needs the store no more; the one that holds it waits for the others, with a limit."""
+    """Note in the store that this machine has left; the store's machine waits for the others, with a limit."""
     if not is_host:
         # not for ever: the machine that holds the store may be frozen
         noting = threading.Thread(target=_note_left, args=(store,), daemon=True)
@@ -215,19 +215,19 @@ def _leave(store: TCPStore, topology: Topology, is_host: bool, leaving: Leaving)
         if noting.is_alive() and leaving.finished:
             tell_unanswered(topology)
         return
-    with suppress(RuntimeError):  # the store is lost, and what led to that is being told
+    with suppress(RuntimeError):  # the store is lost, and its error is reported elsewhere
         _note_left(store)
         _wait_for_others(store, topology, leaving)
 
 
 def _note_left(store: TCPStore) -> None:
-    with suppress(RuntimeError):  # the store is lost, and what led to that is being told
+    with suppress(RuntimeError):  # the store is lost, and its error is reported elsewhere
         store.set(f"{_LEFT}/{socket.gethostname()}", "")
         store.add(_LEFT, 1)
 
 
 def tell_unanswered(topology: Topology) -> None:
-    """Warn that the machine which holds the store does not answer, after this machine's ranks have finished."""
+    """Warn that the store's machine does not answer, after this machine's ranks have finished."""
     print(
         f"warning: this machine's ranks have finished, and {topology.endpoint}, where the machines meet, does not "
         "answer: its launcher is frozen or cut off. This one ends without it.",
@@ -237,7 +237,7 @@ def tell_unanswered(topology: Topology) -> None:
 
 
 def _wait_for_others(store: TCPStore, topology: Topology, leaving: Leaving) -> None:
-    """Keep the store until the others have left; after a finished run also while their ranks give signs of life."""
+    """Keep the store open until the others have left; after a finished run also while their ranks send heartbeats."""
     begun = alive = time.monotonic()
     ranks, beats, told = PrefixStore(STORE_PREFIX, store), None, False
     while store.add(_LEFT, 0) < topology.nodes and not leaving.hurried:

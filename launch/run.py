@@ -7,9 +7,9 @@
     modernbert-train launch RUN.yaml --on slurm --submit                  a job file from the same YAML, submitted
 
 Without these words the YAML's `launch:` section decides; docs/clusters.md tells how. Where neither says how many, one
-machine takes as many of its GPUs as can share every global batch evenly, and says so if some stay idle. torch's elastic
-agent starts the ranks and ends them together. A process that torchrun or Composer's launcher started is a rank and
-trains.
+machine takes as many of its GPUs as can share every global batch evenly, and prints a note if some stay idle. torch's
+elastic agent starts the ranks and ends them together. A process that torchrun or Composer's launcher started is a rank
+and trains.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from modernbert_train.distributed import stop_signals  # noqa: E402
 if __name__ == "__main__":  # before the slower imports
     stop_signals.take_over()
 
-from launch.health import refuse_sick_gpus, start_notes  # noqa: E402
+from launch.health import refuse_sick_gpus, retry_notes, start_notes  # noqa: E402
 from launch.render import TARGETS, render, submit  # noqa: E402
 from launch.topology import (  # noqa: E402
     Topology,
@@ -58,7 +58,7 @@ from modernbert_train.plan.resolve import HANDED_OVER, Purpose, resolve, with_la
 
 @lasting_output()
 def main(arguments: list[str] | None = None) -> int:
-    """Check the run and start it, or write its job file; returns the exit code, see docs/faults.md."""
+    """Check the run and start it, or write its job file; return the exit code, see docs/faults.md."""
     options = make_parser().parse_intermixed_args(arguments)
     if (options.out is not None or options.submit) and options.on is None:
         make_parser().error("--out and --submit are about a job file. Say which with --on.")
@@ -140,11 +140,8 @@ def _start(config: RunConfig, topology: Topology, train: list[str], gpus: int) -
 def _render(config: RunConfig, options: argparse.Namespace) -> int:
     words = [*options.run, *(["--fresh"] if options.fresh else [])]
     text = render(options.on, config, words, nodes=options.nodes, ranks_per_node=options.ranks)
-    if config.launch.retries == 0:
-        print(
-            "launch.retries=0: a fault of a GPU or a machine ends this job, and nobody starts it again.",
-            file=sys.stderr,
-        )
+    for note in retry_notes(config.launch):
+        print(note, file=sys.stderr)
     if options.out is None and not options.submit:
         print(text, end="")
         return 0
@@ -158,7 +155,7 @@ def make_parser() -> Parser:
     parser = Parser(prog="modernbert-train launch", description=__doc__)
     parser.add_argument("run", nargs="+", metavar="RUN [KEY=VALUE]", help="YAML files or a run's folder, overrides")
     parser.add_argument("--ranks", type=positive, help="processes on each machine; default: one per GPU, or one")
-    parser.add_argument("--nodes", type=positive, help="machines; default: launch.nodes, or those of the Slurm job")
+    parser.add_argument("--nodes", type=positive, help="machines; default: launch.nodes, or the Slurm job's")
     parser.add_argument("--node-rank", type=int, metavar="N", help="number of this machine; 0 is --rendezvous's host")
     parser.add_argument("--rendezvous", metavar="HOST:PORT", help="one of several machines, and a free port of it")
     parser.add_argument("--fresh", action="store_true", help="start from scratch; the old folder is put aside")

@@ -1,7 +1,7 @@
-"""Commands one after the other, each printed before it runs, so that a person can repeat them by hand.
+"""Run commands one after the other, each printed first, so that a person can repeat them by hand.
 
-A stage whose result is there is left out. What a command does with Ctrl-C and SIGTERM is its own affair: both reach it,
-and its exit code ends the whole. So the same words continue what was interrupted.
+A stage with an existing result is skipped. Ctrl-C and SIGTERM reach the running command, which handles them, and its
+exit code ends the sequence. So the same command line continues an interrupted sequence.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from modernbert_train.checkpoints.manifest import newest_step
 from modernbert_train.checkpoints.results import read_results
 from modernbert_train.cli.arguments import read_run
 from modernbert_train.core.installed import CHECKOUT, PACKAGE
@@ -26,17 +27,17 @@ from modernbert_train.report.listing import read_run_state
 
 PROGRAM = ["-m", "modernbert_train"]  # arguments of Python
 TYPED = "python -m modernbert_train" if CHECKOUT else "modernbert-train"
-_WATCH_SECONDS = 5.0  # between two looks at a command that runs
+_WATCH_SECONDS = 5.0  # between two checks of a running command
 
 
 class Stage(NamedTuple):
     """A command.
 
     Attributes:
-        what: it does, for a person.
+        what: title for a person.
         command: arguments of Python.
-        done: whether its result is there, asked when its turn comes.
-        watch: asked while it runs for a warning, which is printed once; None: there is none yet.
+        done: returns True if its result exists; called just before the stage.
+        watch: returns a warning, which is printed once, or None; called while the stage runs.
     """
 
     what: str
@@ -46,7 +47,7 @@ class Stage(NamedTuple):
 
 
 def run_stages(stages: Sequence[Stage]) -> int:
-    """Run what is not done; returns the exit code of a command that failed or was stopped, or 0."""
+    """Run the stages without a result; return the exit code of a command that failed or was stopped, or 0."""
     for number, stage in enumerate(stages, 1):
         head = f"[{number}/{len(stages)}] {stage.what}"
         if stage.done():
@@ -68,9 +69,9 @@ def run_stages(stages: Sequence[Stage]) -> int:
 
 
 def _call(command: Sequence[str], watch: Callable[[], str | None]) -> int:
-    """Run a command and wait for it; it gets Ctrl-C from the terminal and SIGTERM from here, and decides how to end.
+    """Run a command and wait for it; it receives Ctrl-C from the terminal and SIGTERM from here, and handles them.
 
-    If this process is killed it gets SIGTERM from the kernel, so that nothing trains on unseen.
+    If this process is killed the kernel sends it SIGTERM, so no training continues unseen.
     """
     path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"PYTHONPATH": path}
@@ -101,14 +102,14 @@ def text_to_model(
     takes: str = "",
     watch: Callable[[], str | None] = lambda: None,
 ) -> list[Stage]:
-    """The verbs from text on disk to a model that is measured and exported, with its report.
+    """Return the stages from text on disk to a measured and exported model with its report.
 
     Args:
         spec: YAML files and overrides of the data.
         run: YAML files and overrides of the run.
         ranks: GPUs that train.
-        takes: how long training takes, in words.
-        watch: see `Stage`, of the training.
+        takes: expected time of the training, as text.
+        watch: of the training, see `Stage`.
     """
     several = ["--ranks", str(ranks)] if ranks > 1 else []
     train = [*PROGRAM, "launch" if several else "train", *run, *several]
@@ -127,7 +128,7 @@ def _folder(run: Sequence[str]) -> Path:
 
 
 def _is_trained(run: Sequence[str]) -> bool:
-    """Whether the run has seen all of its tokens, also those that its YAML asks for by now."""
+    """True if the run has seen all of its tokens, also the ones that its YAML adds now."""
     folder = _folder(run)
     if not (folder / "config.yaml").is_file() or not (folder / "metrics.jsonl").is_file():
         return False
@@ -135,18 +136,14 @@ def _is_trained(run: Sequence[str]) -> bool:
     return state.state == "finished" and state.tokens >= read_run([*run]).total_tokens
 
 
-def _newest(folder: Path) -> Path | None:
-    return max((folder / "checkpoints").glob("step-????????"), default=None)
-
-
 def _is_measured(run: Sequence[str]) -> bool:
     folder = _folder(run)
-    newest = _newest(folder)
+    newest = newest_step(folder)
     return newest is not None and any(result.checkpoint == newest.name for result in read_results(folder))
 
 
 def _is_exported(run: Sequence[str]) -> bool:
-    """Whether there is a model that is newer than the newest checkpoint; an export is whole or not there."""
+    """True if an exported model is newer than the newest checkpoint; exports are written atomically."""
     folder = _folder(run)
-    newest, model = _newest(folder), folder / "hf" / "model.safetensors"
+    newest, model = newest_step(folder), folder / "hf" / "model.safetensors"
     return newest is not None and model.is_file() and model.stat().st_mtime >= newest.stat().st_mtime

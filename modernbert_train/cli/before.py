@@ -205,8 +205,6 @@ def inspect(parser: argparse.ArgumentParser) -> Call:
 
 
 def _inspect(options: argparse.Namespace) -> None:
-    from modernbert_train.report.inspection.terminal import print_text, wants_color
-
     datasets = [word for word in options.run if Path(word).is_dir() and not is_run(Path(word))]
     if datasets:
         if len(datasets) < len(options.run) or options.batch or options.rows:
@@ -216,14 +214,15 @@ def _inspect(options: argparse.Namespace) -> None:
             )
         from modernbert_train.report.dataset import describe_datasets
 
-        print_text(describe_datasets([Path(word) for word in datasets], as_json=options.json))
+        print(describe_datasets([Path(word) for word in datasets], as_json=options.json))
         return
     if options.json:
         raise ConfigError("inspect: --json is of datasets, and none is named. Leave it out, or name data/quickstart.")
     config = read_run(options.run)
+    from modernbert_train.report.inspection.rows import wants_color
     from modernbert_train.report.inspection.show import inspect_run
 
-    print_text(inspect_run(config, options.batch or 1, options.rows or 2, color=wants_color(options.no_color)))
+    print(inspect_run(config, options.batch or 1, options.rows or 2, color=wants_color(options.no_color)))
 
 
 def plan(parser: argparse.ArgumentParser) -> Call:

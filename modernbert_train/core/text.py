@@ -1,4 +1,4 @@
-"""Format numbers and tables for readers: units named, no meaningless digits, columns aligned."""
+"""Numbers and tables as a reader wants them: units named, no more digits than mean something, columns aligned."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 
-# control characters of ASCII and Latin-1 except tab and newline, and characters that change the text's direction
+# those of ASCII and Latin-1 but tab and newline, and those that turn the direction of text
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def printable(text: str) -> str:
-    """Escape control characters of untrusted text as in Python, so that a terminal does not interpret them."""
+    """What a stranger named, for a terminal: control characters, which it would obey, as they are written in Python."""
     return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def file_name(text: str, end: str = "", longest: int = 100) -> str:
-    """Return a name for a file or folder: characters except letters, digits, `.`, `_` and `-` become `-`.
+    """A name for a file or folder: other characters than letters, digits, `.`, `_` and `-` become `-`.
 
     It is never hidden or a path, and at most `longest` characters long; `end` stays whole.
     """
@@ -27,8 +27,9 @@ def file_name(text: str, end: str = "", longest: int = 100) -> str:
 
 
 def tokens_text(tokens: float, digits: int = 3) -> str:
-    """Format a token count with k, M, G or T: 12_300_000 -> '12.3 M'."""
-    size, letter = next((s for s in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")) if abs(tokens) >= s[0]), (1, ""))
+    """Format a count with k, M, G, T or P: 12_300_000 -> '12.3 M'."""
+    units = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+    size, letter = next((unit for unit in units if abs(tokens) >= unit[0]), (1, ""))
     count = tokens / size
     shown = f"{count:.{digits}g}" if abs(count) < 10**digits - 0.5 else f"{count:.0f}"
     return f"{shown} {letter}".rstrip()
@@ -39,7 +40,7 @@ def fixed(digits: int) -> Callable[[float], str]:
 
 
 def percent(digits: int) -> Callable[[float], str]:
-    """Return a formatter of shares as percentages, without trailing zeros: 0.993 -> '99.3 %'."""
+    """A share as a percentage; zeros that say nothing are cut: 0.993 -> '99.3 %'."""
 
     def text(value: float) -> str:
         if not math.isfinite(value):
@@ -55,12 +56,12 @@ def whole(value: float) -> str:
 
 
 def short(value: float) -> str:
-    """Format with three digits, for norms, which span decades, and for ticks."""
+    """Three digits: for norms, which span decades, and for ticks."""
     return f"{value:.3g}" if value == 0 or 1e-3 <= abs(value) < 1e3 else rate(value)
 
 
 def rate(value: float) -> str:
-    """Format a learning rate: 0.0008 -> '8e-4'."""
+    """A learning rate: 0.0008 -> '8e-4'."""
     if value == 0:
         return "0"
     mantissa, exponent = f"{value:.2e}".split("e")
@@ -68,7 +69,7 @@ def rate(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration with at most two units: 93784 -> '1 d 2 h'."""
+    """Two units at most: 93784 -> '1 d 2 h'."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -80,8 +81,8 @@ def duration(seconds: float) -> str:
 
 
 def date(unix_seconds: float) -> str:
-    """Format a time in UTC; empty if it is unknown."""
-    with suppress(ValueError, OverflowError, OSError):  # NaN, or a year outside the calendar
+    """UTC; empty if unknown."""
+    with suppress(ValueError, OverflowError, OSError):  # NaN, or of a year that no calendar has
         return datetime.fromtimestamp(unix_seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
     return ""
 
@@ -91,7 +92,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def shorten(text: str, letters: int) -> str:
-    """Shorten a text to at most so many letters, keeping both ends: long names often differ at the end."""
+    """At most so many letters: both ends, for what differs often stands at the end of what is long."""
     if len(text) <= letters:
         return text
     tail = (letters - 1) // 3
@@ -99,12 +100,12 @@ def shorten(text: str, letters: int) -> str:
 
 
 def table(rows: Iterable[Sequence[str]], *, indent: int = 0, numbers: bool = False) -> str:
-    """Format rows of cells as lines, each column as wide as its widest cell.
+    """Rows of cells as lines, each column as wide as its widest cell.
 
     Args:
         rows: of equally many cells.
         indent: spaces before each line.
-        numbers: align columns to the right, except the first and those without a heading.
+        numbers: align columns to the right, but for the first and those without a heading.
     """
     lines = list(rows)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -114,23 +115,23 @@ def table(rows: Iterable[Sequence[str]], *, indent: int = 0, numbers: bool = Fal
 
 
 def markdown_text(text: str) -> str:
-    """Escape untrusted text for Markdown: on one line, without markup and HTML."""
+    """A stranger's text as it stands, for Markdown: on one line, without markup and HTML."""
     plain = re.sub(r"([\\`*\[\]|])", r"\\\1", " ".join(printable(text).split()))
     return plain.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Format rows as a Markdown table; the cells are Markdown."""
+    """The same in Markdown; the cells are Markdown."""
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type if the message is empty."""
+    """What an error says first; its kind where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def number_in(value: object) -> float:
-    """Parse a number from text or a JSON value; NaN if it is not a number."""
+    """The number that a text, or a value out of JSON, says; NaN of what says none."""
     with suppress(TypeError, ValueError, OverflowError):
         return math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
     return math.nan

@@ -54,3 +54,17 @@ GPUS: dict[str, Gpu] = {
     "mi250x": Gpu("half an MI250X", 191.5e12, 65_520 * MIB, 1.6e12, 50e9, 12.5e9, 0.65, rocm=True),
 }
 HOPPER = ("h200", "h100", "h100-pcie")
+# name in torch and nvidia-smi -> key in GPUS; only names that share the datasheet's rate
+DEVICE_NAMES = {
+    "NVIDIA B200": "b200",
+    "NVIDIA H200": "h200",
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H100 PCIe": "h100-pcie",
+    "NVIDIA A100-SXM4-80GB": "a100",
+    "NVIDIA A100-SXM4-40GB": "a100",
+    "NVIDIA A100 80GB PCIe": "a100",
+    "NVIDIA L40S": "l40s",
+    "NVIDIA GeForce RTX 4090": "rtx4090",
+    "AMD Instinct MI300X": "mi300x",
+    "AMD Instinct MI250X": "mi250x",
+}

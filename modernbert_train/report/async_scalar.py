@@ -1,4 +1,4 @@
-"""A number on its way from the device, which nobody has to wait for."""
+"""Copy a number from the device without waiting for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Reading:
-    """Copies a scalar to the host as it is now, behind all work that the device has been given so far.
+    """A scalar that is copied to the host asynchronously, after all work already queued on the device.
 
     Args:
         number: one element, on any device; it may change afterwards.
@@ -25,7 +25,7 @@ class Reading:
         return self._copied is None or self._copied.query()
 
     def value(self) -> float:
-        """The number; waits for it, and for nothing that was begun later."""
+        """Return the number; waits for its copy only, not for work queued later."""
         if self._copied is not None:
             self._copied.synchronize()
         return float(self._number)

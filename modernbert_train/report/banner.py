@@ -1,6 +1,6 @@
-"""The banner of a start: what will be trained, on what, from where and to where, in at most 40 lines.
+"""Print the banner of a start in at most 40 lines: model, phases, data, machines, start and folder.
 
-Steps and FLOPs are those of `plan`, which walks the lengths of the documents: about a second for a run so small that
+Steps and FLOPs come from `plan`, which walks the document lengths. It takes about a second for a run so small that
 every batch is planned, less for others.
 """
 
@@ -23,8 +23,8 @@ from modernbert_train.models.attention import asked_of_global_layers, choose_ker
 from modernbert_train.plan.census import census
 from modernbert_train.plan.make import Plan, make_plan
 
-_MOST_PHASES, _MOST_STREAMS = 10, 12  # lines for each
-_HASH = 12  # characters of it, as in the messages that compare two
+_MAX_PHASES, _MAX_STREAMS = 10, 12  # lines
+_HASH = 12  # characters, as in messages that compare two hashes
 
 
 def banner(
@@ -39,13 +39,13 @@ def banner(
     ranks: int,
     ranks_per_node: int,
 ) -> str:
-    """The lines, without a newline at the end.
+    """Return the lines, without a newline at the end.
 
     Args:
-        config: the run, checked, with its data.
-        origin: where it starts.
-        teacher: of an objective that has one.
-        vocabulary: what another vocabulary does to the text.
+        config: the checked run.
+        origin: checkpoint or weights that it starts from.
+        teacher: of the objective, if any.
+        vocabulary: lines on the effect of another vocabulary on the text.
         facts: of its data, checked.
         compute: of this rank.
         speed: lines on its settings of speed, see plan/speed_settings.py.
@@ -87,7 +87,7 @@ def banner(
 
 def _phases(plan: Plan) -> list[str]:
     rows = [("  phase", "tokens", "row", "batch rows", "microbatch", "steps", "FLOPs/token")]
-    for phase in plan.phases[:_MOST_PHASES]:
+    for phase in plan.phases[:_MAX_PHASES]:
         first = min(part.rows for part in phase.ranges) if phase.ranges else phase.config.batch_rows
         last = phase.config.batch_rows
         rows.append(
@@ -102,7 +102,7 @@ def _phases(plan: Plan) -> list[str]:
             )
         )
     lines = table(rows, numbers=True).split("\n")
-    return [*lines, *_rest(len(plan.phases) - _MOST_PHASES, "phases")]
+    return [*lines, *_rest(len(plan.phases) - _MAX_PHASES, "phases")]
 
 
 def _validations(config: RunConfig, plan: Plan) -> str:
@@ -128,39 +128,39 @@ def _network(device: torch.device, ranks: int, ranks_per_node: int) -> list[str]
 
 
 def _kernels(plan: Plan, compute: Compute) -> str:
-    """The kernels that the model chooses here, asked in the way in which it asks."""
-    asked, dtype = plan.config.compute, torch.bfloat16 if compute.bf16 else torch.float32
-    whole_asked, whole_key = asked_of_global_layers(asked)
+    """Return the attention kernels of this device, chosen by the same calls as in the model."""
+    compute_config, dtype = plan.config.compute, torch.bfloat16 if compute.bf16 else torch.float32
+    global_name, global_key = asked_of_global_layers(compute_config)
     all_global = plan.census.num_global == len(plan.census.windows)
-    found = []  # of each phase, since what it trains may need another
+    found = []  # for each phase, since another objective may need another kernel
     for phase in plan.phases:
         order = phase.objective.order
         bias = plan.config.model.score_bias
-        kernel = choose_kernel(whole_asked, compute.device, dtype, whole_key, order, bias)
+        kernel = choose_kernel(global_name, compute.device, dtype, global_key, order, bias)
         whole = local = with_backend(kernel, compute.device, dtype)
         if not all_global:
             heads = plan.config.model.local_heads
-            kernel = choose_kernel(asked.attention, compute.device, dtype, order=order, local_heads=heads)
+            kernel = choose_kernel(compute_config.attention, compute.device, dtype, order=order, local_heads=heads)
             local = with_backend(kernel, compute.device, dtype)
         found.append(whole if whole == local else f"{whole} in global layers, {local} in local ones")
     names = "; then ".join(dict.fromkeys(found))
     extras = [
-        *(["compiled"] * bool(asked.compile)),
-        *(["recomputed in the backward pass"] * asked.activation_checkpointing),
+        *(["compiled"] * bool(compute_config.compile)),
+        *(["recomputed in the backward pass"] * compute_config.activation_checkpointing),
     ]
-    same = ["deterministic"] * (asked.deterministic and compute.device.type == "cuda")
+    same = ["deterministic"] * (compute_config.deterministic and compute.device.type == "cuda")
     return ", ".join([names, *(extras or ["not compiled"]), *same])
 
 
 def _streams(facts: DataFacts) -> list[str]:
     lines = []
-    for name, folder in list(facts.streams.items())[:_MOST_STREAMS]:
+    for name, folder in list(facts.streams.items())[:_MAX_STREAMS]:
         title = "" if folder.key == "data.train" else f"{name}: "
         lines.append(
             f"  data    {title}{folder.path}, {folder.card.documents:,} documents, "
             f"{tokens_text(folder.card.tokens)} tokens, hash {folder.card.index_sha256[:_HASH]}"
         )
-    return [*lines, *_rest(len(facts.streams) - _MOST_STREAMS, "streams")]
+    return [*lines, *_rest(len(facts.streams) - _MAX_STREAMS, "streams")]
 
 
 def _rest(count: int, noun: str) -> list[str]:

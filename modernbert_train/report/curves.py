@@ -1,8 +1,8 @@
-"""metrics.jsonl -> the history of a run, also while it grows.
+"""Read metrics.jsonl into the history of a run, also while it grows.
 
 The file is append-only and may end, or be interrupted, in the middle of a line (kill -9), and a resumed run repeats
-the steps after its checkpoint. So reading keeps, for every step, what the surviving weights saw: lines that a later
-resume made void are dropped, and how many were dropped is told.
+the steps after its checkpoint. So the history keeps, for every step, the line that the surviving weights saw. It drops
+and counts lines that a later resume made void.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from modernbert_train.config.evals import BASELINE, COUNT
 from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.read_json import number, open_file, parse_object, read_lines
 from modernbert_train.core.text import shorten
@@ -23,15 +24,17 @@ from modernbert_train.errors import DataError
 from modernbert_train.report.effective import cost_of
 from modernbert_train.report.steps import NAN, NUMBERS, StepRecord, Steps
 
-_MOST = 1e100  # of a figure: any more, and an axis could not be drawn
-_MOST_COUNT = 1e18  # of steps and tokens
-_MOST_FIGURES = 100  # of an evaluation
+_MAX_FIGURE = 1e100  # an axis cannot show more
+_MAX_COUNT = 1e18  # of steps and tokens
+_MAX_FIGURES = 100  # of an evaluation
 _LETTERS = 60  # of the names of an evaluation and its figures
-_MOST_LETTERS = 1000  # of the name of a phase
+_PHASE_LETTERS = 1000
 _CHUNK = 1 << 22  # bytes read at once
-_LONGEST = 1 << 24  # bytes of a line; a longer one is damaged
-_REMEMBERED = 4096  # bytes before what is new, by which a file is known again
-_TERM = "loss/"  # before the name of a loss term
+_MAX_LINE = 1 << 24  # bytes; a longer line is damaged
+_REMEMBERED = 4096  # last bytes read, which show whether the file is still the same
+_TERM = "loss/"  # prefix of the columns of loss terms
+_FAULTS = {"non_finite": "loss or gradient not finite", "spike": "the loss jumped"}
+_ACTIONS = {"ignore": "let pass", "skip": "update left out", "stop": "run stopped"}
 
 
 class ValidationRecord(NamedTuple):
@@ -48,7 +51,7 @@ class ValidationRecord(NamedTuple):
 
 
 class EvaluationRecord(NamedTuple):
-    """One measurement of `evals`; see evaluations.py."""
+    """One measurement of `evals`: figures by name, with baselines and counts."""
 
     step: int
     phase: str
@@ -65,21 +68,37 @@ class Restart(NamedTuple):
     checkpoint: str
     time: float
 
+    @property
+    def what(self) -> str:
+        return "restart"
+
+    @property
+    def action_text(self) -> str:
+        return f"from {self.checkpoint or 'scratch'}"
+
 
 class Fault(NamedTuple):
-    """A batch that stability.py skipped, let pass, or ended the run at; `tokens` are those before it."""
+    """A batch that stability.py skipped, let pass, or ended the run at; `tokens` counts the tokens before it."""
 
     step: int
     tokens: float
     fault: str
     action: str
     loss: float
-    checkpoint: str  # that a roll-back went back to
+    checkpoint: str  # target of a roll-back
     time: float
+
+    @property
+    def what(self) -> str:
+        return _FAULTS.get(self.fault, self.fault)
+
+    @property
+    def action_text(self) -> str:
+        return f"back to {self.checkpoint}" if self.checkpoint else _ACTIONS.get(self.action, self.action)
 
 
 class PhaseSteps(NamedTuple):
-    """A range of steps with one phase name; `start` and `end` in tokens, `first` and `stop` are places of the steps."""
+    """A range of steps with one phase name; `start` and `end` in tokens, `first` and `stop` as indices of steps."""
 
     name: str
     start: float
@@ -90,15 +109,15 @@ class PhaseSteps(NamedTuple):
 
 @dataclass
 class History:
-    """Everything in metrics.jsonl that still counts, in order of steps.
+    """Every line of metrics.jsonl that still counts, in order of steps.
 
     Attributes:
         repeated_steps: step lines made void by a later resume.
         unreadable_lines: lines that are not whole JSON objects.
         running_seconds: time between the first and last line of each process, summed.
         first_time, last_time: unix time of the first and last line; NaN in an empty file.
-        earliest, latest: the same of all lines, whatever was done to the clock.
-        saved: what each checkpoint cost, by step; see `effective.cost_of`.
+        earliest, latest: smallest and largest time of all lines, in case the clock was set back.
+        saved: cost of each checkpoint, by step; see `effective.cost_of`.
     """
 
     steps: Steps = field(default_factory=Steps)
@@ -121,8 +140,17 @@ class History:
         ends = [0.0, *(self.steps[stop - 1].tokens for _, _, stop in ranges)]
         return [PhaseSteps(name, ends[i], ends[i + 1], first, stop) for i, (name, first, stop) in enumerate(ranges)]
 
+    def by_figure(self) -> dict[tuple[str, str], list[EvaluationRecord]]:
+        """Return the records of each (evaluation, figure), in order; baselines and counts are no figures."""
+        found: dict[tuple[str, str], list[EvaluationRecord]] = {}
+        for record in self.evaluations:
+            for figure in record.figures:
+                if not figure.startswith((BASELINE, COUNT)):
+                    found.setdefault((record.name, figure), []).append(record)
+        return found
+
     def forget_after(self, step: int) -> None:
-        """Drop what happened after a step, because the run went on from there a second time."""
+        """Drop all records after a step, because the run continued from there a second time."""
         while self.steps and self.steps[-1].step > step:
             self.steps.pop()
             self.repeated_steps += 1
@@ -133,17 +161,18 @@ class History:
 
 
 class Tail:
-    """A file of lines that grows, read as far as it has got; one that was replaced or cut is read again."""
+    """Reader of a growing file of lines; it starts over if the file was replaced or cut."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._inode, self._offset, self._before, self._rest = -1, 0, b"", b""
 
     def read(self) -> tuple[list[str], bool, bool]:
-        """The whole lines that have come, at most some megabytes of them.
+        """Read the next complete lines, at most some megabytes.
 
         Returns:
-            The lines; whether they begin the file anew, and what was read before is void; whether there are more.
+            The lines; True if they are the first ones of the file, and all lines before are void; True if there are
+            more.
 
         Raises:
             OSError: it cannot be read.
@@ -151,9 +180,9 @@ class Tail:
         with open_file(self._path) as file:
             there = os.fstat(file.fileno())
             file.seek(max(0, self._offset - len(self._before)))
-            anew = there.st_ino != self._inode or there.st_size < self._offset
-            if anew or file.read(len(self._before)) != self._before:
-                anew = True
+            restarted = there.st_ino != self._inode or there.st_size < self._offset
+            if restarted or file.read(len(self._before)) != self._before:
+                restarted = True
                 self._inode, self._offset, self._before, self._rest = there.st_ino, 0, b"", b""
                 file.seek(0)
             new = file.read(_CHUNK)
@@ -162,18 +191,18 @@ class Tail:
         *lines, rest = new.split(b"\n")
         if lines:
             lines[0], self._rest = self._rest + lines[0], b""
-        if len(self._rest) < _LONGEST:  # of what is longer the beginning is enough: it is damaged
+        if len(self._rest) < _MAX_LINE:  # a longer line is damaged, so its beginning is enough
             self._rest += rest
-        return [line.decode("utf-8", "replace") for line in lines], anew, len(new) == _CHUNK
+        return [line.decode("utf-8", "replace") for line in lines], restarted, len(new) == _CHUNK
 
     def unfinished(self) -> str:
-        """The line that has no end yet, and after a kill never gets one."""
+        """Return the last line, still without a newline; after a kill it never gets one."""
         return self._rest.decode("utf-8", "replace")
 
 
 class Following:
-    """The history of a run that may still grow: metrics.jsonl, and beside it faults.jsonl, which alone knows of the
-    faults that ended the run.
+    """The history of a run that may still grow: metrics.jsonl, and faults.jsonl, the only record of the faults that
+    ended the run.
 
     Args:
         path: of metrics.jsonl.
@@ -184,16 +213,16 @@ class Following:
         self._tail = Tail(path)
         self._own = History()
         self._stops: list[Fault] = []
-        self._beside: tuple[int, ...] | None = None
+        self._faults_state: tuple[int, ...] | None = None
 
     def refresh(self, seconds: float = math.inf) -> tuple[bool, bool]:
-        """Read what has come.
+        """Read new lines.
 
         Args:
-            seconds: after which the rest is left for another time.
+            seconds: time limit; the next call reads the rest.
 
         Returns:
-            Whether anything has changed, and whether there is more to read.
+            True if anything has changed; True if there is more to read.
 
         Raises:
             DataError: a file cannot be read. Damaged lines are counted, not raised.
@@ -203,32 +232,32 @@ class Following:
             DataError, f"{self._path}: cannot be read", "Give the folder of a run that has begun training."
         ):
             while more and (time.monotonic() < until or not changed):
-                lines, anew, more = self._tail.read()
+                lines, restarted, more = self._tail.read()
                 dropped = self._own.steps.dropped + 1
-                if anew:
+                if restarted:
                     self._own = History()
                     self._own.steps.dropped = dropped
                 for line in filter(str.strip, lines):
                     _add_line(self._own, line)
-                changed = changed or anew or bool(lines)
-        return self._read_beside() or changed, more
+                changed = changed or restarted or bool(lines)
+        return self._read_faults() or changed, more
 
     def finish(self) -> None:
-        """Take a last line without an end for what it is: whole, or torn."""
+        """Add the last line without its newline: it is complete, or counts as unreadable."""
         if (line := self._tail.unfinished()).strip():
             _add_line(self._own, line)
 
     @property
     def history(self) -> History:
-        """As far as it is read."""
+        """The history read so far."""
         return replace(self._own, faults=self._own.faults + self._stops)
 
-    def _read_beside(self) -> bool:
+    def _read_faults(self) -> bool:
         stops = self._path.with_name("faults.jsonl")
-        beside = state_of(stops)
-        if beside == self._beside:
+        state = state_of(stops)
+        if state == self._faults_state:
             return False
-        self._beside = beside
+        self._faults_state = state
         with os_errors_as(DataError, f"{stops}: cannot be read", "Fix the disk or the permission."):
             entries = read_lines(stops)[0] if stops.is_file() else []
         self._stops = [_fault(entry) for entry in entries if entry.get("action") == "stop"]
@@ -236,7 +265,7 @@ class Following:
 
 
 def state_of(path: Path) -> tuple[int, int, int] | None:
-    """What changes when a file does; None where there is none."""
+    """Return values that change whenever the file does; None if there is no file."""
     with suppress(OSError):
         there = path.stat()
         return there.st_ino, there.st_size, there.st_mtime_ns
@@ -260,24 +289,24 @@ def _add_line(history: History, line: str) -> None:
             history.restarts.append(Restart(step, tokens, checkpoint, _number(record, "time")))
         history.forget_after(step)
     elif kind == "step":
-        if history.steps and history.steps[-1].step >= step:  # the line that told of the resume was lost
+        if history.steps and history.steps[-1].step >= step:  # the line of the resume was lost
             history.forget_after(step - 1)
         found = {key: _number(record, key) for key in NUMBERS[2:]} | {
             "seconds": history.running_seconds,
             "own_seconds": _number(record, "seconds"),
         }
         terms = {key: _number(record, key) for key in record if key.startswith(_TERM) and len(key) < _LETTERS}
-        history.steps.append(StepRecord(step, shorten(phase, _MOST_LETTERS), tokens, **found), terms)
+        history.steps.append(StepRecord(step, shorten(phase, _PHASE_LETTERS), tokens, **found), terms)
     elif kind == "validation":
         rest = {key: _number(record, key) for key in ValidationRecord._fields[3:-1]}
         history.validations = [v for v in history.validations if (v.step, v.phase) != (step, phase)]
         more = {key: _number(record, key) for key in record if "/" in key and len(key) < _LETTERS}
-        more = dict(list(more.items())[:_MOST_FIGURES])
+        more = dict(list(more.items())[:_MAX_FIGURES])
         history.validations.append(ValidationRecord(step, phase, tokens, **rest, figures=more))
     elif kind == "evaluation":
         name, figures = shorten(str(record.get("name", "")), _LETTERS), record.get("figures")
         figures = figures if isinstance(figures, dict) else {}
-        numbers = {shorten(key, _LETTERS): _number(figures, key) for key in list(figures)[:_MOST_FIGURES]}
+        numbers = {shorten(key, _LETTERS): _number(figures, key) for key in list(figures)[:_MAX_FIGURES]}
         history.evaluations = [e for e in history.evaluations if e[:4] != (step, phase, tokens, name)]
         history.evaluations.append(EvaluationRecord(step, phase, tokens, name, numbers))
     elif kind == "fault":
@@ -311,8 +340,8 @@ def _add_time(history: History, time: float, new_process: bool) -> None:
 
 
 def _number(record: dict[str, Any], key: str, missing: float = NAN) -> float:
-    """A number of a record; what no run can have written there is missing: the file may hold anything."""
+    """Return a number of a record; `missing` for a value that no run can have written: the file may hold anything."""
     value = number(record.get(key))
-    if value is None or (missing == 0.0 and not 0 <= value < _MOST_COUNT) or _MOST < abs(value) < math.inf:
+    if value is None or (missing == 0.0 and not 0 <= value < _MAX_COUNT) or _MAX_FIGURE < abs(value) < math.inf:
         return missing
     return value

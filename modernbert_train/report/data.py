@@ -1,4 +1,4 @@
-"""data.json of a run -> what its page draws of the data: lengths, fields, and what became of the sources' documents."""
+"""data.json of a run -> pictures of its data: lengths, fields, and which documents of each source were kept."""
 
 from __future__ import annotations
 
@@ -9,57 +9,41 @@ from typing import Any
 from modernbert_train.core.read_json import as_type, read_json
 from modernbert_train.core.text import percent, plural, shorten, tokens_text, whole
 from modernbert_train.data.statistics import DATA, FolderStatistics, RunStatistics, SourceCounts
-from modernbert_train.report.table import Table
 
-_STREAMS = 50  # that are drawn: the first ones
+_STREAMS = 50  # drawn: the first ones
 _FIELDS, _VALUES, _BINS = 10, 15, 20  # of a stream
-_SOURCES = 100  # lines of the table
+_SOURCES = 100  # drawn: the first ones
 _LETTERS = 80  # of a name
 
 
 def read_data(run_folder: Path) -> RunStatistics | None:
-    """The record; None of a run that has none, or a damaged one."""
+    """Return the record; None if it is missing or damaged."""
     with suppress(OSError, ValueError, TypeError, KeyError):
         found: RunStatistics = as_type(RunStatistics, read_json(run_folder / DATA))
         return found
     return None
 
 
-def pictures(data: RunStatistics | None) -> list[dict[str, Any]]:
-    """Of each stream and of the held-out text: title, a line, bars of the lengths, shares of each field, and sources.
-
-    A bar is [from, share of the documents, share of the tokens, in words], a share [value, share, in words], and a
-    source [name, shares of what is kept and left out, in words].
-    """
+def titled_folders(data: RunStatistics | None) -> list[tuple[str, FolderStatistics]]:
+    """Return the folders of each stream and of the held-out text, with a title."""
     if data is None:
         return []
-    shown = [(f"Stream {name}", folder) for name, folder in list(data.streams.items())[:_STREAMS]]
-    if data.validation is not None:
-        shown.append(("Held out", data.validation))
+    streams = [(f"Stream {name}", folder) for name, folder in list(data.streams.items())[:_STREAMS]]
+    return streams if data.validation is None else [*streams, ("Held out", data.validation)]
+
+
+def pictures(data: RunStatistics | None) -> list[dict[str, Any]]:
+    """Return, for each folder, its title, a line, bars of the lengths, shares of each field, and sources.
+
+    A bar is [from, share of the documents, share of the tokens, text], a share [value, share, text], and a source
+    [name, shares kept and left out, text].
+    """
     found, drawn = [], set()
-    for title, folder in shown:
+    for title, folder in titled_folders(data):
         sources = tuple(folder.sources.items())
         found.append(_picture(title, folder, [] if sources in drawn else list(sources[:_SOURCES])))
-        drawn.add(sources)  # those of a dataset once, however many of its folders are streams
+        drawn.add(sources)  # the sources of a dataset once, however many of its folders are streams
     return found
-
-
-def source_table(data: RunStatistics | None) -> Table | None:
-    """What became of the documents of every source; none where it is not known."""
-    heads = ("Source", "Read", "Documents", "Tokens", "Duplicates", "Near duplicates", "Left out otherwise")
-    rows: dict[tuple[str, SourceCounts], None] = {}
-    for folder in [] if data is None else [*data.streams.values(), *([data.validation] if data.validation else [])]:
-        rows |= dict.fromkeys(folder.sources.items())
-    cells = [
-        (
-            shorten(name, _LETTERS),
-            *map(whole, (each.read, each.documents)),
-            tokens_text(each.tokens),
-            *map(whole, (each.duplicates, each.near_duplicates, each.left_out)),
-        )
-        for name, each in list(rows)[:_SOURCES]
-    ]
-    return Table("Sources of the data", heads, cells, "Documents as they were prepared.") if cells else None
 
 
 def _picture(title: str, folder: FolderStatistics, sources: list[tuple[str, SourceCounts]]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Statistics of a dataset, from the small files beside its shards: what `inspect` prints of a folder of data.
+"""Format statistics of a dataset, for `inspect` of a folder of data; only small files are read, no shards.
 
-Documents and tokens of each split and source, documents left out and duplicates among them, and document lengths. Of
-several folders, such as one a language, also the bytes of text a token stands for in each: the fewer, the worse the
-tokenizer knows that language. No shard is opened.
+Documents and tokens of each split and source, documents left out and duplicates among them, and document lengths. For
+several folders, such as one per language, also the bytes of text per token: few bytes mean that the tokenizer covers
+that language badly.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ def describe_datasets(folders: Sequence[Path], *, as_json: bool) -> str:
     """Return a table for each dataset, or all as JSON.
 
     Raises:
-        DataError: one is no dataset, or damaged.
+        DataError: a folder is not a dataset, or damaged.
     """
     facts = {str(folder): dataset_stats(folder) for folder in folders}
     if as_json:
         return json.dumps(facts, indent=2)
     tables = [_table(name, each) for name, each in facts.items()]
-    return "\n\n".join([*tables, *([_beside(facts)] if len(facts) > 1 else [])])
+    return "\n\n".join([*tables, *([_bytes_per_token(facts)] if len(facts) > 1 else [])])
 
 
 def dataset_stats(folder: Path) -> dict[str, Any]:
-    """Facts about a dataset, or about one split.
+    """Return statistics of a dataset, or of one split.
 
     Returns:
         `splits`: for each, documents, tokens, shares of the length percentiles and a histogram, whose bins are
@@ -51,7 +51,7 @@ def dataset_stats(folder: Path) -> dict[str, Any]:
         each, as prepare_report.json has it; empty for a single split.
 
     Raises:
-        DataError: there is no dataset, or it is damaged.
+        DataError: the folder is not a dataset, or damaged.
     """
     report = folder / PREPARE_REPORT
     splits = [folder] if (folder / CARD).exists() else sorted(path.parent for path in folder.glob(f"*/{CARD}"))
@@ -83,8 +83,8 @@ def _table(name: str, facts: dict[str, Any]) -> str:
     return "\n".join([name, *_source_lines(facts["sources"]), *_split_lines(facts["splits"])])
 
 
-def _beside(facts: dict[str, dict[str, Any]]) -> str:
-    """Bytes of text a token, of each split of each folder, and beside the first that says them."""
+def _bytes_per_token(facts: dict[str, dict[str, Any]]) -> str:
+    """Format bytes of text per token of each split, absolute and relative to the first split that counts them."""
     rows, first = [["folder", "split", "tokens", "bytes a token", "beside the first"]], None
     for name, each in facts.items():
         for split, found in each["splits"].items():

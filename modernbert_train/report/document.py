@@ -1,7 +1,7 @@
-"""Runs -> what their page draws: of each run columns of numbers, tables of text, its configuration and its samples.
+"""Build the data of a page of runs: for each run columns of numbers, tables of text, its configuration and samples.
 
-The page is the same for one run and for a hundred, drawn into a file or served while they train. A run is read as far
-as it has grown, and what is handed out of one that the page knows already is only what is new.
+The page is the same for one run and for a hundred, drawn into a file or served while they train. A run is read as it
+grows, and a page that already shows it receives only the new part.
 """
 
 from __future__ import annotations
@@ -25,21 +25,18 @@ from modernbert_train.core.text import date, shorten
 from modernbert_train.data.statistics import DATA
 from modernbert_train.errors import DataError
 from modernbert_train.report.curves import Following, History, state_of
-from modernbert_train.report.data import pictures, read_data, source_table
-from modernbert_train.report.effective import Spent
-from modernbert_train.report.evaluations import MOST, by_figure, evaluation_table
-from modernbert_train.report.events import event_table, what_happened, what_was_done
+from modernbert_train.report.data import pictures, read_data
 from modernbert_train.report.listing import in_use
 from modernbert_train.report.samples import read_samples
 from modernbert_train.report.steps import NAN, ROUGH, as_json, means, thin
-from modernbert_train.report.summary import Newest, figures, phase_table, progress_tiles, spent_in, tiles, warnings
-from modernbert_train.report.trained_by import result_table, start_table
+from modernbert_train.report.summary import Newest, figures, progress_tiles, spent_in, tiles, warnings
+from modernbert_train.report.tables import MAX_FIGURES, run_tables
 
-POINTS = 2_000  # drawn of the steps of a run, up to a few more while it grows
-ALL_POINTS = 200_000  # of all runs of a page
-FEWEST = 200  # of a run, however many there are
+POINTS = 2_000  # steps of a run that are drawn, up to a few more while it grows
+ALL_POINTS = 200_000  # steps of all runs of a page
+MIN_POINTS = 200  # steps of a run, on a page of any number of runs
 _EVENTS = 500  # marks of a run: the last ones
-_GROWS = 1.25  # how many more steps than POINTS are drawn before they are chosen anew
+_GROWS = 1.25  # a run with this many times POINTS steps is thinned again
 _SMOOTHED = (*ROUGH, "mfu", "rank_flops_per_second", "packing_efficiency")
 _WHOLE = ("step", "tokens")
 _CONFIG = 100_000  # letters of a configuration
@@ -48,15 +45,15 @@ _NAME = 200  # letters of a name
 
 
 class Chart(NamedTuple):
-    """What the steps of runs are drawn as.
+    """A chart of the steps of runs.
 
     Attributes:
         column: of the steps.
         title: of the chart.
         form: of its values: number, rate, percent, count, bytes.
-        log: whether the axis is logarithmic until a reader wants otherwise.
-        zero: whether the axis begins at 0.
-        smooth: whether a reader may smooth it.
+        log: True if the axis is logarithmic by default.
+        zero: True if the axis begins at 0.
+        smooth: True if a reader may smooth it.
     """
 
     column: str
@@ -83,7 +80,7 @@ CHARTS = (
 
 
 class Known(NamedTuple):
-    """What a page has of a run: which choice of its steps, how many of them, and the state of all else."""
+    """The part of a run that a page already has: the choice of its steps, their number, the state of the rest."""
 
     choice: int = -1
     steps: int = 0
@@ -95,10 +92,10 @@ class WatchedRun:
 
     Args:
         folder: of the run.
-        name: that tells it from the others.
-        points: of its steps that are drawn.
-        live: whether it may grow yet; else it is read once, and a record that cannot be read is an error.
-        newest: looks for the newest checkpoint that is valid, of a run that is not live.
+        name: unique on the page.
+        points: steps to draw.
+        live: True if it may still grow; else it is read once, and a record that cannot be read is an error.
+        newest: finds the newest valid checkpoint of a run that is not live.
     """
 
     def __init__(
@@ -108,37 +105,37 @@ class WatchedRun:
         self._newest = newest
         self._following = Following(folder / "metrics.jsonl")
         self._chosen = np.arange(0)
-        self._read = 0  # steps of the history that were chosen from
+        self._read = 0  # steps of the history when the drawn ones were chosen
         self._dropped = -1
         self._thinned = False
         self._choice = self._revision = 0
-        self._beside: tuple[Any, ...] = ()
+        self._other_files: tuple[Any, ...] = ()
         self._about: dict[str, Any] = {}
         self._config: tuple[Any, dict[str, str]] | None = None
 
     def refresh(self, seconds: float = math.inf) -> bool:
-        """Read what has come; returns whether there is more.
+        """Read new lines; return True if there is more to read.
 
         Raises:
-            DataError: of a run that is not live, there is no record.
+            DataError: the record of a run that is not live cannot be read.
         """
         try:
             changed, more = self._following.refresh(seconds)
         except DataError:
             if not self.live:
                 raise
-            changed, more = False, False  # not begun, or its disk is away for a moment
+            changed, more = False, False  # not begun, or its disk is unavailable for a moment
         if not self.live:
             self._following.finish()
-        beside = (
+        other_files = (
             *(
                 state_of(self.folder / name)
                 for name in ("config.yaml", DATA, STARTS, "evaluations.jsonl", "samples.jsonl")
             ),
             in_use(self.folder) if self.live else None,
         )
-        if changed or beside != self._beside or not self._about:
-            self._beside = beside
+        if changed or other_files != self._other_files or not self._about:
+            self._other_files = other_files
             history = self._following.history
             self._choose(history)
             self._about = self._describe(history)
@@ -146,7 +143,7 @@ class WatchedRun:
         return more
 
     def changes(self, known: Known = Known()) -> dict[str, Any] | None:  # noqa: B008
-        """What a page does not have yet; None where it has all."""
+        """Return the part that a page does not have yet; None if it has everything."""
         have = Known(self._choice, len(self._chosen), self._revision)
         if have == known:
             return None
@@ -181,18 +178,12 @@ class WatchedRun:
         text = ""
         with suppress(OSError):
             text = config.read_text("utf-8", "replace")[:_CONFIG]
-        starts, data = read_starts(self.folder), read_data(self.folder)
-        tables = [
-            phase_table(history),
-            evaluation_table(history),
-            result_table(read_results(self.folder)),
-            event_table(history),
-            source_table(data),
-            start_table(starts, history.last_time),
-        ]
+        starts, data, found = read_starts(self.folder), read_data(self.folder), figures(history)
+        lines: list[dict[str, Any]] = []
+        with suppress(OSError):
+            lines, _ = read_lines(self.folder / STARTS)
+        newest = self._newest(self.folder) if self._newest else None
         state, settings = self._state(starts) if self.live else "", self._settings(config)
-        phases = history.phases()
-        first_steps = [history.steps[phase.first].step - 1 for phase in phases[-MOST:]]
         return {
             "name": self.name,
             "state": state,
@@ -200,28 +191,25 @@ class WatchedRun:
             "total": len(history.steps),
             "tiles": [
                 *(progress_tiles(history, _total_tokens(settings)) if state == "training" else ()),
-                *tiles(history, self._spent(history), self._newest(self.folder) if self._newest else None),
+                *tiles(history, found, spent_in(history, lines), newest),
             ],
-            "figures": {head: [_plain(figure.value), figure.text] for head, figure in figures(history).items()},
+            "figures": {
+                head: [figure.value if math.isfinite(figure.value) else None, figure.text]
+                for head, figure in found.items()
+            },
             "warnings": warnings(history),
-            "tables": [table._asdict() for table in tables if table is not None],
+            "tables": [each._asdict() for each in run_tables(history, read_results(self.folder), data, starts)],
             "config": text,
             "settings": settings,
             "phases": [
-                [step, phase.start, shorten(phase.name, _NAME)]
-                for step, phase in zip(first_steps, phases[-MOST:], strict=True)
+                [history.steps[phase.first].step - 1, phase.start, shorten(phase.name, _NAME)]
+                for phase in history.phases()[-MAX_FIGURES:]
             ],
             "events": _events(history),
             "curves": _curves(history),
             "samples": read_samples(self.folder),
             "data": pictures(data),
         }
-
-    def _spent(self, history: History) -> Spent:
-        lines: list[dict[str, Any]] = []
-        with suppress(OSError):
-            lines, _ = read_lines(self.folder / STARTS)
-        return spent_in(history, lines)
 
     def _settings(self, config: Path) -> dict[str, str]:
         if self._config is None or self._config[0] != state_of(config):  # reading YAML takes a while
@@ -235,7 +223,7 @@ class WatchedRun:
 
 
 def _curves(history: History) -> list[dict[str, Any]]:
-    """Of what is measured now and then: each figure a curve, with what guessing reaches."""
+    """Return a curve for each figure of validations and evaluations, with its baseline."""
     validations = history.validations
     found = [
         ("Held-out loss, nats per predicted token", "number", True, "loss", "unigram_loss"),
@@ -246,11 +234,11 @@ def _curves(history: History) -> list[dict[str, Any]]:
                [getattr(v, guess) for v in validations])
         for title, form, log, key, guess in found
     ]  # fmt: skip
-    for name in list(dict.fromkeys(name for v in validations for name in v.figures))[:MOST]:
+    for name in list(dict.fromkeys(name for v in validations for name in v.figures))[:MAX_FIGURES]:
         values = [v.figures.get(name, NAN) for v in validations]
         title = "Held-out loss, bits per byte" if name == BITS_PER_BYTE else f"Held out: {name}"
         curves.append(_curve(title, "number", False, validations, values, ()))
-    for (name, figure), records in list(by_figure(history).items())[:MOST]:
+    for (name, figure), records in list(history.by_figure().items())[:MAX_FIGURES]:
         values = [record.figures[figure] for record in records]
         guesses = [record.figures.get(f"{BASELINE}{figure}", NAN) for record in records]
         curves.append(_curve(f"{name}: {figure}", "number", False, records, values, guesses))
@@ -274,19 +262,19 @@ def _curve(
 
 
 def _events(history: History) -> list[list[Any]]:
-    """[kind, step, tokens, what]."""
-    restarts = [["restart", r.step, r.tokens, f"restart from {r.checkpoint or 'scratch'}"] for r in history.restarts]
+    """Return [kind, step, tokens, text] of each restart and fault."""
+    restarts = [
+        ["restart", r.step, r.tokens, shorten(f"{r.what} {r.action_text}", _NAME)] for r in history.restarts[-_EVENTS:]
+    ]
     faults = [
-        ["fault", f.step, f.tokens, f"step {f.step:,}: {what_happened(f)}, {what_was_done(f)}"] for f in history.faults
+        ["fault", f.step, f.tokens, shorten(f"step {f.step:,}: {f.what}, {f.action_text}", _NAME)]
+        for f in history.faults[-_EVENTS:]
     ]
-    return [
-        [kind, step, tokens, shorten(str(what), _NAME)]
-        for kind, step, tokens, what in restarts[-_EVENTS:] + faults[-_EVENTS:]
-    ]
+    return restarts + faults
 
 
 def _settings(file: Path) -> dict[str, str]:
-    """Every value of a configuration by its dotted key. It is not checked: an older version may have written it."""
+    """Return every value of a configuration by its dotted key, unchecked: an older version may have written it."""
     found: dict[str, str] = {}
 
     def walk(tree: Mapping[str, Any], path: str) -> None:
@@ -302,17 +290,13 @@ def _settings(file: Path) -> dict[str, str]:
 
 
 def _total_tokens(settings: Mapping[str, str]) -> float:
-    """Tokens of all phases, by the dotted keys of a configuration."""
+    """Return the tokens of all phases, from the dotted keys of a configuration."""
     lengths = [text for key, text in settings.items() if re.fullmatch(r"phases\.[^.]+\.tokens", key)]
     return float(sum(int(text) for text in lengths if text.isdecimal()))
 
 
-def _plain(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def names_of(folders: Sequence[Path]) -> list[str]:
-    """The folders' own names, or their whole paths where two are the same."""
+    """Return the folders' names, or their whole paths if two names are the same."""
     names = [folder.resolve().name for folder in folders]
     return [
         shorten(name if names.count(name) == 1 else str(folder.resolve()), _NAME)
@@ -321,32 +305,32 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 
 
 def points_of(runs: int) -> int:
-    """Of the steps of each of so many runs that are drawn."""
-    return min(POINTS, max(FEWEST, ALL_POINTS // max(1, runs)))
+    """Return the number of steps to draw of each run, on a page of so many runs."""
+    return min(POINTS, max(MIN_POINTS, ALL_POINTS // max(1, runs)))
 
 
 def document(runs: Sequence[dict[str, Any]], *, title: str, points: int, live: bool = False) -> dict[str, Any]:
-    """What a page is made of.
+    """Return the data of a page.
 
     Args:
         runs: `WatchedRun.changes` of each.
         title: of the page.
-        points: drawn of the steps of a run.
-        live: whether the page asks for more.
+        points: steps to draw of each run.
+        live: True if the page polls for changes.
     """
     charts = [chart._asdict() for chart in CHARTS]
     return {"title": title, "points": points, "live": live, "charts": charts, "runs": list(runs)}
 
 
 def read_runs(folders: Sequence[Path], newest: Newest | None = None) -> dict[str, Any]:
-    """The document of runs as they are now.
+    """Return the document of runs in their present state.
 
     Args:
         folders: of the runs.
         newest: see `WatchedRun`.
 
     Raises:
-        DataError: a folder has no metrics.jsonl.
+        DataError: a folder lacks metrics.jsonl.
     """
     points = points_of(len(folders))
     found = []

@@ -1,7 +1,7 @@
 """Draw a table of models and tasks as SVG: a line for each task, a dot for each model with its deviation over seeds.
 
-The picture is a function of the table, without a script, and has a background of its own, so that it can stand in a
-paper or on a page of any colour. Published figures are rings.
+The picture depends on the table alone, contains no script, and draws its background, so it fits into a paper and on a
+page of any colour. Published figures are rings.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Dot(NamedTuple):
 
 
 def draw_dot_plot(columns: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> str:
-    """The picture; columns and rows are those of table.json. Cells without a mean are left out."""
+    """Return the picture of the columns and rows in table.json. Cells without a mean are left out."""
     dots = [
         [
             _Dot(model, 100 * cell["mean"], 100 * (cell["standard_deviation"] or 0.0))

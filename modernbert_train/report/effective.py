@@ -1,11 +1,10 @@
-"""Effective training time: steps that count, checkpoints, restarts; read from a run's records.
+"""Compute effective training time from a run's records: steps that count, checkpoints, restarts.
 
     effective training time = seconds of the steps that count, each once / seconds since the first start
 
-A step counts if the weights as they are now have seen it: one that was lost with a killed process, and computed again,
-counts once. Everything else is the difference: starting, validating, what a checkpoint held up, lost steps, and time in
-which nobody ran it. A restart takes from the last line of the process that was lost to the end of the first step of the
-next one.
+A step counts if the present weights have seen it: one that was lost with a killed process, and computed again, counts
+once. The rest is overhead: starting, validating, waiting for checkpoints, lost steps, and pauses between processes. A
+restart takes from the last line of the lost process to the end of the next process's first step.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from modernbert_train.core.read_json import is_count, number, read_lines
 from modernbert_train.core.text import duration, percent, plural
 
 FORMULA = "seconds of the steps that count, each once, by seconds since the first start"
-# in starts.jsonl: when the process before wrote its last line; a line of this kind, of the first step of a restart
+# in starts.jsonl: time of the previous process's last line; kind of the line for the first step of a restart
 LAST_SIGN, FIRST_STEP = "last_sign", "first_step"
 
 
@@ -33,10 +32,10 @@ class Spent:
     Attributes:
         steps: of the steps that count.
         since_start: from the first start to the last line.
-        blocked: that steps were held up by each checkpoint.
-        writing: that each took behind the run.
+        blocked: by which each checkpoint delayed the steps.
+        writing: of each checkpoint in the background.
         restarts: from the last line of a process to the end of the next one's first step.
-        last_saved: step of the newest checkpoint that the record tells of; None of none.
+        last_saved: step of the newest checkpoint in the record; None without any.
     """
 
     steps: float
@@ -48,7 +47,7 @@ class Spent:
 
     @property
     def effective(self) -> float:
-        """Share of the time; not a number where nothing is known."""
+        """The effective share of the time; NaN if unknown."""
         return min(1.0, self.steps / self.since_start) if self.since_start > 0 else math.nan
 
     def __str__(self) -> str:
@@ -70,21 +69,21 @@ class Spent:
 
     @property
     def restart_text(self) -> str:
-        """Median time from the last line of a process to the first step of the next."""
+        """The median time from the last line of a process to the first step of the next."""
         return duration(statistics.median(self.restarts)) if self.restarts else "none"
 
 
 def spent(run_folder: Path) -> Spent:
-    """Of a run, as far as its records tell.
+    """Read where the time of a run went.
 
     Raises:
-        OSError: one of them cannot be read.
+        OSError: a record cannot be read.
     """
     return spent_by(read_lines(run_folder / "metrics.jsonl")[0], read_lines(run_folder / STARTS)[0])
 
 
 def spent_by(entries: Sequence[Mapping[str, Any]], starts: Sequence[Mapping[str, Any]]) -> Spent:
-    """The same of the lines themselves, those of metrics.jsonl and those of starts.jsonl."""
+    """Compute `spent` from lines of metrics.jsonl and of starts.jsonl."""
     counted = [(entry["step"], entry) for entry in entries if is_count(entry.get("step"))]  # the file may hold anything
     steps = {step: seconds_of(entry, "seconds") for step, entry in counted if entry.get("kind") == "step"}
     times = [time for entry in entries if (time := seconds_of(entry, "time")) > 0]
@@ -105,11 +104,11 @@ def spent_of(
     last: float,
     starts: Sequence[Mapping[str, Any]],
 ) -> Spent:
-    """The same of what was added up while the lines came.
+    """Compute `spent` from sums over the lines.
 
     Args:
         steps: seconds of the steps that count.
-        saved: of each checkpoint what `cost_of` says, by step.
+        saved: `cost_of` each checkpoint, by step.
         first, last: unix time of the record's earliest and latest line.
         starts: lines of starts.jsonl.
     """
@@ -132,11 +131,11 @@ def spent_of(
 
 
 def cost_of(entry: Mapping[str, Any]) -> tuple[float, float]:
-    """Of the line of a checkpoint: seconds that it held a step up, and that it took behind the run."""
+    """Return the seconds by which a checkpoint delayed a step, and its seconds in the background, from its line."""
     return seconds_of(entry, "blocked_seconds"), seconds_of(entry, "write_seconds")
 
 
 def seconds_of(entry: Mapping[str, Any], key: str) -> float:
-    """A number of a line; 0 for what is none: the file may hold anything."""
+    """Return a positive number of a line, else 0: the file may hold anything."""
     found = number(entry.get(key))
     return found if found is not None and math.isfinite(found) and found > 0 else 0.0

@@ -1,6 +1,6 @@
-"""Table of continued pretraining: held-out figures before its first step beside those after its last.
+"""Compare held-out figures before the first step of continued pretraining with the last ones.
 
-Both are lines of metrics.jsonl, so the table can be made at any time, and a run that was resumed has it too.
+Both are lines of metrics.jsonl, so the table can be made at any time, also for a run that was resumed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _HELD_OUT = ("loss", "accuracy")  # of a line of validation
 
 
 def measures_before(weights: WeightsConfig, objective: ObjectiveConfig) -> bool:
-    """Whether a run is measured before its first step: where its weights have been trained, for what it trains."""
+    """True if a run is measured before its first step: it starts from trained weights and uses no labels."""
     return weights.init_from is not None and not objective.is_labelled
 
 
 def eval_delta(clock: Clock, settings: EvalConfig, entries: Sequence[dict[str, Any]]) -> str | None:
-    """The table, or None where nothing was measured twice.
+    """Return the table; None if nothing was measured twice.
 
     Args:
         clock: of the run.
@@ -34,7 +34,7 @@ def eval_delta(clock: Clock, settings: EvalConfig, entries: Sequence[dict[str, A
     after: dict[tuple[str, str], float] = {}
     for entry in entries:
         for key, value in _figures(entry):
-            (after if entry["step"] else before)[key] = value  # of several, the last
+            (after if entry["step"] else before)[key] = value  # the last one counts
     rows = [
         (
             name,
@@ -58,7 +58,7 @@ def eval_delta(clock: Clock, settings: EvalConfig, entries: Sequence[dict[str, A
 
 
 def _figures(entry: dict[str, Any]) -> Iterator[tuple[tuple[str, str], float]]:
-    """What a line says was measured: (on what, figure), and its value."""
+    """Yield ((data, figure), value) for each figure in a line."""
     if entry.get("kind") == "validation":
         name, figures = "data.validation", {key: entry.get(key) for key in _HELD_OUT}
     elif entry.get("kind") == "evaluation":

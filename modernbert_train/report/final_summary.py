@@ -1,4 +1,4 @@
-"""The last lines of a run: its figures, and the commands to continue with."""
+"""Format the last lines of a run: its figures, and the next commands."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def final_summary(
     spent: str | None = None,
     measured: bool,
 ) -> str:
-    """The last lines of a run that reached its end.
+    """Return the last lines of a finished run.
 
     Args:
         folder: of the run.
         tokens, steps: trained.
         loss: see training_loss.py.
-        held_out: figures as measured last, which is at the end; None where nothing is held out.
-        compared: with those before the first step, see eval_delta.py.
-        spent: what its time went into, see effective.py.
-        measured: whether `eval` has something to measure it on.
+        held_out: figures measured at the end; None without held-out data.
+        compared: table of changes since before the first step, see eval_delta.py.
+        spent: where its time went, see effective.py.
+        measured: True if `eval` has data to measure it on.
     """
     figures = [f"done: {tokens:,} tokens in {steps:,} steps"]
     if loss is not None:
@@ -39,6 +39,6 @@ def final_summary(
 
 
 def next_commands(folder: str, *, measured: bool) -> str:
-    """What can be done with a run that is trained, as one would type it."""
+    """Return the next commands for a trained run, ready to paste."""
     verbs = (["eval"] if measured else []) + ["export", "report"]
     return "\n".join(["next:", *(f"  python -m modernbert_train {verb} {shlex.quote(folder)}" for verb in verbs)])

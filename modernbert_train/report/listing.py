@@ -1,7 +1,7 @@
-"""The runs in a folder, as `report` lists them: each in a line, read in a moment and without torch.
+"""List the runs in a folder, each in a line, quickly and without torch.
 
-Of a run are read its configuration, the end of metrics.jsonl, starts.jsonl, and whether somebody holds its lock. A
-folder that is damaged is named and the others are told; a run is never changed by being looked at.
+The list reads a run's configuration, the end of metrics.jsonl, starts.jsonl, and the state of its lock. It names
+damaged folders and lists the others; reading never changes a run.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from modernbert_train.core.text import duration, fixed, percent, printable, tabl
 from modernbert_train.errors import ConfigError
 from modernbert_train.report.training_loss import LOSS_STEPS, losses_of, mean, training_loss
 
-_FIRST_BYTES, _MOST_BYTES = 1 << 16, 1 << 24  # of the end of metrics.jsonl
-_REASON = 100  # letters of why a run failed
-_WIDEST = 20  # letters of a number
+_FIRST_BYTES, _MAX_BYTES = 1 << 16, 1 << 24  # of the end of metrics.jsonl
+_REASON = 100  # letters of a run's error
+_MAX_WIDTH = 20  # letters of a number
 
 
 @dataclass(frozen=True)
 class RunState:
-    """One run; None where nothing says it.
+    """One run; None for a value that no record has.
 
     Attributes:
         folder, name: of the run.
-        state: training, finished, stopped, failed, interrupted (by what left it no time to say so) or not begun; of an
-            average of checkpoints: average.
-        reason: why it failed.
-        tokens, total_tokens: seen, of those planned.
-        loss, held_out_loss: mean of the last steps, and as measured last.
-        bits_per_byte: the latter over the bytes of the text, for runs with other tokenizers.
+        state: training, finished, stopped, failed, interrupted (killed before it could record its end) or not begun;
+            average for an average of checkpoints.
+        reason: error of a failed run.
+        tokens, total_tokens: seen and planned.
+        loss, held_out_loss: mean of the last steps, and the last measurement.
+        bits_per_byte: held-out loss over the bytes of the text, comparable between tokenizers.
         tokens_per_second: over the last steps.
         age_seconds: since the last line of its record.
     """
@@ -60,44 +60,54 @@ class RunState:
 
 
 def list_runs(folders: Sequence[Path], now: float | None = None) -> tuple[list[RunState], list[str]]:
-    """The runs, newest first, and a line for each folder that could not be read.
+    """Return the runs, newest first, and a line for each folder that could not be read.
 
     Args:
         folders: each a run, or a folder of runs.
         now: unix time.
 
     Raises:
-        ConfigError: one of them is not there.
+        ConfigError: a folder is missing.
     """
-    for folder in folders:
-        if not folder.is_dir():
-            raise ConfigError(
-                f"report {folder}: no such folder. Name one that holds runs, as runs_folder of a run does."
-            )
+    require_folders("report", folders)
     found: list[RunState] = []
     wrong: list[str] = []
 
     def leave_out(why: str) -> None:
         wrong.append(f"{folder}: left out, {why.splitlines()[0]}")
 
-    for folder in run_folders(folders):
+    for folder in run_folders(folders, "config.yaml"):
         with errors_to(leave_out, OSError, ValueError, ConfigError):
             found.append(read_run_state(folder, time.time() if now is None else now))
     found.sort(key=lambda run: math.inf if run.age_seconds is None else run.age_seconds)
     return found, wrong
 
 
-def run_folders(folders: Iterable[Path]) -> list[Path]:
-    """Those among them, and directly in them, that have a config.yaml."""
-    found: dict[Path, None] = {}
+def require_folders(command: str, folders: Iterable[Path]) -> None:
+    """Raise ConfigError if a folder that a user named is missing."""
     for folder in folders:
-        inside = [folder] if (folder / "config.yaml").is_file() else sorted(folder.iterdir())
-        found |= dict.fromkeys(path for path in inside if (path / "config.yaml").is_file())
+        if not folder.is_dir():
+            raise ConfigError(
+                f"{command} {folder}: no such folder. Name runs, or a folder that holds runs, as runs_folder of a run "
+                "does."
+            )
+
+
+def run_folders(folders: Iterable[Path], *files: str) -> list[Path]:
+    """Return the folders of runs: of those named, each that has one of these files, or those directly in it."""
+    found: dict[Path, None] = {}
+
+    def is_run(folder: Path) -> bool:
+        return any((folder / name).is_file() for name in files)
+
+    for folder in folders:
+        with suppress(OSError):  # removed meanwhile, or its disk is unavailable for a moment
+            found |= dict.fromkeys([folder] if is_run(folder) else filter(is_run, sorted(folder.iterdir())))
     return list(found)
 
 
 def read_run_state(folder: Path, now: float) -> RunState:
-    """Look at one run.
+    """Read the state of one run.
 
     Raises:
         ConfigError: its configuration cannot be read, or is another version's.
@@ -139,17 +149,17 @@ def _state(folder: Path, *, done: bool, begun: bool) -> tuple[str, str | None]:
 
 
 def in_use(run: Path) -> bool:
-    """Whether a process holds the lock of a run."""
-    with suppress(OSError), (run / ".lock").open(encoding="utf-8") as file:  # it may not be there, or have no locks
+    """True if a process holds the lock of a run."""
+    with suppress(OSError), (run / ".lock").open(encoding="utf-8") as file:  # no file, or a file system without locks
         return not lock_now(file, shared=True)
     return False
 
 
 def last_entries(path: Path, *, held_out: bool) -> list[dict[str, Any]]:
-    """The end of a record: as many lines as hold the last steps, and a validation if one is to be found.
+    """Read the end of a record: enough lines for the last steps, and for a validation if there is one.
 
     Raises:
-        OSError: the file is there and cannot be read.
+        OSError: the file exists and cannot be read.
     """
     size = _FIRST_BYTES
     while path.exists():
@@ -161,7 +171,7 @@ def last_entries(path: Path, *, held_out: bool) -> list[dict[str, Any]]:
         entries = [entry for line in lines[first > 0 :] if (entry := parse_object(line)) is not None]
         kinds = [entry.get("kind") for entry in entries]
         enough = len(losses_of(entries)) >= LOSS_STEPS and ("validation" in kinds or not held_out)
-        if enough or first == 0 or size >= _MOST_BYTES:
+        if enough or first == 0 or size >= _MAX_BYTES:
             return entries
         size *= 8
     return []
@@ -174,7 +184,7 @@ def _mean(entries: Sequence[dict[str, Any]], key: str) -> float | None:
 
 
 def as_text(runs: Sequence[RunState]) -> str:
-    """A table."""
+    """Format runs as a table."""
     if not runs:
         return "no runs there"
     rows = [("run", "state", "tokens", "of", "done", "loss", "held-out", "bits/byte", "tok/s", "age")]
@@ -198,11 +208,11 @@ def as_text(runs: Sequence[RunState]) -> str:
 
 
 def as_json(runs: Sequence[RunState]) -> str:
-    """The same as JSON."""
+    """Format runs as JSON."""
     return json.dumps([asdict(run) for run in runs], indent=2)
 
 
 def _shown(value: float | None, as_text: Callable[[float], str]) -> str:
-    """A number in a column; one of a damaged record may have three hundred digits."""
+    """Format a number in a column; one of a damaged record may have three hundred digits."""
     text = "-" if value is None else as_text(value)
-    return text if value is None or len(text) <= _WIDEST else f"{value:.2e}"
+    return text if value is None or len(text) <= _MAX_WIDTH else f"{value:.2e}"

@@ -458,7 +458,7 @@ function draw(chart) {
     scales: { x: { time: false, auto: false, range: () => state.zoom ?? wholeAxis() }, y: { auto: false, distr: log ? 3 : 1, range: () => range } },
     axes: [
       { ...tick, size: 28, space: 70, ...(state.x === "seconds" ? { incrs: [1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 43200, 86400, 172800, 604800] } : {}), values: (_, found) => found.map((x) => shown(x, form, 4)) },
-      { ...tick, size: 62, space: 34, values: (_, found) => found.map((y) => (y === null ? "" : shown(y, chart.form, 3))), ...(log ? { filter: (_, found) => thinTicks(found, range) , splits: () => logTicks(range) } : {}) },
+      { ...tick, size: 62, space: 34, values: (_, found) => found.map((y) => (y === null ? "" : shown(y, chart.form, 3))), ...(log ? { filter: (_, found) => found, splits: () => logTicks(range) } : {}) },
     ],
     series: [{}, ...series],
     cursor: { points: { show: false }, dataIdx: () => null, drag: { x: true, y: false, setScale: false, dist: 5 }, sync: { key: "runs", scales: ["x", null] }, y: true },
@@ -495,10 +495,6 @@ function logTicks([low, high]) {
   const digits = decades > 3 ? [1] : decades > 1.2 ? [1, 2, 5] : [1, 1.5, 2, 3, 4, 6, 8], every = Math.max(1, Math.ceil(decades / 6));
   for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++)
     if (power % every === 0) for (const digit of digits) { const y = digit * 10 ** power; if (y >= low && y <= high) found.push(Number(y.toPrecision(3))); }
-  return found;
-}
-
-function thinTicks(found) {
   return found;
 }
 

@@ -1,7 +1,7 @@
-"""The page of runs, as one file: uPlot, a script, a style sheet and the document of the runs.
+"""Render the page of runs as one file: uPlot, a script, a style sheet and the document of the runs.
 
-The file sends no request to anywhere; the page that is served asks its own server alone. Names and texts of runs reach
-the script as JSON and become text nodes, never HTML.
+The file sends no requests; a served page requests data from its server only. Names and texts of runs reach the script
+as JSON and become text nodes, never HTML.
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ ONLY_OURS = f"{NO_REQUESTS}; connect-src 'self'"
 def write_report(run_folder: Path, out: Path | None = None, newest: Newest | None = None) -> Path:
     """Draw a run from the records and the configuration in its folder.
 
-    The page is a function of them alone (no clock, nothing of the machine that draws it), so the same run gives the
-    same bytes.
+    The page depends on them alone (no clock, no properties of this machine), so the same run gives the same bytes.
 
     Args:
         run_folder: of the run.
         out: the page; None is <run_folder>/report.html.
-        newest: looks for the newest checkpoint that is valid; None names the last one of the record.
+        newest: finds the newest valid checkpoint; None names the last one of the record.
 
     Returns:
-        The page's path. An older page is replaced whole or not at all.
+        The page's path. An older page is replaced atomically.
 
     Raises:
-        DataError: the folder has no metrics.jsonl.
+        DataError: the folder lacks metrics.jsonl.
         StorageError: the page cannot be written.
     """
     return write_comparison([run_folder], out or run_folder / "report.html", newest)
@@ -47,7 +46,7 @@ def write_comparison(folders: Sequence[Path], out: Path, newest: Newest | None =
 
     Args:
         folders: of the runs.
-        out: the page; an older one is replaced whole or not at all.
+        out: the page; an older one is replaced atomically.
         newest: see `write_report`.
 
     Returns:
@@ -77,7 +76,7 @@ def render(document: Mapping[str, Any]) -> str:
 
 
 def _plain_table(document: Mapping[str, Any]) -> str:
-    """What each run came to, for a reader without JavaScript."""
+    """Return the figures of each run, for a reader without JavaScript."""
     heads = list(dict.fromkeys(head for run in document["runs"] for head in run["figures"]))
     lines = []
     for run in document["runs"]:

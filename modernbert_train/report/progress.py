@@ -1,8 +1,8 @@
-"""Progress on the screen: one line that is redrawn on a terminal, a line now and then elsewhere.
+"""Show progress on the screen: one line redrawn on a terminal, a line now and then elsewhere.
 
-Both are the same line, what matters most first; a terminal gets as much of it as it is wide. Numbers are those of
-metrics.jsonl, smoothed over the last steps; the file has each of them exactly. All goes to standard output, where the
-banner is, so that `| tee` keeps it whole.
+Both are the same line, most important figures first, cut to the width of the terminal. It shows the numbers of
+metrics.jsonl, smoothed over the last steps; the file has the exact ones. Everything is written to standard output,
+like the banner, so `| tee` keeps both.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 from modernbert_train.config.schema import LoggingConfig
 from modernbert_train.core.text import duration, percent, rate, short, tokens_text
 
-_SMOOTHING = 0.9  # of the loss shown
-_RECENT_STEPS = 20  # over which speed and waiting are averaged
+_SMOOTHING = 0.9  # of the displayed loss
+_RECENT_STEPS = 20  # for the means of speed and waiting
 _REDRAW_SECONDS = 0.3
-_CLEAR = "\r\x1b[K"  # to the start of the line, and nothing on it
+_CLEAR = "\r\x1b[K"  # clears the line
 
 
 class Progress:
@@ -31,10 +31,10 @@ class Progress:
     Args:
         config: the run's section logging.
         total_tokens: of the run.
-        visible: whether this process shows anything (rank 0 only).
+        visible: True if this process shows anything (rank 0 only).
 
     Attributes:
-        loss: of the last steps of the phase, smoothed, for the line that is seen while training; None before the first.
+        loss: smoothed over the last steps of the phase, for display only; None before the first step.
     """
 
     def __init__(self, config: LoggingConfig, total_tokens: int, *, visible: bool) -> None:
@@ -44,7 +44,7 @@ class Progress:
         self.loss: float | None = None
         self._phase: str | None = None
         self._recent: deque[dict[str, Any]] = deque(maxlen=_RECENT_STEPS)
-        self._drawn = ""  # what stands on the terminal's last line
+        self._drawn = ""  # text on the terminal's last line
         self._last_line: float | None = None
 
     def step(self, entry: dict[str, Any]) -> None:
@@ -67,12 +67,12 @@ class Progress:
             self._write(f"{self._text(entry, None)}\n")
 
     def line(self, text: str) -> None:
-        """Print a line; the one that is redrawn stays below it."""
+        """Print a line above the progress line."""
         if self._visible:
             self._write(f"{_CLEAR}{text}\n{self._drawn}" if self._drawn else f"{text}\n")
 
     def close(self) -> None:
-        """Leave the last line where it is and go to the next."""
+        """End the progress line, which stays on the screen."""
         if self._drawn:
             self._write("\n")
             self._drawn = ""
@@ -102,25 +102,27 @@ class Progress:
             f"{tokens_text(entry['tokens'], 4)} of {tokens_text(total)} tokens",
             f"lr {rate(entry['lr'])}",
             f"grad {short(entry['grad_norm'])}",
-            f"MFU {self._mean('mfu'):.1%}" if "mfu" in entry else flops_text(self._mean("rank_flops_per_second")),
+            f"MFU {self._mean('mfu'):.1%}"
+            if "mfu" in entry
+            else f"{tokens_text(self._mean('rank_flops_per_second'))}FLOP/s",
             f"wait {percent(1)(self._mean('data_wait_share'))}",
             f"{entry['peak_memory_bytes'] / 1e9:.3g} GB",
         ]
         return fitted(first, rest, width)
 
     def _mean(self, key: str) -> float:
-        """Of a quantity per second or a share of the time, over the recent steps."""
+        """Return the mean, weighted by time, of a rate or a share of the time over the recent steps."""
         seconds = sum(entry["seconds"] for entry in self._recent)
         return float(sum(entry[key] * entry["seconds"] for entry in self._recent)) / seconds
 
 
 def fitted(first: Sequence[tuple[str, str]], rest: Sequence[str], width: int | None) -> str:
-    """As much of a line as fits, most important first.
+    """Return as much of a line as fits.
 
     Args:
-        first: what must be seen, each in words and, for a narrow terminal, in short.
-        rest: what may be left out, from its end.
-        width: in characters; None has room for everything.
+        first: items that must be visible, each in words and, for a narrow terminal, in short form.
+        rest: optional items; the last ones are dropped first.
+        width: in characters; None is unlimited.
     """
     line = "  ".join(words for words, _ in first)
     if width is None:
@@ -134,19 +136,13 @@ def fitted(first: Sequence[tuple[str, str]], rest: Sequence[str], width: int | N
     return line
 
 
-def flops_text(flops_per_second: float) -> str:
-    """3.1e11 -> '310 GFLOP/s'."""
-    unit, name = next(((u, n) for u, n in ((1e15, "P"), (1e12, "T"), (1e9, "G")) if flops_per_second >= u), (1e6, "M"))
-    return f"{flops_per_second / unit:.3g} {name}FLOP/s"
-
-
 def ending(seconds_left: float, now: datetime) -> str:
-    """When a run will be finished: '14:05', with the day if that is another."""
+    """Return when a run will be finished: '14:05', with the date if it is another day."""
     end = now + timedelta(seconds=seconds_left)
     return f"{end:{'%H:%M' if end.date() == now.date() else '%Y-%m-%d %H:%M'}}"
 
 
 def stage(text: str) -> None:
-    """Say what comes next; of several ranks only the first speaks."""
+    """Print the next stage of a start, on rank 0 only."""
     if os.environ.get("RANK", "0") == "0":
         print(f"{text} ...", flush=True)

@@ -1,7 +1,7 @@
-"""A run's record as it grows: each line goes to metrics.jsonl, and a step's to the progress display and the loggers.
+"""Write a run's record: each line to metrics.jsonl, and a step's also to the progress display and the loggers.
 
-The line of a step waits for one number, the norm of its update, which is on its way from the device while the next
-step is computed. What must stand behind it in the record calls `flush` first.
+The line of a step waits for one number, the norm of its update, which is copied from the device while the next step
+runs. Lines that must follow it in the record call `flush` first.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from modernbert_train.report.throughput import scalars
 
 
 class Record:
-    """Writes lines in the order of what they tell.
+    """Writer of lines in the order of their events.
 
     Args:
-        folder: of the run; None on ranks that write nothing.
+        folder: of the run; None on ranks that do not write.
         progress: shows steps.
     """
 
@@ -29,19 +29,19 @@ class Record:
         self._step: tuple[dict[str, Any], Reading | None, Callable[[dict[str, Any]], None]] | None = None
 
     def step(self, entry: dict[str, Any], update_norm: Reading | None, log: Callable[[dict[str, Any]], None]) -> None:
-        """Take in the line of a step; it is written with the next `flush`, or now if nothing has to be waited for.
+        """Accept the line of a step; it is written now if its update norm has arrived, else with the next `flush`.
 
         Args:
             entry: the line, without its update_norm.
-            update_norm: None where the optimizer does not tell it.
-            log: gives numbers to the loggers.
+            update_norm: None if the optimizer does not compute it.
+            log: sends numbers to the loggers.
         """
         self._step = (entry, update_norm, log)
         if update_norm is None or update_norm.is_here():
             self.flush()
 
     def flush(self) -> None:
-        """Write the line of the last step, if it is not written yet."""
+        """Write the line of the last step if it is not written yet."""
         if self._step is None:
             return
         (entry, update_norm, log), self._step = self._step, None
@@ -54,12 +54,12 @@ class Record:
         log({f"train/{key}": value for key, value in scalars(entry) if key not in unlogged and value is not None})
 
     def write(self, entry: dict[str, Any]) -> None:
-        """Write another line, behind that of the last step."""
+        """Write another line after the line of the last step."""
         self.flush()
         if self._folder is not None:
             self._folder.record(entry)
 
     def samples(self, entry: dict[str, Any]) -> None:
-        """Write what a model filled in, where it does not stand among the figures."""
+        """Write the model's predictions for sample texts to samples.jsonl."""
         if self._folder is not None:
             self._folder.record_samples(entry)

@@ -1,4 +1,4 @@
-"""samples.jsonl of a run: what its model filled in at each validation, as evaluate/samples.py writes it."""
+"""Read samples.jsonl of a run: the model's predictions at each validation, written by evaluate/samples.py."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from modernbert_train.core.read_json import is_count, parse_object
 
 SAMPLES = "samples.jsonl"
-MOST = 200  # validations that are shown: the last ones
-_BYTES = 1 << 26  # read of the end of the file
+MAX_VALIDATIONS = 200  # the last ones
+_BYTES = 1 << 26  # read from the file
 
 
 def read_samples(run_folder: Path) -> list[dict[str, Any]]:
-    """The samples of each validation in its order; lines that are damaged, or that a resume made void, are left out."""
+    """Return the samples of each validation in order; lines that are damaged or void after a resume are left out."""
     found: list[dict[str, Any]] = []
     lines: list[bytes] = []
     with suppress(OSError), (run_folder / SAMPLES).open("rb") as file:
@@ -25,4 +25,4 @@ def read_samples(run_folder: Path) -> list[dict[str, Any]]:
         key = (entry["step"], entry.get("phase"))
         found = [each for each in found if each["step"] <= key[0] and (each["step"], each.get("phase")) != key]
         found.append(entry)
-    return found[-MOST:]
+    return found[-MAX_VALIDATIONS:]

@@ -1,8 +1,8 @@
 """The page of runs, served while they train: `report --serve`.
 
-The standard library's server, on this machine alone unless asked otherwise. The page asks again every few seconds and
-is given what is new; of a run's record only the bytes that have come are read. A request under a name that is not this
-machine's is refused, so that no site on the web can have a browser read the runs.
+The standard library's server, by default reachable from this machine only. The page polls every few seconds and
+receives the changes; only new bytes of a run's record are read. A request whose Host header names another machine is
+refused, so that no site on the web can read the runs through a browser.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from modernbert_train.core.files import os_errors_as
-from modernbert_train.core.text import shorten
 from modernbert_train.errors import ConfigError
-from modernbert_train.report.document import Known, WatchedRun, document, points_of
+from modernbert_train.report.document import Known, WatchedRun, document, names_of, points_of
+from modernbert_train.report.listing import require_folders, run_folders
 from modernbert_train.report.page import ONLY_OURS, render
 
 PORT = 8421
 LOOPBACK = "127.0.0.1"
-MOST_RUNS = 1000
-_SECONDS = 0.5  # of reading, after which a page is given what there is
-_MOST_BODY = 1 << 16  # bytes of a question
+MAX_RUNS = 1000
+_SECONDS = 0.5  # time limit of reading for one answer
+_MAX_BODY = 1 << 16  # bytes of a request
 
 
 class Watch:
-    """The runs of some folders, as far as they have got.
+    """The runs of some folders, read as they grow.
 
     Args:
         folders: each a run, or a folder of runs, in which new ones may appear.
@@ -42,18 +42,17 @@ class Watch:
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
         self._runs: list[WatchedRun] = []
-        self._known: set[Path] = set()
         self._lock = threading.Lock()
         self._next = 0
 
     def changes(self, known: Sequence[Known]) -> dict[str, Any]:
-        """What a page does not have.
+        """Return the changes that a page does not have.
 
         Args:
-            known: what it has of each run, in the order in which they joined.
+            known: its part of each run, in the order in which they joined.
 
         Returns:
-            `runs`: number of a run and what is new of it; `more`: whether there is more to read yet.
+            `runs`: number of a run and its changes; `more`: True if there is more to read.
         """
         with self._lock:
             more = self._refresh()
@@ -65,7 +64,7 @@ class Watch:
             return {"runs": found, "more": more, "points": points_of(len(self._runs))}
 
     def _refresh(self) -> bool:
-        """Read what has come, a moment long, and go on with the next run another time."""
+        """Read new lines for a moment; the next call continues with the next run."""
         self._join()
         until, more = time.monotonic() + _SECONDS, False
         for _ in range(len(self._runs)):
@@ -76,35 +75,16 @@ class Watch:
         return more
 
     def _join(self) -> None:
-        folders = [found for folder in self._folders for found in _runs_in(folder) if found not in self._known]
-        for folder in folders[: max(0, MOST_RUNS - len(self._runs))]:
-            names = {run.name for run in self._runs}
-            name = shorten(folder.resolve().name, 200)
-            self._known.add(folder)
-            self._runs.append(
-                WatchedRun(
-                    folder,
-                    name if name not in names else shorten(str(folder.resolve()), 200),
-                    points_of(len(self._known)),
-                    live=True,
-                )
-            )
-
-
-def _runs_in(folder: Path) -> list[Path]:
-    if _is_run(folder):
-        return [folder]
-    with suppress(OSError):
-        return [each for each in sorted(folder.iterdir()) if _is_run(each)]
-    return []
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "metrics.jsonl").is_file() or (folder / "config.yaml").is_file()
+        known = dict.fromkeys(run.folder for run in self._runs)
+        found = run_folders(self._folders, "metrics.jsonl", "config.yaml")
+        new = [folder for folder in found if folder not in known][: max(0, MAX_RUNS - len(known))]
+        names = names_of([*known, *new]) if new else []
+        for folder, name in zip(new, names[len(known) :], strict=True):
+            self._runs.append(WatchedRun(folder, name, points_of(len(self._runs) + 1), live=True))
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the page of `watch`; `address` is where."""
+    """Server of the page of `watch`, at `address`."""
 
     daemon_threads = True
     allow_reuse_address = False
@@ -122,10 +102,10 @@ class Server(ThreadingHTTPServer):
         return f"http://{host}:{self.server_address[1]}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that left in the middle of an answer is none of our business."""
+        """Ignore a browser that closed the connection in the middle of an answer."""
 
     def allows(self, host: str) -> bool:
-        """Whether a request under this name is meant for us: an address, or a name of this machine."""
+        """True if a Host header is an address or a name of this machine."""
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() and not host.endswith("]") else host
         name = name.strip("[]").lower()
         if name in ("localhost", self.host.lower(), socket.gethostname().lower()):
@@ -155,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self._refuses():
             return
         length = self.headers.get("Content-Length", "")
-        if self.path != "/data.json" or not length.isdecimal() or int(length) > _MOST_BODY:
+        if self.path != "/data.json" or not length.isdecimal() or int(length) > _MAX_BODY:
             self.close_connection = True
             self.send_error(HTTPStatus.BAD_REQUEST)
             return
@@ -181,11 +161,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a line for each question would fill the terminal."""
+        """Log nothing: a line for each request would fill the terminal."""
 
 
 def parse_known(text: str) -> list[Known]:
-    """'choice.steps.revision' of each run, with commas between; what is none of that is of an unknown run."""
+    """Parse 'choice.steps.revision' of each run, separated by commas; anything else is an unknown run."""
     found = []
     for word in text.split(","):
         parts = word.split(".")
@@ -195,19 +175,17 @@ def parse_known(text: str) -> list[Known]:
 
 
 def open_server(folders: Sequence[Path], host: str = LOOPBACK, port: int | None = None) -> Server:
-    """A server that listens, and answers once `serve_forever` is called.
+    """Return a server that listens, and answers once `serve_forever` is called.
 
     Args:
         folders: see `Watch`.
         host: address to listen on.
-        port: None: PORT, or a free one where that is taken; 0: a free one.
+        port: None: PORT, or a free one if that is taken; 0: a free one.
 
     Raises:
-        ConfigError: a folder is not there, or the address cannot be had.
+        ConfigError: a folder is missing, or the address cannot be used.
     """
-    for folder in folders:
-        if not folder.is_dir():
-            raise ConfigError(f"report --serve {folder}: no such folder. Name runs, or a folder that holds runs.")
+    require_folders("report --serve", folders)
     watch = Watch(folders)
     where = f"report --serve --host {host} --port {port or PORT}: cannot listen there"
     with os_errors_as(ConfigError, where, "Name another port, or --port 0 for any that is free."):

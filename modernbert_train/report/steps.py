@@ -1,6 +1,6 @@
-"""The steps of a run as columns of numbers, and which of them are drawn.
+"""The steps of a run as columns of numbers, and the choice of the ones to draw.
 
-A hundred runs of many thousand steps are held at once, so a step is a place in some arrays and no object.
+A page holds a hundred runs of many thousand steps, so a step is an index into arrays and not an object.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 NAN = math.nan
-MOST_TERMS = 8  # loss terms of a run
-ROUGH = ("loss", "grad_norm", "update_norm", "tokens_per_second", "data_wait_share")  # whose extremes are kept
+MAX_TERMS = 8  # loss terms of a run
+ROUGH = ("loss", "grad_norm", "update_norm", "tokens_per_second", "data_wait_share")  # their extremes are drawn
 
 
 class StepRecord(NamedTuple):
-    """One optimizer step. `tokens` counts the step itself; what the file does not hold is NaN."""
+    """One optimizer step. `tokens` includes the step itself; values that the file lacks are NaN."""
 
     step: int
     phase: str
@@ -48,7 +48,7 @@ class Steps(Sequence[StepRecord]):
     """Steps in rising order.
 
     Attributes:
-        dropped: how often steps were taken away again; who has read some must then read all.
+        dropped: number of steps that were removed again; a reader that sees it change must read all steps again.
     """
 
     def __init__(self, records: Iterable[StepRecord] = ()) -> None:
@@ -61,25 +61,25 @@ class Steps(Sequence[StepRecord]):
             self.append(record)
 
     def append(self, record: StepRecord, terms: Mapping[str, float] | None = None) -> None:
-        """Add a step, and the mean of each loss term where there are several."""
+        """Add a step, and the mean of each loss term if there are several."""
         for name, column in self._columns.items():
             column.append(getattr(record, name))
         for name in terms or ():
-            if name not in self._terms and len(self._terms) < MOST_TERMS:
+            if name not in self._terms and len(self._terms) < MAX_TERMS:
                 self._terms[name] = array("d", [NAN]) * len(self._phases)
         for name, column in self._terms.items():
             column.append((terms or {}).get(name, NAN))
         self._phases.append(self._names.setdefault(record.phase, len(self._names)))
 
     def pop(self) -> None:
-        """Take the last step away."""
+        """Remove the last step."""
         for column in (*self._columns.values(), *self._terms.values()):
             column.pop()
         self._phases.pop()
         self.dropped += 1
 
     def column(self, name: str) -> NDArray[np.float64]:
-        """A copy of the numbers of one name, or of a loss term."""
+        """Return a copy of a column, or of a loss term."""
         return np.array(self._columns.get(name, self._terms.get(name, ())), dtype=np.float64)
 
     @property
@@ -88,7 +88,7 @@ class Steps(Sequence[StepRecord]):
         return tuple(self._terms)
 
     def ranges(self) -> list[tuple[str, int, int]]:
-        """(phase, first, end) where the name of the phase stays the same."""
+        """Return (phase, first, end) of each range of steps with the same phase name."""
         if not self._phases:
             return []
         codes = np.array(self._phases)
@@ -115,11 +115,11 @@ class Steps(Sequence[StepRecord]):
 
 
 def thin(steps: Steps, points: int) -> NDArray[np.int64]:
-    """Choose the steps to draw: in each of some equal ranges those with the lowest and the highest of what is ROUGH,
-    and one whose loss is not a number, so that spikes and gaps stay.
+    """Choose the steps to draw: in equal ranges the lowest and the highest of each ROUGH column, and one step whose
+    loss is not a number, so that spikes and gaps stay.
 
     Returns:
-        Rising places, at most `points` and a few more for the phases: all of them if there are no more.
+        Ascending indices, at most `points` and a few more for the phases; all of them if there are fewer.
     """
     number = len(steps)
     if number <= points:
@@ -143,7 +143,7 @@ def thin(steps: Steps, points: int) -> NDArray[np.int64]:
 
 
 def means(values: NDArray[np.float64], chosen: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Of each chosen step the mean over it and the steps since the chosen one before it, blind to what is not finite.
+    """Return, for each chosen step, the mean of the finite values since the previous chosen step.
 
     So a smoothed curve can be the mean of all steps, though few of them are drawn.
     """
@@ -156,7 +156,7 @@ def means(values: NDArray[np.float64], chosen: NDArray[np.int64]) -> NDArray[np.
 
 
 def as_json(values: NDArray[np.float64], digits: int = 6) -> list[float | None]:
-    """Numbers of so many digits, None for what is not finite; whole numbers are written as such."""
+    """Round numbers to so many digits; values that are not finite become None, and whole numbers integers."""
     finite = np.isfinite(values)
     safe = np.where(finite, values, 0.0)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):

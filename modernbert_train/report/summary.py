@@ -1,4 +1,4 @@
-"""The numbers of a run: tiles for the whole, a table by phase, and what a reader must not overlook."""
+"""The numbers of a run: tiles for the whole, a column of figures for the table of runs, and warnings."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from modernbert_train.core.text import duration, fixed, percent, plural, rate, tokens_text, whole
-from modernbert_train.report.curves import History, ValidationRecord
+from modernbert_train.core.text import duration, percent, plural, tokens_text, whole
+from modernbert_train.report.curves import History
 from modernbert_train.report.effective import FORMULA, Spent, spent_of
-from modernbert_train.report.evaluations import NUMBER, last_figures
 from modernbert_train.report.progress import ending
-from modernbert_train.report.table import Table
-from modernbert_train.report.training_loss import LOSS_STEPS, training_loss
+from modernbert_train.report.tables import ACCURACY, FIGURE, LOSS, MAX_FIGURES, final_loss, median, shown
+from modernbert_train.report.training_loss import LOSS_STEPS
 
-Newest = Callable[[Path], tuple[str, str]]  # of a run's folder: which checkpoint is the newest valid one, and a note
-LOSS, ACCURACY = fixed(3), percent(2)
-MOST_PHASES = 100  # lines of the table
+Newest = Callable[[Path], tuple[str, str]]  # run's folder -> its newest valid checkpoint, and a note
+
+
+class Figure(NamedTuple):
+    """One number of a run: its value for sorting (NaN if unknown), and its text."""
+
+    value: float
+    text: str
 
 
 def spent_in(history: History, starts: Sequence[Mapping[str, Any]]) -> Spent:
-    """What the time of a run went into, as far as its record is read."""
-    seconds = _finite(history.steps.column("own_seconds"))
+    """Return where the time of a run went, from the part of its record that is read."""
+    seconds = history.steps.column("own_seconds")
     return spent_of(
-        steps=float(seconds[seconds > 0].sum()),
+        steps=float(seconds[np.isfinite(seconds) & (seconds > 0)].sum()),
         saved=history.saved,
         first=history.earliest,
         last=history.latest,
@@ -36,49 +39,77 @@ def spent_in(history: History, starts: Sequence[Mapping[str, Any]]) -> Spent:
     )
 
 
+def figures(history: History) -> dict[str, Figure]:
+    """Return the figures of a run, by the heads of a table's columns."""
+    steps, last = history.steps, history.validations[-1] if history.validations else None
+    tokens, number = (steps[-1].tokens, steps[-1].step) if steps else (0, 0)
+
+    def figure(value: float, form: Callable[[float], str]) -> Figure:
+        return Figure(value, shown(value, form))
+
+    def validated(name: str, form: Callable[[float], str]) -> Figure:
+        value = math.nan if last is None else getattr(last, name)
+        return Figure(value, "none" if last is None else form(value))
+
+    evaluated = list(history.by_figure().items())[:MAX_FIGURES]
+    return {
+        "Training loss": figure(final_loss(steps.column("loss")), LOSS),
+        "Validation loss": validated("loss", LOSS),
+        "Accuracy": validated("accuracy", ACCURACY),
+        "Tokens": figure(tokens, tokens_text),
+        "Steps": figure(number, whole),
+        "Tokens/s": figure(median(steps.column("tokens_per_second")), whole),
+        "MFU": figure(median(steps.column("mfu")), percent(1)),
+        "Data wait": figure(median(steps.column("data_wait_share")), percent(1)),
+        "Wall time": figure(history.running_seconds, duration),
+        "Restarts": figure(len(history.restarts), whole),
+        "Faults": figure(len(history.faults), whole),
+    } | {f"{name} {key}": figure(records[-1].figures[key], FIGURE) for (name, key), records in evaluated}
+
+
 def tiles(
-    history: History, spent: Spent | None = None, newest: tuple[str, str] | None = None
+    history: History, found: Mapping[str, Figure], spent: Spent, newest: tuple[str, str] | None = None
 ) -> list[tuple[str, str, str]]:
-    """The whole run as named numbers: what, how much, and what to say of it.
+    """Return the whole run as named numbers: name, number, and a note.
 
     Args:
         history: the record.
-        spent: what its time went into.
-        newest: which checkpoint is the newest valid one, and what to say of it; None where nobody has looked.
+        found: its figures, see `figures`.
+        spent: where its time went.
+        newest: the newest valid checkpoint, and a note; None to name the last one of the record.
     """
     steps, last = history.steps, history.validations[-1] if history.validations else None
     pause = history.last_time - history.first_time - history.running_seconds
-    facts = [
-        ("Tokens", tokens_text(steps[-1].tokens) if steps else "0", whole(steps[-1].tokens) if steps else ""),
-        ("Steps", whole(steps[-1].step) if steps else "0", f"{plural(history.repeated_steps, 'step')} repeated"),
+    at = "no validation yet" if last is None else f"at {tokens_text(last.tokens)} tokens"
+    guess = "no validation yet" if last is None else f"baseline {ACCURACY(last.unigram_accuracy)}"
+    restarted = f"last at {tokens_text(history.restarts[-1].tokens)} tokens" if history.restarts else "ran through"
+    packing = shown(median(steps.column("packing_efficiency")), percent(2))
+    last_saved = "none" if spent.last_saved is None else f"step {spent.last_saved:,}"
+    blocked = f"by {len(spent.blocked)}, at most {max(spent.blocked, default=0.0):.2g} s by one"
+    return [
+        ("Tokens", found["Tokens"].text, whole(steps[-1].tokens) if steps else ""),
+        ("Steps", found["Steps"].text, f"{plural(history.repeated_steps, 'step')} repeated"),
         (
             "Training loss",
-            _shown(_final(steps.column("loss")), LOSS),
+            found["Training loss"].text,
             f"mean of last {plural(min(len(steps), LOSS_STEPS), 'step')}",
         ),
-        ("Validation loss", LOSS(last.loss) if last else "none", _validated(last)),
-        ("Unigram baseline", LOSS(last.unigram_loss) if last else "none", "loss of guessing"),
-        ("Accuracy", ACCURACY(last.accuracy) if last else "none", _accuracy_to_beat(last)),
-        ("Tokens per second", _shown(_median(steps.column("tokens_per_second")), whole), "median over steps"),
-        ("Packing efficiency", _shown(_median(steps.column("packing_efficiency")), percent(2)), "median over steps"),
-        ("Wall time", duration(history.running_seconds), f"and {duration(pause)} paused" if pause >= 1 else "no pause"),
-        ("Restarts", whole(len(history.restarts)), _last_restart(history)),
+        ("Validation loss", found["Validation loss"].text, at),
+        ("Unigram baseline", "none" if last is None else LOSS(last.unigram_loss), "loss of guessing"),
+        ("Accuracy", found["Accuracy"].text, guess),
+        ("Tokens per second", found["Tokens/s"].text, "median over steps"),
+        ("Packing efficiency", packing, "median over steps"),
+        ("Wall time", found["Wall time"].text, f"and {duration(pause)} paused" if pause >= 1 else "no pause"),
+        ("Restarts", found["Restarts"].text, restarted),
+        ("Effective training time", shown(spent.effective, percent(1)), FORMULA),
+        ("Blocked by checkpoints", f"{sum(spent.blocked):.3g} s", blocked),
+        ("Last checkpoint", last_saved, "in the record") if newest is None else ("Newest valid checkpoint", *newest),
+        ("Restart time", spent.restart_text, "median, from a process's last line to the next step"),
     ]
-    if spent is not None:
-        blocked, most = sum(spent.blocked), max(spent.blocked, default=0.0)
-        facts += [
-            ("Effective training time", _shown(spent.effective, percent(1)), FORMULA),
-            ("Blocked by checkpoints", f"{blocked:.3g} s", f"by {len(spent.blocked)}, at most {most:.2g} s by one"),
-            ("Last checkpoint", "none" if spent.last_saved is None else f"step {spent.last_saved:,}", "in the record")
-            if newest is None
-            else ("Newest valid checkpoint", *newest),
-            ("Restart time", spent.restart_text, "median, from a process's last line to the next step"),
-        ]
-    return facts
 
 
 def progress_tiles(history: History, total_tokens: float) -> list[tuple[str, str, str]]:
-    """How far a run that trains has come, and the time that is left; nothing before its first step."""
+    """Return the progress of a running training and the time left; nothing before its first step."""
     if not history.steps or not total_tokens:
         return []
     last = history.steps[-1]
@@ -90,76 +121,8 @@ def progress_tiles(history: History, total_tokens: float) -> list[tuple[str, str
     return found
 
 
-class Figure(NamedTuple):
-    """One number of a run: as it is sorted by (not a number where there is none), and as it is shown."""
-
-    value: float
-    text: str
-
-
-NONE = Figure(math.nan, "none")
-
-
-def figures(history: History) -> dict[str, Figure]:
-    """What a run came to, by the heads of a table's columns."""
-    steps, last = history.steps, history.validations[-1] if history.validations else None
-    tokens, number = (steps[-1].tokens, steps[-1].step) if steps else (0, 0)
-
-    def shown(value: float, text: Callable[[float], str]) -> Figure:
-        return Figure(value, _shown(value, text))
-
-    return {
-        "Training loss": shown(_final(steps.column("loss")), LOSS),
-        "Validation loss": Figure(last.loss, LOSS(last.loss)) if last else NONE,
-        "Accuracy": Figure(last.accuracy, ACCURACY(last.accuracy)) if last else NONE,
-        "Tokens": shown(tokens, tokens_text),
-        "Steps": shown(number, whole),
-        "Tokens/s": shown(_median(steps.column("tokens_per_second")), whole),
-        "MFU": shown(_median(steps.column("mfu")), percent(1)),
-        "Data wait": shown(_median(steps.column("data_wait_share")), percent(1)),
-        "Wall time": shown(history.running_seconds, duration),
-        "Restarts": shown(len(history.restarts), whole),
-        "Faults": shown(len(history.faults), whole),
-    } | {head: shown(value, NUMBER) for head, value in last_figures(history).items()}
-
-
-def phase_table(history: History) -> Table | None:
-    """One line per phase; none if no step was recorded."""
-    heads = (
-        "Phase",
-        "Tokens",
-        "Steps",
-        "Peak rate",
-        "Rows",
-        "Training loss",
-        "Validation loss",
-        "Accuracy",
-        "Tokens/s",
-    )
-    columns = {name: history.steps.column(name) for name in ("loss", "lr", "rows", "tokens_per_second")}
-    lines = []
-    for phase in history.phases()[-MOST_PHASES:]:
-        of_phase = slice(phase.first, phase.stop)
-        checks = [v for v in history.validations if v.phase == phase.name]
-        lr, rows = (_finite(columns[name][of_phase]) for name in ("lr", "rows"))
-        ends = dict.fromkeys([] if not len(rows) else [whole(float(rows.min())), whole(float(rows.max()))])
-        cells = (
-            phase.name,
-            tokens_text(phase.end - phase.start),
-            whole(phase.stop - phase.first),
-            rate(float(lr.max(initial=0.0))),
-            " to ".join(ends),
-            _shown(_final(columns["loss"][of_phase]), LOSS),
-            LOSS(checks[-1].loss) if checks else "none",
-            ACCURACY(checks[-1].accuracy) if checks else "none",
-            _shown(_median(columns["tokens_per_second"][of_phase]), whole),
-        )
-        lines.append(cells)
-    return Table("Phases", heads, lines) if lines else None
-
-
 def warnings(history: History) -> list[str]:
-    """What the curves could hide: losses that are not numbers, damaged lines."""
+    """Return warnings of losses that are not numbers, and of damaged lines, which the curves cannot show."""
     notes = []
     broken = np.flatnonzero(~np.isfinite(history.steps.column("loss")))
     if len(broken):
@@ -173,36 +136,3 @@ def warnings(history: History) -> list[str]:
             "a process killed while writing leaves one."
         )
     return notes
-
-
-def _final(losses: NDArray[np.float64]) -> float:
-    """Training loss at the end; not a number where no loss is one."""
-    loss = training_loss(losses[-LOSS_STEPS:].tolist())
-    return math.nan if loss is None else loss
-
-
-def _median(values: NDArray[np.float64]) -> float:
-    known = _finite(values)
-    return float(np.median(known)) if len(known) else math.nan
-
-
-def _finite(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    return values[np.isfinite(values)]
-
-
-def _shown(value: float, text: Callable[[float], str]) -> str:
-    return text(value) if math.isfinite(value) else "none"
-
-
-def _validated(last: ValidationRecord | None) -> str:
-    return f"at {tokens_text(last.tokens)} tokens" if last else "no validation yet"
-
-
-def _accuracy_to_beat(last: ValidationRecord | None) -> str:
-    return f"baseline {ACCURACY(last.unigram_accuracy)}" if last else "no validation yet"
-
-
-def _last_restart(history: History) -> str:
-    if not history.restarts:
-        return "ran through"
-    return f"last at {tokens_text(history.restarts[-1].tokens)} tokens"

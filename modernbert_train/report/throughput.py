@@ -1,7 +1,7 @@
-"""Cost of a step: model FLOP/s, their share of what the GPU can do, the wait for data, memory, and the time left.
+"""Measure a step: model FLOP/s, their share of the GPU's peak, the wait for data, memory, and the time left.
 
-Nothing here asks the device anything: FLOPs are counted from the lengths of the documents in the batch, times are the
-host's, and the allocator keeps its own books on the host. It takes 0.1 ms for 1,728 documents in 576 rows.
+No measurement synchronises with the device: FLOPs are counted from the document lengths of the batch, times are the
+host's, and memory comes from the allocator's counters on the host. It takes 0.1 ms for 1,728 documents in 576 rows.
 """
 
 from __future__ import annotations
@@ -21,26 +21,12 @@ from modernbert_train.data.planner import BatchPlan, Row, StreamCount
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import flops_per_token, mean_spans
-from modernbert_train.plan.gpus import GPUS
+from modernbert_train.plan.gpus import DEVICE_NAMES, GPUS
 from modernbert_train.plan.teacher import teacher_flops, teacher_of
 
-# as torch names a GPU -> its key in GPUS; only names whose datasheet is the one that stands there
-DEVICE_NAMES = {
-    "NVIDIA B200": "b200",
-    "NVIDIA H200": "h200",
-    "NVIDIA H100 80GB HBM3": "h100",
-    "NVIDIA H100 PCIe": "h100-pcie",
-    "NVIDIA A100-SXM4-80GB": "a100",
-    "NVIDIA A100-SXM4-40GB": "a100",
-    "NVIDIA A100 80GB PCIe": "a100",
-    "NVIDIA L40S": "l40s",
-    "NVIDIA GeForce RTX 4090": "rtx4090",
-    "AMD Instinct MI300X": "mi300x",
-    "AMD Instinct MI250X": "mi250x",
-}
-_RECENT_STEPS = 50  # whose pace tells the time left
-_SLOWEST_PARTS = 20  # one in so many of them, at least one, is left out: it compiled, or waited for something rare
-_SETTLED_SECONDS = 600.0  # before, the time between steps (validations, checkpoints) is a share of this
+_RECENT_STEPS = 50  # for the estimate of the time left
+_SLOWEST_PARTS = 20  # one step in so many, at least one, is left out: it compiled, or waited for a rare event
+_SETTLED_SECONDS = 600.0  # in a younger process the time between steps (validations, checkpoints) is a share of this
 
 
 def training_flops(
@@ -50,17 +36,17 @@ def training_flops(
     objective: ObjectiveConfig,
     texts: Sequence[int] | None = None,
 ) -> float:
-    """FLOPs of a forward and a backward pass over some rows, by the true length of each sequence in them; of a frozen
-    encoder, and of a teacher, of the forward pass alone. Of pairs that are compared two forward passes.
+    """Count the FLOPs of a forward and a backward pass over some rows, by the true length of each sequence.
 
-    Padding, recomputation and what a kernel computes beyond a window do not count; see plan/flops.py.
+    A frozen encoder and a teacher count the forward pass only; compared pairs count two forward passes. Padding,
+    recomputation and work outside of attention windows do not count; see plan/flops.py.
 
     Args:
         rows: the chunks in each row.
         counts: of each loss term in them, in the order of `objective.terms`.
         model: the encoder.
-        objective: what is trained.
-        texts: of pairs that are compared the tokens of each text; None: a chunk is one sequence.
+        objective: of the step.
+        texts: tokens of each text, if pairs are compared; None: a chunk is one sequence.
     """
     lengths = texts or [chunk.length + objective.special_tokens for row in rows for chunk in row]
     tokens, counted = sum(lengths), census(model, objective)
@@ -78,11 +64,11 @@ def training_flops(
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
-    """FLOP/s of a GPU by its datasheet, in bf16.
+    """Return a GPU's bf16 FLOP/s by its datasheet.
 
     Args:
-        device_name: as torch gives it.
-        precision: as Composer gives it; other rates than those of bf16 are not known here.
+        device_name: from torch.
+        precision: from Composer; only bf16 rates are known.
 
     Returns:
         None for an unknown GPU, a CPU, or another precision.
@@ -92,7 +78,7 @@ def peak_flops(device_name: str, precision: str) -> float | None:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory so far: that of tensors on a GPU, or of the process where there is none."""
+    """Return the peak memory so far: of tensors on a GPU, or of the process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -126,23 +112,23 @@ class Meter:
         wait_seconds: float,
         texts: Sequence[int] | None = None,
     ) -> dict[str, Any]:
-        """What a step had and what it cost, as it stands in metrics.jsonl.
+        """Return the data and the cost of a step, as keys of metrics.jsonl.
 
         Args:
             plan: of the global batch.
             rows: this rank's rows of it.
             counts: of each loss term in them.
-            seconds: that the step took, the wait for its batch included.
-            wait_seconds: until every rank had its batch.
+            seconds: of the step, including the wait for its batch.
+            wait_seconds: until every rank received its batch.
             texts: see `training_flops`.
 
         Returns:
-            epoch, or of several streams epochs, stream_tokens and stream_documents.
+            epoch; of several streams epochs, stream_tokens and stream_documents.
             tokens_per_second: of all ranks.
             packing_efficiency: share of the rows that is not padding.
             seconds: as given.
             rank_flops_per_second: model FLOP/s of this rank.
-            mfu: their share of the GPU's peak; absent where the peak is not known.
+            mfu: their share of the GPU's peak; absent if the peak is unknown.
             data_wait_share: of the step.
             peak_memory_bytes: see `peak_memory_bytes`.
             seconds_left: to the end of the run; see `_seconds_left`.
@@ -162,10 +148,10 @@ class Meter:
         return found
 
     def _seconds_left(self, plan: BatchPlan, seconds: float, now: float) -> float:
-        """To the end of the run, if what is left goes as the last 50 steps did, without the slowest of them.
+        """Estimate the seconds to the end of the run by the speed of the last 50 steps, without the slowest of them.
 
-        What happens between steps is added by its share of this process's time so far. A later phase that is dearer
-        or cheaper by the token, as one with longer rows, is not foreseen.
+        Time between steps is added by its share of this process's time so far. A later phase with another cost per
+        token, such as longer rows, is not foreseen.
         """
         if self._began is None:
             self._began = now
@@ -183,7 +169,7 @@ class Meter:
 
 
 def _streams(streams: Sequence[StreamCount]) -> dict[str, Any]:
-    """The pass over the training data; of several streams that of each, and what the batch has of it."""
+    """Return the epoch; of several streams the epoch of each, and its tokens and documents in the batch."""
     if len(streams) == 1:
         return {"epoch": streams[0].epoch}
     return {
@@ -194,7 +180,7 @@ def _streams(streams: Sequence[StreamCount]) -> dict[str, Any]:
 
 
 def scalars(entry: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """A line of metrics.jsonl for loggers, which take plain values: those of several streams as key/stream."""
+    """Flatten a line of metrics.jsonl for loggers, which take plain values: key/stream for several streams."""
     for key, value in entry.items():
         if isinstance(value, dict):
             yield from ((f"{key}/{name}", number) for name, number in value.items())

@@ -1,4 +1,4 @@
-"""A run's training loss as one number: the same wherever it is told, out of the lines of metrics.jsonl."""
+"""Compute a run's training loss as one number from the lines of metrics.jsonl, the same for all pages and verbs."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 from modernbert_train.core.read_json import number
 
-LOSS_STEPS = 20  # a run's training loss, wherever it is told, is the mean of so many last steps
+LOSS_STEPS = 20  # a run's training loss is the mean of this many last steps
 
 
 def training_loss(losses: Sequence[float]) -> float | None:
-    """A run's training loss, as `train` and `report` print it: the mean of its last finite ones of `LOSS_STEPS`.
+    """Return the mean of the finite losses among the last `LOSS_STEPS`; None without any.
 
     Args:
-        losses: of its steps, in order, each step once; at least the last of them.
+        losses: of the steps in order, each step once; at least the last ones.
     """
     known = [float(loss) for loss in losses[-LOSS_STEPS:] if math.isfinite(loss)]
     return mean(known) if known else None
 
 
 def mean(numbers: Sequence[float]) -> float:
-    """Of finite numbers, which a file may hold of any size; their sum may be beyond what a float holds."""
+    """Return the mean of finite numbers, also if their sum overflows a float: a file may hold any number."""
     try:
         return math.fsum(numbers) / len(numbers)
     except OverflowError:
@@ -30,7 +30,7 @@ def mean(numbers: Sequence[float]) -> float:
 
 
 def losses_of(entries: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The losses in lines of metrics.jsonl, in order; of a step that was done again after a restart, the last one."""
+    """Return the losses in lines of metrics.jsonl, in order; a repeated step counts once, its last time."""
     found: list[float] = []
     earliest = math.inf
     for entry in reversed(entries):

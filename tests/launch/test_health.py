@@ -6,11 +6,12 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from launch.health import refuse_sick_gpus, start_notes
-from launch.ranks import _note
+from launch.ranks import _report
 from launch.run import main
 from modernbert_train.config.launch import LaunchConfig
 from modernbert_train.distributed.launched import BLAMED
@@ -76,10 +77,15 @@ def test_the_machine_that_is_blamed_is_noted_and_warned_of(tmp_path: Path, monke
     """Slurm may give it to the job again."""
     file = tmp_path / "blamed"
     monkeypatch.setenv(BLAMED, str(file))
+
+    def report(heard: dict[str, Any] | None) -> None:
+        sync: Any = SimpleNamespace(heard=heard, stop=lambda: None, tell=lambda *_, **__: None)
+        _report(sync, 70, "", blames=False)
+
     for heard in (None, {"host": "node-1", "blames": False}):  # the network: no machine is left out for it
-        _note(SimpleNamespace(heard=heard))  # type: ignore[arg-type]
+        report(heard)
     assert not file.exists()
-    _note(SimpleNamespace(heard={"host": f"{HERE}.cluster", "blames": True}))  # type: ignore[arg-type]
+    report({"host": f"{HERE}.cluster", "blames": True})
     assert file.read_text() == f"{HERE}.cluster\n"
     (note,) = start_notes(LaunchConfig(), {BLAMED: str(file)})
     assert f"failed on this machine, {HERE}, and it runs there again" in note

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launch.gpu_labels import LABELS
-from launch.render import ROOT, TARGETS, render
+from launch.render import LABELS, ROOT, TARGETS, render
 from launch.run import main
 from modernbert_train.__main__ import read_run
 from modernbert_train.errors import ConfigError

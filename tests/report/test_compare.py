@@ -10,7 +10,7 @@ import pytest
 
 from modernbert_train.__main__ import main
 from modernbert_train.errors import DataError
-from modernbert_train.report.document import FEWEST, POINTS, points_of
+from modernbert_train.report.document import MIN_POINTS, POINTS, points_of
 from modernbert_train.report.page import write_comparison
 from tests.report.records import evaluation, resume, step, validation
 from tests.report.test_page import Page
@@ -77,7 +77,7 @@ def test_evaluations_are_curves_with_what_guessing_reaches(tmp_path: Path) -> No
 def test_the_more_runs_the_fewer_steps_of_each() -> None:
     """The page stays one that a browser opens."""
     assert [points_of(runs) for runs in (0, 1, 100)] == [POINTS] * 3
-    assert points_of(200) == POINTS // 2 and points_of(100_000) == FEWEST
+    assert points_of(200) == POINTS // 2 and points_of(100_000) == MIN_POINTS
 
 
 def test_on_the_command_line(two: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from modernbert_train.data.field_counts import Amount, FieldCounts
 from modernbert_train.data.statistics import FolderStatistics, RunStatistics, SourceCounts, length_bins
-from modernbert_train.report.data import pictures, read_data, source_table
+from modernbert_train.report.data import pictures, read_data
+from modernbert_train.report.tables import source_rows
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -42,8 +43,7 @@ def test_what_is_drawn_is_what_was_counted() -> None:
     assert words == "10 read: kept 60 %, duplicates 30 %, left out otherwise 10 %"
     assert second["sources"] == [] and second["bars"] == first["bars"]
     assert (held_out["title"], held_out["bars"], held_out["fields"]) == ("Held out", [], [])
-    table = source_table(statistics())
-    assert table is not None and [row[:3] for row in table.rows] == [("web", "10", "6"), (HOSTILE, "2", "2")]
+    assert [row[:3] for row in source_rows(statistics())] == [("web", "10", "6"), (HOSTILE, "2", "2")]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_record_that_is_none_draws_nothing(tmp_path: Path, content: str) -> No
     """A run of an older version has none, and a page is no place for an error."""
     assert read_data(tmp_path) is None
     (tmp_path / "data.json").write_text(content)
-    assert read_data(tmp_path) is None and pictures(None) == [] and source_table(None) is None
+    assert read_data(tmp_path) is None and pictures(None) == [] and source_rows(None) == []
 
 
 def test_the_record_comes_back(tmp_path: Path) -> None:

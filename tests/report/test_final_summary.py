@@ -16,7 +16,7 @@ from modernbert_train.config.load import to_yaml
 from modernbert_train.evaluate.heldout import Evaluation
 from modernbert_train.report.final_summary import final_summary
 from modernbert_train.report.listing import read_run_state
-from modernbert_train.report.summary import _final
+from modernbert_train.report.tables import final_loss
 from modernbert_train.report.training_loss import LOSS_STEPS, losses_of, training_loss
 from tests.conftest import TinyRun
 
@@ -81,4 +81,4 @@ def test_a_run_has_one_training_loss_wherever_it_is_told(tiny_run: TinyRun, tmp_
     (folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     assert read_run_state(folder, 0.0).loss == expected
-    assert _final(np.array(losses_of(lines))) == expected
+    assert final_loss(np.array(losses_of(lines))) == expected

@@ -1,1 +1,1 @@
-"""`python -m modernbert_train inspect`: what a run is fed, before it is run. No Composer, no model, no GPU."""
+"""`python -m modernbert_train inspect`: show the data of a run before it starts. No Composer, no model, no GPU."""

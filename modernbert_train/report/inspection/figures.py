@@ -18,7 +18,7 @@ _BAR = 40  # characters of the longest bar
 
 
 def length_histogram(lengths: Mapping[str, NDArray[Any]], row_tokens: int, special_tokens: int) -> str:
-    """Documents of each stream by their tokens, in classes that double, with bars for all streams together.
+    """Format a histogram of document lengths by stream, in bins of powers of two, with bars for all streams together.
 
     Args:
         lengths: tokens of each document, by stream.
@@ -43,7 +43,7 @@ def length_histogram(lengths: Mapping[str, NDArray[Any]], row_tokens: int, speci
 
 
 def packing_lines(plans: Sequence[BatchPlan]) -> str:
-    """How full the rows of some batches are."""
+    """Format the packing efficiency of some batches."""
     rows = [row for plan in plans for row in plan.rows]
     capacity = sum(plan.num_rows * plan.row_tokens for plan in plans)
     tokens = sum(plan.tokens for plan in plans)
@@ -55,7 +55,7 @@ def packing_lines(plans: Sequence[BatchPlan]) -> str:
 
 
 def mixture_table(config: RunConfig, plans: Sequence[BatchPlan], sizes: Mapping[str, tuple[int, int]]) -> str:
-    """Each stream's share as asked in the phase, and as it is over some batches.
+    """Format each stream's requested share in the phase, and its share of some batches.
 
     Args:
         config: the run.
@@ -65,14 +65,14 @@ def mixture_table(config: RunConfig, plans: Sequence[BatchPlan], sizes: Mapping[
     by_documents = config.data.mix_by == "documents"
     own = {name: size[by_documents] for name, size in sizes.items()}
     weights = phase_weights(config.data, config.phases[plans[0].phase], own)
-    asked = {name: weight / sum(weights.values()) for name, weight in weights.items()}
+    wanted = {name: weight / sum(weights.values()) for name, weight in weights.items()}
     tokens, starts = Counter[str](), Counter[str]()
     for count in (count for plan in plans for count in plan.streams):
         tokens[count.name] += count.tokens
         starts[count.name] += count.documents
     rows = [["stream", f"asked of {config.data.mix_by}", "tokens", "documents"]]
     for name in sizes:
-        rows.append([name, f"{asked[name]:.2%}", *(_share(found, name) for found in (tokens, starts))])
+        rows.append([name, f"{wanted[name]:.2%}", *(_share(found, name) for found in (tokens, starts))])
     return "\n".join(
         ["mixture over the same rows; documents count where they begin", table(rows, indent=2, numbers=True)]
     )

@@ -1,11 +1,13 @@
-"""Packed rows as text: boundaries of documents, and what became of each predicted token.
+"""Print packed rows as text: boundaries of documents, and how each predicted token was masked.
 
-The marks are text, so that they survive a pipe, a bug report and a reader who does not see colours; colours come on
-top. What stands between the marks is the original text, never what the model reads in its place.
+The marks are text, so they survive a pipe, a bug report and a reader who does not see colours; colours are added on
+top. Between the marks is the original text, never the masked input.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -24,8 +26,13 @@ _FORMS = {PLAIN: "{0}", MASKED: "[-{0}-]", RANDOM: "[-{0}-]{{+{1}+}}", KEPT: "[=
 _COLORS = {MASKED: "1;31", RANDOM: "1;33", KEPT: "1;32", "special": "36", "heading": "2"}
 
 
+def wants_color(refused: bool) -> bool:
+    """True if the output is a terminal and neither an option nor NO_COLOR refuses colours (no-color.org)."""
+    return not refused and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and sys.stdout.isatty()
+
+
 class Painter:
-    """Colours text by its kind, or leaves it."""
+    """Colours text by its kind, if colours are wanted."""
 
     def __init__(self, color: bool) -> None:
         self._color = color
@@ -35,27 +42,27 @@ class Painter:
 
 
 def legend(paint: Painter) -> str:
-    """What the marks mean."""
+    """Return the legend of the marks."""
     masked, random, kept = (paint(kind, _FORMS[kind].format("word", "other")) for kind in (MASKED, RANDOM, KEPT))
     return f"predicted: {masked} read as [MASK]   {random} read as another token   {kept} read as it is"
 
 
 def marks(batch: Batch, mask_id: int) -> tuple[NDArray[np.int64], NDArray[np.str_]]:
-    """What each token was, and what became of it.
+    """Return each token's id before masking, and how it was masked.
 
     Returns:
-        original_T: ids before masking. Padding that `masking: reference` has overwritten shows as the model reads it.
-        kind_T: PLAIN for what is not predicted; else MASKED, RANDOM or KEPT.
+        original_T: ids before masking. Padding that `masking: reference` has overwritten keeps the overwritten id.
+        kind_T: PLAIN for tokens that are not predicted; else MASKED, RANDOM or KEPT.
     """
-    if POSITIONS not in batch.targets:  # of an objective that predicts no tokens
+    if POSITIONS not in batch.targets:  # the objective predicts no tokens
         return read_ids(batch).copy(), np.full(len(read_ids(batch)), PLAIN, dtype="<U6")
     positions_M, labels_M = batch.targets[POSITIONS].numpy(), batch.targets[LABELS].numpy()
     real = labels_M != IGNORED_LABEL
     positions, labels = positions_M[real], labels_M[real]
     original_T = read_ids(batch).copy()
-    if (ranks_T := batch.packed.ranks_T) is not None:  # query tokens are predicted, each for one of the text
-        asked = _asked_for(batch.packed, positions)
-        positions = asked - np.cumsum(ranks_T.numpy() == QUERY_RANK)[asked]
+    if (ranks_T := batch.packed.ranks_T) is not None:  # each query token predicts one token of the text
+        predicted = _queried_tokens(batch.packed, positions)
+        positions = predicted - np.cumsum(ranks_T.numpy() == QUERY_RANK)[predicted]
     read = original_T[positions]
     kind_T = np.full(len(original_T), PLAIN, dtype="<U6")
     kind_T[positions] = np.where(read == labels, KEPT, np.where(read == mask_id, MASKED, RANDOM))
@@ -64,20 +71,20 @@ def marks(batch: Batch, mask_id: int) -> tuple[NDArray[np.int64], NDArray[np.str
 
 
 def read_ids(batch: Batch) -> NDArray[np.int64]:
-    """The ids that are read, row by row: without query tokens, which stand for others of their row."""
+    """Return the input ids row by row, without query tokens, which only point to others of their row."""
     ids_T, ranks_T = batch.packed.input_ids_T.numpy(), batch.packed.ranks_T
     return ids_T if ranks_T is None else ids_T[ranks_T.numpy() != QUERY_RANK]
 
 
-def _asked_for(packed: Packed, queries_M: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The token of the same sequence and position that each query token asks for."""
+def _queried_tokens(packed: Packed, queries_M: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the token of the same sequence and position that each query token predicts."""
     boundaries = packed.cu_seqlens_S.numpy().astype(np.int64)
     start_M = boundaries[np.searchsorted(boundaries, queries_M, side="right") - 1]
     return start_M + packed.position_ids_T.numpy()[queries_M]
 
 
 def count_marks(batches: Sequence[Batch], mask_id: int) -> dict[str, int]:
-    """How many predicted tokens are of each kind."""
+    """Count the predicted tokens of each kind."""
     kinds = np.concatenate([marks(batch, mask_id)[1] for batch in batches])
     return {kind: int((kinds == kind).sum()) for kind in (MASKED, RANDOM, KEPT)}
 
@@ -88,7 +95,7 @@ class RowWriter:
     Args:
         tokenizer_folder: the run's tokenizer.
         vocabulary: of the same.
-        streams: names the documents.
+        streams: names of the documents.
         paint: colours.
 
     Raises:
@@ -103,7 +110,7 @@ class RowWriter:
         self._paint = paint
 
     def rows(self, batches: Sequence[Batch], plan: BatchPlan) -> Iterator[str]:
-        """Each row of the microbatches, which hold the first rows of the plan."""
+        """Yield the text of each row of the microbatches, which hold the first rows of the plan."""
         numbered = iter(enumerate(plan.rows, start=1))
         for batch in batches:
             original_T, kind_T = marks(batch, self._vocabulary.mask_id)
@@ -141,7 +148,7 @@ class RowWriter:
         return "\n".join(lines)
 
     def _text(self, original: NDArray[np.int64], read: NDArray[np.int64], kinds: NDArray[np.str_]) -> str:
-        """One sequence; unpredicted text is decoded in one go, so that only marks can part a character's bytes."""
+        """Format one sequence; unpredicted text is decoded as a whole, so only marks can split a character's bytes."""
         parts = []
         predicted = (kinds != PLAIN) | np.isin(original, list(self._special))
         for single, group in groupby(range(len(original)), key=lambda i: (True, i) if predicted[i] else (False, -1)):
@@ -162,5 +169,5 @@ class RowWriter:
 
 
 def visible(text: str) -> str:
-    """Line ends as a sign, everything else that a terminal would act on as an escape."""
+    """Replace line ends by a sign, and other control characters by escapes."""
     return "".join("↵" if c == "\n" else c if c.isprintable() else ascii(c)[1:-1] for c in text)

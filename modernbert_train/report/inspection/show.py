@@ -1,7 +1,7 @@
-"""One batch of a run as text, and what the rows after it are like in numbers.
+"""Print one batch of a run as text, and statistics of the rows after it.
 
-The rows come from the same planner and the same masking as in training, keyed by the same seeds, so what is shown is
-what is trained, on any number of ranks.
+The rows come from the same planner and the same masking as in training, keyed by the same seeds, so they are the rows
+of the training run, on any number of ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from modernbert_train.plan.resolve import resolve
 from modernbert_train.report.inspection.figures import length_histogram, mixture_table, packing_lines
 from modernbert_train.report.inspection.rows import Painter, RowWriter, count_marks, legend
 
-MEASURED_ROWS = 400  # rows that packing and mixture are measured on
+MEASURED_ROWS = 400  # for packing and mixture
 
 
 def inspect_run(config: RunConfig, number: int, num_rows: int, *, color: bool) -> str:
@@ -77,12 +77,12 @@ def inspect_run(config: RunConfig, number: int, num_rows: int, *, color: bool) -
 
 
 def first_microbatches(maker: MicrobatchMaker, plan: BatchPlan, num_rows: int) -> list[Batch]:
-    """The microbatches that hold the first rows of a batch, as one rank makes them."""
+    """Return the microbatches with the first rows of a batch, as one rank makes them."""
     return list(islice(maker.microbatches(plan.rows, plan), -(-num_rows // plan.microbatch_rows)))
 
 
 def _plans_from(planner: BatchPlanner, number: int) -> Iterator[BatchPlan]:
-    """The plans from a batch on; to walk there reads no text."""
+    """Yield the plans from a batch on; skipping reads no text."""
     skipped = sum(1 for _ in islice(planner, number - 1))
     first = next(planner, None)
     if first is None:
@@ -92,7 +92,7 @@ def _plans_from(planner: BatchPlanner, number: int) -> Iterator[BatchPlan]:
 
 
 def _measured(first: BatchPlan, following: Iterator[BatchPlan]) -> list[BatchPlan]:
-    """The batch and those after it in its phase, until they have MEASURED_ROWS rows."""
+    """Return the batch and the next ones of its phase, until they have MEASURED_ROWS rows."""
     plans, rows = [first], first.num_rows
     while rows < MEASURED_ROWS and (plan := next(following, None)) is not None and plan.phase == first.phase:
         plans.append(plan)
@@ -101,7 +101,7 @@ def _measured(first: BatchPlan, following: Iterator[BatchPlan]) -> list[BatchPla
 
 
 def _lengths(streams: TokenStreams, documents: list[int]) -> dict[str, NDArray[Any]]:
-    """Tokens of each stream's documents, which are numbered through all streams."""
+    """Return the tokens of each stream's documents, which are numbered through all streams."""
     parts = np.split(streams.lengths, np.cumsum(documents)[:-1])
     return dict(zip(streams.names, parts, strict=True))
 

@@ -24,9 +24,8 @@ from modernbert_train.data.facts import read_facts
 from modernbert_train.data.open_shards import open_streams
 from modernbert_train.data.path import plan_path
 from modernbert_train.report.inspection.figures import length_histogram
-from modernbert_train.report.inspection.rows import visible
+from modernbert_train.report.inspection.rows import visible, wants_color
 from modernbert_train.report.inspection.show import inspect_run
-from modernbert_train.report.inspection.terminal import wants_color
 from modernbert_train.vocabulary import read_vocabulary
 from tests.conftest import TinyRun
 
@@ -238,9 +237,8 @@ def test_text_cannot_drive_the_terminal() -> None:
 def test_a_reader_may_leave_and_an_output_may_lack_characters() -> None:
     """`inspect ... | head`, and a log in ASCII: neither is worth a traceback."""
     code = (
-        "from modernbert_train.report.inspection.terminal import print_text\n"
         "from modernbert_train.core.lasting_output import lasting_output\n"
-        "lasting_output()(print_text)('↵ä' + 'x' * 1_000_000)"
+        "lasting_output()(print)('↵ä' + 'x' * 1_000_000)"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code],
