@@ -323,7 +323,7 @@ FAULTS = (
     ),
     Fault(
         "newest-by-name",
-        "modernbert_train/checkpoints/verified.py",
+        "modernbert_train/checkpoints/manifest.py",
         "sorted(found, key=found.__getitem__)",
         "sorted(found)",
         "the steps since 99,999,999 of a very long run: names are compared as text",
@@ -453,8 +453,8 @@ FAULTS = (
     Fault(
         "node-rank-zero",
         "launch/topology.py",
-        'there.get("node_rank") if node_rank is None else node_rank',
-        'node_rank or there.get("node_rank")',
+        'outer.get("node_rank") if node_rank is None else node_rank',
+        'node_rank or outer.get("node_rank")',
         "--node-rank 0 on the command line: the environment's counts instead",
         ("tests/launch/test_topology.py",),
     ),
@@ -864,7 +864,7 @@ FAULTS = (
     ),
     Fault(
         "newest-by-time",
-        "modernbert_train/checkpoints/verified.py",
+        "modernbert_train/checkpoints/manifest.py",
         "return sorted(found, key=found.__getitem__)",
         "return sorted(found, key=lambda path: path.stat().st_mtime)",
         "steps of training, after an older checkpoint was copied",

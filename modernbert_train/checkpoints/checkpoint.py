@@ -2,13 +2,12 @@
 
 A checkpoint is a folder `step-00001234` with weights and optimizer state in safetensors, everything else in JSON, the
 configuration as YAML, and a manifest with the size and hash of each file. It is written under another name, synced,
-and renamed when it is complete, so a crash at any moment leaves either the whole checkpoint or none. The newest one
-that is whole is found by looking at the folders; there is no `latest` link to lose. Whole means that every file has its
-hash, that each can be read, and that all of them say the same: the folder's name, the manifest, the state, the
-configuration and the tensors.
+and renamed when it is complete, so a crash at any moment leaves either the whole checkpoint or none. The newest whole
+checkpoint is found by scanning the folders; there is no `latest` link to lose. Whole means that every file matches its
+hash and can be read, and that the folder's name, the manifest, the state, the configuration and the tensors agree.
 
 Several processes may write one: `begin` makes the folder, each writes its share of the tensors with `write_part`, and
-`finish` gives it its name. Who does what when is saver.py's; Composer and ranks are not known here.
+`finish` renames it. saver.py schedules these calls; this module does not use Composer or ranks.
 """
 
 from __future__ import annotations
@@ -34,15 +33,16 @@ from modernbert_train.checkpoints.manifest import (
     Slices,
     kept_steps,
     read_manifest,
+    step_folders,
+    step_name,
+    step_of,
 )
 from modernbert_train.checkpoints.saved_state import SavedState
 from modernbert_train.checkpoints.verified import (
-    NAME,
     PARTIAL,
     checked,
     newest_of,
     partial_folders,
-    step_folders,
     tell_choice,
     verify_files,
 )
@@ -60,11 +60,11 @@ class Checkpoint:
     """A complete, verified checkpoint.
 
     Attributes:
-        folder: where it is.
+        folder: its path.
         state: clock, data position and everything else that is not a tensor.
         config: the configuration that it was written with.
         phase_end: it closes a phase and is kept for good.
-        weight_files, optimizer_files: that hold them, with the slices in each; see `Manifest`.
+        weight_files, optimizer_files: names of these files, with the slices in each; see `Manifest`.
     """
 
     folder: Path
@@ -81,33 +81,33 @@ class Checkpoint:
 
     @property
     def is_average(self) -> bool:
-        """Whether it is the mean of others (average.py): weights alone, so that no training goes on from it."""
+        """True if it is the mean of others (average.py): weights only, so no training can continue from it."""
         return self.state.training is None
 
     @property
     def weights_hash(self) -> str:
-        """By which these very weights are known again."""
+        """The hash that identifies these weights."""
         hashes = [FileHash.of(self.folder / name).xxh3_128 for name in sorted(self.weight_files)]
         return hashes[0] if len(hashes) == 1 else FileHash.of_text("".join(hashes)).xxh3_128
 
     def weights(self) -> dict[str, Tensor]:
-        """Every parameter, whole, by name."""
+        """Return every parameter, whole, by name."""
         return self._whole(self.stored_weights())
 
     def optimizer(self) -> dict[str, Tensor]:
-        """Optimizer state, whole, as `<key>/<parameter name>`."""
+        """Return the optimizer state, whole, as `<key>/<parameter name>`."""
         return self._whole(self.stored_optimizer())
 
     def stored_weights(self) -> StoredTensors:
-        """The same as `weights`, of which nothing is read before it is asked for, and no more than that."""
+        """Return lazy `weights`: tensors are read on access."""
         return self._stored(self.weight_files, floating=True)
 
     def stored_optimizer(self) -> StoredTensors:
-        """The same as `optimizer`, in that way."""
+        """Return the lazy `optimizer`."""
         return self._stored(self.optimizer_files, floating=False)
 
     def _stored(self, files: Slices, *, floating: bool) -> StoredTensors:
-        """Raises StorageError if a file was damaged since the checkpoint was opened."""
+        """Open the tensors; raises StorageError if a file was damaged since the checkpoint was opened."""
         with self._reading():
             return StoredTensors(self.folder, files, floating=floating)
 
@@ -122,12 +122,12 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Share:
-    """The tensors that one process writes of a checkpoint, on the CPU.
+    """The tensors of a checkpoint that one process writes, on the CPU.
 
     Attributes:
         weights, optimizer: by name, whole or as a slice of rows.
-        weight_slices, optimizer_slices: of those that are slices: first row, and rows of the whole.
-        suffix: of its files' names; empty where it writes all.
+        weight_slices, optimizer_slices: first row of each slice, and rows of the whole tensor.
+        suffix: of its files' names; empty if it writes all tensors.
     """
 
     weights: Mapping[str, Tensor]
@@ -138,13 +138,13 @@ class Share:
 
     @property
     def bytes(self) -> int:
-        """Of its tensors."""
+        """Size of its tensors."""
         return sum(t.numel() * t.element_size() for part in (self.weights, self.optimizer) for t in part.values())
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a process has written of a checkpoint: what the manifest says of it, and names of what is not finite."""
+    """A process's part of a checkpoint, for the manifest, and names of tensors that are not finite."""
 
     files: dict[str, FileHash]
     weights: Slices
@@ -153,13 +153,13 @@ class Part:
 
 
 def folder_of(checkpoints: Path, step: int) -> Path:
-    """Where the checkpoint of a step is, once it is whole."""
-    return checkpoints / f"step-{step:08d}"
+    """Return the path of a step's checkpoint once it is whole."""
+    return checkpoints / step_name(step)
 
 
 @contextmanager
 def refusals_told(final: Path) -> Iterator[None]:
-    """Within, the disk's refusal is a StorageError of the checkpoint."""
+    """Turn an OSError of the block into a StorageError of the checkpoint."""
     with os_errors_as(
         StorageError,
         f"{final}: cannot write the checkpoint",
@@ -169,14 +169,14 @@ def refusals_told(final: Path) -> Iterator[None]:
 
 
 def begin(final: Path, needed: int) -> Path:
-    """Make the folder that a checkpoint is written in; what crashed writes have left goes first.
+    """Make the folder for writing a checkpoint; remains of crashed writes are removed first.
 
     Args:
         final: the checkpoint's own name, see `folder_of`.
         needed: bytes of all its tensors.
 
     Raises:
-        StorageError: there is no space, or the disk refuses the folder.
+        StorageError: the disk is full, or refuses the folder.
     """
     with refusals_told(final):
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -196,9 +196,9 @@ def write_part(staging: Path, share: Share, told: Callable[[], object] = lambda:
     """Write one process's share into the folder of a checkpoint; it is on the disk when this returns.
 
     Args:
-        staging: made by `begin`, perhaps of another process.
-        share: of this one.
-        told: is called whenever the disk has taken something.
+        staging: made by `begin`, perhaps by another process.
+        share: of this process.
+        told: called after every successful write.
 
     Raises:
         OSError: the disk refuses it.
@@ -228,7 +228,7 @@ def finish(
     phase_end: bool,
     milestone: bool,
 ) -> int:
-    """Give a checkpoint its name, once it is complete and on the disk.
+    """Rename a checkpoint to its final name, once it is complete and on the disk.
 
     Args:
         staging: the folder with all parts.
@@ -250,10 +250,9 @@ def finish(
     files |= {name: FileHash.of(staging / name) for name in (STATE, CONFIG_YAML)}
     weights = {name: slices for part in parts for name, slices in part.weights.items()}
     optimizer = {name: slices for part in parts for name, slices in part.optimizer.items()}
-    step = int(final.name.removeprefix("step-"))
-    manifest = Manifest(step, phase_end, milestone, files, weights, optimizer, SCHEMA)
+    manifest = Manifest(step_of(final), phase_end, milestone, files, weights, optimizer, SCHEMA)
     manifest.write(staging)
-    publish(staging, final)  # what is there was damaged, and passed over by resuming; prune removes it
+    publish(staging, final)  # an existing folder was damaged and passed over by resuming; prune removes it
     return sum(found.bytes for found in files.values())
 
 
@@ -279,7 +278,7 @@ def commit(
         Its folder.
 
     Raises:
-        StorageError: no space, no permission, or any other refusal of the disk; nothing visible is left behind.
+        StorageError: no space, no permission, or another error of the disk; no visible file is left behind.
     """
     final, share = folder_of(folder, state.step), Share(weights, optimizer)
     staging = begin(final, share.bytes)
@@ -299,10 +298,10 @@ def commit(
 
 
 def verify(folder: Path) -> Checkpoint:
-    """Open a checkpoint, if it is whole.
+    """Open a checkpoint and verify it completely.
 
     Raises:
-        StorageError: names the file and what is wrong with it.
+        StorageError: names the file and the problem.
     """
     found = verify_files(folder)
     manifest, config = found.manifest, found.config
@@ -330,7 +329,7 @@ def _check_shapes(
             )
     for key, shape in moments.items():
         name = key.partition("/")[2]
-        # a number, one for each weight, or one for each row of them
+        # a number, one for each weight, or one for each row of weights
         if name not in expected or shape not in ((), expected[name], (*expected[name][:1], 1)):
             raise StorageError(
                 f"{optimizer_file}: {key} has the shape {shape}, {expected.get(name)} by its {CONFIG_YAML}"
@@ -338,13 +337,13 @@ def _check_shapes(
 
 
 def open_named(folder: Path) -> Checkpoint:
-    """The checkpoint in a folder that a user named; it is never replaced by another.
+    """Open the checkpoint that a user named; no other one is used instead.
 
     Raises:
-        StorageError: it is not there or is damaged; names the others beside it.
+        StorageError: it is missing or damaged; names the other checkpoints of its folder.
     """
-    beside = [path.name for path in folder.parent.glob("step-*") if NAME.fullmatch(path.name) and path != folder]
-    others = f"one of those in {folder.parent}: {', '.join(sorted(beside))}" if beside else "another"
+    names = [path.name for path in step_folders(folder.parent) if path != folder]
+    others = f"one of those in {folder.parent}: {', '.join(names)}" if names else "another"
     instead = f"Name {others}, or the run."
     if not folder.is_dir():
         raise StorageError(f"{folder}: no such checkpoint. {instead}")
@@ -353,15 +352,15 @@ def open_named(folder: Path) -> Checkpoint:
 
 
 def newest_valid(folder: Path, last_step: int | None = None) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole, and why each newer one was passed over; see `newest_of`."""
+    """Return the newest whole checkpoint, and why each newer one was passed over; see `newest_of`."""
     return newest_of(folder, verify, last_step)
 
 
 def newest_checkpoint(config: RunConfig) -> Checkpoint:
-    """The newest whole checkpoint of a run; warns of damaged ones that are newer.
+    """Return the newest whole checkpoint of a run; warn of damaged ones that are newer.
 
     Raises:
-        StorageError: there is none.
+        StorageError: no checkpoint exists.
     """
     folder = Path(config.folder) / "checkpoints"
     found, passed_over = newest_valid(folder)
@@ -372,10 +371,10 @@ def newest_checkpoint(config: RunConfig) -> Checkpoint:
 
 
 def clean(folder: Path, keep: int) -> None:
-    """Remove what crashed writes left, and all but the newest `keep` checkpoints, ends of phases and milestones.
+    """Remove remains of crashed writes, and all but the newest `keep` checkpoints, ends of phases and milestones.
 
-    Only folders that this module made are touched: partial ones, and those whose manifest holds. What has a damaged
-    one is left for a person to look at. A checkpoint loses its name first, so that it is never seen in part.
+    Only folders made by this module are touched: partial ones, and checkpoints with a valid manifest. A folder with a
+    damaged manifest is left for a person. A checkpoint is renamed first, so a partial one is never visible.
     """
     if not folder.is_dir():
         return
@@ -390,7 +389,7 @@ def clean(folder: Path, keep: int) -> None:
 
 
 def remove(checkpoints: Iterable[Path]) -> None:
-    """Remove checkpoints, each of which loses its name first; what cannot be removed stays."""
+    """Remove checkpoints; each is renamed first. Folders that cannot be removed stay."""
     for path in checkpoints:
         aside = path.with_name(f"{path.name}{PARTIAL}-removed")
         with suppress(OSError):

@@ -1,18 +1,17 @@
-"""The process that copies a run's checkpoints to its second home, behind the run and without torch.
+"""Copy a run's checkpoints to its replica in a store, in a background process without torch.
 
-It looks at the run's folder and at the store, and copies what is due: the newest checkpoint, and all that are kept for
-good. A file is read once, hashed against the manifest on the way, read back from the store and hashed again; then the
-manifest follows. What fails is reported and tried again, for as long as the run lasts. The run waits for it at its end
-alone, and not for a store that stands still.
+It compares the run's folder with the store, and copies the newest checkpoint and all permanent ones. A file is read
+once, hashed against the manifest on the way, read back from the store and hashed again; the manifest follows last.
+Failures are reported and retried as long as the run lasts. The run waits for the copies only at its end, and not for a
+store that hangs.
 
-Standard input says when the run has ended: by being closed. Standard output has a line of JSON for whatever happened.
+The parent closes standard input when the run has ended. Standard output has a line of JSON for each event.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import threading
 import time
@@ -23,7 +22,16 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from modernbert_train.checkpoints.manifest import MANIFEST, MOST_BYTES, FileHash, Manifest, kept_steps, read_manifest
+from modernbert_train.checkpoints.manifest import (
+    MANIFEST,
+    MAX_BYTES,
+    FileHash,
+    Manifest,
+    kept_steps,
+    read_manifest,
+    step_folders,
+    step_name,
+)
 from modernbert_train.checkpoints.store import RECORD, Store
 from modernbert_train.core.files import saying
 from modernbert_train.distributed.orphans import die_with
@@ -32,24 +40,23 @@ from modernbert_train.errors import RunError, StorageError
 RECORDS = (
     "resolved.json", "data.json", "metrics.jsonl", "samples.jsonl", "starts.jsonl", "faults.jsonl", "evaluations.jsonl",
 )  # fmt: skip
-STOOD_STILL = 76  # exit code: the store took nothing for too long, and cannot be interrupted
-_STEP = re.compile(r"step-(\d{8,})")
+STOOD_STILL = 76  # exit code: the store made no progress for too long, and cannot be interrupted
 _LOOK_SECONDS = 1.0
-_MOST_MISSED = 5  # a run removes a checkpoint file by file, within seconds
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+_MAX_MISSED = 5  # a run removes a checkpoint file by file, within seconds
+_FIRST_PAUSE, _MAX_PAUSE = 1.0, 60.0
 
 
 @dataclass(frozen=True)
 class Order:
-    """What the copier is started with.
+    """Arguments of the copier.
 
     Attributes:
         folder: of the run.
         url: checkpoint.copy_to.
         run: its name.
-        keep: newest checkpoints to keep in the store, beside those kept for good.
-        timeout_seconds: nothing that moves for so long has failed.
-        parent: the process that it ends with.
+        keep: newest checkpoints to keep in the store, in addition to permanent ones.
+        timeout_seconds: without progress, after which a transfer has failed.
+        parent: process id; the copier ends with it.
     """
 
     folder: str
@@ -61,29 +68,29 @@ class Order:
 
 
 class Copier:
-    """Copies what is due.
+    """Copies checkpoints that the store lacks.
 
     Args:
-        order: what and where.
-        store: the run's folder there.
+        order: source and target.
+        store: the run's folder in it.
     """
 
     def __init__(self, order: Order, store: Store) -> None:
         self._order = order
         self._store = store
         self._folder = Path(order.folder)
-        self._missed: Counter[int] = Counter()  # times that a file of a checkpoint was not there
-        self._there: dict[int, Manifest] | None = None  # what the store has, as far as this process has seen to it
+        self._missed: Counter[int] = Counter()  # how often a file of a checkpoint was missing
+        self._there: dict[int, Manifest] | None = None  # known content of the store
 
     def forget(self) -> None:
-        """Look at the store anew: something went wrong."""
+        """Read the store's content again, after an error."""
         self._there = None
 
     def copy_one(self) -> dict[str, Any] | None:
-        """Copy the checkpoint that is due first, and remove what is in the store beyond what is kept.
+        """Copy the first checkpoint that the store lacks, and remove from the store the ones that are no longer kept.
 
         Returns:
-            What was done, for the record; None when nothing is due.
+            The event, for the record; None if the store lacks nothing.
 
         Raises:
             RunError: the store or the disk refuses.
@@ -112,29 +119,29 @@ class Copier:
         }
 
     def _known(self, here: dict[int, Manifest]) -> dict[int, Manifest]:
-        """Manifests of the store; one that is not the local one's of that step is another's, and replaced."""
+        """Read the manifests in the store; one that differs from the local one of its step is replaced later."""
         found = {}
         for step, name in self._store.steps().items():
-            with suppress(RunError):  # it is damaged, so it goes, or is written again
+            with suppress(RunError):  # it is damaged, so it is removed or written again
                 found[step] = manifest_of(self._store, name)
         return found
 
     def copy(self, step: int, manifest: Manifest) -> bool:
-        """Copy a checkpoint, with the run's small files as they are now, and its manifest last.
+        """Copy a checkpoint, with the present small files of the run, and its manifest last.
 
         Args:
-            step: of it.
-            manifest: of it, as it is here.
+            step: of the checkpoint.
+            manifest: the local one.
 
         Returns:
-            Whether it was still there to be copied: the run removes what it does not keep.
+            False if the run has removed the checkpoint meanwhile.
 
         Raises:
-            RunError: the store or the disk refuses, or what the store gives back is not what is here.
+            RunError: the store or the disk refuses, or the store returns other bytes.
         """
         name = step_name(step)
         with ExitStack() as stack:
-            try:  # open, they stay whole even when the run removes them
+            try:  # open files stay readable when the run removes them
                 files = {
                     each: stack.enter_context((self._folder / "checkpoints" / name / each).open("rb"))
                     for each in [*manifest.files, MANIFEST]
@@ -142,7 +149,7 @@ class Copier:
                 text = files.pop(MANIFEST).read()
             except FileNotFoundError as error:
                 self._missed[step] += 1
-                if self._missed[step] > _MOST_MISSED:
+                if self._missed[step] > _MAX_MISSED:
                     raise StorageError(f"{error.filename}: is missing, so {name} is not copied.") from None
                 return False
             self._store.remove_file(f"{name}/{MANIFEST}")
@@ -154,32 +161,29 @@ class Copier:
                         "disk; the next checkpoint is copied again."
                     )
             for each in files:
-                if (found := self._store.digest(f"{name}/{each}")) != manifest.files[each]:
-                    self._store.remove_folder(name)
-                    raise StorageError(
-                        f"{self._store.url}/{name}/{each}: the store gives back other bytes than it was given: "
-                        f"{found}, {manifest.files[each]} were written. It is copied again."
-                    )
-            self.copy_records()  # a checkpoint that is there has the record of its steps beside it
-            self._store.write(f"{name}/{MANIFEST}", BytesIO(text))
-            if self._store.read(f"{name}/{MANIFEST}", len(text) + 1) != text:
-                self._store.remove_folder(name)
-                raise StorageError(f"{self._store.url}/{name}/{MANIFEST}: the store gives back other bytes.")
+                self._verify(f"{name}/{each}", manifest.files[each], name)
+            self.copy_records()  # a checkpoint in the store comes with the record of its steps
+            self._verify(f"{name}/{MANIFEST}", self._store.write(f"{name}/{MANIFEST}", BytesIO(text)), name)
         return True
 
+    def _verify(self, file: str, written: FileHash, checkpoint: str | None = None) -> None:
+        """Read a file back; if it differs remove its checkpoint from the store and raise StorageError."""
+        if (found := self._store.digest(file)) != written:
+            if checkpoint is not None:
+                self._store.remove_folder(checkpoint)
+            raise StorageError(
+                f"{self._store.url}/{file}: the store gives back other bytes than it was given: {found}, {written} "
+                "were written. It is copied again."
+            )
+
     def copy_records(self) -> None:
-        """Copy the run's small files, as they are now."""
+        """Copy the present small files of the run."""
         contents = {name: path.read_bytes() for name in RECORDS if (path := self._folder / name).exists()}
         for name, content in contents.items():
-            self._store.write(f"{RECORD}/{name}", BytesIO(content))
-            if (found := self._store.digest(f"{RECORD}/{name}")) != (written := FileHash.of_bytes(content)):
-                raise StorageError(
-                    f"{self._store.url}/{RECORD}/{name}: the store gives back other bytes than it was given: {found}, "
-                    f"{written} were written. It is copied again."
-                )
+            self._verify(f"{RECORD}/{name}", self._store.write(f"{RECORD}/{name}", BytesIO(content)))
 
     def _prune(self) -> list[int]:
-        """Remove what is kept for nothing, and what a copy left that broke off; returns the steps removed."""
+        """Remove checkpoints that are no longer kept, and remains of interrupted copies; return the removed steps."""
         assert self._there is not None
         newest, kept = max(self._there), kept_steps(self._there.values(), self._order.keep)
         removed = []
@@ -192,44 +196,39 @@ class Copier:
         return removed
 
 
-def step_name(step: int) -> str:
-    return f"step-{step:08d}"
-
-
 def local_manifests(checkpoints: Path) -> dict[int, Manifest]:
-    """Of the checkpoints in a run's folder; a damaged manifest is for resuming to tell."""
+    """Read the manifests of the checkpoints in a run's folder; damaged ones are left out: resuming reports them."""
     found = {}
-    for path in checkpoints.glob("step-*"):
-        if _STEP.fullmatch(path.name):
-            with suppress(StorageError):
-                manifest = read_manifest(path)
-                found[manifest.step] = manifest
+    for path in step_folders(checkpoints):
+        with suppress(StorageError):
+            manifest = read_manifest(path)
+            found[manifest.step] = manifest
     return found
 
 
 def manifest_of(store: Store, name: str, folder: Path | None = None) -> Manifest:
-    """The manifest of a checkpoint in a store, made sure of as a local one is.
+    """Read the manifest of a checkpoint in a store, verified like a local one.
 
     Args:
-        store: the run's folder there.
+        store: the run's folder in it.
         name: step-NNNNNNNN.
-        folder: where it is left; None: nowhere.
+        folder: receives the manifest; None keeps no copy.
 
     Raises:
-        StorageError: it is damaged, or lists what is no file of a checkpoint.
+        StorageError: it is damaged, or lists a file that no checkpoint has.
     """
     import tempfile
 
     with tempfile.TemporaryDirectory() as scratch:
-        place = folder or Path(scratch) / name
-        place.mkdir(exist_ok=True)
-        (place / MANIFEST).write_bytes(store.read(f"{name}/{MANIFEST}", MOST_BYTES))
+        target = folder or Path(scratch) / name
+        target.mkdir(exist_ok=True)
+        (target / MANIFEST).write_bytes(store.read(f"{name}/{MANIFEST}", MAX_BYTES))
         with saying(f"{store.url}/{name}: "):
-            return read_manifest(place)
+            return read_manifest(target)
 
 
 class _Movement:
-    """When something last moved, for whoever watches over it."""
+    """Time of the last progress, for the watchdog."""
 
     def __init__(self) -> None:
         self.last = time.monotonic()
@@ -242,14 +241,14 @@ class _Movement:
 
 
 def follow(order: Order, closed: threading.Event) -> int:
-    """Copy until the run has ended and nothing is due; returns the exit code."""
+    """Copy until the run has ended and the store lacks nothing; return the exit code."""
     movement = _Movement()
     threading.Thread(target=_watch, args=(movement, order.timeout_seconds), daemon=True).start()
     pause, told, copier = _FIRST_PAUSE, "", None
     failing_since: float | None = None
     while True:
         movement.last, movement.at_work = time.monotonic(), True
-        ended = closed.is_set()  # asked before it looks: what was saved while it looked would be overlooked
+        ended = closed.is_set()  # read first, or a checkpoint saved during the comparison would be overlooked
         try:
             copier = copier or Copier(order, Store(order.url, order.run, order.timeout_seconds, movement))
             done = copier.copy_one()
@@ -265,7 +264,7 @@ def follow(order: Order, closed: threading.Event) -> int:
             if closed.is_set() and time.monotonic() - failing_since > order.timeout_seconds:
                 return StorageError.exit_code
             closed.wait(pause) if not closed.is_set() else time.sleep(min(pause, 5.0))
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, _MAX_PAUSE)
             continue
         movement.at_work = False
         if done is not None:
@@ -277,7 +276,7 @@ def follow(order: Order, closed: threading.Event) -> int:
 
 
 def _watch(movement: _Movement, timeout_seconds: float) -> None:
-    """End the process when the store's library stands still in a call that nothing can interrupt."""
+    """End the process when the store's library hangs in a call that cannot be interrupted."""
     while True:
         time.sleep(min(1.0, timeout_seconds / 4))
         if movement.at_work and time.monotonic() - movement.last > timeout_seconds:
@@ -287,7 +286,7 @@ def _watch(movement: _Movement, timeout_seconds: float) -> None:
 
 
 def say(event: dict[str, Any]) -> None:
-    """A line to whoever started this process; if nobody reads it any more, that is the end."""
+    """Write a line to the parent process; exit if the pipe is closed."""
     try:
         sys.stdout.write(json.dumps(event | {"time": round(time.time(), 3)}) + "\n")
         sys.stdout.flush()
@@ -296,7 +295,7 @@ def say(event: dict[str, Any]) -> None:
 
 
 def start_of(order: Order) -> list[str]:
-    """The command line of the process."""
+    """Return the command line of the process."""
     return [sys.executable, "-m", "modernbert_train.checkpoints.copier", json.dumps(asdict(order))]
 
 

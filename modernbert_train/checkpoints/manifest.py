@@ -1,11 +1,11 @@
-"""MANIFEST.json of a checkpoint: which step it is, what it is kept for, which slices of the tensors lie in which file,
-the size and hash of each file, and its own.
+"""Read and write MANIFEST.json of a checkpoint: its step, why it is kept, the tensor slices, size and hash of each
+file, and the manifest's own hash. Also the names of checkpoint folders, `step-00001234`.
 
-A process writes its tensors into two files of its own: model.safetensors and optimizer.safetensors where one process
-writes the whole checkpoint, model-RANK.safetensors and optimizer-RANK.safetensors where several share it.
+Each process writes its tensors into two files: model.safetensors and optimizer.safetensors if one process writes the
+whole checkpoint, model-RANK.safetensors and optimizer-RANK.safetensors if several share it.
 
-Nothing else in a checkpoint is believed before the manifest is, so it is protected as the files are: by a hash of all
-that stands in it. Whoever reads one gets what was written, or an error.
+The manifest is verified before any other file of a checkpoint, so it contains a hash of its content: a reader gets the
+content as it was written, or an error.
 """
 
 from __future__ import annotations
@@ -29,30 +29,25 @@ WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 CONFIG_YAML = "config.yaml"
-FILES = (WEIGHTS, OPTIMIZER, STATE, CONFIG_YAML)  # beside it, where one process has written them
+FILES = (WEIGHTS, OPTIMIZER, STATE, CONFIG_YAML)  # the other files, if one process has written them
 SCHEMA = 5  # of the manifest and of all files of a checkpoint
-_WITHOUT_SLICES = 4  # the schema before, of a checkpoint in two files of whole tensors; it is still read
-MOST_BYTES = 1 << 26  # of the manifest; a slice takes about a hundred
-_STEP = re.compile(r"step-(\d+)")
+_WITHOUT_SLICES = 4  # the previous schema, with whole tensors in two files; it is still read
+MAX_BYTES = 1 << 26  # of the manifest; a slice takes about a hundred
+NAME = re.compile(r"step-(\d{8,})")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 Slices = dict[str, dict[str, tuple[Count, Count]]]
 
 
 @dataclass(frozen=True)
 class FileHash:
-    """What is known of a file.
-
-    Attributes:
-        bytes: its size.
-        xxh3_128: hash of its content, in hexadecimal.
-    """
+    """Size of a file, and the hash of its content in hexadecimal."""
 
     bytes: Count
     xxh3_128: str
 
     @classmethod
     def of(cls, path: Path) -> FileHash:
-        """Raises OSError if the file cannot be read."""
+        """Hash a file; raises OSError if it cannot be read."""
         digest = xxhash.xxh3_128()
         with path.open("rb") as file:
             while chunk := file.read(1 << 22):
@@ -61,24 +56,24 @@ class FileHash:
 
     @classmethod
     def of_text(cls, text: str) -> FileHash:
-        """As of a file with this text."""
+        """Hash a file's text."""
         return cls.of_bytes(text.encode())
 
     @classmethod
     def of_bytes(cls, content: builtins.bytes) -> FileHash:
-        """As of a file with this content."""
+        """Hash a file's content."""
         return cls(len(content), xxhash.xxh3_128_hexdigest(content))
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What stands in MANIFEST.json, but for the hash of it.
+    """The content of MANIFEST.json, without its hash.
 
     Attributes:
         step: optimizer steps done.
-        phase_end, milestone: what it is kept for, when others are removed.
+        phase_end, milestone: reasons to keep it when others are removed.
         files: by name.
-        weights, optimizer: the files that hold them, each with the slice of every tensor that is not whole in it: its
+        weights, optimizer: the files with these tensors; each maps a tensor that it contains in part to its slice: the
             first row, and the rows of the whole tensor.
         schema: of the checkpoint.
     """
@@ -92,24 +87,24 @@ class Manifest:
     schema: Count
 
     def write(self, folder: Path) -> None:
-        """Raises OSError if the disk refuses it."""
+        """Write the manifest with its hash; raises OSError if the disk refuses it."""
         content = asdict(self)
         text = json.dumps(content | {"xxh3_128": _hash(content)}, indent=1)
         (folder / MANIFEST).write_text(text, encoding="utf-8")
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a checkpoint and make sure of it; the files are not looked at.
+    """Read and verify the manifest of a checkpoint, but not its files.
 
     Args:
-        folder: the checkpoint. If its name tells a step, that is the manifest's.
+        folder: the checkpoint. If it is named by a step, the manifest must have that step.
 
     Raises:
         StorageError: it is missing, damaged, of another schema, or another checkpoint's.
     """
     path = folder / MANIFEST
     with os_errors_as(StorageError, f"{path}: missing or unreadable"), open_file(path) as file:
-        text = file.read(MOST_BYTES)
+        text = file.read(MAX_BYTES)
     with os_errors_as(StorageError, f"{path}: damaged", "", ValueError):
         manifest = _verified(parse_json(text), path)
         if not (manifest.weights and manifest.optimizer):
@@ -120,14 +115,13 @@ def read_manifest(folder: Path) -> Manifest:
         for name in manifest.files:
             if not _FILE.fullmatch(name):
                 raise ValueError(f"it lists {name[:60]!r}, which is no file of a checkpoint")
-    named = _STEP.fullmatch(folder.name)
-    if named is not None and int(named[1]) != manifest.step:
+    if NAME.fullmatch(folder.name) and step_of(folder) != manifest.step:
         raise StorageError(f"{folder}: its {MANIFEST} is that of step {manifest.step}; it was copied or renamed")
     return manifest
 
 
 def kept_steps(manifests: Iterable[Manifest], keep: int) -> set[int]:
-    """Of some checkpoints those that stay: the newest `keep`, ends of phases and milestones."""
+    """Return the steps of the checkpoints to keep: the newest `keep`, ends of phases and milestones."""
     found = {manifest.step: manifest for manifest in manifests}
     for_good = {step for step, manifest in found.items() if manifest.phase_end or manifest.milestone}
     return for_good | set(sorted(found, reverse=True)[:keep])
@@ -154,11 +148,28 @@ def _verified(content: Any, path: Path) -> Manifest:
 
 
 def _hash(content: dict[str, Any]) -> str:
-    """Of the content in the one way in which JSON writes it without a choice."""
+    """Hash the content in a canonical form of JSON."""
     return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
 
 
+def step_name(step: int) -> str:
+    """Return the name of a step's checkpoint."""
+    return f"step-{step:08d}"
+
+
+def step_of(folder: Path) -> int:
+    """Return the step in the name of a checkpoint."""
+    return int(folder.name.removeprefix("step-"))
+
+
+def step_folders(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, complete or not, in order of steps."""
+    if not folder.is_dir():
+        return []
+    found = {path: int(match[1]) for path in folder.iterdir() if (match := NAME.fullmatch(path.name))}
+    return sorted(found, key=found.__getitem__)
+
+
 def newest_step(run: Path) -> Path | None:
-    """The newest checkpoint of a run by its name alone, whole or not; None where there is none."""
-    found = [path for path in (run / "checkpoints").glob("step-*") if path.name.removeprefix("step-").isdecimal()]
-    return max(found, key=lambda path: int(path.name.removeprefix("step-")), default=None)
+    """Return the newest checkpoint of a run by its name, complete or not; None without any."""
+    return next(reversed(step_folders(run / "checkpoints")), None)

@@ -1,9 +1,9 @@
-"""Provenance of a run: program, libraries, command line, machine and times of each of its starts.
+"""Record the provenance of a run: program, libraries, command line, machine and times of each of its starts.
 
-They stand in starts.jsonl of the run's folder, a line where a start begins and one where it ends. The file is never
-rewound: metrics.jsonl tells what the weights have seen, this tells what was done to get them. A start that was killed
-has no second line. Host and command line stay here and on the run's report; the model
-card, which is published, has neither.
+starts.jsonl of the run's folder has a line for the beginning of each start and one for its end. The file is never
+rewound: metrics.jsonl records the steps that the weights have seen, starts.jsonl every start that led there. A killed
+start lacks its second line. Host and command line appear only here and on the run's report; the model card, which is
+published, omits them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from modernbert_train.core.version import __version__
 
 STARTS = "starts.jsonl"
 _LIBRARIES = ("torch", "mosaicml", "mosaicml-streaming", "transformers", "tokenizers", "numpy")
-_LETTERS = 200  # of a text on a page; the file has all
+_LETTERS = 200  # of a text on a page; the file has the whole text
 _COMMIT = 7
 
 
 def here() -> dict[str, Any]:
-    """The program and the machine of this process, as they stand in the line of a start."""
+    """Return the program and the machine of this process, as keys of the line of a start."""
     found = commit()
     libraries = {}
     for name in _LIBRARIES:
@@ -50,7 +50,7 @@ def here() -> dict[str, Any]:
 
 
 def command_line(words: Sequence[str]) -> list[str]:
-    """The words of a command line, those that look like secrets hidden."""
+    """Return the words of a command line, with likely secrets hidden."""
     shown = [Path(words[0]).name] if words else []
     hide = False
     for word in words[1:]:
@@ -67,17 +67,17 @@ def command_line(words: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Start:
-    """One start of a run; what the file does not hold is empty, 0 or None.
+    """One start of a run; values that the file lacks are empty, 0 or None.
 
     Attributes:
-        version, commit, changes: of this program, and whether the checkout differed from its commit.
+        version, commit, changes: of this program; `changes` is True if the checkout differed from its commit.
         python, libraries: their versions.
         plugins: versions of the user's own packages, with a hash of each one's source.
         command: words of the command line.
-        host, device, ranks: on how many of what it ran; the host is that of rank 0.
-        tokens: where the run stood.
+        host, device, ranks: host of rank 0, kind of device, and number of ranks.
+        tokens: seen by the run before this start.
         time, ended: unix time.
-        outcome: finished, stopped or failed; empty while it runs, and of a start that was killed.
+        outcome: finished, stopped or failed; empty while it runs, and after a kill.
         error: that ended it.
     """
 
@@ -99,7 +99,7 @@ class Start:
 
     @property
     def program(self) -> str:
-        """Program and machine in words."""
+        """Program and machine as text."""
         text = f"modernbert-train {self.version or 'of an unknown version'}"
         if self.commit:
             text += f", commit {self.commit[:_COMMIT]}{' with changes' if self.changes else ''}"
@@ -110,12 +110,12 @@ class Start:
 
 
 def program(entry: Mapping[str, Any]) -> str:
-    """Of the line of a start: program and machine in words."""
+    """Return program and machine as text, from the line of a start."""
     return _start(entry).program
 
 
 def read_starts(run_folder: Path) -> list[Start]:
-    """The starts of a run in their order; lines that tell of none are left out, and a file that cannot be read too."""
+    """Return the starts of a run in order; other lines are left out, and an unreadable file has none."""
     entries: list[dict[str, Any]] = []
     with suppress(OSError):
         entries, _ = read_lines(run_folder / STARTS)
@@ -130,7 +130,7 @@ def read_starts(run_folder: Path) -> list[Start]:
 
 
 def _start(entry: Mapping[str, Any]) -> Start:
-    """Each value as it should be; the file may hold anything."""
+    """Parse a start; values of a wrong type are left out: the file may hold anything."""
     command = entry.get("command")
     values: dict[str, Any] = {}
     for each in fields(Start):
@@ -155,11 +155,11 @@ def _finite(value: object) -> float:
 
 
 def in_words(starts: Sequence[Start], until: float = math.nan) -> str:
-    """Who trained a run, on what and when, in a sentence; empty where nothing is known.
+    """Return a sentence on the programs, machines and times of a run; empty without starts.
 
     Args:
         starts: of the run.
-        until: when its record ends, which counts where the last start has no end.
+        until: time of its last record, used if the end of the last start is not recorded.
     """
     if not starts:
         return ""

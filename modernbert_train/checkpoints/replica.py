@@ -1,7 +1,7 @@
-"""A run's side of its second home: starts the copier, follows it, and brings back what is missing here.
+"""The run's side of its replica: start the copier, read its events, and fetch missing checkpoints.
 
-The copier is a process of its own: it shares neither interpreter nor memory with the training step, and a store that
-fails, hangs or is slow stops nothing. If it dies it is started again.
+The copier is a separate process: it shares neither interpreter nor memory with the training step, so a store that
+fails, hangs or is slow does not stop training. If it dies it is started again.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from modernbert_train.checkpoints.copier import (
     local_manifests,
     manifest_of,
     start_of,
-    step_name,
 )
-from modernbert_train.checkpoints.manifest import CONFIG_YAML
+from modernbert_train.checkpoints.manifest import CONFIG_YAML, step_name
 from modernbert_train.checkpoints.store import RECORD, Store
 from modernbert_train.checkpoints.verified import METRICS
 from modernbert_train.config.schema import CheckpointConfig
@@ -35,16 +34,16 @@ from modernbert_train.core.files import append_line, free_bytes, os_errors_as, p
 from modernbert_train.errors import ConfigError, DataError, RunError, StoppedEarly, StorageError
 
 COPIES = "copies.jsonl"
-_PAUSE, _LONGEST_PAUSE = 2.0, 60.0  # between two starts of a copier that died
+_PAUSE, _MAX_PAUSE = 2.0, 60.0  # between two starts of a copier that died
 _BACK = ".partial-back-"
 
 
 class Replica:
-    """Keeps a copier at work for as long as the block runs, and waits for what is due when the block ends in order.
+    """Context manager that keeps a copier running, and waits for the last copies when the block ends without an error.
 
     Args:
         settings: the run's section checkpoint; without copy_to nothing happens.
-        folder: of the run, whose last part is its name there too.
+        folder: of the run; its name is also the name in the store.
         say: prints a line.
     """
 
@@ -62,7 +61,7 @@ class Replica:
         return self
 
     def start(self) -> None:
-        """Begin; called on rank 0, once the run's folder is its own."""
+        """Start the copier; called on rank 0, once the run holds its folder's lock."""
         if self._settings.copy_to is None or self._thread is not None:
             return
         self._thread = threading.Thread(target=self._keep_at_work, name="copies", daemon=True)
@@ -82,7 +81,7 @@ class Replica:
         self._thread.join(10)
 
     def _wait(self) -> None:
-        """Until all that is due is copied, or the store has failed for checkpoint.copy_timeout_seconds."""
+        """Wait until everything is copied, or the store has failed for checkpoint.copy_timeout_seconds."""
         assert self._thread is not None
         self._ending.set()
         with self._guard:
@@ -96,7 +95,7 @@ class Replica:
         if self._failed is not None:
             self._say(
                 f"warning: not all checkpoints are copied to {self._settings.copy_to}: {self._failed} They "
-                "are all here; the same command copies what is missing."
+                "are all here; the same command copies the missing ones."
             )
 
     def _keep_at_work(self) -> None:
@@ -112,13 +111,13 @@ class Replica:
                 return
             if code not in (STOOD_STILL, StorageError.exit_code):
                 self._heard({"kind": "failed", "error": f"the copier ended (exit code {code}); it is started again"})
-            if time.monotonic() - began > _LONGEST_PAUSE:
+            if time.monotonic() - began > _MAX_PAUSE:
                 pause = _PAUSE
             self._ending.wait(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, _MAX_PAUSE)
 
     def _follow(self) -> int:
-        """Start a copier and read what it says to its end; returns its exit code."""
+        """Start a copier and read its events until it ends; return its exit code."""
         settings = self._settings
         assert settings.copy_to is not None
         order = Order(
@@ -151,7 +150,7 @@ class Replica:
         return code
 
     def _heard(self, event: dict[str, Any]) -> None:
-        with suppress(OSError):  # a full disk is told by the run
+        with suppress(OSError):  # the run reports a full disk
             append_line(self._folder / COPIES, json.dumps(event))
         if event["kind"] == "failed":
             self._failed = str(event["error"])
@@ -169,7 +168,7 @@ class Replica:
 
 
 def bring_back(settings: CheckpointConfig, folder: Path, say: Callable[[str], None]) -> None:
-    """Fetch the newest whole checkpoint of a run's second home, where it is newer than all that are here.
+    """Fetch the newest whole checkpoint of a run's replica, if it is newer than all local ones.
 
     Args:
         settings: the run's section checkpoint.
@@ -177,9 +176,9 @@ def bring_back(settings: CheckpointConfig, folder: Path, say: Callable[[str], No
         say: prints a line.
 
     Raises:
-        StorageError: the store cannot be asked and nothing is here, so that starting would start from zero; or this
-            disk refuses what comes.
-        ConfigError: the store refuses the credentials, and nothing is here.
+        StorageError: the store cannot be read and no checkpoint is here, so a start would begin from zero; or this
+            disk refuses the files.
+        ConfigError: the store refuses the credentials, and no checkpoint is here.
     """
     checkpoints = folder / "checkpoints"
     newest = max(local_manifests(checkpoints), default=None)
@@ -193,7 +192,7 @@ def bring_back(settings: CheckpointConfig, folder: Path, say: Callable[[str], No
                 f"{error} No checkpoint is here, and whether one is there cannot be known, so nothing is started from "
                 "zero. Start again when the store answers; or unset checkpoint.copy_to."
             ) from None
-        say(f"warning: the second home cannot be asked, so what is here is taken: {error}")
+        say(f"warning: the second home cannot be read, so the local checkpoints are used: {error}")
         return
     for step in sorted(there, reverse=True):
         if newest is not None and step <= newest:
@@ -213,10 +212,10 @@ def bring_back(settings: CheckpointConfig, folder: Path, say: Callable[[str], No
 
 
 def refuse_fresh(settings: CheckpointConfig, name: str) -> None:
-    """Refuse to begin anew what the second home would bring back at the next start.
+    """Refuse a fresh start if the replica's checkpoints would be fetched at the next start.
 
     Raises:
-        ConfigError: it holds checkpoints of the run.
+        ConfigError: the replica holds checkpoints of the run.
     """
     if (store := store_of(settings, name)) is not None and (there := store.steps()):
         raise ConfigError(
@@ -226,26 +225,26 @@ def refuse_fresh(settings: CheckpointConfig, name: str) -> None:
 
 
 def fetch(store: Store, step: int, checkpoints: Path, say: Callable[[str], None]) -> bool:
-    """Bring one checkpoint back from a second home, in place of what is here of it.
+    """Fetch one checkpoint from a replica; it replaces a local one of that step.
 
     Args:
-        store: the run's folder there.
+        store: the run's folder in it.
         step: of the checkpoint.
-        checkpoints: the run's folder of them.
+        checkpoints: the run's folder of checkpoints.
         say: prints a line.
 
     Returns:
-        Whether it came; not if there is none of that step, or it is damaged.
+        False if the replica lacks that step, or it is damaged.
 
     Raises:
-        RunError: the store cannot be asked, or this disk refuses it.
+        RunError: the store cannot be read, or this disk refuses it.
     """
     name = store.steps().get(step)
     return name is not None and _fetched(store, name, checkpoints, say)
 
 
 def store_of(settings: CheckpointConfig, name: str) -> Store | None:
-    """The second home of a run of that name; None if it has none.
+    """Open the replica of a run of that name; None without checkpoint.copy_to.
 
     Raises:
         RunError: it cannot be reached.
@@ -256,7 +255,7 @@ def store_of(settings: CheckpointConfig, name: str) -> Store | None:
 
 
 def _fetched(store: Store, name: str, checkpoints: Path, say: Callable[[str], None]) -> bool:
-    """Whether a checkpoint came whole; it then has its name here.
+    """Fetch a checkpoint; return True if it is whole, and renamed to its final name.
 
     Raises:
         StorageError: this disk refuses it.
@@ -278,7 +277,7 @@ def _fetched(store: Store, name: str, checkpoints: Path, say: Callable[[str], No
             if replaced is not None:
                 shutil.rmtree(replaced, ignore_errors=True)
             return True
-    except (StorageError, DataError) as error:  # DataError: a file of it is missing there
+    except (StorageError, DataError) as error:  # DataError: one of its files is missing in the store
         if str(error).startswith(store.url):
             say(f"warning: passed over a damaged copy: {error}")
             return False
@@ -288,7 +287,7 @@ def _fetched(store: Store, name: str, checkpoints: Path, say: Callable[[str], No
 
 
 def _fetch_records(store: Store, folder: Path, checkpoint: Path, say: Callable[[str], None]) -> None:
-    """The run's small files, where there are none here; its configuration is that of the checkpoint."""
+    """Fetch the run's small files that are missing here; its configuration is copied from the checkpoint."""
     if not (folder / CONFIG_YAML).exists():
         shutil.copyfile(checkpoint / CONFIG_YAML, folder / CONFIG_YAML)
     for name in RECORDS:

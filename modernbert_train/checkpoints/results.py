@@ -1,7 +1,7 @@
-"""Measurements of a run's checkpoints after training, in evaluations.jsonl of the run's folder.
+"""Keep measurements of a run's checkpoints after training, in evaluations.jsonl of the run's folder.
 
-`eval` and `finetune` add a line for each thing that they measured; nobody else writes there, and nothing is rewritten.
-A line names the weights by their hash, so that a result is never shown beside others.
+Only `eval` and `finetune` write to the file: a line for each measurement, never rewritten. A line names the weights by
+their hash, so a result is never shown for other weights.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from modernbert_train.core.text import shorten
 from modernbert_train.core.version import __version__
 
 EVALUATIONS = "evaluations.jsonl"
-_LETTERS, _MOST_FIGURES = 80, 100
+_LETTERS, _MAX_FIGURES = 80, 100
 _NOT_SHOWN = ("num_", "baseline/")
 
 
@@ -31,10 +31,10 @@ class Result:
     """Figures of a checkpoint.
 
     Attributes:
-        name: what was measured.
-        figures: by name; those that are no numbers are left out.
-        checkpoint, step, weights: of what: the folder's name, its step, and the hash of its weights.
-        seed: of a fine-tuning; None of all else.
+        name: of the measurement.
+        figures: by name; values that are not numbers are left out.
+        checkpoint, step, weights: the folder's name, its step, and the hash of its weights.
+        seed: of a fine-tuning; else None.
         version: of this program.
         time: unix time.
     """
@@ -50,12 +50,12 @@ class Result:
 
     @property
     def shown(self) -> dict[str, float]:
-        """Without counts and what guessing reaches."""
+        """The figures without counts and baselines."""
         return {name: value for name, value in self.figures.items() if not name.startswith(_NOT_SHOWN)}
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """The folder of the run that a checkpoint's folder stands in; None where it stands alone."""
+    """Return the folder of the run that contains a checkpoint; None if it is outside of a run."""
     folder = checkpoint.parent
     return folder.parent if folder.name == "checkpoints" and (folder.parent / "config.yaml").is_file() else None
 
@@ -63,7 +63,7 @@ def run_of(checkpoint: Path) -> Path | None:
 def keep_result(
     checkpoint: Path, name: str, figures: Mapping[str, float], *, step: int, weights: str, seed: int | None = None
 ) -> None:
-    """Add a result to the run that a checkpoint is of, unless it stands there; warns where that cannot be done.
+    """Add a result to the run of a checkpoint, unless it is recorded already; warn if the file cannot be written.
 
     Args:
         checkpoint: its folder.
@@ -90,7 +90,7 @@ def keep_result(
 
 
 def read_results(run_folder: Path) -> list[Result]:
-    """What is kept, in the order in which it was measured; what cannot be read is left out."""
+    """Return the results of a run in the order of measurement; unreadable lines are left out."""
     with suppress(OSError):
         entries, _ = read_lines(run_folder / EVALUATIONS)
         return [result for entry in entries if (result := _result(entry)) is not None]
@@ -101,7 +101,7 @@ def _result(entry: Mapping[str, Any]) -> Result | None:
     figures, step, seed = entry.get("figures"), entry.get("step"), entry.get("seed")
     if not isinstance(figures, dict) or not is_count(step) or not isinstance(entry.get("name"), str):
         return None
-    known = {shorten(key, _LETTERS): number(value) for key, value in list(figures.items())[:_MOST_FIGURES]}
+    known = {shorten(key, _LETTERS): number(value) for key, value in list(figures.items())[:_MAX_FIGURES]}
     when = number(entry.get("time"))
     return Result(
         name=shorten(entry["name"], _LETTERS),
@@ -116,7 +116,7 @@ def _result(entry: Mapping[str, Any]) -> Result | None:
 
 
 def table_rows(results: Sequence[Result]) -> list[tuple[str, str, str, str]]:
-    """Checkpoint, name, figure and value: of each seed the last that was measured, of several seeds their mean."""
+    """Return rows of checkpoint, name, figure and value: the last result of each seed, averaged over seeds."""
     last = {(result.checkpoint, result.weights, result.name, result.seed): result for result in results}
     groups: dict[tuple[str, str, str], list[Result]] = {}
     for result in last.values():

@@ -1,9 +1,8 @@
-"""Refuse changes to what a run was trained with so far; what lies ahead of its checkpoint may change.
+"""Refuse changes to the trained phases of a run; phases after its checkpoint may change.
 
-The clock is a sum of phases: another order, name or length of one that was trained would move the run to another place
-of its plan, and rates, row length and RoPE base with it, without a word. So the plan that is saved with the checkpoint
-is compared with the run's, phase by phase, up to the phase of the last step. For keys outside of `phases` see
-run_folder.py.
+The clock is a sum of phases: another order, name or length of a trained phase would silently move the run to another
+position of its plan, with other rates, row length and RoPE base. So the plan saved with the checkpoint is compared with
+the run's, phase by phase, up to the phase of the last step. For keys outside of `phases` see run_folder.py.
 """
 
 from __future__ import annotations
@@ -22,25 +21,25 @@ if TYPE_CHECKING:
     from modernbert_train.checkpoints.checkpoint import Checkpoint
 
 
-# Of the phase in which a run stands: they decide when it ends and how its rate falls towards that end.
+# keys of a run's present phase that decide when it ends and how its rate decays towards that end
 _ITS_END = ("tokens", "schedule.decay_tokens", "schedule.decay", "schedule.final_lr_ratio")
 
 
 def check_same_past(found: Checkpoint, phases: Mapping[str, PhaseConfig]) -> None:
-    """Compare the plan that a run was trained by with the one by which it is to go on.
+    """Compare the plan that a run was trained by with its present plan.
 
     Args:
         found: the run's checkpoint.
         phases: of the run now.
 
     Raises:
-        ConfigError: a phase that was trained differs; names each difference.
+        ConfigError: a trained phase differs; names each difference.
     """
     refuse_changes(found.folder, found.config.phases, phases, found.state.phase, found.state.tokens)
 
 
 def refuse_average(run: Path) -> None:
-    """Refuse to train on from a run's folder that holds an average.
+    """Refuse to continue training from a run's folder that holds an average.
 
     Raises:
         ConfigError: always.
@@ -54,7 +53,7 @@ def refuse_average(run: Path) -> None:
 def refuse_changes(
     checkpoint: Path, then: Mapping[str, PhaseConfig], now: Mapping[str, PhaseConfig], phase: str, tokens: int
 ) -> None:
-    """Compare two plans up to a checkpoint, which names itself in the message.
+    """Compare two plans up to a checkpoint.
 
     Args:
         checkpoint: its folder.
@@ -70,12 +69,12 @@ def refuse_changes(
             f"{checkpoint}: trained to {tokens:,} tokens, into phase {phase}, and the plan up to there has changed:"
             f"\n  {listed}\nOnly what lies ahead can still be changed. Restore these, or follow the new plan in a "
             f"run with another name= and start.checkpoint={checkpoint}, or start over with --fresh (the old run is "
-            "kept beside it)."
+            "kept under another name)."
         )
 
 
 def past_changes(then: Mapping[str, PhaseConfig], now: Mapping[str, PhaseConfig], last: str, tokens: int) -> list[str]:
-    """What differs between two plans in the part that was trained.
+    """Return the differences between two plans in their trained part.
 
     Args:
         then, now: phases of the runs; `then` has one of the name `last`.
@@ -83,8 +82,8 @@ def past_changes(then: Mapping[str, PhaseConfig], now: Mapping[str, PhaseConfig]
         tokens: global tokens seen; past the phase's end if the last batch crossed it.
 
     Returns:
-        A line for each difference, old value and new. The phase of the last step may still be lengthened, cut short, or
-        decayed otherwise, if neither its decay had begun by then nor begins before.
+        A line for each difference, old value and new. The length and decay of the last step's phase may still change,
+        if the decay begins after that step in both plans.
     """
     old, new = list(then), list(now)
     trained = old[: old.index(last) + 1]

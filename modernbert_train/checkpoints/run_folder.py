@@ -1,16 +1,16 @@
-"""A run's folder: who may write to it, what is in it, and the line-by-line record of the run.
+"""A run's folder: its lock, its files, and the line-by-line record of the run.
 
 runs/NAME/config.yaml      the resolved configuration, itself runnable
-runs/NAME/resolved.json    what the last start was asked for, and what it decided; see plan/resolve.py
+runs/NAME/resolved.json    the last start: the requested configuration and its decisions; see plan/resolve.py
 runs/NAME/metrics.jsonl    one line per optimizer step, validation, start and resume
-runs/NAME/starts.jsonl     what trained it, a line where a start begins and one where it ends; see provenance.py
-runs/NAME/evaluations.jsonl what `eval` and `finetune` measured of its checkpoints; see results.py
-runs/NAME/samples.jsonl    what the model filled in at each validation; lines of steps that were trained again are void
+runs/NAME/starts.jsonl     a line for the beginning of each start and one for its end; see provenance.py
+runs/NAME/evaluations.jsonl measurements of its checkpoints by `eval` and `finetune`; see results.py
+runs/NAME/samples.jsonl    predictions at each validation; lines of steps that were trained again are void
 runs/NAME/halved.json      microbatches that did not fit and were halved; see oom_backoff.py
 runs/NAME/faults.jsonl     one line for each batch that stability.py skipped, or ended the run at; never rewound
-runs/NAME/checkpoints/     see checkpoint.py; what is in superseded/ there was set aside, see tools/restore.py
-runs/NAME/copies.jsonl     what was copied to checkpoint.copy_to, or why not; see copies/
-runs/NAME/data.json        what its data are: lengths, fields, sources; for its page, see data/statistics.py
+runs/NAME/checkpoints/     see checkpoint.py; superseded/ has checkpoints set aside by tools/restore.py
+runs/NAME/copies.jsonl     copies to checkpoint.copy_to, and errors; see replica.py
+runs/NAME/data.json        statistics of its data: lengths, fields, sources; see data/statistics.py
 runs/NAME/tokenizer/       a copy of data.tokenizer, with which the folder can be used anywhere; see vocabulary.py
 runs/NAME/report.html      drawn from metrics.jsonl
 runs/NAME/profile/         traces and tables of the steps that profile: asks for
@@ -28,6 +28,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import IO, Any
 
+from modernbert_train.checkpoints.manifest import step_folders
 from modernbert_train.checkpoints.provenance import STARTS, read_starts
 from modernbert_train.config.auto import filled, recorded
 from modernbert_train.config.knob import may
@@ -44,7 +45,7 @@ from modernbert_train.errors import ConfigError, RunError, StorageError
 
 SAMPLES, RESOLVED = "samples.jsonl", "resolved.json"
 TOKENIZER_COPY = "tokenizer"  # folder
-_GONE_SECONDS = 60.0  # a process that trains records more often, mostly; a scheduler starts a lost job again later
+_GONE_SECONDS = 60.0  # a training process mostly records more often; a scheduler restarts a lost job later
 _OF_FAULTS = (
     ". It lists the updates that the run has skipped, and without it the run would not continue as it did. Restore it "
     "from a copy; or remove the damaged lines, if those updates lie before the newest checkpoint."
@@ -72,13 +73,13 @@ class RunFolder:
         """Create the folder, or take it over if it is of the same run; hold its lock as long as the process lives.
 
         Args:
-            fresh: put what the folder holds aside under another name first; nothing is deleted.
+            fresh: rename the existing folder first; no file is deleted.
 
         Returns:
-            What differs harmlessly from the configuration the folder was last used with.
+            Harmless differences from the last configuration of the folder.
 
         Raises:
-            ConfigError: the folder belongs to a run that would have trained something else, or is in use.
+            ConfigError: the folder belongs to a run with an incompatible configuration, or is in use.
             DataError: a file in it is a link to elsewhere, or no file.
             StorageError: it cannot be written.
         """
@@ -95,29 +96,30 @@ class RunFolder:
         return changed
 
     def check_writable(self) -> None:
-        """Find out whether `open` could write here, without writing.
+        """Check, without writing, that `open` could write here.
 
         Raises:
             StorageError: it could not.
         """
-        there = next(path for path in (self.path, *self.path.absolute().parents) if path.exists() or path.is_symlink())
-        wrong = None
-        if not there.is_dir():
-            wrong = errno.EEXIST if there == self.path else errno.ENOTDIR
-        elif os.statvfs(there).f_flag & os.ST_RDONLY:
-            wrong = errno.EROFS
-        elif not os.access(there, os.W_OK | os.X_OK):
-            wrong = errno.EACCES
-        if wrong is not None:
+        parents = (self.path, *self.path.absolute().parents)
+        existing = next(path for path in parents if path.exists() or path.is_symlink())
+        code = None
+        if not existing.is_dir():
+            code = errno.EEXIST if existing == self.path else errno.ENOTDIR
+        elif os.statvfs(existing).f_flag & os.ST_RDONLY:
+            code = errno.EROFS
+        elif not os.access(existing, os.W_OK | os.X_OK):
+            code = errno.EACCES
+        if code is not None:
             with self._opening():
-                raise OSError(wrong, os.strerror(wrong))
+                raise OSError(code, os.strerror(code))
 
     def has_checkpoints(self) -> bool:
-        """Whether there are any, whole or damaged; only names are looked at."""
-        return any("." not in path.name for path in self.checkpoints.glob("step-*"))
+        """True if the folder has checkpoints by name, whole or damaged."""
+        return bool(step_folders(self.checkpoints))
 
     def save_config(self) -> None:
-        """Replace config.yaml, once nothing of the run stands against it.
+        """Replace config.yaml, after all checks of the run.
 
         Raises:
             StorageError: it cannot be written.
@@ -142,17 +144,17 @@ class RunFolder:
         sweep(self.path)
 
     def compare(self) -> list[str]:
-        """What differs harmlessly from the configuration the folder was last used with.
+        """Return the harmless differences from the last configuration of the folder.
 
         Raises:
-            ConfigError: the folder belongs to a run that would have trained something else.
+            ConfigError: the folder belongs to a run with an incompatible configuration.
         """
         saved = self.path / "config.yaml"
         if not saved.exists():
             return []
         remedy = (
             "\nContinue with the version that wrote it, give this run another name=, or start over with --fresh (the "
-            "old run is kept beside it)."
+            "old run is kept under another name)."
         )
         others = f"{saved}: not written by this version, which has other keys"
         with values_as(ConfigError, others, ConfigError, after=remedy):
@@ -167,12 +169,12 @@ class RunFolder:
                 f"{self.path} holds a run with another configuration:\n  "
                 + "\n  ".join(forbidden)
                 + "\nGive this run another name=, restore the values, or start over with --fresh (the old run is kept "
-                "beside it)."
+                "under another name)."
             )
         return [_change(*change) for change in (*changed, *self._other_plugins())]
 
     def _other_plugins(self) -> list[tuple[str, str, str]]:
-        """Plugins whose version or source is another than at the last start: name and both."""
+        """Return the plugins whose version or source has changed since the last start: name, old and new."""
         starts = read_starts(self.path)
         last = (starts[-1].plugins if starts else None) or {}
         here = versions([name for name in self.config.plugins if name in last])
@@ -208,7 +210,7 @@ class RunFolder:
             append_line(path, json.dumps(redacted(entry) | {"time": round(time.time(), 3)}))
 
     def save_resolved(self, resolved: str, statistics: dict[str, Any]) -> None:
-        """Replace config.yaml, resolved.json and data.json, once nothing of the run stands against it.
+        """Replace config.yaml, resolved.json and data.json, after all checks of the run.
 
         Args:
             resolved: the run, as JSON.
@@ -224,7 +226,7 @@ class RunFolder:
                 write_whole(path, text)
 
     def record_fault(self, entry: dict[str, Any]) -> None:
-        """Add one line to faults.jsonl; it is whole and on the disk itself when this returns.
+        """Add one line to faults.jsonl; it is complete and synced to the disk when this returns.
 
         Raises:
             StorageError: the disk refuses it.
@@ -234,7 +236,7 @@ class RunFolder:
             write_whole(self.faults, "".join(json.dumps(each) + "\n" for each in entries))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Every line of metrics.jsonl that tells of a step; what a crash or a disk has damaged is left out.
+        """Read every line of metrics.jsonl with a step; damaged lines are left out.
 
         Raises:
             StorageError: the file cannot be read.
@@ -242,10 +244,10 @@ class RunFolder:
         return _read(self.metrics)[0]
 
     def read_faults(self) -> list[dict[str, Any]]:
-        """Every line of faults.jsonl, each found to be whole: a resumed run decides by them as it did before.
+        """Read and validate every line of faults.jsonl, which the decisions of a resumed run depend on.
 
         Raises:
-            StorageError: a line is damaged, which no crash can do, since the file is replaced as a whole.
+            StorageError: a line is damaged, which a crash cannot cause, since the file is replaced as a whole.
         """
         entries, damaged = _read(self.faults)
         for number, entry in enumerate(entries, start=1):
@@ -256,7 +258,7 @@ class RunFolder:
         return entries
 
     def rewind_metrics(self, step: int) -> None:
-        """Drop the lines after a step: the run goes on from there and will write them again.
+        """Drop the lines after a step: the run continues from it and will write them again.
 
         Raises:
             StorageError: the file cannot be read or written.
@@ -277,11 +279,11 @@ def take_lock(folder: Path, instead: str) -> IO[str]:
 
     Args:
         folder: of the run.
-        instead: what else to do where another process has it.
+        instead: remedy if another process has it.
 
     Raises:
         ConfigError: another process has it.
-        RunError: one that cannot be seen from here has it, and may be gone with its machine: to be tried again.
+        RunError: a process of another machine has it, which may be gone with its machine; try again later.
         OSError: the disk refuses it.
     """
     lock = (folder / ".lock").open("a+", encoding="utf-8")
@@ -304,19 +306,19 @@ def take_lock(folder: Path, instead: str) -> IO[str]:
 
 
 def _runs_here(owner: str) -> bool:
-    """Whether a lock's owner is a process of this machine that lives; a pod has the name of the one it replaces."""
+    """True if a lock's owner is a running process of this machine; a pod has the name of the one it replaces."""
     found = re.fullmatch(r"process (\d+) on (.*)", owner)
     return found is None or (found[2] == socket.gethostname() and is_running(int(found[1])))
 
 
 def _seconds_since_a_sign(folder: Path) -> float:
-    """Since a run's record was written last, or its lock was taken."""
+    """Return the time since the last record of a run, or since its lock was taken."""
     signs = [file.stat().st_mtime for file in (folder / "metrics.jsonl", folder / ".lock") if file.exists()]
     return time.time() - max(signs, default=time.time())
 
 
 def _free_by_now(lock: IO[str]) -> bool:
-    """Once more after a moment: a list of runs holds the lock of a run for a moment to see whether it trains."""
+    """Try the lock again after a moment: a list of runs holds it for a moment to see whether the run trains."""
     time.sleep(0.1)
     return lock_now(lock)
 
@@ -327,7 +329,7 @@ def _writing(path: Path) -> AbstractContextManager[None]:
 
 
 def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The lines of a record that tell of a step, and the number of all others."""
+    """Return the lines of a record with a step, and the number of all others."""
     with os_errors_as(StorageError, f"{path}: cannot be read", "Fix the disk or the permission."):
         entries, wrong = read_lines(path)
     found = [entry for entry in entries if is_count(entry.get("step"))]
@@ -335,7 +337,7 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def _check_fault(entry: dict[str, Any]) -> None:
-    """Raises ValueError if what a decision is taken by is missing."""
+    """Raise ValueError if a value that decisions depend on is missing."""
     for key, kind in {"tokens_before": Count, "tokens": Count, "fault": str, "action": str}.items():
         as_type(kind, entry.get(key), key)
     if entry["action"] == "roll_back" and not re.fullmatch(r"step-\d{8,18}", as_type(str, entry.get("to"), "to")):

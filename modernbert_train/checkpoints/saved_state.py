@@ -1,7 +1,7 @@
-"""state.json of a checkpoint: all that is not a tensor, typed, and found to be what a run can have written.
+"""Read and write state.json of a checkpoint: everything that is not a tensor, typed and validated.
 
-It is read once, when the checkpoint is opened. Hashes tell whether the disk has changed it; what is asked here is
-whether it is that of this step.
+It is read once, when the checkpoint is opened. Hashes show whether the disk has changed it; this module checks that it
+belongs to the step, and that a run can have written it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SavedTime(TypedDict):
 
 
 class SkippedUpdate(TypedDict):
-    """An update that was left out, and the range of global tokens that were left out with it."""
+    """A skipped update, and the range of its global tokens."""
 
     step: Count
     fault: str
@@ -41,13 +41,13 @@ class SkippedUpdate(TypedDict):
 
 
 class GuardState(TypedDict):
-    """The guard's memory; see stability.py.
+    """State of the guard against unstable steps; see stability.py.
 
     Attributes:
-        phase: that the losses belong to.
-        losses: that the next one is compared with.
-        skipped_updates: every update left out so far.
-        unlabelled_steps: steps so far without one label.
+        phase: of the losses.
+        losses: the recent ones, for comparison with the next one.
+        skipped_updates: so far.
+        unlabelled_steps: steps so far without a label.
     """
 
     phase: str | None
@@ -58,12 +58,12 @@ class GuardState(TypedDict):
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What going on needs, and an average has not.
+    """State needed to continue training, which an average lacks.
 
     Attributes:
         seconds: of training so far.
         timestamp: Composer's.
-        loader: the place in the data.
+        loader: data cursor.
         stability: the guard's.
     """
 
@@ -75,7 +75,7 @@ class TrainingState:
 
 @dataclass(frozen=True)
 class Averaged:
-    """A checkpoint that an average is made of; `weight` is its share."""
+    """A checkpoint in an average; `weight` is its share."""
 
     checkpoint: str
     step: Count
@@ -90,11 +90,11 @@ class SavedState:
     Attributes:
         step: optimizer steps done.
         tokens: global tokens seen.
-        phase: of the last step: its tokens do not tell, since the last batch passes the phase's end.
+        phase: of the last step; `tokens` does not determine it, since the last batch passes the phase's end.
         data: hash of each part of the data, by name; see fingerprint.py.
-        training: None of an average.
-        average: what an average is made of; empty for all others.
-        averaged_by: how, in words; of older files the mean.
+        training: None for an average.
+        average: checkpoints in an average; empty for other checkpoints.
+        averaged_by: method of the average, as text; `mean` in older files.
     """
 
     step: Count
@@ -106,12 +106,12 @@ class SavedState:
     averaged_by: str = "mean"
 
     def as_json(self) -> str:
-        """As it stands in state.json."""
+        """Return the text of state.json."""
         return json.dumps(asdict(self), allow_nan=False)
 
 
 def read_state(path: Path, config: RunConfig, step: int) -> SavedState:
-    """Read a state and make sure of it.
+    """Read and validate a state.
 
     Args:
         path: of state.json.
@@ -120,7 +120,7 @@ def read_state(path: Path, config: RunConfig, step: int) -> SavedState:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is not what a run with this configuration has written; names the field.
+        ValueError: a run with this configuration cannot have written it; names the field.
     """
     state: SavedState = as_type(SavedState, read_json(path))
     _require(state.step == step, "step", f"{step}, as the manifest says", state.step)

@@ -1,12 +1,12 @@
-"""Writes checkpoints behind the training step: in a thread of each rank, one checkpoint at a time.
+"""Write checkpoints in the background: in a thread of each rank, one checkpoint at a time.
 
-The step gives a share of copied tensors and goes on. Every rank's thread writes its own share; that of rank 0 makes the
-folder first, collects what all have written, and gives the checkpoint its name. Nothing here is a collective. The work
-of the thread is hashing, writing and waiting for the disk, none of which holds Python's lock.
+The step hands over a share of copied tensors and continues. Every rank's thread writes its own share; rank 0's thread
+makes the folder first, collects the results of all ranks, and renames the checkpoint. No collective is used. The thread
+hashes, writes and waits for the disk, which all release Python's lock.
 
-All threads come to the same end: the checkpoint is whole, or all have the same error. It is raised by `wait`, which
-training calls on all ranks alike: before the next checkpoint, at the end, and at the step after a failure, of which the
-ranks tell each other with the numbers of the step (save_requests.py).
+All threads end alike: the checkpoint is whole, or all have the same error. `wait` raises it, which training calls on
+all ranks at the same step: before the next checkpoint, at the end, and at the step after a failure, which the ranks
+announce with the numbers of the step (save_requests.py).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from modernbert_train.distributed.heartbeat import GRACE_SECONDS
 from modernbert_train.distributed.mailbox import Mailbox
 from modernbert_train.errors import RunError, StorageError, UnstableRun
 
-PATIENCE = 1800.0  # seconds that a disk may take nothing: a parallel file system changes servers in 5 to 15 minutes
-WARN = 60.0  # seconds after which that is said
+PATIENCE = 1800.0  # seconds without progress of a disk: a parallel file system changes servers in 5 to 15 minutes
+WARN = 60.0  # seconds without progress before a warning
 _LOOK_SECONDS = 0.2
 _KINDS: dict[str, type[RunError]] = {each.__name__: each for each in (RunError, StorageError, UnstableRun)}
 
@@ -52,11 +52,11 @@ class Snapshot:
 
     Attributes:
         step: optimizer steps done.
-        share: this rank's tensors; None where it writes none.
-        copied: returns once they are there.
+        share: this rank's tensors; None if it writes none.
+        copied: returns once they are copied to the CPU.
         total_bytes: of the tensors of all ranks.
         state, config_yaml: texts of its files.
-        phase_end, milestone: what it is kept for.
+        phase_end, milestone: reasons to keep it.
     """
 
     step: int
@@ -74,9 +74,9 @@ class Saved:
     """A checkpoint that was written.
 
     Attributes:
-        step: of it.
+        step: optimizer steps done.
         bytes: of all its files; known to rank 0.
-        seconds: that it took, behind the run.
+        seconds: of writing, in the background.
     """
 
     step: int
@@ -85,7 +85,7 @@ class Saved:
 
 
 def ranks_that_see(folder: Path) -> list[int]:
-    """The ranks that have rank 0's folder before them, which can share in writing to it; a collective."""
+    """Return the ranks that see rank 0's folder, and so can write to it; a collective."""
     token = on_rank_zero(lambda: _place_token(folder))
     seen = gather_from_all((folder / token).exists())
     on_rank_zero(lambda: (folder / token).unlink(missing_ok=True))
@@ -105,12 +105,12 @@ class Saver:
     """Writes the checkpoints of a run, one at a time.
 
     Args:
-        checkpoints: the run's folder of them.
-        keep: so many of the newest.
-        writers: ranks that have a share in each; rank 0 is one of them.
-        patience_seconds: a rank that is so much later than rank 0 with its share, or a disk that takes nothing for so
-            long, has failed: the run ends if it cannot do without, which is at its next checkpoint.
-        failed: is called, in the thread, when a checkpoint could not be written.
+        checkpoints: the run's folder of checkpoints.
+        keep: number of the newest ones to keep.
+        writers: ranks that write a share of each; rank 0 is one of them.
+        patience_seconds: limit for a rank's delay behind rank 0, and for a disk without progress; after it the run ends
+            at its next checkpoint.
+        failed: called in the thread when a checkpoint could not be written.
     """
 
     def __init__(
@@ -132,11 +132,11 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._saved: Saved | None = None
         self._error: RunError | None = None
-        self._moved = 0.0  # when it last came on
+        self._moved = 0.0  # time of the last progress
         self._warned = False
 
     def start(self, snapshot: Snapshot) -> None:
-        """Write a checkpoint behind the run. The one before must have been awaited."""
+        """Start writing a checkpoint. The previous one must have been awaited."""
         assert self._thread is None
         self._number += 1
         self._saved, self._warned = None, False
@@ -145,16 +145,16 @@ class Saver:
         self._thread.start()
 
     def take_saved(self) -> Saved | None:
-        """The last checkpoint, once it is written; each is given out once, and nothing is waited for."""
+        """Return the last checkpoint once it is written, without waiting; each is returned once."""
         if self._thread is not None and not self._thread.is_alive() and self._saved is not None:
             self._thread = None
-        if self._thread is not None:  # at work, or `wait` has an error to raise
+        if self._thread is not None:  # still writing, or `wait` has an error to raise
             return None
         saved, self._saved = self._saved, None
         return saved
 
     def stands_still(self) -> str | None:
-        """Once for each checkpoint: that its disk takes nothing, while training goes on."""
+        """Return a warning, once for each checkpoint, if its disk makes no progress while training continues."""
         still = time.monotonic() - self._moved
         if self._thread is None or not self._thread.is_alive() or self._warned or still < min(WARN, self._patience):
             return None
@@ -165,13 +165,13 @@ class Saver:
         )
 
     def wait(self, at_most: float = float("inf")) -> None:
-        """Until nothing is being written. Every rank calls it.
+        """Wait until the checkpoint is written. Every rank calls it.
 
         Args:
             at_most: seconds.
 
         Raises:
-            StorageError: the disk has refused the checkpoint; nothing of it is visible, and earlier ones are untouched.
+            StorageError: the disk has refused the checkpoint; no part of it is visible, and earlier ones are untouched.
             UnstableRun: weights or moments in it were not finite.
             RunError: another rank was lost meanwhile.
         """
@@ -193,7 +193,7 @@ class Saver:
             raise error
 
     def settle(self, at_most: float) -> None:
-        """Before a run ends with an error: let the checkpoint be completed that is being written, and raise nothing."""
+        """Wait for the checkpoint before a run ends with an error; its own errors become warnings."""
         with errors_to(warn, RunError):
             self.wait(at_most)
 
@@ -205,14 +205,14 @@ class Saver:
         try:
             written = self._write(snapshot) if self._rank == 0 else self._write_share(snapshot)
             self._saved = Saved(snapshot.step, written, time.monotonic() - began)
-        except BaseException as error:  # whatever ends this thread (a panic of Rust's is no Exception) is told
+        except BaseException as error:  # every end of this thread is reported; a panic of Rust's is no Exception
             what = f"{folder_of(self._checkpoints, snapshot.step)}: writing it failed with {type(error).__name__}"
             self._error = error if isinstance(error, RunError) else RunError(f"{what}: {error}")
         if self._error is not None:
             self._failed()
 
     def _write(self, snapshot: Snapshot) -> int:
-        """On rank 0: the folder, its own share, and the end."""
+        """Write the checkpoint on rank 0: the folder, its own share, and the manifest."""
         final = folder_of(self._checkpoints, snapshot.step)
         staging: Path | None = None
         try:
@@ -226,8 +226,8 @@ class Saver:
                 parts = [write_part(staging, snapshot.share, self._tell)]
                 parts += self._others(final, self._patience + 2 * (time.monotonic() - began))
                 _refuse_not_finite(snapshot.step, parts)
-                with suppress(FileNotFoundError):  # of a run that has recorded nothing yet
-                    sync(self._checkpoints.parent / METRICS)  # whose steps the checkpoint skips when it is resumed from
+                with suppress(FileNotFoundError):  # the run has no record yet
+                    sync(self._checkpoints.parent / METRICS)  # a resumed run does not repeat these steps
                 written = finish(
                     *(staging, final, parts),
                     state=snapshot.state,
@@ -236,19 +236,19 @@ class Saver:
                     milestone=snapshot.milestone,
                 )
                 self._tell()
-        except BaseException as error:  # the other ranks wait for a word, whatever it was
+        except BaseException as error:  # the other ranks wait for a message after every error
             self._post_error("begun" if staging is None else "end", error)
             if staging is not None:
                 shutil.rmtree(staging, ignore_errors=True)
             raise
-        self._post("end", {})  # it is whole now, whatever becomes of the older ones
+        self._post("end", {})  # it is whole now, also if removing older ones fails
         left = f"{final} is written; those that checkpoint.keep={self._keep} no longer keeps could not be removed"
         with errors_to(warn, StorageError), os_errors_as(StorageError, left, "The next checkpoint tries again."):
             clean(self._checkpoints, self._keep)
         return written
 
     def _others(self, final: Path, seconds: float) -> list[Part]:
-        """What the other ranks have written."""
+        """Collect the parts of the other ranks."""
         ranks = [rank for rank in self._writers if rank != 0]
         if self._mailbox is None or not ranks:
             return []
@@ -263,7 +263,7 @@ class Saver:
         return [as_type(Part, _checked(answer)) for answer in answers]
 
     def _write_share(self, snapshot: Snapshot) -> int:
-        """On the other ranks: their own share; then they hear what became of it."""
+        """Write the share of another rank, then wait for rank 0's result."""
         assert self._mailbox is not None
         final, began = folder_of(self._checkpoints, snapshot.step), time.monotonic()
         answer = self._hear("begun", 2 * self._patience)
@@ -279,12 +279,14 @@ class Saver:
         return 0
 
     def _hear(self, what: str, seconds: float) -> dict[str, Any]:
-        """What rank 0 says; raises its error."""
+        """Return rank 0's message; raises its error."""
         assert self._mailbox is not None
         try:
             (answer,) = self._mailbox.collect([self._key(what)], seconds, self._tell)
         except TimeoutError:
-            raise RunError(f"rank 0 has not told for {seconds:.0f} seconds whether a checkpoint is written") from None
+            raise RunError(
+                f"rank 0 has not answered for {seconds:.0f} seconds whether a checkpoint is written"
+            ) from None
         return _checked(answer)
 
     def _key(self, what: str) -> str:
@@ -300,7 +302,7 @@ class Saver:
         self._post(what, {"error": text, "kind": kind})
 
     def _forget(self, number: int) -> None:
-        """What was said of a checkpoint before the last one: everybody has read it."""
+        """Delete messages about the checkpoint before last; all ranks have read them."""
         if self._mailbox is not None and number > 0:
             self._mailbox.forget(
                 [f"{number}/{what}" for what in ("begun", "end", *(f"part/{rank}" for rank in self._writers[1:]))]
@@ -308,7 +310,7 @@ class Saver:
 
 
 def _checked(answer: dict[str, Any]) -> dict[str, Any]:
-    """A message; if it is an error, that is raised."""
+    """Return a message; raise it if it is an error."""
     if "error" in answer:
         raise _KINDS.get(answer["kind"], RunError)(answer["error"])
     return answer

@@ -1,10 +1,10 @@
-"""One run's folder in a store: any that fsspec knows, by its URL.
+"""Access one run's folder in any store that fsspec supports, by its URL.
 
     URL/RUN/step-00000012/    the files of a checkpoint; MANIFEST.json is written last, and makes it one
     URL/RUN/record/           the run's small files, as they were with the newest checkpoint
     URL/RUN/superseded/       checkpoints that `checkpoints restore` has set aside
 
-A store has no rename. What has no manifest is not there: it was left by a copy that broke off.
+Stores cannot rename. A folder without a manifest does not count: an interrupted copy left it.
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ from typing import IO, Any
 
 import xxhash
 
-from modernbert_train.checkpoints.manifest import MANIFEST, FileHash
+from modernbert_train.checkpoints.manifest import MANIFEST, NAME, FileHash
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
 
 RECORD = "record"
 KEY = "checkpoint.copy_to"
 _CHUNK = 1 << 22
-_STEP = re.compile(r"step-(\d{8,})")
 _WITH_PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
-Moved = Callable[[int], None]  # is told of the bytes that have moved
+Moved = Callable[[int], None]  # called with the number of bytes transferred
 
 
 def problem_of(url: str) -> str | None:
-    """What is wrong with the URL of a store, found without asking it; None if nothing is."""
+    """Return the problem with the URL of a store, found without a connection; None if it is valid."""
     if "://" not in url:
         return f"{KEY}={url}: not a URL. Write s3://BUCKET/FOLDER, gs://... or file:///OTHER/DISK."
     if _WITH_PASSWORD.search(url):
@@ -57,8 +56,8 @@ class Store:
     Args:
         url: checkpoint.copy_to.
         run: name of the run.
-        timeout_seconds: an answer that takes longer is an error, where the store's library can be told so.
-        moved: is told of the bytes that have moved, as they move.
+        timeout_seconds: a slower answer is an error, if the store's library supports timeouts.
+        moved: called with the number of bytes of each transfer.
     """
 
     def __init__(self, url: str, run: str, timeout_seconds: float, moved: Moved = lambda count: None) -> None:
@@ -70,23 +69,23 @@ class Store:
             self._fs, self._root = url_to_fs(self.url, **_options(url, timeout_seconds))
 
     def steps(self) -> dict[int, str]:
-        """Steps of the whole checkpoints there, each with the name of its folder; in no order."""
+        """Return the steps of the whole checkpoints, each with the name of its folder; in no order."""
         return {int(name.removeprefix("step-")): name for name in self.folders() if self.has(f"{name}/{MANIFEST}")}
 
     def folders(self) -> set[str]:
-        """Names of the folders of checkpoints, whole or not."""
+        """Return the names of the folders of checkpoints, whole or not."""
         found: list[object] = []
         with self._errors(""), suppress(FileNotFoundError):
             found = self._fs.ls(self._root, detail=False)
         names = {str(path).rstrip("/").rpartition("/")[2] for path in found}
-        return {name for name in names if _STEP.fullmatch(name)}
+        return {name for name in names if NAME.fullmatch(name)}
 
     def has(self, name: str) -> bool:
         with self._errors(name):
             return bool(self._fs.exists(self._path(name)))
 
     def write(self, name: str, source: IO[bytes]) -> FileHash:
-        """Write a file as a whole; returns the size and hash of what was read of the source."""
+        """Write a file as a whole; return the size and hash of the source."""
         digest, size = xxhash.xxh3_128(), 0
         with self._errors(name):
             self._fs.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
@@ -99,11 +98,11 @@ class Store:
         return FileHash(size, digest.hexdigest())
 
     def digest(self, name: str) -> FileHash:
-        """Size and hash of a file as the store gives it back; all of it is read."""
+        """Read a whole file back and return its size and hash."""
         return self._read_into(name, None)
 
     def fetch(self, name: str, target: Path) -> FileHash:
-        """Read a file into a local one; returns the size and hash of what came.
+        """Read a file into a local one; return the size and hash of the received bytes.
 
         Raises:
             OSError: the local disk refuses it.
@@ -121,7 +120,7 @@ class Store:
         return FileHash(size, digest.hexdigest())
 
     def read(self, name: str, most: int) -> bytes:
-        """The first bytes of a small file."""
+        """Read the first bytes of a small file."""
         with self._errors(name), self._fs.open(self._path(name), "rb") as file:
             content: bytes = file.read(most)
         return content
@@ -132,17 +131,17 @@ class Store:
                 self._fs.rm_file(self._path(name))
 
     def remove_folder(self, name: str) -> None:
-        """Remove a checkpoint: its manifest first, so that a part of it is never taken for one."""
+        """Remove a checkpoint, its manifest first, so a partial folder never counts as one."""
         self.remove_file(f"{name}/{MANIFEST}")
         with self._errors(name):
             if self._fs.exists(self._path(name)):
                 self._fs.rm(self._path(name), recursive=True)
 
     def move_folder(self, name: str, to: str) -> None:
-        """Give a checkpoint another place; it is there as a whole before it is gone from here.
+        """Move a checkpoint; the copy is complete before the original is removed.
 
         Raises:
-            StorageError: what is there is of another size.
+            StorageError: a copy has another size.
         """
         with self._errors(name):
             inside = [str(path)[len(self._path(name)) + 1 :] for path in self._fs.find(self._path(name))]
@@ -171,12 +170,12 @@ class Store:
 
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
-        """Every library's errors as ours.
+        """Convert the errors of every store's library.
 
         Raises:
             ConfigError: access is refused.
-            DataError: it is not there.
-            StorageError: anything else, which may be better the next time.
+            DataError: the object is missing.
+            StorageError: any other error, which may be temporary.
         """
         where = f"{self.url}/{name}".rstrip("/")
         try:
@@ -189,7 +188,7 @@ class Store:
                 "there (for S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile, and S3_ENDPOINT_URL for "
                 "stores other than AWS)."
             ) from None
-        except Exception as error:  # of whatever library reads this store
+        except Exception as error:  # each store's library has other classes of errors
             if isinstance(error, RunError):
                 raise
             if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
@@ -198,7 +197,7 @@ class Store:
 
 
 def _options(url: str, timeout_seconds: float) -> dict[str, Any]:
-    """What the store's library is told. Listings are never remembered: another machine may write there."""
+    """Return options for the store's library. Listings are never cached: another machine may write to the store."""
     options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
     if url.startswith("s3://"):
         options["config_kwargs"] = {

@@ -1,18 +1,25 @@
-"""A checkpoint as far as it can be made sure of without torch: every file has its hash, configuration and state make
-sense, and both are those of the step that the folder's name says. What is left to checkpoint.py are the tensors' names
-and shapes.
+"""Verify a checkpoint without torch: every file matches its hash, and configuration and state are valid and belong to
+the step in the folder's name. checkpoint.py also verifies the tensors' names and shapes.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from modernbert_train.checkpoints.manifest import CONFIG_YAML, STATE, FileHash, Manifest, read_manifest
+from modernbert_train.checkpoints.manifest import (
+    CONFIG_YAML,
+    NAME,
+    STATE,
+    FileHash,
+    Manifest,
+    read_manifest,
+    step_folders,
+    step_of,
+)
 from modernbert_train.checkpoints.saved_state import SavedState, read_state
 from modernbert_train.config.load import load_run
 from modernbert_train.config.read import INCLUDE
@@ -23,21 +30,20 @@ from modernbert_train.core.read_json import content_of
 from modernbert_train.errors import ConfigError, PluginError, StorageError
 
 T = TypeVar("T")
-NAME = re.compile(r"step-(\d{8,})")
 METRICS = "metrics.jsonl"  # of the run
-SUPERSEDED = "superseded"  # holds what `checkpoints restore` has set aside, a folder for each time
-PARTIAL = ".partial"  # in the name of a folder that is being written, brought back or removed
+SUPERSEDED = "superseded"  # a folder for each use of `checkpoints restore`, with the checkpoints it set aside
+PARTIAL = ".partial"  # in the name of a folder that is being written, fetched or removed
 _HASHING_THREADS = 4
 _configs: dict[FileHash, RunConfig] = {}  # by the hash of their text
 
 
 @dataclass(frozen=True)
 class Verified:
-    """A checkpoint whose files are what was written.
+    """A checkpoint whose files match their hashes.
 
     Attributes:
-        folder: where it is.
-        manifest: of it.
+        folder: its path.
+        manifest: its manifest.
         state: clock, data position and everything else that is not a tensor.
         config: the configuration that it was written with.
     """
@@ -54,7 +60,7 @@ class Verified:
 
 
 class Opened(Protocol):
-    """A checkpoint that was opened, in whichever depth."""
+    """A checkpoint that was opened, with or without its tensors."""
 
     @property
     def folder(self) -> Path: ...
@@ -63,20 +69,20 @@ class Opened(Protocol):
 
 
 def require_files(folder: Path) -> Manifest:
-    """The manifest of a folder that holds files of its own and nothing else.
+    """Read the manifest of a folder, which must contain plain files only.
 
     Raises:
-        StorageError: names what is wrong with it.
+        StorageError: names the problem.
     """
-    require_own_files(folder, StorageError)  # a pipe would be waited for, and a device read without end
+    require_own_files(folder, StorageError)  # reading a pipe or a device might never end
     return read_manifest(folder)
 
 
 def check_hashes(folder: Path, manifest: Manifest, names: Iterable[str] | None = None) -> None:
-    """Read the files of a checkpoint, or some of them, and compare what they hold with the manifest.
+    """Compare the files of a checkpoint, or some of them, with the manifest.
 
     Raises:
-        StorageError: names the file and what was found.
+        StorageError: names the file and its actual hash.
     """
 
     def check(name: str) -> None:
@@ -91,11 +97,11 @@ def check_hashes(folder: Path, manifest: Manifest, names: Iterable[str] | None =
 
 
 def checked(path: Path, read: Callable[[Path], T]) -> T:
-    """What a file of a checkpoint holds; its hash is right, and its content may still be wrong.
+    """Read a file whose hash is right, but whose content may still be wrong.
 
     Raises:
-        StorageError: it is.
-        PluginError: it needs a plugin that is not here.
+        StorageError: the content is wrong.
+        PluginError: it needs a plugin that is not installed.
     """
     try:
         return read(path)
@@ -106,10 +112,10 @@ def checked(path: Path, read: Callable[[Path], T]) -> T:
 
 
 def verify_files(folder: Path) -> Verified:
-    """Make sure of a checkpoint without looking into its tensors.
+    """Verify a checkpoint without reading its tensors' headers.
 
     Raises:
-        StorageError: names the file and what is wrong with it.
+        StorageError: names the file and the problem.
     """
     manifest = require_files(folder)
     check_hashes(folder, manifest)
@@ -117,10 +123,10 @@ def verify_files(folder: Path) -> Verified:
 
 
 def read_texts(folder: Path, manifest: Manifest) -> Verified:
-    """Configuration and state of a checkpoint whose hashes are right.
+    """Read configuration and state of a checkpoint whose hashes are right.
 
     Raises:
-        StorageError: one of them makes no sense.
+        StorageError: one of them is invalid.
     """
     config = checked(folder / CONFIG_YAML, lambda path: _config(path, manifest.files[CONFIG_YAML]))
     state = checked(folder / STATE, lambda path: read_state(path, config, manifest.step))
@@ -128,33 +134,20 @@ def read_texts(folder: Path, manifest: Manifest) -> Verified:
 
 
 def _config(path: Path, content: FileHash) -> RunConfig:
-    """A configuration; most checkpoints of a run have the same, and reading one takes a twentieth of a second."""
+    """Read a configuration, cached: most checkpoints of a run have the same, and reading one takes 50 ms."""
     if (known := _configs.get(content)) is not None:
         return known
     found = load_run([path])
-    if INCLUDE.encode() not in content_of(path):  # else its place matters
+    if INCLUDE.encode() not in content_of(path):  # else its folder matters
         _configs[content] = found
     return found
 
 
-def step_folders(folder: Path) -> list[Path]:
-    """Folders of checkpoints, whole or not, in order of steps."""
-    if not folder.is_dir():
-        return []
-    found = {path: int(match[1]) for path in folder.iterdir() if (match := NAME.fullmatch(path.name))}
-    return sorted(found, key=found.__getitem__)
-
-
 def partial_folders(folder: Path) -> list[Path]:
-    """What writes have left that broke off, or are writing now."""
+    """Return the folders of writes that were interrupted, or are in progress."""
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if NAME.match(path.name) and PARTIAL in path.name)
-
-
-def step_of(folder: Path) -> int:
-    """The step that the name of a checkpoint says."""
-    return int(folder.name.removeprefix("step-"))
 
 
 def newest_of(folder: Path, opened: Callable[[Path], T], last_step: int | None = None) -> tuple[T | None, list[str]]:
@@ -163,10 +156,10 @@ def newest_of(folder: Path, opened: Callable[[Path], T], last_step: int | None =
     Args:
         folder: the run's checkpoint folder.
         opened: opens one, or raises StorageError.
-        last_step: leave out those of later steps.
+        last_step: ignore later steps.
 
     Returns:
-        The checkpoint, or None if there is none at all; and why each newer one was passed over.
+        The checkpoint, or None if the folder is empty; and why each newer one was passed over.
 
     Raises:
         StorageError: there are checkpoints but not one is whole; starting from zero would hide that.
@@ -187,7 +180,7 @@ def newest_of(folder: Path, opened: Callable[[Path], T], last_step: int | None =
 
 
 def tell_choice(found: Opened, passed_over: Sequence[str]) -> None:
-    """Say which checkpoint was taken for a run, and why, where it is not its newest."""
+    """Print which checkpoint of a run is used, and why, if it is not the newest."""
     for text in passed_over:
         print(f"warning: passed over a damaged checkpoint: {text}")
     if passed_over:

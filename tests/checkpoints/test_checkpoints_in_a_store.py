@@ -50,6 +50,6 @@ def test_copied_listed_rolled_back_and_brought_back(
     monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")  # where nobody answers
     run.set_config(replace(run.config, checkpoint=replace(settings, copy_timeout_seconds=2.0)))
     before = run.bytes()
-    assert "cannot be asked" in run.says("list", run.folder)
+    assert "cannot be read" in run.says("list", run.folder)
     assert "nothing was changed" in run.says("restore", run.folder, "200", code=74)
     assert run.bytes() == before

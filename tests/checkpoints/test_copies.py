@@ -273,7 +273,7 @@ def test_a_store_that_cannot_be_asked_starts_nothing_from_zero(
         bring_back(home.config.checkpoint, Path(home.config.folder), print)
     write(home.checkpoints, 1)
     bring_back(home.config.checkpoint, Path(home.config.folder), print)
-    assert "cannot be asked, so what is here is taken" in capsys.readouterr().out
+    assert "cannot be read, so the local checkpoints are used" in capsys.readouterr().out
 
 
 def test_fresh_is_refused_while_the_next_start_would_resume_from_there(home: Home) -> None:

@@ -1,6 +1,6 @@
-"""`python -m modernbert_train checkpoints`: what is done with the checkpoints of a run beside training it.
+"""`python -m modernbert_train checkpoints`: list, verify and restore the checkpoints of a run.
 
-selection.py the run, and the checkpoint, that a command line names; its second home
-listing.py   every checkpoint in a line, with what keeps it and in which state it is; without torch
+selection.py the run, and the checkpoint, named on a command line; its replica
+listing.py   every checkpoint in a line: its state and why it is kept; without torch
 restore.py   back to an older one, and forth again
 """

@@ -1,8 +1,8 @@
-"""Every checkpoint of a run in a line: what it is, what keeps it, and in which state it is.
+"""List every checkpoint of a run in a line: its state, and why it is kept; without torch.
 
-Without torch. Unless asked to verify them all, of each only the manifest, the sizes and the two small files are read,
-which finds what was cut, is missing or was half written, in a moment; a flipped bit in the tensors takes reading them.
-Whatever is found is a line and never an error: a damaged checkpoint must not hide the others.
+By default only the manifest, the sizes and the two small files of each are read, which quickly finds truncated, missing
+and half-written files; a flipped bit in the tensors is found by verifying them. A damaged checkpoint is a line and not
+an error, so it does not hide the others.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from modernbert_train.errors import RunError, StorageError
 
 VALID, WHOLE, DAMAGED, INCOMPLETE = "valid", "whole", "damaged", "incomplete"
 SET_ASIDE, ELSEWHERE = "set aside", "second home only"
-_LETTERS = 400  # of what is wrong with one
+_LETTERS = 400  # of a problem
 
 
 @dataclass(frozen=True)
 class Listed:
-    """One checkpoint; None where nothing says it.
+    """One checkpoint; None for unknown values.
 
     Attributes:
         name: of its folder, below the folder of checkpoints.
         step: optimizer steps done.
         state: valid, if every byte was read and is right; whole, if only manifest, sizes and the small files were
-            looked at; damaged; incomplete, if a write broke off or is at work; set aside, if the run went back to an
-            older one; second home only.
-        problem: what is wrong, and in which file.
-        kept: what it is kept for, when others are removed.
+            read; damaged; incomplete, if a write is in progress or was interrupted; set aside, if the run went back to
+            an older one; second home only.
+        problem: the error, with its file.
+        kept: reasons to keep it when others are removed.
         tokens, phase: of the clock.
-        bytes: of its files, as far as they are here.
+        bytes: of its local files.
         time: unix time at which it was written here.
         ranks: that wrote it.
         schema: of its files.
-        in_second_home: whether a copy of exactly this one is there; None if that was not asked, or there is none.
+        in_second_home: True if the replica has an identical copy; None without a replica, or if it was not read.
     """
 
     name: str
@@ -74,10 +74,10 @@ class Listed:
 
 
 def look(folder: Path) -> Manifest:
-    """Make sure of a checkpoint without reading its tensors.
+    """Check a checkpoint without reading its tensors.
 
     Raises:
-        StorageError: names the file and what is wrong with it.
+        StorageError: names the file and the problem.
     """
     manifest = require_files(folder)
     for name, expected in manifest.files.items():
@@ -90,23 +90,23 @@ def look(folder: Path) -> Manifest:
 
 
 def kept_for(manifests: Mapping[int, Manifest], config: RunConfig | None) -> dict[int, tuple[str, ...]]:
-    """What each checkpoint is kept for.
+    """Return the reasons to keep each checkpoint.
 
     Args:
         manifests: of the checkpoints of a run, by step.
-        config: of the run; None where it cannot be read, and only what is in the manifests is known.
+        config: of the run; None if it cannot be read, so only the reasons in the manifests are known.
     """
     keep = 0 if config is None else config.checkpoint.keep
     newest = sorted(manifests, reverse=True)[:keep]
     pythia = config is not None and config.checkpoint.milestones == "pythia"
-    found = {}
-    for step, manifest in manifests.items():
-        why = [f"newest {keep}"] if step in newest else []
-        why += ["phase end"] if manifest.phase_end else []
-        if manifest.milestone:
-            why.append("pythia" if pythia and is_pythia(step) else "milestone")
-        found[step] = tuple(why)
-    return found
+    return {
+        step: (
+            *([f"newest {keep}"] * (step in newest)),
+            *(["phase end"] * manifest.phase_end),
+            *(["pythia" if pythia and is_pythia(step) else "milestone"] * manifest.milestone),
+        )
+        for step, manifest in manifests.items()
+    }
 
 
 def list_checkpoints(
@@ -117,15 +117,15 @@ def list_checkpoints(
     verify: Callable[[Path], object] | None = None,
     only: int | None = None,
 ) -> list[Listed]:
-    """The checkpoints of a run in order of steps.
+    """List the checkpoints of a run in order of steps.
 
     Args:
         selection: the run.
-        config: of it; None where it cannot be read.
-        store: its second home, where that is to be looked at.
-        there: names of the checkpoints in it, by step.
-        verify: reads a whole checkpoint, or raises StorageError; None only looks.
-        only: the one step that is wanted.
+        config: of the run; None if it cannot be read.
+        store: its replica; None if it is not used.
+        there: names of the checkpoints in the replica, by step.
+        verify: reads a whole checkpoint, or raises StorageError; None checks small files only.
+        only: list this step only.
     """
     here = [folder for folder in step_folders(selection.checkpoints) if only is None or step_of(folder) == only]
     manifests = {step_of(each): manifest for each in here if (manifest := _manifest(each)) is not None}
@@ -172,7 +172,7 @@ def _manifest(folder: Path) -> Manifest | None:
 def _copied(
     store: Store | None, there: Mapping[int, str], folder: Path, manifests: Mapping[int, Manifest]
 ) -> bool | None:
-    """Whether a copy of exactly this checkpoint is in the second home."""
+    """Return True if the replica has an identical copy of this checkpoint; None without a replica."""
     if store is None:
         return None
     step = step_of(folder)
@@ -205,9 +205,7 @@ def _listed_there(store: Store, step: int, name: str) -> Listed:
         manifest = manifest_of(store, name)
     except RunError as error:
         return Listed(name, step, DAMAGED, one_line(f"in the second home: {error}"), in_second_home=True)
-    kept = tuple(
-        what for what, holds in (("phase end", manifest.phase_end), ("milestone", manifest.milestone)) if holds
-    )
+    kept = kept_for({step: manifest}, None)[step]
     size = sum(file.bytes for file in manifest.files.values())
     about: dict[str, Any] = {"bytes": size, "ranks": len(manifest.weights), "schema": manifest.schema}
     return Listed(name, step, ELSEWHERE, kept=kept, in_second_home=True, **about)
@@ -220,7 +218,7 @@ def _of_partial(name: str) -> str:
 
 
 def bytes_in(folder: Path) -> int:
-    """Of the files in a folder that is no link; what vanishes meanwhile counts nothing."""
+    """Sum the sizes of the files in a folder; a link counts 0, and so do files that vanish meanwhile."""
     total = 0
     if folder.is_symlink():
         return 0
@@ -237,13 +235,13 @@ def _time(path: Path) -> float | None:
 
 
 def one_line(text: str) -> str:
-    """Text of an error that may quote a hostile file, as part of a line."""
+    """Return an error's text, which may quote a hostile file, as part of a line."""
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return line if len(line) <= _LETTERS else f"{line[:_LETTERS]}..."
 
 
 def as_text(found: Sequence[Listed], selection: Selection) -> str:
-    """A table, and below it what is wrong."""
+    """Format a table, followed by the problems."""
     if not found:
         return f"no checkpoint yet in {selection.checkpoints}"
     copies = any(each.in_second_home is not None for each in found)
@@ -278,5 +276,5 @@ def _word(found: Sequence[Listed]) -> str:
 
 
 def as_json(found: Sequence[Listed]) -> str:
-    """The same as JSON, with exact numbers."""
+    """Format the list as JSON, with exact numbers."""
     return json.dumps([asdict(each) for each in found], indent=2)

@@ -1,10 +1,10 @@
-"""Back to an older checkpoint: the next start of the run resumes from it.
+"""Go back to an older checkpoint: the next start of the run resumes from it.
 
-RUN/checkpoints/superseded/20261123-001500-back-to-step-00000500/   those that were newer, and metrics.jsonl as it was
+RUN/checkpoints/superseded/20261123-001500-back-to-step-00000500/   the newer checkpoints, and a copy of metrics.jsonl
 
-Newer ones are set aside, not removed, the newest first: what breaks off leaves the run at a step between, and the same
-command completes it. The run's own record is left to the next start, which drops the lines of later steps as it does at
-every resume. In the second home newer copies are set aside too, or the next start would bring them back.
+Newer checkpoints are set aside, not removed, the newest first: an interrupted restore leaves the run at a step between,
+and the same command completes it. The next start drops the lines of later steps from the run's record, as at every
+resume. Newer copies in the replica are set aside too, or the next start would fetch them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from modernbert_train.core.files import os_errors_as, saying, sync
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.errors import ConfigError, StorageError
 
-_BUSY = "Its checkpoints are moved only while nobody trains it: stop that job first; it saves and ends with 75."
+_BUSY = "Its checkpoints are moved only while it is not training: stop that job first; it saves and ends with 75."
 
 
 def restore(selection: Selection, step: int, store: Store | None, say: Callable[[str], None]) -> None:
@@ -33,13 +33,13 @@ def restore(selection: Selection, step: int, store: Store | None, say: Callable[
 
     Args:
         selection: the run.
-        step: of the checkpoint: among those of the run, or those of the second home.
-        store: the second home; None if there is none, or it is to be left alone.
+        step: of the checkpoint, in the run or in its replica.
+        store: the replica; None if it is not used.
         say: prints a line.
 
     Raises:
-        ConfigError: the run is in use, or has nothing to go on from.
-        StorageError: there is no such checkpoint, or it is damaged, or a disk or store refuses.
+        ConfigError: the run is in use, or holds an average, which cannot be continued.
+        StorageError: the checkpoint is missing or damaged, or a disk or store refuses.
     """
     run = selection.run
     if run is None:
@@ -76,7 +76,7 @@ def _find(selection: Selection, step: int, store: Store | None, say: Callable[[s
 
 
 def _set_aside_copies(store: Store | None, step: int, into: str, say: Callable[[str], None]) -> None:
-    """Before anything changes here: if this breaks off the run is as it was."""
+    """Set newer copies aside, before the run changes: an interruption here leaves the run as it was."""
     there = [] if store is None else [name for each, name in store.steps().items() if each > step]
     for name in there:
         assert store is not None

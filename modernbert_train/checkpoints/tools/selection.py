@@ -1,4 +1,4 @@
-"""The run, and the checkpoint of it, that a command line names; and its second home."""
+"""Find the run or checkpoint that a command line names, and its replica."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modernbert_train.checkpoints.copier import manifest_of
-from modernbert_train.checkpoints.manifest import CONFIG_YAML
+from modernbert_train.checkpoints.manifest import CONFIG_YAML, NAME, step_folders, step_of
 from modernbert_train.checkpoints.replica import store_of
 from modernbert_train.checkpoints.store import Store
-from modernbert_train.checkpoints.verified import NAME, step_folders, step_of
 from modernbert_train.config.load import load_run
 from modernbert_train.config.read import runs_beside
 from modernbert_train.config.schema import RunConfig
@@ -20,12 +19,12 @@ from modernbert_train.errors import ConfigError, RunError, StorageError
 
 @dataclass(frozen=True)
 class Selection:
-    """What was named.
+    """The run or checkpoint named on a command line.
 
     Attributes:
-        run: folder of the run; None of a checkpoint that lies outside of a run.
-        checkpoints: folder of its checkpoints, which need not be there.
-        step: of the checkpoint that was named; None if a run was.
+        run: folder of the run; None for a checkpoint outside of a run.
+        checkpoints: folder of its checkpoints, which may be missing.
+        step: of the named checkpoint; None if a run was named.
     """
 
     run: Path | None
@@ -34,24 +33,24 @@ class Selection:
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The folder's name, for messages."""
         return str(self.checkpoints if self.run is None else self.run)
 
     def config(self) -> RunConfig:
-        """Of the run, as it was last started.
+        """Read the configuration of the run's last start.
 
         Raises:
-            ConfigError: there is none, or it is another version's.
+            ConfigError: it is missing, or another version's.
         """
         if self.run is None:
             raise ConfigError(f"{self.checkpoints}: not in the folder of a run. Name a run, such as runs/quickstart.")
         return load_run([self.run / CONFIG_YAML])
 
     def folder(self, step: int) -> Path:
-        """Of the checkpoint of a step.
+        """Return the folder of a step's checkpoint.
 
         Raises:
-            StorageError: there is none; names those that are there.
+            StorageError: it is missing; names the existing steps.
         """
         for folder in step_folders(self.checkpoints):
             if step_of(folder) == step:
@@ -59,21 +58,21 @@ class Selection:
         raise self.unknown(step)
 
     def unknown(self, step: int) -> StorageError:
-        """What to say of a step of which there is no checkpoint."""
+        """Return the error for a step without a checkpoint."""
         there = [f"{step_of(folder):,}" for folder in step_folders(self.checkpoints)]
         instead = f"There are steps {', '.join(there)}." if there else "There is none."
         return StorageError(f"{self.checkpoints}: no checkpoint of step {step:,}. {instead}")
 
 
 def find_selection(word: Path) -> Selection:
-    """Find what a word names: the folder of a run, or of one of its checkpoints.
+    """Find the run or checkpoint at a path.
 
     Raises:
         ConfigError: neither.
     """
     if NAME.fullmatch(word.name) and word.is_dir():
-        beside = word.absolute().parent
-        is_in_run = beside.name == "checkpoints" and (beside.parent / CONFIG_YAML).is_file()
+        parent = word.absolute().parent
+        is_in_run = parent.name == "checkpoints" and (parent.parent / CONFIG_YAML).is_file()
         return Selection(word.parent.parent if is_in_run else None, word.parent, step_of(word))
     if not word.is_dir():
         raise ConfigError(f"{word}: no such run, nor one of its checkpoints. {runs_beside(word)}")
@@ -83,10 +82,10 @@ def find_selection(word: Path) -> Selection:
 
 
 def step_from(text: str) -> int:
-    """The step that a word says: 500, step-00000500, or the folder of that checkpoint.
+    """Parse a step: 500, step-00000500, or the folder of that checkpoint.
 
     Raises:
-        ValueError: it says none.
+        ValueError: it is none of these.
     """
     name = text.rstrip("/").rpartition("/")[2].removeprefix("step-").replace(",", "").replace("_", "")
     if not name.isascii() or not name.isdecimal() or len(name) > 18:
@@ -95,32 +94,32 @@ def step_from(text: str) -> int:
 
 
 def replica_of(config: RunConfig) -> tuple[Store | None, dict[int, str], str | None]:
-    """The store that a run copies its checkpoints to, if it answers.
+    """Open the store that a run copies its checkpoints to.
 
     Returns:
-        The store, None if there is none or it does not answer; the names of the checkpoints in it, by step; and why it
-        does not answer.
+        The store, or None without checkpoint.copy_to or an answer; the names of its checkpoints, by step; and the error
+        if it does not answer.
     """
     try:
         store = store_of(config.checkpoint, config.name)
         return store, {} if store is None else store.steps(), None
     except RunError as error:
-        return None, {}, f"the second home {config.checkpoint.copy_to} cannot be asked: {error}"
+        return None, {}, f"the second home {config.checkpoint.copy_to} cannot be read: {error}"
 
 
 def verify_copies(store: Store, only: int | None, say: Callable[[str], None]) -> list[str]:
-    """Read the checkpoints of a second home and compare them with the manifests there.
+    """Read the checkpoints of a replica and compare them with their manifests.
 
     Args:
-        store: the run's folder there.
-        only: the one step that is wanted.
-        say: prints a line for each that is whole.
+        store: the run's folder in it.
+        only: verify this step only.
+        say: prints a line for each whole checkpoint.
 
     Returns:
-        What is wrong, a line for each checkpoint that is damaged.
+        A line for each damaged checkpoint.
 
     Raises:
-        RunError: the store cannot be asked.
+        RunError: the store cannot be read.
     """
     wrong: list[str] = []
     for step, name in sorted(store.steps().items()):
