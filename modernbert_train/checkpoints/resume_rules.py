@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from modernbert_train.config.knob import facts_of
 from modernbert_train.config.load import differences
 from modernbert_train.config.schema import PhaseConfig
+from modernbert_train.core.claim import Change, refuse
 from modernbert_train.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,18 +63,17 @@ def refuse_changes(
     Raises:
         ConfigError: as `check_same_past`.
     """
-    changes = past_changes(then, now, phase, tokens)
-    if changes:
-        listed = "\n  ".join(changes)
-        raise ConfigError(
-            f"{checkpoint}: trained to {tokens:,} tokens, into phase {phase}, and the plan up to there has changed:"
-            f"\n  {listed}\nOnly what lies ahead can still be changed. Restore these, or follow the new plan in a "
-            f"run with another name= and start.checkpoint={checkpoint}, or start over with --fresh (the old run is "
-            "kept under another name)."
-        )
+    refuse(
+        f"{checkpoint}: trained to {tokens:,} tokens, into phase {phase}, and the plan up to there has changed",
+        past_changes(then, now, phase, tokens),
+        "Only what lies ahead can still be changed. Restore these, or follow the new plan in a run with another name= "
+        f"and start.checkpoint={checkpoint}, or start over with --fresh (the old run is kept under another name).",
+    )
 
 
-def past_changes(then: Mapping[str, PhaseConfig], now: Mapping[str, PhaseConfig], last: str, tokens: int) -> list[str]:
+def past_changes(
+    then: Mapping[str, PhaseConfig], now: Mapping[str, PhaseConfig], last: str, tokens: int
+) -> list[Change]:
     """Return the differences between two plans in their trained part.
 
     Args:
@@ -82,13 +82,13 @@ def past_changes(then: Mapping[str, PhaseConfig], now: Mapping[str, PhaseConfig]
         tokens: global tokens seen; past the phase's end if the last batch crossed it.
 
     Returns:
-        A line for each difference, old value and new. The length and decay of the last step's phase may still change,
+        Each difference, old value and new. The length and decay of the last step's phase may still change,
         if the decay begins after that step in both plans.
     """
     old, new = list(then), list(now)
     trained = old[: old.index(last) + 1]
     renamed = [
-        f"phase {number}: {name} -> {new[number - 1] if number <= len(new) else 'none'}"
+        Change(f"phase {number}", name, new[number - 1] if number <= len(new) else "none")
         for number, name in enumerate(trained, 1)
         if new[number - 1 : number] != [name]
     ]
@@ -100,7 +100,7 @@ def past_changes(then: Mapping[str, PhaseConfig], now: Mapping[str, PhaseConfig]
     )
     free = [field.name for field in fields(PhaseConfig) if facts_of(field).restart]
     return [
-        f"phases.{name}.{key}: {before} -> {after}"
+        Change(f"phases.{name}.{key}", before, after)
         for name in trained
         for key, before, after in differences(then[name], now[name])
         if key not in free and not (end_is_open and name == last and key in _ITS_END)

@@ -35,6 +35,7 @@ from modernbert_train.config.knob import may
 from modernbert_train.config.load import differences, load_run, to_yaml
 from modernbert_train.config.plugins import versions
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.claim import Change, refuse
 from modernbert_train.core.files import append_line, lock_now, os_errors_as, sweep, values_as, write_whole
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import Count, as_type, is_count, read_lines
@@ -163,15 +164,13 @@ class RunFolder:
         before, after = list(last.phases), list(self.config.phases)
         if before != after and sorted(before) == sorted(after):
             changed.append(("phases", before, after))
-        forbidden = [_change(*change) for change in changed if not _may_change(*change)]
-        if forbidden:
-            raise ConfigError(
-                f"{self.path} holds a run with another configuration:\n  "
-                + "\n  ".join(forbidden)
-                + "\nGive this run another name=, restore the values, or start over with --fresh (the old run is kept "
-                "under another name)."
-            )
-        return [_change(*change) for change in (*changed, *self._other_plugins())]
+        refuse(
+            f"{self.path} holds a run with another configuration",
+            [Change(*change) for change in changed if not _may_change(*change)],
+            "Give this run another name=, restore the values, or start over with --fresh (the old run is kept under "
+            "another name).",
+        )
+        return [str(Change(*change)) for change in (*changed, *self._other_plugins())]
 
     def _other_plugins(self) -> list[tuple[str, str, str]]:
         """Return the plugins whose version or source has changed since the last start: name, old and new."""
@@ -342,10 +341,6 @@ def _check_fault(entry: dict[str, Any]) -> None:
         as_type(kind, entry.get(key), key)
     if entry["action"] == "roll_back" and not re.fullmatch(r"step-\d{8,18}", as_type(str, entry.get("to"), "to")):
         raise ValueError(f"to: expected the name of a checkpoint, found {entry['to'][:60]!r}")
-
-
-def _change(key: str, old: Any, new: Any) -> str:
-    return f"{key}: {old} -> {new}"
 
 
 def _may_change(key: str, old: Any, new: Any) -> bool:

@@ -56,7 +56,8 @@ IN_SHORT, AT_BORDER, IN_LONG, IN_DECAY, AT_END = (
 def test_only_what_lies_ahead_may_change(
     tiny_run: TinyRun, where: tuple[str, int], override: str, changes: list[str] | str
 ) -> None:
-    found = past_changes(read_run(tiny_run()).phases, read_run(tiny_run(override)).phases, *where)
+    changed = past_changes(read_run(tiny_run()).phases, read_run(tiny_run(override)).phases, *where)
+    found = [str(each) for each in changed]
     if isinstance(changes, str):
         assert found and all(line.startswith(changes) for line in found)
     else:
@@ -75,7 +76,8 @@ def test_phases_that_come_later_may_be_added_swapped_and_renamed(tiny_run: TinyR
     ):
         tree["phases"] = {name: phases.get(name, phases["short"]) for name in order}
         (tmp_path / "other.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
-        assert past_changes(then.phases, read_run([str(tmp_path / "other.yaml")]).phases, *IN_SHORT) == changes
+        found = past_changes(then.phases, read_run([str(tmp_path / "other.yaml")]).phases, *IN_SHORT)
+        assert [str(each) for each in found] == changes
 
 
 def test_a_changed_past_is_refused_and_another_future_equals_a_run_that_always_had_it(
