@@ -26,6 +26,7 @@ from modernbert_train.distributed.fail_together import ERROR, entry_text
 from modernbert_train.distributed.group import STORE_PREFIX
 from modernbert_train.distributed.heartbeat import is_running
 from modernbert_train.distributed.launched import LEFT
+from modernbert_train.distributed.stop_signals import STOP_SIGNALS
 from modernbert_train.errors import RunError, StoppedEarly
 
 STUCK_SECONDS = 15.0  # after a kill the agent needs less, unless it waits for a machine that is cut off
@@ -33,7 +34,7 @@ _LOOK_SECONDS = 0.05  # the agent polls exit codes every 0.1 s
 _LISTEN_SECONDS = 0.5
 _HEARD_SECONDS = 5.0  # a rank reads an error within a second; one that has not by now is killed
 _OWN_SECONDS = 30.0  # for the rank that posted the error: the agent's own grace period
-_STOPPED = (0, StoppedEarly.exit_code, -signal.SIGTERM, -signal.SIGINT, -signal.SIGUSR1)
+STOPPED = tuple(-number for number in STOP_SIGNALS)  # exit codes before Python could handle the signal
 
 
 class Rank:
@@ -126,7 +127,7 @@ class LauncherSync:
             unclear = code is None and (self._stopping() or len(ranks) < self._num_ranks)
             if unclear or (self._stopping() and code == -signal.SIGKILL):
                 continue  # it may have obeyed late, or ended because another rank never joined: the agent knows
-            if self.heard is None and code not in _STOPPED:
+            if self.heard is None and code not in (0, StoppedEarly.exit_code, *STOPPED):
                 text = how_it_ended(code)
                 blames = code is None or code < 0  # killed from outside; otherwise the program ended it
                 entry = {"rank": rank.number, "host": socket.gethostname(), "text": text, "blames": blames}

@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from launch.health import refuse_sick_gpus
-from launch.launcher_sync import STUCK_SECONDS, LauncherSync, exit_code, how_it_ended, ranks_in
+from launch.launcher_sync import STOPPED, STUCK_SECONDS, LauncherSync, exit_code, how_it_ended, ranks_in
 from launch.rendezvous import LINGER_SECONDS, Leaving, rendezvous, tell_unanswered
 from launch.topology import Topology
 from modernbert_train.core.read_json import read_json
@@ -42,7 +42,6 @@ from modernbert_train.plan.resolve import HANDED_OVER
 
 ANSWER_SECONDS = 6.0  # once all ranks have ended, a launcher needs less, unless the store does not answer
 FROZEN_MARGIN_SECONDS = 5.0  # other ranks, if any are left, find a frozen one first; only then the launcher does
-STOPPED = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGUSR1)  # before Python could take the signal over
 NO_SIGN_OF_LIFE = "gave no sign of life and was killed: it was frozen, or cut off from the others"
 ONE_REQUEST_SECONDS = 1.0  # signals this close are one request, sent to several processes or by several senders
 

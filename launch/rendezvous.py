@@ -87,7 +87,10 @@ def rendezvous(topology: Topology, run_id: str, seconds: float, leaving: Leaving
     held = _hold(topology, endpoint, run_id)
     is_host = held is not None
     store = held if held is not None else _come(endpoint, run_id, deadline)
-    address = _known_as(store, endpoint, address, deadline) if is_host else _tell_host(store, endpoint, address)
+    if is_host:
+        address = _known_as(store, endpoint, address, deadline)
+    else:
+        store.set(_KNOWN_AS, reached_at(*endpoint))
     join_timeout = max(1, int(deadline - time.monotonic()))
     place = {
         "rdzv_endpoint": topology.endpoint,
@@ -107,12 +110,6 @@ def _address(endpoint: tuple[str, int], deadline: float) -> str:
             return local_address(*endpoint)
         time.sleep(0.5)
     return local_address(*endpoint)
-
-
-def _tell_host(store: TCPStore, endpoint: tuple[str, int], address: str) -> str:
-    """Tell the machine that holds the store by which address it is reached; return this machine's own."""
-    store.set(_KNOWN_AS, reached_at(*endpoint))
-    return address
 
 
 def _known_as(store: TCPStore, endpoint: tuple[str, int], address: str, deadline: float) -> str:
