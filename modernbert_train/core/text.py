@@ -1,4 +1,4 @@
-"""Numbers and tables as a reader wants them: units named, no more digits than mean something, columns aligned."""
+"""Format numbers and tables for readers: units named, no meaningless digits, columns aligned."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 
-# those of ASCII and Latin-1 but tab and newline, and those that turn the direction of text
+# control characters of ASCII and Latin-1 except tab and newline, and characters that change the text's direction
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def printable(text: str) -> str:
-    """What a stranger named, for a terminal: control characters, which it would obey, as they are written in Python."""
+    """Escape control characters of untrusted text as in Python, so that a terminal does not interpret them."""
     return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def file_name(text: str, end: str = "", longest: int = 100) -> str:
-    """A name for a file or folder: other characters than letters, digits, `.`, `_` and `-` become `-`.
+    """Return a name for a file or folder: characters except letters, digits, `.`, `_` and `-` become `-`.
 
     It is never hidden or a path, and at most `longest` characters long; `end` stays whole.
     """
@@ -40,7 +40,7 @@ def fixed(digits: int) -> Callable[[float], str]:
 
 
 def percent(digits: int) -> Callable[[float], str]:
-    """A share as a percentage; zeros that say nothing are cut: 0.993 -> '99.3 %'."""
+    """Return a formatter of shares as percentages, without trailing zeros: 0.993 -> '99.3 %'."""
 
     def text(value: float) -> str:
         if not math.isfinite(value):
@@ -56,12 +56,12 @@ def whole(value: float) -> str:
 
 
 def short(value: float) -> str:
-    """Three digits: for norms, which span decades, and for ticks."""
+    """Format with three digits, for norms, which span decades, and for ticks."""
     return f"{value:.3g}" if value == 0 or 1e-3 <= abs(value) < 1e3 else rate(value)
 
 
 def rate(value: float) -> str:
-    """A learning rate: 0.0008 -> '8e-4'."""
+    """Format a learning rate: 0.0008 -> '8e-4'."""
     if value == 0:
         return "0"
     mantissa, exponent = f"{value:.2e}".split("e")
@@ -69,7 +69,7 @@ def rate(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Two units at most: 93784 -> '1 d 2 h'."""
+    """Format a duration with at most two units: 93784 -> '1 d 2 h'."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -81,8 +81,8 @@ def duration(seconds: float) -> str:
 
 
 def date(unix_seconds: float) -> str:
-    """UTC; empty if unknown."""
-    with suppress(ValueError, OverflowError, OSError):  # NaN, or of a year that no calendar has
+    """Format a time in UTC; empty if it is unknown."""
+    with suppress(ValueError, OverflowError, OSError):  # NaN, or a year outside the calendar
         return datetime.fromtimestamp(unix_seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
     return ""
 
@@ -92,7 +92,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def shorten(text: str, letters: int) -> str:
-    """At most so many letters: both ends, for what differs often stands at the end of what is long."""
+    """Shorten a text to at most so many letters, keeping both ends: long names often differ at the end."""
     if len(text) <= letters:
         return text
     tail = (letters - 1) // 3
@@ -100,12 +100,12 @@ def shorten(text: str, letters: int) -> str:
 
 
 def table(rows: Iterable[Sequence[str]], *, indent: int = 0, numbers: bool = False) -> str:
-    """Rows of cells as lines, each column as wide as its widest cell.
+    """Format rows of cells as lines, each column as wide as its widest cell.
 
     Args:
         rows: of equally many cells.
         indent: spaces before each line.
-        numbers: align columns to the right, but for the first and those without a heading.
+        numbers: align columns to the right, except the first and those without a heading.
     """
     lines = list(rows)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -115,23 +115,23 @@ def table(rows: Iterable[Sequence[str]], *, indent: int = 0, numbers: bool = Fal
 
 
 def markdown_text(text: str) -> str:
-    """A stranger's text as it stands, for Markdown: on one line, without markup and HTML."""
+    """Escape untrusted text for Markdown: on one line, without markup and HTML."""
     plain = re.sub(r"([\\`*\[\]|])", r"\\\1", " ".join(printable(text).split()))
     return plain.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """The same in Markdown; the cells are Markdown."""
+    """Format rows as a Markdown table; the cells are Markdown."""
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first; its kind where it says nothing."""
+    """Return the first line of an error's message, or its type if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def number_in(value: object) -> float:
-    """The number that a text, or a value out of JSON, says; NaN of what says none."""
+    """Parse a number from text or a JSON value; NaN if it is not a number."""
     with suppress(TypeError, ValueError, OverflowError):
         return math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
     return math.nan
