@@ -493,8 +493,8 @@ FAULTS = (
     Fault(
         "first-error",
         "launch/ranks.py",
-        "rank, first = min((told or wrong or failures).items()",
-        "rank, first = max((told or wrong or failures).items()",
+        "rank, first = min((reported or wrong or failures).items()",
+        "rank, first = max((reported or wrong or failures).items()",
         "the cause: the last error is reported",
         ("tests/launch/test_outcome.py",),
     ),

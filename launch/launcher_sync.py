@@ -61,17 +61,17 @@ class LauncherSync:
         stopping: True once a signal has requested a stop.
 
     Attributes:
-        heard: the first error of any rank of the run; None without any.
+        first_error: the first error of any rank of the run; None without any.
         killed: ranks that were killed because they did not react to it.
     """
 
     def __init__(self, store: TCPStore, folder: Path, num_ranks: int, stopping: Callable[[], bool]) -> None:
-        self.heard: dict[str, Any] | None = None
+        self.first_error: dict[str, Any] | None = None
         self.killed: set[int] = set()
         self._store = PrefixStore(STORE_PREFIX, store.clone())  # type: ignore[attr-defined]
         self._folder, self._num_ranks, self._stopping = folder, num_ranks, stopping
         self._codes: dict[int, int] = {}
-        self._told: set[int] = set()
+        self._posted: set[int] = set()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -82,11 +82,11 @@ class LauncherSync:
         self._thread.join(2 * _HEARD_SECONDS)  # not for ever: the store may be frozen
         if not self._thread.is_alive():
             with suppress(RuntimeError):  # the store is lost, and so are its readers
-                self._listen()
+                self._read_error()
 
-    def tell(self, code: int, message: str, *, blames: bool) -> None:
+    def post_outcome(self, code: int, message: str, *, blames: bool) -> None:
         """Post how this machine's ranks ended, and whether that may be its fault, unless an error was posted before."""
-        if self.heard is None and not self._thread.is_alive():
+        if self.first_error is None and not self._thread.is_alive():
             with suppress(RuntimeError):
                 host = socket.gethostname()
                 self._write({"rank": None, "host": host, "text": message, "blames": blames, "code": code})
@@ -97,53 +97,53 @@ class LauncherSync:
         while not self._over.wait(_LOOK_SECONDS):
             ranks = ranks_in(self._folder)
             try:
-                self._tell_ends(ranks)
-                if self.heard is None and time.monotonic() - looked > _LISTEN_SECONDS:
+                self._post_ends(ranks)
+                if self.first_error is None and time.monotonic() - looked > _LISTEN_SECONDS:
                     looked = time.monotonic()
-                    self._listen()
+                    self._read_error()
             except RuntimeError:
                 return  # the store is lost, which the ranks report
-            if self.heard is not None:
+            if self.first_error is not None:
                 since = since or time.monotonic()
-                self._end(self.heard, ranks, time.monotonic() - since)
+                self._end(self.first_error, ranks, time.monotonic() - since)
 
-    def _listen(self) -> None:
-        if self.heard is None and self._store.check([ERROR]):
-            self.heard = json.loads(self._store.get(ERROR))
+    def _read_error(self) -> None:
+        if self.first_error is None and self._store.check([ERROR]):
+            self.first_error = json.loads(self._store.get(ERROR))
 
     def _write(self, entry: dict[str, Any]) -> None:
-        self.heard = json.loads(self._store.compare_set(ERROR, "", json.dumps(entry)))
+        self.first_error = json.loads(self._store.compare_set(ERROR, "", json.dumps(entry)))
 
-    def _tell_ends(self, ranks: list[Rank]) -> None:
+    def _post_ends(self, ranks: list[Rank]) -> None:
         """Post the end of ranks that could not report it, which only their machine sees at once."""
         for rank in ranks:
             code = exit_code(rank.pid)  # before the agent has reaped it, or never
             if code is not None:
                 self._codes[rank.number] = code
-            if rank.runs or rank.left or rank.number in self._told or rank.pid == 0:
+            if rank.runs or rank.left or rank.number in self._posted or rank.pid == 0:
                 continue
-            self._told.add(rank.number)
+            self._posted.add(rank.number)
             code = self._codes.get(rank.number)
             unclear = code is None and (self._stopping() or len(ranks) < self._num_ranks)
             if unclear or (self._stopping() and code == -signal.SIGKILL):
                 continue  # it may have obeyed late, or ended because another rank never joined: the agent knows
-            if self.heard is None and code not in (0, StoppedEarly.exit_code, *STOPPED):
+            if self.first_error is None and code not in (0, StoppedEarly.exit_code, *STOPPED):
                 text = how_it_ended(code)
                 blames = code is None or code < 0  # killed from outside; otherwise the program ended it
                 entry = {"rank": rank.number, "host": socket.gethostname(), "text": text, "blames": blames}
                 self._write(entry | {"code": RunError.exit_code if code is None or code < 0 else code})
 
-    def _end(self, heard: dict[str, Any], ranks: list[Rank], seconds: float) -> None:
+    def _end(self, first_error: dict[str, Any], ranks: list[Rank], seconds: float) -> None:
         for rank in ranks:
-            patience = _OWN_SECONDS if rank.number == heard["rank"] else _HEARD_SECONDS
+            patience = _OWN_SECONDS if rank.number == first_error["rank"] else _HEARD_SECONDS
             if rank.runs and not rank.left and seconds > patience and rank.number not in self.killed:
                 self.killed.add(rank.number)
                 with suppress(ProcessLookupError):
                     os.kill(rank.pid, signal.SIGKILL)
         most = _OWN_SECONDS + STUCK_SECONDS + LINGER_SECONDS
         if seconds > most and not any(rank.runs and rank.left for rank in ranks):
-            print(f"error: {entry_text(heard)}", file=sys.stderr, flush=True)
-            os._exit(heard["code"])
+            print(f"error: {entry_text(first_error)}", file=sys.stderr, flush=True)
+            os._exit(first_error["code"])
 
 
 def how_it_ended(code: int | None) -> str:

@@ -18,7 +18,7 @@ def local_address(host: str, port: int) -> str:
     return _way(host, port)[0]
 
 
-def reached_at(host: str, port: int) -> str:
+def peer_address(host: str, port: int) -> str:
     """Return the address by which this machine reaches another, see `_way`."""
     return _way(host, port)[1]
 

@@ -28,7 +28,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from launch.health import refuse_sick_gpus
 from launch.launcher_sync import STOPPED, STUCK_SECONDS, LauncherSync, exit_code, how_it_ended, ranks_in
-from launch.rendezvous import LINGER_SECONDS, Leaving, rendezvous, tell_unanswered
+from launch.rendezvous import LINGER_SECONDS, Leaving, rendezvous, warn_unanswered
 from launch.topology import Topology
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.torch_internals import exit_barrier
@@ -74,7 +74,7 @@ def start_ranks(
         SystemExit: stopped by a signal before any rank started.
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # its errors would bury the ranks' own
-    told, starts = "", 1
+    last_message, starts = "", 1
     while True:
         here = run_id if starts == 1 else f"{run_id}-{starts}"
         code, message, asked = _start_once(topology, arguments, here, timeout_seconds, rendezvous_seconds, on_gpus)
@@ -84,11 +84,11 @@ def start_ranks(
             print(f"error: {message}", file=sys.stderr, flush=True)
         if code != StartAgain.exit_code or not message or asked:
             return code
-        if message == told:  # the rank that noted it sees another folder than rank 0
+        if message == last_message:  # the rank that noted it sees another folder than rank 0
             return RunError.exit_code
         arguments = [word for word in arguments if word != "--fresh"]  # the note is in the run's folder
         os.environ.pop(HANDED_OVER, None)  # the run's folder has changed, so rank 0 resolves it again
-        told, starts = message, starts + 1
+        last_message, starts = message, starts + 1
 
 
 def _start_once(
@@ -156,7 +156,7 @@ def _run(
         return error.exit_code, str(error)
     except ChildFailedError as error:
         sync.stop()
-        code, message = outcome(error.failures, frozen.killed, signals, sync.heard, sync.killed)
+        code, message = outcome(error.failures, frozen.killed, signals, sync.first_error, sync.killed)
         if message and code != StoppedEarly.exit_code:
             was_killed = any(f.exitcode < 0 and f.exitcode not in STOPPED for f in error.failures.values())
             _report(sync, code, message, blames=was_killed)
@@ -169,17 +169,17 @@ def _run(
 def _report(sync: LauncherSync, code: int, message: str, *, blames: bool) -> None:
     """Tell the other machines, and note the machine to blame for the scheduler."""
     sync.stop()
-    sync.tell(code, message, blames=blames)
-    if sync.heard is not None and sync.heard["blames"]:
-        note_blamed(sync.heard["host"])
+    sync.post_outcome(code, message, blames=blames)
+    if sync.first_error is not None and sync.first_error["blames"]:
+        note_blamed(sync.first_error["host"])
 
 
 def outcome(
     failures: Mapping[int, ProcessFailure],
     frozen: set[int],
     signals: _Signals,
-    heard: dict[str, Any] | None = None,
-    unhearing: Collection[int] = (),
+    first_error: dict[str, Any] | None = None,
+    deaf: Collection[int] = (),
 ) -> tuple[int, str]:
     """Return the exit code of the launcher, and its last message.
 
@@ -187,8 +187,8 @@ def outcome(
         failures: how this machine's ranks ended, by rank, including ranks ended because of others.
         frozen: ranks that were killed because they gave no sign of life.
         signals: received by this process.
-        heard: the first error of all machines.
-        unhearing: ranks that were killed because they did not react to it.
+        first_error: the first error of all machines.
+        deaf: ranks that were killed because they did not react to it.
     """
     host = socket.gethostname()
     codes = [failure.exitcode for failure in failures.values()]
@@ -197,7 +197,7 @@ def outcome(
     wrong = {rank: f for rank, f in failures.items() if f.exitcode not in (StoppedEarly.exit_code, *STOPPED)}
     # after one rank failed the agent stops the others, and some of them may have obeyed with 75;
     # a rank that is too slow after a stop from outside is killed by the agent, and has saved with the others
-    slow = signals.first is not None and heard is None
+    slow = signals.first is not None and first_error is None
     obeyed = not wrong or (slow and all(f.exitcode == -signal.SIGKILL for f in wrong.values()))
     again = [f for f in failures.values() if f.exitcode == StartAgain.exit_code and f.error_file_data.get("timestamp")]
     if again and obeyed and signals.first is None:
@@ -207,19 +207,19 @@ def outcome(
     if signals.first is not None and all(code in STOPPED for code in codes):
         return StoppedEarly.exit_code, "stopped before training had begun; there was nothing to save"
     for rank in sorted(frozen & failures.keys()):
-        if heard is not None and heard["rank"] not in frozen:
+        if first_error is not None and first_error["rank"] not in frozen:
             break
         return HangError.exit_code, f"rank {rank} on {host} {NO_SIGN_OF_LIFE}"
-    killed = [r for r, f in failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM and r not in unhearing]
-    if heard is not None and heard["rank"] not in killed:
-        return heard["code"], entry_text(heard)
+    killed = [r for r, f in failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM and r not in deaf]
+    if first_error is not None and first_error["rank"] not in killed:
+        return first_error["code"], entry_text(first_error)
     for rank in killed:  # the agent lists them in the order of their ends, and kills ranks that do not obey
         how = how_it_ended(failures[rank].exitcode).removeprefix("is gone: it ")
         return RunError.exit_code, f"rank {rank} on {host} {how}"
-    told = {rank: failure for rank, failure in failures.items() if failure.error_file_data.get("timestamp")}
-    rank, first = min((told or wrong or failures).items(), key=lambda item: item[1].timestamp)
+    reported = {rank: failure for rank, failure in failures.items() if failure.error_file_data.get("timestamp")}
+    rank, first = min((reported or wrong or failures).items(), key=lambda item: item[1].timestamp)
     code = first.exitcode if first.exitcode > 0 else RunError.exit_code
-    if told:
+    if reported:
         return code, str(first.message)
     return code, f"rank {rank} on {host} ended first, with exit code {first.exitcode}; its error is above"
 
@@ -345,7 +345,7 @@ class FrozenRanks:
                 self.finished_at = self.finished_at or time.monotonic()  # before the agent has seen it
             finished = self.finished_at
             if finished is not None and time.monotonic() - finished > STUCK_SECONDS and not self.holds_store:
-                tell_unanswered(self._topology)
+                warn_unanswered(self._topology)
                 os._exit(0)
             for rank in ranks:
                 touched, now = (self._folder / str(rank.number)).stat().st_mtime_ns, time.monotonic()

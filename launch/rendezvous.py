@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # its types forget them
 
-from launch.network import interface_of, is_here, is_loopback, local_address, reached_at
+from launch.network import interface_of, is_here, is_loopback, local_address, peer_address
 from launch.topology import Topology
 from modernbert_train.config.launch import split_endpoint
 from modernbert_train.core.text import first_line
@@ -90,7 +90,7 @@ def rendezvous(topology: Topology, run_id: str, seconds: float, leaving: Leaving
     if is_host:
         address = _known_as(store, endpoint, address, deadline)
     else:
-        store.set(_KNOWN_AS, reached_at(*endpoint))
+        store.set(_KNOWN_AS, peer_address(*endpoint))
     join_timeout = max(1, int(deadline - time.monotonic()))
     place = {
         "rdzv_endpoint": topology.endpoint,
@@ -124,18 +124,18 @@ def _known_as(store: TCPStore, endpoint: tuple[str, int], address: str, deadline
     host = endpoint[0]
     if not is_loopback(address) or host in (
         "localhost",
-        reached_at(*endpoint),
+        peer_address(*endpoint),
     ):  # given so, for launchers of one machine
         return address
     while not store.check([_KNOWN_AS]):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"no other machine came; {host} is {reached_at(*endpoint)} on this one")
+            raise TimeoutError(f"no other machine came; {host} is {peer_address(*endpoint)} on this one")
         time.sleep(0.1)
     found = store.get(_KNOWN_AS).decode()
     if not is_here(found):
         raise TimeoutError(
-            f"{host} is {reached_at(*endpoint)} on this machine and {found} on another, which this one does not have; "
-            "see /etc/hosts, or give --rendezvous an address"
+            f"{host} is {peer_address(*endpoint)} on this machine and {found} on another, which this one does not "
+            "have; see /etc/hosts, or give --rendezvous an address"
         )
     return found
 
@@ -178,8 +178,8 @@ def _owner(endpoint: tuple[str, int]) -> str | None:
 def _come(endpoint: tuple[str, int], run_id: str, deadline: float) -> TCPStore:
     """Wait for the store of this run and connect to it."""
     where = ":".join(map(str, endpoint))
-    told = False
-    at, hint = reached_at(*endpoint), ""
+    announced = False
+    at, hint = peer_address(*endpoint), ""
     if is_loopback(at) and at != endpoint[0]:
         hint = f" ({endpoint[0]} is {at} on this machine, which reaches nothing but itself: see /etc/hosts)"
     while True:
@@ -196,9 +196,9 @@ def _come(endpoint: tuple[str, int], run_id: str, deadline: float) -> TCPStore:
             what = f"the run {owner.removeprefix('modernbert-train-')}" if owner else "another program"
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{where} is where {what} meets, not this one")
-            if not told:
+            if not announced:
                 print(f"waiting for {where}: it is where {what} meets, not this one", flush=True)
-                told = True
+                announced = True
         time.sleep(0.5)
 
 
@@ -210,7 +210,7 @@ def _leave(store: TCPStore, topology: Topology, is_host: bool, leaving: Leaving)
         noting.start()
         noting.join(LINGER_SECONDS)
         if noting.is_alive() and leaving.finished:
-            tell_unanswered(topology)
+            warn_unanswered(topology)
         return
     with suppress(RuntimeError):  # the store is lost, and its error is reported elsewhere
         _note_left(store)
@@ -223,7 +223,7 @@ def _note_left(store: TCPStore) -> None:
         store.add(_LEFT, 1)
 
 
-def tell_unanswered(topology: Topology) -> None:
+def warn_unanswered(topology: Topology) -> None:
     """Warn that the store's machine does not answer, after this machine's ranks have finished."""
     print(
         f"warning: this machine's ranks have finished, and {topology.endpoint}, where the machines meet, does not "
@@ -236,15 +236,15 @@ def tell_unanswered(topology: Topology) -> None:
 def _wait_for_others(store: TCPStore, topology: Topology, leaving: Leaving) -> None:
     """Keep the store open until the others have left; after a finished run also while their ranks send heartbeats."""
     begun = alive = time.monotonic()
-    ranks, beats, told = PrefixStore(STORE_PREFIX, store), None, False
+    ranks, beats, announced = PrefixStore(STORE_PREFIX, store), None, False
     while store.add(_LEFT, 0) < topology.nodes and not leaving.hurried:
         now = time.monotonic()
         if leaving.finished and (found := last_beats(ranks, topology.num_ranks)) != beats:
             beats, alive = found, now
         if now - alive > (FINISHED_SECONDS if leaving.finished else LINGER_SECONDS):
             break
-        if leaving.finished and not told and now - begun > TELL_SECONDS:
-            told = True
+        if leaving.finished and not announced and now - begun > TELL_SECONDS:
+            announced = True
             print(
                 "launch: this machine's ranks have finished; waiting for the other machines, up to "
                 f"{FINISHED_SECONDS:g} s after the last sign of life of their ranks",

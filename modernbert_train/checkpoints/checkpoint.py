@@ -43,7 +43,7 @@ from modernbert_train.checkpoints.verified import (
     checked,
     newest_of,
     partial_folders,
-    tell_choice,
+    print_choice,
     verify_files,
 )
 from modernbert_train.config.schema import RunConfig
@@ -158,7 +158,7 @@ def folder_of(checkpoints: Path, step: int) -> Path:
 
 
 @contextmanager
-def refusals_told(final: Path) -> Iterator[None]:
+def storage_errors(final: Path) -> Iterator[None]:
     """Turn an OSError of the block into a StorageError of the checkpoint."""
     with os_errors_as(
         StorageError,
@@ -178,7 +178,7 @@ def begin(final: Path, needed: int) -> Path:
     Raises:
         StorageError: the disk is full, or refuses the folder.
     """
-    with refusals_told(final):
+    with storage_errors(final):
         final.parent.mkdir(parents=True, exist_ok=True)
         _remove_partial(final.parent)
         free = shutil.disk_usage(final.parent).free
@@ -192,20 +192,20 @@ def begin(final: Path, needed: int) -> Path:
     return staging
 
 
-def write_part(staging: Path, share: Share, told: Callable[[], object] = lambda: None) -> Part:
+def write_part(staging: Path, share: Share, progress: Callable[[], object] = lambda: None) -> Part:
     """Write one process's share into the folder of a checkpoint; it is on the disk when this returns.
 
     Args:
         staging: made by `begin`, perhaps by another process.
         share: of this process.
-        told: called after every successful write.
+        progress: called after every successful write.
 
     Raises:
         OSError: the disk refuses it.
     """
     names = [name.replace(".", f"{share.suffix}.", 1) for name in (WEIGHTS, OPTIMIZER)]
     weights, optimizer = (
-        write_hashed(staging / name, tensors, told)
+        write_hashed(staging / name, tensors, progress)
         for name, tensors in zip(names, (share.weights, share.optimizer), strict=True)
     )
     return Part(
@@ -283,7 +283,7 @@ def commit(
     final, share = folder_of(folder, state.step), Share(weights, optimizer)
     staging = begin(final, share.bytes)
     try:
-        with refusals_told(final):
+        with storage_errors(final):
             part = write_part(staging, share)
             finish(
                 *(staging, final, [part]),
@@ -366,7 +366,7 @@ def newest_checkpoint(config: RunConfig) -> Checkpoint:
     found, passed_over = newest_valid(folder)
     if found is None:
         raise StorageError(f"{folder}: no checkpoint yet. Train the run first.")
-    tell_choice(found, passed_over)
+    print_choice(found, passed_over)
     return found
 
 

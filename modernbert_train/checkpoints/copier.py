@@ -40,7 +40,7 @@ from modernbert_train.errors import RunError, StorageError
 RECORDS = (
     "resolved.json", "data.json", "metrics.jsonl", "samples.jsonl", "starts.jsonl", "faults.jsonl", "evaluations.jsonl",
 )  # fmt: skip
-STOOD_STILL = 76  # exit code: the store made no progress for too long, and cannot be interrupted
+STORE_HUNG = 76  # exit code: the store made no progress for too long, and cannot be interrupted
 _LOOK_SECONDS = 1.0
 _MAX_MISSED = 5  # a run removes a checkpoint file by file, within seconds
 _FIRST_PAUSE, _MAX_PAUSE = 1.0, 60.0
@@ -244,7 +244,7 @@ def follow(order: Order, closed: threading.Event) -> int:
     """Copy until the run has ended and the store lacks nothing; return the exit code."""
     movement = _Movement()
     threading.Thread(target=_watch, args=(movement, order.timeout_seconds), daemon=True).start()
-    pause, told, copier = _FIRST_PAUSE, "", None
+    pause, reported, copier = _FIRST_PAUSE, "", None
     failing_since: float | None = None
     while True:
         movement.last, movement.at_work = time.monotonic(), True
@@ -252,15 +252,15 @@ def follow(order: Order, closed: threading.Event) -> int:
         try:
             copier = copier or Copier(order, Store(order.url, order.run, order.timeout_seconds, movement))
             done = copier.copy_one()
-            pause, told, failing_since = _FIRST_PAUSE, "", None
+            pause, reported, failing_since = _FIRST_PAUSE, "", None
         except (RunError, OSError) as error:
             movement.at_work = False
             if copier is not None:
                 copier.forget()
             failing_since = failing_since or time.monotonic()
-            if str(error) != told:
-                told = str(error)
-                say({"kind": "failed", "error": told})
+            if str(error) != reported:
+                reported = str(error)
+                say({"kind": "failed", "error": reported})
             if closed.is_set() and time.monotonic() - failing_since > order.timeout_seconds:
                 return StorageError.exit_code
             closed.wait(pause) if not closed.is_set() else time.sleep(min(pause, 5.0))
@@ -282,7 +282,7 @@ def _watch(movement: _Movement, timeout_seconds: float) -> None:
         if movement.at_work and time.monotonic() - movement.last > timeout_seconds:
             error = f"nothing moved for {timeout_seconds:g} s (checkpoint.copy_timeout_seconds)"
             say({"kind": "failed", "error": error})
-            os._exit(STOOD_STILL)
+            os._exit(STORE_HUNG)
 
 
 def say(event: dict[str, Any]) -> None:

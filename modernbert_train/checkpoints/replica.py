@@ -20,7 +20,7 @@ from typing import Any
 
 from modernbert_train.checkpoints.copier import (
     RECORDS,
-    STOOD_STILL,
+    STORE_HUNG,
     Order,
     local_manifests,
     manifest_of,
@@ -55,7 +55,7 @@ class Replica:
         self._ending = threading.Event()
         self._guard = threading.Lock()
         self._failed: str | None = None
-        self._told_of: str | None = None
+        self._reported: str | None = None
 
     def __enter__(self) -> Replica:
         return self
@@ -109,7 +109,7 @@ class Replica:
             if self._ending.is_set():
                 self._failed = self._failed or "the copier ended early."
                 return
-            if code not in (STOOD_STILL, StorageError.exit_code):
+            if code not in (STORE_HUNG, StorageError.exit_code):
                 self._heard({"kind": "failed", "error": f"the copier ended (exit code {code}); it is started again"})
             if time.monotonic() - began > _MAX_PAUSE:
                 pause = _PAUSE
@@ -154,20 +154,20 @@ class Replica:
             append_line(self._folder / COPIES, json.dumps(event))
         if event["kind"] == "failed":
             self._failed = str(event["error"])
-            if self._failed != self._told_of:
-                self._told_of = self._failed
+            if self._failed != self._reported:
+                self._reported = self._failed
                 self._say(f"warning: checkpoints are not being copied: {self._failed} Training continues.")
         elif event["kind"] == "copied":
             if self._failed is not None:
                 self._say("checkpoints are copied again")
-            self._failed = self._told_of = None
+            self._failed = self._reported = None
             self._say(
                 f"{step_name(event['step'])} is in {self._settings.copy_to}, verified "
                 f"({event['bytes'] / 1e6:,.1f} MB, {event['seconds']:.1f} s)"
             )
 
 
-def bring_back(settings: CheckpointConfig, folder: Path, say: Callable[[str], None]) -> None:
+def fetch_newest(settings: CheckpointConfig, folder: Path, say: Callable[[str], None]) -> None:
     """Fetch the newest whole checkpoint of a run's replica, if it is newer than all local ones.
 
     Args:

@@ -29,7 +29,7 @@ from modernbert_train.checkpoints.checkpoint import (
     clean,
     finish,
     folder_of,
-    refusals_told,
+    storage_errors,
     write_part,
 )
 from modernbert_train.checkpoints.verified import METRICS
@@ -94,7 +94,7 @@ def ranks_that_see(folder: Path) -> list[int]:
 
 def _place_token(folder: Path) -> str:
     token = f".seen-by-all.{socket.gethostname()}-{os.getpid()}-{time.time_ns():x}"
-    with refusals_told(folder):
+    with storage_errors(folder):
         for left in folder.glob(".seen-by-all.*"):
             left.unlink(missing_ok=True)
         (folder / token).touch()
@@ -140,7 +140,7 @@ class Saver:
         assert self._thread is None
         self._number += 1
         self._saved, self._warned = None, False
-        self._tell()
+        self._note_progress()
         self._thread = threading.Thread(target=self._run, args=(snapshot,), daemon=True, name="saver")
         self._thread.start()
 
@@ -153,7 +153,7 @@ class Saver:
         saved, self._saved = self._saved, None
         return saved
 
-    def stands_still(self) -> str | None:
+    def stall_warning(self) -> str | None:
         """Return a warning, once for each checkpoint, if its disk makes no progress while training continues."""
         still = time.monotonic() - self._moved
         if self._thread is None or not self._thread.is_alive() or self._warned or still < min(WARN, self._patience):
@@ -197,7 +197,7 @@ class Saver:
         with errors_to(warn, RunError):
             self.wait(at_most)
 
-    def _tell(self) -> None:
+    def _note_progress(self) -> None:
         self._moved = time.monotonic()
 
     def _run(self, snapshot: Snapshot) -> None:
@@ -216,14 +216,14 @@ class Saver:
         final = folder_of(self._checkpoints, snapshot.step)
         staging: Path | None = None
         try:
-            with refusals_told(final):
+            with storage_errors(final):
                 self._forget(self._number - 2)
                 snapshot.copied()
                 staging = begin(final, snapshot.total_bytes)
                 self._post("begun", {"staging": staging.name})
                 began = time.monotonic()
                 assert snapshot.share is not None
-                parts = [write_part(staging, snapshot.share, self._tell)]
+                parts = [write_part(staging, snapshot.share, self._note_progress)]
                 parts += self._others(final, self._patience + 2 * (time.monotonic() - began))
                 _refuse_not_finite(snapshot.step, parts)
                 with suppress(FileNotFoundError):  # the run has no record yet
@@ -235,7 +235,7 @@ class Saver:
                     phase_end=snapshot.phase_end,
                     milestone=snapshot.milestone,
                 )
-                self._tell()
+                self._note_progress()
         except BaseException as error:  # the other ranks wait for a message after every error
             self._post_error("begun" if staging is None else "end", error)
             if staging is not None:
@@ -253,7 +253,7 @@ class Saver:
         if self._mailbox is None or not ranks:
             return []
         try:
-            answers = self._mailbox.collect([self._key(f"part/{rank}") for rank in ranks], seconds, self._tell)
+            answers = self._mailbox.collect([self._key(f"part/{rank}") for rank in ranks], seconds, self._note_progress)
         except TimeoutError as error:
             late = ", ".join(key.rpartition("/")[2] for key in error.args[0])
             raise StorageError(
@@ -270,8 +270,8 @@ class Saver:
         try:
             if snapshot.share is not None:
                 snapshot.copied()
-                with refusals_told(final):
-                    part = write_part(self._checkpoints / answer["staging"], snapshot.share, self._tell)
+                with storage_errors(final):
+                    part = write_part(self._checkpoints / answer["staging"], snapshot.share, self._note_progress)
                 self._post(f"part/{self._rank}", asdict(part))
         except BaseException as error:  # as above; rank 0 hands it back with its own "end"
             self._post_error(f"part/{self._rank}", error)
@@ -282,7 +282,7 @@ class Saver:
         """Return rank 0's message; raises its error."""
         assert self._mailbox is not None
         try:
-            (answer,) = self._mailbox.collect([self._key(what)], seconds, self._tell)
+            (answer,) = self._mailbox.collect([self._key(what)], seconds, self._note_progress)
         except TimeoutError:
             raise RunError(
                 f"rank 0 has not answered for {seconds:.0f} seconds whether a checkpoint is written"

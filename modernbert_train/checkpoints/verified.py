@@ -179,7 +179,7 @@ def newest_of(folder: Path, opened: Callable[[Path], T], last_step: int | None =
     return None, []
 
 
-def tell_choice(found: Opened, passed_over: Sequence[str]) -> None:
+def print_choice(found: Opened, passed_over: Sequence[str]) -> None:
     """Print which checkpoint of a run is used, and why, if it is not the newest."""
     for text in passed_over:
         print(f"warning: passed over a damaged checkpoint: {text}")

@@ -95,14 +95,14 @@ def _report(options: argparse.Namespace) -> None:
 
 def newest_valid(run: Path) -> tuple[str, str]:
     """For the report of a run: the checkpoint that training would resume from, with a word on those passed over."""
-    from modernbert_train.checkpoints.verified import newest_of, tell_choice, verify_files
+    from modernbert_train.checkpoints.verified import newest_of, print_choice, verify_files
 
     none = "not one of those there is valid"
     with errors_to(warn, StorageError):
         found, passed_over = newest_of(run / "checkpoints", verify_files)
         none = "no checkpoint in the run's folder"
         if found is not None:
-            tell_choice(found, passed_over)
+            print_choice(found, passed_over)
             damaged = f"; {plural(len(passed_over), 'newer one')} damaged" if passed_over else ""
             return f"step {found.step:,}", f"{found.state.tokens:,} tokens{damaged}"
     return "none", none

@@ -227,7 +227,7 @@ class Checkpoints:
 
     def _tell(self) -> None:
         """Record the last checkpoint, once it is written."""
-        if (warning := self._saver.stands_still()) is not None and local_rank() == 0:
+        if (warning := self._saver.stall_warning()) is not None and local_rank() == 0:
             print(f"warning: {warning}", file=sys.stderr, flush=True)
         saved = self._saver.take_saved()
         if saved is None:

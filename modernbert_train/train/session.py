@@ -162,12 +162,12 @@ def _resolve(asked: RunConfig, resolved: Resolved | None, compute: Compute, *, f
     def decide() -> str:
         run = resolved or handed_over(asked, ranks) or resolve(asked, ranks, fresh=fresh)
         if asked.checkpoint.copy_to is not None:
-            from modernbert_train.checkpoints.replica import bring_back, refuse_fresh
+            from modernbert_train.checkpoints.replica import fetch_newest, refuse_fresh
 
             if fresh:
                 refuse_fresh(asked.checkpoint, asked.name)
             else:
-                bring_back(asked.checkpoint, place, _say)
+                fetch_newest(asked.checkpoint, place, _say)
         config, lines = close_settings(asked, gpus=gpus, ranks=ranks, fresh=fresh)
         if config.compute.search and (gpus is None or not config.compute.compile):
             raise ConfigError(search_refused(compiled=bool(config.compute.compile)))

@@ -21,7 +21,7 @@ from modernbert_train.checkpoints.checkpoint import Checkpoint
 from modernbert_train.checkpoints.manifest import STATE
 from modernbert_train.checkpoints.resume_rules import check_same_past, refuse_average
 from modernbert_train.checkpoints.run_folder import RunFolder
-from modernbert_train.checkpoints.verified import tell_choice
+from modernbert_train.checkpoints.verified import print_choice
 from modernbert_train.config.plugins import versions
 from modernbert_train.config.schema import ModelConfig, RunConfig, StartConfig
 from modernbert_train.core.read_json import number
@@ -267,7 +267,7 @@ def record_start(folder: RunFolder, start: Start, device: torch.device) -> bool:
         Whether another process has trained this run before.
     """
     if start.checkpoint is not None:
-        tell_choice(start.checkpoint, start.passed_over)
+        print_choice(start.checkpoint, start.passed_over)
     step = start.step
     entry: dict[str, Any] = {"kind": "start", "step": step, "tokens": start.tokens}
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

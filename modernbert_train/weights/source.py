@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_valid, verify
-from modernbert_train.checkpoints.verified import tell_choice
+from modernbert_train.checkpoints.verified import print_choice
 from modernbert_train.config.contrastive import TOKEN_PROJECTION
 from modernbert_train.config.knob import architecture_keys
 from modernbert_train.config.objective import Order
@@ -201,7 +201,7 @@ def open_model(name: str | Path, *, runs_folder: str | None = None, untrained: i
         newest, passed_over = newest_valid(found.path / "checkpoints")
         if newest is None:
             raise StorageError(f"{found.path}: a run without a checkpoint. Train it first, or name another.")
-        tell_choice(newest, passed_over)
+        print_choice(newest, passed_over)
         source = source_of(newest)
     elif found.kind == "file":
         file = open_composer(found.path)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.checkpoints.checkpoint import newest_valid
-from modernbert_train.checkpoints.replica import bring_back, store_of
+from modernbert_train.checkpoints.replica import fetch_newest, store_of
 from tests.checkpoints.test_copier_process import server, store
 from tests.checkpoints.tools.small_run import SmallRun
 from tests.data.s3 import BUCKET, Store
@@ -43,7 +43,7 @@ def test_copied_listed_rolled_back_and_brought_back(
     assert "was brought back from s3://" in said and said.count("is set aside in s3://") == 2
     there = store_of(run.config.checkpoint, run.config.name)
     assert there is not None and there.steps().keys() == {100, 200, 300}
-    bring_back(run.config.checkpoint, Path(run.config.folder), print)
+    fetch_newest(run.config.checkpoint, Path(run.config.folder), print)
     found, _ = newest_valid(run.checkpoints)
     assert found is not None and found.step == 300
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.checkpoints.checkpoint import newest_valid
-from modernbert_train.checkpoints.replica import Replica, bring_back
+from modernbert_train.checkpoints.replica import Replica, fetch_newest
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import StoppedEarly
 from tests.checkpoints.small_checkpoint import CONFIG, write
@@ -70,7 +70,7 @@ def test_what_is_due_at_the_end_is_waited_for_and_comes_back(store: Store, tmp_p
     assert any("step-00000005 is in s3://" in line for line in said), said
     assert copiers() == []
     shutil.rmtree(config.folder)
-    bring_back(config.checkpoint, Path(config.folder), said.append)
+    fetch_newest(config.checkpoint, Path(config.folder), said.append)
     found, _ = newest_valid(folder)
     assert found is not None and found.step == 5
 

@@ -19,7 +19,7 @@ from modernbert_train.checkpoints import copier
 from modernbert_train.checkpoints.checkpoint import clean, newest_valid
 from modernbert_train.checkpoints.copier import Copier, Order, follow
 from modernbert_train.checkpoints.manifest import MANIFEST, FileHash, read_manifest
-from modernbert_train.checkpoints.replica import bring_back, refuse_fresh
+from modernbert_train.checkpoints.replica import fetch_newest, refuse_fresh
 from modernbert_train.checkpoints.store import RECORD, Store, problem_of
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, RunError, StorageError
@@ -178,7 +178,7 @@ def test_a_lost_folder_comes_back_with_its_record(home: Home, capsys: pytest.Cap
     (home.folder / "metrics.jsonl").write_text('{"kind": "step", "step": 3}\n')
     home.copy_all()
     shutil.rmtree(home.folder)
-    bring_back(home.config.checkpoint, Path(home.config.folder), print)
+    fetch_newest(home.config.checkpoint, Path(home.config.folder), print)
     found, passed_over = newest_valid(home.checkpoints)
     assert found is not None and found.step == 3 and passed_over == []
     assert (home.folder / "metrics.jsonl").read_text() == '{"kind": "step", "step": 3}\n'
@@ -189,12 +189,12 @@ def test_the_newer_of_both_homes_wins(home: Home) -> None:
     write(home.checkpoints, 2)
     home.copy_all()
     write(home.checkpoints, 3)
-    bring_back(home.config.checkpoint, Path(home.config.folder), print)
+    fetch_newest(home.config.checkpoint, Path(home.config.folder), print)
     assert not (home.checkpoints / "step-00000002.partial").exists()
     assert max(path.name for path in home.checkpoints.iterdir()) == "step-00000003"
     home.copy_all()
     shutil.rmtree(home.checkpoints / "step-00000003")
-    bring_back(home.config.checkpoint, Path(home.config.folder), print)
+    fetch_newest(home.config.checkpoint, Path(home.config.folder), print)
     assert (home.checkpoints / "step-00000003" / MANIFEST).exists()
 
 
@@ -205,7 +205,7 @@ def test_a_damaged_copy_is_passed_over_for_the_one_before(home: Home, capsys: py
     weights = next((home.there / "step-00000003").glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-1])
     shutil.rmtree(home.folder)
-    bring_back(home.config.checkpoint, Path(home.config.folder), print)
+    fetch_newest(home.config.checkpoint, Path(home.config.folder), print)
     found, _ = newest_valid(home.checkpoints)
     assert found is not None and found.step == 2
     assert "passed over a damaged copy" in capsys.readouterr().out
@@ -213,7 +213,7 @@ def test_a_damaged_copy_is_passed_over_for_the_one_before(home: Home, capsys: py
     for path in home.there.glob("step-*/*.safetensors"):
         path.write_bytes(b"")
     with pytest.raises(StorageError, match="no checkpoint there is whole"):
-        bring_back(home.config.checkpoint, Path(home.config.folder), print)
+        fetch_newest(home.config.checkpoint, Path(home.config.folder), print)
     assert not list(home.checkpoints.iterdir())
 
 
@@ -227,7 +227,7 @@ def test_a_copy_that_lacks_a_file_is_passed_over_for_the_one_before(
         home.copy_all()
     next((home.there / "step-00000003").glob(kind)).unlink()
     shutil.rmtree(home.folder)
-    bring_back(home.config.checkpoint, Path(home.config.folder), print)
+    fetch_newest(home.config.checkpoint, Path(home.config.folder), print)
     found, _ = newest_valid(home.checkpoints)
     assert found is not None and found.step == 2
     assert "passed over a damaged copy" in capsys.readouterr().out
@@ -243,7 +243,7 @@ def test_a_damaged_file_of_the_record_does_not_end_every_later_start(
     home.copy_all()
     shutil.rmtree(home.folder)
     (home.there / RECORD / "samples.jsonl").write_bytes(b'{"st\x80p": 3}\n')
-    bring_back(home.config.checkpoint, Path(home.config.folder), print)
+    fetch_newest(home.config.checkpoint, Path(home.config.folder), print)
     assert (home.folder / "config.yaml").read_bytes() == (home.there / "step-00000003/config.yaml").read_bytes()
     assert (home.folder / "faults.jsonl").read_text() == '{"step": 2}\n'
     assert "metrics.jsonl: not there, so it begins here" in capsys.readouterr().out
@@ -270,9 +270,9 @@ def test_a_store_that_cannot_be_asked_starts_nothing_from_zero(
 
     monkeypatch.setattr(Store, "steps", fail)
     with pytest.raises(StorageError, match="nothing is started from zero"):
-        bring_back(home.config.checkpoint, Path(home.config.folder), print)
+        fetch_newest(home.config.checkpoint, Path(home.config.folder), print)
     write(home.checkpoints, 1)
-    bring_back(home.config.checkpoint, Path(home.config.folder), print)
+    fetch_newest(home.config.checkpoint, Path(home.config.folder), print)
     assert "cannot be read, so the local checkpoints are used" in capsys.readouterr().out
 
 
@@ -293,7 +293,7 @@ def test_a_manifest_cannot_name_a_file_elsewhere(home: Home, tmp_path: Path, nam
     replace(manifest, files=files).write(home.there / "step-00000003")
     shutil.rmtree(home.folder)
     with pytest.raises(StorageError, match="no checkpoint there is whole"):
-        bring_back(home.config.checkpoint, Path(home.config.folder), print)
+        fetch_newest(home.config.checkpoint, Path(home.config.folder), print)
     assert not (tmp_path / "outside").exists()
 
 

@@ -111,10 +111,10 @@ def test_a_disk_that_stands_still_is_told_and_ends_a_run_only_when_it_is_waited_
     """A parallel file system changes servers in 5 to 15 minutes; training does not need it meanwhile."""
     monkeypatch.setattr(module, "WARN", 0.2)
     run.save(1)
-    assert run.saver.stands_still() is None
+    assert run.saver.stall_warning() is None
     time.sleep(0.3)
-    assert "the disk has taken nothing of a checkpoint for" in str(run.saver.stands_still())
-    assert run.saver.stands_still() is None, "it is said once"
+    assert "the disk has taken nothing of a checkpoint for" in str(run.saver.stall_warning())
+    assert run.saver.stall_warning() is None, "it is said once"
     assert run.told == [], "nobody was asked to end the run"
     run.saver.settle(0.1)  # an error ends the run: it does not wait for long
     gate.set()

@@ -78,12 +78,12 @@ def test_the_machine_that_is_blamed_is_noted_and_warned_of(tmp_path: Path, monke
     file = tmp_path / "blamed"
     monkeypatch.setenv(BLAMED, str(file))
 
-    def report(heard: dict[str, Any] | None) -> None:
-        sync: Any = SimpleNamespace(heard=heard, stop=lambda: None, tell=lambda *_, **__: None)
+    def report(first_error: dict[str, Any] | None) -> None:
+        sync: Any = SimpleNamespace(first_error=first_error, stop=lambda: None, post_outcome=lambda *_, **__: None)
         _report(sync, 70, "", blames=False)
 
-    for heard in (None, {"host": "node-1", "blames": False}):  # the network: no machine is left out for it
-        report(heard)
+    for first_error in (None, {"host": "node-1", "blames": False}):  # the network: no machine is left out for it
+        report(first_error)
     assert not file.exists()
     report({"host": f"{HERE}.cluster", "blames": True})
     assert file.read_text() == f"{HERE}.cluster\n"

@@ -79,7 +79,7 @@ def test_a_killed_rank_is_told_to_all_machines_at_once(machine: Machine) -> None
     assert entry["text"].startswith("is gone: it was ended by SIGKILL") and "memory" in entry["text"]
     assert entry["blames"]
     sync.stop()
-    assert sync.heard == entry
+    assert sync.first_error == entry
 
 
 @pytest.mark.runs
@@ -102,7 +102,7 @@ def test_an_error_of_another_machine_ends_a_rank_that_does_not_hear_it(
     machine.errors.set(ERROR, json.dumps(error))
     assert machine.ranks[0].wait(20) == -signal.SIGKILL
     sync.stop()
-    assert sync.killed == {0} and sync.heard == error and machine.ranks[1].poll() is None
+    assert sync.killed == {0} and sync.first_error == error and machine.ranks[1].poll() is None
 
 
 @pytest.mark.runs
@@ -130,7 +130,7 @@ def test_how_the_ranks_ended_is_told_when_they_never_came(machine: Machine) -> N
     """They failed before they met the others: nobody has heard of them, and the agent knows how they ended."""
     sync = machine.start()
     sync.stop()
-    sync.tell(78, f"rank 4 on {HERE} ended first, with exit code 78; its error is above", blames=False)
+    sync.post_outcome(78, f"rank 4 on {HERE} ended first, with exit code 78; its error is above", blames=False)
     entry = machine.told()
     assert entry is not None and entry["rank"] is None and entry["code"] == 78 and entry["text"].startswith("rank 4")
 

@@ -13,7 +13,7 @@ import pytest
 
 from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.checkpoint import newest_valid
-from modernbert_train.checkpoints.replica import bring_back
+from modernbert_train.checkpoints.replica import fetch_newest
 from modernbert_train.checkpoints.run_folder import take_lock
 from modernbert_train.checkpoints.store import Store
 from modernbert_train.errors import StorageError
@@ -101,7 +101,7 @@ def test_newer_copies_do_not_come_back(copied: SmallRun) -> None:
     """The second home has 300 and 500; without more the next start would bring 500 back."""
     said = copied.says("restore", copied.folder, "400")
     assert "step-00000500 is set aside in" in said
-    bring_back(copied.config.checkpoint, Path(copied.config.folder), print)
+    fetch_newest(copied.config.checkpoint, Path(copied.config.folder), print)
     assert newest(copied) == 400
     (moved,) = copied.there.glob("superseded/*/step-00000500")
     assert {path.name for path in moved.iterdir()} == {path.name for path in copied.at(400).iterdir()}
