@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from modernbert_train.checkpoints.provenance import STARTS, Start, read_starts
+from modernbert_train.checkpoints.provenance import STARTS, read_starts
 from modernbert_train.checkpoints.results import read_results
 from modernbert_train.config.evals import BASELINE, BITS_PER_BYTE
 from modernbert_train.config.read import read_yaml
@@ -26,7 +26,7 @@ from modernbert_train.data.statistics import DATA
 from modernbert_train.errors import DataError
 from modernbert_train.report.curves import Following, History, state_of
 from modernbert_train.report.data import pictures, read_data
-from modernbert_train.report.listing import in_use
+from modernbert_train.report.listing import in_use, run_state
 from modernbert_train.report.samples import read_samples
 from modernbert_train.report.steps import NAN, ROUGH, as_json, means, thin
 from modernbert_train.report.summary import Newest, figures, progress_tiles, spent_in, tiles, warnings
@@ -183,14 +183,17 @@ class WatchedRun:
         with suppress(OSError):
             lines, _ = read_lines(self.folder / STARTS)
         newest = self._newest(self.folder) if self._newest else None
-        state, settings = self._state(starts) if self.live else "", self._settings(config)
+        settings, steps = self._settings(config), history.steps
+        total = _total_tokens(settings)
+        done = bool(total and steps) and steps[-1].tokens >= total
+        state = run_state(self.folder, starts, done=done, begun=bool(steps)) if self.live else ""
         return {
             "name": self.name,
             "state": state,
             "last": date(history.last_time),
             "total": len(history.steps),
             "tiles": [
-                *(progress_tiles(history, _total_tokens(settings)) if state == "training" else ()),
+                *(progress_tiles(history, total) if state == "training" else ()),
                 *tiles(history, found, spent_in(history, lines), newest),
             ],
             "figures": {
@@ -215,11 +218,6 @@ class WatchedRun:
         if self._config is None or self._config[0] != state_of(config):  # reading YAML takes a while
             self._config = (state_of(config), _settings(config))
         return self._config[1]
-
-    def _state(self, starts: Sequence[Start]) -> str:
-        if in_use(self.folder):
-            return "training"
-        return (starts[-1].outcome or "interrupted") if starts else ""
 
 
 def _curves(history: History) -> list[dict[str, Any]]:

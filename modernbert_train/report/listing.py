@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from modernbert_train.checkpoints.provenance import read_starts
+from modernbert_train.checkpoints.manifest import step_folders
+from modernbert_train.checkpoints.provenance import Start, read_starts
 from modernbert_train.config.evals import BITS_PER_BYTE
 from modernbert_train.config.load import load_run
 from modernbert_train.core.files import errors_to, lock_now
@@ -119,12 +120,13 @@ def read_run_state(folder: Path, now: float) -> RunState:
     tokens = int(next((value for e in reversed(entries) if (value := number(e.get("tokens"))) is not None), 0))
     last = next((value for e in reversed(entries) if (value := number(e.get("time"))) is not None), None)
     held_out = [entry for entry in entries if entry.get("kind") == "validation"]
-    state, reason = _state(folder, done=tokens >= config.total_tokens, begun=bool(entries))
+    starts = read_starts(folder)
+    state = run_state(folder, starts, done=tokens >= config.total_tokens, begun=bool(entries))
     return RunState(
         folder=str(folder),
         name=config.name,
         state=state,
-        reason=reason,
+        reason=starts[-1].error[:_REASON] or None if state == "failed" else None,
         tokens=tokens,
         total_tokens=config.total_tokens,
         loss=training_loss(losses_of(entries)),
@@ -135,17 +137,25 @@ def read_run_state(folder: Path, now: float) -> RunState:
     )
 
 
-def _state(folder: Path, *, done: bool, begun: bool) -> tuple[str, str | None]:
+def run_state(folder: Path, starts: Sequence[Start], *, done: bool, begun: bool) -> str:
+    """Return the state of a run, see `RunState`.
+
+    Args:
+        folder: of the run.
+        starts: of the run.
+        done: True if it has seen all of its tokens.
+        begun: True if it has a record.
+    """
+    outcome = starts[-1].outcome if starts else ""
     if in_use(folder):
-        return "training", None
-    starts = read_starts(folder)
-    if starts and starts[-1].outcome == "failed":
-        return "failed", starts[-1].error[:_REASON] or None
-    if done:
-        return "finished", None
+        return "training"
+    if outcome == "failed":
+        return "failed"
+    if done or outcome == "finished":
+        return "finished"
     if not begun:
-        return ("average" if any(folder.glob("checkpoints/step-*")) else "not begun"), None
-    return ("stopped" if starts and starts[-1].outcome == "stopped" else "interrupted"), None
+        return "average" if step_folders(folder / "checkpoints") else "not begun"
+    return "stopped" if outcome == "stopped" else "interrupted"
 
 
 def in_use(run: Path) -> bool:
