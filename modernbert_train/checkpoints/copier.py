@@ -163,8 +163,13 @@ class Copier:
             for each in files:
                 self._verify(f"{name}/{each}", manifest.files[each], name)
             self.copy_records()  # a checkpoint in the store comes with the record of its steps
-            self._verify(f"{name}/{MANIFEST}", self._store.write(f"{name}/{MANIFEST}", BytesIO(text)), name)
+            self._write(f"{name}/{MANIFEST}", text, name)
         return True
+
+    def _write(self, file: str, content: bytes, checkpoint: str | None = None) -> None:
+        """Write a small file and verify it."""
+        self._store.write(file, BytesIO(content))
+        self._verify(file, FileHash.of_bytes(content), checkpoint)
 
     def _verify(self, file: str, written: FileHash, checkpoint: str | None = None) -> None:
         """Read a file back; if it differs remove its checkpoint from the store and raise StorageError."""
@@ -180,7 +185,7 @@ class Copier:
         """Copy the present small files of the run."""
         contents = {name: path.read_bytes() for name in RECORDS if (path := self._folder / name).exists()}
         for name, content in contents.items():
-            self._verify(f"{RECORD}/{name}", self._store.write(f"{RECORD}/{name}", BytesIO(content)))
+            self._write(f"{RECORD}/{name}", content)
 
     def _prune(self) -> list[int]:
         """Remove checkpoints that are no longer kept, and remains of interrupted copies; return the removed steps."""

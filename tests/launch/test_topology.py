@@ -47,7 +47,7 @@ def test_what_to_type_with_fewer_machines_is_a_number_that_shares_the_batches() 
     phases = {"only": PhaseConfig(tokens=100, row_tokens=64, batch_rows=8)}
     line = with_fewer_machines(phases, Topology(4, 2), {})
     assert "the same command with --nodes 2 continues this run on 4 ranks" in line
-    assert "rendered anew with --on slurm --nodes 2 " in with_fewer_machines(phases, Topology(4, 2), SLURM_STEP)
+    assert "rendered again with --on slurm --nodes 2 " in with_fewer_machines(phases, Topology(4, 2), SLURM_STEP)
     assert with_fewer_machines(phases, Topology(1, 2), {}) == ""
 
 
