@@ -51,8 +51,8 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
         "data.tables", "distributed.orphans", "vocabulary",
     ),
     "launch": (
-        "__main__", "checkpoints.results", "cli.arguments", "cli.parser", "clock", "config", "core", "data.check",
-        "distributed", "plan", "report", "weights.names", "data_prep.report", "data_prep.sample",
+        "__main__", "checkpoints.manifest", "checkpoints.results", "cli.arguments", "cli.parser", "clock", "config",
+        "core", "data.check", "distributed", "plan", "report", "weights.names", "data_prep.report", "data_prep.sample",
     ),
 }  # fmt: skip
 ROOMS = [name for name in ORDER if name not in LOOSE]
@@ -120,7 +120,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.distributed.gpus": ("torch",),
     "modernbert_train.distributed.group": ("torch",),
     "modernbert_train.distributed.fail_together": ("torch",),
-    "modernbert_train.report.async_scalar": ("torch",),
+    "modernbert_train.report.record": ("torch",),
     "modernbert_train.report.banner": ("torch",),
     "modernbert_train.checkpoints.checkpoint": ("torch",),
     "modernbert_train.checkpoints.manifest": ("xxhash",),

@@ -14,9 +14,8 @@ from torch.optim import Optimizer
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.distributed.group import num_ranks
 from modernbert_train.errors import StorageError
-from modernbert_train.report.async_scalar import Reading
 from modernbert_train.report.progress import Progress
-from modernbert_train.report.record import Record
+from modernbert_train.report.record import Reading, Record
 from modernbert_train.report.throughput import Meter
 from modernbert_train.train.gradients import count_terms
 from modernbert_train.train.step_numbers import StepNumbers

@@ -10,7 +10,7 @@ import pytest
 
 from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.saver import Saver
-from modernbert_train.report.async_scalar import Reading
+from modernbert_train.report.record import Reading
 from tests.conftest import TinyRun
 
 

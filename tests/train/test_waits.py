@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from modernbert_train.__main__ import main
-from modernbert_train.report.async_scalar import Reading
+from modernbert_train.report.record import Reading
 from modernbert_train.train import gradients, recorder, session
 from tests.conftest import TinyRun
 
@@ -44,7 +44,7 @@ def test_a_step_waits_for_its_numbers_and_for_nothing_else(
     tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch, optimizer: str
 ) -> None:
     """Of everything in a step of `train`, Composer's loop and the record included, one thing is waited for: what
-    must be known before the update. The norm of the update is copied behind it, see async_scalar.py."""
+    must be known before the update. The norm of the update is copied behind it, see report/record.py."""
     from composer import Callback
 
     steps: list[Counter[str]] = []
@@ -64,7 +64,7 @@ def test_a_step_waits_for_its_numbers_and_for_nothing_else(
         assert main(["train", *words]) == 0
     assert len(steps) > 3
     on_host_anyway = ("sdpa", "optimizer")  # the kernel of CPUs, and AdamW's step counts
-    expected = {"group": 1, "async_scalar": 1} if optimizer == "stable_adamw" else {"group": 1}  # sums_over_ranks
+    expected = {"group": 1, "record": 1} if optimizer == "stable_adamw" else {"group": 1}  # sums_over_ranks
     for step in steps[1:]:
         assert {name: count for name, count in step.items() if name not in on_host_anyway} == expected
 
