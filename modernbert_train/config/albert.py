@@ -49,9 +49,7 @@ class AlbertConfig(ModelConfig):
     init_std: float = knob(0.02, above=0, training=True)
     init_cutoff: float = knob(2.0, above=0, training=True)  # truncation, in standard deviations
 
-    @property
-    def title(self) -> tuple[str, str | None]:
-        return "ALBERT", "1909.11942"
+    title = "ALBERT", "1909.11942"
 
     @property
     def details(self) -> str:

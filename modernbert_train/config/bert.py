@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from modernbert_train.config.knob import knob
 from modernbert_train.config.model import MOST_LAYERS, MOST_WIDTH, ModelConfig
@@ -36,10 +36,8 @@ class BertShape(ModelConfig):
     init_std: float = knob(0.02, above=0, training=True)
     init_cutoff: float = knob(2.0, above=0, training=True)  # truncation, in standard deviations
 
-    @property
-    def projection_dropout(self) -> bool:
-        """Whether dropout follows the attention's projection."""
-        return True
+    projection_dropout: ClassVar[bool] = True
+    """Whether dropout follows the attention's projection."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,19 +91,14 @@ class DistilBertConfig(BertShape):
     num_layers: int = knob(6, above=0, high=MOST_LAYERS)
     projection_dropout = False
 
-    @property
-    def pooler_activation(self) -> Literal["relu"]:
-        """See `ModelConfig`."""
-        return "relu"
+    pooler_activation = "relu"
 
     def mistakes(self) -> Iterator[str]:
         """See `ModelConfig`."""
         if self.norm_eps != 1e-12:
             yield f"model.norm_eps={self.norm_eps:g}: transformers' DistilBERT has 1e-12 whatever is said. Remove it."
 
-    @property
-    def title(self) -> tuple[str, str | None]:
-        return "DistilBERT", "1910.01108"
+    title = "DistilBERT", "1910.01108"
 
     @property
     def details(self) -> str:

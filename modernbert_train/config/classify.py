@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from modernbert_train.config.knob import knob
 from modernbert_train.config.model import ModelConfig
@@ -70,15 +70,11 @@ class LabelledConfig(ObjectiveConfig):
     def told_classes(self) -> tuple[str, ...]:
         return (self.task_kind, *self.labels)
 
-    @property
-    def tells(self) -> Literal["texts", "words", "tokens"]:
-        """Of what: of each text, of its labelled words, or of each token of a document, special ones too."""
-        return "texts"
+    tells: ClassVar[Literal["texts", "words", "tokens"]] = "texts"
+    """Of what: of each text, of its labelled words, or of each token of a document, special ones too."""
 
-    @property
-    def pools(self) -> bool:
-        """Whether a logit is of a whole sequence."""
-        return False
+    pools: ClassVar[bool] = False
+    """Whether a logit is of a whole sequence."""
 
     @property
     def trains_encoder(self) -> bool:
@@ -123,9 +119,7 @@ class ClassifyConfig(LabelledConfig):
     def terms(self) -> Mapping[str, float]:
         return {"classify": 1.0}
 
-    @property
-    def heads(self) -> tuple[str, ...]:
-        return ("class",)
+    heads = ("class",)
 
     @property
     def task_kind(self) -> str:
@@ -161,21 +155,15 @@ class TagConfig(LabelledConfig):
     name: str = "tag"
     task_kind = "tokens"
 
-    @property
-    def title(self) -> tuple[str, str | None]:
-        return "classification of words", None
+    title = "classification of words", None
 
     @property
     def terms(self) -> Mapping[str, float]:
         return {"tag": 1.0}
 
-    @property
-    def heads(self) -> tuple[str, ...]:
-        return ("tag",)
+    heads = ("tag",)
 
-    @property
-    def tells(self) -> Literal["words"]:
-        return "words"
+    tells = "words"
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """See `ObjectiveConfig`: of all tokens, which bounds it; words are fewer."""

@@ -64,9 +64,7 @@ class ContrastiveConfig(ObjectiveConfig):
         """What scores are divided by, before anything is learnt."""
         return self.temperature or (1.0 if self.is_late else 0.05)
 
-    @property
-    def title(self) -> tuple[str, str | None]:
-        return "contrastive training on pairs of texts", "2101.06983"
+    title = "contrastive training on pairs of texts", "2101.06983"
 
     @property
     def summary(self) -> str:

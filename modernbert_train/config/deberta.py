@@ -51,9 +51,7 @@ class DebertaConfig(ModelConfig):
     token_head_vectors = 3  # a bias, and a norm with one
     key_products = 4  # content with distance, and distance with content, too
 
-    @property
-    def title(self) -> tuple[str, str | None]:
-        return "DeBERTa", "2006.03654"
+    title = "DeBERTa", "2006.03654"
 
     @property
     def model_type(self) -> str:
@@ -80,9 +78,7 @@ class DebertaConfig(ModelConfig):
         """Rows of the table of distances: those ahead, then those behind."""
         return 2 * self.buckets
 
-    @property
-    def score_bias(self) -> Literal["pairs"]:
-        return "pairs"
+    score_bias = "pairs"
 
     def mistakes(self) -> Iterator[str]:
         """See `ModelConfig`."""

@@ -41,9 +41,7 @@ class DistillConfig(MaskedLmConfig):
     teacher_width: int | None = knob(None, above=0, high=MOST_WIDTH)
     teacher_precision: Literal["auto", "fp32", "bf16"] = "auto"  # that the teacher computes in; auto: as the run
 
-    @property
-    def title(self) -> tuple[str, str | None]:
-        return "masked-language modelling with a teacher (knowledge distillation)", "1910.01108"
+    title = "masked-language modelling with a teacher (knowledge distillation)", "1910.01108"
 
     @property
     def named_teacher(self) -> str:

@@ -40,9 +40,7 @@ class GemmaConfig(LlamaConfig):
     def is_global(self, layer: int) -> bool:
         return (layer + 1) % self.global_every == 0
 
-    @property
-    def title(self) -> tuple[str, str | None]:
-        return "Gemma 3", "2503.19786"
+    title = "Gemma 3", "2503.19786"
 
     @property
     def details(self) -> str:
@@ -55,10 +53,7 @@ class GemmaConfig(LlamaConfig):
     def phased_details(self) -> Mapping[str, str]:
         return {**super().phased_details, "local RoPE base": f"{self.local_rope_theta:,.0f}"}
 
-    @property
-    def model_type(self) -> str:
-        """See `ModelConfig`."""
-        return "gemma3_text"
+    model_type = "gemma3_text"
 
     def mistakes(self) -> Iterator[str]:
         """See `ModelConfig`."""

@@ -87,10 +87,7 @@ class LlamaConfig(ModelConfig):
             return "qwen3"
         return "qwen2" if self.qkv_bias else "eurobert"
 
-    @property
-    def pooler_activation(self) -> Literal["gelu"]:
-        """See `ModelConfig`: EuroBERT's."""
-        return "gelu"
+    pooler_activation = "gelu"  # EuroBERT's
 
     @property
     def pooling(self) -> Literal["mean"]:

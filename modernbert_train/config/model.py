@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from omegaconf import MISSING
 
@@ -67,11 +67,9 @@ class ModelConfig:
         """Whether transformers has one class for all objectives that predict tokens, and calls it causal."""
         return False
 
-    @property
-    def pooler_activation(self) -> Literal["tanh", "relu", "gelu"] | None:
-        """Activation of the pooler that a classifier reads, see models/classifier.py; None: it reads the head that
-        predicts tokens."""
-        return "tanh"
+    pooler_activation: ClassVar[Literal["tanh", "relu", "gelu"] | None] = "tanh"
+    """Activation of the pooler that a classifier reads, see models/classifier.py; None: it reads the head that
+    predicts tokens."""
 
     @property
     def pooling(self) -> Literal["cls", "mean"]:
@@ -83,10 +81,8 @@ class ModelConfig:
         """What transformers calls it."""
         return self.name
 
-    @property
-    def own_code(self) -> bool:
-        """Whether transformers has no class of it, and fetches one where a user allows that."""
-        return False
+    own_code: ClassVar[bool] = False
+    """Whether transformers has no class of it, and fetches one where a user allows that."""
 
     def is_global(self, layer: int) -> bool:
         """Whether a token of a layer sees all of its sequence, and not a window alone."""
@@ -137,10 +133,8 @@ class ModelConfig:
         """Of a token's queries, all heads together."""
         return self.hidden_size
 
-    @property
-    def decoder_bias(self) -> bool:
-        """Whether the decoder adds a number to each token's logit."""
-        return True
+    decoder_bias: ClassVar[bool] = True
+    """Whether the decoder adds a number to each token's logit."""
 
     @property
     def tied(self) -> bool:
@@ -161,20 +155,14 @@ class ModelConfig:
         """The parameters of `stored` that a parameter is: itself, or several, which are equal."""
         return (name,)
 
-    @property
-    def score_bias(self) -> Bias | None:
-        """How what is added to the scores of attention, which few kernels serve, can be had; None: nothing is added."""
-        return None
+    score_bias: ClassVar[Bias | None] = None
+    """How what is added to the scores of attention, which few kernels serve, can be had; None: nothing is added."""
 
-    @property
-    def token_head_vectors(self) -> int:
-        """Vectors of the model's width in the head that tells replaced tokens: a bias or a norm's weight."""
-        return 1
+    token_head_vectors: ClassVar[int] = 1
+    """Vectors of the model's width in the head that tells replaced tokens: a bias or a norm's weight."""
 
-    @property
-    def key_products(self) -> int:
-        """Products of the model's width that attention makes of a token and each that it sees: score, weighted sum."""
-        return 2
+    key_products: ClassVar[int] = 2
+    """Products of the model's width that attention makes of a token and each that it sees: score, weighted sum."""
 
     def mistakes(self) -> Iterator[str]:
         """What cannot be of these keys together, for `check`; called with every number in its bounds."""
@@ -249,9 +237,7 @@ class ModernBertConfig(ModelConfig):
     init_std: float = knob(0.02, above=0, training=True)
     init_cutoff: float = knob(2.0, above=0, training=True)  # truncation, in standard deviations
 
-    @property
-    def title(self) -> tuple[str, str | None]:
-        return "ModernBERT", "2412.13663"
+    title = "ModernBERT", "2412.13663"
 
     @property
     def details(self) -> str:
@@ -266,10 +252,7 @@ class ModernBertConfig(ModelConfig):
         bases = {"global": self.global_rope_theta, "local": self.local_rope_theta}
         return {f"{kind} RoPE base": f"{base:,.0f}" for kind, base in bases.items()}
 
-    @property
-    def pooler_activation(self) -> None:
-        """See `ModelConfig`."""
-        return None
+    pooler_activation = None
 
     @property
     def pooling(self) -> Literal["mean"]:

@@ -29,13 +29,9 @@ class NeoBertConfig(ModelConfig):
     tied = False
     own_code = True
 
-    @property
-    def title(self) -> tuple[str, str | None]:
-        return "NeoBERT", "2502.19587"
+    title = "NeoBERT", "2502.19587"
 
-    @property
-    def details(self) -> str:
-        return "RMSNorm, SwiGLU, RoPE base 10,000, no dropout, no biases but the decoder's;\n  decoder of its own"
+    details = "RMSNorm, SwiGLU, RoPE base 10,000, no dropout, no biases but the decoder's;\n  decoder of its own"
 
     def init_of(self, name: str) -> tuple[float, float | None]:
         """See `ModelConfig`; pooler and classifier are normal there."""

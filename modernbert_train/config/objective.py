@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from omegaconf import MISSING
 
@@ -112,10 +112,8 @@ class ObjectiveConfig:
         """Whether the encoder's weights change."""
         return True
 
-    @property
-    def special_tokens(self) -> int:
-        """That each chunk of text gets: [CLS] before it, [SEP] after it, and others."""
-        return 2
+    special_tokens: ClassVar[int] = 2
+    """That each chunk of text gets: [CLS] before it, [SEP] after it, and others."""
 
     @property
     def terms(self) -> Mapping[str, float]:
@@ -137,10 +135,8 @@ class ObjectiveConfig:
         """The same of the sequence that has most, at any moment of a phase."""
         return self.predicted_share
 
-    @property
-    def order(self) -> Order:
-        """What a token sees of its sequence."""
-        return "all"
+    order: ClassVar[Order] = "all"
+    """What a token sees of its sequence."""
 
     @property
     def plain_order(self) -> Order:
@@ -241,9 +237,7 @@ class MaskedLmConfig(ObjectiveConfig):
     # of the predicted positions: replaced by a random token; the rest stay
     random_token_share: float = knob(0.1, low=0)
 
-    @property
-    def title(self) -> tuple[str, str | None]:
-        return "masked-language modelling", None
+    title = "masked-language modelling", None
 
     @property
     def summary(self) -> str:
@@ -352,9 +346,7 @@ class TranslationConfig(MaskedLmConfig):
     # the exported model must give it such position_ids
     reset_positions: bool = knob(False, phased=True)
 
-    @property
-    def title(self) -> tuple[str, str | None]:
-        return "translation language modelling", "1901.07291"
+    title = "translation language modelling", "1901.07291"
 
     @property
     def details(self) -> str:
@@ -386,17 +378,13 @@ class CausalLmConfig(ObjectiveConfig):
     name: str = "causal"
     predicted_share = 1.0
 
-    @property
-    def title(self) -> tuple[str, str | None]:
-        return "causal language modelling", None
+    title = "causal language modelling", None
 
     @property
     def terms(self) -> Mapping[str, float]:
         return {"causal": 1.0}
 
-    @property
-    def order(self) -> Order:
-        return "causal"
+    order = "causal"
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """See `ObjectiveConfig`: the text and its [SEP] are predicted, [CLS] is not."""
@@ -417,9 +405,7 @@ class PermutationLmConfig(ObjectiveConfig):
     # longest span in tokens; of length n with a probability that falls as 1/n; XLNet: 5
     longest_span: int = knob(5, low=1, high=50)
 
-    @property
-    def title(self) -> tuple[str, str | None]:
-        return "permutation language modelling", "1906.08237"
+    title = "permutation language modelling", "1906.08237"
 
     @property
     def terms(self) -> Mapping[str, float]:
@@ -429,9 +415,7 @@ class PermutationLmConfig(ObjectiveConfig):
     def predicted_share(self) -> float:
         return 1 / self.context_ratio
 
-    @property
-    def order(self) -> Order:
-        return "given"
+    order = "given"
 
     @property
     def query_share(self) -> float:
@@ -447,9 +431,7 @@ class SentenceOrderConfig(MaskedLmConfig):
     order_weight: float = knob(1.0, above=0)  # of the order's loss beside that of the masked tokens
     special_tokens = 3
 
-    @property
-    def title(self) -> tuple[str, str | None]:
-        return "masked-language modelling and sentence order", "1909.11942"
+    title = "masked-language modelling and sentence order", "1909.11942"
 
     @property
     def details(self) -> str:
@@ -462,9 +444,7 @@ class SentenceOrderConfig(MaskedLmConfig):
     def terms(self) -> Mapping[str, float]:
         return {"mlm": 1.0, "sop": self.order_weight}
 
-    @property
-    def heads(self) -> tuple[str, ...]:
-        return ("tokens", "pair")
+    heads = ("tokens", "pair")
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """See `ObjectiveConfig`: every sequence is a pair, but for texts of one token."""

@@ -26,21 +26,15 @@ class AnswerConfig(LabelledConfig):
     max_answer_tokens: int = knob(30, above=0)  # longest answer
     task_kind = "question-answering"
 
-    @property
-    def title(self) -> tuple[str, str | None]:
-        return "answering questions by spans", None
+    title = "answering questions by spans", None
 
     @property
     def terms(self) -> Mapping[str, float]:
         return {"answer": 1.0}
 
-    @property
-    def heads(self) -> tuple[str, ...]:
-        return ("answer",)
+    heads = ("answer",)
 
-    @property
-    def tells(self) -> Literal["tokens"]:
-        return "tokens"
+    tells = "tokens"
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """See `ObjectiveConfig`."""
@@ -62,17 +56,13 @@ class ChooseConfig(LabelledConfig):
     num_logits = 1
     pools = True
 
-    @property
-    def title(self) -> tuple[str, str | None]:
-        return "multiple choice", None
+    title = "multiple choice", None
 
     @property
     def terms(self) -> Mapping[str, float]:
         return {"choose": 1.0}
 
-    @property
-    def heads(self) -> tuple[str, ...]:
-        return ("choice",)
+    heads = ("choice",)
 
     @property
     def told_classes(self) -> tuple[str, ...]:

@@ -43,9 +43,7 @@ class ReplacedTokensConfig(MaskedLmConfig):
     # generator and detection do not train, in those of rtd that head does
     mlm_head: bool = False
 
-    @property
-    def title(self) -> tuple[str, str | None]:
-        return "replaced-token detection", "2003.10555"
+    title = "replaced-token detection", "2003.10555"
 
     @property
     def details(self) -> str:
@@ -59,9 +57,7 @@ class ReplacedTokensConfig(MaskedLmConfig):
     def terms(self) -> Mapping[str, float]:
         return {"mlm": 1.0, "rtd": self.rtd_weight}
 
-    @property
-    def heads(self) -> tuple[str, ...]:
-        return ("generator", "replaced")
+    heads = ("generator", "replaced")
 
     @property
     def idle_heads(self) -> tuple[str, ...]:

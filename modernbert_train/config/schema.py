@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from omegaconf import MISSING
 
@@ -207,10 +207,8 @@ class OptimConfig:
     # rounding. None: on a GPU of capability 8.0 with Triton and a C compiler
     fused: bool | None = knob(None, restart=True)
 
-    @property
-    def bounds_update(self) -> bool:
-        """Whether an update is divided by what is above 1 of its RMS, for which the shards of a weight are summed."""
-        return False
+    bounds_update: ClassVar[bool] = False
+    """Whether an update is divided by what is above 1 of its RMS, for which the shards of a weight are summed."""
 
     @property
     def max_usual_lr(self) -> float | None:
@@ -251,9 +249,7 @@ class StableAdamWConfig(OptimConfig):
     name: str = "stable_adamw"
     weight_decay: float = knob(1e-5, low=0, phased=True)
 
-    @property
-    def bounds_update(self) -> bool:
-        return True
+    bounds_update = True
 
     @property
     def max_usual_lr(self) -> float | None:

@@ -38,9 +38,7 @@ class XLNetConfig(ModelConfig):
     segments = 2  # token types: a token knows whether another is of its own
     key_products = 3  # a score for the distance too
 
-    @property
-    def title(self) -> tuple[str, str | None]:
-        return "XLNet", "1906.08237"
+    title = "XLNet", "1906.08237"
 
     @property
     def details(self) -> str:
@@ -49,9 +47,7 @@ class XLNetConfig(ModelConfig):
             f"  activation {self.activation}, dropout {self.dropout:g}, none of attention probabilities"
         )
 
-    @property
-    def score_bias(self) -> Literal["sequences"]:
-        return "sequences"
+    score_bias = "sequences"
 
     def mistakes(self) -> Iterator[str]:
         if self.hidden_size % 2:
