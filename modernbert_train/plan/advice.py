@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from modernbert_train.plan import memory_fit
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.make import Plan, PlannedPhase
-from modernbert_train.plan.memory import Memory, Strategy, sharing_ranks, usable_bytes
+from modernbert_train.plan.memory import Memory, Strategy, sharing_ranks
 from modernbert_train.plan.speed import StepTime, step_time
 
 STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp2", "hsdp")
@@ -34,21 +33,6 @@ class Setting:
     microbatches: int
     memory: Memory | None
     step: StepTime
-
-
-def phase_memory(
-    plan: Plan, phase: PlannedPhase, gpu: str, strategy: Strategy, ranks: int, microbatch_rows: int
-) -> Memory:
-    """Memory of one GPU in a phase.
-
-    Args:
-        plan, phase: what runs.
-        gpu: key of GPUS.
-        strategy: how ranks share the model.
-        ranks: GPUs.
-        microbatch_rows: rows of one forward pass.
-    """
-    return memory_fit.phase_memory(plan.config, phase.name, GPUS[gpu], strategy, ranks, microbatch_rows)
 
 
 def settings(plan: Plan, phase: PlannedPhase, gpu: str, ranks: int) -> list[Setting]:
@@ -78,26 +62,6 @@ def settings(plan: Plan, phase: PlannedPhase, gpu: str, ranks: int) -> list[Sett
     )
 
 
-def remedy(plan: Plan, phase: PlannedPhase, gpu: str, found: Sequence[Setting]) -> str | None:
-    """What to do about a phase that does not fit as it is configured; None if it fits.
-
-    Args:
-        plan, phase: what runs.
-        gpu: key of GPUS.
-        found: its `settings` there.
-    """
-    compute = plan.config.compute
-    ways = [] if compute.compile else ["compute.compile=true"]
-    ways += [] if compute.activation_checkpointing else ["compute.activation_checkpointing=true"]
-    if not found:
-        words = " and ".join(ways) or "a larger GPU or shorter rows"
-        return f"{phase.name}: not even one row of {phase.config.row_tokens:,} tokens fits. Try {words}."
-    if fits(plan, phase, gpu):
-        return None
-    smaller = found[0].microbatch_rows * phase.config.row_tokens
-    return f"{phase.name} does not fit as configured. Set {' or '.join([f'microbatch_tokens={smaller}', *ways])}."
-
-
 def _setting(
     plan: Plan, phase: PlannedPhase, gpu: str, strategy: Strategy, ranks: int, rows: int, fitting: int
 ) -> Setting:
@@ -110,21 +74,14 @@ def _setting(
         microbatch_rows=rows,
         shard_ranks=plan.config.distributed.shard_ranks,
     )
+    memory = None
+    if plan.knows_memory:
+        memory = memory_fit.phase_memory(plan.config, phase.name, GPUS[gpu], strategy, ranks, rows)
     return Setting(
         strategy=strategy,
         microbatch_rows=rows,
         fitting_rows=fitting,
         microbatches=-(-phase.config.batch_rows // ranks // rows),
-        memory=phase_memory(plan, phase, gpu, strategy, ranks, rows) if plan.knows_memory else None,
+        memory=memory,
         step=step,
     )
-
-
-def fits(plan: Plan, phase: PlannedPhase, gpu: str) -> bool:
-    """Whether the phase fits the GPU as it is configured."""
-    return configured_memory(plan, phase, gpu).peak <= usable_bytes(GPUS[gpu])
-
-
-def configured_memory(plan: Plan, phase: PlannedPhase, gpu: str) -> Memory:
-    """Memory of one GPU in a phase as it is configured."""
-    return memory_fit.configured_memory(plan.config, phase.name, GPUS[gpu], plan.ranks)

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from modernbert_train.core.text import plural, tokens_text
-from modernbert_train.plan.advice import configured_memory, fits, remedy, settings
 from modernbert_train.plan.cost import Bill, bill_of, stored
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.make import Plan
 from modernbert_train.plan.memory import usable_bytes
-from modernbert_train.plan.sections import MEASURE, Section, between, gb, time_between
+from modernbert_train.plan.sections import MEASURE, Section, between, gb, memory_notes, time_between
 
 GAIN = 1.05  # a change is proposed if it makes a run faster by this factor
 MOST_NOTES = 2
@@ -54,7 +53,7 @@ def _memory(plan: Plan, gpu: str) -> str:
     """Whether every phase fits, told by the one that needs most."""
     if not plan.knows_memory:
         return MEASURE
-    peak, name = max((configured_memory(plan, phase, gpu).peak, phase.name) for phase in plan.phases)
+    peak, name = max((plan.memory(phase, gpu).peak, phase.name) for phase in plan.phases)
     usable = usable_bytes(GPUS[gpu])
     verdict = (
         f"fits, {gb(usable - peak)} GB to spare" if peak <= usable else f"does NOT fit, {gb(peak - usable)} GB too much"
@@ -75,9 +74,7 @@ def _cheaper(plan: Plan, bill: Bill, bills: dict[str, Bill]) -> str | None:
 
 def _notes(plan: Plan, gpu: str, bill: Bill) -> Iterator[str]:
     """What stands in the way, what the figures rest on, what is faster; the weightiest first."""
-    for phase in plan.phases if plan.knows_memory else ():
-        if not fits(plan, phase, gpu):
-            yield str(remedy(plan, phase, gpu, settings(plan, phase, gpu, plan.ranks)))
+    yield from memory_notes(plan, gpu)
     if not plan.bf16:
         yield "compute.precision=fp32: time and cost are predicted for bf16; fp32 is several times slower."
     if not plan.documents.streams:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from modernbert_train.plan.advice import fits
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.make import Plan
 from modernbert_train.plan.memory import checkpoint_bytes
@@ -65,7 +64,7 @@ def bill_of(plan: Plan, gpu: str, prices: dict[str, float]) -> Bill:
         between=(least, most),
         ranks=plan.ranks,
         price=prices.get(gpu, GPUS[gpu].price),
-        fits=all(fits(plan, phase, gpu) for phase in plan.phases) if plan.knows_memory else None,
+        fits=all(plan.fits(phase, gpu) for phase in plan.phases) if plan.knows_memory else None,
     )
 
 

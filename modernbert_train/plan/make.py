@@ -28,7 +28,8 @@ from modernbert_train.plan.documents import Documents, RowText, read_documents, 
 from modernbert_train.plan.expected_loss import Expected, expect, is_ruled
 from modernbert_train.plan.flops import Flops, flops_per_token
 from modernbert_train.plan.gpus import GPUS
-from modernbert_train.plan.memory_fit import predicts
+from modernbert_train.plan.memory import Memory, usable_bytes
+from modernbert_train.plan.memory_fit import configured_memory, predicts
 from modernbert_train.plan.parameters import Parameters, count_parameters
 from modernbert_train.plan.speed import StepTime, Work, step_time
 from modernbert_train.plan.speed_settings import on_gpu
@@ -141,6 +142,14 @@ class Plan:
         config = on_gpu(self.config, GPUS[gpu], self.ranks)
         phases = tuple(replace(phase, config=config.phases[phase.name]) for phase in self.phases)
         return replace(self, config=config, phases=phases)
+
+    def memory(self, phase: PlannedPhase, gpu: str) -> Memory:
+        """Memory of one GPU in a phase as it is configured."""
+        return configured_memory(self.config, phase.name, GPUS[gpu], self.ranks)
+
+    def fits(self, phase: PlannedPhase, gpu: str) -> bool:
+        """True if the phase fits the GPU, with a reserve, as it is configured."""
+        return self.memory(phase, gpu).peak <= usable_bytes(GPUS[gpu])
 
     def work(self, phase: PlannedPhase) -> Work:
         """What one rank computes in a phase."""

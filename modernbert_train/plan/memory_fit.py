@@ -183,23 +183,34 @@ def too_large(config: RunConfig, gpu: HasMemory, ranks: int) -> Iterator[str]:
         return
     if not predicts(config):
         return
-    for name, phase in config.phases.items():
-        needed = configured_memory(config, name, gpu, ranks).peak
-        if needed <= gpu.memory_bytes:
-            continue
-        rows = max_rows(config, name, gpu, config.distributed.strategy, ranks, own_rows(phase, ranks))
-        ways = [f"{microbatch_key(name)}={even_rows(phase, ranks, rows) * phase.row_tokens}"] if rows else []
-        savings = dict(_savings(config, 1 if rows else ranks))  # sharding costs time that smaller microbatches do not
-        ways += [assigned(*each) for each in savings.items() if _fits(config, name, gpu, ranks, dict([each]))]
-        remedy = f"Set {' or '.join(ways)}."
-        if not ways and savings and _fits(config, name, gpu, ranks, savings):
-            remedy = f"Set {' and '.join(assigned(*each) for each in savings.items())}."
-        elif not ways:
-            remedy = f"Lower phases.{name}.row_tokens, or take a larger GPU."
-        yield (
-            f"{microbatch_key(name)}={phase.tokens_at_once}: needs {needed / GB:.1f} GB of a GPU by `plan`, and "
-            f"{gpu.label} has {gpu.memory_bytes / GB:.1f} GB. {remedy}"
-        )
+    for name in config.phases:
+        if (message := does_not_fit(config, name, gpu, ranks, gpu.memory_bytes)) is not None:
+            yield message
+
+
+def does_not_fit(config: RunConfig, name: str, gpu: HasMemory, ranks: int, limit: int) -> str | None:
+    """Return a message for a phase that needs more bytes of a GPU than `limit`, with the settings that would fit."""
+    phase, needed = config.phases[name], configured_memory(config, name, gpu, ranks).peak
+    if needed <= limit:
+        return None
+    rows = max_rows(config, name, gpu, config.distributed.strategy, ranks, own_rows(phase, ranks))
+    ways = [f"{microbatch_key(name)}={even_rows(phase, ranks, rows) * phase.row_tokens}"] if rows else []
+    savings = dict(_savings(config, 1 if rows else ranks))  # sharding costs time that smaller microbatches do not
+
+    def fits(settings: Mapping[str, Any]) -> bool:
+        return configured_memory(with_settings(config, settings), name, gpu, ranks).peak <= limit
+
+    ways += [assigned(*each) for each in savings.items() if fits(dict([each]))]
+    remedy = f"Set {' or '.join(ways)}."
+    if not ways and savings and fits(savings):
+        remedy = f"Set {' and '.join(assigned(*each) for each in savings.items())}."
+    elif not ways:
+        remedy = f"Lower phases.{name}.row_tokens, or take a larger GPU."
+    usable = "" if limit == gpu.memory_bytes else " usable"
+    return (
+        f"{microbatch_key(name)}={phase.tokens_at_once}: needs {needed / GB:.1f} GB of a GPU by `plan`, and "
+        f"{gpu.label} has {limit / GB:.1f} GB{usable}. {remedy}"
+    )
 
 
 def _savings(config: RunConfig, ranks: int) -> Iterator[tuple[str, Any]]:
@@ -210,8 +221,3 @@ def _savings(config: RunConfig, ranks: int) -> Iterator[tuple[str, Any]]:
         yield "compute.activation_checkpointing", True
     if ranks > 1 and config.distributed.strategy == "ddp":
         yield "distributed.strategy", "fsdp2"
-
-
-def _fits(config: RunConfig, name: str, gpu: HasMemory, ranks: int, settings: Mapping[str, Any]) -> bool:
-    """True if a phase fits with these settings."""
-    return configured_memory(with_settings(config, settings), name, gpu, ranks).peak <= gpu.memory_bytes

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from modernbert_train.core.text import percent, plural, tokens_text
-from modernbert_train.plan.advice import Setting, configured_memory, fits, remedy, settings
+from modernbert_train.plan.advice import Setting, settings
 from modernbert_train.plan.census import census
 from modernbert_train.plan.cost import Bill, bill_of, stored
 from modernbert_train.plan.flops import optimizer_flops
 from modernbert_train.plan.gpus import GPUS, PRICE_DATE
 from modernbert_train.plan.make import Plan, PlannedPhase
 from modernbert_train.plan.memory import TEXT_TOKENS, sharing_ranks, usable_bytes
-from modernbert_train.plan.memory_fit import teacher_memory
+from modernbert_train.plan.memory_fit import does_not_fit, teacher_memory
 from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.plan.speed import ERROR, PLANNED_TOKENS_PER_SECOND, PUBLISHED
 from modernbert_train.plan.teacher import teacher_of
@@ -264,13 +264,13 @@ def _no_memory(gpu: str) -> Section:
 
 
 def _memory(plan: Plan, gpu: str) -> Section:
-    each = [configured_memory(plan, phase, gpu) for phase in plan.phases]
+    each = [plan.memory(phase, gpu) for phase in plan.phases]
     names = list(dict.fromkeys(name for found in each for name in found.parts()))
     rows: list[Cells] = [("phase", "microbatch", *names, "peak", "fits")]
     for phase, found in zip(plan.phases, each, strict=True):
         own = min(-(-phase.config.batch_rows // plan.ranks), phase.config.microbatch_rows) * phase.config.row_tokens
         sizes = (*(getattr(found, name) for name in names), found.peak)
-        rows.append((phase.name, f"{own:,}", *(gb(size) for size in sizes), "yes" if fits(plan, phase, gpu) else "NO"))
+        rows.append((phase.name, f"{own:,}", *(gb(size) for size in sizes), "yes" if plan.fits(phase, gpu) else "NO"))
     kept = "layer inputs only" if plan.config.compute.activation_checkpointing else "no activation checkpointing"
     compiled = "compiled" if plan.config.compute.compile else "not compiled"
     precision = "bf16 over fp32 weights" if plan.bf16 else "fp32"
@@ -298,10 +298,17 @@ def _advice(plan: Plan, gpu: str) -> Section:
         rows += [_setting_row(phase, setting) for setting in found]
         if len(found) > 1:
             best.setdefault(found[0].strategy, []).append(phase.name)
-        if (words := remedy(plan, phase, gpu, found)) is not None:
-            notes.append(words)
+    notes += memory_notes(plan, gpu)
     notes += [f"{strategy} is the best of those that fit: {', '.join(names)}." for strategy, names in best.items()]
     return Section(f"Largest microbatch that fits {plan.ranks} x {GPUS[gpu].label}", rows, notes)
+
+
+def memory_notes(plan: Plan, gpu: str) -> Iterator[str]:
+    """Yield a message for each phase that does not fit the usable memory of a GPU."""
+    limit = usable_bytes(GPUS[gpu])
+    for phase in plan.phases if plan.knows_memory else ():
+        if (message := does_not_fit(plan.config, phase.name, GPUS[gpu], plan.ranks, limit)) is not None:
+            yield message
 
 
 def _setting_row(phase: PlannedPhase, setting: Setting) -> Cells:

@@ -25,7 +25,6 @@ from modernbert_train.errors import DataError
 from modernbert_train.models.build import build_model
 from modernbert_train.models.contrastive import FIRSTS, GRADIENT, HIGH, LOSS, LOW, ROLES, SCALE_GRADIENT, text_lengths
 from modernbert_train.models.init import initialize
-from modernbert_train.plan.advice import configured_memory
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import mean_spans
 from modernbert_train.plan.make import make_plan
@@ -132,7 +131,7 @@ def test_comparing_takes_what_is_said(
 def test_a_plan_has_no_decoder_where_texts_are_compared(contrastive_run: ContrastiveRun) -> None:
     """And its texts are compared when the layers of the first pass are gone: the two do not add up."""
     plan = make_plan(load_run([contrastive_run("data.validation=null")[0]]), 1)
-    found = configured_memory(plan, plan.phases[0], "h100")
+    found = plan.memory(plan.phases[0], "h100")
     assert found.head < 4 * 512 * 32 * 8 and found.compared > 0
     lasting = found.weights + found.gradients + found.moments
     assert found.peak == lasting + max(found.copies + max(found.layers + found.head, found.compared), found.step)

@@ -17,12 +17,13 @@ from modernbert_train.config.schema import (
     ModernBertConfig,
     StableAdamWConfig,
 )
-from modernbert_train.plan.advice import phase_memory, settings
+from modernbert_train.plan.advice import settings
 from modernbert_train.plan.census import census
 from modernbert_train.plan.cost import bill_of
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.make import Plan, make_plan
 from modernbert_train.plan.memory import usable_bytes
+from modernbert_train.plan.memory_fit import phase_memory
 from modernbert_train.plan.speed import (
     EXPECTED,
     FASTEST,
@@ -173,7 +174,9 @@ def test_advice_fits_divides_and_is_the_largest(gpu: str, overrides: list[str]) 
         rows = setting.microbatch_rows
         assert own_rows % rows == 0 and setting.microbatches == own_rows // rows
         assert setting.memory is not None and setting.memory.peak <= room
-        larger = phase_memory(plan, phase, gpu, setting.strategy, plan.ranks, setting.fitting_rows + 1)
+        larger = phase_memory(
+            plan.config, phase.name, GPUS[gpu], setting.strategy, plan.ranks, setting.fitting_rows + 1
+        )
         assert larger.peak > room or setting.fitting_rows == own_rows
         assert not any(own_rows % more == 0 for more in range(rows + 1, setting.fitting_rows + 1))
 
@@ -211,5 +214,5 @@ def test_the_first_advice_is_the_fastest_and_ddp_where_sharding_gains_nothing() 
 def test_the_configured_ranks_of_a_shard_are_respected() -> None:
     plan = base("distributed.strategy=hsdp", "distributed.shard_ranks=4", ranks=16)
     (phase,) = plan.phases
-    of_four, of_all = (phase_memory(plan, phase, "h100", s, 16, 1).weights for s in ("hsdp", "fsdp2"))
+    of_four, of_all = (phase_memory(plan.config, phase.name, GPUS["h100"], s, 16, 1).weights for s in ("hsdp", "fsdp2"))
     assert of_four == 4 * of_all
