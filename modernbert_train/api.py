@@ -1,4 +1,4 @@
-"""The Python interface: `from modernbert_train import ...`, which imports only what is used.
+"""The Python interface: `from modernbert_train import ...`, which imports lazily.
 
 Most functions correspond to a verb of the command. None ends the process; mistakes raise a `RunError` that names the
 problem, its place and a remedy.

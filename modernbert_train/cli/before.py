@@ -1,4 +1,4 @@
-"""Verbs before training: what a run would be, do and cost. None of them needs a GPU."""
+"""Verbs before training: they describe, check and price a run. None of them needs a GPU."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _vocabulary_lines(config: RunConfig, facts: DataFacts) -> list[str]:
-    """What another vocabulary will do; it takes torch, and weights that are here already."""
+    """Describe the effect of another vocabulary; needs torch, and weights on this machine."""
     from importlib.util import find_spec
 
     from modernbert_train.checkpoints.run_folder import RunFolder
@@ -209,8 +209,8 @@ def _inspect(options: argparse.Namespace) -> None:
     if datasets:
         if len(datasets) < len(options.run) or options.batch or options.rows:
             raise ConfigError(
-                f"inspect {' '.join(options.run)}: {datasets[0]} is a folder of data, which takes no run or key beside "
-                "it, and neither --batch nor --rows. Give two commands."
+                f"inspect {' '.join(options.run)}: {datasets[0]} is a folder of data, which takes no other run or "
+                "key, and neither --batch nor --rows. Give two commands."
             )
         from modernbert_train.report.dataset import describe_datasets
 
@@ -231,9 +231,9 @@ def plan(parser: argparse.ArgumentParser) -> Call:
     parser.add_argument("--ranks", type=positive, default=1, help="GPUs that would train; default: 1")
     words = "kinds of GPU, the first for memory, advice and scaling; default: h100, and all for time and cost"
     parser.add_argument("--gpu", nargs="+", type=_gpu, metavar="NAME", help=words)
-    words = "dollars an hour for one GPU, in place of the assumed price; may be repeated"
+    words = "dollars an hour for one GPU, instead of the assumed price; may be repeated"
     parser.add_argument("--price", action="append", type=_price, default=[], metavar="NAME=DOLLARS", help=words)
-    words = "median length of documents, in place of the data's"
+    words = "median length of documents, instead of the data's"
     parser.add_argument("--median", type=positive, metavar="TOKENS", help=words)
     return _plan
 

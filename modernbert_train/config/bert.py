@@ -37,7 +37,7 @@ class BertShape(ModelConfig):
     init_cutoff: float = knob(2.0, above=0, training=True)  # truncation, in standard deviations
 
     projection_dropout: ClassVar[bool] = True
-    """Whether dropout follows the attention's projection."""
+    """True if dropout follows the attention's projection."""
 
 
 @dataclass(frozen=True, kw_only=True)

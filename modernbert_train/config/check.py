@@ -1,5 +1,5 @@
-"""Rules, one small function each; `check` runs them all and reports every broken one. What bounds a single field stands
-beside it, see knob.py; all others span several fields.
+"""Rules, one small function each; `check` runs them all and reports every broken one. The bounds of a single field are
+written at the field, see knob.py; all others span several fields.
 
 A rule yields messages of three parts: the keys with their values, why they cannot be, what to change. Rules see only
 the configuration (and the number of ranks when it is known), never a file, a GPU or torch.
@@ -33,7 +33,7 @@ from modernbert_train.config.schema import (
 from modernbert_train.config.stream_rules import one_source, phase_shares, stream_shares
 from modernbert_train.errors import ConfigError
 
-# kernel -> orders that it serves; models/attention says the same of the device and precision at hand
+# kernel -> orders that it serves; models/attention checks device and precision
 KERNEL_ORDERS: dict[str, tuple[Order, ...]] = {
     "varlen": ("all", "causal"),
     "flash": ("all", "causal"),
@@ -43,7 +43,7 @@ KERNEL_ORDERS: dict[str, tuple[Order, ...]] = {
     "sdpa": ("all", "causal", "given"),
 }
 
-# what a model adds to scores -> kernels that serve it
+# bias of a model's scores -> kernels that serve it
 BIAS_KERNELS: dict[Bias, tuple[str, ...]] = {"sequences": ("sdpa",), "pairs": ("flex", "sdpa")}
 
 Rule = Callable[[RunConfig, int], Iterator[str]]
@@ -71,7 +71,7 @@ def run_name(config: RunConfig, num_ranks: int) -> Iterator[str]:
 
 
 def bounds(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    """Every number against what stands beside its field; see knob.py."""
+    """Every number against the bounds at its field; see knob.py."""
     for key, value, knob in knobs(config):
         yield from knob.mistakes(key, value)
     for name, phase in config.phases.items():
@@ -83,8 +83,7 @@ def bounds(config: RunConfig, num_ranks: int) -> Iterator[str]:
 
 
 def objectives_of_phases(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    """Phases may change what is trained, as long as text is packed alike and the heads that it needs stand on the
-    encoder."""
+    """Phases may change the objective if text is packed the same way and the encoder has the heads that it needs."""
     own = config.objective
     for name, now in config.in_phase.items():
         other = now.objective
@@ -112,7 +111,7 @@ def objectives_of_phases(config: RunConfig, num_ranks: int) -> Iterator[str]:
 
 
 def kinds(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    """What the model and the objective refuse themselves, in the run and in each phase."""
+    """Mistakes that the model and the objective report, in the run and in each phase."""
     model, told = config.model, set[str]()
     if min(model.hidden_size, model.num_heads) > 0 and model.hidden_size % model.num_heads:
         yield (
@@ -185,7 +184,7 @@ def positions(config: RunConfig, num_ranks: int) -> Iterator[str]:
 
 
 def labelled(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    """Labelled texts are measured by evaluations of their own."""
+    """Labelled texts have separate evaluations."""
     validation, objective = config.data.validation, config.objective
     if objective.is_labelled and validation is not None:
         yield (
@@ -195,7 +194,7 @@ def labelled(config: RunConfig, num_ranks: int) -> Iterator[str]:
 
 
 def kernels_and_orders(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    """Kernel and encoder must serve what tokens see in every phase; what this machine can do the kernels say later."""
+    """Kernel and encoder must serve the order of every phase; kernels check this machine later."""
     yield from _neighbours(config)
     compute = config.compute
     for key, kernel in {"attention": compute.attention, "global_attention": compute.global_attention}.items():
@@ -241,7 +240,7 @@ def kernels_and_orders(config: RunConfig, num_ranks: int) -> Iterator[str]:
 
 
 def _neighbours(config: RunConfig) -> Iterator[str]:
-    """A convolution reads the next token, whatever the order lets a token see."""
+    """A convolution reads the next token in every order."""
     convolution = config.model.convolution
     for name, now in config.in_phase.items():
         if convolution and now.objective.order != "all":

@@ -58,7 +58,7 @@ class LabelledConfig(ObjectiveConfig):
 
     @property
     def num_told(self) -> int:
-        """Width of what is told of a text, or of each of its words."""
+        """Width of the prediction for a text, or for each of its words."""
         return self.num_logits
 
     @property
@@ -71,10 +71,10 @@ class LabelledConfig(ObjectiveConfig):
         return (self.task_kind, *self.labels)
 
     tells: ClassVar[Literal["texts", "words", "tokens"]] = "texts"
-    """Of what: of each text, of its labelled words, or of each token of a document, special ones too."""
+    """The unit of a label: each text, its labelled words, or each token of a document, special ones too."""
 
     pools: ClassVar[bool] = False
-    """Whether a logit is of a whole sequence."""
+    """True if a logit is of a whole sequence."""
 
     @property
     def trains_encoder(self) -> bool:

@@ -61,7 +61,7 @@ class ContrastiveConfig(ObjectiveConfig):
 
     @property
     def first_temperature(self) -> float:
-        """What scores are divided by, before anything is learnt."""
+        """The divisor of scores before it is trained."""
         return self.temperature or (1.0 if self.is_late else 0.05)
 
     title = "contrastive training on pairs of texts", "2101.06983"

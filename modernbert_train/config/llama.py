@@ -82,7 +82,7 @@ class LlamaConfig(ModelConfig):
 
     @property
     def model_type(self) -> str:
-        """See `ModelConfig`: of what sees both sides."""
+        """See `ModelConfig`: of an encoder, which sees both sides."""
         if self.qk_norm:
             return "qwen3"
         return "qwen2" if self.qkv_bias else "eurobert"

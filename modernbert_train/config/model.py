@@ -1,5 +1,5 @@
 """The architecture: keys that every encoder has, and ModernBERT's. Another encoder is another file of this kind and a
-row in schema.VARIANTS. What a phase may change of it is marked `phased`; everything else is the shape of the weights.
+row in schema.VARIANTS. Keys that a phase may change are marked `phased`; all others determine the weights' shapes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ModelConfig:
     init_cutoff: float = knob(above=0, training=True)
 
     def architecture(self) -> dict[str, object]:
-        """Return the keys that weights depend on, with what they come to: an open key as the value it stands for."""
+        """Return the keys that weights depend on with their effective values, also of open keys."""
         return {key: getattr(self, key) for key in architecture_keys(self)}
 
     @property
@@ -49,7 +49,7 @@ class ModelConfig:
 
     @property
     def title(self) -> tuple[str, str | None]:
-        """What people call it, and the arXiv number of its paper."""
+        """The usual name, and the arXiv number of the paper."""
         return self.name, None
 
     @property
@@ -59,7 +59,7 @@ class ModelConfig:
 
     @property
     def phased_details(self) -> Mapping[str, str]:
-        """What a phase may change of it, heading -> value; a column each of a model card's table of phases."""
+        """Phased settings, heading -> value; each is a column of a model card's table of phases."""
         return {}
 
     @property
@@ -73,16 +73,16 @@ class ModelConfig:
 
     @property
     def pooling(self) -> Literal["cls", "mean"]:
-        """What is usually read of the hidden states to tell a class, and can be exported."""
+        """The usual pooling for a classifier, which can be exported."""
         return "cls"
 
     @property
     def model_type(self) -> str:
-        """What transformers calls it."""
+        """The name in transformers."""
         return self.name
 
     own_code: ClassVar[bool] = False
-    """Whether transformers has no class of it, and fetches one where a user allows that."""
+    """True if transformers lacks a class of it, and fetches one where a user allows that."""
 
     def is_global(self, layer: int) -> bool:
         """Whether a token of a layer sees all of its sequence, and not a window alone."""
@@ -110,7 +110,7 @@ class ModelConfig:
 
     @property
     def convolution(self) -> int:
-        """Tokens that a convolution spans, the next one among them; 0: there is none."""
+        """Tokens that a convolution spans, the next one among them; 0: no convolution."""
         return 0
 
     @property
@@ -156,20 +156,20 @@ class ModelConfig:
         return (name,)
 
     score_bias: ClassVar[Bias | None] = None
-    """How what is added to the scores of attention, which few kernels serve, can be had; None: nothing is added."""
+    """The form of the bias that is added to scores of attention, which few kernels serve; None: no bias."""
 
     token_head_vectors: ClassVar[int] = 1
     """Vectors of the model's width in the head that tells replaced tokens: a bias or a norm's weight."""
 
     key_products: ClassVar[int] = 2
-    """Products of the model's width that attention makes of a token and each that it sees: score, weighted sum."""
+    """Products of the model's width for each pair of tokens in attention: score, weighted sum."""
 
     def mistakes(self) -> Iterator[str]:
-        """What cannot be of these keys together, for `check`; called with every number in its bounds."""
+        """Yield a message for each impossible combination of keys, for `check`; every number is within its bounds."""
         yield from ()
 
     def mistakes_from_scratch(self) -> Iterator[str]:
-        """Yield what a model that was trained elsewhere may be, and a new one should not."""
+        """Yield a message for each setting that a model from elsewhere may have, and a new one should not."""
         yield from ()
 
     def init_of(self, name: str) -> tuple[float, float | None]:
@@ -256,11 +256,11 @@ class ModernBertConfig(ModelConfig):
 
     @property
     def pooling(self) -> Literal["mean"]:
-        """See `ModelConfig`: what the released models say."""
+        """See `ModelConfig`: as in the released models."""
         return "mean"
 
     def init_of(self, name: str) -> tuple[float, float | None]:
-        """See `ModelConfig`; output projections are smaller, and the classifier's is that of transformers."""
+        """See `ModelConfig`; output projections are smaller, and the classifier is as in transformers."""
         if name == CLASSIFIER_WEIGHT:
             return float(self.hidden_size**-0.5), self.init_cutoff
         narrower = math.sqrt(2 * self.num_layers) if name.endswith("Wo.weight") else 1.0

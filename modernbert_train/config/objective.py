@@ -30,7 +30,7 @@ class ObjectiveConfig:
 
     @property
     def title(self) -> tuple[str, str | None]:
-        """What people call it, and the arXiv number of its paper."""
+        """The usual name, and the arXiv number of the paper."""
         return f"the objective {self.name}", None
 
     @property
@@ -40,7 +40,7 @@ class ObjectiveConfig:
 
     @property
     def details(self) -> str | None:
-        """What is done to the text, in words, for a model card; None: the title says all."""
+        """The treatment of the text in words, for a model card; None: the title is enough."""
         return None
 
     @property
@@ -52,7 +52,7 @@ class ObjectiveConfig:
     def reads_labels(self) -> bool:
         """True if it reads what `labels.npy` says of each document: classes, tags, answers, hashes of pairs.
 
-        Such a document must be whole: nobody could say what the label of a part is.
+        Such a document must be whole: the label of a part is unknown.
         """
         return self.is_labelled or self.compares
 
@@ -63,7 +63,7 @@ class ObjectiveConfig:
 
     @property
     def told_classes(self) -> tuple[str, ...]:
-        """What the logits of its classifier mean: the kind of task, and the classes in order; empty: it has none."""
+        """The meaning of the classifier's logits: the kind of task, then the classes in order; empty: no classifier."""
         return ()
 
     @property
@@ -73,12 +73,12 @@ class ObjectiveConfig:
 
     @property
     def predict_from(self) -> Literal["itself", "before"]:
-        """Where a masked token is predicted: in its own place, or in that of the token before it."""
+        """The position where a masked token is predicted: its own, or the one before it."""
         return "itself"
 
     @property
     def pooling(self) -> str | None:
-        """What is read of the hidden states of a text; None: nothing is read of a text as a whole."""
+        """The pooling of a text's hidden states; None: a text has no vector."""
         return None
 
     @property
@@ -99,7 +99,7 @@ class ObjectiveConfig:
 
     @property
     def named_teacher(self) -> str | None:
-        """The model whose outputs are trained towards, as it is named; None: there is none."""
+        """The model whose outputs are trained towards, as it is named; None: no teacher."""
         return None
 
     @property
@@ -136,12 +136,12 @@ class ObjectiveConfig:
         return self.predicted_share
 
     order: ClassVar[Order] = "all"
-    """What a token sees of its sequence."""
+    """Tokens of the same sequence that a token attends to."""
 
     @property
     def plain_order(self) -> Order:
-        """What a token sees of a text that is only read, by evaluations and in an export; all, as XLNet is fine-tuned,
-        where the objective draws an order."""
+        """The order for texts that are only read, by evaluations and in an export; "all" where the objective draws an
+        order, as XLNet is fine-tuned."""
         return "all" if self.order == "given" else self.order
 
     @property
@@ -151,14 +151,14 @@ class ObjectiveConfig:
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """What stands on the encoder, one for each of `terms`; a run's phases may change between objectives with the
-        same, or to those that have just the `idle_heads` of the run's."""
+        """The heads on the encoder, one for each of `terms`. A run's phases may change between objectives with the same
+        heads, or to an objective with only the `idle_heads` of the run's."""
         return ("tokens",)
 
     @property
     def idle_heads(self) -> tuple[str, ...]:
-        """What stands there besides, for phases of other objectives. In a phase nothing is computed of a head that its
-        objective has not, nor of what that head alone needs: it gets no gradient, and no step of the optimizer."""
+        """Further heads, for phases of other objectives. A phase computes nothing for a head that its objective lacks,
+        nor for modules that only this head needs: they get no gradient, and no step of the optimizer."""
         return ()
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
@@ -166,9 +166,9 @@ class ObjectiveConfig:
         return {"tokens": self.predicted_share * (1 - self.special_tokens / sequence_tokens)}
 
     def generator_of(self, model: ModelConfig) -> ModelConfig | None:
-        """The architecture of a second encoder that is trained beside the model, derived from it; None: there is none.
+        """Return the architecture of a second encoder, derived from the model and trained with it; None: no second one.
 
-        What a phase may change of the model holds for it too.
+        Phased keys of the model hold for it too.
         """
         return None
 
@@ -186,7 +186,7 @@ class ObjectiveConfig:
         return self
 
     def for_validation(self) -> ObjectiveConfig:
-        """The same on held-out text, whatever training does: figures of all runs compare."""
+        """Return the objective for held-out text, the same for every training, so that figures of all runs compare."""
         return self
 
     def mistakes(self, model: ModelConfig) -> Iterator[str]:
@@ -287,7 +287,7 @@ class MaskedLmConfig(ObjectiveConfig):
     def at(self, done: float) -> Self:
         """See `ObjectiveConfig`; to six digits, so that no machine's cosine makes another mask.
 
-        What `mask_rate_end` says of it is the larger of both ends, so that `most_predicted` is the same throughout.
+        `mask_rate_end` of the copy is the larger of both ends, so that `most_predicted` is the same throughout.
         """
         if self.mask_rate_end is None:
             return self

@@ -11,7 +11,7 @@ from modernbert_train.plan.memory import Memory, Strategy, sharing_ranks
 from modernbert_train.plan.speed import StepTime, step_time
 
 STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp2", "hsdp")
-SHARDING_GAIN = 1.02  # what is to be gained before weights are sharded that fit whole
+SHARDING_GAIN = 1.02  # weights that fit whole are sharded only for a larger gain
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def answer(plan: Plan, gpu: str, shown: Sequence[str], prices: dict[str, float])
 
     Args:
         plan: the run, open where it leaves keys open.
-        gpu: key of GPUS, what the lines are about.
+        gpu: key of GPUS, the subject of the lines.
         shown: keys of GPUS among which the cheapest is named.
         prices: dollars an hour for one GPU, where they are not the assumed ones.
     """
@@ -50,7 +50,7 @@ def _phases(plan: Plan) -> str:
 
 
 def _memory(plan: Plan, gpu: str) -> str:
-    """Whether every phase fits, told by the one that needs most."""
+    """Say whether every phase fits, by the largest of them."""
     if not plan.knows_memory:
         return MEASURE
     peak, name = max((plan.memory(phase, gpu).peak, phase.name) for phase in plan.phases)
@@ -73,7 +73,7 @@ def _cheaper(plan: Plan, bill: Bill, bills: dict[str, Bill]) -> str | None:
 
 
 def _notes(plan: Plan, gpu: str, bill: Bill) -> Iterator[str]:
-    """What stands in the way, what the figures rest on, what is faster; the weightiest first."""
+    """Yield obstacles, then assumptions, then faster settings."""
     yield from memory_notes(plan, gpu)
     if not plan.bf16:
         yield "compute.precision=fp32: time and cost are predicted for bf16; fp32 is several times slower."

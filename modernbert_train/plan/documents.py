@@ -1,4 +1,4 @@
-"""Lengths of a run's sequences: read from the data if it is there, else assumed and said so.
+"""Lengths of a run's sequences: read from the data if it is there, else assumed, and marked as such.
 
 Attention costs what sequences are long, and rows cost what packing leaves empty; both follow from document lengths.
 Of a mixture each stream counts with its share of the phase's text. Data in a store is not fetched.
@@ -78,7 +78,7 @@ class Documents:
 
 @dataclass(frozen=True)
 class RowText:
-    """What the rows of a phase hold.
+    """Contents of the rows of a phase.
 
     Attributes:
         spans: keys that a token sees, the mean over tokens.
@@ -102,8 +102,8 @@ def read_documents(data: DataConfig, median: int | None, facts: DataFacts | None
 
     Args:
         data: of the run; it need not exist.
-        median: assumed median length in tokens, in place of the data; the logarithms of the lengths are then normal
-            with a standard deviation of 0.8. None reads the data; where there is none, every row is one sequence.
+        median: assumed median length in tokens, instead of the data; the logarithms of the lengths are then normal
+            with a standard deviation of 0.8. None reads the data; without data every row is one sequence.
         facts: of the data, checked; None where it is not here.
 
     Raises:
@@ -150,7 +150,7 @@ def rows_of(data: DataConfig, now: Position, documents: Documents) -> RowText:
     Args:
         data: of the run.
         now: the phase, whose row length and shares of streams count.
-        documents: what there is.
+        documents: of the run.
     """
     phase, objective, model = now.phase, now.objective, census(now.model)
     row, special = phase.row_tokens, objective.special_tokens
@@ -165,7 +165,7 @@ def rows_of(data: DataConfig, now: Position, documents: Documents) -> RowText:
         weights = {"": 1}
         whole = np.array([row], dtype=np.int64)
         cut = {"": whole if documents.assumed is None else _sequences(documents.assumed, row, special)}
-    # tokens of each stream's documents weigh what the phase asks for; by documents, their mean length comes in
+    # tokens of each stream's documents have the weights of the phase; by documents, their mean length comes in
     by_documents = bool(documents.streams) and data.mix_by == "documents"
     asked = {
         name: weight * (documents.streams[name].tokens / documents.streams[name].documents if by_documents else 1.0)

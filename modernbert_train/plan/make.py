@@ -44,7 +44,7 @@ class PlannedPhase:
     Attributes:
         name: its key in the YAML.
         config: its configuration.
-        text: what its rows hold.
+        text: contents of its rows.
         flops: of a token that is not padding.
         objective: in this phase.
         ranges: its steps.
@@ -138,7 +138,7 @@ class Plan:
         )
 
     def on(self, gpu: str) -> Plan:
-        """The plan with what the run leaves open as a GPU of this kind takes it."""
+        """Return the plan with the open keys closed for this kind of GPU."""
         config = on_gpu(self.config, GPUS[gpu], self.ranks)
         phases = tuple(replace(phase, config=config.phases[phase.name]) for phase in self.phases)
         return replace(self, config=config, phases=phases)
@@ -152,7 +152,7 @@ class Plan:
         return self.memory(phase, gpu).peak <= usable_bytes(GPUS[gpu])
 
     def work(self, phase: PlannedPhase) -> Work:
-        """What one rank computes in a phase."""
+        """Return the work of one rank in a phase."""
         config = self.config
         return Work(
             config.model,

@@ -1,6 +1,6 @@
 """Derive a whole run from a size, its tokens and its device, by published rules; `pretrain` and `init run` print it.
 
-The sizes are those of published runs, and each is an anchor: at its own tokens a recipe has its published values, and
+The sizes are published runs, and each is an anchor: at its own tokens a recipe has its published values, and
 with fewer tokens the batch shrinks by a scaling law. Each value of the YAML carries its rule and source as a comment.
 Nothing is looked at here, neither text nor device: the same question has the same answer.
 """
@@ -32,7 +32,7 @@ LEAST_BATCH_TOKENS = 2048  # of yamls/quickstart.yaml
 WARMUP_STEPS = 100  # 2 / (1 - beta2): Ma and Yarats 2021, arXiv 1910.04209
 MOST_WARMUP = 0.04  # of the first phase, as in yamls/quickstart.yaml
 ENTRIES, ENTRIES_BYTES = 8192, 12.5e6  # of yamls/data/quickstart.yaml, and the bytes of its text
-_CPU_ROWS = (512, 1024)  # as in yamls/quickstart.yaml: attention over longer rows is what a CPU is slowest at
+_CPU_ROWS = (512, 1024)  # as in yamls/quickstart.yaml: a CPU is slowest at attention over longer rows
 _ROUND = 1000  # tokens of a phase are a multiple of it
 
 
@@ -134,7 +134,7 @@ BY_PARAMETERS = ("tiny", "quickstart", "17m", "32m", "68m", "150m", "400m", "1b"
 
 @dataclass(frozen=True)
 class Asked:
-    """The run that is asked for.
+    """A run to derive.
 
     Attributes:
         name: of the run.
@@ -185,7 +185,7 @@ def tokens_for(size: Size, parameters: int, text_tokens: float) -> int:
 
 
 class Affordable(NamedTuple):
-    """A size, and what a number of hours is enough for with it; loss is a share of the unigram loss."""
+    """A size, with the tokens that some hours suffice for; loss is a share of the unigram loss."""
 
     size: Size
     entries: int
@@ -199,10 +199,10 @@ def sizes_for_hours(
     entries_of: Callable[[Size], int],
     text_tokens: float,
 ) -> Iterator[Affordable]:
-    """What these hours are enough for with each size, the smallest first, until the expected loss of two in a row
-    is above the lowest, or there are less than LEAST_PER_PARAMETER tokens.
+    """Yield the tokens that these hours suffice for with each size, the smallest first. Stop when the expected loss of
+    two in a row is above the lowest, or with fewer than LEAST_PER_PARAMETER tokens.
 
-    The loss is that of `plan.expected_loss`, far beyond the runs that it was fitted to where sizes are large.
+    `plan.expected_loss` predicts the loss, far beyond the runs that it was fitted to where sizes are large.
 
     Args:
         hours: of training.
@@ -286,7 +286,7 @@ def phase_tokens(asked: Asked) -> dict[str, int]:
 
 
 def run_yaml(asked: Asked) -> str:
-    """The run as a YAML in which each value has its rule and source beside it."""
+    """Return the run as YAML with the rule and the source of each value as a comment."""
     size, model = asked.size, asked.size.model
     lines = [f"# {line}".rstrip() for line in (*asked.head, *_sources(asked))] + [""]
     lines += [

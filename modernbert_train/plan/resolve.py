@@ -1,7 +1,7 @@
 """Resolve a run: make every decision of a start once, before it costs anything.
 
 `resolve` applies every rule to the configuration, the data, the run's folder and the installed packages, without torch,
-and raises all mistakes together; so no two verbs can disagree. LOOKS says what each of them needs. It writes nothing,
+and raises all mistakes together; so no two verbs can disagree. LOOKS lists the checks of each verb. It writes nothing,
 takes no lock and reads no large file: loading a checkpoint or weights verifies them. `train` adds the settings of speed
 for its GPUs (train/session.py), sends the result to all ranks as JSON and keeps it as resolved.json.
 """
@@ -50,7 +50,7 @@ FORMAT = 1
 HANDED_OVER = "MODERNBERT_TRAIN_RESOLVED"  # set by launch/run.py: the digest of the run that it has resolved
 Look = Callable[[], object]
 Purpose = Literal["train", "join", "submit", "plan", "assume", "measure", "use"]
-# what is looked at, by what the run is wanted for
+# the checks of each use of a run
 LOOKS: dict[Purpose, tuple[str, ...]] = {
     "train": ("data", "store", "packages", "memory", "folder"),
     "join": ("data", "store", "packages", "memory"),  # a machine of several that need not see the run's folder
@@ -67,7 +67,7 @@ class Resolved:
     """A run with the decisions of one start.
 
     Attributes:
-        asked: the run as its user wrote it.
+        asked: the run as the user wrote it.
         config: the same with every open key filled, once the GPUs are known.
         ranks: processes that train.
         facts: of its data, in the process that has compared them with the run.
@@ -136,7 +136,7 @@ def resolve(
     shards: bool = False,
     gpu: HasMemory | None = None,
 ) -> Resolved:
-    """Check a run for everything that would end what it is wanted for.
+    """Find every mistake that would end a run, or another use of it.
 
     Args:
         config: the run.
@@ -209,13 +209,13 @@ def with_later_mistakes(num_ranks: int = 1) -> Iterator[None]:
         if wrong.rest is None:
             raise
         try:
-            resolve(wrong.rest, num_ranks, fresh=True)  # nor is it a run to be compared with that of the folder
+            resolve(wrong.rest, num_ranks, fresh=True)  # its folder's run is not compared with half a configuration
         except RunError as later:
             there = "|".join(map(re.escape, wrong.sections))
             messages = re.split(r"\n(?! )", str(later))
             others = [each for each in messages if not re.search(rf"(?<![\w.])({there})\b", each)]
             raise ConfigError("\n".join([str(wrong), *others])) from None
-        except Exception:  # a rule that cannot be applied to half a configuration must not hide what is wrong with it
+        except Exception:  # a rule that cannot be applied to half a configuration must not hide the wrong keys
             raise wrong from None
         raise
 
@@ -353,7 +353,7 @@ def _check_disk(config: RunConfig, run: RunFolder, fresh: bool) -> None:
     Raises:
         StorageError: not even one fits.
     """
-    if type(config.model) not in ENCODER_COUNTS:  # a plugin's encoder that nobody counts
+    if type(config.model) not in ENCODER_COUNTS:  # a plugin's encoder, whose weights are not counted
         return
     trained = None if fresh else _newest_state(run.path, run.checkpoints)
     if trained is not None and trained[2].tokens >= config.total_tokens:

@@ -1,4 +1,4 @@
-"""A plan as tables and sentences: what is printed and what stands on the page."""
+"""A plan as tables and sentences, for print."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from modernbert_train.plan.speed import ERROR, PLANNED_TOKENS_PER_SECOND, PUBLIS
 from modernbert_train.plan.teacher import teacher_of
 
 GB = 1e9
-# what is said in place of memory that is not predicted
+# printed where memory is not predicted
 MEASURE = (
     "predicted for ModernBERT only, without a generator. Measure it: start the run under another name (train RUN "
     "name=trial), stop it with Ctrl-C after some steps, and read peak_memory_bytes in its metrics.jsonl, which its "
@@ -159,7 +159,7 @@ def _phases(plan: Plan) -> Section:
 
 
 def _queries(plan: Plan) -> Iterator[str]:
-    """What the encoder reads besides text."""
+    """Describe the query tokens that the encoder reads besides text."""
     for phase in plan.phases:
         if phase.objective.query_share:
             encoded = phase.objective.encoded_tokens(phase.text.sequence_tokens)
@@ -170,7 +170,7 @@ def _queries(plan: Plan) -> Iterator[str]:
 
 
 def _bias(plan: Plan) -> Iterator[str]:
-    """What no fast kernel computes."""
+    """Describe a bias of scores, which no fast kernel computes."""
     bias = plan.config.model.score_bias
     if bias:
         flex = ", and flex, pair by pair" if bias == "pairs" else " alone"

@@ -1,4 +1,4 @@
-"""One start of a run, from its configuration to its last line: what `python -m modernbert_train train` does.
+"""One start of a run, from its configuration to its last line: the work of `python -m modernbert_train train`.
 
 The ranks join and agree, the run's folder is taken over, the place to start from is found (start.py), the loop is built
 (build.py), its weights are filled in, and it runs (step.py).
@@ -82,12 +82,12 @@ def train(
     callbacks: Sequence[Callback | type[Callback]] = (),
     resolved: Resolved | None = None,
 ) -> None:
-    """Train a run to its end, from wherever it stands.
+    """Train a run to its end, from its newest checkpoint if it has one.
 
     Args:
         config: the run.
-        fresh: put what the run's folder holds aside and start from scratch.
-        callbacks: of the calling program, beside those that the run names.
+        fresh: put the contents of the run's folder aside and start from scratch.
+        callbacks: of the calling program, in addition to the run's.
         resolved: the run, where the caller has resolved it for one rank; None: rank 0 resolves it for all.
 
     Raises:
@@ -102,7 +102,7 @@ def train(
             if num_ranks() > 1:
                 raise
             print(halved, file=sys.stderr, flush=True)
-        fresh = False  # else what was noted would be put aside
+        fresh = False  # else the note would be put aside
         gc.collect()  # the trainer that was full, whose parts hold each other
         torch.cuda.empty_cache()
 
@@ -257,7 +257,7 @@ def _build(
 
 
 def _fit(loop: Loop, asked: RunConfig, config: RunConfig, folder: RunFolder, requests: Requests) -> None:
-    """Train to the end, and close what is open however that comes.
+    """Train to the end, and close everything, also after an error.
 
     Raises:
         RunError: see `train`.
@@ -274,20 +274,20 @@ def _fit(loop: Loop, asked: RunConfig, config: RunConfig, folder: RunFolder, req
         with _halving(asked.phases, loop, folder):
             loop.trainer.fit()
         loop.checkpoints.finish()
-    except Exception as raised:  # told, recorded, and raised again
+    except Exception as raised:  # reported, recorded, and raised again
         error = raised
         if isinstance(raised, RuntimeError) and is_full(raised):
             step = loop.state.timestamp.batch.value + 1
             from modernbert_train.train.out_of_memory import out_of_memory
 
             error = out_of_memory(raised, _position(loop), config.compute, config.distributed, step, device)
-        if is_own(error):  # else a lost rank may be what the checkpoint waits for
+        if is_own(error):  # else the checkpoint may wait for a lost rank
             if num_ranks() > 1:
                 show(error)
             loop.checkpoints.settle(config.distributed.timeout_seconds)
         tell_others(error)  # before the loggers are closed, which can take its time
         if this_rank() == 0:
-            with suppress(StorageError):  # the error that ended the run is the one to be told
+            with suppress(StorageError):  # the error that ended the run is reported instead
                 folder.record_start({"kind": "end", "outcome": "failed", "error": _first_line(error)})
         if error is not raised:
             raise error from raised
@@ -331,7 +331,7 @@ def _position(loop: Loop) -> Position:
 
 @contextmanager
 def _halving(given: Mapping[str, PhaseConfig], loop: Loop, folder: RunFolder) -> Iterator[None]:
-    """Within it a run trains; where a GPU runs out of memory at a microbatch that nobody gave, see oom_backoff.py."""
+    """Within it a run trains; where a GPU runs out of memory with an open microbatch, see oom_backoff.py."""
     try:
         yield
     except RuntimeError as error:
@@ -347,18 +347,18 @@ def _read_facts(data: DataConfig) -> DataFacts:
     """The facts of a run's data, and the index of each of its folders, which `build` asks for."""
     facts = read_facts(data)
     for folder in facts.streams.values():
-        with suppress(DataError):  # whoever opens the shards says which stream it is of
+        with suppress(DataError):  # the error of opening the shards names the stream
             read_index(folder.local / folder.card.index_file, folder.card.column, nested=folder.card.is_adopted)
     return facts
 
 
 def _redraw(folder: RunFolder) -> None:
-    """Redraw report.html as the run ends, for whatever reason; a failure to draw never costs the run."""
+    """Redraw report.html as the run ends or fails; a failure to draw never costs the run."""
     from modernbert_train.report.page import write_report
 
     if not (folder.path / "metrics.jsonl").exists():
-        return  # it ended before its first line: there is nothing to draw
-    # whatever it is: all is saved, and `report` draws it again, or tells the bug
+        return  # it ended before its first line
+    # everything is saved, and `report` draws it again, or shows the bug
     with errors_to(warn, Exception, before=f"{folder.path}/report.html could not be drawn: "):
         write_report(folder.path)
 
