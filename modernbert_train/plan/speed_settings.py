@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -148,8 +148,8 @@ def close_settings(config: RunConfig, *, gpus: RunGpus | None = None, ranks: int
     noted = {} if fresh else read_backoff(Path(config.folder))
     halved = {key: tokens for key, tokens in noted.items() if key in left and tokens < value_of(closed, key)}
     closed = with_settings(closed, halved)
-    lines = [*_lines(config, closed, gpus, halved, resumed=last is not None)]
-    return Closed(closed, lines if gpus is None else [*lines, *_gpu_lines(config, closed, gpus, ranks)])
+    lines = [*_lines(left, closed, gpus, halved, resumed=last is not None)]
+    return Closed(closed, lines if gpus is None else [*lines, *_gpu_lines(left, closed, gpus, ranks)])
 
 
 def on_device(
@@ -193,17 +193,16 @@ def _can(device: str, key: str, value: Any) -> bool:
 
 
 def _lines(
-    given: RunConfig, closed: RunConfig, gpus: RunGpus | None, halved: Mapping[str, int], *, resumed: bool
+    left: Collection[str], closed: RunConfig, gpus: RunGpus | None, halved: Mapping[str, int], *, resumed: bool
 ) -> Iterator[str]:
     """List the settings that were chosen, with the reason."""
-    left = open_settings(given)
     chosen = [assigned(key, value_of(closed, key)) for key in left if value_of(closed, key) not in (None, "auto")]
     usual = f"as usual on {'a CPU' if gpus is None else gpus.label}"
     if chosen:
         yield f"{', '.join(chosen)}: {'as this run was trained so far' if resumed else usual}"
     for key, tokens in halved.items():
         yield f"{assigned(key, tokens)} after running out of memory"
-    if left and not resumed and (file := _tuned_settings(given)) is not None:
+    if left and not resumed and (file := _tuned_settings(closed)) is not None:
         yield (
             f"{file}: no longer read. Write its settings as keys of the run, microbatch_tokens as that of a phase, or "
             "remove the file"
@@ -218,9 +217,8 @@ def _tuned_settings(config: RunConfig) -> Path | None:
     return max(files, key=lambda file: file.stat().st_mtime, default=None)
 
 
-def _gpu_lines(given: RunConfig, closed: RunConfig, gpus: RunGpus, ranks: int) -> Iterator[str]:
+def _gpu_lines(left: Collection[str], closed: RunConfig, gpus: RunGpus, ranks: int) -> Iterator[str]:
     """Name the fast settings that are off, with the reason, and the memory of the microbatches."""
-    left = open_settings(given)
     off = [key for key, value in SETTINGS[GPU].items() if value is True and key in left and not value_of(closed, key)]
     if gpus.lacks and off:
         yield (
