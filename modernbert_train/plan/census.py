@@ -1,4 +1,4 @@
-"""Census of a model by its configuration: its matrices, what each is multiplied with, its layers' windows.
+"""Census of a model by its configuration: its matrices, their products, its layers' windows.
 
 From this follow parameters, FLOPs, what Muon orthogonalises and what GPUs send. Another architecture is one function
 here and a row in `ENCODER_COUNTS`; another head is one in `HEAD_COUNTS`. Tests hold every one against the real model.
@@ -108,7 +108,7 @@ def census(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Cens
 
     Args:
         model: the encoder.
-        objective: whose heads stand on it; None: that of masked-language modelling alone.
+        objective: with the heads; None: masked-language modelling.
     """
     objective = objective or MaskedLmConfig()
     matrices, windows = ENCODER_COUNTS[type(model)](model)
@@ -158,7 +158,7 @@ def _generator(generator: Iterable[Matrix], model: tuple[Matrix, ...], width: in
     return (replace(table, uses=1, head="generator"), *rest, *own, *projection)
 
 
-Counted = tuple[tuple[Matrix, ...], tuple[int | None, ...]]  # what an encoder is, with the head that predicts tokens
+Counted = tuple[tuple[Matrix, ...], tuple[int | None, ...]]  # an encoder with the head that predicts tokens
 
 
 def _modernbert(model: ModernBertConfig) -> Counted:
@@ -250,7 +250,7 @@ def _xlnet(model: XLNetConfig) -> Counted:
 
 
 def _deberta(model: DebertaConfig) -> Counted:
-    """Distances are multiplied with Wqkv, or matrices of their own, once a microbatch."""
+    """Distances are multiplied with Wqkv, or with separate matrices, once a microbatch."""
     width, hidden, layers = model.hidden_size, model.intermediate_size, model.num_layers
     first = model.version == "v1"
     own = (Matrix(width, width, "layer", 2 * layers, uses=1, once=True),) if first else ()
@@ -396,5 +396,5 @@ ENCODER_COUNTS: Rows[type[ModelConfig], Callable[[Any], Counted]] = Rows(
     },
 )
 
-# heads of an objective besides that of the tokens, which is the encoder's own
+# further heads of an objective; the encoder includes the head that predicts tokens
 HEAD_COUNTS: dict[str, Callable[[ModelConfig], tuple[Matrix, ...]]] = {"pair": _pair, "replaced": _replaced}

@@ -71,10 +71,10 @@ def lines() -> Iterator[str]:
 
 
 def examine(look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """Run one group; what breaks it is its last finding."""
+    """Run one group; an error that ends it becomes its last finding."""
     try:
-        yield from look()  # what came before the failure is kept
-    except Exception as error:  # of an environment that is broken in a way nobody knows; the others are still told
+        yield from look()  # findings before the failure are kept
+    except Exception as error:  # of an environment that is broken in an unknown way; the other groups still run
         name = look.__name__.strip("_").replace("_", " ")
         remedy = REINSTALL if isinstance(error, ImportError) else "none needed if training works; else tell us"
         yield Finding(f"{name}: could not be looked up ({type(error).__name__})", remedy)
@@ -105,7 +105,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _package(name: str, version: str) -> Finding:
-    """Compare a version with what pyproject.toml asks for, and torch's also with what was tested."""
+    """Compare a version with what pyproject.toml asks for, and torch's also with the tested ones."""
     with suppress(importlib.metadata.PackageNotFoundError):  # run from a folder without being installed
         if not is_allowed(name, version):
             wanted = required(name)

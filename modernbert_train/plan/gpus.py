@@ -1,4 +1,4 @@
-"""GPUs and what is assumed of them: datasheet rates, link speeds, prices.
+"""GPUs and assumptions on them: datasheet rates, link speeds, prices.
 
 Peaks are the datasheets' dense bf16 rates with fp32 accumulation; memory is what nvidia-smi or rocm-smi shows. Links
 are one way. An MI250X is two GPUs to torch and to Slurm, each half of it; of its links one counts, of its network half.

@@ -95,7 +95,7 @@ class Memory:
 
 
 def usable_bytes(gpu: HasMemory) -> int:
-    """What a run may plan with: all but 8 % and 1.5 GB."""
+    """Return the bytes that a run may plan with: all but 8 % and 1.5 GB."""
     return int((1 - RESERVED_SHARE) * gpu.memory_bytes) - RESERVED_BYTES
 
 

@@ -33,7 +33,7 @@ def read_backoff(folder: Path) -> dict[str, int]:
 
 
 def phase_of_newest(folder: Path) -> str | None:
-    """Read the phase of the last step that a checkpoint has seen; None if there is none."""
+    """Read the phase of the last step that a checkpoint has seen; None without one."""
     newest = newest_step(folder)
     if newest is not None and newest.name != "step-00000000":
         with suppress(OSError, ValueError, KeyError, TypeError):  # damaged; resuming reports it

@@ -60,7 +60,7 @@ def count_parameters(model: ModelConfig, objective: ObjectiveConfig | None = Non
 
     Args:
         model: the encoder.
-        objective: whose heads stand on it; None: that of masked-language modelling alone.
+        objective: with the heads; None: masked-language modelling.
         shards: ranks that share the weights; what their shards are padded with counts everywhere but in `matrices`
             and in what is hidden.
     """

@@ -109,7 +109,7 @@ class Work:
 
     Attributes:
         model: the encoder.
-        objective: what is trained.
+        objective: of the phase.
         compute: how it is computed.
         optim: the optimizer.
         row_tokens: of the phase.

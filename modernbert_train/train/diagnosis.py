@@ -48,7 +48,7 @@ _LISTED = 8  # documents and parameters named in a message; faults.jsonl has all
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with one microbatch of this rank.
+    """A fault in one microbatch of this rank.
 
     Attributes:
         microbatch: its number in the step, from 0.
@@ -88,7 +88,7 @@ def find_non_finite(
 
     Returns:
         One finding for each microbatch of this rank with one; none if the fault does not come again. Where a microbatch
-        ran out of memory the finding says so in place of a module.
+        ran out of memory the finding names that instead of a module.
 
     Raises:
         LeftOthers: weights are sharded over several ranks, and memory ran out here.

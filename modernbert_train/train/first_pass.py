@@ -1,7 +1,7 @@
 """The first of two passes, for an objective that compares texts of all microbatches of all ranks.
 
 Vectors without a graph, the loss of the whole global batch, and its gradient by each vector: with that among its
-targets a microbatch goes backward like any other (GradCache, arXiv 2101.06983), whatever the cut and the ranks.
+targets a microbatch goes backward like any other (GradCache, arXiv 2101.06983), for any cut into ranks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def first_pass(
         device: of this rank.
 
     Raises:
-        DataError: the global batch has one pair and nothing else, so that nothing can be wrong.
+        DataError: the global batch has only one pair, so that no text is a wrong answer.
     """
     settings = cast(ContrastiveConfig, objective)
     texts, rows = [Texts.of(part, settings) for part in parts], [rows_of(part, settings).to(device) for part in parts]

@@ -1,4 +1,4 @@
-"""The line of each step in metrics.jsonl: what it was made of, what it came to and what it cost."""
+"""The line of each step in metrics.jsonl: its batch, its loss and its time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from modernbert_train.train.step_numbers import StepNumbers
 
 
 class Times:
-    """When a batch was asked for, and how long it was waited for."""
+    """The time of the request for a batch, and the wait for it."""
 
     def __init__(self) -> None:
         self._asked = time.perf_counter()

@@ -49,8 +49,8 @@ class Verdict:
 class Guard:
     """Looks at every batch before its update is applied, and acts as the section stability says.
 
-    What was decided for a step is written to faults.jsonl before it is acted on, and a run that is killed and comes
-    to that step again decides the same, even if the fault itself does not come again.
+    The decision for a step is written to faults.jsonl before the guard acts on it. A run that is killed and repeats
+    the step decides the same, even if the fault itself does not come again.
 
     Args:
         settings: the run's section.
@@ -171,7 +171,7 @@ class Guard:
         return highest_normal_loss(losses, settings.spike_deviations, settings.spike_min_rise)
 
     def _answer(self, batch: StepBatch, parts: Sequence[MicrobatchSums], entry: dict[str, Any]) -> Checkpoint | None:
-        """Find out what is wrong, say and record it, and end the run or give the checkpoint to go back to, if any."""
+        """Diagnose and record the fault, and end the run or return the checkpoint to go back to, if any."""
         from modernbert_train.train.diagnosis import describe, diagnose, hardware_at_fault
 
         step, target = entry["step"], None

@@ -50,9 +50,9 @@ class Start:
     """Where the run starts.
 
     Attributes:
-        checkpoint: the checkpoint it goes on from; None from scratch.
+        checkpoint: the checkpoint to continue from; None from scratch.
         passed_over: newer checkpoints that are damaged, and why.
-        branch: what is taken from the checkpoint of another run; None when it is the run's own.
+        branch: the parts to take from another run's checkpoint; None for the run's own.
         origin: weights from elsewhere that a run without a checkpoint begins with; None: drawn by its seed.
         effects: of their vocabulary on the text of each stream, where it is another one.
         effect_lines: the same as a table.
@@ -108,7 +108,7 @@ def find_start(folder: RunFolder) -> Start:
 
 
 def find_first(config: RunConfig, folder: RunFolder, *, fresh: bool) -> Start | None:
-    """Return the start of a run without a checkpoint of its own; None if it has one, see `find_start`.
+    """Return the start of a run without a checkpoint; None if it has one, see `find_start`.
 
     Raises:
         RunError: see `find_origin` and `find_branch`.
@@ -185,7 +185,7 @@ def check_same_data(start: Start, config: RunConfig, here: Mapping[str, str]) ->
         The fingerprint to be saved with the run's checkpoints.
 
     Raises:
-        DataError: the run goes on in other text, or would be measured by other figures than before; names what differs.
+        DataError: the training text, or the held-out text, differs from before; names the difference.
     """
     if start.checkpoint is None or (start.branch is not None and start.branch.data != "keep"):
         return dict(here)
@@ -203,7 +203,7 @@ def check_same_data(start: Start, config: RunConfig, here: Mapping[str, str]) ->
                 f"{folder}: trained on other data: {each}. Resuming would repeat or skip text. Restore the data or "
                 f"{remedy}"
             )
-    if start.branch is not None:  # another run, with figures of its own
+    if start.branch is not None:  # another run, with separate figures
         return dict(here)
     for each in found:
         if each.is_held_out:

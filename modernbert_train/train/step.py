@@ -55,7 +55,7 @@ class Loop:
         recorder: writes the line of each step.
         measurements: held-out text and the run's `evals`.
         checkpoints: takes them.
-        silent: finds slow ranks and copies of the weights that have parted; None where that cannot be told.
+        silent: finds slow ranks and copies of the weights that have parted; None where that cannot be found.
         profile: None without one.
         phase: of the step before; None before the first.
         stopped: a signal ended the run, after a checkpoint.
@@ -87,7 +87,7 @@ class Loop:
         return self.trainer.state
 
     def run(self) -> None:
-        """Train until the last token, or until a signal has asked for a stop."""
+        """Train until the last token, or until a stop signal."""
         # With a cold cache the layers are compiled for minutes in the first step, while other ranks wait.
         allow(self.distributed.first_step_timeout_seconds, self.distributed.timeout_seconds)
         self.events.fire(Event.FIT_START)
@@ -129,7 +129,7 @@ class Loop:
         state, plan, optimizer = self.state, batch.plan, self.state.optimizers[0]
         number = state.timestamp.batch.value + 1
 
-        # what is a function of the clock: learning rates, weight decay, RoPE bases
+        # functions of the clock: learning rates, weight decay, RoPE bases
         self.set_clock(plan)
         self.guard.begin(plan.phase)
         self.events.log_clock()
@@ -170,7 +170,7 @@ class Loop:
         if verdict.target is not None:
             self.guard.roll_back(verdict.target, optimizer, plan.phase)
 
-        # what is due by the clock; a stop saves first, and leaves measurements to the next start
+        # saves and measurements due by the clock; a stop saves first, and leaves measurements to the next start
         if not numbers.asked.stop or after >= self.clock.total_tokens:
             self.measurements.after_step(inner_model(state.model), number, before, after)
         self.events.fire(Event.BATCH_END)
@@ -212,7 +212,7 @@ class Loop:
             allow(0.0, self.distributed.timeout_seconds)
 
     def close(self) -> None:
-        """Write what is not written yet; every end of the run calls this."""
+        """Write pending records; every end of the run calls this."""
         gc.unfreeze()  # or the model would outlive the run, in a program that goes on
         self.recorder.close()
         if self.profile is not None:

@@ -32,7 +32,7 @@ class StepNumbers:
             and after it.
         loss: of both, each term with its weight.
         grad_norm: L2 norm of its gradient.
-        asked: what any rank asks for.
+        asked: requests of all ranks.
     """
 
     losses: Mapping[str, float]
@@ -87,7 +87,7 @@ def sum_numbers(
         terms: loss term -> its weight.
         parts: of this rank.
         requests: of this rank, made known to all.
-        silent: finds slow ranks and copies of the weights that have parted; None where that cannot be told.
+        silent: finds slow ranks and copies of the weights that have parted; None where that cannot be found.
         step: its number, from 1.
 
     Raises:

@@ -32,7 +32,7 @@ print({MARK!r} + json.dumps(outcome))
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a trial: whether what was tried is usable, and a sentence."""
+    """Result of a trial: True if usable, and a sentence."""
 
     usable: bool
     text: str
@@ -81,7 +81,7 @@ def _outcome(output: str, code: int) -> Outcome:
 
 
 def command_of(name: str) -> list[str]:
-    """The command that makes a trial of TRIALS, whatever folder the doctor was called in."""
+    """Return the command that makes a trial of TRIALS, from any folder."""
     root = str(Path(__file__).parents[3])
     call = f"from modernbert_train.plan.trials.table import answer; answer({name!r})"
     code = f"import sys; sys.path.insert(0, {root!r}); {call}"

@@ -26,9 +26,9 @@ class Trial:
     """Something that a run may compute with.
 
     Attributes:
-        label: what people call it.
+        label: the usual name.
         remedy: what makes it usable.
-        run: tries it and returns what is to be said of it; whatever it raises is why it is not usable.
+        run: tries it and returns a sentence; an exception is the reason why it is not usable.
         refusal: why it cannot serve here, if that is known without trying.
         seconds: after which it is taken to hang.
     """
