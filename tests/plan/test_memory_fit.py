@@ -92,7 +92,9 @@ def test_a_teacher_that_alone_is_beyond_the_gpu_is_refused_whatever_learns_from_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also by a BERT, whose own memory is not predicted; on ranks that share it each holds little."""
-    monkeypatch.setattr("modernbert_train.plan.teacher._read", lambda name: ModernBertConfig(num_layers=2000))
+    monkeypatch.setattr(
+        "modernbert_train.weights.names.architecture_of", lambda name: ModernBertConfig(num_layers=2000)
+    )
     given = [str(ROOT / "yamls/recipes/distilbert.yaml"), "objective.kl_weight=0"]
     (said,) = too_large(on_gpu(read_run([*given]), SMALL, 8), SMALL, 8)
     assert re.fullmatch(
