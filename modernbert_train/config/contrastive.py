@@ -49,6 +49,9 @@ class ContrastiveConfig(ObjectiveConfig):
     score_weight: float = knob(0.0, low=0)
     # the model has a head that predicts tokens too, so that phases may train it by mlm, causal or permutation
     mlm_head: bool = False
+    # longest text that the model reads, however short the pairs are: the limit of the exported model; None: what the
+    # first weights read, and without any the rows of the last phase
+    max_tokens: int | None = knob(None, above=0, restart=True)
     predicted_share = 0.0  # no token is predicted
 
     def __post_init__(self) -> None:

@@ -6,13 +6,14 @@ import functools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from modernbert_train.checkpoints.manifest import CONFIG_YAML, MANIFEST, STATE, newest_step, read_manifest
 from modernbert_train.checkpoints.run_folder import TOKENIZER_COPY
 from modernbert_train.checkpoints.saved_state import SavedState, read_state
+from modernbert_train.config.contrastive import ContrastiveConfig
 from modernbert_train.config.load import load_given, load_run
 from modernbert_train.config.schema import ModelConfig, RunConfig, WeightsConfig
 from modernbert_train.core.files import anything_as
@@ -25,8 +26,9 @@ from modernbert_train.weights.formats.config_json import CONFIG_JSON, Described
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _OLD_LAYOUT = "0_Transformer"  # folder of the model in old folders of sentence-transformers
-# keys that a run takes from the model it continues: with another RoPE base every distance would seem another
+# keys that a run takes from the model it begins with: with another RoPE base every distance would seem another
 _TAKEN = ("global_rope_theta", "local_rope_theta")
+DROPOUTS = ("attention_out_dropout", "dropout")  # of weights that are neither grown nor shrunk
 
 
 @dataclass(frozen=True)
@@ -182,36 +184,54 @@ def tokenizer_of(checkpoint: Path, named: str, sha256: str) -> Path:
     return Path(named)
 
 
-@functools.cache
-def architecture_of(name: str) -> ModelConfig | None:
-    """Return the architecture of a named model; None where it cannot be told here."""
+def _described(name: str) -> Described | None:
+    """Describe a named model; None where it cannot be told here."""
     with suppress(OSError, ValueError, RunError):  # `open_model` says what is wrong
-        if (found := look_up(name).described()) is not None:
-            return found.model
+        return look_up(name).described()
     return None
 
 
-def read_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunConfig:
-    """`load_run`, and the RoPE bases that it leaves open from the model that the run continues.
+@functools.cache
+def architecture_of(name: str) -> ModelConfig | None:
+    """Return the architecture of a named model; None where it cannot be told here."""
+    found = _described(name)
+    return None if found is None else found.model
 
-    The bases are those that the model was last trained with. What a run has begun with it keeps: its folder is asked
-    first, since the model may be gone by then. A Composer file says nothing without torch; the first lines of a run
-    name what differs.
+
+def read_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunConfig:
+    """`load_run`, and what it leaves open from the model that the run continues.
+
+    Those are RoPE bases, dropout, and of contrastive training the longest text, as the model was last trained. A run
+    keeps what it began with: its folder is asked first, since the model may be gone by then. A Composer file says
+    nothing without torch; the first lines of a run name what differs.
 
     Raises:
         ConfigError: see `load_run`.
     """
     config, given = load_given(files, overrides)
     name = next(iter(config.weights.named.values()), None)
-    left = [key for key in _TAKEN if hasattr(config.model, key) and f"model.{key}" not in given]
-    if name is None or not left:
+    keys = {field.name for field in fields(config.model)} & {*_TAKEN, *(DROPOUTS if config.weights.init_from else ())}
+    left = sorted(key for key in keys if f"model.{key}" not in given)
+    is_short = config.objective.compares and config.objective.max_tokens is None
+    if name is None or not (left or is_short):
         return config
-    model, saved = None, Path(config.folder) / CONFIG_YAML
-    with suppress(OSError, ValueError, RunError):  # `open_model` says what is wrong
-        model = load_run([saved]).model if saved.is_file() else architecture_of(name)
-    if not all(hasattr(model, key) for key in left):
+    said, saved = None, Path(config.folder) / CONFIG_YAML
+    if saved.is_file():
+        with suppress(OSError, ValueError, RunError):  # `resolve` says what is wrong
+            then = load_run([saved])
+            said = (then.model, then.objective.max_tokens)
+    elif (found := _described(name)) is not None:
+        said = (found.model, found.max_tokens)
+    if said is None:
         return config
-    return replace(config, model=replace(config.model, **{key: getattr(model, key) for key in left}))
+    model, longest = said
+    if isinstance(model, type(config.model)):
+        config = replace(config, model=replace(config.model, **{key: getattr(model, key) for key in left}))
+    if is_short and longest is not None:
+        longest = max(longest, *(phase.row_tokens for phase in config.phases.values()))
+        longest = min(longest, config.model.max_positions or longest)
+        config = replace(config, objective=replace(cast(ContrastiveConfig, config.objective), max_tokens=longest))
+    return config
 
 
 def token_difference(there: Mapping[str, int], here: Mapping[str, int], among: Collection[str]) -> str | None:

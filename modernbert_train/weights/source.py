@@ -49,6 +49,7 @@ from modernbert_train.weights.formats.config_json import PAIR_HEAD
 from modernbert_train.weights.formats.tensors import DECODER, EMBEDDING, MASKED_LM, Shapes
 from modernbert_train.weights.hf_folder import load_weights
 from modernbert_train.weights.names import (
+    DROPOUTS,
     another_tokenizer,
     check_vocabulary,
     described_by,
@@ -303,7 +304,7 @@ class Origin:
         text += "".join(f"; {head} there is of other classes, drawn anew" for head in sorted(anew))
         text += "".join(f"; no {head} there, drawn at random" for head in self.drawn if head not in anew)
         text += "".join(f"; {head} there is left out" for head in self.left_out if head not in anew)
-        return text + "".join(_other_bases(old, first.model))
+        return text + "".join(_other_bases(old, first.model)) + _dropout(old, first.model)
 
     @torch.no_grad()
     def fill(self, model: nn.Module) -> None:
@@ -352,6 +353,15 @@ def _other_bases(old: ModelConfig, first: ModelConfig) -> Iterator[str]:
         here = first.phased_details.get(name, there)
         if there != here:
             yield f"; {name} {there} there, {here} here"
+
+
+def _dropout(old: ModelConfig, first: ModelConfig) -> str:
+    """Dropout there and here, which changes what weights learn and nothing that they compute."""
+    for key in DROPOUTS:
+        if key in {field.name for field in fields(first)} & {field.name for field in fields(old)}:
+            there, here = getattr(old, key), getattr(first, key)
+            return f"; {key} {there:g} there, {here:g} here" if there != here else f"; {key} {here:g}, as there"
+    return ""
 
 
 def find_origin(config: RunConfig) -> Origin | None:

@@ -117,6 +117,25 @@ def test_it_starts_from_a_masked_language_model_and_its_export_opens_everywhere(
 
 
 @pytest.mark.runs
+def test_pairs_are_short_and_the_export_reads_what_the_first_weights_read(
+    contrastive_run: ContrastiveRun, pairs: Path, tmp_path: Path
+) -> None:
+    """Else a search would cut every document after the first sentences; the first weights may be gone by then."""
+    config = VARIANTS["model"]["modernbert"](**MODEL)
+    model = build_model(config, MaskedLmConfig())
+    initialize(model, config, 5)
+    state = {name: tensor for name, tensor in model.state_dict().items() if name != "decoder.weight"}
+    export(state, config, max_tokens=512, tokenizer_folder=pairs / "tokenizer", out=tmp_path / "mlm", card="")
+    words = contrastive_run(f"weights.init_from={tmp_path / 'mlm'}", "data.validation=null", "phases.main.tokens=2000")
+    assert main(["train", *words]) == 0
+    shutil.rmtree(tmp_path / "mlm")
+    run = tmp_path / "runs/pairs"
+    assert main(["export", str(run)]) == 0
+    for file, key in (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
+        assert json.loads((run / "hf" / file).read_text())[key] == 512
+
+
+@pytest.mark.runs
 def test_what_stood_before_each_text_is_in_the_export(
     contrastive_run: ContrastiveRun, pairs: Path, tmp_path: Path
 ) -> None:

@@ -47,6 +47,26 @@ def test_rope_bases_come_from_the_model_unless_they_are_given(
     assert len(records(tmp_path / "runs/next")) > 5
 
 
+@pytest.mark.runs
+def test_dropout_comes_from_the_model_unless_it_is_given(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[Any]
+) -> None:
+    """A folder and the run that it was exported from are continued alike; which dropout it is stands in the banner."""
+    begun = tiny_run("name=first", "model.attention_out_dropout=0.3", "phases.long=null")
+    assert main(["train", *begun]) == 0
+    assert main(["export", *begun, "--out", str(tmp_path / "hf")]) == 0
+    for name in (tmp_path / "runs/first", tmp_path / "hf"):
+        words = tiny_run(f"weights.init_from={name}", "name=next", "phases.long=null")
+        file = Path(words[0])
+        file.write_text(file.read_text().replace("  attention_out_dropout: 0.0\n", ""))
+        assert read_run(words).modernbert.attention_out_dropout == 0.3
+    capsys.readouterr()
+    assert main(["train", *words]) == 0
+    assert "attention_out_dropout 0.3, as there" in capsys.readouterr().out
+    assert main(["train", *words, "name=own", "model.attention_out_dropout=0"]) == 0
+    assert "attention_out_dropout 0.3 there, 0 here" in capsys.readouterr().out
+
+
 def test_a_model_that_is_not_there_is_told_by_who_reads_it(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[Any]
 ) -> None:
