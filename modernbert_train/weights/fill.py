@@ -1,7 +1,8 @@
 """The likeliest tokens for a [MASK], as any user of transformers would get them from an export of the model.
 
-An encoder reads the whole text. A decoder reads what stands before the [MASK], and says what comes next. An XLNet that
-was trained in permuted orders, as the published ones, is asked by a query token, and nothing sees the [MASK] itself.
+An encoder reads the whole text. A decoder reads the text before the [MASK] and predicts the next token. An
+XLNet that was trained in permuted orders, as the published ones, predicts from a query token, and no token sees the
+[MASK] itself.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def fill(name: str | Path, texts: Sequence[str], top: int = 5) -> str:
         if len(places) != 1:
             raise DataError(f"{text!r}: has {len(places)} [MASK], expected one. Write the text with one [MASK] in it.")
         if from_before and places[0] == 0:
-            raise DataError(f"{text!r}: there is nothing before its [MASK], where this model predicts it. Add text.")
+            raise DataError(
+                f"{text!r}: no text before its [MASK], and this model predicts from the token before. Add text."
+            )
         if by_query:
             size = encoded["input_ids"].shape[1]
             is_place = torch.zeros(1, 1, size).index_fill(2, places, 1.0)
@@ -109,7 +112,7 @@ def _open(folder: Path) -> tuple[Any, Any, bool, bool]:
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise DataError(
             f"{folder / CONFIG_JSON}: model_type={str(kind)[:80]}, which transformers does not know. Name the folder "
-            "of an exported model; it says model_type=modernbert. A neobert is opened by code of its own, which this "
+            "of an exported model; it says model_type=modernbert. A neobert is opened by code from the hub, which this "
             "program does not run."
         )
     for key, most in _LARGEST.items():
@@ -123,7 +126,7 @@ def _open(folder: Path) -> tuple[Any, Any, bool, bool]:
     by_query = both and sees_all and raw.get(PREDICTS_FROM) != xlnet.OWN_PLACE
     settings = {"trust_remote_code": False, "local_files_only": True}
     verbosity = get_verbosity()
-    set_verbosity_error()  # heads that are not used here are no news; weights that are missing are told below
+    set_verbosity_error()  # unused heads are expected; missing weights raise an error below
     remedy = "Restore the folder from a copy, or export it again."
     try:
         with anything_as(DataError, f"{folder}: transformers cannot open it", remedy):

@@ -38,7 +38,7 @@ class NamedModel:
     Attributes:
         kind: a run, whose newest whole checkpoint counts; a checkpoint; a file of Composer; a folder with a
             config.json; or a model of the hub.
-        path: of it; of a folder of sentence-transformers, that of the encoder in it; of the hub, the id.
+        path: of it; in a folder of sentence-transformers the folder of the encoder; for the hub the id.
     """
 
     kind: Literal["run", "checkpoint", "file", "folder", "hub"]
@@ -46,7 +46,7 @@ class NamedModel:
 
     @property
     def folder(self) -> Path | None:
-        """The folder with its small files: of a run the newest checkpoint; None where there is none on this disk."""
+        """The folder with its small files: for a run its newest checkpoint; None if this disk has none."""
         if self.kind == "run":
             return newest_step(self.path)
         if self.kind == "hub":
@@ -54,7 +54,7 @@ class NamedModel:
         return None if self.kind == "file" else self.path
 
     def described(self) -> Described | None:
-        """Return the architecture, as last trained, and what it reads; None where that takes torch or a network.
+        """Return the architecture and the longest text, as last trained; None where that takes torch or a network.
 
         Raises:
             OSError, ValueError, RunError: it is damaged.
@@ -66,7 +66,7 @@ class NamedModel:
     def tokenizer(self) -> Path | None:
         """Return the folder of the tokenizer that it was trained with; None where that is not on this disk."""
         folder = self.folder
-        with suppress(OSError, ValueError, KeyError, RunError):  # `open_model` says what is wrong
+        with suppress(OSError, ValueError, KeyError, RunError):  # `open_model` raises the error
             if folder is not None and (folder / MANIFEST).is_file():
                 then, state = _saved(folder)
                 folder = tokenizer_of(folder, then.data.tokenizer, state.data["tokenizer"])
@@ -80,7 +80,7 @@ def look_up(name: str | Path, runs_folder: str | None = None) -> NamedModel:
 
     Args:
         name: see `open_model`.
-        runs_folder: where the runs are: what is missing there is not asked of a hub, though its name would fit.
+        runs_folder: folder of the runs; a missing folder in it is an error and not the id of a model on the hub.
 
     Raises:
         DataError: there is no such model, or its config.json is damaged or of another architecture.
@@ -118,7 +118,7 @@ def is_hub_id(name: str | Path) -> bool:
 
 
 def fetched(name: NamedModel) -> Path:
-    """Return the folder of a model of the hub; a model that was fetched once needs no network.
+    """Return the folder of a model of the hub; a model in the cache is opened without a network.
 
     Raises:
         DataError: the hub does not give it.
@@ -135,7 +135,7 @@ def fetched(name: NamedModel) -> Path:
 
 
 def _cached(name: Path) -> Path | None:
-    """Return the folder of a model of the hub in this machine's cache; the hub is not asked."""
+    """Return the folder of a model of the hub in this machine's cache, without a request to the hub."""
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(str(name), CONFIG_JSON)
@@ -185,25 +185,25 @@ def tokenizer_of(checkpoint: Path, named: str, sha256: str) -> Path:
 
 
 def _described(name: str) -> Described | None:
-    """Describe a named model; None where it cannot be told here."""
-    with suppress(OSError, ValueError, RunError):  # `open_model` says what is wrong
+    """Describe a named model; None where this machine cannot tell."""
+    with suppress(OSError, ValueError, RunError):  # `open_model` raises the error
         return look_up(name).described()
     return None
 
 
 @functools.cache
 def architecture_of(name: str) -> ModelConfig | None:
-    """Return the architecture of a named model; None where it cannot be told here."""
+    """Return the architecture of a named model; None where this machine cannot tell."""
     found = _described(name)
     return None if found is None else found.model
 
 
 def read_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunConfig:
-    """`load_run`, and what it leaves open from the model that the run continues.
+    """Load a run; keys that its files leave open come from the model that the run continues.
 
     Those are RoPE bases, dropout, and of contrastive training the longest text, as the model was last trained. A run
-    keeps what it began with: its folder is asked first, since the model may be gone by then. A Composer file says
-    nothing without torch; the first lines of a run name what differs.
+    keeps the values that it began with: its folder is read first, since the model may be gone by then. A Composer file
+    says nothing without torch; the first lines of a run name the differences.
 
     Raises:
         ConfigError: see `load_run`.
@@ -217,7 +217,7 @@ def read_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> R
         return config
     said, saved = None, Path(config.folder) / CONFIG_YAML
     if saved.is_file():
-        with suppress(OSError, ValueError, RunError):  # `resolve` says what is wrong
+        with suppress(OSError, ValueError, RunError):  # `resolve` raises the error
             then = load_run([saved])
             said = (then.model, then.objective.max_tokens)
     elif (found := _described(name)) is not None:

@@ -62,7 +62,7 @@ from modernbert_train.weights.token_rows import TokenRows, token_rows
 
 _OTHER_TOKENIZERS = ("vocab.txt", "vocab.json", "spiece.model", "spm.model", "sentencepiece.bpe.model")
 _SPARE_ROWS = 1024  # of a table beyond its tokenizer, as published models round their number up
-_BY_TOKEN = (EMBEDDING, DECODER, "decoder.bias")  # a row for each token, whatever the architecture
+_BY_TOKEN = (EMBEDDING, DECODER, "decoder.bias")  # a row for each token, in every architecture
 
 _T = TypeVar("_T")
 
@@ -75,10 +75,10 @@ class Source:
         folder: a checkpoint or a Hugging Face model; of Composer, the file.
         checkpoint: the checkpoint, if it is one.
         model: the architecture, with the RoPE bases that the weights were last trained with.
-        order: what they were last trained to see.
+        order: which tokens each token saw in training.
         max_tokens: longest sequence they were trained on.
-        tokenizer: folder of the tokenizer; None where it is in Composer's file, or nowhere.
-        tokenizer_sha256: its hash; None where there is none.
+        tokenizer: folder of the tokenizer; None if it is in Composer's file or missing.
+        tokenizer_sha256: its hash; None without a tokenizer.
         objective: of a model folder that tells classes, or of an encoder alone; None: any other.
     """
 
@@ -94,7 +94,7 @@ class Source:
     def weights(self) -> dict[str, Tensor]:
         """Every parameter, whole, in fp32, and further heads that are there; without a generator.
 
-        Mapped from the file, so only what is being copied need be in memory.
+        Mapped from the file, so only the tensor that is copied need be in memory.
 
         Raises:
             DataError: the file of a Hugging Face model or of Composer is damaged, or does not fit its configuration.
@@ -160,7 +160,7 @@ class Source:
         """Read the ids of the tokenizer, by the roles of its special tokens.
 
         Raises:
-            DataError: see `tokenizer_folder`; or a role has no token.
+            DataError: see `tokenizer_folder`; or one of its roles is without a token.
         """
         with self.tokenizer_folder() as folder:
             return read_vocabulary(folder)
@@ -179,7 +179,7 @@ class Untrained(Source):
 
 
 def open_model(name: str | Path, *, runs_folder: str | None = None, untrained: int | None = None) -> Source:
-    """Open a model, for whatever it is needed.
+    """Open a model for any use.
 
     Its tensors are read once, to find damage before anything is made, and again on access.
 
@@ -193,7 +193,7 @@ def open_model(name: str | Path, *, runs_folder: str | None = None, untrained: i
     Raises:
         DataError: there is no such model, its files are damaged or describe another architecture, a weight is not
             finite, or its tokenizer has more entries than its table rows.
-        StorageError: the run has no checkpoint, or the checkpoint is damaged.
+        StorageError: a run without a checkpoint, or a damaged checkpoint.
     """
     found = look_up(name, runs_folder)
     if found.kind == "checkpoint":
@@ -223,11 +223,11 @@ def open_model(name: str | Path, *, runs_folder: str | None = None, untrained: i
 
 
 def _check_table(source: Source) -> None:
-    """Compare the rows of a table with the entries of the tokenizer beside it; more rows are named, fewer refused."""
+    """Compare the rows of a table with the entries of its tokenizer: warn of many more rows, refuse fewer."""
     with source.tokenizer_folder() as folder:
         entries = max(token_ids(folder).values(), default=-1) + 1
     rows = source.model.vocab_size
-    text = f"{source.folder}: its table has {rows:,} rows, and the tokenizer beside it {entries:,} entries"
+    text = f"{source.folder}: its table has {rows:,} rows, and its tokenizer {entries:,} entries"
     if entries > rows:
         raise DataError(f"{text}. Put the tokenizer there that the model was trained with.")
     if rows - entries > _SPARE_ROWS:
@@ -268,9 +268,9 @@ class Origin:
     Attributes:
         source: the weights.
         config: the run that starts.
-        drawn: modules of the run beside the encoder that are not there, and are drawn at random.
-        left_out: those there that the run has not. One in both is drawn anew, because it tells other classes.
-        rows: what the rows by token are made of, with another vocabulary; None: they are as there.
+        drawn: modules of the run, besides the encoder, that are missing there and are drawn at random.
+        left_out: those there that the run has not. A module in both is drawn again, because it has other classes.
+        rows: old rows from which the rows by token are built, with another vocabulary; None: they are copied.
     """
 
     source: Source
@@ -294,7 +294,7 @@ class Origin:
         if self.rows is not None:
             text += f"; weights.vocabulary={weights.vocabulary}: {self.rows}"
         elif self.source.tokenizer_sha256 is None:
-            text += "; no tokenizer comes with it, so nobody could tell whether it is yours"
+            text += "; no tokenizer comes with it, so the two tokenizers could not be compared"
         first = next(iter(self.config.in_phase.values()))
         if (self.source.order == "causal") is not (first.objective.order == "causal"):
             is_decoder = self.source.order == "causal"
@@ -326,7 +326,7 @@ class Origin:
         targets = {name: each for name, each in model.named_parameters() if module_of(name) not in self.drawn}
         generator = {name: each for name, each in model.named_parameters() if module_of(name) == GENERATOR}
         for name in [name for name in targets if name.endswith(DELTA)]:
-            # the model's table is the generator's and a difference: the first is what was there, the other nothing
+            # the model's table is the generator's plus a difference: the first is copied, the other is zero
             targets.pop(name).zero_()
             table = name.removesuffix(DELTA) + ".weight"
             targets[table] = generator[f"{GENERATOR}.{table}"]
@@ -365,7 +365,10 @@ def _dropout(old: ModelConfig, first: ModelConfig) -> str:
 
 
 def find_origin(config: RunConfig) -> Origin | None:
-    """What weights.init_from, grow_from or shrink_from names, compared with the run; None if none is set.
+    """Open the model that weights.init_from, grow_from or shrink_from names, and compare it with the run.
+
+    Returns:
+        None if none of the keys is set.
 
     Raises:
         ConfigError: the architecture or the tokenizer is not the run's; names both values.
@@ -432,7 +435,7 @@ def _check_token_vectors(there: int, here: int, key: str) -> None:
 
 
 def _rows(source: Source, config: RunConfig) -> TokenRows:
-    """What the run's rows by token are made of.
+    """Plan the run's rows by token from the rows of the old table.
 
     Raises:
         ConfigError: see `check_vocabulary`.
@@ -462,7 +465,7 @@ def needs_predictions(modules: Collection[str], key: str) -> None:
 
 
 def read_as(source: Source, model: ModelConfig) -> Source:
-    """A Hugging Face model as an architecture that is stored alike: equal tensors there may be one here."""
+    """Read a Hugging Face model as an architecture with the same files: equal tensors there may be one here."""
     if source.checkpoint is not None or other_architecture(model.stored, source.model.stored):
         return source
     keys = {key: getattr(model, key) for key in architecture_keys(model)}
@@ -470,7 +473,7 @@ def read_as(source: Source, model: ModelConfig) -> Source:
 
 
 def growable(old: ModelConfig, new: ModelConfig, key: str) -> tuple[ModernBertConfig, ModernBertConfig]:
-    """Both as ModernBERTs, since nothing else is grown; `key` is what named the smaller.
+    """Return both as ModernBERTs, the only models that grow; `key` named the smaller.
 
     Raises:
         ConfigError: one of them is another; names it.
@@ -479,7 +482,7 @@ def growable(old: ModelConfig, new: ModelConfig, key: str) -> tuple[ModernBertCo
         return cast(ModernBertConfig, old), cast(ModernBertConfig, new)
     raise ConfigError(
         f"{key}: model.name={new.name} here, {old.name} there, and only a modernbert grows, into a modernbert. Train "
-        "this model from scratch, or start from one of its own size with weights.init_from."
+        "this model from scratch, or start from a model of the same size with weights.init_from."
     )
 
 

@@ -1,8 +1,8 @@
 """The teacher that objective.teacher names: found and compared with the run before anything is built, then read.
 
 Every rank reads it whole, and keeps its share of it where the model is sharded. Hashes of the tensors that are used and
-of its configuration are saved with each checkpoint, so that a resumed run refuses another teacher, wherever it lies and
-however it is stored.
+of its configuration are saved with each checkpoint, so that a resumed run refuses another teacher, in any
+place and format.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from modernbert_train.weights.source import Source, check_same_tokenizer, open_m
 
 @dataclass(frozen=True)
 class FoundTeacher:
-    """Attributes: the weights on disk, a hash of those that are used, and what they are used for."""
+    """Attributes: the weights on disk, a hash of those that are used, and the objective."""
 
     source: Source
     sha256: str
@@ -61,12 +61,12 @@ class FoundTeacher:
         return f"{text}, hash {self.sha256[:12]}"
 
     def read(
-        self, asked: ComputeConfig, device: torch.device, *, bf16: bool, mesh: DeviceMesh | None = None
+        self, settings: ComputeConfig, device: torch.device, *, bf16: bool, mesh: DeviceMesh | None = None
     ) -> Teacher:
         """The teacher on a device.
 
         Args:
-            asked: the run's section compute.
+            settings: the run's section compute.
             device: of this rank.
             bf16: of the run.
             mesh: whose ranks share its weights; None: this one has all.
@@ -75,8 +75,8 @@ class FoundTeacher:
             DataError: see `Source.weights`.
         """
         objective = self.objective
-        # which kernel serves another architecture is not what was asked for of this one
-        compute = replace(asked, attention="auto", global_attention=None, activation_checkpointing=False)
+        # the run's kernel need not serve the architecture of the teacher
+        compute = replace(settings, attention="auto", global_attention=None, activation_checkpointing=False)
         whole = build_model(self.source.model, MaskedLmConfig(), compute)
         model: OnEncoder = whole if objective.kl_weight else OnEncoder(whole.model)
         weights = _used(self.source.weights(), objective)
@@ -84,7 +84,7 @@ class FoundTeacher:
             for name, parameter in model.named_parameters():
                 parameter.copy_(weights[name])
         model.to(device)
-        if asked.compile:
+        if settings.compile:
             model.compile_layers()
         precision = objective.teacher_precision
         teacher = Teacher(model, bf16=bf16 if precision == "auto" else precision == "bf16")
@@ -92,16 +92,16 @@ class FoundTeacher:
             teacher.shard(mesh)
         return teacher
 
-    def teach(self, model: nn.Module, asked: ComputeConfig, device: torch.device, *, bf16: bool) -> None:
+    def teach(self, model: nn.Module, settings: ComputeConfig, device: torch.device, *, bf16: bool) -> None:
         """Read the teacher and let a model ask it, sharded as the model is.
 
         Args:
             model: a `Distilled`, where it trains.
-            asked, device, bf16: see `read`.
+            settings, device, bf16: see `read`.
         """
         assert isinstance(model, Distilled)
         mesh = getattr(next(model.parameters()), "device_mesh", None)  # of a model that is sharded
-        model.listen(self.read(asked, device, bf16=bf16, mesh=mesh))
+        model.listen(self.read(settings, device, bf16=bf16, mesh=mesh))
 
 
 def find_teacher(
@@ -111,12 +111,15 @@ def find_teacher(
     tokenizer: str,
     runs_folder: str | None = None,
 ) -> FoundTeacher | None:
-    """What objective.teacher names, compared with the run; None if its objective has none.
+    """Open the model that objective.teacher names, and compare it with the run.
 
     Args:
         objective, model, phases: of the run.
         tokenizer: data.tokenizer.
         runs_folder: see `look_up`.
+
+    Returns:
+        None for an objective without teacher.
 
     Raises:
         ConfigError: of another tokenizer, vocabulary or width, without predictions, or for shorter texts.

@@ -77,7 +77,10 @@ def test_a_run_starts_from_an_export_where_its_own_run_ended(
     assert again[0]["loss"] == pytest.approx(held_out, abs=0.3)
     assert mean(step["loss"] for step in again[-20:]) < mean(step["loss"] for step in scratch[-20:]) - 0.1
     said = capsys.readouterr().out
-    assert f"from    weights.init_from={teacher / 'hf'}\n" in said and "RoPE base" not in said, "it has the model's"
+    assert (
+        f"from    weights.init_from={teacher / 'hf'}; attention_out_dropout 0, as there\n" in said
+        and "RoPE base" not in said
+    ), "it has the model's"
     assert "from    scratch" in said
     (start,) = records(tmp_path / "runs/again", "start")
     assert start["from"].startswith("weights.init_from=")

@@ -255,7 +255,8 @@ def test_pairs_are_classified_as_transformers_reads_them(name: str, tmp_path: Pa
 
 
 SLOW = pytest.mark.slow
-ENCODERS = ["modernbert", *(pytest.param(name, marks=SLOW) for name in ("bert", "xlnet", "llama", "distilbert"))]
+OTHERS = ("bert", "xlnet", "llama", "distilbert", "albert", "deberta", "neobert", "gemma")
+ENCODERS = ["modernbert", *(pytest.param(name, marks=SLOW) for name in OTHERS)]
 
 
 @pytest.mark.runs
@@ -266,8 +267,11 @@ def test_a_run_and_its_export_are_fine_tuned_alike(name: str, tiny_run: TinyRun,
     own: dict[str, dict[str, Any]] = {
         "modernbert": {"local_attention": 16, "attention_out_dropout": 0.2},
         "llama": {"key_value_heads": 1},
+        "gemma": {"key_value_heads": 1, "local_attention": 16},
+        "albert": {"embedding_size": 16},
+        "deberta": {"buckets": 8, "max_distance": 16},
     }
-    dropout = {} if name in ("modernbert", "llama") else {"dropout": 0.2}
+    dropout = {} if name in ("modernbert", "llama", "neobert", "gemma") else {"dropout": 0.2}
     words = run_of(tiny_run(), {"name": name, **shape, **own.get(name, {}), **dropout})
     assert main(["train", *words]) == 0
     assert main(["export", str(tmp_path / "runs/tiny")]) == 0
@@ -360,7 +364,7 @@ def test_a_table_is_compared_with_the_tokenizer_beside_it(tmp_path: Path, capsys
     content = json.loads(path.read_text())
     added = {**content["added_tokens"][0], "id": len(content["model"]["vocab"]), "content": "[NEW]"}
     path.write_text(json.dumps(content | {"added_tokens": [*content["added_tokens"], added]}))
-    with pytest.raises(DataError, match=r"its table has 308 rows, and the tokenizer beside it 309 entries"):
+    with pytest.raises(DataError, match=r"its table has 308 rows, and its tokenizer 309 entries"):
         open_model(folder)
     path.write_text(json.dumps(content))
     open_model(folder)
@@ -369,7 +373,7 @@ def test_a_table_is_compared_with_the_tokenizer_beside_it(tmp_path: Path, capsys
     kind = transformers.BertModel
     kind(kind.config_class(vocab_size=4000, **SIZE)).save_pretrained(folder)
     open_model(folder)
-    assert "its table has 4,000 rows, and the tokenizer beside it 308 entries; 3,692" in capsys.readouterr().err
+    assert "its table has 4,000 rows, and its tokenizer 308 entries; 3,692" in capsys.readouterr().err
 
 
 def test_a_mask_is_filled_whatever_it_is_called(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,7 +92,7 @@ def test_published_models_are_trained_from_there(
     words = run_of(tiny_run(*STILL, f"weights.init_from={folder}"), model)
     assert same(first_weights(words, tmp_path / "runs/tiny"), load_weights(folder))
     said = capsys.readouterr().out
-    assert f"from    weights.init_from={folder}\n" in said, "nothing drawn, nothing left out"
+    assert f"from    weights.init_from={folder}; dropout 0.1, as there\n" in said, "nothing drawn, nothing left out"
     stored = load_file(folder / "model.safetensors")
     start = "bert" if kind is transformers.BertForMaskedLM else "roberta"
     query = stored[f"{start}.encoder.layer.1.attention.self.query.weight"]
