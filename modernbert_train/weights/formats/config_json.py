@@ -64,7 +64,7 @@ def number_under(
 
     Args:
         raw: content of a config.json.
-        key: of it; num_hidden_layers has a bound of its own.
+        key: of it; a number of layers has another bound.
         default: where there is none.
         where: how messages name the file.
         least, most: bounds; least None: above 0.
@@ -74,7 +74,7 @@ def number_under(
     """
     value = default if raw.get(key) is None else raw[key]
     kinds = (int,) if isinstance(default, int) else (int, float)
-    most = MOST_LAYERS if key == "num_hidden_layers" else most
+    most = MOST_LAYERS if key in ("num_hidden_layers", "n_layer", "n_layers") else most
     enough = isinstance(value, kinds) and (value > 0 if least is None else value >= least)
     if isinstance(value, bool) or not enough or value > most:
         bound = "above 0" if least is None else f"from {least:,}"

@@ -14,10 +14,20 @@ from typing import Any, Literal
 from modernbert_train.config.deberta import DebertaConfig
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
-from modernbert_train.core.version import __version__
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats.config_json import Described, number_under
+from modernbert_train.weights.formats.config_json import (
+    ACTIVATIONS,
+    Described,
+    activation_name,
+    head_of,
+    number_under,
+    numbers_under,
+    one_of,
+    require_fixed,
+    require_whole_heads,
+    share_under,
+)
 from modernbert_train.weights.formats.electra import TOKEN_HEAD
 from modernbert_train.weights.formats.shape import Shape
 
@@ -28,16 +38,16 @@ VERSIONS: dict[str, tuple[Literal["v1", "v2"], str]] = {
 }
 DISCRIMINATORS = {"v1": "DebertaModel", "v2": "DebertaV2Model"}
 
-# What the configuration can say and this encoder does not do otherwise: value, and what a file without the key means.
-FIXED: dict[str, tuple[Any, Any]] = {
-    "relative_attention": (True, False),
-    "position_biased_input": (False, True),
-    "type_vocab_size": (0, 0),
-    "tie_word_embeddings": (True, True),
-    "talking_head": (False, False),
+# What the configuration can say and this encoder does not do otherwise.
+FIXED: dict[str, Any] = {
+    "relative_attention": True,
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+    "tie_word_embeddings": True,
+    "talking_head": False,
 }
 # The same, of version 2 alone.
-FIXED_V2: dict[str, tuple[Any, Any]] = {"share_att_key": (True, False), "norm_rel_ebd": ("layer_norm", "none")}
+FIXED_V2: dict[str, Any] = {"share_att_key": True, "norm_rel_ebd": "layer_norm"}
 POSITIONS = ("c2p", "p2c")  # what pos_att_type says, in any order, also joined by |
 
 # DebertaConfig -> config.json, where one number is one key.
@@ -51,17 +61,13 @@ KEYS = {
     "norm_eps": "layer_norm_eps",
     "init_std": "initializer_range",
 }
-# transformers' defaults, where they are not ours: those of v2-xlarge, and of the first base
-_DEFAULTS: dict[str, dict[str, int]] = {
-    "v1": {"vocab_size": 50265},
-    "v2": {"hidden_size": 1536, "num_hidden_layers": 24, "num_attention_heads": 24, "intermediate_size": 6144},
-}
-
-# config.json's names for the two functions -> ours; the first of each is the one that is written
-ACTIVATIONS: dict[str, Literal["gelu", "gelu_tanh"]] = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
+# transformers' defaults, where they are not ours: those of the first base, and of v2-xlarge
+_V1: dict[str, Any] = {"vocab_size": 50265, "relative_attention": False, "position_biased_input": True}
+_DEFAULTS = {
+    "v1": _V1,
+    "v2": _V1
+    | {"vocab_size": 128_100, "share_att_key": False, "norm_rel_ebd": "none"}
+    | {"hidden_size": 1536, "num_hidden_layers": 24, "num_attention_heads": 24, "intermediate_size": 6144},
 }
 
 # of a layer here -> there
@@ -143,17 +149,13 @@ def describe(
     config: DebertaConfig, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
 ) -> dict[str, Any]:
     """See `HubFormat`. Distances beyond `max_relative_positions` are one, so `max_position_embeddings` may be more."""
-    fixed = FIXED if config.version == "v1" else FIXED | FIXED_V2
     told = TOKEN_HEAD in modules
-    activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation)
+    activation = activation_name(config.activation)
     convolution = {"conv_kernel_size": config.convolution, "conv_act": activation} if config.convolution else {}
     return {
-        "architectures": [DISCRIMINATORS[config.version] if told else VERSIONS[config.model_type][1]],
-        "model_type": config.model_type,
-        "exported_by": f"modernbert_train {__version__}",
-        "dtype": "float32",
+        **head_of(DISCRIMINATORS[config.version] if told else VERSIONS[config.model_type][1], config.model_type),
         **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
-        **{key: value for key, (value, _) in fixed.items()},
+        **(FIXED if config.version == "v1" else FIXED | FIXED_V2),
         "pos_att_type": list(POSITIONS),
         "position_buckets": -1 if config.version == "v1" else config.buckets,
         "max_relative_positions": config.max_distance,
@@ -180,9 +182,8 @@ def read(raw: dict[str, Any], where: str) -> Described:
             f"{where}: model_type={shown(kind)}, architectures={shown(named)}; only {choices}, or no architectures, "
             "can be read. Name such a model."
         )
-    for key, (value, missing) in (FIXED if version == "v1" else FIXED | FIXED_V2).items():
-        if (said := raw.get(key) if raw.get(key) is not None else missing) != value:
-            raise DataError(f"{where}: {key}={shown(said)}; this encoder only knows {value}. Name another model.")
+    raw = {**_DEFAULTS[version], **{key: value for key, value in raw.items() if value is not None}}
+    require_fixed(raw, FIXED if version == "v1" else FIXED | FIXED_V2, where)
     kinds = raw.get("pos_att_type")
     kinds = [each.strip() for each in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
     if not isinstance(kinds, list) or sorted(map(str, kinds)) != [*POSITIONS]:
@@ -190,23 +191,14 @@ def read(raw: dict[str, Any], where: str) -> Described:
             f"{where}: pos_att_type={shown(raw.get('pos_att_type'))}; this encoder only knows both of "
             f"{', '.join(POSITIONS)}. Name another model."
         )
-    activation = raw.get("hidden_act", "gelu")
-    if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise DataError(
-            f"{where}: hidden_act={shown(activation)}; this encoder only knows {', '.join(ACTIVATIONS)}. Name another "
-            "model."
-        )
+    activation = one_of(raw, "hidden_act", "gelu", ACTIVATIONS, where)
     config = _numbers(raw, version, ACTIVATIONS[activation], where)
     if config.convolution and (raw.get("conv_act", "tanh"), raw.get("conv_groups", 1)) != (activation, 1):
         raise DataError(
             f"{where}: conv_act={shown(raw.get('conv_act'))}, conv_groups={shown(raw.get('conv_groups'))}; this "
             f"encoder only knows hidden_act, {activation}, and 1. Name another model."
         )
-    if config.hidden_size % config.num_heads:
-        raise DataError(
-            f"{where}: hidden_size={config.hidden_size} is not a multiple of num_attention_heads={config.num_heads}. "
-            "Restore the file from a copy."
-        )
+    require_whole_heads(config, where)
     if raw.get("attention_head_size", config.head_size) != config.head_size:
         raise DataError(
             f"{where}: attention_head_size={shown(raw['attention_head_size'])}; with these heads this encoder only "
@@ -221,10 +213,7 @@ def _numbers(
     raw: dict[str, Any], version: Literal["v1", "v2"], activation: Literal["gelu", "gelu_tanh"], where: str
 ) -> DebertaConfig:
     """The architecture by the numbers of a config.json; a number of distances below 1 means as many as positions."""
-    raw = {**_DEFAULTS[version], **{key: value for key, value in raw.items() if value is not None}}
-    numbers: dict[str, Any] = {
-        ours: number_under(raw, theirs, getattr(DebertaConfig, ours), where) for ours, theirs in KEYS.items()
-    }
+    numbers = numbers_under(raw, KEYS, DebertaConfig, where)
     distance = int(number_under(raw, "max_relative_positions", -1, where, least=-1))
     distance = numbers["max_positions"] if distance < 1 else distance
     buckets = distance if version == "v1" else int(number_under(raw, "position_buckets", -1, where, least=2))
@@ -237,5 +226,5 @@ def _numbers(
         buckets=buckets,
         embedding_size=None if width == numbers["hidden_size"] else width,
         activation=activation,
-        dropout=float(number_under(raw, "hidden_dropout_prob", DebertaConfig.dropout, where, least=0.0, most=0.999)),
+        dropout=share_under(raw, "hidden_dropout_prob", DebertaConfig.dropout, where),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import fields
 from typing import Any
 
 from modernbert_train.config.gemma import GemmaConfig
@@ -12,7 +11,7 @@ from modernbert_train.config.read import shown
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats import llama
-from modernbert_train.weights.formats.config_json import Described, head_of, number_under, require_fixed
+from modernbert_train.weights.formats.config_json import Described, head_of, number_under, numbers_under, require_fixed
 
 MODEL_TYPE, ARCHITECTURE = "gemma3_text", "Gemma3ForCausalLM"
 
@@ -99,8 +98,7 @@ def read(raw: dict[str, Any], where: str) -> Described:
         )
     require_fixed(raw, FIXED, where)
     raw = {**_DEFAULTS, **{key: value for key, value in raw.items() if value is not None}}
-    defaults: dict[str, Any] = {field.name: field.default for field in fields(GemmaConfig)}
-    numbers: dict[str, Any] = {ours: number_under(raw, theirs, defaults[ours], where) for ours, theirs in KEYS.items()}
+    numbers = numbers_under(raw, KEYS, GemmaConfig, where)
     of_both = raw.get("rope_parameters") or {}
     if not isinstance(of_both, dict) or not all(isinstance(each, dict) for each in of_both.values()):
         raise DataError(f"{where}: rope_parameters={shown(of_both)}, not two objects. Restore the file from a copy.")

@@ -20,7 +20,7 @@ from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats.config_json import (
     Described,
     head_of,
-    number_under,
+    numbers_under,
     require_class,
     require_fixed,
     require_whole_heads,
@@ -140,9 +140,7 @@ def architecture(
     """
     require_class(raw, where, model_type, named)
     require_fixed(raw, FIXED, where)
-    given: dict[str, Any] = {
-        ours: number_under(raw, theirs, getattr(ModernBertConfig, ours), where) for ours, theirs in KEYS.items()
-    }
+    given = numbers_under(raw, KEYS, ModernBertConfig, where)
     global_theta, local_theta = _rope_thetas(raw, where)
     dropout = share_under(raw, OUT_DROPOUT, share_under(raw, "attention_dropout", 0.0, where), where)
     config = ModernBertConfig(

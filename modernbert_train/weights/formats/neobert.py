@@ -15,7 +15,12 @@ from modernbert_train.config.read import shown
 from modernbert_train.core.version import __version__
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats.config_json import Described, number_under
+from modernbert_train.weights.formats.config_json import (
+    Described,
+    number_under,
+    numbers_under,
+    require_whole_heads,
+)
 
 MODEL_TYPE, ARCHITECTURE = "neobert", "NeoBERTLMHead"
 _CODE = "chandar-lab/NeoBERT--model"
@@ -99,16 +104,10 @@ def read(raw: dict[str, Any], where: str) -> Described:
         )
     if raw.get("tie_word_embeddings") is True:
         raise DataError(f"{where}: tie_word_embeddings=True; this encoder only knows False. Name another model.")
-    numbers: dict[str, Any] = {
-        ours: number_under(raw, theirs, getattr(NeoBertConfig, ours), where) for ours, theirs in KEYS.items()
-    }
+    numbers = numbers_under(raw, KEYS, NeoBertConfig, where)
     wide = int(number_under(raw, "intermediate_size", 3072, where))
     config = NeoBertConfig(**numbers, intermediate_size=-(-(2 * wide // 3) // 8) * 8)
-    if config.hidden_size % config.num_heads:
-        raise DataError(
-            f"{where}: hidden_size={config.hidden_size} is not a multiple of num_attention_heads={config.num_heads}. "
-            "Restore the file from a copy."
-        )
+    require_whole_heads(config, where)
     if problem := next(config.mistakes(), None):
         raise DataError(f"{where}: {problem} Restore the file from a copy, or name another model.")
     return Described(config, int(number_under(raw, "max_length", 1024, where)), "all")

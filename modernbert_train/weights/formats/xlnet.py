@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from modernbert_train.config.model import MOST_LAYERS
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
 from modernbert_train.config.xlnet import XLNetConfig
@@ -25,6 +24,7 @@ from modernbert_train.weights.formats.config_json import (
     activation_name,
     head_of,
     number_under,
+    numbers_under,
     one_of,
     require_class,
     require_fixed,
@@ -142,12 +142,9 @@ def read(raw: dict[str, Any], where: str) -> Described:
     activation = one_of(raw, "ff_activation", "gelu", ACTIVATIONS, where)
     predicts = one_of(raw, PREDICTS_FROM, QUERY_TOKENS, (QUERY_TOKENS, OWN_PLACE), where)
     raw = {**_DEFAULTS, **{key: value for key, value in raw.items() if value is not None}}
-    numbers = {
-        ours: number_under(raw, theirs, getattr(XLNetConfig, ours), where, **_most(theirs))
-        for ours, theirs in KEYS.items()
-    }
+    numbers = numbers_under(raw, KEYS, XLNetConfig, where)
     config = XLNetConfig(
-        **numbers,  # type: ignore[arg-type]  # whole where the default is
+        **numbers,
         activation=ACTIVATIONS[activation],
         dropout=share_under(raw, "dropout", XLNetConfig.dropout, where),
     )
@@ -161,7 +158,3 @@ def read(raw: dict[str, Any], where: str) -> Described:
         )
     order = "given" if (attention, predicts) == ("bi", QUERY_TOKENS) else ORDERS[attention]
     return Described(config, int(number_under(raw, "max_tokens", 512, where)), order)
-
-
-def _most(key: str) -> dict[str, float]:
-    return {"most": MOST_LAYERS} if key == "n_layer" else {}
