@@ -290,8 +290,9 @@ def test_gs_with_keys_that_stumbles_is_asked_again(
     fetched = Downloader(google, 30.0).fetch("index.json", tmp_path)
     assert fetched.read_bytes() == (tiny_data / "train/index.json").read_bytes() and store.faults_left == 0
     store.faults_left = 10_000
+    (empty := tmp_path / "empty").mkdir()
     with pytest.raises(StorageError, match=r"index\.json: not fetched in \d+ attempts; .*the file has not come"):
-        Downloader(google, 4.0).fetch("index.json", tmp_path)
+        Downloader(google, 4.0).fetch("index.json", empty)
 
 
 def test_a_store_that_dies_ends_the_run_in_the_time_stated(store: Store, data: DataConfig) -> None:

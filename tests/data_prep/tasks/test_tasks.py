@@ -164,6 +164,7 @@ def test_machines_that_disagree_on_their_number_are_told(words: Words, home: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_thousand_tasks_need_no_thousand_open_files(tmp_path: Path, texts: list[str], capfd: Any) -> None:
     """A corpus of 130 GB has as many, and is refused after its whole survey where a merge opens a file for each."""
     distinct = [f"{i} {texts[i % 60]} {texts[(i * 7 + 1) % 60]} {texts[(i * 11 + 2) % 60]}" for i in range(700)]
