@@ -37,7 +37,7 @@ class Stage(NamedTuple):
         what: title for a person.
         command: arguments of Python.
         done: returns True if its result exists; called just before the stage.
-        watch: returns a warning, which is printed once, or None; called while the stage runs.
+        watch: returns a warning, printed once, or None; called while the stage runs.
     """
 
     what: str
