@@ -800,8 +800,8 @@ FAULTS = (
     Fault(
         "unsorted-sources",
         "data_prep/read/sources.py",
-        "files = sorted({file for pattern in patterns for file in _matching(root, PurePosixPath(pattern).parts)})",
-        "files = list({file for pattern in patterns for file in _matching(root, PurePosixPath(pattern).parts)})",
+        'files = sorted(file for file in found if source.kind != "text" or not _is_packed_table(file, patterns))',
+        'files = [file for file in found if source.kind != "text" or not _is_packed_table(file, patterns)]',
         "the same data set from the same files: their order depends on the disk",
         ("tests/data_prep/read/test_sources.py",),
     ),

@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data_prep.read.lines import open_unpacked
 from modernbert_train.config.tools.prepare import SourceConfig
+from modernbert_train.data.unpacked import open_unpacked
 
 _BEGIN_BYTES = 1 << 20, 1 << 22  # of a compressed file, at least and at most; how it begins is packed less tightly
 _ALL_BYTES = 24 << 20  # of all

@@ -38,6 +38,7 @@ from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.text import plural
 from modernbert_train.data.dataset_card import write_card
+from modernbert_train.data.parquet import open_parquet, parquet_rows
 from modernbert_train.data.tables import read_rows
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import Vocabulary, open_tokenizer, read_vocabulary
@@ -194,13 +195,10 @@ def _of_columns(rows: Iterable[dict[str, Any]], columns: Sequence[str], keys: Pa
 
 
 def _parquet(path: Path, columns: Sequence[str], keys: PairTextsConfig) -> Iterator[Row]:
-    import pyarrow.parquet
-
-    wanted = {*columns, *keys.negatives, *keys.scores}
-    with pyarrow.parquet.ParquetFile(path) as table:
-        own = [name for name in table.schema_arrow.names if name in wanted] or None  # none: the first row is refused
-        batches = table.iter_batches(_AT_ONCE, columns=own, use_threads=False)
-        yield from _of_columns((row for batch in batches for row in batch.to_pylist()), columns, keys)
+    wanted = [*columns, *keys.negatives, *keys.scores]
+    with open_parquet(path, wanted) as table:
+        own = [name for name in table.schema_arrow.names if name in wanted] or table.schema_arrow.names
+        yield from _of_columns((row for _, row in parquet_rows(path, table, own)), columns, keys)
 
 
 def _texts(value: Any, place: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Look at text before anything is prepared: which files hold it, and a bounded sample of what they say.
+"""Look at text before anything is prepared: which files hold it, and a bounded sample of their text.
 
 At most SAMPLE_BYTES are kept and about four times as many read, however large the text is: files are taken evenly from
 the sorted list, and of a large JSONL file blocks from several places. `pretrain` writes its data spec from this.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
 import random
 import re
 import time
@@ -25,10 +24,13 @@ from data_prep.make_tokenizer import adapt_tokenizer, encode_documents, train_to
 from data_prep.packed_text import text_in_packed
 from data_prep.read.encodings import AUTO, guess
 from data_prep.read.items import Document, LeftOut, Span
-from data_prep.read.lines import PACKED, can_be_cut, open_unpacked, sample_lines
-from data_prep.read.sources import read_span
+from data_prep.read.lines import can_be_cut, sample_lines
+from data_prep.read.sources import files_below, name_end, read_span
 from data_prep.read.tables import parquet_columns, parquet_groups
 from modernbert_train.config.tools.prepare import FIELDS, PrepareConfig, SourceConfig
+from modernbert_train.core.files import PACKED, ending
+from modernbert_train.core.own_files import special_kind
+from modernbert_train.data.unpacked import open_unpacked
 from modernbert_train.errors import DataError
 
 SAMPLE_BYTES = 4 << 20
@@ -41,6 +43,7 @@ _SHOWN = 4  # kinds of files
 _SNIFFED = 5  # files of an ending that say whether it is text
 _MEASURED = 32  # compressed files of a source whose text is measured
 _SNIFF_BYTES = 1 << 16
+_MARKUP = (".html", ".htm", ".xhtml")  # holds tags and scripts between the text
 _SCRIPT_CHARACTERS = 1_000_000
 _TABLES = {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".csv": "csv"}
 _TEXT_FIELDS = ("text", "content", "body", "document", "article", "passage", "sentence")
@@ -64,7 +67,7 @@ class Endings:
 
 
 class TokenFacts(NamedTuple):
-    """What a tokenizer would make of text.
+    """Figures of a tokenizer on text.
 
     Attributes:
         bytes_per_token: of text.
@@ -83,12 +86,12 @@ class TokenFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class TextSample:
-    """What the text is.
+    """The text that was found.
 
     Attributes:
         sources: for a data spec, by name.
         taken: files of the sources by the end of their names.
-        passed_over: other files: binaries, and text whose ending cannot be told.
+        passed_over: other files: binaries, hidden and special files.
         too_long: text files that are longer than a document may be, by the end of their names.
         text_bytes: of all text, estimated.
         documents: of all, estimated.
@@ -148,7 +151,7 @@ class _Part:
 
     Attributes:
         documents: that were read.
-        left_out: what should have been some.
+        left_out: of the damaged ones.
         text_bytes: of all its text, estimated.
     """
 
@@ -209,7 +212,7 @@ def _refuse_long(long: Sequence[tuple[Path, int]], text_bytes: float) -> None:
 
 
 def _count(endings: dict[str, Endings], file: Path, size: int) -> None:
-    endings[_ending(file)] = endings.get(_ending(file), Endings()).plus(size)
+    endings[name_end(file)] = endings.get(name_end(file), Endings()).plus(size)
 
 
 def _ended(files: Sequence[tuple[Path, int]]) -> dict[str, Endings]:
@@ -222,7 +225,9 @@ def _ended(files: Sequence[tuple[Path, int]]) -> dict[str, Endings]:
 def shown(endings: Mapping[str, Endings]) -> str:
     """Counts of files for a person, the most first."""
     most = sorted(endings.items(), key=lambda item: -item[1].bytes)
-    texts = [f"{each.files:,} {name} of {size_text(each.bytes)}" for name, each in most[:_SHOWN]]
+    texts = [
+        f"{each.files:,} {name}" + f" of {size_text(each.bytes)}" * bool(each.bytes) for name, each in most[:_SHOWN]
+    ]
     return ", ".join(texts + [f"{len(most) - _SHOWN} other kinds"] * (len(most) > _SHOWN))
 
 
@@ -234,15 +239,12 @@ def size_text(size: float) -> str:
     return f"{size:.0f} bytes"
 
 
-def _ending(file: Path) -> str:
-    ends = file.suffixes[-2:] if file.suffix in PACKED else file.suffixes[-1:]
-    return "".join(ends) or "without ending"
-
-
 def _sources_of(path: Path, passed_over: dict[str, Endings]) -> dict[str, _Files]:
-    """The sources of one path; what none of them takes is added to `passed_over`."""
+    """Return the sources of one path; add other files to `passed_over`."""
     if not path.exists():
         raise DataError(f"{path}: no such file or folder. Correct the path; it is relative to {Path.cwd()}.")
+    if (special := special_kind(path, False, path.parent)) is not None:
+        raise DataError(f"{path}: {special} are not read. {_READ}")
     if path.is_file():
         kind = _kind(path)
         if kind is None and not _is_text([path]):
@@ -251,51 +253,55 @@ def _sources_of(path: Path, passed_over: dict[str, Endings]) -> dict[str, _Files
         config = _config(kind or "text", str(path), None, path)
         return {_word(path.stem): _Files(config, [(path, path.stat().st_size)])}
     by_ending: dict[str, list[tuple[Path, int]]] = {}
-    for file, size in _files(path):
-        by_ending.setdefault(_ending(file), []).append((file, size))
+    for file, what, size in _files(path):
+        if what == name_end(file):
+            by_ending.setdefault(what, []).append((file, size))
+        else:
+            passed_over[what] = passed_over.get(what, Endings()).plus(0)
     found: dict[str, _Files] = {}
     plain: list[str] = []
-    for ending, files in sorted(by_ending.items()):
+    for end, files in sorted(by_ending.items()):
         kind = _kind(files[0][0])
         if kind is not None:
-            config = _config(kind, str(path), f"**/*{ending}", max(files, key=lambda each: each[1])[0])
-            found[f"{_word(path.name)}_{_word(ending)}"] = _Files(config, sorted(files))
-        elif ending.startswith(".") and _is_text([file for file, _ in _even(files, _SNIFFED)]):
-            plain.append(ending)
+            config = _config(kind, str(path), f"**/*{end}", max(files, key=lambda each: each[1])[0])
+            found[f"{_word(path.name)}_{_word(end)}"] = _Files(config, sorted(files))
+        elif end.startswith(".") and _is_text([file for file, _ in _even(files, _SNIFFED)]):
+            plain.append(end)
         else:
             for file, size in files:
                 _count(passed_over, file, size)
     if plain:
         names = f"{{{','.join(each[1:] for each in plain)}}}" if len(plain) > 1 else plain[0][1:]
         config = _config("text", str(path), f"**/*.{names}", None)
-        files = sorted(each for ending in plain for each in by_ending[ending])
+        files = sorted(each for end in plain for each in by_ending[end])
         found = {_word(path.name): _Files(config, files), **found}
     return found
 
 
-def _files(folder: Path) -> Iterator[tuple[Path, int]]:
-    """Files below a folder that `prepare` would find, without hidden ones."""
+def _files(folder: Path) -> Iterator[tuple[Path, str, int]]:
+    """Files below a folder as `files_below`, with their sizes; without empty ones."""
 
     def refuse(error: OSError) -> None:
         raise DataError(f"{error.filename}: {error.strerror}. Make the folder readable, or name others.") from None
 
-    for place, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = sorted(each for each in folders if not each.startswith("."))
-        for name in sorted(names):
-            file = Path(place, name)
-            with suppress(OSError):  # a dangling link
-                if not name.startswith(".") and (size := file.stat().st_size):
-                    yield file, size
+    for file, what in files_below(folder, refuse):
+        if what != name_end(file):  # hidden or special
+            yield file, what, 0
+            continue
+        with suppress(OSError):  # a dangling link
+            if size := file.stat().st_size:
+                yield file, what, size
 
 
 def _kind(file: Path) -> str | None:
     """The kind that the name of a file says; None: text or nothing."""
-    inner = file.with_suffix("") if file.suffix in PACKED else file
-    return _TABLES.get(inner.suffix)
+    return _TABLES.get(ending(file))
 
 
 def _is_text(files: Sequence[Path]) -> bool:
-    """Whether most of some files hold text, by their first bytes."""
+    """Return True if most of some files hold text, by their first bytes. HTML is markup, which a spec may ask for."""
+    if ending(files[0]).lower() in _MARKUP:
+        return False
     good = 0
     for file in files:
         with suppress(OSError, EOFError, ValueError), open_unpacked(file) as content:
@@ -429,7 +435,7 @@ def token_facts(texts: Sequence[str], entries: int, given: str | None = None) ->
     Args:
         texts: a sample.
         entries: of the vocabulary; a small sample gives fewer.
-        given: file or folder of a tokenizer that is measured in place of a trained one.
+        given: file or folder of a tokenizer that is measured instead of a trained one.
 
     Raises:
         DataError: that one cannot be read or used.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,6 +71,9 @@ class Vocabulary:
     def between(self) -> tuple[int, ...]:
         """The ids between the two texts of a pair."""
         return (self.sep_id,) * self.separators
+
+
+_MAX_GROWTH = 100  # characters of normalized text for one of text
 
 
 class _Tokenizer(NamedTuple):
@@ -213,19 +217,32 @@ def open_tokenizer(folder: str | Path, *, spell_special: bool = True) -> Tokeniz
         spell_special: take special tokens, written out in a text, for any other characters.
 
     Raises:
-        DataError: the tokenizers library refuses it, such as a regular expression in it.
+        DataError: the tokenizers library refuses it, such as a regular expression in it; or its normalizer makes long
+            texts of short ones.
     """
     from tokenizers import Tokenizer  # which most runs do not need
 
     file = Path(folder) / TOKENIZER
     with anything_as(DataError, f"{file}: cannot be loaded", "Give a tokenizer.json of the tokenizers library."):
         found = Tokenizer.from_file(str(file))
+    _refuse_growth(file, found.normalizer)
     found.encode_special_tokens = spell_special
     found.no_truncation()
     found.no_padding()
     if getattr(found.model, "dropout", None):
         found.model.dropout = None  # the same text gives the same tokens
     return found
+
+
+def _refuse_growth(file: Path, normalizer: Any) -> None:
+    text = string.printable
+    for step in [*normalizer] if hasattr(normalizer, "__getitem__") else [normalizer] * (normalizer is not None):
+        text = step.normalize_str(text)
+        if len(text) > _MAX_GROWTH * len(string.printable):
+            raise DataError(
+                f"{file}: its normalizer turns {len(string.printable)} characters into {len(text):,} or more. Remove "
+                f"{type(step).__name__} from it, or name another tokenizer."
+            )
 
 
 def tokenizer_sha256(folder: str | Path) -> str:

@@ -1,7 +1,7 @@
 """CSV, cell by cell as text: 007 stays 007, and NA a word.
 
 Read with the standard library: pandas shifts the cells of a row that has more of them than the header names, and drops
-what is over, without a word. A file cannot be cut, because a cell may hold newlines.
+the rest, silently. A file cannot be cut, because a cell may hold newlines.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from data_prep.read.encodings import (
     is_surely_utf_8,
 )
 from data_prep.read.items import Document, LeftOut, Span, decoded_as, no_lines, no_text, take_text, text_field_of
-from data_prep.read.lines import open_unpacked
 from modernbert_train.config.tools.prepare import SourceConfig
+from modernbert_train.data.unpacked import open_unpacked
 
 _CELL_CHARACTERS = 1 << 28  # a quote that is never closed would otherwise take the rest of a file into memory
 _DELIMITERS = (";", "\t", "|")
@@ -50,7 +50,7 @@ def read_csv(span: Span, source: SourceConfig, max_characters: int) -> Iterator[
 
 
 class _Lines:
-    """Lines of a file; keeps those of the row under way."""
+    """Lines of a file; keeps the lines of the current row."""
 
     def __init__(self, lines: Iterator[str]) -> None:
         self._lines = lines
@@ -113,6 +113,6 @@ def _codec(file: Path, encoding: str) -> str:
     with open_unpacked(file) as content:
         begin = beginning(content)
     found = (guess(begin) or UTF_8) if encoding == AUTO else codec_of(encoding, begin)
-    if encoding != AUTO and is_surely_utf_8(begin[: begin.rfind(b"\n") + 1]):
-        raise ValueError(f"not {found}: it is UTF-8")
+    if encoding != AUTO and is_surely_utf_8(begin):
+        return UTF_8
     return "utf-16" if found.startswith("utf-16") and has_utf_16_mark(begin) else found

@@ -1,9 +1,9 @@
-"""Text in other encodings than UTF-8: what `auto` takes bytes for, and what it refuses to guess.
+"""Guess the encoding of text that is not UTF-8, or refuse to guess.
 
 Any bytes at all are some text in Windows-1252, so that text of other encodings, binary files and damaged UTF-8 must be
-kept out by what they look like: text of the western languages is mostly ASCII, has no control characters, its other
-bytes do not form the sequences of UTF-8, and its letters are those of one language in each line. Polish as Windows-1252
-has "³" within words, Czech "ì" beside "ø", Turkish "ð" beside "ç".
+told by their bytes: text of the western languages is mostly ASCII, has no control characters, its other bytes do not
+form the sequences of UTF-8, and its letters in each line belong to one language. Polish as Windows-1252
+has "³" within words, Czech "ì" next to "ø", Turkish "ð" next to "ç".
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from typing import BinaryIO
 
 import numpy as np
 
+from modernbert_train.data.unpacked import open_unpacked
+
 UTF_8 = "utf-8"
 AUTO = "auto"
 _UTF_16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 _CONTROLS = np.array([byte < 32 and chr(byte) not in "\t\n\r\f\x1b" for byte in range(256)])
-_SURE = 4  # characters
+SURE = 4  # characters
+_BEGINNING = 1 << 20  # bytes that tell whether a file is UTF-8
 _LOOKED_AT = 1 << 26  # bytes of a file
 _GUESSED_AT = 1 << 16  # bytes that are not UTF-8, for a library that tries every encoding
 _UNDEFINED = (0x81, 0x8D, 0x8F, 0x90, 0x9D)  # in Windows-1252
@@ -56,7 +59,7 @@ _ZEROS = 0.4  # share of zero bytes in every second place from which text withou
 
 
 def guess(raw: bytes) -> str | None:
-    """What `auto` takes bytes for: utf-8, utf-16-le, utf-16-be, cp1252; None for none of them."""
+    """Return the guess of `auto`: utf-8, utf-16-le, utf-16-be, cp1252; None if unsure."""
     if (marked := _UTF_16.get(raw[:2])) is not None:
         return marked
     counts = np.bincount(np.frombuffer(raw, np.uint8), minlength=256)
@@ -75,7 +78,7 @@ def guess(raw: bytes) -> str | None:
 
 
 def beginning(content: BinaryIO) -> bytes:
-    """What is looked at of a file, whole lines of it."""
+    """Read the first whole lines of a file, for a guess."""
     block = content.read(_LOOKED_AT)
     return block if len(block) < _LOOKED_AT else block[: block.rfind(b"\n") + 1]
 
@@ -104,13 +107,11 @@ def _strangeness(line: str) -> float:
 
 
 def look_at(file: Path) -> str | None:
-    """What a file is taken for, or those of its lines that are not UTF-8; where `auto` refuses to guess, a guess.
+    """Guess the encoding of a file or of its lines that are not UTF-8, also where `auto` would not.
 
     Raises:
         OSError, EOFError, ValueError: it cannot be read.
     """
-    from data_prep.read.lines import open_unpacked  # which imports this
-
     with open_unpacked(file) as content:
         block = beginning(content)
     if (found := guess(block)) is not None:
@@ -131,9 +132,18 @@ def _is_utf_8(raw: bytes) -> bool:
     return False
 
 
-def is_surely_utf_8(raw: bytes) -> bool:
-    """Whether bytes have several characters beyond ASCII and are UTF-8, which text in another encoding is by chance."""
-    return not raw.isascii() and _is_utf_8(raw) and sum(char > "\x7f" for char in raw.decode(UTF_8)) >= _SURE
+def is_surely_utf_8(raw: bytes, sure: int = SURE) -> bool:
+    """Return True if bytes are UTF-8 with several characters beyond ASCII; other encodings give that only by chance."""
+    return not raw.isascii() and _is_utf_8(raw) and sum(char > "\x7f" for char in raw.decode(UTF_8)) >= sure
+
+
+def is_utf_8_file(file: Path, encoding: str) -> bool:
+    """Return True if a file of a source with a named encoding surely begins in UTF-8."""
+    if encoding in (AUTO, UTF_8) or not is_ascii_based(encoding):
+        return False
+    with open_unpacked(file) as content:
+        block = content.read(_BEGINNING)
+    return is_surely_utf_8(block[: block.rfind(b"\n") + 1] if len(block) == _BEGINNING else block)
 
 
 def has_utf_16_mark(begin: bytes) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data_prep.read.encodings import AUTO, UTF_8, codec_of, family, guess, is_ascii_based, is_surely_utf_8
+from data_prep.read.encodings import AUTO, SURE, UTF_8, codec_of, family, guess, is_ascii_based, is_surely_utf_8
 from data_prep.read.words import Words, differs, words_of
 from modernbert_train.config.tools.prepare import SourceConfig
 from modernbert_train.core.text import shorten
@@ -24,10 +24,10 @@ class Document:
 
     Attributes:
         id: its file, with the line, row or byte where a file holds several.
-        text: as it stands in the file.
-        altered: what was changed on reading, in a word that the report counts; None if nothing was.
-        fields: those of its source's fields that it has, as they stand there; see clean/fields.py.
-        words: what a segmenter made of the text, where its source names them; see words.py.
+        text: unchanged.
+        altered: the change made on reading, as the report counts it; None without one.
+        fields: values of its source's fields, unchanged; see clean/fields.py.
+        words: of a segmenter, if its source names them; see words.py.
     """
 
     id: str
@@ -39,11 +39,11 @@ class Document:
 
 @dataclass(frozen=True)
 class Span:
-    """What one call of a reader reads: a file, or a part of one.
+    """A file or a part of one, read by one call of a reader.
 
     Attributes:
         source: its key under `sources`.
-        path: the file; None where there is none (the topics of the standard library, a hub dataset).
+        path: the file; None without one (the topics of the standard library, a hub dataset).
         begin, end: bytes of a JSONL file, row groups of a Parquet file, number and count of a hub dataset's part; end
             None is the end of the file.
         size: bytes to be read, an estimate.
@@ -70,7 +70,7 @@ class LeftOut:
     Attributes:
         id: as Document.id.
         reason: one of a few words, counted in the report.
-        detail: what is wrong, with its value and its place.
+        detail: the fault, with value and place.
         damaged: whether something is wrong with it; else it is only not wanted, and `on_error` does not ask for it.
         rest: whether it is the rest of a file, or of the part of one that is read, and not one document.
     """
@@ -101,20 +101,21 @@ def no_lines(file: Path) -> LeftOut:
     return LeftOut(str(file), "empty", "a file without any document")
 
 
-def decode(id: str, raw: bytes, offset: int = 0, encoding: str = UTF_8) -> Document | LeftOut:
-    """Bytes as text, without a byte order mark; what was assumed of another encoding than UTF-8 is said in `altered`.
+def decode(id: str, raw: bytes, offset: int = 0, encoding: str = UTF_8, in_utf_8: bool = False) -> Document | LeftOut:
+    """Decode bytes, without a byte order mark; `altered` names the encoding if it was not UTF-8.
 
     Args:
         id: of the document.
         raw: its bytes.
         offset: where they begin in the file.
-        encoding: as `SourceConfig.encoding`.
+        encoding: as `SourceConfig.encoding`; a named one applies to bytes that are not UTF-8.
+        in_utf_8: their file surely is UTF-8; then one character suffices.
     """
     codec = (guess(raw) or UTF_8) if encoding == AUTO else codec_of(encoding, raw)
+    if codec != UTF_8 and encoding != AUTO and is_ascii_based(encoding):
+        codec = UTF_8 if is_surely_utf_8(raw, 1 if in_utf_8 else SURE) else codec
     name = family(codec)
     reason = "not_utf8" if codec == UTF_8 else f"not_{name.replace('-', '_')}"
-    if codec != UTF_8 and encoding != AUTO and is_ascii_based(encoding) and is_surely_utf_8(raw):
-        return LeftOut(id, reason, f"not {name}: it is UTF-8")
     try:
         text = raw.decode(codec)
     except UnicodeError as error:
@@ -127,7 +128,7 @@ def decode(id: str, raw: bytes, offset: int = 0, encoding: str = UTF_8) -> Docum
 
 
 def decoded_as(codec: str) -> str:
-    """What the report counts of text that was not UTF-8."""
+    """Return the reason that the report counts for text in another encoding."""
     return f"decoded_{family(codec).replace('-', '_')}"
 
 
@@ -155,7 +156,7 @@ def text_field_of(source: SourceConfig) -> str:
 
 
 def take_fields(row: Mapping[str, Any], source: SourceConfig) -> dict[str, Any]:
-    """Those of a source's fields that a row has; a column with dots that is none is a way through objects."""
+    """Return the values of a source's fields in a row; a column with dots that is none is a way through objects."""
     found = {name: _value(row, column) for name, column in source.fields.items()}
     return {name: value for name, value in found.items() if value is not None}
 

@@ -7,41 +7,37 @@ to the span in which it begins, so a file can be cut at any byte.
 
 from __future__ import annotations
 
-import bz2
 import codecs
-import gzip
-import io
 import json
-import lzma
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data_prep.read.encodings import AUTO, UTF_8, codec_of, has_utf_16_mark, is_ascii_based
+from data_prep.read.encodings import AUTO, UTF_8, codec_of, has_utf_16_mark, is_ascii_based, is_utf_8_file
 from data_prep.read.items import Document, LeftOut, Span, decode, decoded_as, no_lines, take_text
 from modernbert_train.config.tools.prepare import SourceConfig
-from modernbert_train.core.files import values_as
+from modernbert_train.core.files import PACKED
+from modernbert_train.core.read_json import open_file
+from modernbert_train.data.unpacked import BLOCK_BYTES, as_file, open_unpacked
 
-PACKED = (".gz", ".bz2", ".xz", ".zst", ".zstd")  # compressed files, by the end of their names
-_BLOCK_BYTES = 1 << 17  # small, because a block of repetitions decompresses to thousands of times its size
 _ONE_A_LINE = "JSONL has one object a line: jq -c '.[]' FILE > FILE.jsonl makes it of an array"
 _ESCAPED_BYTES = 12  # JSON spells a character with at most so many bytes, as \ud83d\ude00
-_OTHER_FIELDS_BYTES = 1 << 24  # room for whatever else stands in a line
+_OTHER_FIELDS_BYTES = 1 << 24  # of a line, for its other fields
 
 
 def read_jsonl(span: Span, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
     """Yield the documents of the lines that begin in a span; only a plain file is read from the middle.
 
     A line that must hold more than `max_characters` is not read into memory. The encoding `auto` is decided line by
-    line, but for UTF-16, which a file's byte order mark tells. Offsets of such a file are those of its text in UTF-8.
+    line, but for UTF-16, which a file's byte order mark tells. Offsets of such a file count its text in UTF-8.
     """
     longest = _ESCAPED_BYTES * max_characters + _OTHER_FIELDS_BYTES
     file, begin, end = span.file, span.begin, span.end
     number, offset, altered = 0, begin, None
+    in_utf_8 = is_utf_8_file(file, source.encoding)
     with open_unpacked(file) as lines:
         if begin == 0 and (codec := _whole(lines, source.encoding)) is not None:
-            lines, altered = io.BufferedReader(_Blocks(_recoded(lines, codec)), _BLOCK_BYTES), decoded_as(codec)
+            lines, altered = as_file(_recoded(lines, codec)), decoded_as(codec)
         if begin:
             offset = _first_line(lines, begin)
         while end is None or offset < end:
@@ -56,16 +52,17 @@ def read_jsonl(span: Span, source: SourceConfig, max_characters: int) -> Iterato
                 size += _skip_line(lines)
                 yield LeftOut(id, "too_long", f"a line of {size} bytes, max_characters={max_characters}")
             elif line.strip():
-                yield _parse_line(id, line, offset, source, altered)
+                yield _parse_line(id, line, offset, source, altered, in_utf_8)
             offset += size
 
 
 def sample_lines(file: Path, begin: int, size: int, source: SourceConfig) -> tuple[list[Document | LeftOut], int]:
-    """What the whole lines of a plain file's bytes hold, and the bytes of those lines; no other byte is read.
+    """Read the whole lines within some bytes of a plain file; return their documents and their size.
 
     A line that is longer is left out, as is the one that the first byte lies in.
     """
-    with file.open("rb") as content:
+    in_utf_8 = is_utf_8_file(file, source.encoding)
+    with open_file(file) as content:
         content.seek(begin)
         block = content.read(size)
     first = block.find(b"\n") + 1 if begin else 0
@@ -76,7 +73,7 @@ def sample_lines(file: Path, begin: int, size: int, source: SourceConfig) -> tup
         return [LeftOut(f"{file} at byte {begin}", "too_long", f"no line ends within {size} bytes")], len(block)
     for line in block[first:end].splitlines(keepends=True):
         if line.strip():
-            items.append(_parse_line(f"{file} at byte {offset}", line, offset, source, None))
+            items.append(_parse_line(f"{file} at byte {offset}", line, offset, source, None, in_utf_8))
         offset += len(line)
     return items, end - first
 
@@ -90,15 +87,17 @@ def _first_line(lines: BinaryIO, begin: int) -> int:
 def _skip_line(lines: BinaryIO) -> int:
     """Pass over the rest of a line without keeping it; returns its bytes."""
     size = 0
-    while block := lines.readline(_BLOCK_BYTES):
+    while block := lines.readline(BLOCK_BYTES):
         size += len(block)
         if block.endswith(b"\n"):
             break
     return size
 
 
-def _parse_line(id: str, line: bytes, offset: int, source: SourceConfig, altered: str | None) -> Document | LeftOut:
-    decoded = decode(id, line, offset, UTF_8 if altered else source.encoding)
+def _parse_line(
+    id: str, line: bytes, offset: int, source: SourceConfig, altered: str | None, in_utf_8: bool
+) -> Document | LeftOut:
+    decoded = decode(id, line, offset, UTF_8 if altered else source.encoding, in_utf_8)
     if isinstance(decoded, LeftOut):
         return decoded
     try:
@@ -113,18 +112,11 @@ def _parse_line(id: str, line: bytes, offset: int, source: SourceConfig, altered
 
 
 def can_be_cut(file: Path, encoding: str) -> bool:
-    """Whether lines of a file are found from any byte of it: it is plain, and its bytes are not those of UTF-16."""
+    """Whether lines of a file are found from any byte of it: it is plain, and not UTF-16."""
     if file.suffix in PACKED or not is_ascii_based(encoding):
         return False
-    with file.open("rb") as content:
+    with open_file(file) as content:
         return encoding != AUTO or not has_utf_16_mark(content.read(2))
-
-
-@contextmanager
-def open_unpacked(file: Path) -> Iterator[BinaryIO]:
-    """Within it, the bytes of a file, decompressed."""
-    with file.open("rb") as raw, _decompressed(file, raw) as content:
-        yield content
 
 
 def _whole(content: BinaryIO, encoding: str) -> str | None:
@@ -139,60 +131,6 @@ def _whole(content: BinaryIO, encoding: str) -> str | None:
 def _recoded(content: BinaryIO, codec: str) -> Iterator[bytes]:
     """Content of another encoding as UTF-8. Raises UnicodeDecodeError, a ValueError, where it is not of it."""
     decoder = codecs.getincrementaldecoder(codec)()
-    while block := content.read(_BLOCK_BYTES):
+    while block := content.read(BLOCK_BYTES):
         yield decoder.decode(block).encode(UTF_8)
     yield decoder.decode(b"", final=True).encode(UTF_8)
-
-
-def _decompressed(file: Path, raw: BinaryIO) -> BinaryIO:
-    if file.suffix == ".gz":
-        return gzip.open(raw)  # type: ignore[return-value]
-    if file.suffix == ".bz2":
-        return bz2.open(raw)  # type: ignore[return-value]
-    if file.suffix == ".xz":
-        return lzma.open(raw)  # type: ignore[return-value]
-    if file.suffix in (".zst", ".zstd"):
-        return io.BufferedReader(_Blocks(_zstd_blocks(raw)), _BLOCK_BYTES)
-    return raw
-
-
-class _Blocks(io.RawIOBase):
-    """A file out of blocks that come one after the other."""
-
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks = blocks
-        self._left = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._left:
-            block = next(self._blocks, None)
-            if block is None:
-                return 0
-            self._left = memoryview(block)
-        size = min(len(buffer), len(self._left))
-        buffer[:size] = self._left[:size]
-        self._left = self._left[size:]
-        return size
-
-
-_WINDOW = 1 << 31  # bytes, as `zstd --long=31` has; memory is taken as far as data fill it
-
-
-def _zstd_blocks(raw: BinaryIO) -> Iterator[bytes]:
-    """Frame after frame; zstandard's own reader ends quietly where a truncated file ends."""
-    import zstandard
-
-    decoder = None
-    while block := raw.read(_BLOCK_BYTES):
-        while block:
-            decoder = decoder or zstandard.ZstdDecompressor(max_window_size=_WINDOW).decompressobj()
-            with values_as(EOFError, "damaged zstd data", zstandard.ZstdError):
-                read = decoder.decompress(block)
-            yield read
-            block = decoder.unused_data if decoder.eof else b""
-            decoder = None if decoder.eof else decoder
-    if decoder is not None:
-        raise EOFError("the file ends within a zstd frame; it was cut short")

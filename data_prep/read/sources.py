@@ -1,6 +1,6 @@
 """Sources of text: which files they are, and one reader for each kind.
 
-Every reader yields its documents in a fixed order, and what it could not read as `LeftOut`; nothing here decides what
+Every reader yields its documents in a fixed order, and unreadable ones as `LeftOut`; nothing here decides what
 happens to a document. A file can be read in spans, so that a large one is work for many.
 """
 
@@ -10,7 +10,7 @@ import os
 import re
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -19,17 +19,20 @@ from pathlib import Path, PurePosixPath
 from data_prep.read.delimited import read_csv
 from data_prep.read.encodings import UTF_8
 from data_prep.read.items import Document, LeftOut, Span, decode, unreadable
-from data_prep.read.lines import PACKED, open_unpacked, read_jsonl
+from data_prep.read.lines import read_jsonl
 from data_prep.read.shards import read_mds, without_unpacked
 from data_prep.read.tables import hub_shards, read_hub, read_parquet
 from modernbert_train.config.tools.prepare import GLOBS, PrepareConfig, SourceConfig
-from modernbert_train.core.files import os_errors_as
+from modernbert_train.core.files import PACKED, ending, os_errors_as
+from modernbert_train.core.own_files import special_kind
+from modernbert_train.data.unpacked import open_unpacked
 from modernbert_train.errors import ConfigError, DataError
 
 _NOT_STDLIB = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload"}
 _MAGIC = "*?[{"
 _BRACES = re.compile(r"\{([^{}]*)\}")
-_NO_END, _HIDDEN = "without an ending", "hidden"
+NO_END, HIDDEN = "without an ending", "hidden"
+TABLES = {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".mds": "mds"}
 _ENDS = 8  # listed in a message
 _TOPICS_BYTES = 700_000  # the topics of help() in Python 3.11
 _UNKNOWN_BYTES = 1 << 20  # of a part of a hub dataset that is not on this disk
@@ -53,6 +56,8 @@ def source_files(name: str, source: SourceConfig) -> list[Path]:
     if source.kind == "hub":
         return sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else []
     if os.path.lexists(path) and not path.is_dir():
+        if (special := special_kind(path, False, path.parent)) is not None:
+            raise DataError(f"sources.{name}.path={path}: {special} are not read. Name a file.")
         return [path]
     root, patterns = path, (source.glob,) if source.glob else GLOBS[source.kind]
     if not path.is_dir():
@@ -69,14 +74,21 @@ def source_files(name: str, source: SourceConfig) -> list[Path]:
                 f"sources.{name}: {pattern} is not a pattern ({problem}). Write one like **/*.txt, relative to the "
                 "folder."
             )
-    files = sorted({file for pattern in patterns for file in _matching(root, PurePosixPath(pattern).parts)})
+    found = {file for pattern in patterns for file in _matching(root, PurePosixPath(pattern).parts, root)}
+    files = sorted(file for file in found if source.kind != "text" or not _is_packed_table(file, patterns))
     if not files:
-        there = f" ({_shown(found)} are there)" if (found := _endings(root, ())) else ""
+        there = f" ({_shown(others)} are there)" if (others := _endings(root, ())) else ""
         raise DataError(
             f"sources.{name}: no file in {root} matches {shown}{there}. Correct sources.{name}.path, "
             f"or set sources.{name}.glob to a pattern of your files, such as **/*.{{md,txt}}."
         )
     return without_unpacked(files) if source.kind == "mds" else files
+
+
+def _is_packed_table(file: Path, patterns: Iterable[str]) -> bool:
+    """True if only the .gz at the end of a name like a.jsonl.gz made it match: it is no text."""
+    end = ending(file)
+    return file.suffix in PACKED and end in TABLES and not any(end in pattern for pattern in patterns)
 
 
 def _alternatives(pattern: str) -> Iterator[str]:
@@ -92,7 +104,7 @@ def _alternatives(pattern: str) -> Iterator[str]:
 def passed_over(config: PrepareConfig) -> dict[str, dict[str, int]]:
     """By source that is a folder, how many files in it no source takes, by the end of their names, and hidden ones.
 
-    Shards have other files beside them, and a dataset of the hub its own layout.
+    Folders of shards hold other files too, and a dataset of the hub has a layout.
     """
     every = [*config.sources.items(), *config.decontaminate.items()]
     taken = {os.path.abspath(file) for name, source in every for file in source_files(name, source)}
@@ -113,16 +125,32 @@ def passed_over_lines(found: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
 
 
 def _endings(root: Path, taken: Collection[str]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for place, folders, files in os.walk(root):
-        if hidden := [name for name in (*folders, *files) if name.startswith(".")]:  # a folder counts as one
-            found[_HIDDEN] += len(hidden)
-        folders[:] = [folder for folder in folders if not folder.startswith(".")]
-        for name in files:
-            if not name.startswith(".") and os.path.abspath(os.path.join(place, name)) not in taken:
-                ends = PurePosixPath(name).suffixes[-2 if name.endswith(PACKED) else -1 :]
-                found["".join(ends) or _NO_END] += 1
-    return found
+    return Counter(what for path, what in files_below(root) if os.path.abspath(path) not in taken)
+
+
+def files_below(root: Path, onerror: Callable[[OSError], None] | None = None) -> Iterator[tuple[Path, str]]:
+    """Yield every file below a folder with the end of its name, or with what keeps it from being read.
+
+    A hidden folder counts as one file; links to folders are not followed.
+
+    Args:
+        root: the folder.
+        onerror: called with the error of a folder that cannot be read.
+    """
+    for place, folders, files in os.walk(root, onerror=onerror):
+        for name in sorted((*folders, *files)):
+            path = Path(place, name)
+            if name.startswith("."):
+                yield path, HIDDEN
+            elif name in files:
+                special = special_kind(path, path.is_symlink(), root)
+                yield path, special or name_end(path)
+        folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
+
+
+def name_end(file: Path) -> str:
+    """Return the end of a name as it is counted, such as .jsonl.gz."""
+    return "".join(file.suffixes[-2 if file.suffix in PACKED else -1 :]) or NO_END
 
 
 def _shown(endings: Mapping[str, int]) -> str:
@@ -143,21 +171,21 @@ def _pattern_problem(pattern: str) -> str | None:
     return None
 
 
-def _matching(folder: Path, parts: tuple[str, ...]) -> Iterator[Path]:
+def _matching(folder: Path, parts: tuple[str, ...], root: Path) -> Iterator[Path]:
     """Yield the files below a folder that match; ** is any number of folders, at the end with all their files.
 
-    Links to folders are followed where a part of their own names them, and never by **. Hidden files and folders match
-    only a part that begins with a dot.
+    Links to folders are followed if a part names them, and never by **. Hidden files and folders match
+    only a part that begins with a dot. Links out of `root`, pipes and devices do not match.
 
     Raises:
         DataError: a folder on the way cannot be read. Path.glob would pass over it.
     """
     part, rest = parts[0], parts[1:]
     if part == "..":
-        yield from _matching(folder / part, rest) if rest else ()
+        yield from _matching(folder / part, rest, root) if rest else ()
         return
     if part == "**":
-        yield from _matching(folder, rest or ("*",))
+        yield from _matching(folder, rest or ("*",), root)
     remedy = "Make the folder readable, or leave it out of the glob."
     with os_errors_as(DataError, f"{folder}: cannot be read", remedy):
         entries = list(os.scandir(folder))
@@ -166,12 +194,13 @@ def _matching(folder: Path, parts: tuple[str, ...]) -> Iterator[Path]:
             continue
         if part == "**":
             if entry.is_dir(follow_symlinks=False):
-                yield from _matching(Path(entry.path), parts)
+                yield from _matching(Path(entry.path), parts, root)
         elif fnmatchcase(entry.name, part):
             if not os.path.isdir(entry):
-                yield from () if rest else [Path(entry.path)]
+                if not rest and special_kind(Path(entry.path), entry.is_symlink(), root) is None:
+                    yield Path(entry.path)
             elif rest:
-                yield from _matching(Path(entry.path), rest)
+                yield from _matching(Path(entry.path), rest, root)
 
 
 def file_state(path: Path) -> tuple[int, int]:
@@ -202,12 +231,12 @@ def whole_spans(name: str, source: SourceConfig) -> Iterator[Span]:
 
 
 def read_span(span: Span, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
-    """Yield what stands in a span, in a fixed order.
+    """Yield the items of a span, in a fixed order.
 
     Args:
         span: of `source`.
         source: its configuration.
-        max_characters: what must be longer is not read into memory.
+        max_characters: a longer document is not read into memory.
 
     Raises:
         DataError: a hub dataset fails at any row.
@@ -221,7 +250,7 @@ def read_span(span: Span, source: SourceConfig, max_characters: int) -> Iterator
             yield item
     except DataError:
         raise
-    except Exception as error:  # whatever disks, codecs and decompressors raise; the rest of the span is lost with it
+    except Exception as error:  # of disks, codecs and decompressors; the rest of the span is lost with it
         yield unreadable(place, error)
 
 
@@ -244,7 +273,7 @@ def read_source(name: str, source: SourceConfig, max_characters: int) -> Iterato
 
 def _stdlib_files() -> list[Path]:
     root = Path(sysconfig.get_path("stdlib"))
-    topics = root / "pydoc_data" / "topics.py"  # its topics are documents of their own
+    topics = root / "pydoc_data" / "topics.py"  # its topics are documents too
     return sorted(
         file for file in root.rglob("*.py") if not _NOT_STDLIB & set(file.relative_to(root).parts) and file != topics
     )
@@ -253,12 +282,10 @@ def _stdlib_files() -> list[Path]:
 def _read_text(span: Span, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
     id, size = str(span.file), span.file.stat().st_size
     most, raw = 4 * max_characters, b""  # no encoding needs more bytes a character
-    if span.file.suffix in PACKED:
+    if span.file.suffix in PACKED or size <= most:
         with open_unpacked(span.file) as content:
             raw = content.read(most + 1)
         size = len(raw)
-    elif size <= most:
-        raw = span.file.read_bytes()
     if size > most:
         yield LeftOut(id, "too_long", f"{size} bytes are more than max_characters={max_characters} characters")
     elif source.encoding == UTF_8 and b"\0" in raw:  # before decoding, because UTF-16 is both and this says it better

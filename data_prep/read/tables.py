@@ -13,10 +13,9 @@ from typing import Any
 from data_prep.read.items import Document, LeftOut, Span, no_lines, no_text, take_text, text_field_of
 from modernbert_train.config.tools.prepare import SourceConfig
 from modernbert_train.core.files import anything_as
+from modernbert_train.data.hub import open_dataset
+from modernbert_train.data.parquet import open_parquet, parquet_rows
 from modernbert_train.errors import DataError
-
-_ROWS = 64  # turned into Python objects at once
-_BUFFER_BYTES = 1 << 20
 
 
 def parquet_groups(file: Path) -> list[int]:
@@ -38,23 +37,17 @@ def parquet_columns(file: Path) -> list[str]:
 
 def read_parquet(span: Span, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
     """Yield the rows of the row groups of a span."""
-    import pyarrow.parquet
-
-    with pyarrow.parquet.ParquetFile(span.path, buffer_size=_BUFFER_BYTES, pre_buffer=False) as table:
+    wanted = (text_field_of(source), *source.fields.values(), *filter(None, [source.words_field]))
+    with open_parquet(span.file, wanted) as table:
         names = table.schema_arrow.names
-        wanted = (text_field_of(source), *source.fields.values(), *filter(None, [source.words_field]))
         columns = [c for c in wanted if {c, c.split(".")[0]} & set(names)]
         if columns[:1] != [text_field_of(source)]:
             yield no_text(f"{span.path}: all rows", source, names)
             return
         if not table.metadata.num_rows:
             yield no_lines(span.file)
-        number = sum(table.metadata.row_group(i).num_rows for i in range(span.begin))
-        groups = list(range(span.begin, table.num_row_groups if span.end is None else span.end))
-        for batch in table.iter_batches(_ROWS, row_groups=groups, columns=columns, use_threads=False):
-            for row in batch.to_pylist():
-                number += 1
-                yield take_text(f"{span.path}:{number}", row, source)
+        for number, row in parquet_rows(span.file, table, columns, span.begin, span.end):
+            yield take_text(f"{span.path}:{number}", row, source)
 
 
 def hub_shards(name: str, source: SourceConfig) -> int:
@@ -71,7 +64,7 @@ def read_hub(span: Span, source: SourceConfig) -> Iterator[Document | LeftOut]:
     """Yield the rows of one part of a hub dataset.
 
     Raises:
-        DataError: at any row that cannot be read, whatever `on_error` says: a network that fails must not look like
+        DataError: at any row that cannot be read, under any `on_error`: a network that fails must not look like
             the end of the data.
     """
     shard, shards = span.begin, span.end or 1
@@ -91,13 +84,7 @@ def hub_rows(name: str, source: SourceConfig) -> Iterator[dict[str, Any]]:
 
 
 def _hub_rows(source: SourceConfig) -> Any:
-    import datasets
-
-    if source.path is not None and (Path(source.path) / "state.json").is_file():  # by Dataset.save_to_disk
-        if source.subset is not None or source.split not in (None, "train"):
-            raise DataError("a dataset that save_to_disk wrote has neither subset nor split. Leave both out.")
-        return datasets.load_from_disk(source.path).to_iterable_dataset()
-    return datasets.load_dataset(source.path, source.subset, split=source.split or "train", streaming=True)
+    return open_dataset(str(source.path), source.subset, source.split or "train", streaming=True)
 
 
 def _told(name: str, source: SourceConfig) -> AbstractContextManager[None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from pathlib import Path
 
 from modernbert_train.config.callbacks import GPU_ONLY
 from modernbert_train.config.kinds import KINDS
@@ -31,6 +32,7 @@ from modernbert_train.config.schema import (
     ScoresConfig,
 )
 from modernbert_train.config.stream_rules import one_source, phase_shares, stream_shares
+from modernbert_train.core.files import TABLE_ENDS, ending
 from modernbert_train.errors import ConfigError
 
 # kernel -> orders that it serves; models/attention checks device and precision
@@ -367,8 +369,8 @@ def _scores(here: str, scores: ScoresConfig, objective: ObjectiveConfig) -> Iter
 
 def _probe(here: str, probe: ProbeConfig) -> Iterator[str]:
     for key, file in (("train", probe.train), ("test", probe.test)):
-        if file is not None and not file.endswith((".jsonl", ".tsv", ".csv")):
-            yield f"{here}.{key}={file}: of which kind is it? Name a file that ends in .jsonl, .tsv or .csv."
+        if file is not None and ending(Path(file)) not in TABLE_ENDS:
+            yield f"{here}.{key}={file}: of which kind is it? Name one of {', '.join(TABLE_ENDS)}."
     if probe.test == probe.train:
         yield (
             f"{here}.test={probe.test} is {here}.train too: the probe would be tested on its training texts. Remove "

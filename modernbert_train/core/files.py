@@ -35,6 +35,15 @@ def reason_of(error: Exception) -> str:
     return f"{'' if says_all else f'{type(error).__name__}: '}{getattr(error, 'strerror', None) or error}"
 
 
+PACKED = (".gz", ".bz2", ".xz", ".zst", ".zstd")  # compressed files, by the end of their names
+TABLE_ENDS = (".jsonl", ".tsv", ".csv", ".parquet")  # of tables of texts with labels
+
+
+def ending(path: Path) -> str:
+    """Return the end of a file's name that tells its format: .jsonl of a.jsonl.zst."""
+    return path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
+
+
 @contextmanager
 def os_errors_as(kind: type[Exception], what: str, remedy: str = "", *others: type[Exception]) -> Iterator[None]:
     """Turn an OSError of the context into an error for the user: `WHAT (reason). REMEDY`.

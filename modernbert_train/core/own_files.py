@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def require_own_files(folder: Path, kind: type[RunError] = DataError) -> None:
     homes = _homes(folder)
     for path, is_link in entries:
         target = path.resolve()
-        if is_link and not any(target.is_relative_to(each) for each in homes):
+        if is_link and not _is_below(target, homes):
             raise kind(
                 f"{path}: a link to {target}, outside its folder, which is not followed. Put the file itself there; or "
                 "move the whole folder, and name it or link to it as a whole."
@@ -44,12 +45,25 @@ def require_own_files(folder: Path, kind: type[RunError] = DataError) -> None:
 def require_own_file(path: Path, folder: Path) -> None:
     """Refuse a file, at any depth below a folder, that is a symlink to outside or not a regular file."""
     target = path.resolve()
-    if not any(target.is_relative_to(each) for each in _homes(folder)):
+    if not _is_below(target, _homes(folder)):
         raise DataError(
             f"{path}: a link to {target}, outside {folder}, which is not followed. Put the file itself there."
         )
     if _is_endless(target):
         raise DataError(f"{path}: a pipe or a device and not a file. Remove it, or restore the folder from a copy.")
+
+
+def special_kind(path: Path, is_link: bool, folder: Path) -> str | None:
+    """Say what keeps a file of a folder from being opened: a link to outside, a pipe or device; None of any other."""
+    if is_link:
+        target = path.resolve()
+        if not _is_below(target, [*_homes(folder), *_homes(path.parent)]):
+            return "links to files elsewhere"
+    return "pipes or devices" if _is_endless(path) else None
+
+
+def _is_below(target: Path, homes: Iterable[Path]) -> bool:
+    return any(target.is_relative_to(each) for each in homes)
 
 
 def _homes(folder: Path) -> list[Path]:

@@ -14,7 +14,7 @@ import math
 import os
 import stat
 import typing
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
@@ -31,20 +31,31 @@ def is_count(value: object) -> TypeGuard[int]:
     return type(value) is int and 0 <= value < 1 << 63
 
 
-def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
+def parse_json(text: str | bytes, *, finite: bool = True, twice: Collection[str] = ()) -> Any:
     """Parse JSON text.
 
     Args:
         text: UTF-8 if it is bytes.
         finite: refuse NaN, infinities and numbers too large for a float; else they become floats.
+        twice: keys that no object may have twice; of any other key the last value counts.
 
     Raises:
-        ValueError: it is not JSON, not UTF-8, or nested too deeply.
+        ValueError: it is not JSON, not UTF-8, nested too deeply, or has a key of `twice` twice.
     """
+    checks: dict[str, Any] = {"parse_float": _finite, "parse_constant": _finite} if finite else {}
+    if twice:
+        checks["object_pairs_hook"] = functools.partial(_once, twice)
     try:
-        return json.loads(text, parse_float=_finite, parse_constant=_finite) if finite else json.loads(text)
+        return json.loads(text, **checks)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def _once(keys: Collection[str], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs) and (twice := [key for key in keys if sum(key == each for each, _ in pairs) > 1]):
+        raise ValueError(f"the key {twice[0]} stands twice in one object")
+    return found
 
 
 def _finite(text: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +12,10 @@ from modernbert_train.core.text import shorten
 from modernbert_train.data.tables import lines_of, shown_value
 
 _TAG = re.compile(r"O|[BIES]-\S+")
+_BLANK = re.compile(r"[ \t\r\n]")  # other white space of Unicode is text
+_WORD_ID = re.compile(r"\d+([-.]\d+)?")
+_CONLLU = 10  # columns
+_LOOKED_AT = 1000  # lines that say whether tabs divide
 _NO_TEXT = "-DOCSTART-"  # begins a line between documents
 
 
@@ -21,8 +25,8 @@ class Sentence(NamedTuple):
     Attributes:
         line: of its first word.
         words, tags: one tag for each word; no tags where they are not read.
-        loose: tags I-x and E-x that go on with no entity of type x; read as its beginning.
-        id: what names it.
+        loose: count of tags I-x and E-x that follow no entity of type x; read as its beginning.
+        id: its name, if it has one.
     """
 
     line: int
@@ -42,12 +46,16 @@ def read_sentences(path: Path, *, tagged: bool = True, spans: bool = True) -> It
 
     Raises:
         OSError: it cannot be read.
-        ValueError: a line has no tag, or one that is none of these; names the line.
+        ValueError: a line lacks a tag or has another one; names the line.
     """
     words: list[str] = []
     tags: list[str] = []
+    tabs = any("\t" in line for line in islice(lines_of(path), _LOOKED_AT))
+    width = 0  # columns of the first line with a word
     for number, line in enumerate(chain(lines_of(path), [""]), start=1):
         line = line.rstrip("\r\n")
+        if tabs and not words and line.startswith("#") and "\t" not in line:  # a comment
+            continue
         if not line.strip() or line.startswith(_NO_TEXT):
             if words:
                 yield Sentence(number - len(words), tuple(words), tuple(tags), loose_tags(tags) if spans else 0)
@@ -56,6 +64,17 @@ def read_sentences(path: Path, *, tagged: bool = True, spans: bool = True) -> It
         columns = line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))  # other spaces are in words
         if (tagged and len(columns) < 2) or not columns[0].strip():
             raise ValueError(f"line {number}: {shorten(line, 40)!r} is no word with a tag. Write both, a tab between.")
+        width = width or len(columns)
+        if tagged and len(columns) != width:
+            raise ValueError(
+                f"line {number}: {shorten(line, 40)!r} has {len(columns)} columns, and the first word has {width}. "
+                "Correct it; a comment begins with # before a sentence, in a file with tabs between its columns."
+            )
+        if width == _CONLLU and tabs and _WORD_ID.fullmatch(columns[0]):
+            raise ValueError(
+                f"line {number}: the first of {width} columns is a number, as in CoNLL-U, and not the word. Keep the "
+                r"word and its tag: grep -vP '^\d+[-.]' FILE | cut -f 2,4 > FILE.conll."
+            )
         words.append(columns[0])
         if tagged:
             if spans:
@@ -74,7 +93,7 @@ def token_lists(
     words, tags = values
     if not isinstance(words, list) or not words or not all(isinstance(word, str) and word.strip() for word in words):
         raise ValueError(f"{where}: {columns[0]} is {shown_value(words)}, and not a list of words. Correct it.")
-    if any(any(letter.isspace() for letter in word) for word in words):
+    if any(_BLANK.search(word) for word in words):
         raise ValueError(f"{where}: {columns[0]} has a word with a space in it. Make it two, each with a tag.")
     if columns[1] is None:
         return tuple(words), ()
@@ -90,13 +109,14 @@ def require_span_tag(tag: str, where: str) -> None:
     """Raises ValueError for a tag that is none of O, B-x, I-x, E-x, S-x."""
     if not _TAG.fullmatch(tag):
         raise ValueError(
-            f"{where}: the tag {shorten(tag, 40)!r} is none of O, B-x, I-x, E-x, S-x. Correct it; or if tags are no "
-            "spans, such as parts of speech, set metrics to [accuracy] or [macro_f1]."
+            f"{where}: the tag {shorten(tag, 40)!r} is none of O, B-x, I-x, E-x, S-x. Correct it"
+            + (", L- and U- of BILOU as E- and S-" if tag[:2] in ("L-", "U-") else "")
+            + "; or if tags are no spans, such as parts of speech, set metrics to [accuracy] or [macro_f1]."
         )
 
 
 def loose_tags(tags: Sequence[str]) -> int:
-    """How many tags I-x and E-x go on with no entity of type x."""
+    """Count tags I-x and E-x that follow no entity of type x."""
     before = ["O", *tags][: len(tags)]
     return sum(
         tag[0] in "IE" and (last[0] not in "BI" or last[2:] != tag[2:]) for last, tag in zip(before, tags, strict=True)

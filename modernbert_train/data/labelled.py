@@ -6,7 +6,7 @@ Read without torch, so that `check` refuses what `train` would; keyed, so that e
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,13 +18,13 @@ from modernbert_train.config.evals import of_kind
 from modernbert_train.config.schema import EvaluatorConfig, ProbeConfig
 from modernbert_train.core.files import os_errors_as, values_as
 from modernbert_train.core.keyed_random import derive, permutation
-from modernbert_train.core.text import plural
-from modernbert_train.data.tables import read_rows, shown_value, some
+from modernbert_train.core.text import plural, shorten
+from modernbert_train.data.tables import Cell, read_rows, shown_value, some
 from modernbert_train.errors import DataError
 
-ONLY_LEARNED = -1  # a text that nothing is told about
+ONLY_LEARNED = -1  # a text that is not classified
 _DRAWN, _FOLDS = 1, 2
-_NO_CLASS = ("", "nan", "null", "none")  # what programs write into a table where a value is missing
+_NO_CLASS = ("nan", "null", "none")  # what programs write into a table where a value is missing
 
 
 class Example(NamedTuple):
@@ -36,13 +36,13 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class Labelled:
-    """What a probe learns from and is told.
+    """Texts and classes of a probe.
 
     Attributes:
-        texts: those of the first file, then those of the second.
+        texts: from the first file, then from the second.
         classes: names, sorted.
         labels_N: int64 number of each text's class.
-        parts_N: int64. The texts of part 0, 1, ... are told by a classifier that has learned from all others.
+        parts_N: int64. The texts of part 0, 1, ... are classified by a model trained on all others.
         empty: texts without a letter, which were left out.
     """
 
@@ -64,7 +64,7 @@ def read_labelled(key: str, settings: ProbeConfig) -> Labelled:
 
     Args:
         key: of the configuration, evals.NAME, for messages.
-        settings: what stands there.
+        settings: its section.
 
     Raises:
         DataError: a file is missing, damaged or lacks a column, or its classes cannot be learned from it.
@@ -134,20 +134,51 @@ def _drawn(key: str, file: str, settings: ProbeConfig) -> tuple[list[Example], i
     return found, empty
 
 
-def class_name(value: Any, column: str) -> str:
-    """The class that a value of a column names.
+def class_name(value: Any, column: str, known: Collection[str] = ()) -> str:
+    """Return the class that a value of a column names; in a .csv `nan` and `none` do only if they are `known`.
 
     Raises:
         ValueError: it names none.
     """
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, str | int) and str(value).strip().lower() not in _NO_CLASS:
-        return str(value).strip()
+    name = str(value).strip() if isinstance(value, str | int) else ""
+    missing = isinstance(value, Cell) and name.lower() in _NO_CLASS and name not in known
+    if name and not missing:
+        return name
     raise ValueError(
         f"{column} is {shown_value(value)}, and not a class: a text, a whole number, or true or false. Correct it, or "
-        "leave the text out."
+        "leave the text out." + " If it is a class, name all classes in labels, or write .jsonl." * missing
     )
+
+
+def listed_classes(value: Any, column: str, separator: str) -> list[Any]:
+    """Return the values of a list of classes, or of a text with separators.
+
+    Raises:
+        ValueError: it is neither, a list that was written as text, or hot: a 0 or 1 for each class.
+    """
+    if isinstance(value, str):
+        if value.strip().startswith("[") and value.strip().endswith("]"):  # as pandas writes it into a .csv
+            raise ValueError(
+                f"{column} is {shown_value(value)}, a list that was written as text. Write the classes with "
+                f"{separator!r} between them, or lists into a .jsonl or .parquet."
+            )
+        return [type(value)(part.strip()) for part in value.split(separator) if part.strip()]
+    if type(value) is int:
+        return [value]
+    if not isinstance(value, list):
+        raise ValueError(
+            f"{column} is {shown_value(value)}, and not the classes of a text. Write a list of them, or a text with "
+            f"{separator!r} between them; [] is none."
+        )
+    if len({*map(str, value)}) < len(value) and all(isinstance(each, int | float) and each in (0, 1) for each in value):
+        raise ValueError(
+            f"{column} is {shorten(str(value), 40)}, a 0 or 1 for each class. Write the list of the classes that a "
+            "text has, such as the places of the ones: jq -c '.LABEL |= [to_entries[] | select(.value == 1 or .value "
+            f"== true) | .key]', with {column} for LABEL."
+        )
+    return value
 
 
 def _label(value: Any, column: str, line: int) -> str:

@@ -15,9 +15,9 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.core.files import os_errors_as, values_as, whole_file
+from modernbert_train.core.files import ending, os_errors_as, values_as, whole_file
 from modernbert_train.core.text import plural
-from modernbert_train.data.tables import ENDS, Row, lines_of, read_rows
+from modernbert_train.data.tables import ENDS, Row, lines_of, read_rows, require_text
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.evaluate.loaded import load_model
 
@@ -49,14 +49,14 @@ def embed_file(
         dtype: of the numbers that are written.
 
     Returns:
-        What was done, in a line.
+        A line with counts and speed.
 
     Raises:
-        ConfigError: `out` cannot be written, a file has another ending, or bf16 is not to be had here.
+        ConfigError: `out` cannot be written, a file has another ending, or this machine lacks bf16.
         DataError: a text is empty or none; names its line. Or there is no such model.
         StorageError: the disk refuses the vectors; nothing is left of them.
     """
-    if texts.suffix not in _ENDS:
+    if ending(texts) not in _ENDS:
         raise ConfigError(f"{texts}: its end names no format of texts. Give a file that ends in {_ends(_ENDS)}.")
     if out.suffix not in _WRITERS:
         raise ConfigError(f"--out={out}: its end names no format of vectors. Let it end in {_ends(_WRITERS)}.")
@@ -113,13 +113,14 @@ def _texts_of(path: Path, column: str) -> Iterator[str]:
     """Every text of a file.
 
     Raises:
-        DataError: it cannot be read, or has what is no text, or nothing where a text belongs; names the line.
+        DataError: it cannot be read, or a text is missing or of another type; names the line.
     """
     with os_errors_as(DataError, f"{path}: cannot be read", "Name a file of texts."), values_as(DataError, str(path)):
         rows: Iterator[Row] = read_rows(path, [column], keys="--column")
-        if path.suffix == ".txt":
+        if ending(path) == ".txt":
             rows = (Row(number, (line.rstrip("\r\n"),), ()) for number, line in enumerate(lines_of(path), start=1))
         for row in rows:
+            require_text(row.texts[0], f"line {row.line}")
             if not row.texts[0].strip():
                 raise ValueError(f"line {row.line}: is empty. Correct it, or remove it: a text is a vector.")
             yield row.texts[0]

@@ -43,7 +43,7 @@ def test_files_of_every_kind_are_found_and_binaries_are_passed_over(tmp_path: Pa
     assert by_kind["text"].glob == "**/*.{md,txt}" and by_kind["jsonl"].text_field == "content"
     assert len(found.sources) == 2
     assert {name: each.files for name, each in found.taken.items()} == {".txt": 30, ".md": 30, ".jsonl": 1}
-    assert {name: each.files for name, each in found.passed_over.items()} == {".png": 1, ".json": 1}
+    assert {name: each.files for name, each in found.passed_over.items()} == {".png": 1, ".json": 1, "hidden": 1}
     assert found.text_bytes == pytest.approx(30 * 6_000 + 50_000, rel=0.02)
     assert found.documents == pytest.approx(160, rel=0.02) and found.length(0.5) in (500, 1_000)
 

@@ -314,7 +314,9 @@ LINE = '{"text": "a", "label": 0}\n{"text": "b", "label": 1}\n{"text": "c", "lab
         ("t.csv", "", "the first line has no text and no label; it has nothing"),
         ("t.csv", "text,label\na\n", "line 2 has 1 value, and the first line names 2"),
         ("t.csv", 'text,label\n"a,0\n', "unexpected end of data"),
-        ("t.tsv", "text\tlabel\n" + "a" * 200_000 + "\t0\n", "field larger than field limit"),
+        ("t.tsv", "text\tlabel\n" + "a" * 5_000_000 + "\t0\n", "line 2: text has 5,000,000 characters"),
+        ("t.csv", "text,label,label\na,0,1\n", "the first line has label twice"),
+        ("t.jsonl", LINE + '{"text": "e", "label": 1, "label": 0}', "the key label stands twice in one object"),
     ],
     ids=lambda value: str(value)[-20:],
 )
@@ -352,7 +354,7 @@ def test_classes_that_were_never_seen_cannot_be_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("evals.x={name: probe, train: a.parquet}", "Name a file that ends in .jsonl, .tsv or .csv."),
+        ("evals.x={name: probe, train: a.txt}", "Name one of .jsonl, .tsv, .csv, .parquet."),
         ("evals.x={name: probe, train: a.csv, test: a.csv}", "the probe would be tested on its training texts"),
         ("evals.x={name: probe, train: a.csv, text_columns: []}", "there would be nothing to read"),
         ("evals.x={name: probe, train: a.csv, text_columns: [label]}", "the text would hold its class"),

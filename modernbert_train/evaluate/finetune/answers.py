@@ -17,8 +17,8 @@ from modernbert_train.batch import IGNORED_LABEL
 from modernbert_train.config.evals import COUNT
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.config.tools.finetune import TaskConfig
-from modernbert_train.core.read_json import read_json
-from modernbert_train.data.tables import Row, read_rows, shown_value
+from modernbert_train.core.files import ending
+from modernbert_train.data.tables import Row, json_of, read_rows, shown_value
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.classes import DIGITS
 from modernbert_train.evaluate.finetune.counts import Counts
@@ -65,11 +65,11 @@ class Answers(Kind):
 
     def rows(self, path: Path, task: TaskConfig, labelled: bool, named: str | None) -> Iterator[Row]:
         """See `Kind`; the line of SQuAD's JSON is the number of the question."""
-        if path.suffix != SQUAD:
+        if ending(path) != SQUAD:
             texts, others = self.columns(task, labelled)
             yield from read_rows(path, texts, [*others, *([named] if named else [])], KEYS)
             return
-        found = read_json(path)
+        found = json_of(path)
         try:
             asked = [
                 (each["context"], question)

@@ -123,7 +123,7 @@ def _texts(example: Example, task: TaskConfig) -> list[str]:
 
 def _right(example: Example, task: TaskConfig, names: Sequence[str]) -> Any:
     with values_as(DataError, example.place):
-        said = class_name(example.label, task.label_column)
+        said = class_name(example.label, task.label_column, names)
     place = names.index(said) if said in names else int(said) if said.lstrip("-").isdecimal() else -1
     number = _number(example, task)
     if not 0 <= place < number:

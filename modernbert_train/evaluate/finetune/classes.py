@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,9 @@ from numpy.typing import NDArray
 
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.config.tools.finetune import TaskConfig
+from modernbert_train.core.files import values_as
 from modernbert_train.core.text import number_in
+from modernbert_train.data.labelled import listed_classes
 from modernbert_train.data.tables import shown_value
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.counts import Counts
@@ -21,6 +22,7 @@ from modernbert_train.evaluate.finetune.numbers import Labels, Logits, Outputs, 
 from modernbert_train.evaluate.finetune.texts import Texts
 from modernbert_train.evaluate.finetune.tokens import Reader, cut
 
+_MAX_SCORE = float(np.finfo(np.float32).max)
 DIGITS = 6  # of a score in predictions.jsonl
 NOTHING = {"prediction": None, "scores": None}  # of a text without a document
 
@@ -143,15 +145,9 @@ class SeveralClasses(OneClass):
 
     def classes(self, example: Example, task: TaskConfig, names: Sequence[str]) -> tuple[str, ...]:
         """See `ByClass`: a list, or text with a separator."""
-        value = example.label
-        if not isinstance(value, list):
-            if str(value).strip().startswith("[") and str(value).strip().endswith("]"):  # as pandas writes a .csv
-                raise DataError(
-                    f"{example.place}: {task.label_column} is {shown_value(value)}, a list that was written as text. "
-                    f"Write the classes with {task.label_separator!r} between them, or lists into a .jsonl or .parquet."
-                )
-            value = [part.strip() for part in str(value).split(task.label_separator) if part.strip()]
-        return named_classes(example, value, task, names)
+        with values_as(DataError, example.place):
+            values = listed_classes(example.label, task.label_column, task.label_separator)
+        return named_classes(example, values, task, names)
 
     def value(self, numbers: Sequence[int], known: int) -> NDArray[np.int32]:
         """See `ByClass`: a 0 or 1 for each class of training."""
@@ -238,6 +234,9 @@ def rounded(values: Logits) -> list[float]:
 def _score(example: Example) -> NDArray[np.float32]:
     value = example.label
     score = number_in(value)
-    if not math.isfinite(score):
-        raise DataError(f"{example.place}: {shown_value(value)} is no score. Write a finite number, or leave it out.")
+    if not abs(score) <= _MAX_SCORE:  # NaN is not either
+        raise DataError(
+            f"{example.place}: {shown_value(value)} is no score. Write a finite number that float32 holds, or leave it "
+            "out."
+        )
     return np.array([[score]], dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub, through the library `datasets`; what was fetched once needs no network."""
+"""Datasets of the Hugging Face hub, through the library `datasets`, which caches downloads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from modernbert_train.core.files import anything_as
-from modernbert_train.data.tables import Row, some
+from modernbert_train.data.hub import open_dataset
+from modernbert_train.data.tables import Row, require_text, some
 from modernbert_train.errors import DataError
 
 
@@ -27,13 +28,11 @@ def read_hub(
         named: column with what names a row.
 
     Raises:
-        DataError: it cannot be had, or lacks a column.
+        DataError: it cannot be opened, or lacks a column.
     """
-    import datasets
-
     remedy = f"Correct data, subset and the split {split!r}, or name a folder with a file for each split: data=FOLDER."
     with anything_as(DataError, f"data={data}: the hub does not give it", remedy):
-        found: Any = datasets.load_dataset(data, subset, split=split)
+        found = open_dataset(data, subset, split, streaming=False)
     texts, others = columns[0], [*columns[1], *([named] if named else [])]
     if missing := [column for column in (*texts, *others) if column not in found.column_names]:
         raise DataError(
@@ -47,6 +46,6 @@ def read_hub(
 
 def _rows(found: Any, texts: Sequence[str], others: Sequence[str]) -> Iterator[Row]:
     for number, row in enumerate(found, start=1):
-        if not all(isinstance(row[column], str) for column in texts):
-            raise ValueError(f"row {number}: {some(texts)} are not texts. Name others.")
+        for column in texts:
+            require_text(row[column], f"row {number}: {column}")
         yield Row(number, tuple(row[column] for column in texts), tuple(row[column] for column in others))

@@ -14,7 +14,7 @@ from modernbert_train.config.schema import ScoresConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.files import values_as
 from modernbert_train.data.labelled import class_name
-from modernbert_train.data.tables import some
+from modernbert_train.data.tables import Cell, some
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.examples import TRAIN, Example, Split, by_place
 
@@ -133,5 +133,7 @@ def named_classes(example: Example, values: Sequence[Any], task: TaskConfig, nam
         DataError: one of them is no class.
     """
     with values_as(DataError, example.place):
-        found = [class_name(each, task.label_column) for each in values]
-    return tuple(dict.fromkeys(by_place(example, each, names) for each in found))
+        found = [class_name(each, task.label_column, names) for each in values]
+    places = [not isinstance(each, str) or isinstance(each, Cell) for each in values]  # a text in .jsonl is a name
+    named = zip(found, places, strict=True)
+    return tuple(dict.fromkeys(by_place(example, each, names) if place else each for each, place in named))

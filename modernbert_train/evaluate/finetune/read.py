@@ -1,6 +1,6 @@
 """Read the labelled texts of a task: out of files, or out of a dataset of the hub.
 
-What cannot be read is refused with its place.
+Unreadable rows are refused with their place.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from modernbert_train.config.tools.finetune import TaskConfig
-from modernbert_train.core.files import os_errors_as, values_as
+from modernbert_train.core.files import PACKED, ending, os_errors_as, values_as
+from modernbert_train.data.hub import is_saved
 from modernbert_train.data.tables import Row
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.examples import TRAIN, Example, Split
@@ -23,18 +24,19 @@ def files_of(task: TaskConfig) -> dict[str, Path]:
     """The local file of each split, by name; nothing where they are on the hub.
 
     Raises:
-        DataError: a folder has no such file, or a file is of a kind that cannot be read.
+        DataError: a folder lacks the file, or a file is of a kind that cannot be read.
     """
-    if task.data is not None and not Path(task.data).is_dir():
+    if task.data is not None and (not Path(task.data).is_dir() or is_saved(task.data)):
         return {}
     found = {}
     for name, split in _named(task).items():
         path = Path(split) if task.data is None else _in_folder(task, split)
         ends = kind_of(task.kind).ends
-        if path.suffix not in ends:
+        if ending(path) not in ends:
             raise DataError(f"{name}={path}: of which kind is it? For kind={task.kind} name one of {', '.join(ends)}.")
         if not path.is_file():
-            raise DataError(f"{name}={path}: no such file. Correct the path.")
+            wrong = "a folder, a pipe or a device, and not a file" if path.exists() else "no such file"
+            raise DataError(f"{name}={path}: {wrong}. Correct the path.")
         found[name] = path
     return found
 
@@ -51,9 +53,9 @@ def _in_folder(task: TaskConfig, split: str) -> Path:
         folder /= subset
     ends = [end for end in kind_of(task.kind).ends if end != ".txt"]
     names = [f"{stem}{end}" for stem in (split, _ALIASES.get(split, split)) for end in ends]
-    for name in names:
-        if (folder / name).is_file():
-            return folder / name
+    found = [folder / f"{name}{packed}" for name in names for packed in ("", *PACKED)]
+    if (there := next(filter(Path.is_file, found), None)) is not None:
+        return there
     raise DataError(f"{folder}: has none of {', '.join(dict.fromkeys(names))}. Put the split {split!r} there.")
 
 

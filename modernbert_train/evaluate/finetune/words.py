@@ -13,6 +13,7 @@ from modernbert_train.batch import IGNORED_LABEL
 from modernbert_train.config.kinds import SPANS
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.config.tools.finetune import TaskConfig
+from modernbert_train.core.files import ending
 from modernbert_train.data.conll import loose_tags, read_sentences, require_span_tag, token_lists
 from modernbert_train.data.tables import Row, read_rows
 from modernbert_train.evaluate.finetune.classes import NOTHING, rounded
@@ -41,7 +42,7 @@ class Words(Kind):
 
     def rows(self, path: Path, task: TaskConfig, labelled: bool, named: str | None) -> Iterator[Row]:
         """See `Kind`; of a CoNLL file, which names nothing, the words are the texts."""
-        if path.suffix in (".jsonl", ".parquet"):
+        if ending(path) in (".jsonl", ".parquet"):
             yield from read_rows(path, (), [*self.columns(task, labelled)[1], *([named] if named else [])], KEYS)
             return
         for each in read_sentences(path, tagged=labelled, spans=task.spans):

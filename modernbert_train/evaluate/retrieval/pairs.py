@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from modernbert_train.config.tools.retrieval import RetrievalConfig
-from modernbert_train.core.files import os_errors_as, values_as
+from modernbert_train.core.files import ending, os_errors_as, values_as
 from modernbert_train.data.tables import ENDS, read_rows
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.retrieval.beir import read_beir
@@ -61,10 +61,11 @@ def _rows(path: Path, named: str, config: RetrievalConfig) -> Iterator[tuple[str
     if path.is_dir():
         yield from _of_folder(path, named, config)
         return
-    if path.suffix not in ENDS:
+    if ending(path) not in ENDS:
         raise DataError(f"{named}: of which kind is it? Name one of {', '.join(ENDS)}, or a BEIR folder.")
     if not path.is_file():
-        raise DataError(f"{named}: no such file. Correct the path.")
+        wrong = "a pipe or a device, and not a file" if path.exists() else "no such file"
+        raise DataError(f"{named}: {wrong}. Correct the path.")
     columns = [config.query_column, config.positive_column, *config.negative_columns]
     unread = os_errors_as(DataError, f"{named}: cannot be read", "Name a file of pairs.")
     with unread, values_as(DataError, named):

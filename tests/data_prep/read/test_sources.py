@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import datasets
@@ -58,10 +59,10 @@ def test_permission_error_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """A file that belongs to somebody else must not end a run of hours, nor vanish."""
     (tmp_path / "1.txt").write_text("one")
 
-    def refuse(self: Path) -> bytes:
-        raise PermissionError(13, "Permission denied", str(self))
+    def refuse(path: Path, *_: int) -> int:
+        raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     (item,) = read(kind="text", path=str(tmp_path))
     assert isinstance(item, LeftOut) and item.reason == "unreadable" and "Permission denied" in item.detail
 

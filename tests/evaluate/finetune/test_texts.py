@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,7 @@ def test_a_second_call_finds_the_shards_and_another_task_is_refused(tmp_path: Pa
         ([("a", "up"), ("b", "left")], [("a", "up")], {"labels": ["down", "up"]}, "left, which are none of labels="),
         ([("a", "0"), ("b", "-1")], [("a", "0")], {"labels": ["down", "up"]}, "class -1 of 2 classes. A split that"),
         ([("a", "['x', 'y']"), ("b", "[]")], [("a", "x")], {"kind": "multi-label"}, "line 2: .* a list that was"),
+        ([("a", "1"), ("b", "1e39")], [("a", "1")], {"kind": "regression"}, "line 3: '1e39' is no score"),
         ([("a", "up"), ("b", "down")], [(" ", "up")], {}, "holds no text with a letter"),
         ([("a", "up"), ("b", "down", "more")], [("a", "up")], {}, "line 3 has 3 values"),
         ([("a", "up"), ("b", "down")], [("a", "up")], {"label_column": "class"}, "the first line has no class"),
@@ -404,3 +406,62 @@ def test_shards_without_labels_and_measures_without_classes_are_refused(
         section = f"evals.dev={{name: scores, shards: {tiny_data}/train, metrics: {metrics}}}"
         assert main(["check", *tiny_run(section)]) == 78
         assert message in capsys.readouterr().err
+
+
+SEVERAL = {"kind": "multi-label", "text_columns": ["text"]}
+
+
+@pytest.mark.parametrize(
+    ("label", "keys", "message"),
+    [
+        ([0, 1, 1], SEVERAL, "line 1: label is .*, a 0 or 1 for each class. Write the list of the classes"),
+        ([True, False, False], SEVERAL, "line 1: label is .*, a 0 or 1 for each class"),
+        ({"a": 1}, SEVERAL, "line 1: label is a dict, and not the classes of a text"),
+        (None, SEVERAL, "line 1: label is None, and not the classes of a text"),
+        (0.5, SEVERAL, "line 1: label is 0.5, and not the classes of a text"),
+        ("1", {"labels": ["down", "up"]}, "has the classes 1, which are none of labels="),
+    ],
+)
+def test_a_label_of_another_convention_is_never_made_a_class(
+    label: Any, keys: dict[str, Any], message: str, tmp_path: Path, tokenizer: Path
+) -> None:
+    """A class called "{'a': 1}", or two classes 0 and 1 for everything, trains and means nothing."""
+    other = ["up"] if "kind" in keys else "up"
+    for name in ("train", "dev"):
+        rows = [{"text": "aki", "label": label}, {"text": "kelo", "label": other}]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = {"train": f"{tmp_path}/train.jsonl", "validation": {"dev": f"{tmp_path}/dev.jsonl"}}
+    with pytest.raises(DataError, match=message):
+        prepare(task_of(tmp_path, **files, **keys), tokenizer, 32, tmp_path / "run" / "task")
+
+
+def test_a_class_may_be_called_none_and_files_may_be_compressed(tmp_path: Path, tokenizer: Path) -> None:
+    """For, against and none are classes of stance; in a .tsv a missing value looks alike, unless labels names it."""
+    rows = [{"text": "aki", "label": "none"}, {"text": "kelo", "label": "for"}]
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(r) + "\n" for r in rows).encode()))
+    files = {"train": f"{tmp_path}/train.jsonl.gz", "validation": {"dev": f"{tmp_path}/dev.jsonl.gz"}}
+    assert prepare(task_of(tmp_path, **files), tokenizer, 32, tmp_path / "a" / "task").labels == ("for", "none")
+    write(tmp_path, [("aki", "none"), ("kelo", "for")], [("aki", "for")])
+    task = task_of(tmp_path, labels=["for", "none"])
+    assert prepare(task, tokenizer, 32, tmp_path / "b" / "task").labels == ("for", "none")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("# sent 1\na\tO\n\n\n# sent 2\nb\u00a0c\tB-X\n#tag\tO\n", [("a",), ("b\u00a0c", "#tag")]),
+        ("# O\nb O\n", [("#", "b")]),
+        ("a O\nNew York B-LOC\n", "line 2: 'New York B-LOC' has 3 columns, and the first word has 2"),
+        ("1\ta" + "\tO" * 8 + "\n", "line 1: the first of 10 columns is a number, as in CoNLL-U"),
+        ("a\tU-PER\n", "line 1: the tag 'U-PER' is none of .* L- and U- of BILOU as E- and S-"),
+    ],
+)
+def test_words_tags_and_comments_of_conll(content: str, expected: Any, tmp_path: Path) -> None:
+    """A comment that is a word, or a number in place of the word, gives a tagger that has learned the file's layout."""
+    (tmp_path / "a.conll").write_text(content)
+    if isinstance(expected, str):
+        with pytest.raises(ValueError, match=expected):
+            list(read_sentences(tmp_path / "a.conll"))
+    else:
+        assert [each.words for each in read_sentences(tmp_path / "a.conll")] == expected
