@@ -20,7 +20,8 @@ from modernbert_train.evaluate.heldout import Evaluation, HeldOutTexts
 from modernbert_train.models.build import build_model
 from modernbert_train.plan.resolve import resolve
 from modernbert_train.weights.gather import load_weights
-from modernbert_train.weights.source import check_same_architecture, check_same_tokenizer, source_of
+from modernbert_train.weights.names import check_same_architecture
+from modernbert_train.weights.source import check_same_tokenizer, source_of
 
 HELD_OUT = "heldout"
 

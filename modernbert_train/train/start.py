@@ -135,7 +135,8 @@ def find_branch(config: RunConfig, asked: StartConfig) -> Start:
         ConfigError: it is no checkpoint, or of another architecture, tokenizer or optimizer; names both values.
         StorageError: see `open_model`.
     """
-    from modernbert_train.weights.source import check_same_architecture, check_same_tokenizer, open_model
+    from modernbert_train.weights.names import check_same_architecture
+    from modernbert_train.weights.source import check_same_tokenizer, open_model
 
     name = f"start.checkpoint={asked.checkpoint}"
     source = open_model(asked.checkpoint, runs_folder=config.runs_folder)

@@ -30,7 +30,8 @@ from modernbert_train.config.knob import phased_keys
 from modernbert_train.config.load import load_run, to_yaml
 from modernbert_train.core.files import errors_to, os_errors_as, warn, whole_folder
 from modernbert_train.errors import ConfigError, StorageError
-from modernbert_train.weights.source import Source, open_model, other_architecture
+from modernbert_train.weights.names import other_architecture
+from modernbert_train.weights.source import Source, open_model
 
 
 @dataclass(frozen=True)

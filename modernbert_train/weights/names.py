@@ -8,14 +8,14 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from modernbert_train.checkpoints.manifest import CONFIG_YAML, MANIFEST, STATE, newest_step, read_manifest
 from modernbert_train.checkpoints.run_folder import TOKENIZER_COPY
 from modernbert_train.checkpoints.saved_state import SavedState, read_state
 from modernbert_train.config.contrastive import ContrastiveConfig
 from modernbert_train.config.load import load_given, load_run
-from modernbert_train.config.schema import ModelConfig, RunConfig, WeightsConfig
+from modernbert_train.config.schema import ModelConfig, ModernBertConfig, RunConfig, WeightsConfig
 from modernbert_train.core.files import anything_as
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import read_json
@@ -23,6 +23,9 @@ from modernbert_train.errors import ConfigError, DataError, RunError, StorageErr
 from modernbert_train.vocabulary import SPARE, TOKENIZER, token_ids, tokenizer_sha256
 from modernbert_train.weights.formats import read_folder
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, Described
+
+if TYPE_CHECKING:
+    from modernbert_train.weights.source import Source
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _OLD_LAYOUT = "0_Transformer"  # folder of the model in old folders of sentence-transformers
@@ -232,6 +235,49 @@ def read_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> R
         longest = min(longest, config.model.max_positions or longest)
         config = replace(config, objective=replace(cast(ContrastiveConfig, config.objective), max_tokens=longest))
     return config
+
+
+def growable(old: ModelConfig, new: ModelConfig, key: str) -> tuple[ModernBertConfig, ModernBertConfig]:
+    """Return both as ModernBERTs, the only models that grow; `key` named the smaller.
+
+    Raises:
+        ConfigError: one of them is another; names it.
+    """
+    if type(old) is type(new) is ModernBertConfig:
+        return cast(ModernBertConfig, old), cast(ModernBertConfig, new)
+    raise ConfigError(
+        f"{key}: model.name={new.name} here, {old.name} there, and only a modernbert grows, into a modernbert. Train "
+        "this model from scratch, or start from a model of the same size with weights.init_from."
+    )
+
+
+def check_same_architecture(source: Source, model: ModelConfig, key: str) -> None:
+    """Compare the architecture of weights with the run's; `key` is what named them.
+
+    Raises:
+        ConfigError: they differ; names every key with both values.
+    """
+    if wrong := other_architecture(model, source.model):
+        remedy = (
+            "Set the values it has, or use weights.grow_from for a smaller model, weights.shrink_from for a larger one."
+        )
+        if [name for name, *_ in wrong] == ["model.vocab_size"]:
+            remedy = "Set the number it has; for another tokenizer, set weights.vocabulary=extend or replace."
+        if model.name != source.model.name:
+            remedy = f"Set model.name={source.model.name} and the values it has, or name weights of a {model.name}."
+        raise ConfigError(
+            f"{key}: of another architecture:\n  "
+            + "\n  ".join(f"{name}={here} here, {there} there" for name, here, there in wrong)
+            + f"\n{remedy}"
+        )
+
+
+def other_architecture(model: ModelConfig, other: ModelConfig) -> list[tuple[str, object, object]]:
+    """Keys in which two architectures differ, with both values; of different kinds it is their name."""
+    if type(model) is not type(other):
+        return [("model.name", model.name, other.name)]
+    here, there = model.architecture(), other.architecture()
+    return [(f"model.{key}", here[key], there[key]) for key in here if here[key] != there[key]]
 
 
 def token_difference(there: Mapping[str, int], here: Mapping[str, int], among: Collection[str]) -> str | None:

@@ -29,7 +29,6 @@ from modernbert_train.config.schema import (
     LabelledConfig,
     MaskedLmConfig,
     ModelConfig,
-    ModernBertConfig,
     ObjectiveConfig,
     RunConfig,
 )
@@ -51,10 +50,13 @@ from modernbert_train.weights.hf_folder import load_weights
 from modernbert_train.weights.names import (
     DROPOUTS,
     another_tokenizer,
+    check_same_architecture,
     check_vocabulary,
     described_by,
     fetched,
+    growable,
     look_up,
+    other_architecture,
     token_difference,
     tokenizer_of,
 )
@@ -470,49 +472,6 @@ def read_as(source: Source, model: ModelConfig) -> Source:
         return source
     keys = {key: getattr(model, key) for key in architecture_keys(model)}
     return replace(source, model=replace(source.model, **keys))
-
-
-def growable(old: ModelConfig, new: ModelConfig, key: str) -> tuple[ModernBertConfig, ModernBertConfig]:
-    """Return both as ModernBERTs, the only models that grow; `key` named the smaller.
-
-    Raises:
-        ConfigError: one of them is another; names it.
-    """
-    if type(old) is type(new) is ModernBertConfig:
-        return cast(ModernBertConfig, old), cast(ModernBertConfig, new)
-    raise ConfigError(
-        f"{key}: model.name={new.name} here, {old.name} there, and only a modernbert grows, into a modernbert. Train "
-        "this model from scratch, or start from a model of the same size with weights.init_from."
-    )
-
-
-def check_same_architecture(source: Source, model: ModelConfig, key: str) -> None:
-    """Compare the architecture of weights with the run's; `key` is what named them.
-
-    Raises:
-        ConfigError: they differ; names every key with both values.
-    """
-    if wrong := other_architecture(model, source.model):
-        remedy = (
-            "Set the values it has, or use weights.grow_from for a smaller model, weights.shrink_from for a larger one."
-        )
-        if [name for name, *_ in wrong] == ["model.vocab_size"]:
-            remedy = "Set the number it has; for another tokenizer, set weights.vocabulary=extend or replace."
-        if model.name != source.model.name:
-            remedy = f"Set model.name={source.model.name} and the values it has, or name weights of a {model.name}."
-        raise ConfigError(
-            f"{key}: of another architecture:\n  "
-            + "\n  ".join(f"{name}={here} here, {there} there" for name, here, there in wrong)
-            + f"\n{remedy}"
-        )
-
-
-def other_architecture(model: ModelConfig, other: ModelConfig) -> list[tuple[str, object, object]]:
-    """Keys in which two architectures differ, with both values; of different kinds it is their name."""
-    if type(model) is not type(other):
-        return [("model.name", model.name, other.name)]
-    here, there = model.architecture(), other.architecture()
-    return [(f"model.{key}", here[key], there[key]) for key in here if here[key] != there[key]]
 
 
 def check_same_tokenizer(source: Source, tokenizer: str, key: str) -> None:
