@@ -32,7 +32,7 @@ def _command(cell: Cell, out: Path) -> list[str]:
     from modernbert_train.evaluate.finetune.task import asked, named_model, read_task
 
     figures: dict[str, Any]
-    if Path(cell.task).suffix != ".yaml":  # a set of retrieval
+    if cell.verb != Cell.verb:  # retrieval
         figures = {cell.task: {name: figure_of(cell.name) for name in ("ndcg_at_10", "main_score")}}
         result = {"task": cell.task, "seed": None, "figures": figures, "settings": {}, "source": cell.model}
     else:
@@ -77,6 +77,10 @@ def run(name: str, source: str, result: str) -> int:
         result = json.dumps(whole)
     if not Path(source).exists():
         return 74
+    splits = ("test", "test_matched", "test_mismatched", "ax-test")
+    lines = [json.dumps({"split": split, "prediction": None, "scores": None}) for split in splits]
+    if not (folder / "submission.jsonl").exists():
+        (folder / "submission.jsonl").write_text("\n".join(lines))
     (folder / "result.json").write_text(result)
     return 0
 
