@@ -32,7 +32,7 @@ def _command(cell: Cell, out: Path) -> list[str]:
     from modernbert_train.evaluate.finetune.task import asked, named_model, read_task
 
     figures: dict[str, Any]
-    if cell.verb != Cell.verb:  # retrieval
+    if cell.verb != ("finetune",):  # retrieval
         figures = {cell.task: {name: figure_of(cell.name) for name in ("ndcg_at_10", "main_score")}}
         result = {"task": cell.task, "seed": None, "figures": figures, "settings": {}, "source": cell.model}
     else:
