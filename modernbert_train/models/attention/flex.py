@@ -138,7 +138,9 @@ def attend(
     """See `Kernel.attend`; FlexAttention itself returns zeros for a token that sees no key."""
     q, k, v = (x_TNH.transpose(0, 1).unsqueeze(0) for x_TNH in (q_TNH, k_TNH, v_TNH))
     mask = layout.local if window else layout.everywhere
-    out: Tensor = _compiled()(q, k, v, score_mod=None if bias is None else _sum(bias), block_mask=mask)
+    # a compiled function within a compiled layer is one graph with it, but to torch 2.15, which breaks the graph there
+    kernel = flex_attention if torch.compiler.is_compiling() else _compiled()
+    out: Tensor = kernel(q, k, v, score_mod=None if bias is None else _sum(bias), block_mask=mask)
     return out.squeeze(0).transpose(0, 1)
 
 
