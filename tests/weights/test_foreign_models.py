@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -195,7 +196,7 @@ def test_a_model_is_continued_with_its_own_tokenizer(name: str, tiny_run: TinyRu
     assert main(["prepare", str(tmp_path / "spec.yaml")]) == 0
     assert role_tokens(tmp_path / "data/tokenizer") == role_tokens(folder)
     said = load_model(folder).config
-    words = run_of(tiny_run(), {key: getattr(said, key) for key in said.__dataclass_fields__})
+    words = run_of(tiny_run(), {each.name: getattr(said, each.name) for each in fields(said)})
     data = [f"data.{key}={tmp_path}/data/{key}" for key in ("train", "validation", "tokenizer")]
     assert main(["train", *words, *data, f"weights.init_from={folder}"]) == 0
     assert main(["export", str(tmp_path / "runs/tiny")]) == 0
@@ -332,7 +333,7 @@ def test_any_encoder_is_shrunk_and_teaches_without_a_head(
     (tmp_path / "spec.yaml").write_text(f"{spec}sources: {{own: {{kind: jsonl, path: {tmp_path}/texts.jsonl}}}}\n")
     assert main(["prepare", str(tmp_path / "spec.yaml")]) == 0
     said = load_model(folder).config
-    model = {key: getattr(said, key) for key in said.__dataclass_fields__} | {"num_layers": 1}
+    model = {each.name: getattr(said, each.name) for each in fields(said)} | {"num_layers": 1}
     words = run_of(tiny_run(), model)
     words += [f"data.{key}={tmp_path}/data/{key}" for key in ("train", "validation", "tokenizer")]
     capsys.readouterr()
