@@ -1,9 +1,9 @@
-"""Answers told from the logits of windows, and SQuAD's metrics of them (arXiv 1606.05250; version 2: 1806.03822).
+"""Extractive answers from the logits of windows, and SQuAD's metrics (arXiv 1606.05250; version 2: 1806.03822).
 
-Of all windows of a question the span counts whose start and end have the largest sum, at most so many tokens long.
-Where a context may hold no answer, none is given if [CLS] has more than that by more than a threshold; of several
-windows the smallest counts. All of it as in transformers' example, but that spans are searched whole, and not among the
-twenty likeliest starts and ends.
+The answer is the span with the largest sum of start and end logits over all windows of a question, up to a maximum
+number of tokens. Where a context may hold no answer, the answer is empty if the sum of [CLS] (the smallest of all
+windows) exceeds the best span's by more than a threshold. As in transformers' example, except that all spans are
+searched, not only the twenty likeliest starts and ends.
 
 Shape legend: W windows of all questions, N tokens of a window's context, T tokens of all windows.
 """
@@ -26,11 +26,11 @@ _NO_MARKS = str.maketrans("", "", string.punctuation)
 
 
 class Told(NamedTuple):
-    """What is told of a question.
+    """The predicted answer of one question.
 
     Attributes:
-        text: the answer; empty: none.
-        start: its first character in the context; None where none is given.
+        text: the answer; empty for no answer.
+        start: index of its first character in the context; None for no answer.
         score, null_score: sums of two logits, of the best span and of [CLS]; None where there is no window.
     """
 
@@ -43,12 +43,12 @@ class Told(NamedTuple):
 def told_answers(
     texts: Sequence[Mapping[str, Any]], logits_T2: NDArray[Any], objective: AnswerConfig
 ) -> Iterator[Told]:
-    """What is told of each question.
+    """Yield the predicted answer of each question.
 
     Args:
         texts: lines of `texts_beside.read_texts`.
-        logits_T2: of each token of each window, [CLS] first and [SEP] last.
-        objective: how answers are told.
+        logits_T2: start and end logits of each token of each window, [CLS] first and [SEP] last.
+        objective: the settings of the prediction, such as the longest answer.
     """
     at = 0
     for text in texts:
@@ -105,12 +105,12 @@ def f1(told: str, answer: str, *, empty_equal: bool) -> float:
 
 
 def answer_figures(told: Sequence[str], answers: Sequence[Sequence[str]], *, unanswerable: bool) -> dict[str, float]:
-    """SQuAD's figures, as shares; NaN of questions that there are none of.
+    """Return SQuAD's metrics, as shares; NaN for a kind of question that does not occur.
 
     Args:
-        told: of each question; empty: none.
-        answers: those of each that are right; none: there is none.
-        unanswerable: as version 2, else as version 1.
+        told: the predicted answer of each question; empty for no answer.
+        answers: the correct answers of each question; empty if it is unanswerable.
+        unanswerable: True to score as SQuAD 2, else as SQuAD 1.
     """
     values = []
     for mine, theirs in zip(told, answers, strict=True):

@@ -1,6 +1,6 @@
-"""Classifiers of embeddings. In fp64 on the CPU, from zero: the same figures every time.
+"""Classifiers of embeddings. They run in fp64 on the CPU and start from zero, so figures are reproducible.
 
-Shape legend: L texts learned from, N texts to be told, D width, C classes.
+Shape legend: L training texts, N texts to predict, D width, C classes.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ Classify = Callable[[Tensor, Tensor, int, Tensor], Tensor]
 
 
 def linear(learned_LD: Tensor, labels_L: Tensor, num_classes: int, told_ND: Tensor) -> Tensor:
-    """Logistic regression on standardised embeddings, with the penalty that scikit-learn has by default (C = 1).
+    """Fit logistic regression to standardised embeddings, with scikit-learn's default penalty (C = 1), and predict.
 
     Args:
-        learned_LD, labels_L: to learn from.
+        learned_LD, labels_L: training embeddings and their classes.
         num_classes: C.
-        told_ND: to be told.
+        told_ND: embeddings to predict classes for.
 
     Returns:
-        int64 number of the class of each, N.
+        The predicted class of each text: int64, N.
     """
     mean_D, deviation_D = learned_LD.mean(dim=0), learned_LD.std(dim=0, correction=0)
     varies_D = deviation_D > 1e-9 * mean_D.abs()  # more than a mean is rounded by

@@ -1,9 +1,9 @@
 """Texts -> embeddings: the mean of an encoder's last hidden states over the tokens of each text.
 
-[CLS] and [SEP] count, as in sentence-transformers' mean pooling of an exported model. A text is laid out as in
-training, alone between [CLS] and [SEP] whatever the objective, and sees as much of itself as the objective allows of
-text that is only read.
-Microbatches are the same for any number of ranks, and of training's size, so that a compiled model knows their shape.
+[CLS] and [SEP] count, as in sentence-transformers' mean pooling of an exported model. Each text is its own
+sequence between [CLS] and [SEP], under every objective; its tokens attend to each other as the objective allows for
+input that is not predicted. Microbatches are the same for any number of ranks and have training's size, so a compiled
+model does not recompile.
 
 Shape legend: N texts, T packed tokens, Q sequences of a microbatch, D model width.
 """
@@ -37,7 +37,7 @@ _SPANS = "spans_Q2"
 
 
 def most_tokens(phase: PhaseConfig) -> int:
-    """Of a text that fits a row of a phase, special tokens not counted; what is longer is cut."""
+    """Return the longest text that fits a row of a phase, without special tokens; longer texts are cut."""
     return phase.row_tokens - SPECIAL_TOKENS
 
 
@@ -90,17 +90,17 @@ def embed_packed(
     pooling: Literal["cls", "mean"],
     batch_tokens: int,
 ) -> Tensor:
-    """Embed texts in this process alone, end to end without rows: nothing pads them.
+    """Embed texts in this process only, concatenated without rows; on CUDA each pass is padded to one size.
 
     Args:
         model: not sharded, in evaluation mode.
         texts: token ids without special tokens.
         vocabulary: of the tokenizer.
-        compute: where the model is.
-        order: what a token sees.
-        max_tokens: special tokens included; what is longer is cut.
+        compute: the model's device and precision.
+        order: the positions that a token attends to.
+        max_tokens: maximum length, special tokens included; longer texts are cut.
         pooling: over all tokens, or [CLS] alone.
-        batch_tokens: of one forward pass, at most, but for one text that has more.
+        batch_tokens: maximum tokens of one forward pass; a longer text gets a pass alone.
 
     Returns:
         embeddings_ND: fp32, on the CPU, in the order of the texts.
@@ -187,7 +187,7 @@ class _Texts:
 
 
 class _Plain:
-    """Text as it is: what an objective makes that predicts nothing, but the place of each sequence."""
+    """Unmasked text: a stand-in for an objective that predicts nothing and only sets positions."""
 
     def __init__(self, order: Order) -> None:
         self._order = order

@@ -1,6 +1,6 @@
-"""`python -m modernbert_train eval`: a run's newest checkpoint, or one named, is measured as training measures it.
+"""`python -m modernbert_train eval`: measure a run's newest checkpoint, or a named one, as training does.
 
-That is on the held-out text, and by what stands in `evals`.
+It measures the held-out text and runs the evaluations of the section `evals`.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ HELD_OUT = "heldout"
 
 
 def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> dict[str, dict[str, float]]:
-    """Measure a checkpoint, print the figures, and keep them with the run that it is of; see results.py.
+    """Measure a checkpoint, print the figures, and save them in its run's folder; see results.py.
 
     Args:
-        config: the run; its data, masking rate and sections eval and evals are used.
-        checkpoint: None is the run's newest.
+        config: the run's; its data, masking rate and sections eval and evals are used.
+        checkpoint: None for the run's newest.
 
     Returns:
-        Figures by name: those of the held-out text are `heldout`, the others have the names they have in evals.
+        Figures by name: `heldout` for the held-out text, and each evaluation's name in evals.
 
     Raises:
         ConfigError: the run names nothing to measure on, or the checkpoint is of another architecture or tokenizer.
         DataError: shards and tokenizer do not belong together, or labelled texts cannot be used.
-        StorageError: it has no checkpoint.
+        StorageError: the run lacks a checkpoint.
     """
     if config.data.validation is None and not config.evals:
         raise ConfigError(
@@ -79,7 +79,7 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
 
 
 def _plain(held_out: dict[str, float]) -> dict[str, float]:
-    """Figures of held-out text by the names that those of `evals` have: what is a count, what guessing reaches."""
+    """Rename the figures of held-out text as in `evals`: `num_` for counts, `baseline/` for guessing."""
     names = {"predicted": "num_predicted", "unigram_loss": "baseline/loss", "unigram_accuracy": "baseline/accuracy"}
     return {names.get(name, name): value for name, value in held_out.items()}
 

@@ -1,6 +1,6 @@
 """Evaluations of a model: figures that are equal on any number of ranks.
 
-`EVALUATORS` has what is measured besides the held-out text. Another is a dataclass in config/evals.py, a row in
+`EVALUATORS` lists the evaluations besides the held-out text. To add one, write a dataclass in config/evals.py, a row in
 schema.VARIANTS, one here, and a file.
 """
 
@@ -26,7 +26,7 @@ from modernbert_train.models.encoder import OnEncoder
 class Evaluator(Protocol):
     """One measurement: Evaluator(key, settings, texts), built on every rank; key is evals.NAME, for messages.
 
-    str() of it is a line that says what is measured.
+    str() returns one line that describes the measurement.
     """
 
     def __init__(self, key: str, settings: Any, texts: HeldOutTexts) -> None: ...
@@ -55,7 +55,7 @@ EVALUATORS: Rows[type[EvaluatorConfig], type[Evaluator]] = Rows(
 
 
 def build_evaluators(evals: Mapping[str, EvaluatorConfig], texts: HeldOutTexts) -> Mapping[str, Evaluator]:
-    """Those of a run's section, by name."""
+    """Build the evaluators of a run's section `evals`, by name."""
     return {name: EVALUATORS[type(settings)](f"evals.{name}", settings, texts) for name, settings in evals.items()}
 
 

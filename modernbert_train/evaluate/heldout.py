@@ -1,7 +1,7 @@
-"""Held-out loss and accuracy of the objective, beside what knowing only the frequency of tokens would give.
+"""Held-out loss and accuracy of the objective, with a baseline that knows only token frequencies.
 
-The validation documents, their rows and their masks depend on nothing but the configuration, so figures of different
-steps, runs and numbers of ranks compare.
+The validation documents, their rows and their masks depend only on the configuration, so figures of different steps,
+runs and numbers of ranks are comparable.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from modernbert_train.objectives import build_objective
 if TYPE_CHECKING:
     from modernbert_train.models.contrastive import Texts
 
-MASK_SEED = 0  # masks of validation never change, whatever the run's seed
+MASK_SEED = 0  # masks of validation are the same for every run, independent of its seed
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """Means over all predicted tokens: losses in nats, accuracies as shares.
 
-    Of pairs of texts they are over the queries, and guessing stands in the place of the unigram baseline.
+    For pairs of texts, means are over the queries, and random guessing replaces the unigram baseline.
     """
 
     loss: float
@@ -55,7 +55,7 @@ class Evaluation:
     unigram_loss: float
     unigram_accuracy: float
     predicted: int
-    # of the other terms loss and accuracy, and of all whatever else the model counts, over the term's count; by name
+    # by name: loss and accuracy of the other terms, and the model's other sums of every term, over the term's count
     figures: Mapping[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -72,16 +72,16 @@ class Validation:
 
     Args:
         settings: the run's section eval.
-        packing_window: of the run's data.
+        packing_window: as in the run's section data.
         maker: reads and masks rows of the validation shards; keyed by MASK_SEED.
         lengths: tokens of each validation document.
-        unigram: the baseline.
-        key: of the configuration that names the text.
-        bytes_per_token: of the text; None where nobody counted the bytes.
+        unigram: the baseline's losses and accuracies.
+        key: the configuration key that names the text.
+        bytes_per_token: of the text; None if the shards lack a byte count.
 
     Attributes:
-        tokens: of the held-out text that each measurement reads.
-        samples: texts of the last measurement that was asked for them, see samples.py; on the first rank alone.
+        tokens: number of held-out tokens that each measurement reads.
+        samples: texts of the last measurement that took samples, see samples.py; only on the first rank.
     """
 
     def __init__(
@@ -139,10 +139,10 @@ class Validation:
         """Measure a model; every rank calls it and gets the same figures.
 
         Args:
-            model: called with microbatches; its training mode is put back afterwards.
+            model: called with microbatches; its training mode is restored afterwards.
             now: the phase, whose row length and microbatch size are used, and the objective in it.
             compute: where the model is, and the precision to compute in.
-            samples: takes some of the first row; what it takes is in `samples` afterwards.
+            samples: takes texts of the first row, then found in the attribute `samples`.
         """
         self.samples = []
         plan, device = self.plan(now), compute.device
@@ -216,8 +216,8 @@ class Validation:
 def _compared(
     vectors: list[Tensor], texts: list[Texts], settings: ContrastiveConfig, scale: Tensor | None
 ) -> dict[str, Tensor]:
-    """Sums over this rank's queries, each of which looks among all held-out texts; what guessing would give; and the
-    temperature that was learnt."""
+    """Return sums over this rank's queries, each compared with all held-out texts; the same sums for guessing; and the
+    learned temperature."""
     from modernbert_train.models.contrastive import Texts, compare
 
     all_VW, known, own = rows_of_all(torch.cat(vectors), Texts.joined(texts))

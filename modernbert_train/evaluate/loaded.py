@@ -52,14 +52,14 @@ class LoadedEncoder:
         precision: Literal["auto", "fp32", "bf16"] = "auto",
         device: Literal["auto", "cpu", "cuda"] = "auto",
     ) -> Tensor:
-        """The mean of the last hidden states over the tokens of each text, [CLS] and [SEP] included.
+        """Return the mean of the last hidden states over the tokens of each text, [CLS] and [SEP] included.
 
-        That is sentence-transformers' mean pooling of the exported model. Texts longer than `max_tokens` are cut.
+        This equals sentence-transformers' mean pooling of the exported model. Texts longer than `max_tokens` are cut.
 
         Args:
             texts: one text, which is one row, or several.
             pooling: mean; or cls, the state of [CLS] alone.
-            batch_tokens: in one forward pass; of a longer text all.
+            batch_tokens: maximum tokens of one forward pass; a longer text gets a pass alone.
             precision: as compute.precision of a run.
             device: as compute.device.
 
@@ -67,8 +67,8 @@ class LoadedEncoder:
             embeddings_ND: fp32, on the CPU.
 
         Raises:
-            TypeError: one of them is no text; names its place.
-            ConfigError: bf16 was asked for, of a processor or a GPU without it.
+            TypeError: one of them is not a string; names its index.
+            ConfigError: precision is bf16 on a processor or a GPU without it.
         """
         texts = [texts] if isinstance(texts, str) else list(texts)
         for number, text in enumerate(texts):

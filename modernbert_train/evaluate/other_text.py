@@ -20,7 +20,7 @@ class OtherText:
 
     Args:
         key: evals.NAME.
-        settings: what stands there.
+        settings: the section evals.NAME.
         texts: see `HeldOutTexts`.
 
     Raises:
@@ -36,7 +36,7 @@ class OtherText:
         return f"{self._path}, {tokens_text(self._validation.tokens)} tokens"
 
     def __call__(self, model: OnEncoder, now: Position, compute: Compute) -> dict[str, float]:
-        """`loss` and `accuracy`, each with its unigram baseline, what else the objective counts, `num_predicted`."""
+        """Return `loss` and `accuracy` with unigram baselines, the objective's other figures, and `num_predicted`."""
         found = self._validation.evaluate(model, now, compute)
         return {
             "loss": found.loss,

@@ -36,7 +36,7 @@ class Probe:
 
     Args:
         key: evals.NAME.
-        settings: what stands there.
+        settings: the section evals.NAME.
         texts: see `HeldOutTexts`.
 
     Raises:
@@ -57,10 +57,10 @@ class Probe:
         return str(self._about)
 
     def __call__(self, model: OnEncoder, now: Position, compute: Compute) -> dict[str, float]:
-        """`accuracy` and `macro_f1` over the texts that are told, with those of naming always the most frequent class.
+        """Return `accuracy` and `macro_f1` of the predicted texts, with the baseline of the most frequent class.
 
-        `num_texts` are told; of all texts `num_cut` were cut to the phase's rows. Embeddings that are not finite give
-        figures that are not numbers.
+        `num_texts` is the number of predicted texts, `num_cut` the number of all texts cut to the phase's rows.
+        Embeddings that are not finite give NaN.
         """
         embeddings_ND = embed(model, self._ids, self._vocabulary, now, compute)
         figures = on_rank_zero_slowly(lambda: self._figures(embeddings_ND.double()))
@@ -81,7 +81,7 @@ class Probe:
         return found | {"num_texts": float(len(labels_N))}
 
     def _told(self, classify: Classify, embeddings_ND: torch.Tensor) -> torch.Tensor:
-        """The class that each text is told to have by what was learned from the other parts."""
+        """Return each text's class as predicted by a classifier trained on the other parts."""
         told_N = torch.full_like(self._labels_N, -1)
         for part in self._parts_N[self._parts_N != ONLY_LEARNED].unique().tolist():
             other_N = self._parts_N != part
@@ -92,11 +92,11 @@ class Probe:
 
 
 def _tokenised(labelled: Labelled, tokenizer_folder: str, vocabulary: Vocabulary) -> tuple[Any, ...]:
-    """What all ranks need of the texts. The parts of a text are one sequence, with [SEP] between them."""
+    """Return the data of the texts that all ranks need. The parts of a text form one sequence, joined by [SEP]."""
     tokenizer = open_tokenizer(tokenizer_folder)
 
     def ids_of(parts: tuple[str, ...]) -> Ids:
-        # one by one: what encodes many at a time starts threads, and workers are forked later
+        # one by one: batch encoding starts threads, and workers are forked later
         ids = [tokenizer.encode(part, add_special_tokens=False).ids for part in parts]
         joined = [token for number, part in enumerate(ids) for token in (*vocabulary.between * (number > 0), *part)]
         return np.array(joined, dtype=np.int32)

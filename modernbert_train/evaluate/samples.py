@@ -22,7 +22,7 @@ from modernbert_train.batch import IGNORED_LABEL, Batch
 from modernbert_train.models.masked_lm import LABELS, POSITIONS
 
 WINDOW = 48  # tokens of a text that are shown
-PLACES = 8  # of them that are told; of the next token, which is predicted everywhere, so many spread evenly
+PLACES = 8  # positions that are shown; evenly spread for next-token objectives, which predict every token
 GUESSES = 3
 DIGITS = 4
 
@@ -31,9 +31,9 @@ class Samples:
     """Takes samples of a microbatch.
 
     Args:
-        number: of texts.
-        ids: of every token, by its text.
-        pad_id: of what fills rows.
+        number: number of texts.
+        ids: id of every token, by its text.
+        pad_id: id of the padding token.
     """
 
     def __init__(self, number: int, ids: Mapping[str, int], pad_id: int) -> None:
@@ -43,16 +43,16 @@ class Samples:
 
     @contextmanager
     def watching(self, model: nn.Module, batch: Batch, row_tokens: int) -> Iterator[list[dict[str, Any]]]:
-        """A list that holds the texts once the model has been called with a microbatch.
+        """Yield a list that holds the texts once the model has been called with a microbatch.
 
         Empty where no token of the text is predicted at its own place or the next: with classes, and with permutations,
         whose predictions are of query tokens.
 
         Args:
-            model: any; the first of its decoders that is called says what it predicts, of the positions that it is
-                given first.
+            model: any; samples show the predictions of the first call to one of its decoders, for the first
+                positions given to it.
             batch: on the host, as the model will get it.
-            row_tokens: of its rows, of which the first is taken.
+            row_tokens: length of a row; only the first row is sampled.
         """
         found: list[dict[str, Any]] = []
         predicts = {POSITIONS, LABELS} <= set(batch.targets) and batch.packed.ranks_T is None

@@ -21,10 +21,10 @@ _CHOICES = (("num_layers",), ("hidden_size", "num_heads"), ("intermediate_size",
 
 
 def describe_shrinking(config: RunConfig) -> str:
-    """A table: the larger model, with each choice alone, and with all of them.
+    """Return a table of losses: the larger model, with each choice alone, and with all of them.
 
     Args:
-        config: of a run with weights.shrink_from. Its data.validation is what is measured on.
+        config: of a run with weights.shrink_from. The table measures its data.validation.
 
     Raises:
         ConfigError: no held-out text, or see `find_origin`.
@@ -54,7 +54,7 @@ def describe_shrinking(config: RunConfig) -> str:
 
 
 def _models(old: ModelConfig, new: ModelConfig) -> Iterator[tuple[str, ModelConfig]]:
-    """Each with what is said of it."""
+    """Yield each model with its label."""
     words, whole = replace(old, vocab_size=new.vocab_size), "as it is"
     if words != old:
         whole = f"vocab_size {new.vocab_size:,} of {old.vocab_size:,}"

@@ -1,7 +1,7 @@
-"""The file beside the shards of a labelled split: a line for each of its texts, also for those that were left out.
+"""Sidecar file of a labelled split's shards: one line for each text, including texts that were left out.
 
-It says where the text stands in its file, what it is told, and the number of its first document; of a question also
-what its answers are cut out of.
+A line gives the text's position in its file, its label, and the number of its first document; for a question also the
+context that answers are cut from.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class Answers(Kind):
         }
         if not any(int(each[0, 0]) >= 0 for each in values[TRAIN]):
             raise DataError(
-                f"{splits[TRAIN].source}: none of {len(values[TRAIN]):,} questions has an answer that stands where "
+                f"{splits[TRAIN].source}: none of {len(values[TRAIN]):,} questions has an answer at the place where "
                 "answer_start says, in characters of the context from 0. Correct the file."
             )
         return Labels(("start", "end"), {}, values)

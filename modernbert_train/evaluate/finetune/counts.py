@@ -25,7 +25,7 @@ _SAID = {
     "truncated": "longer than the context, cut at the end",
     "empty": "without a letter, left out",
     "unseen": "of classes that training has not, which cannot be predicted correctly",
-    "in_train": "that train has too, so figures tell what was learned by heart",
+    "in_train": "that train has too, so figures measure memorisation",
     "many_labels": "of which the same text has another label elsewhere",
     "loose_tags": "tags I-x or E-x that continue no entity, read as its beginning",
     "lost_words": "tagged words cut off or without a token of their own, neither learned nor measured",

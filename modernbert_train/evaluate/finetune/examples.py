@@ -14,14 +14,14 @@ TRAIN = "train"
 
 
 class Example(NamedTuple):
-    """A text or a pair, a sentence in words, or a question with its choices; with what stands beside it.
+    """A text or a pair, a sentence in words, or a question with its choices; with its label and position.
 
     Attributes:
-        place: where it stands, for messages.
+        place: file and line, for messages.
         texts: one or two; words; texts and then choices.
         label: as it was read: a class, classes, a score, a tag for each word, or answers; None where none is read.
-        line: of the file, or row of the dataset.
-        id: what names it, where the task says.
+        line: line of the file, or row of the dataset.
+        id: its identifier, where the task names a column for it.
     """
 
     place: str
@@ -33,14 +33,14 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class Split:
-    """What was read of one split.
+    """The examples of one split.
 
     Attributes:
-        key: of the task, for messages.
-        source: a file, or a name on the hub.
+        key: the task's key that names it, for messages.
+        source: a file, or a dataset's name on the hub.
         examples: all of them.
-        names: of the classes, if the dataset has them.
-        labelled: whether labels were read.
+        names: names of the classes, if the dataset has them.
+        labelled: True if labels were read.
     """
 
     key: str
@@ -55,9 +55,9 @@ class Encoded:
     """An example as documents.
 
     Attributes:
-        documents: token ids, and the label beside them, of each; none of what is left out.
-        said: of it in the file of texts, its label too.
-        left_out: the count of those that are, see `Counts`.
+        documents: token ids and label of each document; empty if the example is left out.
+        said: its entry in the file of texts, with the label.
+        left_out: the counter in `Counts` that it adds to, if it is left out.
     """
 
     documents: Sequence[tuple[list[int], NDArray[Any]]]

@@ -1,4 +1,4 @@
-"""The tokenizer of a task's texts: token ids without special tokens, which nobody can write into a text."""
+"""Tokenize a task's texts to ids without special tokens; their spelling in a text gives ordinary tokens."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.examples import Example
 from modernbert_train.vocabulary import Vocabulary, open_tokenizer, read_vocabulary
 
-SPECIAL_TOKENS = 2  # [CLS] and [SEP]; what stands between two texts is a part of the document
-_AT_ONCE = 1024  # texts that are tokenised together
+SPECIAL_TOKENS = 2  # [CLS] and [SEP]; the separator between two texts is part of the document
+_AT_ONCE = 1024  # texts tokenised in one call
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A tokenizer and what is asked of it.
+    """A tokenizer with its task and maximum length.
 
     Attributes:
-        folder: of the tokenizer.
-        task: whose texts it reads.
+        folder: the tokenizer's.
+        task: the task whose texts it tokenises.
         max_tokens: longest sequence, special tokens included.
     """
 

@@ -25,15 +25,15 @@ _HEAD = ("query-id", "corpus-id", "score")
 
 @dataclass(frozen=True)
 class Beir:
-    """What was read of a folder.
+    """The contents of a BEIR folder.
 
     Attributes:
-        folder: where it is.
-        split: whose judgements these are.
-        document_ids: of all documents, in the order of the corpus.
-        queries: text of each query that is judged, by id, in the order of the file.
-        qrels: of each of them, the score of each judged document.
-        counts: documents, queries, judgements, and what is odd among them.
+        folder: its path.
+        split: the split of the judgements.
+        document_ids: ids of all documents, in the order of the corpus.
+        queries: text of each judged query, by id, in the order of the file.
+        qrels: for each judged query, the score of each judged document.
+        counts: numbers of documents, queries, judgements, and of irregular ones among them.
     """
 
     folder: Path
@@ -65,12 +65,12 @@ def read_beir(folder: str | Path, split: str, key: str = "") -> Beir:
     """Read and verify a folder.
 
     Args:
-        folder: with corpus.jsonl, queries.jsonl and qrels.
-        split: the file in qrels.
-        key: of the configuration that names the folder, for messages.
+        folder: holds corpus.jsonl, queries.jsonl and qrels.
+        split: name of the file in qrels.
+        key: the configuration key that names the folder, for messages.
 
     Raises:
-        DataError: a file is missing or broken, an id stands there twice, or a judgement names what is not there.
+        DataError: a file is missing or broken, an id is duplicated, or a judgement names an unknown id.
     """
     folder, named = Path(folder), f"{key}={folder}" if key else str(folder)
     if not folder.is_dir():
@@ -118,7 +118,7 @@ def _qrels_file(folder: Path, split: str, named: str) -> Path:
 
 
 def _read_corpus(file: Path) -> tuple[list[str], int]:
-    """Ids of all documents, and how many have no text."""
+    """Return the ids of all documents, and the number of documents with empty text."""
     lines: dict[str, int] = {}
     empty = 0
     for number, entry in _objects(file):
@@ -141,7 +141,7 @@ def _read_queries(file: Path) -> dict[str, str]:
         lines[name] = number
         texts[name] = _text(entry, file, number)
     if not texts:
-        raise DataError(f"{file}: is empty, so nothing is asked. Give it queries.")
+        raise DataError(f"{file}: is empty, without a query. Give it queries.")
     return texts
 
 
@@ -150,7 +150,7 @@ def _objects(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def checked(file: Path, found: Iterable[T]) -> Iterator[T]:
-    """What is read of a file, with errors that name it."""
+    """Yield the items read from a file; errors name the file."""
     remedy = "Restore it, or correct the path."
     with os_errors_as(DataError, f"{file}: cannot be read", remedy), values_as(DataError, str(file)):
         yield from found
@@ -216,7 +216,7 @@ def _judgements(
                 unknown = sum(q not in queries or d not in documents for _, q, d, _ in lines)
                 raise DataError(
                     f"{file}: line {number}: {shorten(name, 40)} is not in {where}; of {len(lines):,} judgements "
-                    f"{unknown:,} name what is not there. Give the files that belong together, or remove them."
+                    f"{unknown:,} name an unknown id. Give the files that belong together, or remove them."
                 )
         judged = qrels.setdefault(query, {})
         if judged.setdefault(document, score) != score:

@@ -1,8 +1,8 @@
 """The vectors of all tokens of a corpus on disk, for late interaction: a search need not embed the corpus again.
 
-A folder has vectors.f16, T vectors of D fp16 numbers, documents one after the other; ends.i64, the place behind each
-document's last vector; and index.json, written last of each part: what was embedded by which weights, and how much of
-the files is whole. What a killed process wrote behind that is cut off, and the rest is embedded by the next.
+A folder has vectors.f16, T vectors of D fp16 numbers, one document after another; ends.i64, the offset after each
+document's last vector; and index.json, written last for each part: the texts and weights of the vectors, and how much
+of the files is complete. The next process truncates the files to that length and embeds the remaining documents.
 
 Legend: T tokens of all documents, D width of a vector.
 """
@@ -59,16 +59,16 @@ class TokenIndex:
 def make_index(
     folder: Path, about: Mapping[str, Any], parts: Iterator[list[str]], encode: Callable[[list[str]], Sequence[Tensor]]
 ) -> TokenIndex:
-    """Open an index, embedding what is missing of it.
+    """Open an index and embed the documents that it lacks.
 
     Args:
-        folder: which is made.
-        about: all that decides the vectors.
+        folder: created if missing.
+        about: everything that determines the vectors.
         parts: texts of the documents.
-        encode: texts -> a matrix of each.
+        encode: texts -> a matrix of token vectors for each.
 
     Raises:
-        ConfigError: the folder has vectors of something else.
+        ConfigError: the folder's vectors were made with another `about`.
         StorageError: it is damaged, or cannot be written.
     """
     about = json.loads(json.dumps(about))

@@ -19,8 +19,8 @@ from modernbert_train.evaluate.retrieval.sentence_model import describe, is_mult
 if TYPE_CHECKING:
     from modernbert_train.evaluate.retrieval.sentence_model import Model
 
-_OF_DOCUMENTS = ("normalize", "document_prompt", "max_tokens")  # what decides their vectors, beside the weights
-AT_ONCE, _MANY_AT_ONCE = 8192, 512  # documents of a corpus that are in memory; with a vector for each token
+_OF_DOCUMENTS = ("normalize", "document_prompt", "max_tokens")  # keys that determine document vectors, with the weights
+AT_ONCE, _MANY_AT_ONCE = 8192, 512  # documents in memory; fewer with a vector for each token
 SHOWN = ("main_score", *RANKING)
 Figures = dict[str, dict[str, float]]
 
@@ -28,13 +28,13 @@ Figures = dict[str, dict[str, float]]
 def measure_all(
     model: str, folders: Mapping[str, Beir], tasks: Sequence[str], config: MeasureConfig, out: Path
 ) -> tuple[Figures, dict[str, Any], list[str]]:
-    """Figures by set, how texts became vectors or scores, and what is wrong with tasks whose data is missing."""
+    """Return figures by set, how texts became vectors or scores, and problems of tasks whose data is missing."""
     figures: Figures = {}
     about: dict[str, Any] = {}
     lost: list[str] = []
     if tasks:
         from modernbert_train.evaluate.retrieval.mteb_tasks import find_task, measure_task, open_for_mteb
-    found = {name: find_task(name) for name in tasks}  # a name that is wrong is told before anything is computed
+    found = {name: find_task(name) for name in tasks}  # report a wrong name before computing anything
     if folders and config.rerank is not None:
         figures, about = _rerank_all(model, folders, config)
     elif folders:

@@ -31,7 +31,7 @@ class Packed:
     Attributes:
         encoder: cuts texts at its max_tokens.
         about: pooling, prompts and lengths.
-        device: where it computes.
+        device: the device that it computes on.
         mteb_model_meta: mteb's description of it.
     """
 
@@ -41,7 +41,7 @@ class Packed:
     mteb_model_meta: Any
 
     def encode(self, inputs: Any, *, prompt_type: Any = None, **_: Any) -> Tensor:
-        """Embed batches of texts, with the prompt of queries or documents where the task tells them apart."""
+        """Embed batches of texts, with the prompt of queries or documents where the task distinguishes them."""
         from torch.nn.functional import normalize
 
         kind = getattr(prompt_type, "value", prompt_type)
@@ -129,7 +129,7 @@ def measure_task(task: Any, model: Any, config: EvaluateConfig, out: Path) -> tu
         about: version of mteb; dataset and revision.
 
     Raises:
-        DataError: its data cannot be had.
+        DataError: its data is not available.
     """
     import mteb
 

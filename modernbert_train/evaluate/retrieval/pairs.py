@@ -1,4 +1,4 @@
-"""Pairs and triplets of texts to learn from: files, or the judgements of BEIR folders. What is left out is counted."""
+"""Read training pairs and triplets of texts from files or BEIR judgements, and count those left out."""
 
 from __future__ import annotations
 

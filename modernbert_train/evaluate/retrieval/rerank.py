@@ -113,7 +113,7 @@ def open_reranker(name: str, config: MeasureConfig) -> CrossEncoder:
     """Open a model that scores pairs, in fp32.
 
     Raises:
-        ConfigError: it scores none, tells more than two classes, or reads fewer tokens than are asked for.
+        ConfigError: it does not score pairs, has more than two classes, or reads fewer tokens than configured.
         DataError, StorageError: see `open_model`.
     """
     from sentence_transformers import CrossEncoder
@@ -142,7 +142,7 @@ def open_reranker(name: str, config: MeasureConfig) -> CrossEncoder:
 
 
 def score_pairs(model: CrossEncoder, pairs: Sequence[tuple[str, str]], batch: int) -> list[float]:
-    """The logit of each pair, or of the second of two classes above the first; the order is that of probabilities."""
+    """Return each pair's logit, or the second class's minus the first's; probabilities sort the same way."""
     from torch.nn import Identity
 
     logits_PL = model.predict(

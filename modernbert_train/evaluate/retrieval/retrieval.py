@@ -1,9 +1,9 @@
 """Retrieval with sentence-transformers: `retrieval train` on pairs of texts, `retrieval evaluate` on BEIR and MTEB.
 
-Training is the library's own, with its losses; the negatives of a query are the texts of its batch, so a batch is never
-cut: one process, and GradCache where it does not fit. What is read, counted, searched and measured is ours. A run's
-folder holds retrieval.json (what it was started with), checkpoints/ until training.json and st/ (the model) are there,
-and result.json, written last.
+The library trains, with its losses. The negatives of a query are the other texts of its batch, so a batch is never
+split: training uses one process, and GradCache where the batch does not fit. Reading, counting, search and metrics are
+this package's. A run's folder holds retrieval.json (its inputs), checkpoints/ until training.json and st/ (the model)
+are there, and result.json, written last.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ if TYPE_CHECKING:
     from modernbert_train.evaluate.retrieval.sentence_model import Model
 
 STARTED, TRAINING, CHECKPOINTS, LOCK = "retrieval.json", "training.json", "checkpoints", ".lock"
-_WHOLE = "whole"  # written into a checkpoint when all else of it is there
-# keys that may change when a run goes on: they decide how fast it trains and what is measured afterwards
+_WHOLE = "whole"  # written into a checkpoint last, to mark it complete
+# keys that may change on resume: they affect speed and the measurements after training
 _MAY_CHANGE = frozenset(
     (
         "name",
@@ -82,15 +82,15 @@ _LOGGED = 50  # lines about the loss, at most
 
 
 def train(recipe: str, model: str, overrides: Sequence[str]) -> Path:
-    """Train a model on pairs of texts, from wherever the run stands, and measure it.
+    """Train a model on pairs of texts, resuming an interrupted run, and measure it.
 
     Args:
-        recipe: YAML of a `RetrievalConfig`.
+        recipe: YAML file of a `RetrievalConfig`.
         model: see `open_sentence_model`.
-        overrides: keys of it.
+        overrides: KEY=VALUE for keys of the recipe.
 
     Returns:
-        result.json.
+        Path of result.json.
 
     Raises:
         RunError: anything that the user has to fix; StoppedEarly when a signal ended the run after a checkpoint.
@@ -114,7 +114,7 @@ def train(recipe: str, model: str, overrides: Sequence[str]) -> Path:
         else:
             from transformers import set_seed
 
-            set_seed(config.seed)  # what is drawn and never used, such as BERT's pooler, is saved too
+            set_seed(config.seed)  # unused random weights, such as BERT's pooler, are saved too
             trained = open_sentence_model(model, config)
             training = _learn(trained, config, pairs, folder)
             write_whole(folder / TRAINING, json.dumps(training, indent=2) + "\n")
@@ -136,10 +136,10 @@ def evaluate(sets: Sequence[str], model: str, overrides: Sequence[str]) -> Path:
         overrides: keys of `MeasureConfig`.
 
     Returns:
-        result.json.
+        Path of result.json.
 
     Raises:
-        RunError: anything that the user has to fix. Where a task's data cannot be had, the others are measured first.
+        RunError: anything that the user has to fix. If a task's data is not available, the others are measured first.
     """
     config = load_typed(MeasureConfig, [], overrides)
     tasks = [name.removeprefix(MTEB) for name in sets if name.startswith(MTEB)]
@@ -186,7 +186,7 @@ def _set_problems(sets: Sequence[str], tasks: Sequence[str], config: MeasureConf
 
 
 def _check_model(model: str, config: EvaluateConfig) -> None:
-    """What can be told of a model without torch."""
+    """Check a model as far as possible without torch."""
     if is_sentence_model(model):
         check_sentence_model(model, config)
     else:
@@ -214,10 +214,10 @@ def _in_use(folder: Path) -> Iterator[None]:
 
 
 def _same_run(folder: Path, model: str, config: RetrievalConfig, pairs: Pairs) -> None:
-    """Write down what a run is started with, or compare with what it was.
+    """Record a run's inputs when it starts, or compare them with the recorded ones.
 
     Raises:
-        ConfigError: it is another run; names what differs.
+        ConfigError: the inputs differ; names the differences.
     """
     sha256 = hashlib.sha256()
     for column in pairs.columns.values():
@@ -283,7 +283,7 @@ def _write(
 
 
 def _learn(model: Model, config: RetrievalConfig, pairs: Pairs, folder: Path) -> dict[str, Any]:
-    """Train a model in place; returns steps, losses and what was cut."""
+    """Train a model in place; return steps, losses and the number of texts cut."""
     import sentence_transformers
     from datasets import Dataset
     from transformers import PrinterCallback, TrainerCallback
@@ -380,7 +380,7 @@ def _loss(model: Any, config: RetrievalConfig) -> Any:
 
 
 def _texts_cut(model: Model, pairs: Pairs) -> dict[str, int]:
-    """How many texts of each column are longer than the model reads, with what stands before them."""
+    """Count the texts of each column that exceed the model's length, prompts included."""
     backend = model.tokenizer.backend_tokenizer
     tokenizer = type(backend).from_str(backend.to_str())
     tokenizer.no_truncation()

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from modernbert_train.weights.source import Source
 
 T = TypeVar("T")
-MODEL = "st"  # of a run's folder: what it has trained
+MODEL = "st"  # folder of the trained model, in a run's folder
 
 
 def require(extra: str, *libraries: str) -> None:
-    """Refuse to go on without libraries, which are looked for and not imported.
+    """Raise if a library is not installed; libraries are looked up without import.
 
     Raises:
-        ConfigError: names those that are missing, and what installs them.
+        ConfigError: names the missing libraries and the command that installs them.
     """
     if missing := [name for name in libraries if importlib.util.find_spec(name) is None]:
         raise ConfigError(
@@ -36,7 +36,7 @@ def require(extra: str, *libraries: str) -> None:
 
 
 def require_one_process(verb: str) -> None:
-    """The libraries would each train a model of their own, or average gradients in ways of theirs."""
+    """Raise under several processes: each library would train separate models or average gradients its own way."""
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise ConfigError(f"{verb}: trains in one process, and WORLD_SIZE={os.environ['WORLD_SIZE']}. Start it alone.")
 
@@ -44,10 +44,10 @@ def require_one_process(verb: str) -> None:
 def read_settings(
     schema: type[T], problems: Callable[[T], Iterator[str]], file: Path, overrides: Sequence[str] = ()
 ) -> T:
-    """Settings out of a YAML file and the command line.
+    """Read settings from a YAML file and the command line.
 
     Raises:
-        ConfigError: what is wrong with them, all of it.
+        ConfigError: lists every problem.
     """
     config = load_typed(schema, [file], overrides)
     if found := list(problems(config)):
@@ -56,13 +56,13 @@ def read_settings(
 
 
 def choose_device(asked: Literal["auto", "cpu", "cuda"]) -> str:
-    """cpu or cuda; raises ConfigError if torch sees no GPU though one was asked for or is there."""
+    """Return cpu or cuda; raise ConfigError if torch sees no GPU although one is requested or present."""
     return "cuda" if uses_gpu(asked, "device") else "cpu"
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' reports that a head was not loaded which nobody asked for."""
+    """Silence transformers' warnings about unused heads."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()
@@ -82,7 +82,7 @@ def encoder_named(model: str) -> Named:
     named = named_model(model)
     if FROZEN in named.baseline:
         raise ConfigError(
-            f"--model={model}: retrieval has no head to train beside a frozen encoder. Leave out `{FROZEN}:`; "
+            f"--model={model}: retrieval trains the encoder only, so it cannot be frozen. Leave out `{FROZEN}:`; "
             "`retrieval evaluate` measures an encoder as it is."
         )
     return named
@@ -90,13 +90,13 @@ def encoder_named(model: str) -> Named:
 
 @contextmanager
 def exported_encoder(model: str, seed: int = SEED) -> Iterator[Path]:
-    """A run, a checkpoint or a model as a folder that AutoModel loads, in fp32; there as long as the block runs.
+    """Export a run, a checkpoint or a model to a temporary folder that AutoModel loads, in fp32.
 
-    A Hugging Face folder is written anew too, because the libraries load what it is stored in, half precision, and run
-    code that its config.json names.
+    A Hugging Face folder is rewritten too: the libraries would load it in its stored half precision and run code that
+    its config.json names.
 
     Raises:
-        ConfigError: it sees one side of a text alone.
+        ConfigError: it is a decoder, with causal attention.
         DataError, StorageError: see `open_model`.
     """
     from modernbert_train.weights.export import export_source
@@ -110,7 +110,7 @@ def encoder_source(model: str, seed: int = SEED) -> Source:
     """Find the weights of an encoder; see `open_model`. `untrained:` draws new ones by the seed, as `finetune` does.
 
     Raises:
-        ConfigError: it sees one side of a text alone.
+        ConfigError: it is a decoder, with causal attention.
         DataError, StorageError: see `open_model`.
     """
     from modernbert_train.weights.source import open_model

@@ -1,7 +1,7 @@
-"""Encoders as sentence-transformers has them: a run, a checkpoint or a model is opened as one, and written as a folder.
+"""Encoders in sentence-transformers' form: open a run, a checkpoint or a model as one, and write its folder.
 
-An exported model alone opens there too, with the mean over tokens and the length that it was trained on. What is
-written here says both, and prompts, lengths of queries and documents, and whether vectors have length 1.
+sentence-transformers also opens a plain export, with mean pooling and the training length. A folder written here
+states both, and the prompts, the lengths of queries and documents, and whether vectors are normalized.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _MULTI = "MultiVectorEncoder"
 
 @dataclass(frozen=True)
 class Described:
-    """How texts become vectors, as it came out; for results.
+    """The resolved settings that turn texts into vectors; recorded in results.
 
     Attributes:
-        pooling: how tokens become one vector.
-        normalize: vectors have length 1.
-        query_prompt, document_prompt: what stands before texts.
-        query_max_tokens, max_tokens: where queries and documents are cut.
+        pooling: how token vectors become one vector.
+        normalize: True if vectors have length 1.
+        query_prompt, document_prompt: prefix of each text.
+        query_max_tokens, max_tokens: lengths at which queries and documents are cut.
     """
 
     pooling: str
@@ -52,12 +52,12 @@ class Described:
 
 
 def is_sentence_model(name: str) -> bool:
-    """Whether a name is that of a folder of sentence-transformers."""
+    """True if a name is the path of a sentence-transformers folder."""
     return (Path(name) / MODULES).is_file()
 
 
 def check_sentence_model(name: str, config: EvaluateConfig) -> None:
-    """Refuse a folder that would run code of its own, or keys that it decides itself; without the library.
+    """Reject a folder that brings code, and keys that it sets itself; without importing the library.
 
     Raises:
         ConfigError, DataError: see above.
@@ -129,7 +129,7 @@ def open_sentence_model(name: str, config: EvaluateConfig) -> Model:
     if config.query_max_tokens is not None:
         encoder.query_length = config.query_max_tokens
     if (getattr(encoder, "query_length", None) or most) >= most:
-        encoder.query_length = None  # nothing of its own
+        encoder.query_length = None  # not a separate limit
     return model.eval()
 
 

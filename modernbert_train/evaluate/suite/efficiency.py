@@ -128,7 +128,7 @@ def _device() -> str:
 def measure_all(
     models: Sequence[tuple[str, str]], asked: EfficiencyConfig, out: Path, environment: dict[str, str]
 ) -> Failures:
-    """Measure each model without a file, one process at a time.
+    """Measure each model that lacks a result file, one process at a time.
 
     Args:
         models: label and source of each.
@@ -137,7 +137,7 @@ def measure_all(
         environment: of this process.
 
     Returns:
-        Those that failed, by model and way.
+        The failures, by model and way.
     """
     sizes = ["--tokens", str(asked.tokens), "--repeats", str(asked.repeats)]
     jobs = []

@@ -81,7 +81,7 @@ def test_texts_that_are_measured_and_learned_and_texts_of_two_classes_are_named(
     assert (prepared.counts["dev"].many_labels, prepared.counts["train"].many_labels) == (0, 2)
     said = [*warnings_of(prepared, task_of(tmp_path))]
     assert said[0] == "train: of 4 texts 2 of which the same text has another label elsewhere"
-    assert said[1].startswith("dev: of 3 texts 1 that train has too, so figures tell what was learned by heart")
+    assert said[1].startswith("dev: of 3 texts 1 that train has too, so figures measure memorisation")
 
 
 def test_the_longer_text_of_a_pair_is_cut_first_and_counted(tmp_path: Path, tokenizer: Path) -> None:
