@@ -25,6 +25,7 @@ from torch import Tensor
 
 from modernbert_train.core.files import lock, os_errors_as, write_whole
 from modernbert_train.core.read_json import read_json
+from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.errors import ConfigError, StorageError
 
 VECTORS, ENDS, ABOUT, LOCK = "vectors.f16", "ends.i64", "index.json", ".lock"
@@ -100,8 +101,11 @@ def make_index(
                 for file in (vectors, ends):
                     file.flush()
                     os.fsync(file.fileno())
-                _note(folder, about, documents, tokens, width, whole=False)
-        _note(folder, about, documents, tokens, width, whole=True)
+                _note(folder, about, documents, tokens, width)
+        hashes = {name: file_sha256(folder / name) for name in (VECTORS, ENDS)}
+        if there["whole"] and there["sha256"] not in (None, hashes):
+            raise StorageError(f"{folder}: its vectors are not those that were written. {_REMOVE}")
+        _note(folder, about, documents, tokens, width, sha256=hashes)
         return TokenIndex(
             np.memmap(folder / VECTORS, dtype=np.float16, mode="r", shape=(tokens, width)),
             np.fromfile(folder / ENDS, dtype=np.int64),
@@ -122,20 +126,31 @@ def _there(folder: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     if not (folder / ABOUT).exists():
         if others := sorted(path.name for path in folder.iterdir() if path.name not in (VECTORS, ENDS, LOCK)):
             raise ConfigError(f"index={folder}: holds {', '.join(others[:5])}, and no index. Name another folder.")
-        return {"documents": 0, "tokens": 0, "width": 0, "whole": False}
+        return {"documents": 0, "tokens": 0, "width": 0, "whole": False, "sha256": None}
     damage = (ValueError, TypeError, KeyError, AttributeError)
     with os_errors_as(StorageError, f"{folder / ABOUT}: is damaged", _REMOVE, *damage):
         found = read_json(folder / ABOUT)
         differing = [key for key in about if found["about"].get(key) != about[key]]
         counts = {key: int(found[key]) for key in ("documents", "tokens", "width", "whole")}
+        hashes = found.get("sha256")  # indices of before 2026-11-28 have none
     if differing:
         raise ConfigError(
             f"index={folder}: has vectors of another corpus, model or length ({', '.join(differing)}). Name another "
             "folder, or remove it."
         )
-    return counts
+    return {**counts, "sha256": hashes}
 
 
-def _note(folder: Path, about: Mapping[str, Any], documents: int, tokens: int, width: int, *, whole: bool) -> None:
-    found = {"about": about, "documents": documents, "tokens": tokens, "width": width, "whole": whole}
+def _note(
+    folder: Path,
+    about: Mapping[str, Any],
+    documents: int,
+    tokens: int,
+    width: int,
+    *,
+    sha256: Mapping[str, str] | None = None,
+) -> None:
+    """Write index.json; with the hashes of its files the index is whole."""
+    counts = {"documents": documents, "tokens": tokens, "width": width}
+    found = {"about": about, **counts, "whole": sha256 is not None, "sha256": sha256}
     write_whole(folder / ABOUT, json.dumps(found, indent=2) + "\n")

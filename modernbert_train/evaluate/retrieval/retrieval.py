@@ -14,6 +14,7 @@ import math
 import re
 import shutil
 import signal
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -30,7 +31,8 @@ from modernbert_train.config.tools.retrieval import (
     retrieval_problems,
 )
 from modernbert_train.core.files import lock_now, os_errors_as, write_whole
-from modernbert_train.core.read_json import read_json
+from modernbert_train.core.read_json import parse_object, read_json
+from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.distributed.bf16 import takes_bf16
 from modernbert_train.errors import ConfigError, DataError, StoppedEarly, StorageError
 from modernbert_train.evaluate.finetune.result import RESULT, write_figures
@@ -329,7 +331,8 @@ def _learn(model: Model, config: RetrievalConfig, pairs: Pairs, folder: Path) ->
             control.should_training_stop |= bool(stop)
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            write_whole(folder / CHECKPOINTS / f"checkpoint-{state.global_step}" / _WHOLE, "")
+            saved = folder / CHECKPOINTS / f"checkpoint-{state.global_step}"
+            write_whole(saved / _WHOLE, json.dumps(_hashes(saved)) + "\n")
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if logs and "loss" in logs:
@@ -348,6 +351,13 @@ def _learn(model: Model, config: RetrievalConfig, pairs: Pairs, folder: Path) ->
     with _heard(stop):
         trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
     state = trainer.state
+    if not stop and not state.global_step:
+        texts = len({text for column in pairs.columns.values() for text in column})
+        raise DataError(
+            f"train: no batch of batch_size={config.batch_size} pairs without a text twice can be made of "
+            f"{len(pairs.columns[QUERY]):,} pairs with {texts:,} different texts, so there was no step. Lower "
+            "batch_size, give more pairs, or set no_duplicates=false."
+        )
     if stop and state.global_step < state.max_steps:
         raise StoppedEarly(
             f"{signal.Signals(stop[0]).name}: saved at step {state.global_step:,} of {state.max_steps:,}. The same "
@@ -412,12 +422,26 @@ def _heard(stop: list[int]) -> Iterator[None]:
         yield
 
 
+def _hashes(checkpoint: Path) -> dict[str, str]:
+    """Return the sha256 of each file of a checkpoint."""
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != _WHOLE)
+    return {str(path.relative_to(checkpoint)): file_sha256(path) for path in files}
+
+
 def _newest_whole(folder: Path) -> Path | None:
-    """The newest checkpoint that was written to its end; those that were not are removed."""
+    """Return the newest checkpoint whose files are those that were saved; name damaged ones, remove unfinished ones."""
     found = {}
     for path in folder.glob("checkpoint-*"):
         if not (path / _WHOLE).is_file():
             shutil.rmtree(path, ignore_errors=True)
         elif (step := re.fullmatch(r"checkpoint-(\d+)", path.name)) is not None:
             found[int(step[1])] = path
-    return found[max(found)] if found else None
+    for _, path in sorted(found.items(), reverse=True):
+        text = (path / _WHOLE).read_text(encoding="utf-8")
+        there = _hashes(path)
+        kept = parse_object(text) or {} if text.strip() else there  # without hashes, as before 2026-11-28
+        if kept == there:
+            return path
+        wrong = [name for name in {*kept, *there} if kept.get(name) != there.get(name)]
+        print(f"warning: {path}: {', '.join(sorted(wrong)[:3])} is not what was saved; passed over", file=sys.stderr)
+    return None

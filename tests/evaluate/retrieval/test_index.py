@@ -82,6 +82,10 @@ def test_an_index_of_something_else_or_damaged_is_refused(tmp_path: Path) -> Non
     make_index(folder, ABOUT, parts(), encode)
     with pytest.raises(ConfigError, match=r"has vectors of another corpus, model or length \(weights\)"):
         make_index(folder, ABOUT | {"weights": "b"}, parts(), encode)
+    whole = (folder / "vectors.f16").read_bytes()
+    (folder / "vectors.f16").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(StorageError, match="its vectors are not those that were written"):
+        make_index(folder, ABOUT, parts(), encode)
     (folder / "vectors.f16").write_bytes(b"")
     with pytest.raises(StorageError, match="vectors.f16: has 0 of .* bytes. Remove the folder"):
         make_index(folder, ABOUT, parts(), encode)

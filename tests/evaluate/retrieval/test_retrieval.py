@@ -157,7 +157,7 @@ def test_both_losses_are_one_and_texts_that_are_saved_load_equal(encoder: Path, 
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
     encoder: Path, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By a signal, which saves; by a kill, after which a checkpoint that is not whole is passed over."""
+    """By a signal, which saves; after a kill or a flipped bit, when an earlier checkpoint is taken."""
     from safetensors.torch import load_file
     from transformers.trainer_callback import CallbackHandler
 
@@ -179,10 +179,12 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
     assert "SIGTERM: saved at step 7 of 10. The same command resumes." in capsys.readouterr().err
     checkpoints = tmp_path / "runs/stopped/checkpoints"
     assert sorted(path.name for path in checkpoints.iterdir()) == ["checkpoint-4", "checkpoint-7"]
-    (checkpoints / "checkpoint-7/whole").unlink()
-    (checkpoints / "checkpoint-7/model.safetensors").write_bytes(b"half")
+    saved = (checkpoints / "checkpoint-7/model.safetensors").read_bytes()
+    (checkpoints / "checkpoint-7/model.safetensors").write_bytes(saved[:-1] + bytes([saved[-1] ^ 1]))
     assert main(words("stopped")) == 0
-    assert "resuming from" in (said := capsys.readouterr().out) and "checkpoint-4" in said
+    said = capsys.readouterr()
+    assert "checkpoint-7: model.safetensors is not what was saved; passed over" in said.err
+    assert "resuming from" in said.out and "checkpoint-4" in said.out
     weights = [load_file(tmp_path / f"runs/{name}/st/model.safetensors") for name in ("whole", "stopped")]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
@@ -194,6 +196,16 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
     (tmp_path / "runs/other/mine.txt").touch()
     assert main(words("other")) == 78
     assert "holds mine.txt, of something else" in capsys.readouterr().err
+
+
+@pytest.mark.runs
+def test_training_without_a_step_is_an_error(encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sixteen pairs that share an answer make no batch of eight without a text twice; "trained" would be untrue."""
+    lines = "".join(f"question {number}\tthe one answer\n" for number in range(16))
+    (tmp_path / "same.tsv").write_text(f"query\tpositive\n{lines}")
+    file = recipe(tmp_path, tmp_path, train=[str(tmp_path / "same.tsv")], evaluate={}, name="none", batch_size=8)
+    assert main(["retrieval", "train", file, "--model", str(encoder)]) == 65
+    assert "with 17 different texts, so there was no step. Lower batch_size" in capsys.readouterr().err
 
 
 @pytest.mark.runs
