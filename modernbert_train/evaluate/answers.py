@@ -74,7 +74,7 @@ def told_answers(
 def _best_span(
     logits_N2: NDArray[Any], starts_N: NDArray[Any], ends_N: NDArray[Any], most: int
 ) -> tuple[int, int, float] | None:
-    """First and last token of the likeliest span that holds a character, and its score; the first of equal ones."""
+    """Return first and last token and score of the likeliest span that holds a character; the first of ties."""
     found: tuple[int, int, float] | None = None
     for longer in range(min(most, len(logits_N2))):
         upto = len(logits_N2) - longer
@@ -86,34 +86,36 @@ def _best_span(
 
 
 def normalised(text: str) -> list[str]:
-    """The words that SQuAD compares: small letters, without ASCII punctuation and articles."""
+    """Return the words that SQuAD compares: lower case, without ASCII punctuation and articles."""
     return _ARTICLES.sub(" ", text.lower().translate(_NO_MARKS)).split()
 
 
-def exact(told: str, answer: str) -> float:
-    """Whether both have the same words in the same order."""
-    return float(normalised(told) == normalised(answer))
+def exact(prediction: str, answer: str) -> float:
+    """Return 1 if both have the same words in the same order, else 0."""
+    return float(normalised(prediction) == normalised(answer))
 
 
-def f1(told: str, answer: str, *, empty_equal: bool) -> float:
-    """F1 of words; of two without any 1 where `empty_equal`, as in version 2, and 0 in version 1."""
-    mine, theirs = normalised(told), normalised(answer)
+def f1(prediction: str, answer: str, *, empty_equal: bool) -> float:
+    """Return F1 of words; without words in both, 1 if `empty_equal` (SQuAD 2), else 0 (SQuAD 1)."""
+    mine, theirs = normalised(prediction), normalised(answer)
     if not mine or not theirs:
         return float(empty_equal and mine == theirs)
     common = sum((Counter(mine) & Counter(theirs)).values())
     return 2 * common / (len(mine) + len(theirs))
 
 
-def answer_figures(told: Sequence[str], answers: Sequence[Sequence[str]], *, unanswerable: bool) -> dict[str, float]:
+def answer_figures(
+    predictions: Sequence[str], answers: Sequence[Sequence[str]], *, unanswerable: bool
+) -> dict[str, float]:
     """Return SQuAD's metrics, as shares; NaN for a kind of question that does not occur.
 
     Args:
-        told: the predicted answer of each question; empty for no answer.
+        predictions: the predicted answer of each question; empty for no answer.
         answers: the correct answers of each question; empty if it is unanswerable.
         unanswerable: True to score as SQuAD 2, else as SQuAD 1.
     """
     values = []
-    for mine, theirs in zip(told, answers, strict=True):
+    for mine, theirs in zip(predictions, answers, strict=True):
         right = [each for each in theirs if normalised(each)] or [""] if unanswerable else theirs
         both = [(exact(mine, each), f1(mine, each, empty_equal=unanswerable)) for each in right]
         values.append(tuple(max(each) for each in zip(*both, strict=True)))

@@ -49,14 +49,14 @@ def linear(learned_LD: Tensor, labels_L: Tensor, num_classes: int, told_ND: Tens
 
 
 def nearest(learned_LD: Tensor, labels_L: Tensor, num_classes: int, told_ND: Tensor) -> Tensor:
-    """The class of the nearest text by cosine, the first of equally near ones. Arguments as `linear`."""
+    """Predict the class of the nearest text by cosine, the first of ties. Arguments as `linear`."""
     learned_DL = F.normalize(learned_LD, dim=1).T
     found = [(F.normalize(part, dim=1) @ learned_DL).argmax(dim=1) for part in told_ND.split(_BLOCK)]
     return labels_L[torch.cat(found)]
 
 
 def majority(learned_LD: Tensor, labels_L: Tensor, num_classes: int, told_ND: Tensor) -> Tensor:
-    """Always the most frequent class, the first of equally frequent ones. Arguments as `linear`."""
+    """Predict always the most frequent class, the first of ties. Arguments as `linear`."""
     return torch.bincount(labels_L, minlength=num_classes).argmax().expand(len(told_ND))
 
 

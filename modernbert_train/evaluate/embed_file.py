@@ -1,7 +1,7 @@
-"""A file of texts -> a file of their vectors, one row each in the order of the file, a part in memory at a time.
+"""Embed a file of texts into a file of vectors, one row for each text in order, with one part in memory at a time.
 
-The texts are read twice: first all of them are looked at, before anything is computed. The file of vectors gets its
-name when it is whole.
+The texts are read twice: first to check all of them, before any computation. The file of vectors gets its name when
+it is complete.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def embed_file(
         model: see `load_model`.
         texts: .txt with one a line, .jsonl or .parquet.
         out: .npy, an array [texts, width]; or .parquet, a column `embedding`.
-        column: of the texts, unless they are lines.
+        column: name of the column or key with the texts, except in .txt.
         pooling, batch_tokens, precision: see `LoadedEncoder.embed`.
-        dtype: of the numbers that are written.
+        dtype: number type of the written vectors.
 
     Returns:
         A line with counts and speed.
@@ -110,7 +110,7 @@ def _parts(texts: Iterator[str]) -> Iterator[list[str]]:
 
 
 def _texts_of(path: Path, column: str) -> Iterator[str]:
-    """Every text of a file.
+    """Yield every text of a file.
 
     Raises:
         DataError: it cannot be read, or a text is missing or of another type; names the line.

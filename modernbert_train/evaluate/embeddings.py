@@ -49,10 +49,10 @@ def embed(
     now: Position,
     compute: Compute,
 ) -> Tensor:
-    """Embed texts; every rank calls it, computes its share, and gets all.
+    """Embed texts; every rank calls it, computes its share, and gets all embeddings.
 
     Args:
-        model: in the phase; its training mode is put back afterwards.
+        model: in the phase; its training mode is restored afterwards.
         texts: token ids without special tokens.
         vocabulary: of the tokenizer.
         now, compute: see `Evaluator`.
@@ -132,7 +132,7 @@ def embed_packed(
 
 
 def _groups(texts: Sequence[NDArray[np.int32]], batch_tokens: int) -> Iterator[list[NDArray[np.int32]]]:
-    """Neighbours of at most so many tokens together, special ones included."""
+    """Yield groups of adjacent texts of at most `batch_tokens` tokens, special tokens included."""
     group: list[NDArray[np.int32]] = []
     tokens = 0
     for ids in texts:
@@ -147,7 +147,7 @@ def _groups(texts: Sequence[NDArray[np.int32]], batch_tokens: int) -> Iterator[l
 
 
 def plan_rows(lengths: Iterable[int], phase: PhaseConfig, objective: ObjectiveConfig) -> BatchPlan:
-    """All texts in rows of the phase's length, and as many empty rows as give every rank whole microbatches."""
+    """Pack all texts into rows of the phase's length, and add empty rows until every rank has whole microbatches."""
     packer = GreedyPacker(phase.row_tokens, WINDOW, 1 << 62)
     for number, length in enumerate(lengths):
         packer.place(Chunk(0, number, 0, min(int(length), most_tokens(phase))))
@@ -200,9 +200,9 @@ class _Plain:
 
 @contextmanager
 def entered(model: OnEncoder, method: str) -> Iterator[OnEncoder]:
-    """Within it a model that FSDP2 shards gathers its weights for a method as it does for `forward`.
+    """Within the block, an FSDP2-sharded model gathers its weights for a method as it does for `forward`.
 
-    Not for longer: forward calls it, and would be entered twice.
+    Only within the block: forward calls the method too, and would gather twice.
     """
     if not isinstance(model, FSDPModule):
         yield model

@@ -85,7 +85,7 @@ def _plain(held_out: dict[str, float]) -> dict[str, float]:
 
 
 def describe(result: Evaluation, predicted_share: float, checkpoint: str) -> str:
-    """The figures as a small table."""
+    """Return the figures as a small table."""
     gain, more = result.unigram_loss - result.loss, result.accuracy - result.unigram_accuracy
     said, baseline = (f"{predicted_share:.0%} predicted, ", "unigram") if predicted_share else ("", "guessing")
     word, sign = ("better by", 1) if gain >= 0 else ("worse by", -1)

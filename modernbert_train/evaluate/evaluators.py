@@ -35,7 +35,7 @@ class Evaluator(Protocol):
         """Measure; every rank calls it and gets the same figures.
 
         Args:
-            model: as it is trained, perhaps sharded; its weights and its training mode stay as they are.
+            model: the model in training, possibly sharded; its weights and its training mode stay as they are.
             now: the phase, whose rows and microbatches are used, and the run's model and objective in it.
             compute: where the model is, and the precision to compute in.
 
@@ -60,7 +60,7 @@ def build_evaluators(evals: Mapping[str, EvaluatorConfig], texts: HeldOutTexts) 
 
 
 def figures_text(figures: Mapping[str, float]) -> str:
-    """Figures in words: 'accuracy 0.912 (baseline 0.5), macro_f1 0.91 (baseline 0.33)'; counts are left out."""
+    """Return figures in words: 'accuracy 0.912 (baseline 0.5), macro_f1 0.91 (baseline 0.33)'; counts are left out."""
     shown = [name for name in figures if not name.startswith((BASELINE, COUNT))]
     return ", ".join(f"{name} {figures[name]:.3f}{_baseline(figures.get(f'{BASELINE}{name}'))}" for name in shown)
 

@@ -105,7 +105,7 @@ class Validation:
         self.tokens = total if most is None else min(total, most)
 
     def plan(self, now: Position) -> BatchPlan:
-        """Documents in their order, up to eval.max_tokens, packed into rows of the phase's length.
+        """Pack documents in order, up to eval.max_tokens, into rows of the phase's length.
 
         Text is cut at the limit. Labelled documents are read whole, so the last one that would cross it is left out.
         """
@@ -239,9 +239,9 @@ class HeldOutTexts:
     """Opens held-out texts of a run, all with the same rows and the unigram baseline of the training text.
 
     Attributes:
-        data, eval, phases: of the run.
+        data, eval, phases: the run's sections.
         vocab_size: rows of the embedding.
-        facts: of its data.
+        facts: facts of its data.
     """
 
     data: DataConfig
@@ -251,12 +251,12 @@ class HeldOutTexts:
     facts: DataFacts
 
     def validation(self) -> Validation:
-        """That of data.validation."""
+        """Open the held-out text of data.validation."""
         assert self.facts.validation is not None
         return self.open(self.facts.validation)
 
     def open(self, folder: FolderFacts) -> Validation:
-        """Any folder of held-out shards."""
+        """Open a folder of held-out shards."""
         vocabulary, card = self.facts.vocabulary, folder.card
         shards = open_shards(folder, self.data, vocabulary)
         streams = TokenStreams([Stream("validation", MASK_SEED, shards)])

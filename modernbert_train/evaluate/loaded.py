@@ -78,7 +78,7 @@ class LoadedEncoder:
         return self.embed_ids(ids, pooling=pooling, batch_tokens=batch_tokens, precision=precision, device=device)
 
     def token_ids(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """The ids of each text, without special tokens and whole."""
+        """Return the ids of each text, without special tokens and uncut."""
         import numpy as np
 
         found = self.tokenizer.encode_batch(texts, add_special_tokens=False)
@@ -112,7 +112,7 @@ class LoadedEncoder:
 
 
 def load_model(name: str | Path) -> LoadedEncoder:
-    """An encoder to embed texts with, or to build on.
+    """Load an encoder to embed texts with, or to build on.
 
     Args:
         name: a run's folder (its newest whole checkpoint counts), a checkpoint, a folder for Hugging Face or an id of
@@ -127,7 +127,7 @@ def load_model(name: str | Path) -> LoadedEncoder:
 
 
 def load_source(source: Source) -> LoadedEncoder:
-    """As `load_model`, of weights that were found."""
+    """Load an encoder from an opened source; see `load_model`."""
     import torch
 
     from modernbert_train.config.schema import MaskedLmConfig

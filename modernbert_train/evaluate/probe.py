@@ -67,28 +67,28 @@ class Probe:
         return figures | {"num_cut": float(sum(len(ids) > most_tokens(now.phase) for ids in self._ids))}
 
     def _figures(self, embeddings_ND: torch.Tensor) -> dict[str, float]:
-        is_told_N = self._parts_N != ONLY_LEARNED
-        labels_N = self._labels_N[is_told_N]
+        is_predicted_N = self._parts_N != ONLY_LEARNED
+        labels_N = self._labels_N[is_predicted_N]
         found: dict[str, float] = {}
         classifiers = {"": CLASSIFIERS[self._settings.classifier], BASELINE: majority}
         for prefix, classify in classifiers.items():
             if prefix or bool(embeddings_ND.isfinite().all()):
-                told_N = self._told(classify, embeddings_ND)[is_told_N]
-                found[f"{prefix}accuracy"] = accuracy(told_N, labels_N)
-                found[f"{prefix}macro_f1"] = macro_f1(told_N, labels_N)
+                predicted_N = self._predict(classify, embeddings_ND)[is_predicted_N]
+                found[f"{prefix}accuracy"] = accuracy(predicted_N, labels_N)
+                found[f"{prefix}macro_f1"] = macro_f1(predicted_N, labels_N)
             else:
                 found |= {"accuracy": math.nan, "macro_f1": math.nan}
         return found | {"num_texts": float(len(labels_N))}
 
-    def _told(self, classify: Classify, embeddings_ND: torch.Tensor) -> torch.Tensor:
+    def _predict(self, classify: Classify, embeddings_ND: torch.Tensor) -> torch.Tensor:
         """Return each text's class as predicted by a classifier trained on the other parts."""
-        told_N = torch.full_like(self._labels_N, -1)
+        predicted_N = torch.full_like(self._labels_N, -1)
         for part in self._parts_N[self._parts_N != ONLY_LEARNED].unique().tolist():
             other_N = self._parts_N != part
-            told_N[~other_N] = classify(
+            predicted_N[~other_N] = classify(
                 embeddings_ND[other_N], self._labels_N[other_N], self._num_classes, embeddings_ND[~other_N]
             )
-        return told_N
+        return predicted_N
 
 
 def _tokenised(labelled: Labelled, tokenizer_folder: str, vocabulary: Vocabulary) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """Samples: a few places of the held-out text, with the model's likeliest tokens there, at each validation.
 
 They are taken from the forward passes of the validation itself, of the first row, which is the same on any number of
-ranks: nothing more is computed, and the batches, the figures and the training know nothing of it. Text and masks of a
+ranks: sampling adds no forward pass and does not affect batches, figures or training. Text and masks of a
 validation depend on the configuration alone, so the same places can be followed over a phase.
 
 Shape legend: T packed tokens, M predicted positions (padded), V vocabulary, G guesses.
@@ -28,7 +28,7 @@ DIGITS = 4
 
 
 class Samples:
-    """Takes samples of a microbatch.
+    """Sampler of a microbatch's predictions.
 
     Args:
         number: number of texts.
@@ -127,7 +127,7 @@ def _spread(places: list[int], causal: bool) -> list[int]:
 
 
 def word_of(ids: Mapping[str, int]) -> Callable[[int], str]:
-    """How a token is read, with the space before it: of byte-level vocabularies, of WordPiece and of SentencePiece."""
+    """Return a function from a token to its text with leading space: byte-level, WordPiece or SentencePiece."""
     texts = {number: text for text, number in ids.items()}
     byte_level = any(text.startswith("Ġ") for text in ids)
     word_piece = not byte_level and any(text.startswith("##") for text in ids)

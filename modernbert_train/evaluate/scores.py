@@ -70,13 +70,13 @@ class Scores:
         return plural(len(self._lengths), "labelled text")
 
     def __call__(self, model: OnEncoder, now: Position, compute: Compute) -> dict[str, float]:
-        """The loss and the metrics of the settings, with the accuracy of always telling the most frequent class.
+        """Return the loss and the configured metrics, with the accuracy of always predicting the most frequent class.
 
         `num_texts` were predicted.
         """
         logits, objective = self.logits(model, now, compute), now.objective
         labels = [self._labels[number] for number in range(len(self._lengths))]
-        sizes = [self._told_of(number, cast(LabelledConfig, objective)) for number in range(len(labels))]
+        sizes = [self._num_predictions(number, cast(LabelledConfig, objective)) for number in range(len(labels))]
         kind = kind_of(cast(LabelledConfig, objective).task_kind)
         figures = kind.figures(Outputs(logits, labels, sizes, objective, self._settings))
         figures.setdefault(f"{COUNT}texts", float(len(labels)))
@@ -92,7 +92,9 @@ class Scores:
         plan = plan_rows(self._lengths, now.phase, objective)
         rank, ranks = (0, 1) if alone else (this_rank(), num_ranks())
         mine = share_of_rank(plan.rows, rank, ranks, plan.microbatch_rows)
-        words_N = np.array([self._told_of(number, objective) for number in range(len(self._lengths))], dtype=np.int64)
+        words_N = np.array(
+            [self._num_predictions(number, objective) for number in range(len(self._lengths))], dtype=np.int64
+        )
         ends_N = np.cumsum(words_N)
         logits_WL = torch.zeros(int(ends_N[-1]), objective.num_told, device=compute.device)
         was_training = model.training
@@ -116,8 +118,8 @@ class Scores:
             sum_over_ranks(logits_WL)  # of the other ranks' texts each has zeros: nothing is rounded
         return logits_WL.cpu()
 
-    def _told_of(self, number: int, objective: LabelledConfig) -> int:
-        """Number of predictions for a document."""
+    def _num_predictions(self, number: int, objective: LabelledConfig) -> int:
+        """Return the number of predictions for a document."""
         if objective.tells == "tokens":
             return int(self._lengths[number]) + SPECIAL_TOKENS
         return 1 if objective.tells == "texts" else int((self._labels[number] != IGNORED_LABEL).sum())

@@ -1,4 +1,4 @@
-"""The cost of each choice of weights.shrink_from before any training: the held-out loss of the model with it alone."""
+"""The cost of each choice of weights.shrink_from before training: held-out loss of the model with only that choice."""
 
 from __future__ import annotations
 

@@ -13,16 +13,16 @@ from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.read_json import parse_json
 from modernbert_train.errors import DataError
 
-_ENDS = ".texts.jsonl"  # behind the name of a split
+_ENDS = ".texts.jsonl"  # suffix to the name of a split
 
 
 def file_of_texts(shards: Path) -> Path:
-    """Where it is."""
+    """Return the path of a split's sidecar file."""
     return shards.with_name(f"{shards.name}{_ENDS}")
 
 
 def read_texts(shards: Path) -> list[dict[str, Any]]:
-    """Its lines.
+    """Read the lines of a split's sidecar file.
 
     Raises:
         DataError: it cannot be read.

@@ -1,4 +1,4 @@
-"""Which epoch of a fine-tuning counts: the last, or that with the best of a metric on the first split that is measured.
+"""Choose the epoch of a fine-tuning: the last, or the one with the best metric on the first measured split.
 
 Where the best counts, the run keeps a checkpoint of every epoch until its end; then only the best and the last stay.
 """

@@ -1,4 +1,4 @@
-"""Read the labelled texts of a task: out of files, or out of a dataset of the hub.
+"""Read the labelled texts of a task from files or from a dataset of the hub.
 
 Unreadable rows are refused with their place.
 """

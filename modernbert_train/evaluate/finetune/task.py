@@ -49,7 +49,7 @@ class Named(NamedTuple):
 
 
 def named_model(text: str) -> Named:
-    """Tell a model from the baseline it is to be."""
+    """Split a name into the model and its baseline."""
     found: list[str] = []
     while text.startswith((f"{FROZEN}:", f"{UNTRAINED}:")):
         first, _, text = text.partition(":")

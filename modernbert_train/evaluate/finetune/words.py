@@ -154,7 +154,7 @@ def _of_tokens(values: NDArray[np.int32], firsts: Sequence[int], tokens: int) ->
 
 
 def _tokens(example: Example, reader: Reader) -> tuple[list[int], list[int]]:
-    """Token ids of a sentence, and the place of each word's first token; -1 of a word without one."""
+    """Return a sentence's token ids and the index of each word's first token; -1 for a word without one."""
     encoding = reader.tokenizer.encode(" ".join(example.texts), add_special_tokens=False)
     firsts: list[int] = []
     at = token = 0

@@ -74,7 +74,7 @@ def _rows(path: Path, named: str, config: RetrievalConfig) -> Iterator[tuple[str
 
 
 def _of_folder(folder: Path, named: str, config: RetrievalConfig) -> Iterator[tuple[str, ...]]:
-    """A pair of each query and each document that is relevant to it."""
+    """Yield a pair for each query and each of its relevant documents."""
     if config.negative_columns:
         raise DataError(f"{named}: a BEIR folder has no hard negatives. Leave out negative_columns, or name files.")
     beir = read_beir(folder, config.train_split, named.partition("=")[0])

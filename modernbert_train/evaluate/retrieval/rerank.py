@@ -96,7 +96,7 @@ def _score(text: Any, where: str) -> float:
 
 @contextmanager
 def _exported(name: str) -> Iterator[Path]:
-    """A model as a folder of transformers with its head, in fp32."""
+    """Export a model with its head to a transformers folder, in fp32."""
     from modernbert_train.weights.export import export_source
 
     source = encoder_source(name)
@@ -176,5 +176,5 @@ def _texts_of(beir: Beir, wanted: set[str]) -> dict[str, str]:
 
 
 def is_candidates(name: str) -> bool:
-    """Whether `rerank` names a file of candidates and no model; a checkpoint of Composer is a file too."""
+    """True if `rerank` names a file of candidates and not a model; a checkpoint of Composer is a file too."""
     return Path(name).is_file() and Path(name).suffix != ".pt"

@@ -204,7 +204,7 @@ def _naming(model: str) -> str:
 
 @contextmanager
 def _in_use(folder: Path) -> Iterator[None]:
-    """Keep others out of a run's folder, which is made."""
+    """Create a run's folder and lock it against other processes."""
     with os_errors_as(StorageError, f"{folder}: cannot be written", "Free the disk, or set runs_folder."):
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / LOCK).open("a") as file:
@@ -374,7 +374,7 @@ def _learn(model: Model, config: RetrievalConfig, pairs: Pairs, folder: Path) ->
 
 
 def _loss(model: Any, config: RetrievalConfig) -> Any:
-    """The library's; its negatives are all other texts of the batch."""
+    """Build the library's loss; its negatives are all other texts of the batch."""
     if config.loss == "multi_vector":
         from sentence_transformers.multi_vector_encoder.losses import CachedMultiVectorMultipleNegativesRankingLoss
 
@@ -412,7 +412,7 @@ def _texts_cut(model: Model, pairs: Pairs) -> dict[str, int]:
 
 @contextmanager
 def _heard(stop: list[int]) -> Iterator[None]:
-    """While in use a stop signal is noted, for the end of the step."""
+    """Within the block, record a stop signal for the end of the step."""
     from modernbert_train.distributed.stop_signals import handled_by
 
     def note(number: int, _: FrameType | None) -> None:

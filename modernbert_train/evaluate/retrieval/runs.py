@@ -1,4 +1,4 @@
-"""A library that may not be there, settings of a recipe, and an encoder as a folder that the library opens."""
+"""Check for optional libraries, read a recipe's settings, and export an encoder as a folder that the library opens."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def encoder_named(model: str) -> Named:
     """A model as it is named, as it is or untrained.
 
     Raises:
-        ConfigError: it is to be frozen.
+        ConfigError: the name asks to freeze it.
     """
     named = named_model(model)
     if FROZEN in named.baseline:
@@ -123,7 +123,7 @@ def encoder_source(model: str, seed: int = SEED) -> Source:
 
 
 def in_words(name: str, figures: dict[str, dict[str, float]], metrics: Sequence[str], result: Path | None) -> str:
-    """A line for the terminal."""
+    """Return figures as a line for the terminal."""
     parts = [
         f"{split} " + ", ".join(f"{metric} {found[metric]:.4f}" for metric in metrics if metric in found)
         for split, found in figures.items()

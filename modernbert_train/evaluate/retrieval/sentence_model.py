@@ -84,12 +84,12 @@ def check_sentence_model(name: str, config: EvaluateConfig) -> None:
 
 
 def is_multi_vector(model: Model) -> bool:
-    """Whether a text has a vector for each of its tokens."""
+    """True if a text has a vector for each of its tokens."""
     return type(model).__name__ == _MULTI
 
 
 def _is_late(folder: Path) -> bool:
-    """The same of a folder that is not open."""
+    """True if a folder holds a multi-vector model; read without opening it."""
     about = read_json(folder / _SETTINGS) if (folder / _SETTINGS).is_file() else {}
     return isinstance(about, dict) and about.get("model_type") == _MULTI
 
@@ -120,7 +120,7 @@ def open_sentence_model(name: str, config: EvaluateConfig) -> Model:
                 model = _build(folder, config)
     limit = model.max_seq_length
     if limit is None:
-        raise DataError(f"{name}: reads texts in a way of its own, without a longest one. Name another model.")
+        raise DataError(f"{name}: sets no maximum length, so its texts cannot be cut. Name another model.")
     most = config.max_tokens or limit
     if most > limit:
         raise ConfigError(f"max_tokens={most}: {name} reads {limit:,} at most. Lower it, or leave it out.")
@@ -175,7 +175,7 @@ def _opening(folder: object) -> AbstractContextManager[None]:
 
 
 def describe(model: Model) -> Described:
-    """How a model makes vectors."""
+    """Return the settings with which a model makes vectors."""
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
     encoder: Any = model[0]

@@ -1,4 +1,4 @@
-"""How fast encoders read text, as in ModernBERT's table 2 (arXiv 2412.13663): forward passes alone, by length.
+"""Measure the inference speed of encoders by length, as in ModernBERT's table 2 (arXiv 2412.13663): forward pass only.
 
     python -m modernbert_train.evaluate.suite.efficiency MODEL packed|padded FILE LENGTH... --tokens N --repeats N
 
@@ -126,25 +126,25 @@ def _device() -> str:
 
 
 def measure_all(
-    models: Sequence[tuple[str, str]], asked: EfficiencyConfig, out: Path, environment: dict[str, str]
+    models: Sequence[tuple[str, str]], config: EfficiencyConfig, out: Path, environment: dict[str, str]
 ) -> Failures:
     """Measure each model that lacks a result file, one process at a time.
 
     Args:
         models: label and source of each.
-        asked: lengths and repeats.
+        config: lengths and repeats.
         out: folder; files are in its `efficiency`.
         environment: of this process.
 
     Returns:
         The failures, by model and way.
     """
-    sizes = ["--tokens", str(asked.tokens), "--repeats", str(asked.repeats)]
+    sizes = ["--tokens", str(config.tokens), "--repeats", str(config.repeats)]
     jobs = []
     for label, source in models:
         for way in WAYS:
-            file = file_of(out, label, way, asked)
-            words = [sys.executable, "-m", __name__, source, way, str(file), *map(str, asked.lengths), *sizes]
+            file = file_of(out, label, way, config)
+            words = [sys.executable, "-m", __name__, source, way, str(file), *map(str, config.lengths), *sizes]
             if not file.exists():
                 jobs.append(Job(f"{label}, {way}", words, out / LOGS / file_name(f"efficiency-{label}", f"-{way}.log")))
     failed = Failures()
@@ -158,18 +158,18 @@ def measure_all(
     return failed
 
 
-def file_of(out: Path, label: str, way: str, asked: EfficiencyConfig) -> Path:
+def file_of(out: Path, label: str, way: str, config: EfficiencyConfig) -> Path:
     """The file of a measurement; other lengths have other files."""
-    lengths = "-".join(map(str, sorted(asked.lengths)))
-    return out / "efficiency" / file_name(label, f"-{way}-{lengths}-{asked.tokens}-{asked.repeats}.json", 255)
+    lengths = "-".join(map(str, sorted(config.lengths)))
+    return out / "efficiency" / file_name(label, f"-{way}-{lengths}-{config.tokens}-{config.repeats}.json", 255)
 
 
-def table_of(models: Sequence[str], out: Path, asked: EfficiencyConfig) -> list[Row]:
+def table_of(models: Sequence[str], out: Path, config: EfficiencyConfig) -> list[Row]:
     """A row for each model, length and kind that was measured."""
     rows: dict[tuple[str, int, str], Row] = {}
     for label in models:
         for way in WAYS:
-            file = file_of(out, label, way, asked)
+            file = file_of(out, label, way, config)
             found = read_json(file) if file.exists() else {"rows": []}
             for each in found["rows"]:
                 row = rows.setdefault((label, each["length"], each["kind"]), {"model": label, **each})
@@ -181,12 +181,12 @@ def table_of(models: Sequence[str], out: Path, asked: EfficiencyConfig) -> list[
     ]
 
 
-def not_measured(models: Sequence[str], out: Path, asked: EfficiencyConfig) -> Iterator[str]:
+def not_measured(models: Sequence[str], out: Path, config: EfficiencyConfig) -> Iterator[str]:
     """A note for each model that cannot read some length."""
     for label in models:
-        files = [file for way in WAYS if (file := file_of(out, label, way, asked)).exists()]
-        most = read_json(files[0])["max_tokens"] if files else max(asked.lengths)
-        if longer := [f"{length:,}" for length in sorted(asked.lengths) if length > most]:
+        files = [file for way in WAYS if (file := file_of(out, label, way, config)).exists()]
+        most = read_json(files[0])["max_tokens"] if files else max(config.lengths)
+        if longer := [f"{length:,}" for length in sorted(config.lengths) if length > most]:
             yield f"{label} reads {most:,} tokens at most: texts of {' and '.join(longer)} were not measured."
 
 
