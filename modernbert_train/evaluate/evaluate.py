@@ -43,7 +43,7 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
     """
     if config.data.validation is None and not config.evals:
         raise ConfigError(
-            "data.validation: not set, and evals is empty, so there is nothing to measure on. Name held-out shards."
+            "data.validation: not set, and evals is empty, so this run names no text to measure. Name held-out shards."
         )
     facts = resolve(config, purpose="measure").facts
     assert facts is not None

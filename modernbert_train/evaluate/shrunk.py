@@ -31,7 +31,7 @@ def describe_shrinking(config: RunConfig) -> str:
         DataError: see `resolve` and `Source.weights`.
     """
     if config.data.validation is None:
-        raise ConfigError("data.validation: not set, so there is nothing to measure on. Name held-out shards.")
+        raise ConfigError("data.validation: not set, so this run names no text to measure. Name held-out shards.")
     facts = resolve(config, purpose="measure").facts
     origin, compute = find_origin(config), Compute.of(config.compute)
     assert facts is not None and facts.validation is not None and origin is not None
