@@ -88,7 +88,8 @@ def _folder_of(name: str | Path) -> Iterator[Path]:
     if (folder / CONFIG_YAML).is_file() and (folder / "hf" / CONFIG_JSON).is_file():
         folder = folder / "hf"
     kind = read_object(folder / CONFIG_JSON).get("model_type") if (folder / CONFIG_JSON).is_file() else None
-    if isinstance(kind, str) and kind not in FORMATS:  # transformers may know it
+    # transformers may know a kind that this program does not; an ELECTRA's generator has embeddings wider than it
+    if isinstance(kind, str) and (kind not in FORMATS or kind == "electra"):
         yield folder
         return
     source = open_model(folder)

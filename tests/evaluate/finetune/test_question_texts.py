@@ -115,7 +115,7 @@ def test_an_answer_that_is_not_where_it_is_said_to_be_is_left_out_and_counted(tm
     _, shards = documents(prepared.folder / "dev", tokenizer)
     assert shards.labels is not None and shards.labels[0].tolist() == [[-100, -100]]
     squad(tmp_path, asked(1, "domi", start=3))
-    with pytest.raises(DataError, match="none of 1 questions has an answer that stands where answer_start says"):
+    with pytest.raises(DataError, match="none of 1 questions has an answer at the place where answer_start says"):
         prepare(task_of(tmp_path), tokenizer, 64, tmp_path / "other" / "task")
 
 
