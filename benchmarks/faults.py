@@ -260,7 +260,7 @@ FAULTS = (
     Fault(
         "last-microbatch",
         "modernbert_train/train/gradients.py",
-        "last = number + 1 == len(parts)",
+        "last = number + 1 == len(microbatches)",
         "last = number == 0",
         "gradients of all microbatches: ranks meet with the first one only",
         ("tests/train/test_accumulation.py",),
@@ -1049,8 +1049,8 @@ FAULTS = (
     Fault(
         "own-microbatch",
         "modernbert_train/train/gradients.py",
-        "known = first_pass(forward, parts, objective, compute.device)",
-        "known = [first_pass(forward, [part], objective, compute.device)[0] for part in parts]",
+        "targets = first_pass(forward, microbatches, objective, compute.device)",
+        "targets = [first_pass(forward, [each], objective, compute.device)[0] for each in microbatches]",
         "pairs: a query is compared only with the texts of its microbatch, so the loss depends on memory",
         ("tests/contrastive/test_parity.py",),
     ),
@@ -1058,7 +1058,7 @@ FAULTS = (
         "dropout-of-second-pass",
         "modernbert_train/train/gradients.py",
         "sums = forward(number, microbatch)",
-        "sums = forward(number + len(parts), microbatch)",
+        "sums = forward(number + len(microbatches), microbatch)",
         "pairs: the gradient belongs to vectors with another dropout",
         ("tests/contrastive/test_late.py",),
     ),

@@ -22,7 +22,7 @@ from modernbert_train.core.text import first_line
 from modernbert_train.core.torch_internals import set_timeouts
 from modernbert_train.distributed import heartbeat
 from modernbert_train.distributed.fail_together import failing_together, holds_store
-from modernbert_train.distributed.heartbeat import CONNECTING, GRACE_SECONDS, passed
+from modernbert_train.distributed.heartbeat import CONNECTING, GRACE_SECONDS, post_heartbeat
 from modernbert_train.distributed.launched import STORE, check_launch_variables, from_launcher
 from modernbert_train.distributed.rendezvous import wait_for_store
 from modernbert_train.distributed.shared_gpu import claim_gpu
@@ -96,7 +96,7 @@ def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
                     claim_gpu(store, this_rank(), gpu, torch.cuda.nccl.version)
                     for name, value in _OF_TORCH.items():
                         os.environ.setdefault(name, value)
-                passed(CONNECTING)
+                post_heartbeat(CONNECTING)
                 dist.init_process_group(
                     BACKENDS[device.type],
                     store=dist.HashStore() if store is None else store,  # type: ignore[attr-defined]
@@ -106,14 +106,14 @@ def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
                     # NCCL connects now, while its errors can still be reported
                     device_id=device if store is not None and device.type == "cuda" else None,
                 )
-                passed("the first exchange of all ranks")
+                post_heartbeat("the first exchange of all ranks")
             yield
         failed = False
     except StoppedEarly:
         failed = False
         raise
     finally:
-        heartbeat.allow(0.0)
+        heartbeat.set_timeout(0.0)
         # on success wait for the others; after a failure they are being ended
         if dist.is_initialized() and not (failed and num_ranks() > 1):
             dist.destroy_process_group()
@@ -121,14 +121,14 @@ def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def allow(seconds: float, timeout_seconds: float) -> None:
+def set_timeout(seconds: float, timeout_seconds: float) -> None:
     """Set how long a rank may keep the others waiting from now on; a collective call.
 
     Args:
         seconds: the new limit, if it is longer than the timeout.
         timeout_seconds: of `joined`.
     """
-    heartbeat.allow(seconds)
+    heartbeat.set_timeout(seconds)
     if num_ranks() > 1:
         set_timeouts(max(seconds, timeout_seconds) + GRACE_SECONDS)
 
@@ -174,7 +174,7 @@ def on_rank_zero(do: Callable[[], T]) -> T:
         except RunError as error:
             answer = [error]
     if num_ranks() > 1:
-        passed("an answer of rank 0")
+        post_heartbeat("an answer of rank 0")
         dist.broadcast_object_list(answer, src=0)
     if isinstance(answer[0], RunError):
         raise answer[0]
@@ -202,7 +202,7 @@ def gather_from_all(value: T) -> list[T]:
     """Return the values of all ranks, ordered by rank, on every rank."""
     found: list[Any] = [value] * num_ranks()
     if num_ranks() > 1:
-        passed("an exchange of all ranks")
+        post_heartbeat("an exchange of all ranks")
         dist.all_gather_object(found, value)
     return found
 
@@ -210,7 +210,7 @@ def gather_from_all(value: T) -> list[T]:
 def sum_over_ranks(values: Tensor) -> None:
     """Replace values by their sums over all ranks."""
     if num_ranks() > 1:
-        passed("a sum over all ranks")
+        post_heartbeat("a sum over all ranks")
         dist.all_reduce(values)
 
 
@@ -229,7 +229,7 @@ def sums_over_ranks(of_device: Sequence[Tensor], of_host: Sequence[float]) -> li
     torch.stack([*of_device], out=values[:split])
     values[split:].copy_(torch.tensor(of_host, dtype=values.dtype), non_blocking=True)
     if num_ranks() > 1:
-        passed("the sums of a step")
+        post_heartbeat("the sums of a step")
         dist.all_reduce(values)
     sums: list[float] = values.tolist()
     return sums
@@ -251,7 +251,7 @@ def rows_of_all(rows_ND: Tensor, about: T) -> tuple[Tensor, list[T], slice]:
     own = slice(first, first + len(rows_ND))
     if num_ranks() == 1:
         return rows_ND, known, own
-    passed("the rows of all ranks")
+    post_heartbeat("the rows of all ranks")
     padded = rows_ND.new_zeros(max(counts), *rows_ND.shape[1:])
     padded[: len(rows_ND)] = rows_ND
     found = [torch.empty_like(padded) for _ in counts]
@@ -262,5 +262,5 @@ def rows_of_all(rows_ND: Tensor, about: T) -> tuple[Tensor, list[T], slice]:
 def wait_for_all() -> None:
     """Wait until every rank has called this."""
     if num_ranks() > 1:
-        passed("a meeting of all ranks")
+        post_heartbeat("a meeting of all ranks")
         dist.all_reduce(torch.zeros(1))  # on the CPU; a barrier would queue behind all work of the GPUs

@@ -35,7 +35,7 @@ _place = (0, "the start")  # replaced as a whole, by the training thread only
 _patience = 0.0
 
 
-def passed(place: str) -> None:
+def post_heartbeat(place: str) -> None:
     """Record that this rank has reached a place; all ranks pass the same places in the same order.
 
     Places are the events of a step, and each call in which the host waits for other ranks. With NCCL the host would
@@ -45,7 +45,7 @@ def passed(place: str) -> None:
     _place = (_place[0] + 1, place)
 
 
-def allow(seconds: float) -> None:
+def set_timeout(seconds: float) -> None:
     """Set how long a rank may keep the others waiting from now on, if that is longer than their timeout."""
     global _patience
     _patience = seconds

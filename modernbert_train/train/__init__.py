@@ -1,7 +1,7 @@
-"""Training: the only room that knows Composer. Start reading at step.py.
+"""Training: the only package that imports Composer. Start reading at step.py.
 
-What `check` asks of it (plan/resolve.py and what that imports) is imported without torch, so what Composer needs
-first is done when it is imported, see import_hook.py.
+`check` imports plan/resolve.py without torch. Composer needs some setup before its first import; that happens when this
+package is imported, see import_hook.py.
 Imports: batch, checkpoints, clock, config, core, data, distributed, evaluate, import_hook, models, objectives, optim,
 plan, report, vocabulary, weights.
 """

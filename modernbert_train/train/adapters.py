@@ -1,4 +1,4 @@
-"""Composer's shapes around our parts: a ComposerModel, FSDP2 wrapping. Thin, no ideas of their own."""
+"""Adapters between Composer and our models: a ComposerModel, and the FSDP2 settings."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from modernbert_train.train.composer_internals import Sharding
 
 
 class ComposerObjective(ComposerModel):
-    """An objective's module as Composer holds it.
+    """Wrap an objective's module as a ComposerModel.
 
     Args:
-        model: forward(batch, figures) gives Sums.
+        model: its forward(batch, figures) returns Sums.
     """
 
     def __init__(self, model: OnEncoder) -> None:
@@ -34,38 +34,38 @@ class ComposerObjective(ComposerModel):
 
     @property
     def idles(self) -> bool:
-        """See `OnEncoder`; `replicate` of composer_internals.py asks for it."""
+        """See `OnEncoder.idles`; read by `replicate` of composer_internals.py."""
         return self.model.idles
 
     def forward(self, batch: Batch, figures: bool = False) -> Sums:
         return self.model(batch, figures)
 
     def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Composer wants one; the step has its own (gradients.py)."""
+        """Required by Composer and never called; gradients.py computes the loss."""
         raise NotImplementedError
 
 
 def adapter_of(model: nn.Module) -> ComposerObjective:
-    """What was given to the Trainer, inside the wrapper it may have put around it."""
+    """Return the ComposerObjective inside the wrapper that the Trainer may have added."""
     adapter = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     assert isinstance(adapter, ComposerObjective)
     return adapter
 
 
 def inner_model(model: nn.Module) -> OnEncoder:
-    """Our model inside Composer's wrappers, whose parameter names are the published ones."""
+    """Return our model without Composer's wrappers; its parameter names are the published ones."""
     return adapter_of(model).model
 
 
 def is_sharded(config: DistributedConfig, num_ranks: int) -> bool:
-    """Whether FSDP2, in one group or several, is asked for and there is something to shard."""
+    """Return True if FSDP2 is configured and there is more than one rank to shard over."""
     return config.strategy != "ddp" and num_ranks > 1
 
 
 def parallelism(config: DistributedConfig, num_ranks: int) -> ParallelismConfig | None:
-    """FSDP2 where asked for and where there is something to shard; Composer wraps in DDP otherwise.
+    """Return the FSDP2 settings, or None without sharding; Composer then wraps the model in DDP.
 
-    It must be given as an FSDP2Config object: Composer 0.32.1 ignores the dict key `fsdp2` and trains with DDP.
+    The result must be an FSDP2Config object: Composer 0.32.1 ignores the dict key `fsdp2` and trains with DDP.
     """
     if is_sharded(config, num_ranks):
         warnings.filterwarnings("ignore", "FSDP2 Config/APIs are experimental")
@@ -74,14 +74,14 @@ def parallelism(config: DistributedConfig, num_ranks: int) -> ParallelismConfig 
 
 
 def assert_sharded(model: nn.Module, shard_ranks: int | None) -> None:
-    """Make sure that FSDP2 is really on: its units are units and every parameter is a DTensor.
+    """Check that FSDP2 is active: every unit is sharded and every parameter is a DTensor.
 
     Args:
-        model: as the Trainer holds it.
-        shard_ranks: ranks that share one copy of the weights; None is all of them.
+        model: as held by the Trainer.
+        shard_ranks: ranks that share one copy of the weights; None means all of them.
 
     Raises:
-        RunError: it is not; Composer falls back to DDP in silence when it does not understand what it is given.
+        RunError: it is not. Composer falls back to DDP silently if it does not understand its arguments.
     """
     from torch.distributed.fsdp import FSDPModule
 

@@ -1,4 +1,4 @@
-"""A configuration becomes a loop of steps, on one page.
+"""Build the training loop from a configuration, on one page.
 
 shards -> planner -> workers -> loader -+
 model -> FSDP2 or DDP ------------------+-> Composer's trainer -> the loop (step.py) -> checkpoints
@@ -54,17 +54,17 @@ def build(
     *,
     last_phase: str | None,
 ) -> Loop:
-    """Build everything that trains a run. The model is without its weights.
+    """Build everything that trains a run. The model's weights are still uninitialised.
 
     Args:
-        config: the run.
-        facts: of its data, checked.
+        config: the run's configuration.
+        facts: checked facts of its data.
         compute: device and precision.
-        folder: open, on rank 0.
-        fingerprint: of the data, for checkpoints.
-        requests: to save and to stop.
-        callbacks: Composer's and the user's own.
-        last_phase: of the step before the first; None where the clock begins at 0.
+        folder: the run's folder, open on rank 0.
+        fingerprint: fingerprint of the data, stored in checkpoints.
+        requests: requests to save or stop.
+        callbacks: Composer's and the user's.
+        last_phase: phase of the step before the first; None if the clock begins at 0.
     """
     rank, ranks, clock = this_rank(), num_ranks(), Clock.of(config)
     sharded = is_sharded(config.distributed, ranks)
@@ -80,7 +80,7 @@ def build(
         optimizers=build_optimizer(config.optim, adapter.model),
         train_dataloader=loader,
         max_duration=f"{clock.total_tokens}tok",
-        device_train_microbatch_size=1,  # of no effect: the loader cuts microbatches itself
+        device_train_microbatch_size=1,  # no effect: the loader cuts the microbatches itself
         device=composer_device(compute.device),
         precision=composer_precision(compute.device, compute.precision),
         parallelism_config=parallelism(config.distributed, ranks),
@@ -153,11 +153,11 @@ def build(
 
 
 def build_model(config: RunConfig, *, sharded: bool) -> OnEncoder:
-    """The model without its weights: they come when it stands where it will be trained.
+    """Build the model without its weights; `session` fills them in once it is on its device.
 
     Args:
-        config: the run.
-        sharded: build it without memory, on the meta device; FSDP2 gives each rank memory for its share.
+        config: the run's configuration.
+        sharded: build on the meta device; FSDP2 then allocates each rank's shards.
     """
     with torch.device("meta") if sharded else nullcontext():
         model = models.build_model(config.model, config.objective, config.compute)
@@ -167,7 +167,7 @@ def build_model(config: RunConfig, *, sharded: bool) -> OnEncoder:
 
 
 def build_data(config: RunConfig, facts: DataFacts) -> DataPath:
-    """The way from the training text to batches."""
+    """Return the path from the training text to batches."""
     objective_of = partial(build_objective, vocabulary=facts.vocabulary)
     is_branch = config.start is not None
     return open_path(config.data, config.seed, Clock.of(config), facts, objective_of, is_branch=is_branch)

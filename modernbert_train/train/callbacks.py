@@ -1,7 +1,7 @@
-"""Composer's own callbacks and loggers, made from the run's `callbacks:` and `loggers:` sections.
+"""Build Composer's callbacks and loggers from the run's `callbacks:` and `loggers:` sections.
 
-What may stand there is told by config/callbacks.py, long before Composer is imported; here are the classes, and the
-values that fit this trainer where Composer's defaults write beside the run's folder or ask for an account.
+config/callbacks.py checks those sections long before Composer is imported. This file holds the classes, and the
+defaults that differ because Composer's would write outside the run's folder or require an account.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from modernbert_train.errors import ConfigError
 from modernbert_train.train.composer_internals import CurrentWandB
 from modernbert_train.train.loggers import Harmless
 
-Asked = Mapping[str, dict[str, Any]]  # a section: arguments by name
+Section = Mapping[str, dict[str, Any]]  # a section: name -> arguments
 CALLBACKS: dict[str, type[Callback]] = {
     "free_outputs": callbacks.FreeOutputs,
     "lr_monitor": callbacks.LRMonitor,
@@ -51,20 +51,20 @@ LOGGERS: dict[str, type[LoggerDestination]] = {
 }
 
 
-def build_callbacks(asked: Asked, folder: Path, device: torch.device) -> list[Callback]:
-    """The callbacks that the run names; every rank makes its own, since some of them talk to each other.
+def build_callbacks(section: Section, folder: Path, device: torch.device) -> list[Callback]:
+    """Build the callbacks that the run names, on every rank, since some of them communicate.
 
     Args:
-        asked: the run's section callbacks.
-        folder: of the run.
-        device: of this rank.
+        section: the run's section `callbacks`.
+        folder: the run's folder.
+        device: this rank's device.
 
     Raises:
-        ConfigError: one refuses its arguments, or measures GPUs where there is none, or a package is missing.
+        ConfigError: a callback rejects its arguments, measures GPUs on a CPU, or lacks its package.
     """
-    _require_packages("callbacks", asked)
+    _require_packages("callbacks", section)
     built = []
-    for name, given in asked.items():
+    for name, given in section.items():
         if name in GPU_ONLY and device.type == "cpu":
             raise ConfigError(
                 f"callbacks.{name}: it measures GPUs only, and this run trains on a CPU. Set callbacks.{name}=false."
@@ -78,10 +78,10 @@ def build_callbacks(asked: Asked, folder: Path, device: torch.device) -> list[Ca
 
 
 def own_callbacks(given: Sequence[Callback | type[Callback]]) -> list[Callback]:
-    """The callbacks that a program hands to its run; a class is made anew for each start, without arguments.
+    """Return the callbacks that a program passes to its run; a class is instantiated at each start, without arguments.
 
     Raises:
-        ConfigError: one is no callback, cannot be made, or is one of Composer's that cannot work here.
+        ConfigError: one is not a callback, cannot be made, or is a callback of Composer's that cannot work here.
     """
     built = []
     for number, each in enumerate(given):
@@ -92,7 +92,7 @@ def own_callbacks(given: Sequence[Callback | type[Callback]]) -> list[Callback]:
         if not isinstance(each, Callback):
             raise ConfigError(f"{where}: is no callback. Give subclasses of composer.Callback, or instances of them.")
         if isinstance(each, LoggerDestination):
-            raise ConfigError(f"{where}: is a logger, which would hear no figures here. Name it in loggers:.")
+            raise ConfigError(f"{where}: is a logger, and would receive no metrics here. Name it in loggers:.")
         for module in (base.__module__ for base in type(each).__mro__):
             if (reason := REFUSED.get(module.removeprefix("composer."))) is not None:
                 raise ConfigError(f"{where}: cannot work here, {reason}. Remove it.")
@@ -100,25 +100,26 @@ def own_callbacks(given: Sequence[Callback | type[Callback]]) -> list[Callback]:
     return built
 
 
-def check_loggers(asked: Asked) -> None:
-    """Make sure that every logger's package is there.
+def check_loggers(section: Section) -> None:
+    """Check that every logger's package is installed.
 
     Raises:
-        ConfigError: one is missing. What fails later, as a server that does not answer, costs no run: see `Harmless`.
+        ConfigError: one is missing. Later failures, such as a server that does not answer, do not end the run: see
+            `Harmless`.
     """
-    _require_packages("loggers", asked)
+    _require_packages("loggers", section)
 
 
-def _require_packages(section: str, asked: Asked) -> None:
-    if missing := list(missing_for(section, asked)):
+def _require_packages(name: str, section: Section) -> None:
+    if missing := list(missing_for(name, section)):
         raise ConfigError("\n".join(missing))
 
 
-def build_loggers(asked: Asked, folder: Path) -> list[LoggerDestination]:
-    """The loggers that the run names, on rank 0 alone; metrics.jsonl is always written and is not one of them."""
+def build_loggers(section: Section, folder: Path) -> list[LoggerDestination]:
+    """Build the loggers that the run names, on rank 0 only; metrics.jsonl is always written and is not one of them."""
     if dist.get_global_rank() != 0:
         return []
-    return [Harmless(name, _maker(name, given, folder)) for name, given in asked.items()]
+    return [Harmless(name, _maker(name, given, folder)) for name, given in section.items()]
 
 
 def _maker(name: str, given: dict[str, Any], folder: Path) -> Callable[[], LoggerDestination]:
@@ -145,7 +146,7 @@ def _logger_arguments(name: str, given: dict[str, Any], folder: Path) -> dict[st
 
 
 def _wandb_id(folder: Path) -> str:
-    """The id of this run on W&B, kept in its folder so that a restart goes on with the same curves."""
+    """Return the run's W&B id; it is kept in the run's folder so that a restart continues the same curves."""
     path = folder / "wandb.id"
     if not path.exists():
         path.write_text(secrets.token_hex(8), encoding="utf-8")
@@ -153,5 +154,5 @@ def _wandb_id(folder: Path) -> str:
 
 
 def _now() -> str:
-    """A name for what one start of the run writes."""
+    """Return a file-name part that is unique to this start of the run."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"

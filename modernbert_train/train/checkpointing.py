@@ -1,6 +1,6 @@
-"""Takes checkpoints: when one is due, when a signal or the time asks for it, and what stands in it.
+"""Take checkpoints: decide when one is due and collect its contents.
 
-What is taken in the step is a copy of the state in host memory; saver.py writes it while training goes on.
+The step only copies the state to host memory; saver.py writes it to disk while training continues.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from modernbert_train.config.schema import CheckpointConfig
 from modernbert_train.core.read_json import as_type
 from modernbert_train.data.loader import PackedLoader
 from modernbert_train.distributed.group import local_rank, num_ranks, on_rank_zero, this_rank
-from modernbert_train.distributed.heartbeat import passed
+from modernbert_train.distributed.heartbeat import post_heartbeat
 from modernbert_train.distributed.save_requests import Requests, SaveRequest
 from modernbert_train.report.effective import FIRST_STEP
 from modernbert_train.report.progress import Progress
@@ -30,12 +30,12 @@ from modernbert_train.report.record import Record
 from modernbert_train.train.adapters import inner_model
 from modernbert_train.weights.shares import Copier
 
-_LONG_SECONDS = 1.0  # that a step waits for the checkpoint before, and it is said
+_LONG_SECONDS = 1.0  # a step that waits longer for the previous checkpoint is reported
 
 
 @dataclass(frozen=True)
 class Due:
-    """A checkpoint to be written; `phase_end` and `milestone` keep it for good."""
+    """A checkpoint to be written; one with `phase_end` or `milestone` is never deleted."""
 
     phase_end: bool
     milestone: bool
@@ -44,49 +44,50 @@ class Due:
 def save_due(
     settings: CheckpointConfig,
     clock: Clock,
-    asked: SaveRequest,
+    request: SaveRequest,
     step: int,
     before: int,
     after: int,
     *,
     rolled_back: bool,
 ) -> Due | None:
-    """Whether a checkpoint is written after a step, and what it is kept for.
+    """Return the checkpoint that is due after a step, or None.
 
     Args:
         settings, clock: the run's.
-        asked: of this step, by a signal or by time.
+        request: this step's request, by signal or elapsed time.
         step: number of the step, from 1.
-        before, after: global tokens seen before and after it.
-        rolled_back: its weights are those of an earlier checkpoint.
+        before, after: global tokens before and after the step.
+        rolled_back: True if the weights were just taken from an earlier checkpoint.
     """
     milestone = crosses(settings.interval_tokens, before, after)
     milestone = milestone or (settings.milestones == "pythia" and is_pythia(step))
     due = Due(clock.ends_phase(before, after), milestone)
     by_steps = settings.interval_steps is not None and step % settings.interval_steps == 0
-    return due if asked.stop or asked.overdue or by_steps or rolled_back or due.phase_end or due.milestone else None
+    requested = request.stop or request.overdue
+    return due if requested or by_steps or rolled_back or due.phase_end or due.milestone else None
 
 
 class Checkpoints:
-    """Takes checkpoints, and ends the run after one when a signal asked for it.
+    """Takes checkpoints, and ends the run after one if a signal requested it.
 
     Args:
         settings: the run's section checkpoint.
-        clock: of the run.
-        config_yaml: the run as its config.yaml.
-        loader: the place in the data.
+        clock: the run's clock.
+        config_yaml: text of the run's config.yaml.
+        loader: holds the position in the data.
         folder: the run's folder.
-        fingerprint: of the data.
-        guard_memory: what a checkpoint keeps of the guard.
-        record: what a step measured is on disk before the checkpoint that would skip the step is.
-        progress: is told of waits.
-        requests: this rank's.
-        saver: writes them.
-        writers: ranks that see rank 0's folder, and share in writing.
-        log: gives numbers to the loggers.
+        fingerprint: fingerprint of the data.
+        guard_memory: the guard's state, saved in checkpoints.
+        record: flushed before a checkpoint is saved, since a resume would not repeat those steps.
+        progress: shows long waits.
+        requests: this rank's requests.
+        saver: writes checkpoints.
+        writers: ranks that see rank 0's folder and share in writing.
+        log: sends numbers to the loggers.
 
     Attributes:
-        restarted: another process has trained this run before; the first step then goes into starts.jsonl.
+        restarted: True if another process trained this run before; the first step is then noted in starts.jsonl.
     """
 
     def __init__(
@@ -117,57 +118,57 @@ class Checkpoints:
         self._saver = saver
         self._log = log
         self._copier = Copier(this_rank(), writers, num_ranks())
-        self._taken: dict[str, float | int | str] = {}  # of the line that tells of the last one
+        self._taken: dict[str, float | int | str] = {}  # fields of the last checkpoint's record
         self.restarted = False
 
     def before_steps(self, state: State) -> None:
-        """Refuse what cannot be saved, and save the first weights, if that is asked for."""
+        """Reject a state that cannot be saved; save the initial weights if configured."""
         self._copier.check(inner_model(state.model))
         first = folder_of(self._folder.checkpoints, 0)
         wanted = self._settings.milestones == "pythia" and state.timestamp.batch.value == 0
         if wanted and not on_rank_zero(first.exists):
             self.save(state, phase=self._clock.phases[0].name, phase_end=False, milestone=True)
-            self._saver.wait()  # data workers are forked next, and nothing else should be at work then
+            self._saver.wait()  # data workers are forked next, when no other thread should be running
 
     def before_update(self) -> None:
-        """Let the device finish the copies of the checkpoint before, which the update would overwrite."""
+        """Make the device wait for the pending checkpoint's copies, which the update would overwrite."""
         self._copier.before_update()
 
-    def after_step(self, state: State, asked: SaveRequest, before: int, phase: str, *, rolled_back: bool) -> bool:
-        """Take a checkpoint if one is due; every rank calls this.
+    def after_step(self, state: State, requests: SaveRequest, before: int, phase: str, *, rolled_back: bool) -> bool:
+        """Save a checkpoint if one is due; every rank calls this.
 
         Args:
-            state: after the step.
-            asked: by any rank, in the step.
-            before: global tokens seen before it.
-            phase: of it.
-            rolled_back: weights and moments are those of an earlier checkpoint.
+            state: state after the step.
+            requests: requests of all ranks, from this step.
+            before: global tokens before the step.
+            phase: phase of the step.
+            rolled_back: True if weights and moments were just taken from an earlier checkpoint.
 
         Returns:
-            Whether the run ends here, since a signal asked for it.
+            True if the run ends here because of a signal.
         """
         step, after = state.timestamp.batch.value, state.timestamp.token.value
         if num_ranks() == 1:
-            asked = self._requests.of_this_rank()
+            requests = self._requests.of_this_rank()
         if self.restarted and this_rank() == 0:
             self._folder.record_start({"kind": FIRST_STEP, "step": step})
         self.restarted = False
-        if asked.failed:
+        if requests.failed:
             self._saver.wait()
-        self._tell()
-        due = save_due(self._settings, self._clock, asked, step, before, after, rolled_back=rolled_back)
+        self._record_last()
+        due = save_due(self._settings, self._clock, requests, step, before, after, rolled_back=rolled_back)
         if due is not None:
             self._record.flush()
             self.save(state, phase=phase, phase_end=due.phase_end, milestone=due.milestone)
-        return asked.stop
+        return requests.stop
 
     def save(self, state: State, *, phase: str, phase_end: bool, milestone: bool) -> None:
-        """Copy the state and have it written; every rank calls this, and every rank raises if the one before failed."""
+        """Copy the state and start writing it; every rank calls this, and all raise if the previous write failed."""
         began = time.perf_counter()
-        passed("the checkpoint before, which is being written")
+        post_heartbeat("the previous checkpoint, which is being written")
         self._saver.wait()
         waited = time.perf_counter() - began
-        self._tell()
+        self._record_last()
         step, tokens = state.timestamp.batch.value, state.timestamp.token.value
         share, total_bytes = self._copier.copy(inner_model(state.model), state.optimizers[0])
         timestamp = state.timestamp.state_dict()
@@ -200,33 +201,33 @@ class Checkpoints:
         blocked = time.perf_counter() - began
         if waited > _LONG_SECONDS:
             self._progress.line(
-                f"step {step}: waited {waited:.1f} s for the checkpoint before, which was still being written. "
-                "Checkpoints are due more often than the disk takes them."
+                f"step {step}: waited {waited:.1f} s for the previous checkpoint, which was still being written. "
+                "Checkpoints are due faster than the disk can write them."
             )
         self._taken = {"step": step, "phase": phase, "tokens": tokens}
         self._taken |= {"blocked_seconds": round(blocked, 6), "waited_seconds": round(waited, 6)}
 
     def finish(self) -> None:
-        """Wait for the last checkpoint; every rank calls this at the end of the run.
+        """Wait for the last checkpoint; every rank calls this when training ends.
 
         Raises:
-            RunError: it could not be written.
+            RunError: the checkpoint could not be written.
         """
         self._saver.wait()
-        self._tell()
+        self._record_last()
 
     def settle(self, seconds: float) -> None:
-        """Before the run ends with an error: let the checkpoint be completed that is being written.
+        """Let a checkpoint that is being written finish, before the run ends with an error.
 
-        Of several ranks the others write their shares, and wait meanwhile; not so long that this one counts as hung.
+        With several ranks, the others write their shares meanwhile. The wait is short, so this rank does not look hung.
 
         Args:
             seconds: distributed.timeout_seconds.
         """
         self._saver.settle(seconds if num_ranks() == 1 else seconds / 2)
 
-    def _tell(self) -> None:
-        """Record the last checkpoint, once it is written."""
+    def _record_last(self) -> None:
+        """Record the last checkpoint once it is written."""
         if (warning := self._saver.stall_warning()) is not None and local_rank() == 0:
             print(f"warning: {warning}", file=sys.stderr, flush=True)
         saved = self._saver.take_saved()

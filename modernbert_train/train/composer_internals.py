@@ -1,7 +1,7 @@
-"""Everything private of Composer 0.32.1 that we override, patch or call, and nothing else.
+"""All private parts of Composer 0.32.1 that we override, patch or call.
 
-INTERNALS lists each with the signature that this file was written for; a test compares it with what is installed, so
-that an upgrade of Composer prints a table of what has moved. `install` applies the patches.
+INTERNALS lists each one with the signature that this file was written for. A test compares them with the installed
+version, so an upgrade of Composer prints a table of differences. `install` applies the patches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 from modernbert_train.core.torch_internals import FixedBuckets
 from modernbert_train.distributed.group import BACKENDS
 
-# where it is -> its signature in Composer 0.32.1; "property", or empty where it is an attribute of instances
+# location -> signature in Composer 0.32.1; "property", or empty for an attribute of instances
 INTERNALS = {
     # overridden
     "composer.trainer.trainer.Trainer._train_loop": "(self) -> 'None'",
@@ -55,51 +55,51 @@ INTERNALS = {
 
 
 def install() -> None:
-    """Apply the patches; calling it again does nothing more."""
-    # A Trainer asks for the processor's name, which nothing here uses, by starting another Python that searches the
-    # machine for it: a second at each start of each rank.
+    """Apply the patches; a second call has no effect."""
+    # The Trainer looks up the CPU's name by starting another Python that searches the machine: a second at each start
+    # of each rank, for a name that we never use.
     collect_env.get_cpu_model = platform.machine
-    # For a model on the meta device Composer asks for CUDA memory, whatever the device is.
+    # Composer allocates CUDA memory for a model on the meta device, even for a run on a CPU.
     prepare_distributed.meta_init = give_memory
-    # To shard, Composer makes the device anew, from LOCAL_RANK and with TF32: a launcher may show each rank one GPU.
+    # When sharding, Composer recreates the device from LOCAL_RANK with TF32 on; a launcher may show each rank one GPU.
     prepare_distributed.get_device = shared_utils.get_device = own_device
-    # The Trainer has no argument for how it replicates.
+    # The Trainer offers no argument for its DDP settings.
     composer_trainer.prepare_ddp_module = replicate
 
 
 def composer_device(device: torch.device) -> Device:
-    """The device as Composer knows it, with fp32 meaning fp32: by itself Composer turns TF32 on, which has ten bits."""
+    """Return Composer's device, with true fp32: Composer's default turns on TF32, with a 10-bit mantissa."""
     if device.type != "cuda":
         return get_device(device.type)
     gpu = DeviceGPU(device.index, allow_tf32=False)
-    gpu.dist_backend = BACKENDS["cuda"]  # Composer compares it with the group that there is
+    gpu.dist_backend = BACKENDS["cuda"]  # Composer compares it with the backend of the process group
     return gpu
 
 
 def composer_precision(device: torch.device, precision: str) -> str:
-    """The precision as Composer may hear it: on a CPU it refuses all but fp32. Autocast is the step's own; see step.py.
+    """Return the precision to pass to Composer, which accepts only fp32 on a CPU. The step itself runs autocast.
 
     Args:
-        device: of the run.
-        precision: of the run, by Composer's name.
+        device: the run's device.
+        precision: the run's precision, by Composer's name.
     """
     return "fp32" if device.type == "cpu" else precision
 
 
 def own_device(device: str | Device | None = None) -> Device:
-    """The device that this process computes on; Composer asks without naming one."""
+    """Return the device that this process computes on; Composer calls this without an argument."""
     on_gpu = torch.cuda.is_initialized()
     return composer_device(torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu"))
 
 
 def close(trainer: Trainer) -> None:
-    """Close its loggers and callbacks; not `Trainer.close`, which would wait for ranks that have failed."""
+    """Close loggers and callbacks. `Trainer.close` is not called: it would wait for ranks that have failed."""
     trainer.engine.close()
-    atexit.unregister(trainer.engine._close)  # else all is closed once more, and kept in memory until then
+    atexit.unregister(trainer.engine._close)  # it would close everything again, and keep it in memory until exit
 
 
 def give_memory(module: nn.Module, param_init_fn: Callable[[nn.Module], None] | None = None) -> None:
-    """Memory for every rank's shards, of undefined content, after `fully_shard` on the meta device."""
+    """Allocate every rank's shards, uninitialised, after `fully_shard` on the meta device."""
     assert param_init_fn is None, "weights are drawn when the model has its memory"
     parameter = next(module.parameters())
     assert isinstance(parameter, DTensor)
@@ -107,14 +107,14 @@ def give_memory(module: nn.Module, param_init_fn: Callable[[nn.Module], None] | 
 
 
 def replicate(module: nn.Module, find_unused_parameters: bool) -> nn.Module:
-    """DDP whose gradients lie in the buckets themselves, so that they are not copied back after the all-reduce.
+    """Wrap a model in DDP with gradients as views of the buckets, so nothing is copied back after the all-reduce.
 
-    That saves 8 bytes of memory traffic for each parameter, and after the backward pass the room of a second copy.
-    Nothing is broadcast from rank 0: the weights come later, the same on every rank (`models.init`, `weights/source`,
-    a checkpoint), and a second copy of them on the device would have no use.
+    That saves 8 bytes of memory traffic for each parameter, and a second copy of the gradients after the backward pass.
+    Rank 0 does not broadcast its weights: they are filled in later, equal on every rank (`models.init`,
+    `weights/source`, a checkpoint).
 
-    Where a phase leaves parameters idle, on all ranks alike, DDP finds them and leaves their gradients None. It does
-    so with the last microbatch of a step, which it reduces with; the others have the same.
+    If a phase leaves the same parameters unused on all ranks, DDP finds them and leaves their gradients None. It looks
+    at the last microbatch of a step only, where it reduces; the other microbatches use the same parameters.
     """
     unused = find_unused_parameters or getattr(module, "idles", False)
     return FixedBuckets(module, find_unused_parameters=unused, gradient_as_bucket_view=True, init_sync=False)
@@ -122,7 +122,7 @@ def replicate(module: nn.Module, find_unused_parameters: bool) -> nn.Module:
 
 @contextmanager
 def without_broadcasts() -> Iterator[None]:
-    """What one rank broadcasts from itself it already has, so nothing is lost to it."""
+    """Skip Composer's broadcasts on the only rank that calls this; it already has the values it would broadcast."""
     broadcast = dist.broadcast_object_list
     dist.broadcast_object_list = lambda *args, **kwargs: None
     try:
@@ -132,7 +132,7 @@ def without_broadcasts() -> Iterator[None]:
 
 
 class CurrentWandB(WandBLogger):
-    """Composer's W&B logger for today's wandb: it asks for Run.get_url(), of which wandb 0.31 has left only `url`."""
+    """Composer's W&B logger for current wandb: it calls Run.get_url(), which wandb 0.31 replaced with `url`."""
 
     def init(self, state: State, logger: Logger) -> None:
         from wandb.sdk.wandb_run import Run
@@ -143,17 +143,17 @@ class CurrentWandB(WandBLogger):
 
 
 class Sharding(FSDP2Config):
-    """FSDP2 within groups of ranks, each of which holds a whole copy of the weights; one group is plain FSDP2.
+    """FSDP2 within groups of ranks, each holding one copy of the weights (HSDP); one group is plain FSDP2.
 
-    Composer 0.32.1 has a field for the mesh of ranks, and replaces what stands there with one group of all ranks, in
-    silence. It makes that mesh out of these two degrees, which FSDP2Config fixes.
+    Composer 0.32.1 has a field for the device mesh, and silently overwrites it with one group of all ranks. It builds
+    that mesh from these two degrees, which FSDP2Config fixes.
 
-    Under bf16 the weights are gathered in fp32 and autocast does all the rest, as it does under DDP: then both have the
-    very same gradient. Composer's default casts what goes into each layer as well, and a residual stream of bf16 made
-    the gradient's error 2.8 times larger (7 layers, on a CPU: 1.1 % of its norm, where autocast alone has 0.4 %).
+    Under bf16 the weights are gathered in fp32 and autocast does the rest, as under DDP, so both have exactly the same
+    gradient. Composer's default also casts the inputs of each layer; a residual stream in bf16 made the gradient's
+    error 2.8 times larger (7 layers, on a CPU: 1.1 % of its norm, against 0.4 % with autocast alone).
 
-    What lies outside the layers stays gathered from the forward to the backward pass, as torch would have it.
-    Composer's default frees it in between and gathers it twice, though it is needed first of all in the backward pass.
+    Parameters outside the layers stay gathered from the forward to the backward pass, which is torch's default.
+    Composer's default frees them in between and gathers them twice, though the backward pass uses them first.
     """
 
     def __init__(self, num_ranks: int, shard_ranks: int) -> None:
@@ -171,11 +171,11 @@ class Sharding(FSDP2Config):
 
 
 class LoopTrainer(Trainer):
-    """A Trainer with our loop in the place of its own.
+    """A Trainer that runs our loop.
 
-    In each step Composer 0.32.1 has six collectives and waits for the device as often: whether any rank is out of
-    data, how much they have, the loss, the number of rows and of tokens, the time. The plan of a batch, which every
-    rank has, says nearly all of that; see step.py.
+    In each step Composer 0.32.1 has six collectives and as many host syncs: whether any rank is out of data, the
+    amount of data, the loss, the number of rows, the number of tokens, the time. Every rank already has most of these
+    from the plan of the batch; see step.py.
 
     Attributes:
         loop: trains until the run ends; set before `fit`.

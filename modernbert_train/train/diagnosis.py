@@ -1,14 +1,14 @@
-"""Locate a number that is not finite: the step is computed again with every module watched.
+"""Locate a number that is not finite, by computing the step again and watching every module.
 
-Nothing is watched while all is well, so a healthy step pays nothing. The step is repeated from its own seed, all its
-microbatches in order, on all ranks side by side (FSDP2 gathers weights in every layer): first forward alone; where that
-is finite, or weights are sharded, once more with a backward pass. Gradients flow only to the embeddings' output, never
-into parameters, so nothing is reduced over ranks and each rank sees its own.
+A healthy step is not watched and costs nothing extra. The step is repeated from its seed, all its microbatches in
+order, on all ranks together (FSDP2 gathers weights in every layer): first forward only; if that is finite, or
+weights are sharded, again with a backward pass. Gradients stop at the embeddings' output and never reach parameters, so
+nothing is reduced over ranks and each rank sees its own.
 
-It needs no more memory than a step. It runs eagerly, where a layer keeps about twice what a compiled one keeps for its
-backward pass; so the forward search keeps nothing, and the backward search recomputes each layer. Another program may
-still have taken the memory that the step had. The fault is then reported with its layer unknown. A rank with whole
-weights continues with the others; one with sharded weights has left them in the middle of a layer and decides alone.
+The search fits into the memory of a step. It runs eagerly, where a layer keeps about twice the activations of a
+compiled one, so its forward pass keeps nothing and its backward pass recomputes each layer. Another program may still
+have taken memory that the step had; the fault is then reported without its layer. A rank with whole weights then
+continues with the others; a rank with sharded weights has left them in the middle of a layer and decides alone.
 
 Shape legend: T packed tokens, M predicted positions.
 """
@@ -43,7 +43,7 @@ from modernbert_train.train.step_numbers import as_json
 LOSS = "the loss"
 NOT_AGAIN = "nothing wrong when computed again, which points to the hardware"
 FULL = "layer unknown: the search for it ran out of memory"
-_LISTED = 8  # documents and parameters named in a message; faults.jsonl has all
+_LISTED = 8  # maximum of documents and parameters in a message; faults.jsonl has all
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class Finding:
     """A fault in one microbatch of this rank.
 
     Attributes:
-        microbatch: its number in the step, from 0.
-        place: the first module, in the order of computation, that gave something not finite, and whether in the
-            forward or the backward pass.
-        chunks: the parts of documents concerned; all of the microbatch where they cannot be told apart.
+        microbatch: index in the step, from 0.
+        place: the first module, in order of computation, with an output that is not finite, and whether that was in
+            the forward or the backward pass.
+        chunks: the affected parts of documents; all in the microbatch if they cannot be distinguished.
     """
 
     microbatch: int
@@ -63,10 +63,10 @@ class Finding:
 
 
 class LeftOthers(Exception):
-    """A rank with sharded weights ran out of memory in the search: the others wait in a layer that it has left.
+    """Raised on a rank with sharded weights that ran out of memory in the search, while others wait inside a layer.
 
     Args:
-        findings: of this rank so far.
+        findings: this rank's findings so far.
     """
 
     def __init__(self, findings: list[Finding]) -> None:
@@ -77,25 +77,25 @@ class LeftOthers(Exception):
 def find_non_finite(
     model: ComposerObjective, batch: StepBatch, compute: Compute, seed: int, step: int
 ) -> list[Finding]:
-    """Compute a step again and watch it; every rank calls this.
+    """Compute a step again with every module watched; every rank calls this.
 
     Args:
-        model: its weights not yet updated.
-        batch: of the step.
+        model: its weights, before the update.
+        batch: the step's batch.
         compute: device and precision.
-        seed: of the run.
-        step: optimizer steps before it.
+        seed: the run's seed.
+        step: optimizer steps before this one.
 
     Returns:
-        One finding for each microbatch of this rank with one; none if the fault does not come again. Where a microbatch
-        ran out of memory the finding names that instead of a module.
+        One finding for each faulty microbatch of this rank; none if the fault does not recur. If a microbatch ran out
+        of memory, its finding names that instead of a module.
 
     Raises:
-        LeftOthers: weights are sharded over several ranks, and memory ran out here.
+        LeftOthers: weights are sharded over several ranks, and this rank ran out of memory.
     """
     terms, compares = batch.plan.objective.terms, batch.plan.objective.compares
     counts = count_terms(batch.microbatches, terms)
-    divisors = counts_per_rank(counts, torch.device("cpu"))  # over the host, which needs no memory of a GPU
+    divisors = counts_per_rank(counts, torch.device("cpu"))  # reduced on the host, which uses no GPU memory
     sharded = num_ranks() > 1 and any(isinstance(parameter, DTensor) for parameter in model.model.parameters())
 
     def search(*, backward: bool) -> list[Finding]:
@@ -124,10 +124,10 @@ def find_non_finite(
     with torch.compiler.set_stance("force_eager"):
         forward = search(backward=False)
         if isinstance(model.model, FSDPModule):
-            model.model.reshard()  # without a backward pass what lies outside the layers stays gathered, on every rank
+            model.model.reshard()  # without a backward pass, parameters outside the layers would stay gathered
         elif forward:
             return forward
-        backward = search(backward=True)  # of a sharded model on every rank, since each layer gathers its weights
+        backward = search(backward=True)  # if sharded, on every rank, since each layer gathers its weights
         return forward or backward
 
 
@@ -142,17 +142,17 @@ def _repeat(
     backward: bool,
     figures: bool,
 ) -> None:
-    """Compute a microbatch again, eagerly: forward without keeping anything, or forward and backward.
+    """Compute a microbatch again, eagerly: forward without keeping activations, or forward and backward.
 
     Args:
-        model, moved, compute, terms, divisors: as in `find_non_finite`; the microbatch on its device.
-        watch: takes notes.
-        backward: go backward too.
-        figures: go backward from the plain form of the loss, which holds the logits of all predictions at once.
+        model, moved, compute, terms, divisors: as in `find_non_finite`; the microbatch is on its device.
+        watch: records the first fault.
+        backward: also run the backward pass.
+        figures: compute the plain form of the loss, with the logits of all predictions in memory at once.
     """
     if not backward:
         with torch.no_grad(), compute.autocast():
-            loss = weighted(model(moved, figures=True).losses, terms, divisors)  # the decoder is watched too
+            loss = weighted(model(moved, figures=True).losses, terms, divisors)  # also watches the decoder
         watch.note(LOSS, "forward", loss)
         return
     with torch.enable_grad(), model.model.recomputing():
@@ -163,13 +163,13 @@ def _repeat(
 
 
 class _Watch:
-    """Remembers the first thing that is not finite, and the tensor from which on gradients flow.
+    """Remembers the first tensor that is not finite, and the tensor at which gradients start.
 
     Attributes:
-        found: module, direction, its output or the gradient of that; of a decoder, which is called for some positions
-            at a time, how many it had been called for before.
+        found: module, direction, and its output or the gradient of that. For a decoder, which is called on some
+            positions at a time, also the number of positions in earlier calls.
         source: the first output that has a gradient.
-        reached: " after MODULE, DIRECTION" of the last output or gradient seen; empty before the first.
+        reached: " after MODULE, DIRECTION" for the last output or gradient seen; empty before the first.
     """
 
     def __init__(self) -> None:
@@ -213,8 +213,8 @@ def _watched(model: nn.Module, watch: _Watch) -> Iterator[None]:
 def _chunks_of(
     tensor: Tensor, batch: Batch, rows: Sequence[Row], plan: BatchPlan, before: int | None = None
 ) -> list[Chunk]:
-    """The chunks at whose positions a tensor (T first, or M, or the part of M after `before`) is not finite; all chunks
-    if it has no positions."""
+    """Return the chunks at whose positions a tensor is not finite; all chunks if the tensor lacks positions. Its first
+    dimension is T, M, or the part of M after `before`."""
     everything = [chunk for row in rows for chunk in row]
     bad = ~torch.isfinite(tensor)
     targets = batch.targets.get(POSITIONS)
@@ -234,7 +234,7 @@ def _chunks_of(
                 found.append(chunk)
             left -= chunk.length + plan.objective.special_tokens
             sequence += 1
-        sequence += left > 0  # what pads the row
+        sequence += left > 0  # the row's padding
     return found or everything
 
 
@@ -247,17 +247,17 @@ def diagnose(
     fault: str,
     losses: list[float],
 ) -> tuple[dict[str, Any], bool]:
-    """What is wrong on which rank, with which documents, in which layer; every rank calls this and gets the same.
+    """Find the ranks, documents and layers of a fault; every rank calls this and gets the same answer.
 
     Args:
-        model, batch, compute, seed, step: see `find_non_finite`; gradients are there.
+        model, batch, compute, seed, step: see `find_non_finite`; the model has its gradients.
         fault: "non_finite" or "spike".
-        losses: of this rank's microbatches.
+        losses: losses of this rank's microbatches.
 
     Returns:
-        JSON: `microbatches`, the ones concerned with rank, number, loss, place and documents (of a spike the one with
-        the highest loss); `damaged_weights` and `damaged_gradients`, names of parameters, or of gradients that arose.
-        And whether this rank has left the others (see `LeftOthers`): then it alone has this, and all ranks must end.
+        JSON: `microbatches`, the affected ones with rank, number, loss, place and documents (for a spike, the one with
+        the highest loss); `damaged_weights` and `damaged_gradients`, names of parameters with values that are not
+        finite. Also True if this rank has left the others (see `LeftOthers`): only it has the answer, and all must end.
     """
     left = False
     named = [*model.model.named_parameters()]
@@ -291,7 +291,7 @@ def diagnose(
     microbatches = [each for one, _, _ in ranks for each in one]
     if fault == "spike":
         microbatches = [max(microbatches, key=lambda each: each["loss"])]
-    # where memory ran out in a microbatch of a finite loss, nothing may be wrong with it: another may be known
+    # a microbatch with a finite loss that ran out of memory may be healthy: leave it out if another one is at fault
     known = [each for each in microbatches if isinstance(each["loss"], str) or not each["place"].startswith(FULL)]
     diagnosis = {
         "microbatches": known or microbatches,
@@ -302,7 +302,7 @@ def diagnose(
 
 
 def _not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Names of tensors that are not finite, as far as memory allows; the search runs out of it next, and reports it."""
+    """Return names of tensors that are not finite; stop early if memory runs out, which the search then reports."""
     found = []
     with _out_of_memory_ignored():
         for name, tensor in tensors.items():
@@ -312,7 +312,7 @@ def _not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def _largest(gradients: Mapping[str, Tensor]) -> str:
-    """Which gradient has the largest norm, as the place of a finding."""
+    """Return the name of the gradient with the largest norm, as the place of a finding."""
     with _out_of_memory_ignored():
         return f"largest gradient in {max(gradients, key=lambda name: gradients[name].norm().item())}"
     return "largest gradient unknown: no memory to compare them"
@@ -328,7 +328,7 @@ def _out_of_memory_ignored() -> Iterator[None]:
 
 
 def hardware_at_fault(microbatches: Sequence[dict[str, Any]]) -> tuple[int, str] | None:
-    """The rank and the machine of which alone something was wrong that did not come again; None if that is not so."""
+    """Return (rank, host) if the faults that did not recur were all on one rank; otherwise None."""
     of_hardware = f"{NOT_AGAIN} of "
     found = {(each["rank"], each["place"]) for each in microbatches}
     if len(found) != 1:
@@ -338,7 +338,7 @@ def hardware_at_fault(microbatches: Sequence[dict[str, Any]]) -> tuple[int, str]
 
 
 def describe(entry: dict[str, Any]) -> str:
-    """A line of faults.jsonl as a sentence."""
+    """Format an entry of faults.jsonl as a sentence."""
     what = {"non_finite": "not finite", "spike": "a spike"}[entry["fault"]]
     loss = entry["loss"] if isinstance(entry["loss"], str) else f"{entry['loss']:.3f}"
     text = f"step {entry['step']}, tokens {entry['tokens_before']:,} to {entry['tokens']:,}: {what}, loss {loss}"
@@ -364,13 +364,13 @@ def _some(values: list[Any]) -> str:
 
 
 def _chunks(batch: StepBatch, number: int) -> list[Chunk]:
-    """All chunks of a microbatch."""
+    """Return all chunks of a microbatch."""
     first = sum(part.num_rows for part in batch.microbatches[:number])
     return [chunk for row in batch.rows[first : first + batch.microbatches[number].num_rows] for chunk in row]
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    return bool(torch.isfinite(tensor.detach()).all())  # leaves nothing in the graph, which may be computed again
+    return bool(torch.isfinite(tensor.detach()).all())  # adds nothing to the graph, which may be recomputed
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Composer's events, fired where they fall in a step that is not Composer's, for its callbacks and loggers."""
+"""Fire Composer's events from our loop, for its callbacks and loggers."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from composer import Trainer
 from composer.core import Event
 
 from modernbert_train.batch import Batch
-from modernbert_train.distributed.heartbeat import passed
+from modernbert_train.distributed.heartbeat import post_heartbeat
 from modernbert_train.train.silent_faults import SilentFaults
 
 
 class Events:
-    """Fires events, each with what Composer's state has by then.
+    """Fires events after Composer's state has been brought up to date.
 
     Args:
-        trainer: whose callbacks and loggers hear them.
-        silent: hears of forward passes and of the last loss; None where there is none.
+        trainer: its callbacks and loggers receive the events.
+        silent: is notified of forward passes and of the last loss; None if silent faults are not checked.
     """
 
     def __init__(self, trainer: Trainer, silent: SilentFaults | None) -> None:
         self._trainer, self._state, self._silent = trainer, trainer.state, silent
 
     def fire(self, event: Event) -> None:
-        """Let callbacks and loggers hear an event; and the other ranks where this one is, if they wait for it."""
-        passed(f"{event.value} of step {self._state.timestamp.batch.value}")
+        """Fire an event, and post it as this rank's heartbeat."""
+        post_heartbeat(f"{event.value} of step {self._state.timestamp.batch.value}")
         self._trainer.engine.run_event(event)
 
-    def of_microbatch(self, event: str, microbatch: Batch, value: Any, last: bool) -> None:
+    def fire_in_microbatch(self, event: str, microbatch: Batch, value: Any, last: bool) -> None:
         """Fire an event of a microbatch; see `gradients`."""
         self._state.batch = microbatch
         if event == "before_forward" and self._silent is not None:
@@ -42,7 +42,7 @@ class Events:
         self.fire(Event(event))
 
     def log_clock(self) -> None:
-        """Tell loggers where the run is, by Composer's names."""
+        """Log the position of the run, by Composer's metric names."""
         now, places = self._state.timestamp, ("batch", "sample", "token")
         self._trainer.logger.log_metrics(
             {f"time/{place}{within}": getattr(now, f"{place}{within}").value for place in places

@@ -1,7 +1,7 @@
-"""`python -m modernbert_train finetune`: a task and a model become a run like any other, and one file of figures.
+"""The verb `finetune`: build a run from a task and a model, train it, and write one file of figures.
 
-The run is written out as finetune.yaml in its folder, is trained, guarded, saved and resumed as every run, and exported
-at its end. result.json holds the figures: one command, one file, from which tables are made.
+The run is saved as finetune.yaml in its folder, and is trained, guarded, saved and resumed like any other. It is
+exported at its end. result.json holds the figures from which tables are made.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
     """Fine-tune a model on a task, or resume it, up to its result.
 
     Args:
-        task_name: one of yamls/tasks, or a YAML file.
+        task_name: a name from yamls/tasks, or a YAML file.
         model: a run, a checkpoint or a model, see `open_model`; or a baseline of it, see task.py.
-        overrides: keys of the task, and of the run.
+        overrides: keys of the task and of the run.
 
     Returns:
-        result.json.
+        Path of result.json.
 
     Raises:
         RunError: anything that the user has to fix; StoppedEarly when a signal ended the run after a checkpoint.
@@ -91,7 +91,7 @@ def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
             if task.lora is not None:
                 _export_adapter(outcome.checkpoint, named.source, folder)
         write_predictions(config, task, prepared, outcome.checkpoint, folder / PREDICTIONS)
-        write_result(result, task_name, task, wanted, config, prepared, outcome)  # last: this file marks a finished run
+        write_result(result, task_name, task, wanted, config, prepared, outcome)  # last: marks the run as finished
         if task.best is not None:
             remove_others(config, outcome)
         _keep(source, weights, named, Path(task_name).stem, config, outcome.figures)
@@ -115,7 +115,7 @@ def _keep(
     config: RunConfig,
     figures: dict[str, dict[str, float]],
 ) -> None:
-    """Keep figures with the run whose checkpoint was fine-tuned, if these are of that one still."""
+    """Add figures to the run whose checkpoint was fine-tuned, if they still belong to that checkpoint."""
     begun = _first_weights(config).partition(";")[0]
     if source.checkpoint is None or UNTRAINED in named.baseline or begun != f"weights.init_from={source.folder}":
         return
@@ -134,7 +134,7 @@ def _folder(overrides: Sequence[str]) -> Path:
 def _run(
     task: TaskConfig, named: Named, source: Source, prepared: Prepared, folder: Path, overrides: Sequence[str]
 ) -> RunConfig:
-    """The run as a configuration, written to the folder of its shards; every key of it can be overridden."""
+    """Return the run's configuration, written beneath the folder of its shards; overrides apply to every key."""
     row_tokens, batch_rows = _rows(task, source, prepared)
     of_batch = task.batch_texts * prepared.tokens / prepared.texts
     tokens = math.ceil(task.epochs * prepared.tokens if task.steps is None else task.steps * of_batch)
@@ -144,12 +144,12 @@ def _run(
         "data": {
             "train": str(prepared.folder / "train"),
             "tokenizer": str(prepared.tokenizer),
-            "packing_window": max(4, min(WINDOW, prepared.texts // 32)),  # of few texts few wait for the next epoch
+            "packing_window": max(4, min(WINDOW, prepared.texts // 32)),  # so few texts wait for the next epoch
         },
         "model": asdict(source.model),
         "weights": {"init_from": None if UNTRAINED in named.baseline else named.source},
         "objective": _objective(task, source, prepared),
-        "compute": {"compile": False},  # it would take a minute, of a run of some minutes
+        "compute": {"compile": False},  # compiling takes a minute, in a run of a few minutes
         "optim": _optimizer(task, overrides),
         "phases": {
             PHASE: {
@@ -178,9 +178,9 @@ def _run(
 
 
 def _rows(task: TaskConfig, source: Source, prepared: Prepared) -> tuple[int, int]:
-    """Row length and rows of a batch that holds as many tokens as batch_texts texts have on average.
+    """Return row length and rows of a batch with as many tokens as batch_texts texts have on average.
 
-    Rows are as many as 8 ranks, or 2, can share, and as long as the longest text, or longer where fewer of them are.
+    The number of rows divides among 8 ranks, or 2. A row fits the longest text, and is longer if fewer rows are used.
     """
     batch, least = task.batch_texts * prepared.tokens / prepared.texts, max(prepared.longest, 16)
     rows = max(1, int(batch / least))
@@ -190,13 +190,13 @@ def _rows(task: TaskConfig, source: Source, prepared: Prepared) -> tuple[int, in
 
 
 def _optimizer(task: TaskConfig, overrides: Sequence[str]) -> dict[str, Any]:
-    found = {"name": "adamw", "lr": task.lr, "weight_decay": task.weight_decay / task.lr}  # torch's is times lr
+    found = {"name": "adamw", "lr": task.lr, "weight_decay": task.weight_decay / task.lr}  # torch multiplies it by lr
     other = [each for each in overrides if each.startswith("optim.name=") and each != "optim.name=adamw"]
     return found if other else found | {"max_grad_norm": task.max_grad_norm}  # others bound their updates themselves
 
 
 def _objective(task: TaskConfig, source: Source, prepared: Prepared) -> dict[str, Any]:
-    # as transformers' classes have it
+    # the dropout that transformers' classes use
     own: dict[str, Any] = {"freeze": True} if task.freeze else {"dropout": source.model.dropout}
     if task.lora is not None:
         own["lora"] = {key: value for key, value in asdict(task.lora).items() if key != "lr"}
@@ -206,13 +206,13 @@ def _objective(task: TaskConfig, source: Source, prepared: Prepared) -> dict[str
 
 
 def _unused(task: TaskConfig, overrides: Sequence[str]) -> Iterator[str]:
-    """Warnings about keys of the command line that a frozen encoder or adapters ignore."""
+    """Yield warnings about command-line keys that a frozen encoder or adapters ignore."""
     if task.freeze:
         for key in asdict(task.frozen):
             if any(each.startswith(f"{key}=") for each in overrides):
-                yield f"{key}= is that of fine-tuning; a frozen encoder has frozen.{key}={getattr(task, key):g}"
+                yield f"{key}= applies to full fine-tuning; a frozen encoder uses frozen.{key}={getattr(task, key):g}"
     elif task.lora is not None and any(each.startswith("lr=") for each in overrides):
-        yield f"lr= is that of fine-tuning all weights; adapters have lora.lr={task.lora.lr:g}"
+        yield f"lr= applies to fine-tuning all weights; adapters use lora.lr={task.lora.lr:g}"
 
 
 def _cannot_export(config: RunConfig) -> str | None:
@@ -232,7 +232,7 @@ def write_result(
     prepared: Prepared,
     outcome: Outcome,
 ) -> None:
-    """Write the result of a run; figures that are no numbers are null. `wanted`: see `asked`."""
+    """Write the result of a run; figures that are NaN or infinite become null. `wanted`: see `asked`."""
     phase = config.phases[PHASE]
     sections = ("large", "frozen", "labels", "lora")
     settings = {each.name: getattr(task, each.name) for each in fields(task) if each.name not in sections}
@@ -263,7 +263,7 @@ def write_result(
 
 
 def _first_weights(config: RunConfig) -> str:
-    """Where the run had its first weights from, as its record says: since then there may be newer checkpoints."""
+    """Return the source of the run's initial weights, from its record; newer checkpoints may exist by now."""
     entries = RunFolder(config).read_metrics()
     return next((str(entry.get("from", "")) for entry in entries if entry.get("kind") == "start"), "")
 

@@ -1,7 +1,7 @@
-"""The first of two passes, for an objective that compares texts of all microbatches of all ranks.
+"""The first of two passes, for an objective that compares texts across all microbatches and ranks.
 
-Vectors without a graph, the loss of the whole global batch, and its gradient by each vector: with that among its
-targets a microbatch goes backward like any other (GradCache, arXiv 2101.06983), for any cut into ranks.
+Compute every vector without a graph, then the loss of the global batch and its gradient by each vector. With that
+gradient as a target, each microbatch is trained like any other (GradCache, arXiv 2101.06983), however the batch is cut.
 """
 
 from __future__ import annotations
@@ -20,25 +20,29 @@ from modernbert_train.models.contrastive import GRADIENT, LOSS, SCALE_GRADIENT, 
 
 
 def first_pass(
-    forward: Callable[[int, Batch], Sums], parts: Sequence[Batch], objective: ObjectiveConfig, device: torch.device
+    forward: Callable[[int, Batch], Sums],
+    microbatches: Sequence[Batch],
+    objective: ObjectiveConfig,
+    device: torch.device,
 ) -> list[Mapping[str, Tensor]]:
-    """Targets that a rank's microbatches have besides.
+    """Compute the extra targets of a rank's microbatches.
 
     Args:
-        forward: the vectors of a microbatch of this number, with its own dropout.
-        parts: this rank's microbatches, on the host.
-        objective: the objective as it is now.
-        device: of this rank.
+        forward: returns the vectors of the microbatch with this index, with its dropout.
+        microbatches: this rank's microbatches, on the host.
+        objective: the objective in the current phase.
+        device: this rank's device.
 
     Raises:
-        DataError: the global batch has only one pair, so that no text is a wrong answer.
+        DataError: the global batch has only one pair, so there are no negatives.
     """
     settings = cast(ContrastiveConfig, objective)
-    texts, rows = [Texts.of(part, settings) for part in parts], [rows_of(part, settings).to(device) for part in parts]
+    texts = [Texts.of(each, settings) for each in microbatches]
+    rows = [rows_of(each, settings).to(device) for each in microbatches]
     vectors, sizes = [], []
     with torch.no_grad():
-        for number, part in enumerate(parts):
-            found = forward(number, part.to(device, non_blocking=True))
+        for number, each in enumerate(microbatches):
+            found = forward(number, each.to(device, non_blocking=True))
             assert found.vectors is not None
             vectors.append(found.vectors.index_select(0, rows[number]))
             sizes.append(len(found.vectors))
@@ -46,7 +50,7 @@ def first_pass(
     everyone = Texts.joined(known)
     if len(everyone) < 3:
         raise DataError(
-            f"the global batch has {everyone.num_queries} pair, and a positive is only told from other texts. Raise "
+            f"the global batch has {everyone.num_queries} pair, and a positive needs other texts as negatives. Raise "
             "batch_rows or row_tokens of the phase."
         )
     compared = compare(all_VW, everyone, own, settings, backward=True, scale=found.scale)

@@ -1,8 +1,8 @@
 """Forward and backward passes of a step's microbatches: gradients of the means over the global batch.
 
-A microbatch gives sums. Each is divided by its count in the global batch before it goes backward, so a step's gradient
-does not depend on how its batch was cut into microbatches and ranks. Plain torch: `train`, measure_speed.py and the
-benchmarks share it.
+A microbatch returns sums. Each is divided by its count in the global batch before the backward pass, so the gradient of
+a step does not depend on how its batch is cut into microbatches and ranks. Plain torch, without Composer: `train`,
+measure_speed.py and the benchmarks share it.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.group import num_ranks, sum_over_ranks, this_rank
 from modernbert_train.models.casts import cast_once
 
-_DROPOUT = 4  # of all that is drawn from the run's seed
+_DROPOUT = 4  # stream id of dropout keys; other users of the seed have other ids
 
 
 class MicrobatchSums(NamedTuple):
-    """Attributes: of each loss term the sum of a microbatch, on the device and without a graph; and its count."""
+    """Attributes: the sum of each loss term over a microbatch, on the device without a graph; and its count."""
 
     sums: Mapping[str, Tensor]
     counts: Mapping[str, int]
 
 
 def key_dropout(seed: int, step: int, number: int, device: torch.device) -> None:
-    """Seed what dropout draws from with the place of a microbatch in the run.
+    """Seed dropout by the position of a microbatch in the run.
 
-    Microbatches of a step are given to the ranks in turn, so one has the same dropout on any number of ranks. Nothing
-    is carried along: a resumed run needs no saved generator.
+    Microbatches of a step are dealt to the ranks round-robin, so each has the same dropout on any number of ranks. A
+    resumed run needs the seed only, and restores no generator state.
 
     Args:
-        seed: of the run.
+        seed: the run's seed.
         step: optimizer steps before this one.
-        number: of this rank's microbatch in the step, from 0.
-        device: of this rank. `torch.manual_seed` would seed every kind of device that there might be, in a millisecond.
+        number: index of this rank's microbatch in the step, from 0.
+        device: this rank's device. `torch.manual_seed` would seed every kind of device, which takes a millisecond.
     """
     key = derive(derive(seed, _DROPOUT, step), number * num_ranks() + this_rank()) >> 1
     on_gpu = device.type == "cuda"
@@ -52,19 +52,20 @@ def key_dropout(seed: int, step: int, number: int, device: torch.device) -> None
 
 
 def count_terms(microbatches: Sequence[Batch], terms: Mapping[str, float]) -> dict[str, int]:
-    """Count of each loss term in a rank's part of the global batch."""
-    return {term: sum(part.counts[term] for part in microbatches) for term in terms}
+    """Count each loss term in this rank's share of the global batch."""
+    return {term: sum(each.counts[term] for each in microbatches) for term in terms}
 
 
 def counts_per_rank(counts: Mapping[str, int], device: torch.device) -> dict[str, float | Tensor]:
-    """Counts of the global batch over the number of ranks, which DDP and FSDP2 divide gradients by.
+    """Return counts of the global batch divided by the number of ranks, since DDP and FSDP2 average gradients.
 
-    Of several ranks they are fp64 and stay on the device. Where there is nothing on any rank, the sum is 0 and so are
-    its gradients, whatever they are divided by.
+    With several ranks the counts are fp64 tensors on the device. A term that no rank has is divided by 1: its sum and
+    its gradient are 0.
     """
     if num_ranks() == 1:
         return {term: float(max(1, count)) for term, count in counts.items()}
-    totals = torch.tensor([*counts.values()], dtype=torch.float64).to(device, non_blocking=True)  # else the host waits
+    # non_blocking: a blocking copy would make the host wait for the device
+    totals = torch.tensor([*counts.values()], dtype=torch.float64).to(device, non_blocking=True)
     sum_over_ranks(totals)
     return dict(zip(counts, (totals.clamp(min=1) / num_ranks()).unbind(), strict=True))
 
@@ -75,25 +76,25 @@ def gradients(
     compute: Compute,
     seed: int,
     step: int,
-    at: Callable[[str, Batch, Any, bool], None] = lambda *_: None,
+    on_event: Callable[[str, Batch, Any, bool], None] = lambda *_: None,
 ) -> list[MicrobatchSums]:
-    """Forward and backward of a rank's microbatches, into the gradients of the model's parameters.
+    """Run forward and backward of a rank's microbatches; gradients accumulate in the model's parameters.
 
     Args:
-        model: as it is called: in DDP, sharded in place, or plain.
+        model: the model to call: wrapped in DDP, sharded in place, or plain.
         batch: this rank's share of the global batch.
         compute: device and precision.
-        seed: of the run, for dropout.
+        seed: the run's seed, for dropout.
         step: optimizer steps before this one, for dropout.
-        at: called at each of Composer's events of a microbatch: with the event's name, the microbatch on its device,
-            the sums after the forward pass or the loss after it was computed, and whether it is the step's last.
+        on_event: called at each of Composer's events of a microbatch, with the event's name, the microbatch on its
+            device, the sums (after the forward pass) or the loss, and True for the step's last microbatch.
 
     Returns:
         The sums of each microbatch.
     """
-    objective, parts, found = batch.plan.objective, batch.microbatches, []
+    objective, microbatches, all_sums = batch.plan.objective, batch.microbatches, []
     terms = objective.terms
-    divisors = counts_per_rank(count_terms(parts, terms), compute.device)
+    divisors = counts_per_rank(count_terms(microbatches, terms), compute.device)
 
     def forward(number: int, microbatch: Batch) -> Sums:
         key_dropout(seed, step, number, compute.device)
@@ -102,44 +103,44 @@ def gradients(
         return sums
 
     with cast_once(model, torch.bfloat16 if compute.bf16 else None):
-        known: list[Mapping[str, Tensor]] = [{}] * len(parts)
+        targets: list[Mapping[str, Tensor]] = [{}] * len(microbatches)
         if objective.compares:
             from modernbert_train.train.first_pass import first_pass
 
-            known = first_pass(forward, parts, objective, compute.device)
-        for number, part in enumerate(parts):
-            microbatch = part.to(compute.device, non_blocking=True).with_targets(known[number])
-            last = number + 1 == len(parts)
+            targets = first_pass(forward, microbatches, objective, compute.device)
+        for number, on_host in enumerate(microbatches):
+            microbatch = on_host.to(compute.device, non_blocking=True).with_targets(targets[number])
+            last = number + 1 == len(microbatches)
             with synchronized(model, last=last):
-                at("before_forward", microbatch, None, last)
+                on_event("before_forward", microbatch, None, last)
                 sums = forward(number, microbatch)
-                at("after_forward", microbatch, sums, last)
-                at("before_loss", microbatch, None, last)
+                on_event("after_forward", microbatch, sums, last)
+                on_event("before_loss", microbatch, None, last)
                 loss = weighted(sums.losses, terms, divisors)
-                at("after_loss", microbatch, loss, last)
-                at("before_backward", microbatch, None, last)
+                on_event("after_loss", microbatch, loss, last)
+                on_event("before_backward", microbatch, None, last)
                 loss.backward()
-                at("after_backward", microbatch, None, last)
-            found.append(MicrobatchSums({term: sums.losses[term].detach() for term in terms}, part.counts))
-    return found
+                on_event("after_backward", microbatch, None, last)
+            all_sums.append(MicrobatchSums({term: sums.losses[term].detach() for term in terms}, on_host.counts))
+    return all_sums
 
 
 @contextmanager
 def synchronized(model: nn.Module, *, last: bool) -> Iterator[None]:
-    """Sum gradients over the ranks where that costs no memory: with a step's last microbatch alone.
+    """Synchronize gradients with the last microbatch of a step only, except where that would cost memory.
 
-    Under FSDP2 each microbatch must reduce-scatter, or whole gradients would pile up; under HSDP the sum over copies
-    of the shards can wait for the last one, since only a shard waits.
+    Under FSDP2 each microbatch must reduce-scatter, or unsharded gradients would accumulate. Under HSDP the all-reduce
+    over replicas of the shards waits for the last microbatch, since only a shard is kept.
 
     Args:
-        model: as it is called.
-        last: whether this is the step's last microbatch.
+        model: the model to call.
+        last: True for the step's last microbatch.
     """
     if isinstance(model, DistributedDataParallel):
         with nullcontext() if last else model.no_sync():
             yield
         return
-    # what was sharded as a whole is the model or stands in Composer's wrapper; its setting reaches all below it
+    # find the FSDP root: the model, or a child of Composer's wrapper; its setting applies to all modules below
     root = next((module for module in (model, *model.children()) if isinstance(module, FSDPModule)), None)
     if root is not None:
         root.set_requires_all_reduce(last)

@@ -12,14 +12,14 @@ from modernbert_train.train.composer_internals import without_broadcasts
 
 
 class Harmless(LoggerDestination):
-    """Passes everything on to another logger until that one fails, then says so once and goes quiet.
+    """Forwards everything to another logger; after its first failure it warns once and stops forwarding.
 
-    It stands on rank 0 alone. Composer's loggers for W&B and MLflow broadcast their ids to all ranks when they start:
-    a server that does not answer would leave those waiting, so that is left out.
+    It exists on rank 0 only. Composer's loggers for W&B and MLflow broadcast their ids to all ranks at startup; if the
+    server did not answer, those ranks would wait, so the broadcast is skipped.
 
     Args:
-        name: what to call it in the warning.
-        make: builds the logger; a failure here is survived too.
+        name: the logger's name in the warning.
+        make: builds the logger; its failure is tolerated too.
     """
 
     def __init__(self, name: str, make: Callable[[], LoggerDestination]) -> None:
@@ -32,7 +32,7 @@ class Harmless(LoggerDestination):
             with without_broadcasts():
                 return call()
         except BaseException as error:  # wandb ends failed logins with SystemExit-like errors
-            if isinstance(error, KeyboardInterrupt | RunError):  # which are not of the logger
+            if isinstance(error, KeyboardInterrupt | RunError):  # not raised by the logger
                 raise
             print(f"warning: {self._name} is off for the rest of this run: {error}")
             self._logger = None

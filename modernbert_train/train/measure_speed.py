@@ -2,9 +2,9 @@
 
     python -m modernbert_train.train.measure_speed SECONDS MEDIAN RUN.yaml...
 
-Print one line of JSON for each run: the speed of its first phase as configured, on documents of random tokens with
-MEDIAN tokens each, measured for SECONDS and at least two steps; one step before that is not counted. The loop has the
-run's model, loss and optimizer and nothing else of a run; the benchmarks time its parts.
+Print one line of JSON for each run: the speed of its first phase as configured, on random documents of MEDIAN tokens,
+measured for SECONDS and at least two steps, after one warmup step. The loop has only the run's model, loss and
+optimizer; the benchmarks time its parts.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from modernbert_train.optim.build import apply_clock, build_optimizer
 from modernbert_train.train.gradients import count_terms, counts_per_rank, gradients
 from modernbert_train.vocabulary import Vocabulary
 
-_SPECIAL = 5  # ids before those of text
-_MAX_ROWS = 4  # of a step: more take longer, and no token less
+_SPECIAL = 5  # ids below this are special tokens
+_MAX_ROWS = 4  # rows of a step; more rows take longer at the same tokens a second
 
 
 class BareLoop:
-    """Steps of a run of one phase, at its first rate: gradients as `train` makes them, and the update.
+    """Training steps of a run of one phase, at its initial learning rate: gradients as in `train`, and the update.
 
     Args:
-        model: on the device, in training.
+        model: on its device, in training mode.
         config: the run.
         compute: device and precision.
     """
@@ -63,8 +63,8 @@ class BareLoop:
         """Run forward and backward of every microbatch; return the loss of the step, still on the device.
 
         Args:
-            batch: of the step.
-            mark: called with the name of each part when it has been launched: forward, backward.
+            batch: the step's batch.
+            mark: called with the name of each part once it is launched: forward, backward.
         """
 
         def passed(event: str, microbatch: Batch, value: Any, last: bool) -> None:
@@ -78,7 +78,7 @@ class BareLoop:
         return weighted(sums, terms, counts_per_rank(count_terms(batch.microbatches, terms), self.compute.device))
 
     def step(self, batch: StepBatch, mark: Callable[[str], None] | None = None) -> Tensor:
-        """Take a whole step, whose last part is "optimizer"; return its loss. See `gradients`."""
+        """Run a whole step, whose last part is "optimizer"; return its loss. See `gradients`."""
         loss = self.gradients(batch, mark)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -108,12 +108,12 @@ class _Noise:
 
 
 def tokens_per_second(config: RunConfig, seconds: float, median: int) -> float:
-    """Measure the first phase of a run, one optimizer step of a few rows after the other.
+    """Measure the speed of a run's first phase, with optimizer steps of a few rows.
 
     Args:
         config: the run.
-        seconds: of measuring.
-        median: tokens of a document; what is longer than a row is cut.
+        seconds: duration of the measurement.
+        median: tokens of a document; longer than a row, it is cut.
     """
     config = filled(config, {})
     compute = Compute.of(config.compute)
@@ -123,7 +123,7 @@ def tokens_per_second(config: RunConfig, seconds: float, median: int) -> float:
     loop = BareLoop(_fresh_model(config, compute), config, compute)
     batch = _batch(config, median)
     tokens = sum(part.num_tokens for part in batch.microbatches)
-    loop.step(batch)  # allocation
+    loop.step(batch)  # warmup: allocates memory
     _wait(compute.device)
     began, steps = time.perf_counter(), 0
     while steps < 2 or time.perf_counter() - began < seconds:
@@ -134,7 +134,7 @@ def tokens_per_second(config: RunConfig, seconds: float, median: int) -> float:
 
 
 def _fresh_model(config: RunConfig, compute: Compute) -> OnEncoder:
-    """The run's model as a run from scratch has it, on its device, in training."""
+    """Build the run's model with fresh weights, on its device, in training mode."""
     model = models.build_model(config.model, config.objective, config.compute)
     if config.compute.compile:
         model.compile_layers()
@@ -149,7 +149,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _batch(config: RunConfig, median: int) -> StepBatch:
-    """Some rows of the first phase, in documents of equal length."""
+    """Build some rows of the first phase, from documents of equal length."""
     name, phase = next(iter(config.phases.items()))
     objective = config.in_phase[name].objective
     vocabulary = Vocabulary(
@@ -182,7 +182,7 @@ def _batch(config: RunConfig, median: int) -> StepBatch:
 
 
 def main(words: Sequence[str]) -> None:
-    """Measure each run named; see above."""
+    """Measure each given run; see the module's docstring."""
     seconds, median, *files = words
     for file in files:
         speed = tokens_per_second(load_run([Path(file)]), float(seconds), int(median))

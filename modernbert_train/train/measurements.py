@@ -1,4 +1,4 @@
-"""Figures of a run beside its loss, each as often as the configuration says: the held-out text, and `evals`."""
+"""Measure held-out loss and the run's `evals` during training, as often as configured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from modernbert_train.clock import Clock
 from modernbert_train.config.schema import EvaluatorConfig
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.group import on_rank_zero, this_rank
-from modernbert_train.distributed.heartbeat import passed
+from modernbert_train.distributed.heartbeat import post_heartbeat
 from modernbert_train.evaluate.evaluators import Evaluator, build_evaluators, figures_text
 from modernbert_train.evaluate.heldout import Evaluation, HeldOutTexts
 from modernbert_train.evaluate.samples import Samples
@@ -28,10 +28,10 @@ Entry = dict[str, Any]  # a line of metrics.jsonl
 
 
 class Measurement(ABC):
-    """One kind of figures.
+    """Base class of periodic measurements.
 
     Attributes:
-        kind, name: of its lines in metrics.jsonl.
+        kind, name: both identify its lines in metrics.jsonl.
     """
 
     kind: str
@@ -42,27 +42,27 @@ class Measurement(ABC):
 
     @abstractmethod
     def is_due(self, before: int, after: int) -> bool:
-        """Whether it is taken after a step from one count of global tokens to another."""
+        """Return True if it is due after a step between these two counts of global tokens."""
 
     @abstractmethod
     def take(self, model: OnEncoder, before: int, entry: Entry) -> Entry:
-        """Measure, record and show; every rank calls this.
+        """Measure, record and print; every rank calls this.
 
         Args:
-            model: in the phase of the step.
-            before: global tokens seen before the step.
-            entry: the begin of its line: kind, step, phase, tokens.
+            model: set to the phase of the step.
+            before: global tokens before the step.
+            entry: first fields of its line: kind, step, phase, tokens.
 
         Returns:
-            Numbers for the loggers.
+            Metrics for the loggers.
         """
 
 
 class HeldOut(Measurement):
-    """Loss and accuracy on the held-out text.
+    """Loss and accuracy on held-out text.
 
     Attributes:
-        last: the newest of this process.
+        last: the newest result in this process.
     """
 
     kind = "validation"
@@ -95,7 +95,7 @@ class HeldOut(Measurement):
         return {f"validation/{key}": value for key, value in found.items()}
 
     def _warn_once(self, found: Entry, entry: Entry) -> None:
-        """Say where a run lies far behind others; it goes on."""
+        """Warn once if the run is far behind comparable runs; training continues."""
         first = self.clock.phases[0]
         if not self._is_ruled or entry["tokens"] < 10 * first.phase.schedule.warmup_tokens:
             return
@@ -114,7 +114,7 @@ class HeldOut(Measurement):
 
 
 class Evaluated(Measurement):
-    """Figures of one section of `evals`."""
+    """Metrics of one section of `evals`."""
 
     kind = "evaluation"
 
@@ -127,7 +127,7 @@ class Evaluated(Measurement):
         return self.clock.is_due(self._every_tokens, before, after)
 
     def take(self, model: OnEncoder, before: int, entry: Entry) -> Entry:
-        passed(f"the evaluation {self.name}")
+        post_heartbeat(f"the evaluation {self.name}")
         found = self._evaluator(model, self.clock.at(before), self.compute)
         self.record.write(entry | {"name": self.name, "figures": found})
         self.progress.line(f"{self.name} at {entry['tokens']:,} tokens: {figures_text(found)}")
@@ -135,18 +135,18 @@ class Evaluated(Measurement):
 
 
 class Measurements:
-    """All that a run measures.
+    """All periodic measurements of a run.
 
     Args:
         texts: opens the run's held-out texts.
-        evals: the run's section.
-        clock: of the run.
+        evals: the run's section `evals`.
+        clock: the run's clock.
         compute: device and precision.
-        record, progress: get what is found.
-        read_metrics: gives the lines of metrics.jsonl; called on rank 0.
-        log: gives numbers to the loggers.
-        from_scratch: whether the run is.
-        at_first: measure before the first step too.
+        record, progress: receive the results.
+        read_metrics: returns the lines of metrics.jsonl; called on rank 0.
+        log: sends numbers to the loggers.
+        from_scratch: True if the run starts from fresh weights.
+        at_first: also measure before the first step.
     """
 
     def __init__(
@@ -175,11 +175,11 @@ class Measurements:
 
     @property
     def held_out(self) -> Evaluation | None:
-        """The newest on the held-out text, of this process."""
+        """The newest held-out result of this process."""
         return None if self._held_out is None else self._held_out.last
 
     def before_steps(self, state: State) -> None:
-        """At a start: measure weights that come trained; and what a stop left out, with the same weights."""
+        """At the start, measure pretrained weights, and measurements that an earlier stop left out."""
         model, step = inner_model(state.model), state.timestamp.batch.value
         if step == 0 and self._at_first:
             model.set_phase(self._clock.phases[0].model)
@@ -193,12 +193,12 @@ class Measurements:
                 self._take(each, model, step, before, after)
 
     def after_step(self, model: OnEncoder, step: int, before: int, after: int) -> None:
-        """Measure what is due.
+        """Take the measurements that are due.
 
         Args:
-            model: as the step left it.
-            step: its number, from 1.
-            before, after: global tokens seen before and after it.
+            model: the model after the step.
+            step: number of the step, from 1.
+            before, after: global tokens before and after the step.
         """
         for each in self._all:
             if each.is_due(before, after):
@@ -210,7 +210,7 @@ class Measurements:
         self._log(each.take(model, before, {"kind": each.kind, "step": step, "phase": phase, "tokens": after}))
 
     def _missed(self, each: Measurement, step: int, now: int) -> int:
-        """Tokens before the last step, if nothing of a kind has been recorded since; else those after it."""
+        """Return tokens before the last step if a due measurement is missing from the record; otherwise `now`."""
 
         def before() -> int:
             lines = self._read_metrics()

@@ -1,4 +1,4 @@
-"""A GPU that has no memory for a step: what it holds and what to set, in place of a traceback."""
+"""Explain a GPU's out-of-memory error: memory in use, by this run and others, and the keys to change."""
 
 from __future__ import annotations
 
@@ -12,20 +12,25 @@ from modernbert_train.core.text import first_line
 from modernbert_train.distributed.group import num_ranks
 from modernbert_train.errors import OutOfMemory
 
-_MUCH = 0.05  # of a GPU's memory: worth a sentence
+_MUCH = 0.05  # share of a GPU's memory that is worth reporting
 
 
 def out_of_memory(
-    error: Exception, now: Position, asked: ComputeConfig, shared: DistributedConfig, step: int, device: torch.device
+    error: Exception,
+    now: Position,
+    compute: ComputeConfig,
+    distributed: DistributedConfig,
+    step: int,
+    device: torch.device,
 ) -> OutOfMemory:
-    """The error to end with.
+    """Build the error that ends the run.
 
     Args:
-        error: that a step raised, of which `is_full` is true.
-        now: the phase it was in.
-        asked, shared: of the run: its sections compute and distributed.
-        step: its number, from 1.
-        device: of this rank.
+        error: raised by the step; `is_full` is true for it.
+        now: phase of the step.
+        compute, distributed: the run's sections `compute` and `distributed`.
+        step: number of the step, from 1.
+        device: this rank's device.
     """
     phase, key = now.phase, f"phases.{now.name}.microbatch_tokens"
     where = ""
@@ -34,11 +39,11 @@ def out_of_memory(
         where = _holdings(device, remedies)
     if phase.microbatch_rows > 1:
         remedies.append(f"{key}={phase.microbatch_rows // 2 * phase.row_tokens}")
-    if not asked.activation_checkpointing:
+    if not compute.activation_checkpointing:
         remedies.append("compute.activation_checkpointing=true")
-    if num_ranks() > 1 and shared.strategy == "ddp":
+    if num_ranks() > 1 and distributed.strategy == "ddp":
         remedies.append("distributed.strategy=fsdp2")
-    said, *_ = first_line(error).split(" GPU ")  # torch goes on with what is said here in other words
+    said, *_ = first_line(error).split(" GPU ")  # the rest of torch's message repeats the figures given below
     return OutOfMemory(
         f"step {step} ran out of memory with microbatches of {phase.microbatch_rows} rows of "
         f"{phase.row_tokens:,} tokens ({key}={phase.tokens_at_once}){where}: {said} Set "
@@ -47,7 +52,7 @@ def out_of_memory(
 
 
 def _holdings(device: torch.device, remedies: list[str]) -> str:
-    """Who holds the memory of a GPU; and what helps where it is another process, or pieces."""
+    """Describe who uses a GPU's memory; append remedies if that is another process or fragmentation."""
     free, total = torch.cuda.mem_get_info(device)
     used, held = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     text = (

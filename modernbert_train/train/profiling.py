@@ -1,7 +1,7 @@
-"""Profile a few steps: a trace for a browser and a table of ten, from torch.profiler.
+"""Profile a few steps with torch.profiler: a trace for a browser, and a table of the ten slowest operators.
 
-Built only if `profile:` is set, so a run without it carries nothing of this. Our own and not Composer's Profiler, which
-also records every event of its engine and writes into its own layout of files.
+Built only if `profile:` is set. Composer's Profiler is not used: it also records every event of its engine and writes
+files in another layout.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from modernbert_train.core.files import errors_to
 from modernbert_train.report.progress import Progress
 
 TOP = 10
-_NAME = 64  # characters of an operator's or a kernel's name; those of kernels are whole C++ signatures
-Timing = tuple[str, float, int]  # name, microseconds of its own, calls
+_NAME = 64  # maximum characters of a name; kernel names are whole C++ signatures
+Timing = tuple[str, float, int]  # name, microseconds without its callees, calls
 
 
 class Profile:
-    """Records some steps of this rank; a failure to write what was found never costs the run.
+    """Records some steps of this rank; a failure to write the result does not end the run.
 
-    A step is recorded from the end of the one before to its own end, the wait for its batch and, where they happen, a
-    validation or a checkpoint included.
+    A step lasts from the end of the one before to its end, including the wait for its batch and any validation or
+    checkpoint.
 
     Args:
-        settings: what to record.
-        folder: gets steps-A-B.json.gz, which Perfetto and chrome://tracing open, and steps-A-B.txt.
-        device: of this rank.
-        progress: shows where they are.
+        settings: the run's section `profile`.
+        folder: receives steps-A-B.json.gz, for Perfetto or chrome://tracing, and steps-A-B.txt.
+        device: this rank's device.
+        progress: shows where the files are.
     """
 
     def __init__(self, settings: ProfileConfig, folder: Path, device: torch.device, progress: Progress) -> None:
@@ -49,8 +49,8 @@ class Profile:
             with_stack=settings.stacks,
             profile_memory=settings.memory,
         )
-        self._steps = 0  # of this process
-        self._last_step = 0  # of the run
+        self._steps = 0  # in this process
+        self._last_step = 0  # in the run
         self._began = 0.0
 
     def begin(self) -> None:
@@ -58,12 +58,12 @@ class Profile:
             self._profiler.start()
 
     def after_step(self, number: int) -> None:
-        """A step of the run is over."""
+        """Advance the profiler after a step."""
         if self._profiler is None:
             return
         self._steps += 1
         self._last_step = number
-        self._profiler.step()  # writes, when the last step is recorded
+        self._profiler.step()  # writes the files after the last recorded step
         if self._steps == self._settings.skip:
             self._began = time.perf_counter()
         elif self._steps == self._settings.skip + self._settings.steps:
@@ -71,7 +71,7 @@ class Profile:
 
     def close(self) -> None:
         if self._steps > self._settings.skip:
-            self._end()  # the run ended in the middle: what there is is written
+            self._end()  # the run ended early: write the steps recorded so far
         elif self._profiler is not None:
             self._progress.line(
                 f"profile: nothing recorded, {self._steps} steps are not more than profile.skip={self._settings.skip}"
@@ -102,7 +102,7 @@ class Profile:
 
 
 def host_rows(averages: Sequence[Any]) -> list[Timing]:
-    """What the host did: operators with the time spent in them and not in others that they call."""
+    """Return operators with their CPU time, excluding time in operators they call."""
     return [
         (str(each.key), float(each.self_cpu_time_total), int(each.count))
         for each in averages
@@ -111,7 +111,7 @@ def host_rows(averages: Sequence[Any]) -> list[Timing]:
 
 
 def device_rows(averages: Sequence[Any]) -> list[Timing]:
-    """What the GPU did: kernels and copies, not the ranges that only name them."""
+    """Return kernels and copies with their GPU time; ranges that only label them are excluded."""
     return [
         (str(each.key), float(each.self_device_time_total), int(each.count))
         for each in averages
@@ -120,13 +120,13 @@ def device_rows(averages: Sequence[Any]) -> list[Timing]:
 
 
 def table(title: str, rows: Sequence[Timing], seconds: float, steps: int) -> str:
-    """The ten that took most, with their shares of all of them.
+    """Format the ten slowest rows, with their shares of the total.
 
     Args:
-        title: what is listed.
-        rows: everything there is.
-        seconds: that the steps took.
-        steps: that were recorded.
+        title: heading of the table.
+        rows: all timings.
+        seconds: total duration of the steps.
+        steps: number of recorded steps.
     """
     total = math.fsum(row[1] for row in rows)
     lines = [

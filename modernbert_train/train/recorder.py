@@ -1,4 +1,4 @@
-"""The line of each step in metrics.jsonl: its batch, its loss and its time."""
+"""Write each step's line in metrics.jsonl: batch, loss and time."""
 
 from __future__ import annotations
 
@@ -22,34 +22,33 @@ from modernbert_train.train.step_numbers import StepNumbers
 
 
 class Times:
-    """The time of the request for a batch, and the wait for it."""
+    """The time when a batch was requested, and the wait for it."""
 
     def __init__(self) -> None:
         self._asked = time.perf_counter()
         self.waited = 0.0
 
-    def came(self) -> None:
+    def arrived(self) -> None:
         self.waited = time.perf_counter() - self._asked
 
     def seconds(self) -> float:
-        """Since it was asked for."""
+        """Return the seconds since the batch was requested."""
         return time.perf_counter() - self._asked
 
 
 class Recorder:
-    """Records steps.
+    """Records steps without waiting for the update.
 
-    The host has been told the loss and the gradient's norm before the update, and nothing here waits for the update:
-    the line of a step is written when the norm of its update is there, which on a GPU is while the next step is
-    computed.
+    The host has the loss and the gradient norm before the update. The line of a step is written once the norm of its
+    update is available, which on a GPU is during the next step.
 
     Args:
-        meter: of this rank.
-        total_tokens: of the run.
+        meter: measures this rank's speed.
+        total_tokens: length of the run, in tokens.
         timeout_seconds: distributed.timeout_seconds.
-        record: writes lines in their order.
+        record: writes lines in order.
         progress: shows warnings.
-        log: gives numbers to the loggers.
+        log: sends numbers to the loggers.
     """
 
     def __init__(
@@ -74,11 +73,11 @@ class Recorder:
 
         Args:
             batch: this rank's share.
-            numbers: of all ranks.
-            number: of the step, from 1.
-            tokens: global tokens seen after it.
-            optimizer: has the rate, and the norm of the update if it tells it.
-            times: of its batch.
+            numbers: sums over all ranks.
+            number: number of the step, from 1.
+            tokens: global tokens after the step.
+            optimizer: its learning rate is recorded, and the norm of its update if it reports one.
+            times: request and arrival of the batch.
         """
         plan, seconds = batch.plan, times.seconds()
         self.warn_of_long_step(seconds)
@@ -113,29 +112,29 @@ class Recorder:
             )
 
     def flush(self) -> None:
-        """Write the line of the last step, if that had to wait."""
+        """Write the line of the last step if it is still pending."""
         self._record.flush()
 
     def close(self) -> None:
-        """Every end of a run calls this; the last checkpoint has flushed the last line, or an error is under way."""
+        """Write a pending line and close the progress display; called however the run ends."""
         with suppress(StorageError):
             self._record.flush()
         self._progress.close()
 
     def warn_of_long_step(self, seconds: float) -> None:
-        """Warn once, if the ranks wait for each other hardly longer than a step takes; the first one compiles, too."""
+        """Warn once if the timeout is hardly longer than a step; the first step, which may compile, is exempt."""
         self._steps += 1
         if self._steps == 1 or self._warned or num_ranks() == 1 or 2 * seconds < self._timeout:
             return
         self._warned = True
         self._progress.line(
-            f"warning: distributed.timeout_seconds={self._timeout:g}, and a step has taken {seconds:.1f} s: one "
-            f"that takes longer counts as a hang, and ends the run. Set it to {60 * math.ceil(seconds / 3):g}."
+            f"warning: distributed.timeout_seconds={self._timeout:g}, and a step has taken {seconds:.1f} s: a step "
+            f"that takes longer than the timeout ends the run as a hang. Set it to {60 * math.ceil(seconds / 3):g}."
         )
 
 
 def _terms(numbers: StepNumbers) -> dict[str, float]:
-    """Of an objective of several terms, the loss and the count of each."""
+    """Return loss and count of each term, for an objective with several terms."""
     if len(numbers.losses) == 1:
         return {}
     losses = {f"loss/{term}": loss for term, loss in numbers.losses.items()}

@@ -86,13 +86,13 @@ def train(
 
     Args:
         config: the run.
-        fresh: put the contents of the run's folder aside and start from scratch.
-        callbacks: of the calling program, in addition to the run's.
-        resolved: the run, where the caller has resolved it for one rank; None: rank 0 resolves it for all.
+        fresh: move the contents of the run's folder aside and start from scratch.
+        callbacks: the calling program's, in addition to the run's.
+        resolved: the run as resolved by a caller with a single rank; None: rank 0 resolves it for all.
 
     Raises:
         RunError: anything that the user has to fix; StoppedEarly when a signal ended the run after a checkpoint; Halved
-            where several ranks are to be started again.
+            if several ranks must be started again.
     """
     while True:
         try:
@@ -102,8 +102,8 @@ def train(
             if num_ranks() > 1:
                 raise
             print(halved, file=sys.stderr, flush=True)
-        fresh = False  # else the note would be put aside
-        gc.collect()  # the trainer that was full, whose parts hold each other
+        fresh = False  # the halved microbatch is noted in the folder, which must not be moved aside
+        gc.collect()  # frees the trainer that ran out of memory; its parts reference each other
         torch.cuda.empty_cache()
 
 
@@ -137,7 +137,7 @@ def _start(
 
 
 def _agree(config: RunConfig, compute: Compute) -> None:
-    """Require that all ranks have the same run, code and data.
+    """Check that all ranks have the same run, code and data.
 
     Raises:
         ConfigError, DataError: the ranks differ, or the data cannot be read.
@@ -148,14 +148,14 @@ def _agree(config: RunConfig, compute: Compute) -> None:
     facts = read_once_per_node(read, file_sha256, file_xxh3, ShardIndex)
     require_agreement(flat(config), config.plugins, data_fingerprint(facts))
     if compute.device.type == "cuda" and num_ranks() > ranks_per_node() and local_rank() == 0:
-        warn_of_slow_network()  # of each machine, since they may differ
+        warn_of_slow_network()  # on every machine, since they may differ
 
 
 def _resolve(asked: RunConfig, resolved: Resolved | None, compute: Compute, *, fresh: bool) -> Resolved:
     """Resolve the run on rank 0, for the smallest GPU of all ranks, and return the same on every rank.
 
     Raises:
-        RunError: a mistake; see `resolve`. It needs more memory than a GPU has.
+        RunError: the configuration has a mistake, see `resolve`, or the run needs more memory than a GPU has.
     """
     gpus, ranks, place = gpus_of_run(compute), num_ranks(), Path(asked.folder)
 
@@ -193,7 +193,7 @@ def _copies(settings: CheckpointConfig, folder: Path) -> AbstractContextManager[
 
 @contextmanager
 def _opened(folder: RunFolder, *, fresh: bool) -> Iterator[None]:
-    """Within it the folder is this run's, on rank 0."""
+    """Hold the run's folder open on rank 0."""
     changed = on_rank_zero(lambda: folder.open(fresh=fresh))
     if this_rank() == 0 and changed:
         print("changed since the last start:", *changed, sep="\n  ")
@@ -220,7 +220,7 @@ def _build(
     guests: list[Callback],
     requests: Requests,
 ) -> Loop:
-    """The loop, with weights, clock and place in the data as they are at the start; banner and record tell of it."""
+    """Build the loop and fill in weights, clock and data position; print the banner and record the start."""
     config = run.config
     facts = read_facts(config.data)
     teacher = None
@@ -228,7 +228,7 @@ def _build(
         from modernbert_train.weights.teacher import find_teacher
 
         about = (config.objective, config.model, config.phases.values(), config.data.tokenizer, config.runs_folder)
-        teacher = on_rank_zero_slowly(lambda: find_teacher(*about))  # it reads and hashes all weights
+        teacher = on_rank_zero_slowly(lambda: find_teacher(*about))  # reads and hashes all weights
     taught = {} if teacher is None else teacher.fingerprint
     fingerprint = check_same_data(start, config, data_fingerprint(facts) | taught)
     on_rank_zero(lambda: folder.save_resolved(run.to_json(), asdict(run_statistics(facts))))
@@ -257,7 +257,7 @@ def _build(
 
 
 def _fit(loop: Loop, asked: RunConfig, config: RunConfig, folder: RunFolder, requests: Requests) -> None:
-    """Train to the end, and close everything, also after an error.
+    """Train to the end, then close everything, even after an error.
 
     Raises:
         RunError: see `train`.
@@ -274,20 +274,20 @@ def _fit(loop: Loop, asked: RunConfig, config: RunConfig, folder: RunFolder, req
         with _halving(asked.phases, loop, folder):
             loop.trainer.fit()
         loop.checkpoints.finish()
-    except Exception as raised:  # reported, recorded, and raised again
+    except Exception as raised:  # recorded, then raised again
         error = raised
         if isinstance(raised, RuntimeError) and is_full(raised):
             step = loop.state.timestamp.batch.value + 1
             from modernbert_train.train.out_of_memory import out_of_memory
 
             error = out_of_memory(raised, _position(loop), config.compute, config.distributed, step, device)
-        if is_own(error):  # else the checkpoint may wait for a lost rank
+        if is_own(error):  # otherwise the pending checkpoint may be waiting for a lost rank
             if num_ranks() > 1:
                 show(error)
             loop.checkpoints.settle(config.distributed.timeout_seconds)
-        tell_others(error)  # before the loggers are closed, which can take its time
+        tell_others(error)  # before closing the loggers, which may take long
         if this_rank() == 0:
-            with suppress(StorageError):  # the error that ended the run is reported instead
+            with suppress(StorageError):  # report the error that ended the run instead
                 folder.record_start({"kind": "end", "outcome": "failed", "error": _first_line(error)})
         if error is not raised:
             raise error from raised
@@ -324,14 +324,14 @@ def _fit(loop: Loop, asked: RunConfig, config: RunConfig, folder: RunFolder, req
 
 
 def _position(loop: Loop) -> Position:
-    """Where the step stands that is being trained."""
-    plan = getattr(loop.state.batch, "plan", None)  # a microbatch has none, and then its step has not been counted yet
+    """Return the position of the current step."""
+    plan = getattr(loop.state.batch, "plan", None)  # a microbatch has none; the clock has not counted its step yet
     return loop.clock.at(loop.state.timestamp.token.value) if plan is None else loop.clock.phase(plan.phase)
 
 
 @contextmanager
 def _halving(given: Mapping[str, PhaseConfig], loop: Loop, folder: RunFolder) -> Iterator[None]:
-    """Within it a run trains; where a GPU runs out of memory with an open microbatch, see oom_backoff.py."""
+    """Train inside this context: an automatic microbatch that does not fit on a GPU is halved (oom_backoff.py)."""
     try:
         yield
     except RuntimeError as error:
@@ -344,21 +344,21 @@ def _halving(given: Mapping[str, PhaseConfig], loop: Loop, folder: RunFolder) ->
 
 
 def _read_facts(data: DataConfig) -> DataFacts:
-    """The facts of a run's data, and the index of each of its folders, which `build` asks for."""
+    """Read the facts of a run's data, and the index of each folder, which `build` needs."""
     facts = read_facts(data)
     for folder in facts.streams.values():
-        with suppress(DataError):  # the error of opening the shards names the stream
+        with suppress(DataError):  # opening the shards fails later, with an error that names the stream
             read_index(folder.local / folder.card.index_file, folder.card.column, nested=folder.card.is_adopted)
     return facts
 
 
 def _redraw(folder: RunFolder) -> None:
-    """Redraw report.html as the run ends or fails; a failure to draw never costs the run."""
+    """Write report.html when the run ends or fails; a failure to do so does not end the run."""
     from modernbert_train.report.page import write_report
 
     if not (folder.path / "metrics.jsonl").exists():
-        return  # it ended before its first line
-    # everything is saved, and `report` draws it again, or shows the bug
+        return  # the run ended before its first line
+    # everything else is saved, so a bug in the report is only a warning; `report` can be run again
     with errors_to(warn, Exception, before=f"{folder.path}/report.html could not be drawn: "):
         write_report(folder.path)
 

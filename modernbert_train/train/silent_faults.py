@@ -1,9 +1,11 @@
-"""Faults that raise nothing: a rank that is slow, and a rank whose copy of the weights is no longer that of the others.
+"""Detect faults that raise nothing: a slow rank, and a rank whose copy of the weights differs from the others'.
 
-Both are told by numbers that ride in the one all-reduce of a step (step_numbers.py), under DDP. There a rank's time
-from its first forward pass to its last one's end has no collective in it, so it is the rank's own; sharded, every layer
-waits for the slowest. Every rank hears all times, and the slow one speaks for itself. A checksum c of the weights is
-summed as c and c^2: N copies are equal if and only if N * sum(c^2) = sum(c)^2, exact in fp64 for 8,192 ranks.
+Both show in numbers that are part of the step's one all-reduce (step_numbers.py), under DDP. There a rank runs no
+collective between its first forward pass and the end of its last one, so that time is the rank's own; with sharded
+weights every layer waits for the slowest. All ranks receive all times, and the slow one warns.
+
+A checksum c of the weights is summed as c and c^2. N copies are equal if and only if N * sum(c^2) = sum(c)^2, which is
+exact in fp64 for 8,192 ranks.
 """
 
 from __future__ import annotations
@@ -21,47 +23,47 @@ from torch import Tensor, nn
 from modernbert_train.distributed.group import gather_from_all, num_ranks, this_rank
 from modernbert_train.errors import RunError
 
-SLOWER = 1.1  # times the median rank
-STEPS = 100  # in a row, until a slow rank is named; and between two looks at the weights
-_PRIME = (1 << 20) - 3  # so that a flip of any one bit changes the checksum
+SLOWER = 1.1  # times the median of all ranks counts as slow
+STEPS = 100  # slow steps in a row before a rank is named; also steps between comparisons of the weights
+_PRIME = (1 << 20) - 3  # a flip of any single bit changes the checksum
 
 
 def checksum(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Of fp32 weights a whole number below 2^20, as fp64 on their device, whatever the order of summation."""
+    """Return a checksum of fp32 weights: an integer below 2^20, as fp64 on their device, in any order of summation."""
     sums = [parameter.detach().view(torch.int32).sum() for parameter in parameters]
     return (torch.stack(sums).sum() % _PRIME).double()
 
 
 class SilentFaults:
-    """This rank's part; each step calls the methods in their order here.
+    """One rank's checks for silent faults; each step calls the methods in the order below.
 
     Args:
-        device: of this rank.
+        device: this rank's device.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
-        self._marks: list[torch.cuda.Event | float] = []  # of the present step: its begin, and its end once it is there
-        self._before: list[torch.cuda.Event | float] = []  # of the one before, which a GPU has long passed
+        self._marks: list[torch.cuda.Event | float] = []  # begin and end of the current step's passes, as they occur
+        self._before: list[torch.cuda.Event | float] = []  # marks of the previous step, finished by now on a GPU
         self._slow = self._steps = 0
         self._looked = self._agreed = self._odd = False
         self._checksum = torch.zeros((), dtype=torch.float64)
 
     def forward(self) -> None:
-        """A microbatch goes forward; the first one of a step comes after what the ranks tell each other before it."""
+        """Mark the begin of the step's first forward pass, after the ranks' exchange before it."""
         if len(self._marks) != 1:
             self._before, self._marks = self._marks, [self._now()]
 
     def last_loss(self) -> None:
-        """Its last microbatch has gone forward."""
+        """Mark the end of the step's last forward pass."""
         self._marks.append(self._now())
 
     @torch.no_grad()
     def to_sum(self, parameters: Iterable[nn.Parameter], step: int) -> tuple[list[Tensor], list[float]]:
-        """What is added up over the ranks: of the device, and of the host.
+        """Return the values to be summed over ranks: some on the device, some on the host.
 
         Args:
-            parameters: of the model, before the update.
+            parameters: the model's, before the update.
             step: number of the step, from 1.
         """
         seconds = [0.0] * num_ranks()
@@ -73,10 +75,10 @@ class SilentFaults:
         return [self._checksum, self._checksum * self._checksum], seconds
 
     def heard(self, checks: Sequence[float], seconds: Sequence[float], step: int) -> None:
-        """Judge the sums.
+        """Check the sums of all ranks.
 
         Raises:
-            RunError: on every rank, if copies of the weights have parted; names the odd one.
+            RunError: on every rank, if replicas of the weights differ; names the odd one.
         """
         self._steps += 1
         self._look_for_slow(seconds)
@@ -92,7 +94,7 @@ class SilentFaults:
         return event
 
     def _own_seconds(self) -> float:
-        """Of the step before: nothing is waited for."""
+        """Return this rank's seconds in the previous step, without waiting for the device."""
         if len(self._before) < 2:
             return 0.0
         begin, end = self._before[0], self._before[-1]
@@ -103,12 +105,12 @@ class SilentFaults:
     def _look_for_slow(self, seconds: Sequence[float]) -> None:
         usual, own = statistics.median(seconds), seconds[this_rank()]
         self._slow = self._slow + 1 if usual > 0 and own > SLOWER * usual else 0
-        if self._slow == STEPS:  # once, unless it was as fast as the others in between
+        if self._slow == STEPS:  # warn once for each unbroken series of slow steps
             print(
                 f"warning: rank {this_rank()} on {socket.gethostname()} is slow: {own / usual:.2f} times the median of "
                 f"all ranks in the last step, and more than {SLOWER:g} times in each of the last {STEPS}. All others "
-                "wait for it. Look at the clocks, the temperature and the memory errors of its GPU (`nvidia-smi -q`), "
-                "or at what else its machine does; start again without that machine if it stays so.",
+                "wait for it. Check the clocks, the temperature and the memory errors of its GPU (`nvidia-smi -q`), "
+                "and the other load of its machine; if it stays slow, start again without that machine.",
                 file=sys.stderr,
                 flush=True,
             )
@@ -123,8 +125,8 @@ class SilentFaults:
         who = ", ".join(odd[:8]) if times > len(found) / 2 else "no two halves of the ranks agree"
         if self._agreed:
             error = RunError(
-                f"step {step}: the copies of the weights have parted, which nothing in this program does: {who}. "
-                f"They were equal {STEPS} steps before, so hardware has computed or kept something wrong. Go back to a "
+                f"step {step}: the copies of the weights differ between ranks, which no code here causes: {who}. They "
+                f"were equal {STEPS} steps before, so hardware has computed or stored something wrong. Return to a "
                 f"checkpoint of step {step - STEPS} or before (`restore`), and start again without that machine."
             )
             rank = next(rank for rank, (value, _) in enumerate(found) if value != usual)
@@ -133,8 +135,8 @@ class SilentFaults:
         self._odd = True
         if this_rank() == 0:
             print(
-                f"warning: step {step}: the copies of the weights are not equal: {who}. They have not been since the "
-                "start, so perhaps the machines have different processors; they are not compared again.",
+                f"warning: step {step}: the copies of the weights are not equal: {who}. They have differed since the "
+                "start, perhaps because the machines have different processors; they are not compared again.",
                 file=sys.stderr,
                 flush=True,
             )

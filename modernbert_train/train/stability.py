@@ -1,11 +1,11 @@
-"""Skips the update of a batch whose loss or gradient is not finite, or whose loss is a spike.
+"""Skip the update of a batch whose loss or gradient is not finite, or whose loss is a spike.
 
 The decision falls between the backward pass and the optimizer's step, from numbers that are equal on all ranks; see
-step_numbers.py. An update is skipped by dropping the gradients, because an optimizer leaves parameters without one
-alone: weights, moments and step counts stay, whichever optimizer and sharding it is.
+step_numbers.py. To skip an update, the gradients are dropped: optimizers leave parameters without a gradient unchanged,
+so weights, moments and step counts stay, with any optimizer and sharding.
 
-Rolling back means: weights and moments of an earlier checkpoint, with the clock and the data where they are. So the
-batches since that checkpoint are neither repeated nor kept, and nothing has to be rewound.
+Rolling back restores the weights and moments of an earlier checkpoint, but not the clock or the data position. So the
+batches since that checkpoint are not repeated, their updates are lost, and nothing has to be rewound.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from modernbert_train.weights.gather import load_optimizer, load_weights
 
 @dataclass
 class Verdict:
-    """Attributes: the fault's entry in the record, if there is one; whether the update is held back; and the checkpoint
-    that weights and moments are taken from after it."""
+    """Attributes: the fault's entry in the record, or None; whether the update is skipped; and the checkpoint whose
+    weights and moments are restored after it."""
 
     fault: dict[str, Any] | None = None
     skipped: bool = False
@@ -47,24 +47,24 @@ class Verdict:
 
 
 class Guard:
-    """Looks at every batch before its update is applied, and acts as the section stability says.
+    """Checks every batch before its update is applied, and reacts as the section `stability` configures.
 
-    The decision for a step is written to faults.jsonl before the guard acts on it. A run that is killed and repeats
-    the step decides the same, even if the fault itself does not come again.
+    The decision is written to faults.jsonl before it takes effect. A run that is killed and repeats the step decides
+    the same, even if the fault itself does not recur.
 
     Args:
         settings: the run's section.
-        clock, seed: of the run.
+        clock, seed: the run's.
         compute: device and precision.
-        model: as it was given to Composer.
+        model: as given to Composer.
         streams: names the streams of documents.
         folder: the run's folder.
-        progress: shows what happens.
-        settle: waits for the checkpoint that is being written, which may be the one to go back to.
+        progress: shows warnings.
+        settle: waits for the checkpoint that is being written, which may be the target of a rollback.
 
     Attributes:
-        memory: what a checkpoint keeps: the losses that the next one is compared with, and every range of tokens left
-            out so far.
+        memory: the part that checkpoints save: the losses that the next one is compared with, and every range of tokens
+            left out so far.
     """
 
     def __init__(
@@ -93,22 +93,22 @@ class Guard:
         }
 
     def begin(self, phase: str) -> None:
-        """A step of a phase begins."""
-        if phase != self.memory["phase"]:  # other rows, another theta: another level of the loss
+        """Begin a step of a phase."""
+        if phase != self.memory["phase"]:  # another row length or RoPE base changes the level of the loss
             self.memory["phase"], self.memory["losses"] = phase, []
 
-    def judge(self, batch: StepBatch, parts: Sequence[MicrobatchSums], numbers: StepNumbers, step: int) -> Verdict:
-        """Judge a step that has gone backward; every rank calls this and comes to the same.
+    def judge(self, batch: StepBatch, sums: Sequence[MicrobatchSums], numbers: StepNumbers, step: int) -> Verdict:
+        """Judge a step after its backward pass; every rank calls this and gets the same verdict.
 
         Args:
             batch: this rank's share.
-            parts: sums of its microbatches.
-            numbers: of all ranks.
-            step: its number, from 1.
+            sums: sums of its microbatches.
+            numbers: sums over all ranks.
+            step: number of the step, from 1.
 
         Raises:
             UnstableRun: the run ends here.
-            StartAgain: this rank decided alone (diagnosis.LeftOthers); the next start does as it decided.
+            StartAgain: this rank decided alone (diagnosis.LeftOthers); the next start repeats its decision.
         """
         plan = batch.plan
         entry = self._decided.get((step, plan.tokens_before))
@@ -119,7 +119,7 @@ class Guard:
         elif fault := judge(
             self._settings,
             self._clock.at(plan.tokens_before),
-            self.memory["losses"][-self._settings.spike_window_batches :],  # it may have been longer before a restart
+            self.memory["losses"][-self._settings.spike_window_batches :],  # longer if the window was, before a restart
             predicted=numbers.predicted,
             loss=numbers.loss,
             grad_norm=numbers.grad_norm,
@@ -138,7 +138,7 @@ class Guard:
             if entry["action"] == "ignore":
                 self._remember(numbers.loss)
             else:
-                target = self._answer(batch, parts, entry)
+                target = self._answer(batch, sums, entry)
         elif numbers.predicted == 0:
             self._count_unlabelled(step)
             return Verdict()
@@ -161,21 +161,21 @@ class Guard:
         if self.memory["unlabelled_steps"] == 1:
             self._progress.line(
                 f"warning: step {step}: not one token of its batch is predicted, so its loss is 0 and its gradient "
-                "zero. All such steps have predicted=0 in metrics.jsonl, and this is said once. Raise the masking "
+                "zero. All such steps have predicted=0 in metrics.jsonl; this warning appears once. Raise the masking "
                 "rate or the batch if there are many."
             )
 
     def _highest_normal_loss(self) -> float:
         settings = self._settings
-        losses = self.memory["losses"][-settings.spike_window_batches :]  # it may have been longer before a restart
+        losses = self.memory["losses"][-settings.spike_window_batches :]  # longer if the window was, before a restart
         return highest_normal_loss(losses, settings.spike_deviations, settings.spike_min_rise)
 
-    def _answer(self, batch: StepBatch, parts: Sequence[MicrobatchSums], entry: dict[str, Any]) -> Checkpoint | None:
-        """Diagnose and record the fault, and end the run or return the checkpoint to go back to, if any."""
+    def _answer(self, batch: StepBatch, sums: Sequence[MicrobatchSums], entry: dict[str, Any]) -> Checkpoint | None:
+        """Diagnose and record the fault; end the run, or return the checkpoint to roll back to, if any."""
         from modernbert_train.train.diagnosis import describe, diagnose, hardware_at_fault
 
         step, target = entry["step"], None
-        losses = microbatch_losses(batch.plan.objective.terms, parts)
+        losses = microbatch_losses(batch.plan.objective.terms, sums)
         if self._compute.bf16:
             entry["precision"] = "bf16"
         diagnosis, left = diagnose(self._model, batch, self._compute, self._seed, step - 1, entry["fault"], losses)
@@ -192,23 +192,23 @@ class Guard:
         elif entry["action"] == "roll_back":
             target = self._newest_target(entry) if left else self._find_target(entry)
             if target is None:
-                reason, entry["action"] = "there is no checkpoint of this phase to go back to", "stop"
+                reason, entry["action"] = "there is no checkpoint of this phase to roll back to", "stop"
             else:
                 entry["to"] = target.folder.name
         record = partial(self._folder.record_fault, entry)
-        if left:  # rank 0 waits in the search, where no other collective reaches it
+        if left:  # rank 0 waits in a layer's collective and cannot join another
             record()
         else:
             on_rank_zero(record)
         text = f"{describe(entry)}; {reason}"
         if entry["action"] == "stop":
             rounding = (
-                f" Whether bf16 is the cause, another run with start.checkpoint={self._folder.path} and "
-                "compute.precision=fp32 tells."
+                f" To see whether bf16 is the cause, start another run with start.checkpoint={self._folder.path} and "
+                "compute.precision=fp32."
             )
             unstable = UnstableRun(
                 f"{text}. The update was not applied and the checkpoints are untouched. {self._folder.faults} has all "
-                f"that is known, `inspect {self._folder.path} --batch {step}` shows the text. Fix it or the "
+                f"details, `inspect {self._folder.path} --batch {step}` shows the text. Fix it or the "
                 "configuration, or set stability.non_finite or stability.spike to skip or roll_back, and run the same "
                 f"command again.{rounding if self._compute.bf16 else ''}"
             )
@@ -216,8 +216,8 @@ class Guard:
             raise unstable
         if left:
             raise StartAgain(
-                f"{text}. The other ranks wait in the search, so all start again from the last checkpoint and do so at "
-                f"this step; see {self._folder.faults}"
+                f"{text}. The other ranks wait in the search, so all ranks start again from the last checkpoint and "
+                f"apply this at the same step; see {self._folder.faults}"
             )
         self._progress.line(f"warning: {text}; see {self._folder.faults}")
         return target
@@ -230,7 +230,7 @@ class Guard:
         self.memory["skipped_updates"] = [*self.memory["skipped_updates"], skipped]
 
     def _find_target(self, entry: dict[str, Any], name: str | None = None) -> Checkpoint | None:
-        """The checkpoint to go back to: one by name, else the newest of this phase that is old enough."""
+        """Return the checkpoint to roll back to: the named one, or the newest of this phase that is old enough."""
         clock, checkpoints, tokens = self._clock, self._folder.checkpoints, entry["tokens_before"]
         self._settle()
         if name is not None:
@@ -238,7 +238,7 @@ class Guard:
         return on_rank_zero(partial(self._newest_target, entry))
 
     def _newest_target(self, entry: dict[str, Any]) -> Checkpoint | None:
-        """The newest checkpoint to go back to, as this rank sees the run's folder."""
+        """Return the newest checkpoint to roll back to, as seen by this rank."""
         return find_target(
             self._settings,
             self._clock,
@@ -249,18 +249,18 @@ class Guard:
         )
 
     def roll_back(self, target: Checkpoint, optimizer: Optimizer, phase: str) -> None:
-        """Take weights and moments from a checkpoint; the clock and the data stay where they are.
+        """Restore weights and moments from a checkpoint; clock and data position stay.
 
         Args:
             target: the checkpoint.
-            optimizer: whose moments are replaced.
-            phase: of the step.
+            optimizer: its moments are replaced.
+            phase: phase of the step.
         """
         model, there = self._model.model, target.state
         assert there.training is not None
         load_weights(model, target.stored_weights())
         optimizer.state.clear()
-        if there.phase == phase or not self._clock.phase(phase).phase.reset_moments:  # else it closed the phase before
+        if there.phase == phase or not self._clock.phase(phase).phase.reset_moments:  # not across a reset of moments
             load_optimizer(model, optimizer, target.stored_optimizer())
         remembered = there.training.stability
         self.memory["phase"], self.memory["losses"] = remembered["phase"], remembered["losses"]

@@ -1,8 +1,9 @@
-"""Find the place where a run starts: its own newest whole checkpoint; else another run's, with what config.start takes
-from it; else weights from elsewhere (source.py); else from scratch. Nothing is guessed and nothing is silent.
+"""Find where a run starts: its newest whole checkpoint, another run's (config.start), pretrained weights, or scratch.
 
-A start from another run is a function of the configuration and of that checkpoint. So if the run dies before its own
-first checkpoint, it simply starts the same way again, and after that `start` is never read again.
+Tried in this order (pretrained weights: source.py). The banner names the one used.
+
+A start from another run depends only on the configuration and that checkpoint. So a run that dies before its first
+checkpoint starts the same way again. Afterwards the section `start` is not read any more.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Start:
-    """Where the run starts.
+    """The position from which a run starts.
 
     Attributes:
         checkpoint: the checkpoint to continue from; None from scratch.
         passed_over: newer checkpoints that are damaged, and why.
         branch: the parts to take from another run's checkpoint; None for the run's own.
-        origin: weights from elsewhere that a run without a checkpoint begins with; None: drawn by its seed.
-        effects: of their vocabulary on the text of each stream, where it is another one.
-        effect_lines: the same as a table.
+        origin: pretrained weights for a run without a checkpoint; None: drawn from the seed.
+        effects: effects of a changed vocabulary on the text of each stream.
+        effect_lines: the same, as a table.
     """
 
     checkpoint: Checkpoint | None = None
@@ -79,11 +80,11 @@ class Start:
 
     @property
     def phase(self) -> str | None:
-        """Phase of the last step; None where the clock begins at 0."""
+        """Phase of the last step; None if the clock begins at 0."""
         return self.checkpoint.state.phase if self.keeps_clock and self.checkpoint is not None else None
 
     def __str__(self) -> str:
-        """One line for the banner and the record."""
+        """Return one line for the banner and the record."""
         if self.checkpoint is None:
             return "scratch" if self.origin is None else self.origin.describe()
         if self.branch is None:
@@ -96,7 +97,7 @@ def find_start(folder: RunFolder) -> Start:
     """Find the newest whole checkpoint of a run.
 
     Raises:
-        ConfigError: the run is an average, or what it was trained by so far differs from its configuration now.
+        ConfigError: the run is an average, or its configuration differs from the one that trained it so far.
         StorageError: checkpoints exist and none is whole.
     """
     start = Start(*checkpoint.newest_valid(folder.checkpoints))
@@ -129,10 +130,10 @@ def find_first(config: RunConfig, folder: RunFolder, *, fresh: bool) -> Start | 
 
 
 def find_branch(config: RunConfig, asked: StartConfig) -> Start:
-    """Return the checkpoint of another run that config.start names, compared with this run.
+    """Return the checkpoint of another run that config.start names, after comparing it with this run.
 
     Raises:
-        ConfigError: it is no checkpoint, or of another architecture, tokenizer or optimizer; names both values.
+        ConfigError: it is not a checkpoint, or has another architecture, tokenizer or optimizer; names both values.
         StorageError: see `open_model`.
     """
     from modernbert_train.weights.names import check_same_architecture
@@ -142,7 +143,7 @@ def find_branch(config: RunConfig, asked: StartConfig) -> Start:
     source = open_model(asked.checkpoint, runs_folder=config.runs_folder)
     if source.checkpoint is None or source.checkpoint.is_average:
         raise ConfigError(
-            f"{name}: holds weights alone, so there is nothing to continue from. Name a run or a checkpoint of this "
+            f"{name}: holds weights only, so training cannot continue from it. Name a run or a checkpoint of this "
             "program, or use weights.init_from for weights."
         )
     check_same_architecture(source, config.model, name)
@@ -151,14 +152,14 @@ def find_branch(config: RunConfig, asked: StartConfig) -> Start:
     if heads != config.objective.heads:
         raise ConfigError(
             f"{name}: has the heads {', '.join(heads)}, and objective.name={config.objective.name} here needs "
-            f"{', '.join(config.objective.heads)}. Use weights.init_from, which draws what is missing, or set the "
+            f"{', '.join(config.objective.heads)}. Use weights.init_from, which initialises missing heads, or set the "
             "objective it had."
         )
     shapes_there = shapes_of(config.model, source.checkpoint.config.objective)
     if heads == config.objective.heads and shapes_there != shapes_of(config.model, config.objective):
         raise ConfigError(
-            f"{name}: what was trained beside the model there is of another shape. Use weights.init_from, or set "
-            "objective to what it was: sharing, mlm_head and the generator's size."
+            f"{name}: its heads or generator have other shapes. Use weights.init_from, or restore its settings of "
+            "objective: sharing, mlm_head and the generator's size."
         )
     there, tokens = source.checkpoint.config.optim.name, source.checkpoint.state.tokens
     if asked.moments == "keep" and there != config.optim.name:
@@ -175,7 +176,7 @@ def find_branch(config: RunConfig, asked: StartConfig) -> Start:
 
 
 def check_same_data(start: Start, config: RunConfig, here: Mapping[str, str]) -> dict[str, str]:
-    """Compare the data of a start with those that its checkpoint has seen.
+    """Compare the data of a start with the data that its checkpoint was trained on.
 
     Args:
         start: where the run starts.
@@ -183,10 +184,10 @@ def check_same_data(start: Start, config: RunConfig, here: Mapping[str, str]) ->
         here: fingerprint of the data as they are now.
 
     Returns:
-        The fingerprint to be saved with the run's checkpoints.
+        The fingerprint to save with the run's checkpoints.
 
     Raises:
-        DataError: the training text, or the held-out text, differs from before; names the difference.
+        DataError: the training text or the held-out text differs from before; names the difference.
     """
     if start.checkpoint is None or (start.branch is not None and start.branch.data != "keep"):
         return dict(here)
@@ -204,7 +205,7 @@ def check_same_data(start: Start, config: RunConfig, here: Mapping[str, str]) ->
                 f"{folder}: trained on other data: {each}. Resuming would repeat or skip text. Restore the data or "
                 f"{remedy}"
             )
-    if start.branch is not None:  # another run, with separate figures
+    if start.branch is not None:  # another run has separate figures
         return dict(here)
     for each in found:
         if each.is_held_out:
@@ -215,17 +216,17 @@ def check_same_data(start: Start, config: RunConfig, here: Mapping[str, str]) ->
             )
         raise DataError(
             f"{folder}: measured against other {each.name}: {each}. The unigram baseline would not compare. Restore "
-            f"{TOKEN_COUNTS} beside the shards, or choose another name=."
+            f"{TOKEN_COUNTS} in the shards' folder, or choose another name=."
         )
     return known_since(there, here)
 
 
 def restore(trainer: Trainer, loader: PackedLoader, start: Start) -> None:
-    """Put a checkpoint's weights, moments, clock and data position into a trainer that is about to fit.
+    """Load a checkpoint's weights, moments, clock and data position into a trainer that is about to fit.
 
     Raises:
         ConfigError: the checkpoint is of another model.
-        StorageError: the data have no such position.
+        StorageError: the data do not have this position.
     """
     assert start.checkpoint is not None and start.checkpoint.state.training is not None
     state, branch = start.checkpoint.state.training, start.branch
@@ -247,7 +248,7 @@ def restore(trainer: Trainer, loader: PackedLoader, start: Start) -> None:
 
 
 def fill(loop: Loop, start: Start, config: ModelConfig, seed: int) -> None:
-    """Fill in weights, and all that a checkpoint restores; only now, when a sharded model has its memory in shards."""
+    """Fill in weights and everything a checkpoint restores; called once a sharded model has allocated its shards."""
     if start.checkpoint is not None:
         stage(f"restoring {start.checkpoint.folder.name}")
         restore(loop.trainer, loop.loader, start)
@@ -262,10 +263,10 @@ def fill(loop: Loop, start: Start, config: ModelConfig, seed: int) -> None:
 
 
 def record_start(folder: RunFolder, start: Start, device: torch.device) -> bool:
-    """Write the start into the record, and the record back to where it begins.
+    """Record the start, and cut the record back to its step.
 
     Returns:
-        Whether another process has trained this run before.
+        True if another process has trained this run before.
     """
     if start.checkpoint is not None:
         print_choice(start.checkpoint, start.passed_over)

@@ -1,8 +1,8 @@
 """The loop of a run, and one optimizer step from top to bottom. Read this first.
 
-Composer's trainer calls `Loop.run` in place of its own loop. It keeps the device, DDP or FSDP2, callbacks and loggers,
-which hear all of its events where it fires them itself. Nothing of this program's own work hangs on an event: it stands
-here, in the order in which it is done. Forward and backward passes are in gradients.py.
+Composer's trainer calls `Loop.run` instead of its loop. It manages the device, DDP or FSDP2, callbacks and loggers, and
+this loop fires all its events at the usual places. None of our work is hooked to an event: everything is called here,
+in order. Forward and backward passes are in gradients.py.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from modernbert_train.config.schema import DistributedConfig
 from modernbert_train.data.loader import PackedLoader, StepBatch
 from modernbert_train.data.planner import BatchPlan
 from modernbert_train.distributed.compute import Compute
-from modernbert_train.distributed.group import allow
-from modernbert_train.distributed.heartbeat import passed
+from modernbert_train.distributed.group import set_timeout
+from modernbert_train.distributed.heartbeat import post_heartbeat
 from modernbert_train.distributed.save_requests import Requests
 from modernbert_train.errors import RunError
 from modernbert_train.optim.build import apply_clock
@@ -43,22 +43,22 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Loop:
-    """The steps of one start of a run.
+    """Training steps, from one start of a run to its end or its stop.
 
     Attributes:
-        clock, seed, distributed: of the run.
+        clock, seed, distributed: the run's.
         compute: device and precision.
-        trainer: Composer's; its state has the model, the optimizer and the clock.
+        trainer: Composer's trainer, whose state holds the model, the optimizer and the clock.
         loader: this rank's batches.
-        requests: of this rank, to save and to stop.
-        guard: holds an update back.
-        recorder: writes the line of each step.
-        measurements: held-out text and the run's `evals`.
-        checkpoints: takes them.
-        silent: finds slow ranks and copies of the weights that have parted; None where that cannot be found.
-        profile: None without one.
-        phase: of the step before; None before the first.
-        stopped: a signal ended the run, after a checkpoint.
+        requests: this rank's requests to save or stop.
+        guard: decides whether an update is skipped.
+        recorder: writes one line for each step.
+        measurements: held-out loss and the run's `evals`.
+        checkpoints: saves checkpoints that are due.
+        silent: detects slow ranks and replicas whose weights differ; None if the parallelism does not allow it.
+        profile: the profiler, or None.
+        phase: phase of the previous step; None before the first.
+        stopped: True once a signal has ended the run, after a checkpoint.
     """
 
     clock: Clock
@@ -79,8 +79,8 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.events = Events(self.trainer, self.silent)
-        self._steps = 0  # of this start
-        self._ended = datetime.now()  # the step before
+        self._steps = 0  # since this start
+        self._ended = datetime.now()  # end of the previous step
 
     @property
     def state(self) -> State:
@@ -88,8 +88,8 @@ class Loop:
 
     def run(self) -> None:
         """Train until the last token, or until a stop signal."""
-        # With a cold cache the layers are compiled for minutes in the first step, while other ranks wait.
-        allow(self.distributed.first_step_timeout_seconds, self.distributed.timeout_seconds)
+        # With a cold cache the first step compiles layers for minutes, while the other ranks wait.
+        set_timeout(self.distributed.first_step_timeout_seconds, self.distributed.timeout_seconds)
         self.events.fire(Event.FIT_START)
         self.measurements.before_steps(self.state)
         self.checkpoints.before_steps(self.state)
@@ -102,7 +102,7 @@ class Loop:
         self._ended = datetime.now()
         for batch, times in self.batches():
             self.step(batch, times)
-            if self._steps == 1:  # layers are compiled: what is there now stays, and no collection need look at it
+            if self._steps == 1:  # layers are compiled; exempt the objects that exist now from garbage collection
                 gc.collect()
                 gc.freeze()
             if self.stopped or self.state.timestamp.token.value >= self.clock.total_tokens:
@@ -110,7 +110,7 @@ class Loop:
         self.events.fire(Event.FIT_END)
 
     def batches(self) -> Iterator[tuple[StepBatch, Times]]:
-        """This rank's batches, each with the times when it was asked for and when it came."""
+        """Yield this rank's batches, each with the times of its request and its arrival."""
         batches = iter(self.loader)
         while True:
             self.events.fire(Event.BEFORE_DATALOADER)
@@ -118,14 +118,14 @@ class Loop:
             batch = next(batches, None)
             if batch is None:
                 return
-            passed("a batch that was read")
+            post_heartbeat("a batch that was read")
             self.state.batch = batch
             self.events.fire(Event.AFTER_DATALOADER)
-            times.came()
+            times.arrived()
             yield batch, times
 
     def step(self, batch: StepBatch, times: Times) -> None:
-        """Train a batch."""
+        """Train on one batch."""
         state, plan, optimizer = self.state, batch.plan, self.state.optimizers[0]
         number = state.timestamp.batch.value + 1
 
@@ -138,19 +138,19 @@ class Loop:
         # gradients of the means over the global batch
         self.events.fire(Event.BEFORE_TRAIN_BATCH)
         optimizer.zero_grad(set_to_none=True)
-        parts = gradients(state.model, batch, self.compute, self.seed, number - 1, self.events.of_microbatch)
+        sums = gradients(state.model, batch, self.compute, self.seed, number - 1, self.events.fire_in_microbatch)
         state.batch = batch
 
-        # the device still computes: the host finishes the step before, and plans the next but one
+        # while the device computes, the host finishes the previous step's record and plans the batch after the next
         self.recorder.flush()
         self.loader.plan_ahead()
 
-        # the step's numbers over all ranks: its one all-reduce beside that of the gradients, and its one wait
-        numbers = sum_numbers(state.model, plan.objective.terms, parts, self.requests, self.silent, number)
+        # sum the step's numbers over ranks: the only all-reduce besides the gradients', and the only host sync
+        numbers = sum_numbers(state.model, plan.objective.terms, sums, self.requests, self.silent, number)
         state.total_loss_dict = {"loss/train/total": numbers.loss}
 
-        # the update, unless the guard holds it back: without gradients an optimizer leaves everything as it is
-        verdict = self.guard.judge(batch, parts, numbers, number)
+        # skipped updates drop the gradients: optimizers leave parameters without a gradient unchanged
+        verdict = self.guard.judge(batch, sums, numbers, number)
         max_norm: float | None = getattr(self.clock.phase(plan.phase).optim, "max_grad_norm", None)
         if verdict.fault is not None:
             self.trainer.logger.log_metrics({"train/skipped_updates": len(self.guard.memory["skipped_updates"])})
@@ -162,7 +162,7 @@ class Loop:
         self.checkpoints.before_update()
         optimizer.step()
 
-        # the clock moves on
+        # advance the clock
         self.advance(plan)
         before, after = plan.tokens_before, state.timestamp.token.value
         if not verdict.skipped:
@@ -170,28 +170,28 @@ class Loop:
         if verdict.target is not None:
             self.guard.roll_back(verdict.target, optimizer, plan.phase)
 
-        # saves and measurements due by the clock; a stop saves first, and leaves measurements to the next start
-        if not numbers.asked.stop or after >= self.clock.total_tokens:
+        # saves and measurements due by the clock; a stop saves first and leaves measurements to the next start
+        if not numbers.requests.stop or after >= self.clock.total_tokens:
             self.measurements.after_step(inner_model(state.model), number, before, after)
         self.events.fire(Event.BATCH_END)
         self.stopped = self.checkpoints.after_step(
-            state, numbers.asked, before, plan.phase, rolled_back=verdict.target is not None
+            state, numbers.requests, before, plan.phase, rolled_back=verdict.target is not None
         )
         self.events.fire(Event.BATCH_CHECKPOINT)
         if self.profile is not None:
             self.profile.after_step(number)
 
     def set_clock(self, plan: BatchPlan) -> None:
-        """Set everything that is a function of the clock. A phase may begin with new moments.
+        """Set learning rates, weight decay and phased model fields by the clock; a new phase may reset the moments.
 
         Raises:
-            RunError: the data are not where the clock is.
+            RunError: the batch does not begin at the clock's number of tokens.
         """
         tokens = self.state.timestamp.token.value
         if plan.tokens_before != tokens:
             raise RunError(
-                f"the data is at {plan.tokens_before} tokens and the clock at {tokens}. They must never "
-                "part; please report this with the run's config.yaml."
+                f"the data is at {plan.tokens_before} tokens and the clock at {tokens}. They must always "
+                "agree; please report this with the run's config.yaml."
             )
         optimizer, now = self.state.optimizers[0], self.clock.at(tokens)
         if plan.phase != self.phase:
@@ -202,18 +202,18 @@ class Loop:
         inner_model(self.state.model).set_phase(now.model)
 
     def advance(self, plan: BatchPlan) -> None:
-        """Count the batch on the clock; a skipped one too, whose text is not trained on."""
+        """Advance the clock by the batch, also if its update was skipped: that text is not trained on again."""
         state, now = self.state, datetime.now()
         state.previous_timestamp = state.timestamp
         state.timestamp = state.timestamp.to_next_batch(plan.num_rows, plan.tokens, now - self._ended)
         self._ended = now
         self._steps += 1
-        if self._steps == 2:  # the ranks have met again since they compiled
-            allow(0.0, self.distributed.timeout_seconds)
+        if self._steps == 2:  # the ranks have synchronized since they compiled
+            set_timeout(0.0, self.distributed.timeout_seconds)
 
     def close(self) -> None:
-        """Write pending records; every end of the run calls this."""
-        gc.unfreeze()  # or the model would outlive the run, in a program that goes on
+        """Write pending records; called however the run ends."""
+        gc.unfreeze()  # otherwise the model would stay in memory after the run, in a longer program
         self.recorder.close()
         if self.profile is not None:
             self.profile.close()

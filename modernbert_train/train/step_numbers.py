@@ -1,8 +1,8 @@
-"""Numbers of a step that every rank has once its gradients are there.
+"""Sums of a step over all ranks, once its gradients are computed.
 
-The numbers are taken between the backward pass and the optimizer's step, the one place in a step where the host waits
-for the device. One all-reduce tells every rank the same: NaN and infinity survive any sum. The requests of
-save_requests.py travel with it.
+They are taken between the backward pass and the optimizer's step, the only place in a step where the host waits for the
+device. One all-reduce gives every rank the same numbers: NaN and infinity survive any sum. The requests of
+save_requests.py are each of it.
 """
 
 from __future__ import annotations
@@ -28,18 +28,17 @@ class StepNumbers:
 
     Attributes:
         losses: mean of each loss term over its count; in nats for predicted tokens.
-        counts: of each loss term. A batch without any is a step of loss 0, which says nothing of the losses before
-            and after it.
-        loss: of both, each term with its weight.
-        grad_norm: L2 norm of its gradient.
-        asked: requests of all ranks.
+        counts: count of each loss term. A batch with none has loss 0 and says nothing about the losses around it.
+        loss: weighted sum of the terms' losses.
+        grad_norm: L2 norm of the gradient of `loss`.
+        requests: of all ranks, joined.
     """
 
     losses: Mapping[str, float]
     counts: Mapping[str, int]
     loss: float
     grad_norm: float
-    asked: SaveRequest
+    requests: SaveRequest
 
     @classmethod
     def of(
@@ -52,19 +51,19 @@ class StepNumbers:
         ranks_overdue: float,
         ranks_failed: float = 0.0,
     ) -> StepNumbers:
-        """Out of sums over the ranks, those of the terms in their order. One rank that asks is enough."""
+        """Compute the numbers from sums over ranks, in the order of the terms; a request of one rank is enough."""
         losses = {term: each / max(1.0, count) for term, each, count in zip(terms, sums, counts, strict=True)}
         return cls(
             losses=losses,
             counts={term: round(count) for term, count in zip(terms, counts, strict=True)},
             loss=sum(weight * losses[term] for term, weight in terms.items()),
             grad_norm=math.sqrt(squared_gradient),
-            asked=SaveRequest(stop=ranks_that_stop > 0, overdue=ranks_overdue > 0, failed=ranks_failed > 0),
+            requests=SaveRequest(stop=ranks_that_stop > 0, overdue=ranks_overdue > 0, failed=ranks_failed > 0),
         )
 
     @property
     def predicted(self) -> int:
-        """Count of the first term: of an objective that predicts tokens, how many."""
+        """Count of the first term: predicted tokens, for an objective that predicts tokens."""
         return next(iter(self.counts.values()))
 
     @property
@@ -75,27 +74,27 @@ class StepNumbers:
 def sum_numbers(
     model: nn.Module,
     terms: Mapping[str, float],
-    parts: Sequence[MicrobatchSums],
+    microbatches: Sequence[MicrobatchSums],
     requests: Requests,
     silent: SilentFaults | None,
     step: int,
 ) -> StepNumbers:
-    """Numbers of a step that has gone backward, from all ranks; the host waits for the device.
+    """Sum the numbers of a step over all ranks, after its backward pass; the host waits for the device.
 
     Args:
-        model: with its gradients.
-        terms: loss term -> its weight.
-        parts: of this rank.
-        requests: of this rank, made known to all.
-        silent: finds slow ranks and copies of the weights that have parted; None where that cannot be found.
-        step: its number, from 1.
+        model: the model with its gradients.
+        terms: loss term -> weight.
+        microbatches: this rank's microbatches.
+        requests: this rank's requests, to be shared with all.
+        silent: checks for slow ranks and differing replicas; None if the parallelism does not allow it.
+        step: number of the step, from 1.
 
     Raises:
-        RunError: on every rank, if copies of the weights have parted.
+        RunError: on every rank, if replicas of the weights differ.
     """
-    found = [torch.stack([part.sums[term].double() for part in parts]).sum() for term in terms]
+    found = [torch.stack([each.sums[term].double() for each in microbatches]).sum() for term in terms]
     request = requests.of_this_rank()
-    counts = [sum(part.counts[term] for part in parts) for term in terms]
+    counts = [sum(each.counts[term] for each in microbatches) for term in terms]
     known = [*counts, float(request.stop), float(request.overdue), float(request.failed)]
     squared = squared_gradient(model.parameters(), num_ranks())
     checks, seconds = ([], []) if silent is None else silent.to_sum(model.parameters(), step)
@@ -108,16 +107,19 @@ def sum_numbers(
     return numbers
 
 
-def microbatch_losses(terms: Mapping[str, float], parts: Sequence[MicrobatchSums]) -> list[float]:
-    """Mean loss of each microbatch. Waits for the device: for a step in which something is wrong."""
-    return [sum(w * float(part.sums[term]) / max(1, part.counts[term]) for term, w in terms.items()) for part in parts]
+def microbatch_losses(terms: Mapping[str, float], microbatches: Sequence[MicrobatchSums]) -> list[float]:
+    """Return the mean loss of each microbatch. Waits for the device, so only a faulty step calls it."""
+    return [
+        sum(weight * float(each.sums[term]) / max(1, each.counts[term]) for term, weight in terms.items())
+        for each in microbatches
+    ]
 
 
 @torch.no_grad()
 def squared_gradient(parameters: Iterable[nn.Parameter], num_ranks: int) -> Tensor:
-    """This rank's share of the squared gradient norm: summed over ranks it is the whole, fp64, never read here.
+    """Return this rank's share of the squared gradient norm, fp64 on the device; the sum over ranks is the whole.
 
-    A gradient that several ranks hold is divided among them, so a copy that went bad on one rank is seen as well.
+    A gradient that several ranks hold is divided among them, so a replica that went bad on one rank is seen as well.
     """
     by_copies: dict[int, list[Tensor]] = {}
     for parameter in parameters:

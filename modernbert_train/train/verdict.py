@@ -1,6 +1,6 @@
-"""Judge a step and decide what is done about it: pure functions of numbers that every rank has alike.
+"""Judge a step and choose the reaction, by pure functions of numbers that are equal on every rank.
 
-stability.py measures the step, asks here, and acts.
+stability.py measures the step, calls these functions, and acts.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ def judge(
     loss: float,
     grad_norm: float,
 ) -> Fault | None:
-    """What is wrong with a step; None if nothing is.
+    """Return the fault of a step, or None.
 
     Args:
-        settings: the run's.
-        now: of the step.
-        losses: of the batches of this phase before it, at most spike_window_batches; in nats.
-        predicted: labels in the global batch. One without any says nothing, and is not compared.
+        settings: the run's section `stability`.
+        now: position of the step.
+        losses: losses of this phase's batches before, at most spike_window_batches, in nats.
+        predicted: labels in the global batch; a batch without labels is not compared.
         loss, grad_norm: of the global batch.
 
     Returns:
-        `spike` only once the window is full and the phase's warmup is over: before that a loss has no normal height.
+        `spike` only once the window is full and the phase's warmup is over: earlier losses have no normal level yet.
     """
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         return "non_finite"
@@ -49,13 +49,13 @@ def judge(
 
 
 def why_stop(settings: StabilityConfig, action: str, *, done: int, damaged_weights: bool) -> str | None:
-    """Why a step cannot be answered as the configuration says and the run ends instead; None if it can.
+    """Return the reason why the run must end although the configuration says to continue; None if it can continue.
 
     Args:
-        settings: the run's.
-        action: skip or roll_back, as they say; all others are done as they stand.
-        done: how many times the run has done the same before.
-        damaged_weights: a weight is not finite.
+        settings: the run's section `stability`.
+        action: skip or roll_back; any other action is not limited.
+        done: times the run has taken this action before.
+        damaged_weights: True if a weight is not finite.
     """
     if action == "skip" and damaged_weights:
         return "the weights themselves are not finite, so skipping cannot help"
@@ -69,22 +69,22 @@ def why_stop(settings: StabilityConfig, action: str, *, done: int, damaged_weigh
 def find_target(
     settings: StabilityConfig, clock: Clock, checkpoints: Path, *, fault: str, step: int, tokens_before: int
 ) -> Checkpoint | None:
-    """The checkpoint to roll back to: the newest whole one of the step's phase, from a spike as old as asked for.
+    """Return the checkpoint to roll back to: the newest whole one of the phase, old enough to precede a spike.
 
     Args:
         settings, clock: the run's.
-        checkpoints: its folder of them.
-        fault, step, tokens_before: what is wrong with which step, and global tokens seen before it.
+        checkpoints: folder of the run's checkpoints.
+        fault, step, tokens_before: the fault, its step, and global tokens before that step.
 
     Raises:
-        StorageError: there are some that are old enough, and none is whole.
+        StorageError: some are old enough, and none of these is whole.
     """
     distance = settings.spike_roll_back_batches if fault == "spike" else 0
     return _of_phase(clock, checkpoints, step - 1 - distance, tokens_before)
 
 
 def find_target_again(clock: Clock, checkpoints: Path, *, name: str, tokens_before: int) -> Checkpoint | None:
-    """The one that was gone back to before, by its name, as long as it is there."""
+    """Return the checkpoint of an earlier rollback by its name; None if it is gone."""
     return _of_phase(clock, checkpoints, int(name.split("-")[1]), tokens_before)
 
 

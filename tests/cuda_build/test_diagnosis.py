@@ -101,4 +101,4 @@ def test_sharded_ranks_start_again_and_do_as_was_decided(machine: Machine, actio
     step = require_fault(machine, action)["step"]
     steps = [line["step"] for line in machine.steps("run")]
     assert sorted({*range(1, max(steps) + 1)} - {*steps}) == [step] and max(steps) > step + 1
-    assert "all start again from the last checkpoint" in output and machine.faults == []
+    assert "all ranks start again from the last checkpoint" in output and machine.faults == []

@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import HashStore
 
 from modernbert_train.distributed import heartbeat
-from modernbert_train.distributed.heartbeat import Heartbeat, is_running, passed
+from modernbert_train.distributed.heartbeat import Heartbeat, is_running, post_heartbeat
 from modernbert_train.distributed.launched import BEATS_FOLDER
 
 
@@ -29,7 +29,7 @@ class Rank(Heartbeat):
     def act(self, place: str | None = None) -> heartbeat.Verdict | None:
         heartbeat._place = self.place
         if place is not None:
-            passed(place)
+            post_heartbeat(place)
             self.place = heartbeat._place
         self.beat()
         return self.verdict()
@@ -282,7 +282,7 @@ def test_a_rank_that_does_not_come_to_the_connection_is_named(ranks: list[Rank],
 
 def test_a_first_step_may_take_longer_than_the_timeout(ranks: list[Rank], clock: Clock) -> None:
     """One machine's cache is cold: it compiles for minutes while the others wait, and the run is healthy."""
-    heartbeat.allow(300.0)
+    heartbeat.set_timeout(300.0)
     for rank in ranks:
         rank.act("batch")
     for rank in (ranks[0], ranks[2]):
@@ -292,7 +292,7 @@ def test_a_first_step_may_take_longer_than_the_timeout(ranks: list[Rank], clock:
         for rank in ranks:
             rank.beat()
         assert [rank.act() for rank in ranks] == [None] * 3
-    heartbeat.allow(0.0)
+    heartbeat.set_timeout(0.0)
     verdict = ranks[0].act()
     assert verdict is not None and verdict.rank == 1
 

@@ -125,7 +125,7 @@ def test_a_copy_that_has_parted_ends_the_run_and_is_named() -> None:
     """One bit of 2,145 weights, at the next look and on all ranks; equal ones are left alone."""
     assert run_ranks(parted, 3, None, 0, 0) == [("", "")] * 3
     for error, _ in run_ranks(parted, 3, 10, 2, 0):
-        assert error.startswith("12: step 12: the copies of the weights have parted")
+        assert error.startswith("12: step 12: the copies of the weights differ between ranks")
         assert f": rank 2 on {socket.gethostname()}. They were equal 4 steps before" in error
         assert "checkpoint of step 8 or before" in error
         assert error.endswith(f"; {(2, socket.gethostname())}")  # the same from any rank

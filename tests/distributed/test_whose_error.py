@@ -120,7 +120,7 @@ def test_a_fault_of_a_gpu_or_of_its_machine_blames_it(
 @pytest.mark.runs
 def test_hardware_that_is_found_by_all_ranks_blames_its_own_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """All raise it, and the first to report it is innocent."""
-    error = RunError("the copies of the weights have parted")
+    error = RunError("the copies of the weights differ between ranks")
     error.at_fault = (3, "node-7")
     entry = told(error, monkeypatch)
     assert (entry["rank"], entry["host"], entry["blames"]) == (3, "node-7", True)

@@ -103,7 +103,7 @@ def test_a_checkpoint_that_comes_due_waits_for_the_one_before_and_the_last_is_aw
     lines = records(slow, "checkpoint")
     assert [line["step"] for line in lines] == steps
     for line in lines[1:]:
-        assert re.search(rf"step {line['step']}: waited \d+\.\d s for the checkpoint before", said), said
+        assert re.search(rf"step {line['step']}: waited \d+\.\d s for the previous checkpoint", said), said
         assert 0.1 < line["waited_seconds"] <= line["blocked_seconds"]
 
     monkeypatch.undo()

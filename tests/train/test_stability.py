@@ -228,7 +228,7 @@ def test_roll_back_takes_the_weights_of_the_checkpoint_and_never_repeats_its_bat
     [
         (["skip", "stability.max_skips=2"], 2, "stability.max_skips=2 is reached"),
         (["roll_back", "stability.max_roll_backs=2"], 2, "stability.max_roll_backs=2 is reached"),
-        (["roll_back", "checkpoint.interval_steps=100"], 0, "no checkpoint of this phase to go back to"),
+        (["roll_back", "checkpoint.interval_steps=100"], 0, "no checkpoint of this phase to roll back to"),
     ],
 )
 def test_a_fault_that_stays_ends_the_run(

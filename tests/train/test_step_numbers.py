@@ -18,8 +18,10 @@ READERS = ("stability", "recorder", "checkpointing")
 
 def test_one_rank_that_asks_is_enough_and_nobody_is_not() -> None:
     """Slurm may signal one machine only. Were it to wait for a second, the job would be killed without a checkpoint."""
-    asked = [StepNumbers.of(MLM, [1.0], [1.0], 1.0, *given).asked for given in ((1.0, 0.0), (0.0, 1.0), (0.0, 0.0))]
-    assert asked == [SaveRequest(stop=True), SaveRequest(overdue=True), SaveRequest()]
+    requests = [
+        StepNumbers.of(MLM, [1.0], [1.0], 1.0, *given).requests for given in ((1.0, 0.0), (0.0, 1.0), (0.0, 0.0))
+    ]
+    assert requests == [SaveRequest(stop=True), SaveRequest(overdue=True), SaveRequest()]
 
 
 def test_means_and_norms_of_sums() -> None:

@@ -121,6 +121,6 @@ def test_a_rate_that_is_not_read_is_said(
     write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     finetune(write_task(epochs=1), models["bert"], tmp_path / "runs", *LORA, "lr=1e-5")
-    assert "adapters have lora.lr=0.02" in capsys.readouterr().out
+    assert "adapters use lora.lr=0.02" in capsys.readouterr().out
     described = json.loads((tmp_path / "runs" / "tone" / "adapter" / "adapter_config.json").read_text())
     assert (described["r"], described["lora_alpha"]) == (4, 8)

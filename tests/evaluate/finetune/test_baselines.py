@@ -72,7 +72,7 @@ def test_a_frozen_encoder_keeps_its_bits_and_its_head_learns(
     model = Path(f"frozen:{models['bert']}")
     result = finetune(task, model, tmp_path / "runs", "lr=1e-5")
     said = capsys.readouterr().out
-    assert "warning: lr= is that of fine-tuning; a frozen encoder has frozen.lr=0.03" in said
+    assert "warning: lr= applies to full fine-tuning; a frozen encoder uses frozen.lr=0.03" in said
     assert "the outcome will not be exported" in said
     before, after = load_weights(models["bert"]), weights(tmp_path / "runs" / "tone")
     encoder = [key for key in after if key.startswith("model.")]
