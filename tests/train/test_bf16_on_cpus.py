@@ -154,7 +154,7 @@ def test_a_fault_names_the_precision(tiny_run: TinyRun, tmp_path: Path, capsys: 
     told = capsys.readouterr().err
     folder = tmp_path / "runs/tiny"
     assert "not finite, loss nan, computed in bf16" in told
-    assert f"another run with start.checkpoint={folder} and compute.precision=fp32 tells" in told
+    assert f"another run with start.checkpoint={folder} and compute.precision=fp32." in told
     # and so it does
     remedy = (f"start.checkpoint={folder}", "start.clock=keep", "compute.precision=fp32", "name=in-fp32")
     assert main(["train", *(word for word in words if word != BF16), *remedy]) == 0
