@@ -1,5 +1,5 @@
-"""Weights in and out: where they come from, how they are gathered, grown, averaged, exported, described and pushed.
+"""Weights in and out: open, gather, grow, average, export, describe and push them.
 
-A format of Hugging Face is a file in `formats/` and a row, and changes alone.
+Each Hugging Face format is one file in `formats/` and one row of a table.
 Imports: checkpoints, config, core, data, models, vocabulary.
 """

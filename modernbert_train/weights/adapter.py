@@ -1,4 +1,4 @@
-"""Adapters as peft stores them: a folder with adapter_config.json and the matrices, without the encoder's weights."""
+"""Adapters in peft's format: a folder with adapter_config.json and the matrices, without the encoder's weights."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from modernbert_train.weights.formats.tensors import EMBEDDING, places_of
 from modernbert_train.weights.source import phase_objective, source_of
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_BEGIN = "base_model.model."  # before every name in peft's files
-# what peft calls the kind of task, by the head; a choice it has no name for
+_BEGIN = "base_model.model."  # prefix of every name in peft's files
+# head -> peft's name of the task; peft has none for multiple choice
 _TASKS = {"class": "SEQ_CLS", "tag": "TOKEN_CLS", "answer": "QUESTION_ANS"}
 
 
 def export_adapter(found: Checkpoint, base: str, merged: Path, out: Path) -> Path:
-    """Write the adapters of a fine-tuned checkpoint, with the heads that were trained beside them, for peft.
+    """Write the adapters of a fine-tuned checkpoint, with the heads trained with them, for peft.
 
     Args:
         found: of a run with `objective.lora`.
-        base: the model that the encoder began from, as users of peft load it: a folder or a hub id.
-        merged: the exported model with the adapters in its weights; its config.json and tokenizer are copied, since a
-            base without classes does not say how they are read.
+        base: the model that the encoder started from, as users of peft load it: a folder or a hub id.
+        merged: the exported model with the adapters merged into its weights; its config.json and tokenizer are copied,
+            since the base lacks labels.
         out: the folder; an earlier adapter there is replaced.
 
     Returns:
         The folder.
 
     Raises:
-        ConfigError: transformers has no such class, or stores these layers as something that peft does not adapt.
+        ConfigError: transformers lacks such a class, or stores these layers in a shape that peft does not adapt.
         StorageError: the folder cannot be written.
     """
     source, objective = source_of(found), phase_objective(found)
@@ -61,7 +61,7 @@ def export_adapter(found: Checkpoint, base: str, merged: Path, out: Path) -> Pat
             tensors[_BEGIN + stored] = tensor
     encoder = {name.partition(".")[0] for name in hub.theirs(EMBEDDING, source.model)}
     theirs = {name.rpartition(".")[0] for ours in heads for name in hub.theirs(ours, source.model)}
-    # a head is saved whole, as peft has it; a pooler within the encoder by its full name
+    # peft saves a head as a whole module; a pooler within the encoder by its full name
     saved = sorted({name if (top := name.partition(".")[0]) in encoder else top for name in theirs})
     described = _describe(objective, objective.lora, base, sorted(targets), saved)
     if out.exists() and not (out / CONFIG).is_file():
@@ -79,7 +79,7 @@ def export_adapter(found: Checkpoint, base: str, merged: Path, out: Path) -> Pat
 
 
 def _parts(hub: Classifiers, name: str, model: Any, matrix_B: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Names in transformers of the linear layers that one of ours is stored as, each with its rows of B."""
+    """Yield transformers' names of the linear layers that store one layer here, each with its rows of B."""
     if hub.shape(f"{name}.weight", model) is not None:
         raise ConfigError(
             f"objective.lora: transformers' {hub.name} stores {name} in another shape, which peft does not adapt. Use "
@@ -90,7 +90,7 @@ def _parts(hub: Classifiers, name: str, model: Any, matrix_B: Tensor) -> Iterato
 
 
 def _within_layer(name: str) -> str:
-    """The part of a module's name behind the number of its layer, by which peft finds it in all layers."""
+    """Return the part of a module's name after its layer number, by which peft finds it in all layers."""
     parts = name.split(".")
     numbers = [place for place, part in enumerate(parts) if part.isdigit()]
     return ".".join(parts[numbers[-1] + 1 :] if numbers else parts)

@@ -1,14 +1,14 @@
-"""`python -m modernbert_train average`: one of several checkpoints, as the folder of a run that cannot be resumed.
+"""`python -m modernbert_train average`: average checkpoints into the folder of a run that cannot be resumed.
 
-The published base is the average of four checkpoints of its decay (arXiv 2412.13663, A.4). What comes out has the shape
-of a run with one checkpoint, so `eval`, `export` and `weights.init_from` take it as they take any run; it has no
-moments and no place in the data, so `train` refuses it.
+The published base is the average of four checkpoints of its decay (arXiv 2412.13663, A.4). The result looks like a run
+with one checkpoint, so `eval`, `export` and `weights.init_from` accept it as any run; it lacks optimizer moments and
+a data cursor, so `train` refuses it.
 
-Besides the mean there are, tensor by tensor:
+Methods besides the mean, each applied tensor by tensor:
 
-slerp  on the arc between two, by their angle (Shoemake 1985), so that the length does not shrink.
-ties   what each has changed of a common base (arXiv 2306.01708): of every difference the largest `keep` stay, each
-       number's sign is that of their sum, and the mean is of those that agree with it.
+slerp  spherical interpolation of two checkpoints (Shoemake 1985), which keeps the length of the vector.
+ties   differences to a common base (arXiv 2306.01708): of each difference only the largest `keep` share of the numbers
+       is kept; the sign of each number is the sign of their sum; the mean is over the differences with that sign.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Part:
     """One checkpoint of an average.
 
     Attributes:
-        source: where it is, and of what model.
-        checkpoint: the same as source.checkpoint, which a Hugging Face model has not.
+        source: its folder and its architecture.
+        checkpoint: source.checkpoint, which is None for a Hugging Face model and never None here.
         weight: its share of the average; all sum to 1.
     """
 
@@ -50,7 +50,7 @@ class Part:
 
     @property
     def tokens(self) -> int:
-        """Seen by it."""
+        """Tokens it was trained on."""
         return self.checkpoint.state.tokens
 
 
@@ -70,20 +70,20 @@ def average_checkpoints(
     """Average checkpoints in fp64, one tensor at a time, and write the result in fp32.
 
     Args:
-        names: checkpoints, or runs, whose newest whole checkpoint counts.
-        out: the folder; there must be nothing yet.
-        last: take so many newest checkpoints of the decay of the one run that is named.
-        weights: of the checkpoints, in their order (with `last`: the newest last); None weighs all the same.
+        names: checkpoints, or runs, of which the newest whole checkpoint is used.
+        out: the folder; must be missing or empty.
+        last: average this many newest checkpoints from the decay of the one named run.
+        weights: of the checkpoints, in their order (with `last`: the newest last); None: all equal.
         how: see the head of this file.
-        base: of `ties`: a checkpoint or run that all of them began with, such as the one before the decay.
-        keep: of `ties`, the share of the numbers of a difference that count.
+        base: for `ties`: a checkpoint or run that all of them started from, such as the one before the decay.
+        keep: for `ties`: the share of a difference's numbers that are kept.
 
     Returns:
         The folder.
 
     Raises:
-        ConfigError: the architectures, RoPE bases or tokenizers differ, named with both values; or the arguments do.
-        DataError, StorageError: see `open_model`; a run has fewer checkpoints than asked for.
+        ConfigError: architectures, RoPE bases or tokenizers differ (names both values), or the arguments contradict.
+        DataError, StorageError: see `open_model`; a run has fewer checkpoints than `last`.
     """
     _check_free(out)
     sources = [open_model(name) for name in (names if last is None else _last_of_decay(names, last))]
@@ -116,10 +116,10 @@ def average_checkpoints(
 def average_each(
     parts: Sequence[Part], how: How = "mean", base: Part | None = None, keep: float = 0.2
 ) -> Iterator[tuple[str, Tensor]]:
-    """Each parameter's name and fp32 average; one tensor of each checkpoint is in memory at a time.
+    """Yield each parameter's name and fp32 average; one tensor of each checkpoint is in memory at a time.
 
     Raises:
-        ConfigError: a parameter is missing from one of them, or has another shape there.
+        ConfigError: a parameter is missing from one of them.
     """
     every = [*parts, *([] if base is None else [base])]
     stored = [part.checkpoint.stored_weights() for part in every]
@@ -145,7 +145,7 @@ def average_each(
 
 
 def _slerp(ends: Sequence[Tensor], way: float) -> Tensor:
-    """The point at a share of the way from the first to the second; where they are nearly parallel on the line."""
+    """Interpolate spherically between two tensors; linearly if they are nearly parallel."""
     one, two = (end.flatten() / end.norm().clamp(min=1e-300) for end in ends)
     cosine = float((one * two).sum().clamp(-1, 1))
     if abs(cosine) > 1 - 1e-9:
@@ -155,7 +155,7 @@ def _slerp(ends: Sequence[Tensor], way: float) -> Tensor:
 
 
 def _ties(tensors: Sequence[Tensor], shares: Sequence[float], keep: float) -> Tensor:
-    """Of the differences to the last of the tensors."""
+    """Average the tensors by TIES, as differences to the last one."""
     *others, base = tensors
     total, weight = torch.zeros_like(base), torch.zeros_like(base)
     kept = []
@@ -178,14 +178,14 @@ def _check_free(out: Path) -> None:
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", out.name) or out.name in (".", ".."):
         raise ConfigError(f"--out={out}: its last part becomes a run's name. Use letters, digits, '.', '_' and '-'.")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"--out={out}: there is something already. Choose a new folder, or move that one away.")
+        raise ConfigError(f"--out={out}: already exists. Choose a new folder, or move that one away.")
 
 
 def _last_of_decay(names: Sequence[str], last: int) -> list[Path]:
-    """The newest whole checkpoints of a run's last decay, oldest first."""
+    """Return the newest whole checkpoints of a run's last decay, oldest first."""
     run = Path(names[0])
     if len(names) != 1 or not (run / CONFIG_YAML).is_file() or not (run / "checkpoints").is_dir():
-        raise ConfigError(f"--last={last} with {' '.join(names)}: takes the folder of one run. Or name checkpoints.")
+        raise ConfigError(f"--last={last} with {' '.join(names)}: needs the folder of one run. Or name checkpoints.")
     config = load_run([run / CONFIG_YAML])
     phase = list(config.phases.values())[-1]
     start = config.total_tokens - (phase.schedule.decay_tokens or phase.tokens)
@@ -198,8 +198,8 @@ def _last_of_decay(names: Sequence[str], last: int) -> list[Path]:
                 found.insert(0, folder)
     if len(found) < last:
         raise StorageError(
-            f"{run}: {len(found)} whole checkpoints of its decay, which begins at {start:,} tokens; --last={last} asks "
-            "for more. Name others, or train with checkpoint.interval_tokens, which keeps one every so many tokens."
+            f"{run}: only {len(found)} whole checkpoints of its decay, which begins at {start:,} tokens, and "
+            f"--last={last}. Lower it, or train with checkpoint.interval_tokens, which keeps more checkpoints."
         )
     return found
 
@@ -221,17 +221,17 @@ def _parts(sources: Sequence[Source], weights: Sequence[float] | None) -> list[P
 def _base(parts: Sequence[Part], how: How, base: str | None, keep: float) -> Part | None:
     if how == "slerp" and len(parts) != 2:
         raise ConfigError(
-            f"--how=slerp with {len(parts)} checkpoints: an arc has two ends. Name two, or set --how=ties."
+            f"--how=slerp with {len(parts)} checkpoints: interpolates between exactly two. Name two, or set --how=ties."
         )
     if (base is not None) is not (how == "ties"):
         raise ConfigError(
-            f"--how={how} with --base={base}: ties, and nothing else, takes what the checkpoints have changed of one. "
-            "Set --how=ties and --base to a checkpoint that all of them began with."
+            f"--how={how} with --base={base}: ties needs a base, and only ties uses one. Set --how=ties and --base "
+            "to a checkpoint that all of them started from."
         )
     if base is None:
         return None
     if not 0 < keep <= 1:
-        raise ConfigError(f"--keep={keep:g}: a share of the numbers that changed. Set it above 0 and up to 1.")
+        raise ConfigError(f"--keep={keep:g}: not a share of the numbers. Set it above 0 and up to 1.")
     source = open_model(base)
     if source.checkpoint is None:
         raise ConfigError(f"--base={base}: not a checkpoint of this program. Name a run or a checkpoint.")
@@ -239,7 +239,7 @@ def _base(parts: Sequence[Part], how: How, base: str | None, keep: float) -> Par
 
 
 def _check_same(one: Source, other: Source) -> None:
-    """Weights that mean different things have no mean."""
+    """Raise ConfigError if two models differ in architecture, phased keys, order or tokenizer."""
     different = other_architecture(one.model, other.model)
     if one.model.name == other.model.name:
         different += [(f"model.{k}", getattr(one.model, k), getattr(other.model, k)) for k in phased_keys(one.model)]

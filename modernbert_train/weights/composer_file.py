@@ -1,9 +1,9 @@
-"""Weights, architecture and tokenizer out of a checkpoint file of Composer, as AnswerDotAI's training code leaves it.
+"""Weights, architecture and tokenizer from a checkpoint file of Composer, as AnswerDotAI's training code writes it.
 
-Such a file is a pickle, and a pickle may name any function to be called. It is read by torch's weights-only unpickler,
-and every name that this unpickler does not know (clocks, random states, metrics of whatever versions wrote the file)
-stands for an empty object here: nothing is imported and nothing is called, so no list of permitted classes can be too
-short for an old file or too long for a hostile one. The tensors stay in the file until they are used.
+Such a file is a pickle, which may name any function to be called. It is read by torch's weights-only unpickler, and
+every class that this unpickler does not know (clocks, random states, metrics of any version) is replaced by an empty
+object. Nothing is imported and nothing is called, so no list of allowed classes can be too short for an old file or too
+long for a hostile one. The tensors stay in the file until they are used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from modernbert_train.weights.formats.tensors import from_hf
 
 _TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP)
 
-# Options of FlexBERT, the reference's model, that this encoder does not do otherwise.
+# Options of FlexBERT, the reference's model, with the only value that this encoder implements.
 _FLEXBERT_FIXED: dict[str, Any] = {
     "attention_layer": "rope",
     "bert_layer": "prenorm",
@@ -49,10 +49,10 @@ _FLEXBERT_FIXED: dict[str, Any] = {
     "rotary_emb_interleaved": False,
 }
 
-# How the same thing is written in several ways there: unpadded or padded, plain or as a Triton kernel.
+# FlexBERT's prefixes for one implementation of the same thing: unpadded or padded, plain or as a Triton kernel.
 _FLEXBERT_WAYS = r"^(unpadded_|padded_|triton_)"
 
-# FlexBERT -> transformers' config.json, where one value is one key.
+# FlexBERT's key -> transformers' key in config.json.
 _FLEXBERT_KEYS = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -71,14 +71,14 @@ _FLEXBERT_KEYS = {
 
 @dataclass(frozen=True)
 class ComposerFile:
-    """What a checkpoint file holds.
+    """Contents of a checkpoint file.
 
     Attributes:
         path: the file.
         model: the architecture.
-        max_tokens: longest sequence; FlexBERT's configuration does not say it, which leaves transformers' default.
-        tokenizer_files: name -> text of the tokenizer's files; empty if none are in the file.
-        described_by: where the architecture is from, for messages.
+        max_tokens: longest sequence; transformers' default for FlexBERT, whose configuration lacks it.
+        tokenizer_files: name -> text of the tokenizer's files; empty if the file has none.
+        described_by: source of the architecture, for messages.
         stored: tensors under Composer's names, mapped from the file.
     """
 
@@ -90,7 +90,7 @@ class ComposerFile:
     stored: dict[str, Tensor]
 
     def weights(self) -> dict[str, Tensor]:
-        """Every parameter in fp32 under our names, as `hf.load_weights` gives them.
+        """Return every parameter in fp32 under this program's names, like `hf_folder.load_weights`.
 
         Raises:
             DataError: they do not fit the architecture.
@@ -101,11 +101,11 @@ class ComposerFile:
 def open_composer(path: Path) -> ComposerFile:
     """Open a checkpoint file without running anything in it.
 
-    The architecture is what Composer's HuggingFaceModel stored in the file, of FlexBERT or of transformers' ModernBERT;
-    where it stored nothing, that of a transformers config.json beside the file.
+    The architecture is the configuration that Composer's HuggingFaceModel stored in the file, of FlexBERT or
+    transformers' ModernBERT; without one, the transformers config.json in the same folder.
 
     Raises:
-        DataError: the file is damaged or no such checkpoint, or of an architecture that this encoder does not have.
+        DataError: the file is damaged, not such a checkpoint, or of an architecture that this encoder lacks.
     """
     content = _read(path)
     state = content["state"] if isinstance(content.get("state"), dict) else {"model": content}
@@ -121,7 +121,7 @@ def open_composer(path: Path) -> ComposerFile:
         beside = path.parent / CONFIG_JSON
         if not beside.is_file():
             raise DataError(
-                f"{path}: does not say of which architecture it is, and there is no {CONFIG_JSON} beside it. Put the "
+                f"{path}: does not record its architecture, and its folder lacks a {CONFIG_JSON}. Put the "
                 f"{CONFIG_JSON} of a ModernBertForMaskedLM of the same shape and RoPE bases there."
             )
         raw, where, described_by = read_object(beside), str(beside), CONFIG_JSON
@@ -133,7 +133,7 @@ def open_composer(path: Path) -> ComposerFile:
     return ComposerFile(
         path=path,
         model=model,
-        max_tokens=max_tokens_of({} if is_flexbert else raw),  # FlexBERT has bert-base's 512 there, which nothing reads
+        max_tokens=max_tokens_of({} if is_flexbert else raw),  # FlexBERT stores bert-base's unused 512
         tokenizer_files={name: json.dumps(parsed, ensure_ascii=False) for name, parsed in files.items() if parsed},
         described_by=described_by,
         stored=stored,
@@ -141,7 +141,7 @@ def open_composer(path: Path) -> ComposerFile:
 
 
 class _Nothing:
-    """Stands for an object of a class that is not loaded."""
+    """Placeholder for an object of a class that is not loaded."""
 
     def __new__(cls, *args: object) -> _Nothing:
         return super().__new__(cls)
@@ -168,22 +168,22 @@ def _unpickled(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("Check the doc")]
         raise DataError(
-            f"{path}: not read, because it could run code ({lines[-1].strip()}). If you trust whoever made it, keep "
-            "what is needed of it and name that: python -c \"import torch; s = torch.load('old.pt', "
+            f"{path}: not read, because it could run code ({lines[-1].strip()}). If you trust its author, extract the "
+            "weights and name the new file: python -c \"import torch; s = torch.load('old.pt', "
             "map_location='cpu', weights_only=False)['state']; torch.save({'state': {k: s[k] for k in ('model', "
             "'integrations')}}, 'new.pt')\""
         ) from None
 
 
 def _dig(content: Any, *keys: str) -> Any:
-    """A value deep inside nested dicts; None where one of them is missing."""
+    """Return a value deep inside nested dicts; None if a key is missing."""
     for key in keys:
         content = content.get(key) if isinstance(content, dict) else None
     return content
 
 
 def _from_flexbert(raw: dict[str, Any], where: str) -> dict[str, Any]:
-    """FlexBERT's configuration in the words of transformers' ModernBERT."""
+    """Translate FlexBERT's configuration to transformers' keys of ModernBERT."""
     for key, only in _FLEXBERT_FIXED.items():
         value: Any = raw.get(key)
         if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""`python -m modernbert_train export`: a run's newest checkpoint, one named, or a Composer file, for transformers."""
+"""`python -m modernbert_train export`: write a checkpoint of a run, or a Composer file, for transformers."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from modernbert_train.weights.formats.tensors import (
     DECODER,
     MASKED_LM,
     positions_from_zero,
-    without_place,
+    unsupported_heads,
 )
 from modernbert_train.weights.hf_folder import export
-from modernbert_train.weights.model_card import Part, model_card, run_card, what
+from modernbert_train.weights.model_card import Part, architecture_title, model_card, run_card
 from modernbert_train.weights.source import Source, check_same_tokenizer, open_model, phase_objective, source_of
 
 
@@ -48,18 +48,18 @@ def export_run(
 
     Args:
         config: the run.
-        out: where to; None is hf in the run's folder, or hf-step-... if a checkpoint is named.
-        checkpoint: None is the run's newest.
+        out: the folder; None: hf in the run's folder, or hf-step-... if a checkpoint is named.
+        checkpoint: None: the run's newest.
         licence: see `model_card`.
-        generator: write the generator that was trained beside the model, to hf-generator if no folder is named.
-        quiet: say nothing of where it is.
+        generator: write the generator that was trained with the model, to hf-generator if no folder is named.
+        quiet: do not print the folder.
 
     Returns:
         The model's folder.
 
     Raises:
-        ConfigError: data.tokenizer is not the one that the checkpoint was trained with; or there is no generator, or
-            transformers has no such model.
+        ConfigError: data.tokenizer is not the tokenizer of the checkpoint, there is no generator, or transformers lacks
+            such a model.
         StorageError: there is no checkpoint, or the folder cannot be written.
     """
     found = checkpoint or newest_checkpoint(config)
@@ -70,13 +70,13 @@ def export_run(
     streams, metrics = config.data.all_streams, RunFolder(config).read_metrics()
     part = _generator(found, source) if generator else _model(source, prompts_of(_trained_in(found, config)))
     shapes = {name: tuple(tensor.shape) for name, tensor in part.weights.items()}
-    left_out = without_place(part.hub, part.weights, part.model)
+    left_out = unsupported_heads(part.hub, part.weights, part.model)
     export(
         part.weights,
-        part.model,  # the architecture is the checkpoint's, whatever the YAML says today
+        part.model,  # the architecture is the checkpoint's; the YAML may have changed since
         hub=part.hub,
-        pairs=_of_pairs(source),
-        says=_says(source),
+        pairs=_reads_pairs(source),
+        extra=_predicts_from(source),
         shapes=shapes,
         order=source.order,
         max_tokens=source.max_tokens,
@@ -101,7 +101,7 @@ def export_run(
         ),
     )
     for head in left_out:
-        print(f"left out: {head}, for which transformers' {source.model.name} has no place")
+        print(f"left out: {head}, which transformers' {source.model.name} cannot store")
     if not quiet:
         print(f"of {found.folder.name}, {found.state.tokens:,} tokens:")
         print(folder)
@@ -109,13 +109,13 @@ def export_run(
 
 
 def _trained_in(found: Checkpoint, config: RunConfig) -> Path:
-    """The folder of the run that trained a checkpoint; of an average the last of its own."""
+    """Return the folder of the run that trained a checkpoint; for an average, the run of its last checkpoint."""
     trained = Path(found.state.average[-1].checkpoint) if found.state.average else found.folder
     return run_of(trained) or Path(config.folder)
 
 
 def _results(found: Checkpoint, config: RunConfig) -> list[Result]:
-    """What was measured of these weights after training."""
+    """Return the evaluations of these weights after training."""
     weights = found.weights_hash
     kept = read_results(run_of(found.folder) or Path(config.folder))
     return [result for result in kept if result.weights == weights]
@@ -125,7 +125,7 @@ def export_source(source: Source, out: Path) -> Path:
     """Write weights from anywhere, in fp32, as transformers' AutoModel and AutoTokenizer load them.
 
     Args:
-        source: see `open_model`; what transformers has no place for is left out.
+        source: see `open_model`; heads that transformers cannot store are left out.
         out: the folder.
 
     Returns:
@@ -152,35 +152,35 @@ def export_source(source: Source, out: Path) -> Path:
             tokenizer_folder=tokenizer,
             out=out,
             card="",
-            pairs=_of_pairs(source),
-            says=_says(source),
+            pairs=_reads_pairs(source),
+            extra=_predicts_from(source),
         )
     return out
 
 
-# head -> what an export with it is
+# head -> which model of a run has it
 _CLASSIFIERS: dict[str, Part] = {"class": "classifier", "tag": "tagger", "answer": "answerer", "choice": "chooser"}
 
 
-def _of_pairs(source: Source) -> bool:
-    """True if the texts of a pair had a token type each in training."""
+def _reads_pairs(source: Source) -> bool:
+    """Return True if the two texts of a pair had different token types in training."""
     return source.objective is not None and source.objective.segments > 1
 
 
-def _says(source: Source) -> dict[str, str]:
-    """Keys of ours in config.json: whether the token before a masked one predicts it."""
+def _predicts_from(source: Source) -> dict[str, str]:
+    """Return this program's keys for config.json: whether the token before a masked one predicts it."""
     before = source.objective is not None and source.objective.predict_from == BEFORE
     return {PREDICTS_FROM: BEFORE} if before else {}
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What is exported of a checkpoint, whose shapes were compared when it was opened.
+    """The exported model of a checkpoint; its shapes were checked when it was opened.
 
     Attributes:
-        kind: which part of a run it is.
+        kind: which model of a run it is.
         model: its architecture.
-        weights: whole.
+        weights: whole tensors by name.
         hub: their format.
     """
 
@@ -196,12 +196,12 @@ def _model(source: Source, prompts: Mapping[str, str] | None = None) -> _Part:
     if objective is not None and objective.is_labelled:
         hub: HubFormat = classifier_format(model, cast(LabelledConfig, objective))
         return _Part(_CLASSIFIERS[objective.heads[0]], model, weights, hub)
-    if objective is not None and objective.compares:  # what predicts tokens is of another phase
+    if objective is not None and objective.compares:  # a masked-LM head belongs to another phase
         weights = {name: tensor for name, tensor in weights.items() if module_of(name) in ("model", TOKEN_PROJECTION)}
         hub = Alone(export_format(model, source.order), cast(ContrastiveConfig, objective), prompts)
         return _Part("embedder", model, weights, hub)
     modules = {module_of(name) for name in weights}
-    if {TOKEN_HEAD, "decoder"} <= modules:  # of a run that has both, what its last phase has trained
+    if {TOKEN_HEAD, "decoder"} <= modules:  # a run with both exports the one of its last phase
         detects = objective is not None and "replaced" in objective.heads
         idle = {*MASKED_LM} - {"model"} if detects else {TOKEN_HEAD}
         weights = {name: tensor for name, tensor in weights.items() if module_of(name) not in idle}
@@ -224,7 +224,8 @@ def _generator(found: Checkpoint, source: Source) -> _Part:
         )
     if model is None:
         raise ConfigError(
-            f"--generator: {found.folder} was trained by objective.name={objective.name}, without one. Leave it out."
+            f"--generator: {found.folder} was trained by objective.name={objective.name}, without a generator. "
+            "Leave --generator out."
         )
     wide = PROJECTION in weights
     if isinstance(DISCRIMINATORS.get(type(model)), Electra):
@@ -232,14 +233,15 @@ def _generator(found: Checkpoint, source: Source) -> _Part:
         return _Part("generator", *positions_from_zero(cast(BertConfig, model), weights), hub)
     if wide:
         raise ConfigError(
-            f"--generator: its embeddings are wider than it is, and transformers has no such {model.name}. Export the "
-            "model alone; or train with objective.sharing=none, or with objective.generator_width=1."
+            f"--generator: its embeddings are wider than its layers, and transformers cannot store such a "
+            f"{model.name}. Export only the model; or train with objective.sharing=none, or with "
+            "objective.generator_width=1."
         )
     return _Part("generator", model, weights, export_format(model, source.order))
 
 
 def convert_model(name: str, out: Path, licence: str | None = None) -> Path:
-    """Write a checkpoint file of Composer, its weights unchanged, as transformers loads them.
+    """Convert a checkpoint file of Composer to a folder for transformers, with unchanged weights.
 
     Args:
         name: see `open_model`.
@@ -253,10 +255,11 @@ def convert_model(name: str, out: Path, licence: str | None = None) -> Path:
         DataError, StorageError: see `open_model` and `export`.
     """
     source = open_model(name)
+    title = architecture_title(source.model, source.order)
     sections = {
-        "": f"{what(source.model, source.order)}, converted from {Path(name).name}, a checkpoint of its training.",
-        "Data, training and evaluation": "Not recorded in that file; ask who trained it. Nor is the longest sequence: "
-        f"{source.max_tokens:,} tokens is what a configuration states or transformers assumes.",
+        "": f"{title}, converted from {Path(name).name}, a checkpoint of its training.",
+        "Data, training and evaluation": "Not recorded in that file; ask its authors. The longest sequence is not "
+        f"recorded either: {source.max_tokens:,} tokens is the configuration's or transformers' default.",
     }
     card = model_card(Path(name).stem, sections, model=source.model, order=source.order, licence=licence)
     with source.tokenizer_folder() as tokenizer:

@@ -1,8 +1,7 @@
-"""The likeliest tokens for a [MASK], as any user of transformers would get them from an export of the model.
+"""The likeliest tokens for a [MASK], equal to what transformers predicts with an export of the model.
 
-An encoder reads the whole text. A decoder reads the text before the [MASK] and predicts the next token. An
-XLNet that was trained in permuted orders, as the published ones, predicts from a query token, and no token sees the
-[MASK] itself.
+An encoder reads the whole text. A decoder reads the text before the [MASK] and predicts the next token. An XLNet
+trained in permuted orders, as the published ones, predicts from a query token, and no token sees the [MASK] itself.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from modernbert_train.weights.formats import FORMATS, xlnet
 from modernbert_train.weights.formats.config_json import BEFORE, CONFIG_JSON, PREDICTS_FROM, read_object
 from modernbert_train.weights.names import NamedModel, is_hub_id
 
-_DECODERS = ("ForCausalLM", "LMHeadModel")  # ends of their classes' names
+_DECODERS = ("ForCausalLM", "LMHeadModel")  # suffixes of decoders' class names
 
 
 def fill(name: str | Path, texts: Sequence[str], top: int = 5) -> str:
-    """Print-ready lines: each text, and the likeliest tokens for its [MASK] with their probabilities.
+    """Return lines to print: each text, and the likeliest tokens for its [MASK] with their probabilities.
 
     Args:
         name: see `open_model`; or a folder that transformers opens for masked or causal language modelling.
-        texts: each with exactly one [MASK], which is any tokenizer's mask token here.
-        top: how many tokens.
+        texts: each with exactly one [MASK], which stands for any tokenizer's mask token.
+        top: number of tokens.
 
     Raises:
-        DataError, StorageError: there is no such model, or a text has not exactly one [MASK].
+        DataError, StorageError: there is no such model, or a text does not have exactly one [MASK].
     """
     import torch
 
@@ -67,7 +66,7 @@ def fill(name: str | Path, texts: Sequence[str], top: int = 5) -> str:
     return "\n".join(lines)
 
 
-_LARGEST = {
+_LARGEST = {  # config.json's key -> largest value accepted
     "num_hidden_layers": 1000, "n_layer": 1000, "hidden_size": 1 << 16, "d_model": 1 << 16,
     "intermediate_size": 1 << 18, "d_inner": 1 << 18, "vocab_size": 1 << 25,
 }  # fmt: skip
@@ -75,8 +74,7 @@ _LARGEST = {
 
 @contextmanager
 def _folder_of(name: str | Path) -> Iterator[Path]:
-    """A model as a folder that transformers opens, there as long as the block runs; of a run its export, if there is
-    one."""
+    """Yield a folder that transformers opens while the block runs: for a run its export, or a temporary one."""
     from modernbert_train.weights.export import export_source
     from modernbert_train.weights.source import open_model
 
@@ -101,8 +99,9 @@ def _folder_of(name: str | Path) -> Iterator[Path]:
 
 
 def _open(folder: Path) -> tuple[Any, Any, bool, bool]:
-    """Tokenizer, model, whether the token before predicts, and whether query tokens do; no code of the folder is run,
-    and nothing is fetched."""
+    """Return tokenizer, model, and whether the token before the [MASK], or else a query token, predicts it.
+
+    No code of the folder runs, and nothing is fetched."""
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar, get_verbosity, set_verbosity, set_verbosity_error
 
@@ -113,15 +112,15 @@ def _open(folder: Path) -> tuple[Any, Any, bool, bool]:
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise DataError(
             f"{folder / CONFIG_JSON}: model_type={str(kind)[:80]}, which transformers does not know. Name the folder "
-            "of an exported model; it says model_type=modernbert. A neobert is opened by code from the hub, which this "
-            "program does not run."
+            "of an exported model, with model_type=modernbert. A neobert needs code from the hub, which this program "
+            "does not run."
         )
     for key, most in _LARGEST.items():
         if isinstance(raw.get(key), int) and raw[key] > most:  # transformers would build it before it reads the weights
-            raise DataError(f"{folder / CONFIG_JSON}: {key}={str(raw[key])[:30]}, and a model has {most:,} at most.")
+            raise DataError(f"{folder / CONFIG_JSON}: {key}={str(raw[key])[:30]}, above the limit of {most:,}.")
     generates = isinstance(named, list) and any(str(each).endswith(_DECODERS) for each in named)
     opener = AutoModelForCausalLM if generates else AutoModelForMaskedLM
-    both = kind == xlnet.MODEL_TYPE  # one class of theirs for what sees all and what does not
+    both = kind == xlnet.MODEL_TYPE  # transformers has one class for causal and bidirectional XLNet
     plain = raw.get("is_causal") is False or raw.get("use_bidirectional_attention") is True
     sees_all = raw.get("attn_type") != "uni" if both else plain
     by_query = both and sees_all and raw.get(PREDICTS_FROM) != xlnet.OWN_PLACE
@@ -138,13 +137,14 @@ def _open(folder: Path) -> tuple[Any, Any, bool, bool]:
         set_verbosity(verbosity)
     if loaded["missing_keys"]:
         raise DataError(
-            f"{folder}: the weights have no {min(loaded['missing_keys'])}, which predicting tokens needs. Name a model "
+            f"{folder}: the weights lack {min(loaded['missing_keys'])}, which predicting tokens needs. Name a model "
             "with its masked-LM head."
         )
     if tokenizer.mask_token_id is None or len(tokenizer) > model.config.vocab_size:
         raise DataError(
             f"{folder}: the tokenizer has {len(tokenizer)} entries and the mask token {tokenizer.mask_token}, the "
-            f"model has vocab_size={model.config.vocab_size}. Put the tokenizer there that the model was trained with."
+            f"model has vocab_size={model.config.vocab_size}. Replace it by the tokenizer that the model was trained "
+            "with."
         )
     from_before = (generates and not sees_all) or raw.get(PREDICTS_FROM) == BEFORE
     return tokenizer, model.eval(), from_before, by_query

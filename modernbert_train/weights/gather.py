@@ -1,7 +1,7 @@
-"""The state of a training run: out of a Composer Trainer as whole tensors, and back into one.
+"""Gather the state of a training run from a Composer Trainer as whole tensors, and load it back.
 
-A checkpoint may have been written by any number of ranks, sharded or not: what goes back is asked for by rows, and of a
-sharded model each rank reads its own alone.
+A checkpoint may have been written by any number of ranks, sharded or not. Loading reads it by rows: each rank of a
+sharded model reads only its own.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from modernbert_train.weights.shares import moments_of, weights_of
 
 
 def gather_weights(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
-    """Every parameter by name, whole and on the CPU, tied ones once. A collective; only ranks that keep get tensors."""
+    """Gather every parameter, whole and on the CPU, tied ones once. Collective; only ranks with `keep` get tensors."""
     return _gather(weights_of(model), keep)
 
 
 def gather_optimizer(model: nn.Module, optimizer: Optimizer, *, keep: bool) -> dict[str, Tensor]:
-    """Optimizer state as `<key>/<parameter name>`, moments whole, step counts as scalars. A collective, as above."""
+    """Gather optimizer state as `<key>/<parameter name>`, moments whole, step counts as scalars. A collective."""
     return _gather(moments_of(model, optimizer), keep)
 
 
@@ -42,7 +42,7 @@ def _gather(entries: Iterable[tuple[str, Tensor]], keep: bool) -> dict[str, Tens
 
 @torch.no_grad()
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Fill a model, sharded or not, from whole tensors; of stored ones this rank reads the rows that it holds.
+    """Load weights into a model, sharded or not; from a file each rank reads only the rows it holds.
 
     Raises:
         ConfigError: names or shapes differ; the model is then unchanged.
@@ -66,7 +66,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 @torch.no_grad()
 def load_optimizer(model: nn.Module, optimizer: Optimizer, state: Mapping[str, Tensor]) -> None:
-    """Fill an optimizer from whole or stored tensors; parameters without state in the checkpoint stay fresh."""
+    """Load optimizer state from whole or stored tensors; parameters without state in the checkpoint stay fresh."""
     shapes = _shapes_of(state)
     for name, parameter, keys in _states(model, state):
         optimizer.state[parameter] = {
@@ -84,17 +84,17 @@ def _shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def _read(tensors: Mapping[str, Tensor], name: str, target: Tensor) -> Tensor:
-    """A tensor, placed and sharded as a parameter is, and of its dtype."""
+    """Return a tensor with the device, sharding and dtype of a parameter."""
     if isinstance(tensors, StoredTensors) and isinstance(target, DTensor):
         return with_rows(tensors.rows(name, *held_rows(target)), target)
     return like(tensors[name], target)
 
 
-def _number(value: Tensor, beside: Tensor | None) -> Tensor | int:
-    """torch counts steps in a float tensor, which its fused kernels read where the parameter is; we in an int."""
+def _number(value: Tensor, parameter: Tensor | None) -> Tensor | int:
+    """Return a step count: torch's float tensor, for fused kernels on the parameter's device; this program's as int."""
     if not value.is_floating_point():
         return int(value)
-    return value if beside is None else value.to(beside.device)
+    return value if parameter is None else value.to(parameter.device)
 
 
 def _states(model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[tuple[str, nn.Parameter, list[str]]]:

@@ -1,7 +1,7 @@
-"""Our weights as a Hugging Face model folder, and the way back.
+"""Write weights as a Hugging Face model folder, and read one.
 
-A folder is the weights and a config.json, as formats/ has them, the tokenizer and a card. It appears whole or not at
-all.
+A folder holds the weights and a config.json in one of the formats of formats/, the tokenizer and a card. It is written
+atomically.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from modernbert_train.vocabulary import SPECIAL_TOKENS_MAP, TOKENIZER, TOKENIZER
 from modernbert_train.weights.formats import HubFormat, export_format, format_of
 from modernbert_train.weights.formats.alone import DENSE, Alone
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, read_object
-from modernbert_train.weights.formats.tensors import Shapes, from_hf, to_hf, without_place
+from modernbert_train.weights.formats.tensors import Shapes, from_hf, to_hf, unsupported_heads
 
 WEIGHTS, INDEX, CARD = "model.safetensors", "model.safetensors.index.json", "README.md"
 EXPORTED_FILES = {WEIGHTS, CONFIG_JSON, CARD, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP}
 _WRAPPERS = ("_orig_mod.", "module.")
-EXPORTED_FILES |= {"modules.json", "sentence_bert_config.json", "1_Pooling"}  # of an encoder alone
+EXPORTED_FILES |= {"modules.json", "sentence_bert_config.json", "1_Pooling"}  # of an encoder without a head
 EXPORTED_FILES |= {"config_sentence_transformers.json", DENSE, "2_MultiVectorMask", "3_Normalize"}  # late interaction
 
 
@@ -48,25 +48,25 @@ def export(
     hub: HubFormat | None = None,
     shapes: Shapes | None = None,
     pairs: bool = False,
-    says: Mapping[str, Any] | None = None,
+    extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a folder that transformers' AutoModel, the class that its config.json names, and AutoTokenizer load.
+    """Write a folder for transformers' AutoModel, the class named in its config.json, and AutoTokenizer.
 
-    A head that transformers' model has no place for is left out; `without_place` names it.
+    Heads that transformers' class cannot store are left out; `unsupported_heads` names them.
 
     Args:
         model_state: whole tensors under the model's own names; written in fp32, without the tied decoder.weight, which
-            may be left out here too.
-        config: the architecture of these weights, with the RoPE bases of the phase that they come from.
-        order: what they were trained to see; causal becomes a decoder.
+            may be missing here too.
+        config: the architecture of these weights, with the RoPE bases of their phase.
+        order: which tokens each token saw in training; causal becomes a decoder.
         max_tokens: longest sequence the weights were trained on; becomes the tokenizer's and the model's limit.
         tokenizer_folder: the tokenizer that made the training shards; special ids are read from it.
         out: the folder; an earlier export there is replaced, anything else refused.
         card: text of README.md.
-        hub: the format; None: that of the architecture.
+        hub: the format; None: the architecture's.
         shapes: see `to_hf`.
-        pairs: it reads pairs of texts by their token types.
-        says: further keys of config.json.
+        pairs: the model distinguishes the texts of a pair by token types.
+        extra: further keys of config.json.
 
     Raises:
         ConfigError: a RoPE base is not positive and finite, the weights or the tokenizer do not fit `config`, or `out`
@@ -77,7 +77,7 @@ def export(
     hub = hub or export_format(config, order, {module_of(name) for name in model_state})
     state = {name: tensor.detach().to("cpu", torch.float32) for name, tensor in model_state.items()}
     weights = to_hf(hub, state, config, shapes)
-    modules = {module_of(name) for name in state} - {*without_place(hub, state, config)}
+    modules = {module_of(name) for name in state} - {*unsupported_heads(hub, state, config)}
     vocabulary = read_vocabulary(tokenizer_folder)
     if vocabulary.num_entries > config.vocab_size:
         raise ConfigError(
@@ -87,11 +87,11 @@ def export(
     tokenizer_config = read_object(tokenizer_folder / TOKENIZER_CONFIG) | {"model_max_length": max_tokens}
     if tokenizer_config.get("tokenizer_class") == "TokenizersBackend":  # transformers 5's name, unknown to version 4
         tokenizer_config["tokenizer_class"] = "PreTrainedTokenizerFast"
-    of_pairs = any(module_of(name) == "pair_head" for name in state)
-    if pairs or (of_pairs and config.segments > 1):  # it has learnt what token types mean
+    has_pair_head = any(module_of(name) == "pair_head" for name in state)
+    if pairs or (has_pair_head and config.segments > 1):  # token types were trained
         tokenizer_config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     beside = hub.files(config.hidden_size, max_tokens) if isinstance(hub, Alone) else {}
-    described = {**hub.describe(config, order, modules, max_tokens, vocabulary), **(says or {})}
+    described = {**hub.describe(config, order, modules, max_tokens, vocabulary), **(extra or {})}
     if out.exists() and not _is_export(out):
         raise ConfigError(f"{out} exists and is not an export of this program. Remove it or name another folder.")
 
@@ -113,13 +113,13 @@ def export(
 
 
 def load_weights(folder: Path, model: ModelConfig | None = None) -> dict[str, Tensor]:
-    """Read the weights beside a config.json, whatever they are stored in, in fp32 under our names; see `from_hf`.
+    """Read the weights in the folder of a config.json, of any dtype, in fp32 under this program's names; see `from_hf`.
 
-    One model.safetensors or several with an index; names of Composer checkpoints are understood too.
+    Reads one model.safetensors or several with an index; accepts names of Composer checkpoints too.
 
     Args:
         folder: of the model.
-        model: the architecture to read them as, which is stored as the folder's is; None: what config.json says.
+        model: the architecture to read them as, with the same stored tensors; None: config.json's.
 
     Raises:
         DataError: a file is missing, damaged or cut short, or the weights do not fit config.json; names the file.
@@ -127,12 +127,16 @@ def load_weights(folder: Path, model: ModelConfig | None = None) -> dict[str, Te
     require_own_files(folder)
     raw, where = read_object(folder / CONFIG_JSON), str(folder / CONFIG_JSON)
     hub = format_of(raw, where)
-    said = hub.read(raw, where)
-    config = model or said.model
-    shapes = None if said.objective is None else shapes_of(config, said.objective)
+    described = hub.read(raw, where)
+    config, objective = model or described.model, described.objective
+    shapes = None if objective is None else shapes_of(config, objective)
     stored: dict[str, Tensor] = {}
     parts = [(name, "") for name in _weight_files(folder)]
-    if said.objective is not None and said.objective.compares and said.objective.projected_width is not None:
+    if (
+        described.objective is not None
+        and described.objective.compares
+        and described.objective.projected_width is not None
+    ):
         require_own_files(folder / DENSE)
         parts.append((f"{DENSE}/{WEIGHTS}", f"{DENSE}/"))
     for name, begin in parts:
@@ -144,32 +148,32 @@ def load_weights(folder: Path, model: ModelConfig | None = None) -> dict[str, Te
 
 
 def _unwrapped(stored: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Take away what torch.compile and DistributedDataParallel put before all names of a state dict."""
-    for wrapper in _WRAPPERS * 2:  # each may be around the other
+    """Remove the prefixes that torch.compile and DistributedDataParallel put before all names of a state dict."""
+    for wrapper in _WRAPPERS * 2:  # either may wrap the other
         if stored and all(name.startswith(wrapper) for name in stored):
             stored = {name.removeprefix(wrapper): tensor for name, tensor in stored.items()}
     return stored
 
 
 def _weight_files(folder: Path) -> list[str]:
-    """Names of the files that hold the weights."""
+    """Return the names of the files that hold the weights."""
     if (folder / WEIGHTS).exists():
         return [WEIGHTS]
     if (folder / INDEX).exists():
         shards = read_object(folder / INDEX).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(s, str) and Path(s).name == s for s in shards.values()):
-            raise DataError(f"{folder / INDEX}: its weight_map does not name files there. Restore it from a copy.")
+            raise DataError(f"{folder / INDEX}: its weight_map names no files of this folder. Restore it from a copy.")
         return sorted(set(shards.values()))
     others = sorted(path.name for pattern in ("*.bin", "*.h5", "*.msgpack") for path in folder.glob(pattern))
     found = f", only {', '.join(others)}" if others else ""
     raise DataError(
-        f"{folder / WEIGHTS}: no such file, nor {INDEX}{found}. Fetch it; or write it from other formats with "
+        f"{folder / WEIGHTS}: no such file, nor {INDEX}{found}. Fetch it, or convert other formats with "
         "transformers: AutoModelForMaskedLM.from_pretrained(old).save_pretrained(new)."
     )
 
 
 def _is_export(folder: Path) -> bool:
-    """Whether nothing but our own earlier export (or nothing at all) would be lost by replacing the folder."""
+    """Return True if the folder is empty or holds only an earlier export of this program, so it may be replaced."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
     known = names <= EXPORTED_FILES and CONFIG_JSON in names
     return not names or (known and "exported_by" in read_object(folder / CONFIG_JSON))

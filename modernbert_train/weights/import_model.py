@@ -1,4 +1,4 @@
-"""A config.json as the `model` section of a run, and the weights beside it as its first ones."""
+"""Translate a config.json to the `model` section of a run, with the weights of its folder as the first weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from modernbert_train.weights.formats import read
 from modernbert_train.weights.formats.config_json import read_object
 from modernbert_train.weights.hf_folder import INDEX, WEIGHTS, load_weights
 
-# what the weights were trained to see -> the objective that goes on so
+# which tokens each token saw in training -> the objective that continues it
 ORDERS = {"all": "mlm", "causal": "causal", "given": "permutation"}
 
 
@@ -21,31 +21,31 @@ def import_model(file: Path) -> tuple[str, list[str]]:
     """Translate the config.json of a model.
 
     Returns:
-        Our YAML, and notes about what it cannot know.
+        YAML of this program, and notes on everything that a config.json does not contain.
 
     Raises:
-        DataError: the file is damaged or describes a model that is none of ours.
+        DataError: the file is damaged or describes a model that this program does not have.
     """
-    said = read(read_object(file), str(file))
+    described = read(read_object(file), str(file))
     has_weights = any((file.parent / name).exists() for name in (WEIGHTS, INDEX))
-    model = _shared(said.model, file.parent) if has_weights else said.model
-    objective = "rtd" if said.detects else ORDERS[said.order]
+    model = _shared(described.model, file.parent) if has_weights else described.model
+    objective = "rtd" if described.detects else ORDERS[described.order]
     ours: dict[str, Any] = {"model": asdict(model), "objective": {"name": objective}}
     notes = [
-        "data, phases, optim: not said by a model; take them from a file in yamls/",
-        "model: what concerns training alone, such as dropout of attention probabilities, has the defaults of here",
+        "data, phases, optim: not in a config.json; take them from a file in yamls/",
+        "model: keys that only concern training, such as dropout of attention probabilities, have the defaults",
     ]
-    if said.detects:
-        notes.append("objective: a discriminator does not say what its generator was; generator_... have the defaults")
+    if described.detects:
+        notes.append("objective: config.json does not describe the generator; generator_... have the defaults")
     if has_weights:
         ours["weights"] = {"init_from": str(file.parent)}
     else:
-        notes.append(f"weights.init_from: no {WEIGHTS} beside the file")
+        notes.append(f"weights.init_from: the folder lacks {WEIGHTS}")
     return as_yaml(ours), notes
 
 
 def _shared(model: ModelConfig, folder: Path) -> ModelConfig:
-    """With what layers have in common by their weights, where config.json has no word for it."""
+    """Return an ALBERT with `sharing` found from its weights, since config.json lacks a key for it."""
     if model.name != "albert" or (albert := cast(AlbertConfig, model)).sharing != "none":
         return model
     for found in (replace(albert, sharing="attention"), replace(albert, sharing="ffn")):

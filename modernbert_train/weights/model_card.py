@@ -1,6 +1,6 @@
 """README.md of an exported model: data, tokens, recipe, evaluation and licence, with the run's own numbers.
 
-What is not known is said to be unknown; nothing is left for the reader to guess or for the user to fill in.
+Unknown facts are stated as unknown; no field is left to be guessed or filled in.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from modernbert_train.weights.formats.config_json import PAIR_HEAD
 from modernbert_train.weights.formats.tensors import heads_among
 
 MASK = "[MASK]"
-# of a run; a detector tells replaced tokens, a classifier classes of texts, a tagger those of words, an
-# answerer where an answer stands, a chooser which of several it is
+# the exported model of a run: a detector finds replaced tokens, a classifier classifies texts, a tagger words, an
+# answerer finds the span of an answer, a chooser picks one of several answers
 Part = Literal["model", "detector", "generator", "classifier", "tagger", "answerer", "chooser", "embedder"]
-_TASKS: dict[Part, tuple[str, str]] = {  # as the hub names them, and the class that opens them
+_TASKS: dict[Part, tuple[str, str]] = {  # the hub's name of the task, and transformers' class
     "classifier": ("text-classification", "AutoModelForSequenceClassification"),
     "tagger": ("token-classification", "AutoModelForTokenClassification"),
     "answerer": ("question-answering", "AutoModelForQuestionAnswering"),
@@ -59,20 +59,20 @@ def model_card(
     datasets: Sequence[str] = (),
     base: str | None = None,
 ) -> str:
-    """A card with the header that the Hugging Face hub reads.
+    """Return a model card with the header that the Hugging Face hub reads.
 
     Args:
         name: of the model.
         sections: heading -> text; an empty heading is the introduction.
         model: the architecture.
-        order: what it was trained to see.
-        part: of its run.
-        licence: identifier of a licence as the hub knows them, such as apache-2.0; None says that there is none yet.
-        datasets: ids on the hub of what it was trained on.
-        base: id on the hub of the model that it was made from.
+        order: which tokens each token saw in training.
+        part: which model of the run it is.
+        licence: the hub's identifier of a licence, such as apache-2.0; None: stated as missing.
+        datasets: hub ids of its training data.
+        base: hub id of the model it started from.
 
     Raises:
-        ConfigError: the licence is no identifier.
+        ConfigError: the licence is not an identifier.
     """
     if licence is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", licence):
         raise ConfigError(
@@ -148,47 +148,47 @@ def run_card(
     starts: Sequence[Start] = (),
     results: Sequence[Result] = (),
 ) -> str:
-    """The card of a run's checkpoint.
+    """Return the model card of a run's checkpoint.
 
     Args:
-        trained: the configuration it was trained with.
-        streams: its training shards, where they are today; the card says so of those that are nowhere.
+        trained: the configuration of its training.
+        streams: its training shards at their current paths; the card says which are missing.
         phase: of the checkpoint's last step.
-        part: of the run.
+        part: which model of the run is exported.
         model: its architecture.
-        shapes: of what is exported.
+        shapes: of the exported weights.
         left_out: heads that are not exported.
         step, tokens: of the checkpoint.
-        metrics: the run's record.
+        metrics: lines of the run's metrics.jsonl.
         licence: see `model_card`.
-        average, averaged_by: the checkpoints that the weights were made of, and how, as average.py records them.
+        average, averaged_by: the averaged checkpoints and the method, as average.py records them.
         starts: of the run.
-        results: what was measured of these weights after training.
+        results: evaluations of these weights after training.
     """
     now = trained.in_phase[phase]
     order = now.objective.plain_order
     parameters = sum(math.prod(shape) for name, shape in shapes.items() if module_of(name) not in left_out)
     trained_by = "fine-tuned" if part in _TASKS else "pretrained"
     introduction = (
-        f"{what(model, order)}, with {parameters:,} parameters, {trained_by} by {_titled(*now.objective.title)} with "
-        f"modernbert-train {__version__}."
+        f"{architecture_title(model, order)}, with {parameters:,} parameters, {trained_by} by "
+        f"{_titled(*now.objective.title)} with modernbert-train {__version__}."
     )
     if left_out:
-        introduction += f" It was trained with the heads {', '.join(left_out)} too, which have no place in this format."
+        introduction += f" It was also trained with the heads {', '.join(left_out)}, which this format cannot store."
     elif part == "detector":
         introduction += (
-            " Of each token it says whether another one had been put there. Its encoder is what to fine-tune; the "
-            "generator that put them there is exported apart."
+            " For each token it predicts whether it was replaced. Fine-tune its encoder; the generator that chose the "
+            "replacements is exported separately."
         )
     elif part == "embedder":
         kind = "SentenceTransformer" if now.objective.projected_width is None else "MultiVectorEncoder"
-        introduction += f" sentence-transformers' {kind} opens it too, and gives the vectors that were trained."
+        introduction += f" sentence-transformers' {kind} opens it too and returns the trained embeddings."
     elif part == "generator":
-        introduction += " This is the generator, whose predictions another model, the run's own, learnt to tell."
+        introduction += " This is the generator; the run's main model learnt to detect its replacements."
     elif PAIR_HEAD in heads_among(shapes):
         introduction += (
-            " Of a pair, `token_type_ids` are 0 for `[CLS] a [SEP]` and 1 for `b [SEP]`; its second class is that `b` "
-            "came before `a`."
+            " In a pair, `token_type_ids` are 0 for `[CLS] a [SEP]` and 1 for `b [SEP]`; its second class means that "
+            "`b` came before `a`."
         )
     data = {name: _read_shards(stream.path) for name, stream in streams.items()}
     sections = {
@@ -199,8 +199,8 @@ def run_card(
         + "\n\nThe model inherits the limits and the rights of its text.",
         "Training": _training(trained, step, tokens)
         + (_averaging(average, averaged_by) if average else "")
-        + _trained_by(starts, metrics),
-        "Evaluation": _evaluation(now.objective, tokens, _of_same_terms(trained, phase, metrics), results),
+        + _provenance(starts, metrics),
+        "Evaluation": _evaluation(now.objective, tokens, _same_objective(trained, phase, metrics), results),
     }
     sources = [source for _, report in data.values() for source in _sources(report).values()]
     hub = [source["path"] for source in sources if source.get("kind") == "hub" and _is_hub_id(source["path"])]
@@ -209,8 +209,8 @@ def run_card(
     return model_card(trained.name, sections, licence=licence, **about)
 
 
-def what(model: ModelConfig, order: Order) -> str:
-    """An architecture in words, with the paper that it is from."""
+def architecture_title(model: ModelConfig, order: Order) -> str:
+    """Return the architecture in words, with a link to its paper."""
     name, paper = model.title
     kind = "decoder" if order == "causal" else "encoder"
     return f"A {_titled(f'{name} {kind}', paper)}"
@@ -225,9 +225,9 @@ def _is_hub_id(name: str) -> bool:
 
 
 def _read_shards(folder: str) -> tuple[DatasetCard | None, dict[str, Any]]:
-    """The shards' card, None if they are not at hand; and what data_prep/prepare.py recorded of these very shards."""
+    """Return the shards' card, or None without shards, and prepare's report on exactly these shards."""
     card = None
-    with suppress(DataError, OSError, ValueError, KeyError, TypeError, AttributeError):  # need not be at hand, or whole
+    with suppress(DataError, OSError, ValueError, KeyError, TypeError, AttributeError):  # missing or damaged
         card = read_card(folder)
         report = read_json(Path(folder).parent / PREPARE_REPORT)
         written = report["written"][Path(folder).name]
@@ -262,9 +262,9 @@ def _data(card: DatasetCard | None, report: dict[str, Any]) -> str:
     for name, counts in (card.fields or {}).items():
         text += f" {name.capitalize()}, by tokens: {counts}."
     if not report:
-        return text + " What the text is, and from where, is not recorded beside the shards."
+        return text + " The shards lack a record of their text and its sources."
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in report["dropped"].items()) or "none"
-    text += f" They are what was kept for training of {report['documents_read']:,} documents; left out: {dropped}."
+    text += f" Kept for training from {report['documents_read']:,} documents read; left out: {dropped}."
     lines = []
     for name, source in _sources(report).items():
         place = f" `{source['path']}`" if source.get("kind") == "hub" else ""
@@ -295,7 +295,7 @@ def _training(trained: RunConfig, step: int, tokens: int) -> str:
 
 
 def _objectives(trained: RunConfig) -> str:
-    """Of the run, or of each of its phases where they differ."""
+    """Return the run's objective in words, or each phase's where they differ."""
     each = {name: _objective(now.objective) for name, now in trained.in_phase.items()}
     if len(set(each.values())) <= 1:
         return _objective(trained.objective) if not each else next(iter(each.values()))
@@ -324,7 +324,7 @@ def _averaging(average: Sequence[Averaged], averaged_by: str) -> str:
         (Path(each.checkpoint).name, f"{each.step:,}", f"{each.tokens:,}", f"{each.weight:.4f}") for each in average
     ]
     return (
-        f"\n\nThe weights are made of these checkpoints ({averaged_by}); the numbers above are those of the last.\n\n"
+        f"\n\nThe weights average these checkpoints ({averaged_by}); the numbers above describe the last one.\n\n"
         + markdown_table(("checkpoint", "steps", "tokens", "weight"), rows)
     )
 
@@ -333,38 +333,38 @@ def _evaluation(
     objective: ObjectiveConfig, tokens: int, metrics: Sequence[dict[str, Any]], results: Sequence[Result]
 ) -> str:
     if objective.is_labelled:
-        scores, afterwards = _scores(tokens, metrics), _afterwards(results)
+        scores, afterwards = _scores(tokens, metrics), _results_table(results)
         return afterwards.strip() if afterwards and scores.startswith("Not measured") else scores + afterwards
     measured = [entry for entry in metrics if _is_validation(entry) and entry["tokens"] <= tokens]
     if not measured:
-        afterwards = _afterwards(results).strip()
-        return afterwards or "Not measured: the run named no held-out text, or had not come to it."
+        afterwards = _results_table(results).strip()
+        return afterwards or "Not measured: the run named no held-out text, or ended before its first validation."
     last = measured[-1]
     share = objective.for_validation().predicted_share
-    asked = f"predictions in held-out documents, {share:.0%} of the tokens predicted"
+    questions = f"predictions in held-out documents, {share:.0%} of the tokens predicted"
     if objective.compares:
-        asked = "held-out queries, each of which looks for its positive among all held-out texts"
+        questions = "held-out queries, each searching for its positive among all held-out texts"
     subject = "the generator" if "generator" in objective.heads else "this model"
     baseline = "guessing" if objective.compares else "unigram baseline"
     return (
-        f"On {last['predicted']:,} {asked}, after {last['tokens']:,} tokens of training:\n\n"
+        f"On {last['predicted']:,} {questions}, after {last['tokens']:,} tokens of training:\n\n"
         "| | loss (nats) | accuracy |\n| --- | --- | --- |\n"
         f"| {subject} | {last['loss']:.3f} | {last['accuracy']:.1%} |\n"
         f"| {baseline} | {last['unigram_loss']:.3f} | {last['unigram_accuracy']:.1%} |\n\n"
         f"{_bits(last)}{_detection(last)}{_temperature(last)}"
-    ).rstrip() + (_afterwards(results) or "\n\nNothing else was measured: no downstream task, no bias, no safety.")
+    ).rstrip() + (_results_table(results) or "\n\nNothing else was measured: no downstream task, no bias, no safety.")
 
 
-def _trained_by(starts: Sequence[Start], metrics: Sequence[dict[str, Any]]) -> str:
-    """What trained the run; neither host nor command line, since a card is published."""
+def _provenance(starts: Sequence[Start], metrics: Sequence[dict[str, Any]]) -> str:
+    """Describe versions, hardware and times of the training; no host or command line, since a card is published."""
     if not starts:
-        return "\n\nWhich version trained it, on what and when was not recorded."
+        return "\n\nThe version, the hardware and the time of its training were not recorded."
     times = [number(entry.get("time")) for entry in metrics[-1:]]
     return f"\n\n{in_words(starts, until=times[0] if times and times[0] is not None else math.nan)}"
 
 
-def _afterwards(results: Sequence[Result]) -> str:
-    """What `eval` and `finetune` measured of these weights; empty where they did not."""
+def _results_table(results: Sequence[Result]) -> str:
+    """Return a table of what `eval` and `finetune` measured on these weights; empty without results."""
     rows = [row[1:] for row in table_rows(results)]
     if not rows:
         return ""
@@ -374,7 +374,7 @@ def _afterwards(results: Sequence[Result]) -> str:
 
 
 def _scores(tokens: int, metrics: Sequence[dict[str, Any]]) -> str:
-    """What was measured last on each labelled split."""
+    """Return a table of the last evaluation of each labelled split."""
     last = {
         entry["name"]: entry["figures"]
         for entry in metrics
@@ -388,42 +388,40 @@ def _scores(tokens: int, metrics: Sequence[dict[str, Any]]) -> str:
         if number(value) is not None and not str(figure).startswith("num_")
     ]
     if not rows:
-        return "Not measured: the run named no labelled texts to measure on, or had not come to it."
+        return "Not measured: the run named no labelled texts for it, or ended before its first evaluation."
     return markdown_table(("texts", "figure", "value"), rows)
 
 
 def _bits(last: Mapping[str, Any]) -> str:
-    """The loss as it compares with models of other tokenizers, in a sentence; nothing where bytes were not counted."""
+    """Return a sentence with the loss in bits per byte, which compares across tokenizers; empty if not recorded."""
     bits = number(last.get(BITS_PER_BYTE))
-    return "" if bits is None else f"Over the bytes of the text that is {bits:.3f} bits a byte.\n\n"
+    return "" if bits is None else f"This is {bits:.3f} bits per byte of text.\n\n"
 
 
 def _temperature(last: Mapping[str, Any]) -> str:
-    """The one that was learnt, in a sentence; nothing where none was."""
+    """Return a sentence with the learnt temperature; empty without one."""
     found = number(last.get(TEMPERATURE))
-    return (
-        "" if found is None else f"Scores are divided by a temperature that was learnt, {found:.4f} at that time.\n\n"
-    )
+    return "" if found is None else f"Scores are divided by a learnt temperature, {found:.4f} at that time.\n\n"
 
 
 def _detection(last: Mapping[str, Any]) -> str:
-    """Of replaced tokens, in a sentence; nothing for other objectives, or where it was not recorded."""
+    """Return a sentence on replaced token detection; empty if it was not recorded."""
     found = [number(last.get(f"rtd/{key}")) for key in ("accuracy", "replaced", "loss")]
     if None in found:
         return ""
     accuracy, replaced, loss = (float(each or 0) for each in found)
-    judged = f"the model judged {accuracy:.1%} right, with a loss of {loss:.3f}"
-    return f"Of all tokens {replaced:.1%} were replaced by others; {judged}.\n\n"
+    detected = f"the model labelled {accuracy:.1%} of all tokens correctly, with a loss of {loss:.3f}"
+    return f"{replaced:.1%} of the tokens were replaced; {detected}.\n\n"
 
 
-def _of_same_terms(trained: RunConfig, phase: str, metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without what was measured of another objective, in another phase."""
+def _same_objective(trained: RunConfig, phase: str, metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the metrics of phases with the same objective."""
     terms = {name: [*now.objective.terms] for name, now in trained.in_phase.items()}
     return [entry for entry in metrics if terms.get(str(entry.get("phase")), terms[phase]) == terms[phase]]
 
 
 def _is_validation(entry: dict[str, Any]) -> bool:
-    """Whether a line of metrics.jsonl tells of a validation, and of all of it."""
+    """Return True if a line of metrics.jsonl is a complete validation."""
     figures = [number(entry.get(key)) for key in ("loss", "accuracy", "unigram_loss", "unigram_accuracy")]
     counts = is_count(entry.get("tokens")) and is_count(entry.get("predicted"))
     return entry.get("kind") == "validation" and counts and None not in figures

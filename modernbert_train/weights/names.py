@@ -1,4 +1,4 @@
-"""Look up a model by its name, as far as its name and its small files tell; without torch and without a network."""
+"""Look up a model by its name and small files, without torch and without a network."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from modernbert_train.weights.source import Source
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_OLD_LAYOUT = "0_Transformer"  # folder of the model in old folders of sentence-transformers
-# keys that a run takes from the model it begins with: with another RoPE base every distance would seem another
+_OLD_LAYOUT = "0_Transformer"  # the encoder's folder in old models of sentence-transformers
+# keys that a run takes from the model it starts from: with another RoPE base every distance would look different
 _TAKEN = ("global_rope_theta", "local_rope_theta")
 DROPOUTS = ("attention_out_dropout", "dropout")  # of weights that are neither grown nor shrunk
 
@@ -39,9 +39,9 @@ class NamedModel:
     """A model by its name.
 
     Attributes:
-        kind: a run, whose newest whole checkpoint counts; a checkpoint; a file of Composer; a folder with a
-            config.json; or a model of the hub.
-        path: of it; in a folder of sentence-transformers the folder of the encoder; for the hub the id.
+        kind: a run (its newest whole checkpoint is used), a checkpoint, a file of Composer, a folder with a
+            config.json, or a model of the hub.
+        path: its path; for sentence-transformers the encoder's folder; for the hub the id.
     """
 
     kind: Literal["run", "checkpoint", "file", "folder", "hub"]
@@ -57,7 +57,7 @@ class NamedModel:
         return None if self.kind == "file" else self.path
 
     def described(self) -> Described | None:
-        """Return the architecture and the longest text, as last trained; None where that takes torch or a network.
+        """Return the architecture and the longest text, as last trained; None if that needs torch or a network.
 
         Raises:
             OSError, ValueError, RunError: it is damaged.
@@ -67,7 +67,7 @@ class NamedModel:
         return described_by(*_saved(folder)) if (folder / MANIFEST).is_file() else read_folder(folder)
 
     def tokenizer(self) -> Path | None:
-        """Return the folder of the tokenizer that it was trained with; None where that is not on this disk."""
+        """Return the folder of the tokenizer that it was trained with; None if this disk lacks it."""
         folder = self.folder
         with suppress(OSError, ValueError, KeyError, RunError):  # `open_model` raises the error
             if folder is not None and (folder / MANIFEST).is_file():
@@ -202,11 +202,11 @@ def architecture_of(name: str) -> ModelConfig | None:
 
 
 def read_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunConfig:
-    """Load a run; keys that its files leave open come from the model that the run continues.
+    """Load a run; keys that its files omit come from the model that the run continues.
 
-    Those are RoPE bases, dropout, and of contrastive training the longest text, as the model was last trained. A run
-    keeps the values that it began with: its folder is read first, since the model may be gone by then. A Composer file
-    says nothing without torch; the first lines of a run name the differences.
+    These keys are RoPE bases, dropout, and for contrastive training the longest text, as the model was last trained. A
+    run keeps the values that it began with: its folder is read first, since the model may be gone by then. A Composer
+    file cannot be read without torch; the first lines of a run name the differences.
 
     Raises:
         ConfigError: see `load_run`.
@@ -218,16 +218,16 @@ def read_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> R
     is_short = config.objective.compares and config.objective.max_tokens is None
     if name is None or not (left or is_short):
         return config
-    said, saved = None, Path(config.folder) / CONFIG_YAML
+    trained, saved = None, Path(config.folder) / CONFIG_YAML
     if saved.is_file():
         with suppress(OSError, ValueError, RunError):  # `resolve` raises the error
             then = load_run([saved])
-            said = (then.model, then.objective.max_tokens)
+            trained = (then.model, then.objective.max_tokens)
     elif (found := _described(name)) is not None:
-        said = (found.model, found.max_tokens)
-    if said is None:
+        trained = (found.model, found.max_tokens)
+    if trained is None:
         return config
-    model, longest = said
+    model, longest = trained
     if isinstance(model, type(config.model)):
         config = replace(config, model=replace(config.model, **{key: getattr(model, key) for key in left}))
     if is_short and longest is not None:
@@ -252,19 +252,17 @@ def growable(old: ModelConfig, new: ModelConfig, key: str) -> tuple[ModernBertCo
 
 
 def check_same_architecture(source: Source, model: ModelConfig, key: str) -> None:
-    """Compare the architecture of weights with the run's; `key` is what named them.
+    """Compare the architecture of weights with the run's; `key` names their key.
 
     Raises:
         ConfigError: they differ; names every key with both values.
     """
     if wrong := other_architecture(model, source.model):
-        remedy = (
-            "Set the values it has, or use weights.grow_from for a smaller model, weights.shrink_from for a larger one."
-        )
+        remedy = "Set its values, or use weights.grow_from for a smaller model, weights.shrink_from for a larger one."
         if [name for name, *_ in wrong] == ["model.vocab_size"]:
-            remedy = "Set the number it has; for another tokenizer, set weights.vocabulary=extend or replace."
+            remedy = "Set its number; for another tokenizer, set weights.vocabulary=extend or replace."
         if model.name != source.model.name:
-            remedy = f"Set model.name={source.model.name} and the values it has, or name weights of a {model.name}."
+            remedy = f"Set model.name={source.model.name} and its values, or name weights of a {model.name}."
         raise ConfigError(
             f"{key}: of another architecture:\n  "
             + "\n  ".join(f"{name}={here} here, {there} there" for name, here, there in wrong)
@@ -273,7 +271,7 @@ def check_same_architecture(source: Source, model: ModelConfig, key: str) -> Non
 
 
 def other_architecture(model: ModelConfig, other: ModelConfig) -> list[tuple[str, object, object]]:
-    """Keys in which two architectures differ, with both values; of different kinds it is their name."""
+    """Return the keys in which two architectures differ, with both values; for different models only the name."""
     if type(model) is not type(other):
         return [("model.name", model.name, other.name)]
     here, there = model.architecture(), other.architecture()
@@ -281,7 +279,7 @@ def other_architecture(model: ModelConfig, other: ModelConfig) -> list[tuple[str
 
 
 def token_difference(there: Mapping[str, int], here: Mapping[str, int], among: Collection[str]) -> str | None:
-    """How many tokens have other ids in two vocabularies, with an example; None where none has."""
+    """Count the tokens with different ids in two vocabularies, with an example; None if all agree."""
     differing = [token for token in among if here.get(token) != there.get(token)]
     if not differing:
         return None
@@ -290,7 +288,7 @@ def token_difference(there: Mapping[str, int], here: Mapping[str, int], among: C
 
 
 def check_vocabulary(weights: WeightsConfig, there: Path, here: str) -> None:
-    """Compare the tokenizer of the first weights with the run's, as weights.vocabulary asks.
+    """Compare the tokenizer of the first weights with the run's, by the rule of weights.vocabulary.
 
     Args:
         weights: the run's section.
@@ -298,15 +296,15 @@ def check_vocabulary(weights: WeightsConfig, there: Path, here: str) -> None:
         here: data.tokenizer.
 
     Raises:
-        ConfigError: one that should be the same has another id somewhere, or one that should be extended lacks a token.
+        ConfigError: with `same` an id differs, or with `extend` a token is missing.
         DataError: a tokenizer is missing or damaged.
     """
-    (key, name), asked = next(iter(weights.named.items())), weights.vocabulary
+    (key, name), mode = next(iter(weights.named.items())), weights.vocabulary
     own, old = token_ids(here), token_ids(there)
-    if asked == "same" and (difference := token_difference(old, own, own.keys() | old.keys())) is not None:
+    if mode == "same" and (difference := token_difference(old, own, own.keys() | old.keys())) is not None:
         raise ConfigError(another_tokenizer(f"weights.{key}={name}", here, difference))
     needed = [token for token in old if not token.startswith(SPARE)]  # spare ones are there to be replaced
-    if asked == "extend" and (difference := token_difference(old, own, needed)) is not None:
+    if mode == "extend" and (difference := token_difference(old, own, needed)) is not None:
         raise ConfigError(
             f"weights.vocabulary=extend: data.tokenizer={here} does not have all tokens of "
             f"weights.{key}={name} at their ids; {difference}. Add tokens to the tokenizer of the weights, or set "
@@ -315,7 +313,7 @@ def check_vocabulary(weights: WeightsConfig, there: Path, here: str) -> None:
 
 
 def another_tokenizer(key: str, tokenizer: str, difference: str) -> str:
-    """The message for weights of another tokenizer; `key` is what named them."""
+    """Return the message for weights of another tokenizer; `key` names their key."""
     remedy = "Prepare the data with the tokenizer of the weights, or train from scratch"
     if key.startswith(("weights.init_from", "weights.shrink_from")):
         remedy = "Prepare the data with the tokenizer of the weights, or set weights.vocabulary=extend or replace"

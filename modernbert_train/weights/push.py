@@ -1,8 +1,8 @@
-"""`python -m modernbert_train push`: a run's checkpoints on the hub, the newest as main, each as a revision if asked.
+"""`python -m modernbert_train push`: upload a run's newest checkpoint as main, and with an option each as a revision.
 
-A revision is a branch called as the checkpoint is, step-00000000 among them: the weights that training began with,
-which no checkpoint holds and which are made again as training made them. checkpoint.json beside the model says what
-weights a revision has, by their hash; so a command that was cut goes on with what is missing.
+A revision is a branch named like its checkpoint. step-00000000 holds the weights before the first step, which no
+checkpoint holds; they are computed again as training computed them. checkpoint.json records the hash of a revision's
+weights, so an interrupted command uploads only the rest when it is run again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from modernbert_train.weights.gather import gather_weights
 from modernbert_train.weights.source import find_origin
 
 MARK = "checkpoint.json"
-# what the hub's library raises for a lost connection: httpx.HTTPError in version 1, httpx2.HTTPError in version 2
+# exception of the hub's library for a lost connection: httpx.HTTPError in version 1, httpx2.HTTPError in version 2
 _NO_CONNECTION = tuple(base for base in HfHubHTTPError.__mro__ if base.__name__ == "HTTPError")
 MAIN, FIRST = "main", "step-00000000"
 _REPO_ID = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*")
@@ -51,28 +51,28 @@ def push_run(
     licence: str | None = None,
     dry_run: bool = False,
 ) -> None:
-    """Export checkpoints of a run and upload them; what is there with the same weights is not sent again.
+    """Export checkpoints of a run and upload them; revisions that already have the same weights are skipped.
 
     Args:
         config: the run.
-        repo_id: owner/model; made if it is not there.
-        private: of a new one.
-        every_checkpoint: also each whole checkpoint that the run has kept, and the weights before the first step.
+        repo_id: owner/model; created if it does not exist.
+        private: make a new one private.
+        every_checkpoint: also upload each whole checkpoint of the run, and the weights before the first step.
         licence: see `model_card`.
-        dry_run: export and list the files, and send nothing; needs neither a login nor a network.
+        dry_run: export and list the files but send nothing; works without a login and a network.
 
     Raises:
-        ConfigError: the id is none, nobody is logged in, or the hub refuses what this login asks for.
-        StorageError: the run has no checkpoint, the disk is full, or the hub cannot be reached.
+        ConfigError: the id is invalid, this machine is not logged in, or the hub refuses this login's request.
+        StorageError: the run lacks a checkpoint, the disk is full, or the hub cannot be reached.
     """
     check_repo_id(repo_id)
     newest = newest_checkpoint(config)
     if not dry_run and get_token() is None:
         raise ConfigError(
-            f"push {repo_id}: nobody is logged in to the hub. Make a token that may write at "
+            f"push {repo_id}: not logged in to the hub. Make a token that may write at "
             "https://huggingface.co/settings/tokens, then call `hf auth login`, or set HF_TOKEN in the environment."
         )
-    hub = Rehearsal(repo_id) if dry_run else Hub(repo_id)
+    hub = DryRunHub(repo_id) if dry_run else Hub(repo_id)
     hub.create(private)
     if every_checkpoint:
         _push_first(hub, config, newest, licence)
@@ -87,7 +87,7 @@ def push_run(
 
 
 def check_repo_id(repo_id: str) -> None:
-    """Raises ConfigError if it cannot be the id of a model."""
+    """Raise ConfigError if it cannot be the id of a model."""
     if not _REPO_ID.fullmatch(repo_id) or len(repo_id) > 96 or ".." in repo_id or "--" in repo_id:
         raise ConfigError(
             f"push {repo_id!r}: not an id of the hub. Write it as owner/model, of letters, digits, `-`, `_` and `.`, "
@@ -96,7 +96,7 @@ def check_repo_id(repo_id: str) -> None:
 
 
 def _push_first(hub: Hub, config: RunConfig, newest: Checkpoint, licence: str | None) -> None:
-    """The weights before the first step, where they can be made again."""
+    """Push the weights before the first step, where they can be computed again."""
     with tempfile.TemporaryDirectory() as folder:
         first = None
         with errors_to(warn, RunError, before=f"no revision {FIRST}: "):
@@ -106,15 +106,15 @@ def _push_first(hub: Hub, config: RunConfig, newest: Checkpoint, licence: str | 
 
 
 def first_checkpoint(newest: Checkpoint, folder: Path) -> Checkpoint:
-    """The weights before the first step of a run, made as training makes them, as if they had been saved.
+    """Return the weights before the first step of a run, computed as training computes them, as a checkpoint.
 
     Args:
         newest: any checkpoint of the run.
-        folder: where to.
+        folder: its parent.
 
     Raises:
-        ConfigError: it began with a checkpoint of another run, or with weights that its configuration does not name
-            any more; or it is an average.
+        ConfigError: the run began with a checkpoint of another run, or with weights that its configuration no longer
+            names; or `newest` is an average.
         DataError, StorageError: see `find_origin`.
     """
     config = newest.config
@@ -142,7 +142,7 @@ def first_checkpoint(newest: Checkpoint, folder: Path) -> Checkpoint:
 def _push(
     hub: Hub, config: RunConfig, found: Checkpoint, revision: str, licence: str | None, *, again: bool = False
 ) -> None:
-    """Upload a checkpoint to a revision; `again` also where it has these weights, since its card may be another."""
+    """Upload a checkpoint to a revision; `again` even if it has these weights, since its card may differ."""
     weights = found.weights_hash
     if not again and hub.weights_of(revision) == weights:
         print(f"{revision}: there already")
@@ -157,7 +157,7 @@ def _push(
 
 
 class Hub:
-    """A model on the hub, as this login may write it.
+    """A model on the hub, with the permissions of this login.
 
     Args:
         repo_id: owner/model.
@@ -169,33 +169,33 @@ class Hub:
 
     @property
     def end(self) -> str:
-        """The last line for the user: where the model is."""
+        """Last line for the user: the address of the model."""
         return f"{self._api.endpoint}/{self.repo_id}"
 
     def create(self, private: bool) -> None:
-        """Make the model, unless it is there."""
-        with _told(self.repo_id):
+        """Create the model unless it exists."""
+        with _hub_errors(self.repo_id):
             self._api.create_repo(self.repo_id, private=private or None, exist_ok=True)
 
     def weights_of(self, revision: str) -> str | None:
-        """The hash of the weights that a revision has; None where it is not there, or not ours."""
+        """Return the hash of a revision's weights; None if it is missing or was not pushed by this program."""
         missing = suppress(EntryNotFoundError, RevisionNotFoundError, ValueError, AttributeError)
-        with _told(self.repo_id), tempfile.TemporaryDirectory() as folder, missing:
+        with _hub_errors(self.repo_id), tempfile.TemporaryDirectory() as folder, missing:
             file = self._api.hf_hub_download(self.repo_id, MARK, revision=revision, local_dir=folder)
             return str(read_json(Path(str(file))).get("weights_xxh3_128"))
         return None
 
     def upload(self, folder: Path, revision: str, message: str) -> None:
-        """Make a revision what is in a folder; a branch that is not there is made."""
-        with _told(self.repo_id):
+        """Upload a folder as a revision; create its branch if necessary."""
+        with _hub_errors(self.repo_id):
             if revision != MAIN:
                 self._api.create_branch(self.repo_id, branch=revision, exist_ok=True)
             self._api.upload_folder(repo_id=self.repo_id, folder_path=folder, revision=revision, commit_message=message)
         print(f"{revision}: {message}")
 
 
-class Rehearsal(Hub):
-    """A hub that is never called: every file that would be sent is listed, with its size."""
+class DryRunHub(Hub):
+    """A hub that receives nothing: lists every file that would be sent, with its size."""
 
     @property
     def end(self) -> str:
@@ -214,21 +214,21 @@ class Rehearsal(Hub):
 
 
 @contextmanager
-def _told(repo_id: str) -> Iterator[None]:
-    """What the hub refuses, as an error of ours."""
-    again = "The same command uploads what is missing."
+def _hub_errors(repo_id: str) -> Iterator[None]:
+    """Convert errors of the hub's library to ConfigError and StorageError."""
+    again = "The same command uploads the rest."
     try:
         yield
     except HFValidationError as error:
         raise ConfigError(f"push {repo_id}: {error}") from None
     except HfHubHTTPError as error:
         code = error.response.status_code if error.response is not None else 0
-        said = str(error).strip().splitlines()[-1][:300]
+        reason = str(error).strip().splitlines()[-1][:300]
         if code in (401, 403, 404):
             raise ConfigError(
-                f"push {repo_id}: the hub refuses ({code}: {said}). Log in as who may write {repo_id}, with a token "
-                "that may write: `hf auth login`."
+                f"push {repo_id}: the hub refuses ({code}: {reason}). Log in to an account with write access to "
+                f"{repo_id}, using a token with write permission: `hf auth login`."
             ) from None
-        raise StorageError(f"push {repo_id}: the hub failed ({code}: {said}). {again}") from None
-    except (EntryNotFoundError, *_NO_CONNECTION, OSError) as error:  # the first without an answer of the hub
+        raise StorageError(f"push {repo_id}: the hub failed ({code}: {reason}). {again}") from None
+    except (EntryNotFoundError, *_NO_CONNECTION, OSError) as error:  # EntryNotFoundError: no answer, not in the cache
         raise StorageError(f"push {repo_id}: the hub cannot be reached ({first_line(error)[:300]}). {again}") from None

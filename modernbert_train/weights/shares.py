@@ -1,8 +1,8 @@
-"""Each rank's share of a checkpoint: a pure function of shapes and ranks, so that every row has one writer.
+"""Each rank's share of a checkpoint: a pure function of shapes and ranks, so every row has exactly one writer.
 
-Of a sharded tensor a rank writes the rows that it holds, and nothing is gathered. Rows that several ranks hold (all of
-them under DDP, one in each copy under HSDP) are cut among those, unless they are few: then one of them writes all, in
-turn. So the bytes are even, and each rank needs host memory for its share alone.
+A rank writes the rows of a sharded tensor that it holds, and nothing is gathered. Rows that several ranks hold (all
+ranks under DDP, one per replica under HSDP) are divided among those ranks; a small tensor is written whole by one of
+them, chosen round-robin. So each rank writes about as many bytes, and needs host memory only for its share.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from modernbert_train.checkpoints.checkpoint import Share
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.sharding import held_rows, holders
 
-_LEAST_BYTES = 1 << 16  # of a slice; less is not worth being cut
-_ALIGNED = 64  # bytes to which a tensor's place in memory is rounded
+_LEAST_BYTES = 1 << 16  # smallest slice; smaller tensors are not divided
+_ALIGNED = 64  # alignment of a tensor in memory, in bytes
 
 
 class Rows(NamedTuple):
-    """Of a tensor's rows: the first one, how many, and how many of those that this rank holds lie before them."""
+    """Rows of a tensor: the first one, their number, and how many rows this rank holds before them."""
 
     first: int
     rows: int
@@ -37,17 +37,17 @@ class Rows(NamedTuple):
 
 
 def share_of(tensor: Tensor, turn: int, rank: int, writers: Sequence[int], num_ranks: int) -> Rows | None:
-    """The rows of a tensor that a rank writes.
+    """Return the rows of a tensor that a rank writes.
 
     Args:
         tensor: whole or a DTensor.
-        turn: number of the tensor among all, by which small ones go round.
-        rank: this one.
+        turn: number of the tensor among all, for the round-robin of small ones.
+        rank: this rank.
         writers: ranks that write.
         num_ranks: of the run.
 
     Returns:
-        None where others write all that this rank holds, or it holds nothing.
+        None if other ranks write all rows that this rank holds, or it holds none.
     """
     first, held = held_rows(tensor)
     if held == 0:
@@ -65,27 +65,27 @@ def share_of(tensor: Tensor, turn: int, rank: int, writers: Sequence[int], num_r
 
 
 def weights_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter by name, as this rank has it; tied ones once."""
+    """Yield every parameter by name, as this rank holds it; tied ones once."""
     for name, parameter in model.named_parameters():
         yield name, parameter.detach()
 
 
 def moments_of(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """Optimizer state as `<key>/<parameter name>`, as this rank has it; step counts as single numbers."""
+    """Yield optimizer state as `<key>/<parameter name>`, as this rank holds it; step counts as scalars."""
     for name, parameter in model.named_parameters():
         for key, value in sorted(optimizer.state.get(parameter, {}).items()):
             yield f"{key}/{name}", value.detach() if isinstance(value, Tensor) else torch.tensor(value)
 
 
 class _Memory:
-    """Host memory for tensors, all of it asked for at once.
+    """Host memory for tensors, in one allocation.
 
-    It is pinned here and not by torch, whose allocator rounds each request up to a power of two: 1.7 times a share,
-    tensor by tensor.
+    Pinned here instead of by torch, whose allocator rounds each request up to a power of two: 1.7 times a share's
+    bytes, tensor by tensor.
 
     Args:
         layout: shapes and dtypes of the tensors.
-        pinned: so that a GPU copies into it while it computes.
+        pinned: lets a GPU copy into it while it computes.
 
     Attributes:
         tensors: views, in the order of the layout.
@@ -97,12 +97,12 @@ class _Memory:
         starts = [0, *accumulate(-(-size // _ALIGNED) * _ALIGNED for size in sizes)]
         if pinned and starts[-1]:
             pages = mmap.mmap(-1, starts[-1], mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            pages.madvise(mmap.MADV_DONTFORK)  # or a data worker's birth would part these pages from the GPU's
+            pages.madvise(mmap.MADV_DONTFORK)  # else forking a data worker would separate these pages from the GPU's
             memory = torch.frombuffer(pages, dtype=torch.uint8)
             cudart: Any = torch.cuda.cudart()
             torch.cuda.check_error(int(cudart.cudaHostRegister(memory.data_ptr(), starts[-1], 0)))
             release: Any = weakref.finalize(self, cudart.cudaHostUnregister, memory.data_ptr())
-            release.atexit = False  # the process takes it with it
+            release.atexit = False  # the end of the process unpins it
         else:
             memory = torch.empty(starts[-1], dtype=torch.uint8)
         self.tensors = [
@@ -118,7 +118,7 @@ class _Group:
 
 
 class Copier:
-    """Copies this rank's share into host memory, the same memory each time; pinned where it comes from a GPU.
+    """Copy this rank's share into host memory, reusing the same memory; pinned if it comes from a GPU.
 
     Args:
         rank, writers, num_ranks: see `share_of`.
@@ -131,20 +131,19 @@ class Copier:
         self._done: torch.cuda.Event | None = None
 
     def check(self, model: nn.Module) -> None:
-        """Raises ConfigError if no rank that writes holds what this one does."""
+        """Raise ConfigError if no rank that writes holds the rows of this one."""
         for name, parameter in model.named_parameters():
             able = holders(parameter, self._num_ranks)
             if not set(able) & set(self._writers):
                 raise ConfigError(
-                    f"rank {self._rank} holds rows of {name}, and neither it nor another rank that holds them sees the "
-                    "run's folder of rank 0, so no checkpoint would be whole. Put runs_folder on a file system that "
-                    "all machines share; or set distributed.strategy=hsdp with distributed.shard_ranks of one machine, "
-                    "or ddp."
+                    f"rank {self._rank} holds rows of {name}, and no rank that holds them sees the run's folder of "
+                    "rank 0, so no checkpoint would be whole. Put runs_folder on a file system that all machines "
+                    "share; or set distributed.strategy=hsdp with distributed.shard_ranks of one machine, or ddp."
                 )
 
     @torch.no_grad()
     def copy(self, model: nn.Module, optimizer: Optimizer) -> tuple[Share | None, int]:
-        """This rank's share, and the bytes of all ranks' together. On a GPU the copies are under way; see `wait`."""
+        """Return this rank's share and the bytes of all ranks together. A GPU copies asynchronously; see `wait`."""
         self._follow_device(next(model.parameters()).device)
         weights, moments = _Group(), _Group()
         total, turn = 0, 0
@@ -175,27 +174,27 @@ class Copier:
         return Share(weights.tensors, moments.tensors, weights.slices, moments.slices, suffix), total
 
     def _follow_device(self, device: torch.device) -> None:
-        """The copies of a GPU go beside its work, behind what it has been asked for by now."""
+        """Order the copy stream after the work that the GPU has queued so far."""
         if device.type == "cuda":
             self._stream = self._stream or torch.cuda.Stream(device)
             self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def _copied(self, rows: Tensor, there: Tensor) -> Tensor:
-        if self._stream is None or rows.device.type == "cpu":  # as step counts are on a GPU too
+        if self._stream is None or rows.device.type == "cpu":  # step counts are on the CPU even with a GPU
             return there.copy_(rows)
         with torch.cuda.stream(self._stream):
             there.copy_(rows, non_blocking=True)
-        rows.record_stream(self._stream)  # it may be freed before it is copied: a new phase drops the moments
+        rows.record_stream(self._stream)  # they may be freed before the copy: a new phase drops the moments
         return there
 
     def wait(self) -> None:
-        """Until the copies are there; for the thread that writes them."""
+        """Wait until the copies are done; for the thread that writes them."""
         if self._done is not None and self._stream is not None:
-            # a thread begins on GPU 0, and to wait there would take half a gigabyte of it for every rank of a machine
+            # a thread starts on GPU 0, and waiting there would take half a gigabyte of it for every rank of a machine
             torch.cuda.set_device(self._stream.device)
             self._done.synchronize()
 
     def before_update(self) -> None:
-        """Have the device, not the host, wait with what comes next for the copies; then weights may change."""
+        """Make the device, not the host, wait for the copies before its next work; then weights may change."""
         if self._done is not None and self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_event(self._done)

@@ -1,8 +1,8 @@
-"""First weights from elsewhere: a run, a checkpoint, a Hugging Face model, a file of Composer; as they are, grown or
+"""First weights from another model: a run, a checkpoint, a Hugging Face model or a file of Composer; copied, grown or
 shrunk.
 
-They are found and compared with the run before anything is built, and put into the model when it is there, before it
-is sharded, so that ranks and strategy do not matter to them.
+The model is opened and compared with the run before anything is built. Its weights are copied into the run's model
+before sharding, so the result does not depend on ranks or strategies.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from modernbert_train.weights.names import (
 from modernbert_train.weights.token_rows import TokenRows, token_rows
 
 _OTHER_TOKENIZERS = ("vocab.txt", "vocab.json", "spiece.model", "spm.model", "sentencepiece.bpe.model")
-_SPARE_ROWS = 1024  # of a table beyond its tokenizer, as published models round their number up
+_SPARE_ROWS = 1024  # rows beyond the tokenizer's entries; published models round the number of rows up
 _BY_TOKEN = (EMBEDDING, DECODER, "decoder.bias")  # a row for each token, in every architecture
 
 _T = TypeVar("_T")
@@ -71,17 +71,17 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Source:
-    """Weights on disk and what must be known about them; plain values, because rank 0 tells them to the others.
+    """Weights on disk and their description, in plain values, because rank 0 sends them to the other ranks.
 
     Attributes:
         folder: a checkpoint or a Hugging Face model; of Composer, the file.
         checkpoint: the checkpoint, if it is one.
         model: the architecture, with the RoPE bases that the weights were last trained with.
         order: which tokens each token saw in training.
-        max_tokens: longest sequence they were trained on.
+        max_tokens: longest sequence of their training.
         tokenizer: folder of the tokenizer; None if it is in Composer's file or missing.
         tokenizer_sha256: its hash; None without a tokenizer.
-        objective: of a model folder that tells classes, or of an encoder alone; None: any other.
+        objective: for a labelled model or an encoder without a head; None: any other.
     """
 
     folder: Path
@@ -94,9 +94,9 @@ class Source:
     objective: ObjectiveConfig | None = None
 
     def weights(self) -> dict[str, Tensor]:
-        """Every parameter, whole, in fp32, and further heads that are there; without a generator.
+        """Read every parameter, whole, in fp32, with any further heads, without a generator.
 
-        Mapped from the file, so only the tensor that is copied need be in memory.
+        The tensors are mapped from the file, so only the one being copied needs memory.
 
         Raises:
             DataError: the file of a Hugging Face model or of Composer is damaged, or does not fit its configuration.
@@ -107,10 +107,10 @@ class Source:
 
     @cached_property
     def shapes(self) -> Shapes:
-        """Shapes of the weights, each of which is read once.
+        """Shapes of the weights; computing them reads each weight once.
 
         Raises:
-            DataError: see `weights`; or a number of them is not finite.
+            DataError: see `weights`; or a weight is not finite.
         """
         shapes = {}
         for name, tensor in self.weights().items():
@@ -124,34 +124,34 @@ class Source:
 
     @property
     def modules(self) -> set[str]:
-        """First parts of the names of the weights: model, and each head that is there."""
+        """Modules of the weights: `model`, and the name of each head."""
         return {module_of(name) for name in self.shapes}
 
     @property
     def missing(self) -> list[str]:
-        """Modules that predicting tokens needs, and that are not there."""
+        """Missing modules that predicting tokens needs."""
         needed = {module_of(name) for name in shapes_of(self.model, MaskedLmConfig())} | {"decoder"}
         return sorted((needed & {*MASKED_LM}) - self.modules)
 
     @contextmanager
     def tokenizer_folder(self) -> Iterator[Path]:
-        """The folder of the tokenizer, there as long as the block runs.
+        """Yield the folder of the tokenizer, which exists while the block runs.
 
         Raises:
-            DataError: no tokenizer comes with the weights.
+            DataError: the weights come without a tokenizer.
         """
         if self.tokenizer is not None:
             yield self.tokenizer
         elif self.tokenizer_sha256 is None:
-            beside = self.folder.parent if self.folder.is_file() else self.folder
-            others = [each for each in _OTHER_TOKENIZERS if (beside / each).exists()]
+            parent = self.folder.parent if self.folder.is_file() else self.folder
+            others = [each for each in _OTHER_TOKENIZERS if (parent / each).exists()]
             remedy = ". Put the tokenizer of the weights there."
             if others:
                 remedy = (
                     f", only {', '.join(others)}; write it with transformers: "
                     "AutoTokenizer.from_pretrained(old).save_pretrained(new)."
                 )
-            raise DataError(f"{beside / TOKENIZER}: no such file{remedy}")
+            raise DataError(f"{parent / TOKENIZER}: no such file{remedy}")
         else:
             with tempfile.TemporaryDirectory() as folder:
                 for name, text in open_composer(self.folder).tokenizer_files.items():
@@ -159,10 +159,10 @@ class Source:
                 yield Path(folder)
 
     def vocabulary(self) -> Vocabulary:
-        """Read the ids of the tokenizer, by the roles of its special tokens.
+        """Read the ids of the tokenizer and the roles of its special tokens.
 
         Raises:
-            DataError: see `tokenizer_folder`; or one of its roles is without a token.
+            DataError: see `tokenizer_folder`; or a role lacks a token.
         """
         with self.tokenizer_folder() as folder:
             return read_vocabulary(folder)
@@ -170,7 +170,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Untrained(Source):
-    """The encoder of a source with new weights, those that a run from scratch with this seed begins with."""
+    """The encoder of a source with new weights, as a run from scratch with this seed initializes them."""
 
     seed: int = 0
 
@@ -183,18 +183,18 @@ class Untrained(Source):
 def open_model(name: str | Path, *, runs_folder: str | None = None, untrained: int | None = None) -> Source:
     """Open a model for any use.
 
-    Its tensors are read once, to find damage before anything is made, and again on access.
+    Its tensors are read once, to find damage before anything is built, and again on access.
 
     Args:
-        name: the folder of a run (its newest whole checkpoint counts), of a checkpoint, of a Hugging Face model with or
-            without a head, an export or a model of sentence-transformers; the id of one on the hub; or a checkpoint
-            file of Composer, as AnswerDotAI's training code writes them.
+        name: the folder of a run (its newest whole checkpoint is used), of a checkpoint, of a Hugging Face model with
+            or without a head, of an export or of a model of sentence-transformers; the id of one on the hub; or a
+            checkpoint file of Composer, as AnswerDotAI's training code writes it.
         runs_folder: see `look_up`.
-        untrained: the seed of new weights, for the same architecture and tokenizer without anything learned.
+        untrained: seed of new weights: the same architecture and tokenizer without any training.
 
     Raises:
         DataError: there is no such model, its files are damaged or describe another architecture, a weight is not
-            finite, or its tokenizer has more entries than its table rows.
+            finite, or its tokenizer has more entries than its table has rows.
         StorageError: a run without a checkpoint, or a damaged checkpoint.
     """
     found = look_up(name, runs_folder)
@@ -213,8 +213,16 @@ def open_model(name: str | Path, *, runs_folder: str | None = None, untrained: i
         source = Source(file.path, None, file.model, "all", file.max_tokens, *tokenizer)
     else:
         folder = fetched(found) if found.kind == "hub" else found.path
-        said = read_folder(folder)
-        source = Source(folder, None, said.model, said.order, said.max_tokens, *_tokenizer_in(folder), said.objective)
+        facts = read_folder(folder)
+        source = Source(
+            folder,
+            None,
+            facts.model,
+            facts.order,
+            facts.max_tokens,
+            *_tokenizer_in(folder),
+            facts.objective,
+        )
     if source.checkpoint is None and source.tokenizer_sha256 is not None:
         _check_table(source)
     if untrained is None:
@@ -225,13 +233,13 @@ def open_model(name: str | Path, *, runs_folder: str | None = None, untrained: i
 
 
 def _check_table(source: Source) -> None:
-    """Compare the rows of a table with the entries of its tokenizer: warn of many more rows, refuse fewer."""
+    """Compare the rows of the table with the tokenizer's entries: warn of many spare rows, refuse too few."""
     with source.tokenizer_folder() as folder:
         entries = max(token_ids(folder).values(), default=-1) + 1
     rows = source.model.vocab_size
     text = f"{source.folder}: its table has {rows:,} rows, and its tokenizer {entries:,} entries"
     if entries > rows:
-        raise DataError(f"{text}. Put the tokenizer there that the model was trained with.")
+        raise DataError(f"{text}. Replace it by the tokenizer that the model was trained with.")
     if rows - entries > _SPARE_ROWS:
         warn(f"{text}; {rows - entries:,} rows are never read. Is it the tokenizer that the model was trained with?")
 
@@ -241,38 +249,47 @@ def _tokenizer_in(folder: Path) -> tuple[Path | None, str | None]:
 
 
 def source_of(found: Checkpoint) -> Source:
-    """A checkpoint as a source of weights."""
-    said, sha256 = described_by(found.config, found.state), found.state.data["tokenizer"]
+    """Return a checkpoint as a source of weights."""
+    described, sha256 = described_by(found.config, found.state), found.state.data["tokenizer"]
     tokenizer = tokenizer_of(found.folder, found.config.in_phase[found.state.phase].data.tokenizer, sha256)
-    return Source(found.folder, found, said.model, said.order, said.max_tokens, tokenizer, sha256, said.objective)
+    return Source(
+        found.folder,
+        found,
+        described.model,
+        described.order,
+        described.max_tokens,
+        tokenizer,
+        sha256,
+        described.objective,
+    )
 
 
 def plain_weights(found: Checkpoint) -> dict[str, Tensor]:
-    """Weights of a checkpoint without what only its training has: a generator, differences, adapters (merged)."""
+    """Return a checkpoint's weights without its training-only parts: generator, differences, adapters (merged)."""
     weights, objective = discriminator_of(found.weights()), phase_objective(found)
     lora = cast(LabelledConfig, objective).lora if objective.is_labelled else None
     if lora is None:
         return weights
-    from modernbert_train.models.lora import merge_adapters  # of the few runs that have adapters
+    from modernbert_train.models.lora import merge_adapters  # only runs with adapters need it
 
     return merge_adapters(weights, lora)
 
 
 def phase_objective(found: Checkpoint) -> ObjectiveConfig:
-    """The objective of that phase."""
+    """Return the objective of the phase that wrote a checkpoint."""
     return found.config.in_phase[found.state.phase].objective
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a run that starts from scratch has its first weights from.
+    """The first weights of a run that starts from another model.
 
     Attributes:
         source: the weights.
         config: the run that starts.
-        drawn: modules of the run, besides the encoder, that are missing there and are drawn at random.
-        left_out: those there that the run has not. A module in both is drawn again, because it has other classes.
-        rows: old rows from which the rows by token are built, with another vocabulary; None: they are copied.
+        drawn: modules of the run, besides the encoder, that are missing there and are initialized at random.
+        left_out: modules there that the run lacks. A module in both is initialized again, because its classes differ.
+        rows: with another vocabulary, how to compute the rows by token from old rows; None: they are copied.
     """
 
     source: Source
@@ -282,7 +299,7 @@ class Origin:
     rows: TokenRows | None = None
 
     def describe(self) -> str:
-        """One line for the banner."""
+        """Return one line for the banner. Training records it and `push` compares it, so its words stay as they are."""
         model, weights, old = self.config.model, self.config.weights, self.source.model
         text = f"weights.{next(iter(weights.named), 'init_from')}={self.source.folder}"
         if weights.grow_from is not None:
@@ -302,15 +319,15 @@ class Origin:
             is_decoder = self.source.order == "causal"
             there = "a decoder, trained in causal order" if is_decoder else "an encoder, trained to see both sides"
             text += f"; {there}, and objective.name={first.objective.name} here"
-        anew = {*self.drawn} & {*self.left_out}
-        text += "".join(f"; {head} there is of other classes, drawn anew" for head in sorted(anew))
-        text += "".join(f"; no {head} there, drawn at random" for head in self.drawn if head not in anew)
-        text += "".join(f"; {head} there is left out" for head in self.left_out if head not in anew)
+        again = {*self.drawn} & {*self.left_out}
+        text += "".join(f"; {head} there is of other classes, drawn anew" for head in sorted(again))
+        text += "".join(f"; no {head} there, drawn at random" for head in self.drawn if head not in again)
+        text += "".join(f"; {head} there is left out" for head in self.left_out if head not in again)
         return text + "".join(_other_bases(old, first.model)) + _dropout(old, first.model)
 
     @torch.no_grad()
     def fill(self, model: nn.Module) -> None:
-        """Put the weights into a model, sharded or not, one tensor after the other; every rank reads its own share.
+        """Copy the weights into a model, sharded or not, one tensor at a time; every rank reads only its share.
 
         Raises:
             DataError: see `Source.weights`.
@@ -328,12 +345,12 @@ class Origin:
         targets = {name: each for name, each in model.named_parameters() if module_of(name) not in self.drawn}
         generator = {name: each for name, each in model.named_parameters() if module_of(name) == GENERATOR}
         for name in [name for name in targets if name.endswith(DELTA)]:
-            # the model's table is the generator's plus a difference: the first is copied, the other is zero
+            # the model's table is the generator's plus a difference: copy the first, set the other to zero
             targets.pop(name).zero_()
             table = name.removesuffix(DELTA) + ".weight"
             targets[table] = generator[f"{GENERATOR}.{table}"]
         for name, tensor in tensors:
-            if name != DECODER or name in targets:  # tied, it is there already
+            if name != DECODER or name in targets:  # a tied decoder is filled with the embedding
                 target = targets.pop(name)
                 if self.rows is not None and name in _BY_TOKEN:
                     tensor = self.rows.of(tensor)
@@ -358,7 +375,7 @@ def _other_bases(old: ModelConfig, first: ModelConfig) -> Iterator[str]:
 
 
 def _dropout(old: ModelConfig, first: ModelConfig) -> str:
-    """Dropout there and here, which changes what weights learn and nothing that they compute."""
+    """Describe dropout there and here; it changes training, not the output of given weights."""
     for key in DROPOUTS:
         if key in {field.name for field in fields(first)} & {field.name for field in fields(old)}:
             there, here = getattr(old, key), getattr(first, key)
@@ -370,10 +387,10 @@ def find_origin(config: RunConfig) -> Origin | None:
     """Open the model that weights.init_from, grow_from or shrink_from names, and compare it with the run.
 
     Returns:
-        None if none of the keys is set.
+        None if no key is set.
 
     Raises:
-        ConfigError: the architecture or the tokenizer is not the run's; names both values.
+        ConfigError: the architecture or the tokenizer differs from the run's; names both values.
         DataError, StorageError: see `open_model` and `Source.weights`.
     """
     weights = config.weights
@@ -404,7 +421,7 @@ def find_origin(config: RunConfig) -> Origin | None:
     if key == "grow_from":
         needs_predictions(there, f"weights.{key}={name}")
     if key != "init_from":
-        kept = there & here & {*MASKED_LM}  # no other head is grown, or shrunk
+        kept = there & here & {*MASKED_LM}  # other heads are neither grown nor shrunk
         drawn, left_out = tuple(sorted(here - kept)), tuple(sorted(there - kept))
         return Origin(source, config, drawn=drawn, left_out=left_out, rows=rows)
     same = source.objective is not None and source.objective.told_classes == config.objective.told_classes
@@ -419,8 +436,11 @@ def find_origin(config: RunConfig) -> Origin | None:
 
 
 def _as_here(weights: Mapping[str, _T], here: Collection[str]) -> dict[str, _T]:
-    """Weights, or their shapes, by the names of a run with these modules: in BERT and ALBERT the dense matrix
-    before the two classes of a pair, and that before the class of a text, are one module."""
+    """Return weights, or their shapes, by the names of a run with these modules.
+
+    In BERT and ALBERT, the dense layer before the two classes of a pair and the one before the classes of a text are
+    one module.
+    """
     if POOLER not in here:
         return {**weights}
     begin = f"{PAIR_HEAD}.dense."
@@ -432,16 +452,16 @@ def _check_token_vectors(there: int, here: int, key: str) -> None:
     if there != here:
         raise ConfigError(
             f"objective.token_vectors={here}: {key} has vectors of {there} numbers. Set "
-            f"objective.token_vectors={there}, with objective.matryoshka for fewer besides."
+            f"objective.token_vectors={there}, with objective.matryoshka for shorter ones as well."
         )
 
 
 def _rows(source: Source, config: RunConfig) -> TokenRows:
-    """Plan the run's rows by token from the rows of the old table.
+    """Return how the run's rows by token are computed from the old table.
 
     Raises:
         ConfigError: see `check_vocabulary`.
-        DataError: the tokenizer of the weights is not there, or is another by now.
+        DataError: the tokenizer of the weights is missing or has changed.
     """
     with source.tokenizer_folder() as folder:
         if tokenizer_sha256(folder) != source.tokenizer_sha256:
@@ -454,20 +474,20 @@ def _rows(source: Source, config: RunConfig) -> TokenRows:
 
 
 def needs_predictions(modules: Collection[str], key: str) -> None:
-    """Whether weights are of a model that predicts tokens; `key` is what named them.
+    """Raise ConfigError unless weights have a masked-LM head; `key` names their key.
 
     Raises:
-        ConfigError: they are not.
+        ConfigError: a module is missing; names it.
     """
     if missing := {*MASKED_LM} - {*modules}:
         raise ConfigError(
-            f"{key}: has no {', '.join(sorted(missing))}, and only a masked-language model is grown. Train one from it "
-            "first, with weights.init_from."
+            f"{key}: has no {', '.join(sorted(missing))}, and only a masked-language model can be grown. Train one "
+            "from it first, with weights.init_from."
         )
 
 
 def read_as(source: Source, model: ModelConfig) -> Source:
-    """Read a Hugging Face model as an architecture with the same files: equal tensors there may be one here."""
+    """Reread a Hugging Face model as an architecture with the same files, where equal stored tensors may be shared."""
     if source.checkpoint is not None or other_architecture(model.stored, source.model.stored):
         return source
     keys = {key: getattr(model, key) for key in architecture_keys(model)}
@@ -475,16 +495,16 @@ def read_as(source: Source, model: ModelConfig) -> Source:
 
 
 def check_same_tokenizer(source: Source, tokenizer: str, key: str) -> None:
-    """Compare the tokenizer of weights with data.tokenizer; `key` is what named them.
+    """Compare the tokenizer of weights with data.tokenizer; `key` names their key.
 
     Raises:
-        ConfigError: at least one id means something else.
+        ConfigError: an id has another token.
     """
     ours = read_vocabulary(tokenizer).sha256
     if source.tokenizer_sha256 in (None, ours):
         return
     difference = f"its sha256 is {str(source.tokenizer_sha256)[:12]}, ours {ours[:12]}"
-    if source.checkpoint is None:  # the same tokenizer may be written in several ways; what counts are the ids
+    if source.checkpoint is None:  # files of the same tokenizer may differ, so compare the ids
         with source.tokenizer_folder() as folder:
             here, there = token_ids(tokenizer), token_ids(folder)
         found = token_difference(there, here, here.keys() | there.keys())

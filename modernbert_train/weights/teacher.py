@@ -1,8 +1,7 @@
-"""The teacher that objective.teacher names: found and compared with the run before anything is built, then read.
+"""The teacher of objective.teacher: opened and compared with the run before the model is built, then read.
 
-Every rank reads it whole, and keeps its share of it where the model is sharded. Hashes of the tensors that are used and
-of its configuration are saved with each checkpoint, so that a resumed run refuses another teacher, in any
-place and format.
+Every rank reads it whole and keeps its share if the model is sharded. Hashes of its used tensors and of its
+configuration are saved with each checkpoint, so a resumed run refuses another teacher, in any place and format.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from modernbert_train.weights.source import Source, check_same_tokenizer, open_m
 
 @dataclass(frozen=True)
 class FoundTeacher:
-    """Attributes: the weights on disk, a hash of those that are used, and the objective."""
+    """Attributes: the weights on disk, a hash of the used ones, and the objective."""
 
     source: Source
     sha256: str
@@ -40,10 +39,10 @@ class FoundTeacher:
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """Hashes of all that the teacher computes with, by name: its weights, and its configuration and order.
+        """Hashes of everything that determines the teacher's outputs: its weights, its configuration and order.
 
-        A RoPE base or a window changes every output and no tensor. Keys at their defaults are left out, so that the
-        hash stays when a later version has more keys.
+        A RoPE base or a window changes every output but no tensor. Keys at their defaults are left out, so the hash
+        stays the same when a later version adds keys.
         """
         model = self.source.model
         used = {
@@ -55,7 +54,7 @@ class FoundTeacher:
         return {TEACHER: self.sha256, TEACHER_CONFIG: hashlib.sha256(text.encode()).hexdigest()}
 
     def describe(self) -> str:
-        """One line for the banner."""
+        """Return one line for the banner."""
         model = self.source.model
         text = f"{self.source.folder}, {model.name} of {model.num_layers} layers of width {model.hidden_size}"
         return f"{text}, hash {self.sha256[:12]}"
@@ -63,19 +62,19 @@ class FoundTeacher:
     def read(
         self, settings: ComputeConfig, device: torch.device, *, bf16: bool, mesh: DeviceMesh | None = None
     ) -> Teacher:
-        """The teacher on a device.
+        """Read the teacher onto a device.
 
         Args:
-            settings: the run's section compute.
+            settings: the run's section `compute`.
             device: of this rank.
-            bf16: of the run.
-            mesh: whose ranks share its weights; None: this one has all.
+            bf16: True if the run uses bf16.
+            mesh: the ranks that share its weights; None: this rank holds all.
 
         Raises:
             DataError: see `Source.weights`.
         """
         objective = self.objective
-        # the run's kernel need not serve the architecture of the teacher
+        # the run's attention kernel may not support the teacher's architecture
         compute = replace(settings, attention="auto", global_attention=None, activation_checkpointing=False)
         whole = build_model(self.source.model, MaskedLmConfig(), compute)
         model: OnEncoder = whole if objective.kl_weight else OnEncoder(whole.model)
@@ -93,7 +92,7 @@ class FoundTeacher:
         return teacher
 
     def teach(self, model: nn.Module, settings: ComputeConfig, device: torch.device, *, bf16: bool) -> None:
-        """Read the teacher and let a model ask it, sharded as the model is.
+        """Read the teacher and attach it to a model, sharded like the model.
 
         Args:
             model: a `Distilled`, where it trains.
@@ -122,7 +121,7 @@ def find_teacher(
         None for an objective without teacher.
 
     Raises:
-        ConfigError: of another tokenizer, vocabulary or width, without predictions, or for shorter texts.
+        ConfigError: another tokenizer, vocabulary or width, no masked-LM head, or too few positions.
         DataError, StorageError: see `open_model` and `Source.weights`.
     """
     if objective.named_teacher is None:
@@ -138,7 +137,7 @@ def find_teacher(
         )
     if objective.compares_states and width != there.hidden_size:
         raise ConfigError(
-            f"{key}: its hidden states are {there.hidden_size} wide, and those that are compared with them {width}. "
+            f"{key}: its hidden states are {there.hidden_size} wide, and the model compares {width} with them. "
             f"Set objective.teacher_width={there.hidden_size}, or cosine_weight, mse_weight and pooled_weight to 0."
         )
     longest, most = max(phase.row_tokens for phase in phases), there.max_positions
@@ -148,12 +147,12 @@ def find_teacher(
         if source.missing:
             raise ConfigError(
                 f"{key}: has no {', '.join(source.missing)}, so it predicts no tokens. Set objective.kl_weight=0, or "
-                "name a model that does."
+                "name a model with a masked-LM head."
             )
         if there.vocab_size != model.vocab_size:
             raise ConfigError(
-                f"{key}: predicts {there.vocab_size} tokens, and model.vocab_size={model.vocab_size}. Set that "
-                "to the same number, or objective.kl_weight=0."
+                f"{key}: predicts {there.vocab_size} tokens, and model.vocab_size={model.vocab_size}. Make them equal, "
+                "or set objective.kl_weight=0."
             )
     return FoundTeacher(source, _hash(_used(source.weights(), objective)), objective)
 
@@ -164,7 +163,7 @@ def _used(weights: Mapping[str, Tensor], objective: DistillConfig) -> dict[str, 
 
 
 def _hash(weights: Mapping[str, Tensor]) -> str:
-    """Of names and values; the decoder that is tied is left out, as checkpoints do."""
+    """Hash names and values, without a tied decoder, which checkpoints omit too."""
     found, tables = hashlib.sha256(), [tensor for name, tensor in weights.items() if "tok_embeddings" in name]
     for name in sorted(weights):
         if name == DECODER and any(torch.equal(weights[name], table) for table in tables):

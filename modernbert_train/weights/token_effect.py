@@ -1,4 +1,4 @@
-"""Effect of another vocabulary on the text of a run, measured on a sample of its training shards."""
+"""Effect of another vocabulary on a run's text, measured on a sample of its training shards."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from modernbert_train.vocabulary import open_tokenizer
 from modernbert_train.weights.source import Origin
 from modernbert_train.weights.token_rows import TokenRows
 
-MOST_DOCUMENTS, MOST_TOKENS = 64, 2048  # of a stream; of a document
+MOST_DOCUMENTS, MOST_TOKENS = 64, 2048  # documents of a stream; tokens of a document
 
 
 @dataclass(frozen=True)
 class Effect:
-    """What another vocabulary does to a sample of text.
+    """Effect of another vocabulary on a sample of text.
 
     Attributes:
         tokens: of the sample, in the new vocabulary.
-        averaged: those of them whose row is a mean of old ones.
-        unknown: those whose row is the mean of all.
-        old_tokens: of the same text in the old vocabulary.
+        averaged: tokens whose row is a mean of old rows.
+        unknown: tokens whose row is the mean of all rows.
+        old_tokens: of the same text, in the old vocabulary.
         num_bytes: of the text.
     """
 
@@ -44,12 +44,12 @@ class Effect:
 
     @property
     def shorter(self) -> float:
-        """Share of the old tokens that are saved; below 0 the text gets longer."""
+        """Share of the old tokens that are saved; negative if the text gets longer."""
         return 1 - self.tokens / max(1, self.old_tokens)
 
 
 def effects(data: DataConfig, facts: DataFacts, origin: Origin) -> dict[str, Effect]:
-    """The effect on a sample of each stream, by name; empty where the vocabulary stays.
+    """Return the effect on a sample of each stream, by name; empty if the vocabulary stays.
 
     Raises:
         RunError: shards or tokenizers cannot be read.
@@ -64,9 +64,9 @@ def effects(data: DataConfig, facts: DataFacts, origin: Origin) -> dict[str, Eff
 
 
 def effect_on(shards: TokenShards, rows: TokenRows, old_folder: Path, new_folder: str) -> Effect:
-    """Measure documents from all over a folder, or of the first shard of a remote one, which alone is fetched.
+    """Measure documents spread over a folder; of a remote one, over the first shard, so that only that is fetched.
 
-    Their text is what the new tokenizer makes of the ids; a long document counts with its beginning.
+    The new tokenizer decodes the ids to text; a long document is cut to its beginning.
     """
     old, new, counts_V = open_tokenizer(old_folder), open_tokenizer(Path(new_folder)), rows.counts_V
     total = len(shards.lengths) if shards.remote is None else int(shards.shard_documents[0])
@@ -84,7 +84,7 @@ def effect_on(shards: TokenShards, rows: TokenRows, old_folder: Path, new_folder
 
 
 def describe_effects(found: dict[str, Effect]) -> list[str]:
-    """A table with a line for each stream; nothing where there is none."""
+    """Return a table with a line for each stream; empty without streams."""
     if not found:
         return []
     rows = [("text", "sample, tokens", "with a new row", "before", "shorter by", "bytes a token")]

@@ -1,13 +1,13 @@
-"""Rows by token for another vocabulary: which rows of the old table each new row is made of.
+"""Rows by token for another vocabulary: which rows of the old table each new row is computed from.
 
-A token that both vocabularies have keeps its row. Any other begins as the mean of the rows of the pieces that the old
-tokenizer cuts its text into (Gee et al. 2022, "Fast Vocabulary Transfer", arXiv 2210.05144), and one whose text it
-cannot spell as the mean of the rows of all ordinary tokens. The decoder's biases are taken alike, so the logit
-of a new token is the mean of its pieces' logits: it is never likelier than the likeliest of them.
+A token of both vocabularies keeps its row. Any other token starts as the mean of the rows of the pieces that the old
+tokenizer cuts its text into (Gee et al. 2022, "Fast Vocabulary Transfer", arXiv 2210.05144); if the old tokenizer
+cannot spell it, as the mean of the rows of all ordinary tokens. The decoder's biases are averaged the same way, so the
+logit of a new token is the mean of its pieces' logits: it is never likelier than the likeliest of them.
 
-What a token is does not depend on how a tokenizer writes it. `spoken` brings spellings to one form, the bytes of the
-text with the space before them: "Ġthe" of byte-level tokenizers, "▁the" of SentencePiece, and "the" of WordPiece, whose
-"##the" has no space before it. Special tokens are found by name, then by their role in tokenizer_config.json.
+Tokens are compared by their text, however a tokenizer writes it. `spoken` converts spellings to one form, the bytes of
+the text with the space before them: "Ġthe" of byte-level tokenizers, "▁the" of SentencePiece, and "the" of WordPiece,
+whose "##the" continues a word. Special tokens are matched by name, then by their role in tokenizer_config.json.
 
 Shape legend: V rows of the new table, W rows of the old one, P pieces of all new rows, D numbers in a row.
 """
@@ -39,13 +39,13 @@ _BYTE_OF = {chr(byte): byte for byte in _VISIBLE} | {
 
 @dataclass(frozen=True)
 class TokenRows:
-    """What each row of a new table is made of.
+    """For each row of a new table, the old rows that it is the mean of.
 
     Attributes:
-        pieces_P: rows of the old table, those of one new row after those of the other.
-        ends_V: where those of each new row end; one without any is the mean of `ordinary`.
-        ordinary: rows of the old table that texts give.
-        num_tokens: of the new vocabulary; the other rows are spare.
+        pieces_P: rows of the old table, concatenated over the new rows.
+        ends_V: end of each new row's pieces in `pieces_P`; a row without pieces is the mean of `ordinary`.
+        ordinary: rows of the old table for tokens that occur in text.
+        num_tokens: size of the new vocabulary; the other rows are spare.
     """
 
     pieces_P: NDArray[np.int64]
@@ -55,11 +55,11 @@ class TokenRows:
 
     @property
     def counts_V(self) -> NDArray[np.int64]:
-        """Old rows in each new one: 1 where it is kept, 0 where nothing is known of it."""
+        """Number of old rows in each new one: 1 if it is kept, 0 if its token cannot be spelled."""
         return np.diff(self.ends_V, prepend=0)
 
     def of(self, table: Tensor) -> Tensor:
-        """The new table, [V, D] or [V], out of the old one; a row that is kept is the same to the last bit."""
+        """Return the new table, [V, D] or [V], computed from the old one; kept rows are equal to the last bit."""
         old_WD = table.reshape(len(table), -1)
         starts_V = torch.from_numpy(self.ends_V - self.counts_V)
         new_VD = F.embedding_bag(torch.from_numpy(self.pieces_P), old_WD, starts_V, mode="mean")
@@ -83,8 +83,8 @@ def token_rows(old_folder: Path, new_folder: Path, old_rows: int, new_rows: int)
     """Compare two tokenizers.
 
     Args:
-        old_folder: of the tokenizer that the old table was trained with.
-        new_folder: of the new tokenizer.
+        old_folder: tokenizer that the old table was trained with.
+        new_folder: the new tokenizer.
         old_rows, new_rows: of the tables, which may be larger than the vocabularies.
 
     Raises:
@@ -109,7 +109,7 @@ def token_rows(old_folder: Path, new_folder: Path, old_rows: int, new_rows: int)
     taken, spare = {*new.ids.values()}, {*range(old_rows)} - {*old.ids.values()}
     for i in range(new_rows):
         if i not in taken and i in spare:
-            pieces[i] = [i]  # no token there either
+            pieces[i] = [i]  # a spare row in both tables
     ordinary = [i for token, i in old.ids.items() if token not in old.special]
     return TokenRows(
         np.array([piece for each in pieces for piece in each], dtype=np.int64),
@@ -120,13 +120,13 @@ def token_rows(old_folder: Path, new_folder: Path, old_rows: int, new_rows: int)
 
 
 class _Spelling:
-    """How a tokenizer writes its tokens.
+    """Spelling of a tokenizer's tokens.
 
     Attributes:
         ids: of every token.
-        special: tokens that no text gives.
-        kind: which of the spellings.
-        tokenizer: itself, which takes special tokens for characters.
+        special: tokens that no text contains.
+        kind: one of the four spellings.
+        tokenizer: the tokenizer; it encodes the text of special tokens as ordinary characters.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -146,11 +146,11 @@ class _Spelling:
 
     @property
     def marks_spaces(self) -> bool:
-        """Whether a token without a space before it may go on with a word."""
+        """True if the tokenizer marks spaces, so a token without one continues a word."""
         return self.kind in (_BYTE_LEVEL, _SENTENCE_PIECE)
 
     def spoken(self, token: str) -> bytes:
-        """The bytes of its text, with the space before it where it begins a word."""
+        """Return the bytes of a token's text, with a leading space if it begins a word."""
         if self.kind == _BYTE_LEVEL and token not in self._added:
             codes = [_BYTE_OF.get(character) for character in token]
             return token.encode() if None in codes else bytes(code for code in codes if code is not None)
@@ -165,7 +165,7 @@ class _Spelling:
 
 
 def _cutter(old: _Spelling, known: Mapping[bytes, int]) -> Callable[[bytes, bool], list[int]]:
-    """Gives the old pieces of a text; the second argument says whether one without a space may go on with a word."""
+    """Return a function from text to old pieces; its second argument: True if text without a space continues a word."""
     dropped = {old.ids[token] for token in old.special} | {old.ids.get(old.unknown or "", -1)}
     inside = {i: old.ids.get(f"{_INSIDE}{token}", i) for token, i in old.ids.items()} if old.kind == _WORD_PIECE else {}
 
@@ -174,7 +174,7 @@ def _cutter(old: _Spelling, known: Mapping[bytes, int]) -> Callable[[bytes, bool
             text = spoken.decode()
         except UnicodeDecodeError:  # a part of a character
             return [known[bytes([byte])] for byte in spoken if bytes([byte]) in known]
-        if old.kind == _SENTENCE_PIECE:  # whose encode would put a space before the text
+        if old.kind == _SENTENCE_PIECE:  # its encode would put a space before the text
             found = [piece.id for piece in old.tokenizer.model.tokenize(text.replace(" ", _SPACE))]
         else:
             found = old.tokenizer.encode(text, add_special_tokens=False).ids

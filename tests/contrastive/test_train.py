@@ -63,7 +63,7 @@ def test_it_learns_which_text_answers_and_resumes_to_the_bit(
     assert main(["eval", str(run)]) == 0
     assert "28 predictions" in capsys.readouterr().out
     assert main(["export", str(run)]) == 0
-    assert f"a temperature that was learnt, {learnt:.4f} at" in (run / "hf/README.md").read_text()
+    assert f"a learnt temperature, {learnt:.4f} at" in (run / "hf/README.md").read_text()
 
 
 @pytest.mark.slow

@@ -141,7 +141,7 @@ def test_a_teacher_that_does_not_fit_is_refused_before_the_first_batch(
 ) -> None:
     narrow = "model={hidden_size: 16, num_heads: 1}"
     cases = {
-        ("weights.shrink_from=null", narrow): "its hidden states are 32 wide, and those that are compared with them 16",
+        ("weights.shrink_from=null", narrow): "its hidden states are 32 wide, and the model compares 16 with them",
         ("weights.shrink_from=null", "model.vocab_size=576"): "predicts 512 tokens, and model.vocab_size=576",
         ("objective={kl_weight: 0, cosine_weight: 0, mse_weight: 0}",): "nothing would be learnt from it",
         (f"objective.teacher={tmp_path / 'runs/none'}",): "runs/none: no such run.",

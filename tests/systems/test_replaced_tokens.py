@@ -99,7 +99,7 @@ def test_both_parts_compute_the_same_in_transformers(
 
     done = main(["export", str(run), "--generator"])
     if encoder == "modernbert" and sharing == "embeddings":
-        assert done == 78 and "embeddings are wider than it is" in capsys.readouterr().err
+        assert done == 78 and "embeddings are wider than its layers" in capsys.readouterr().err
         return
     assert done == 0
     twin = opened(run / "hf-generator", GENERATOR[encoder])
@@ -134,7 +134,7 @@ def test_of_some_only_the_generator_is_exported(
     run = tmp_path / "runs/tiny"
     capsys.readouterr()
     assert main(["export", str(run)]) == 78
-    assert "no such model for weights that were trained to tell replaced tokens" in capsys.readouterr().err
+    assert "no such model for weights that were trained to detect replaced tokens" in capsys.readouterr().err
     assert main(["export", str(run), "--generator"]) == 0
     twin = opened(run / "hf-generator", named)
     found = newest(run)

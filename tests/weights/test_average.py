@@ -133,7 +133,7 @@ def test_what_has_no_mean_is_refused_with_both_values(
     assert "4 whole checkpoints of its decay, which begins at 1,000 tokens" in refused(str(run), "--last", "5")
     assert "its own average" in refused(str(run))
     assert "give 2 numbers above 0" in refused(str(run), str(run), "--weights", "1", "0")
-    assert "takes the folder of one run" in refused(str(run), str(run), "--last", "2")
+    assert "needs the folder of one run" in refused(str(run), str(run), "--last", "2")
 
 
 def copy_of(folder: Path, step: int, tokens: int, copies: Path) -> Path:
@@ -178,7 +178,7 @@ def test_an_average_is_as_old_as_the_newest_of_them_and_of_the_decay_alone(
 def test_nothing_that_is_there_is_overwritten(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = checkpoints(run)
     assert main(["average", str(run), "--last", "2", "--out", str(run)]) == 78
-    assert "there is something already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert checkpoints(run) == before
     assert main(["average", str(run), "--last", "2", "--out", str(tmp_path / "a b")]) == 78
     assert "becomes a run's name" in capsys.readouterr().err
@@ -226,10 +226,10 @@ def by_signs(tensors: list[torch.Tensor], base: torch.Tensor, keep: float) -> li
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--how", "slerp"], "--how=slerp with 3 checkpoints: an arc has two ends."),
+        (["--how", "slerp"], "--how=slerp with 3 checkpoints: interpolates between exactly two."),
         (["--how", "ties"], "--how=ties with --base=None"),
         (["--how", "mean", "--base", "RUN"], "--how=mean with --base="),
-        (["--how", "ties", "--base", "RUN", "--keep", "0"], "--keep=0: a share of the numbers"),
+        (["--how", "ties", "--base", "RUN", "--keep", "0"], "--keep=0: not a share of the numbers"),
     ],
 )
 @pytest.mark.runs

@@ -153,7 +153,7 @@ def test_without_its_configuration_a_config_beside_it_counts(
     bare = tmp_path / "bare.pt"
     torch.save(torch.load(path, weights_only=False)["state"]["model"], bare)
     for file in (path, bare):
-        with pytest.raises(DataError, match=r"does not say of which architecture it is.*no config\.json beside it"):
+        with pytest.raises(DataError, match=r"does not record its architecture, and its folder lacks a config\.json"):
             open_composer(file)
     config = {"model_type": "modernbert", "architectures": ["ModernBertForMaskedLM"], "vocab_size": 512}
     config |= {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 48}

@@ -54,7 +54,7 @@ def test_every_section_has_the_numbers_of_the_run(folder: Path) -> None:
     shards = json.loads((folder / "data/train/dataset.json").read_text())
     data = section(text, "Data")
     assert f"{shards['documents']} documents with {shards['tokens']:,} tokens" in data
-    assert shards["tokenizer_sha256"][:16] in data and "not recorded beside the shards" in data
+    assert shards["tokenizer_sha256"][:16] in data and "lack a record of their text" in data
     found, _ = newest_valid(folder / "tiny/checkpoints")
     assert found is not None
     training = section(text, "Training")
@@ -70,7 +70,7 @@ def test_every_section_has_the_numbers_of_the_run(folder: Path) -> None:
     assert f"| this model | {last['loss']:.3f} | {last['accuracy']:.1%} |" in evaluation
     tokens = json.loads((folder / "data/validation/dataset.json").read_text())["tokens"]
     bits = last["loss"] / math.log(2) * tokens / 50_000
-    assert f"Over the bytes of the text that is {bits:.3f} bits a byte." in evaluation
+    assert f"This is {bits:.3f} bits per byte of text." in evaluation
     assert f"{last['predicted']} predictions" in evaluation and "15% of the tokens predicted" in evaluation
 
 
@@ -118,7 +118,7 @@ def test_sources_are_named_only_if_the_report_is_of_these_shards(folder: Path) -
     data = section(text, "Data")
     assert header["datasets"] == ["someone/articles"]
     assert "- wiki: hub `someone/articles`, subset en, split train\n- mine: text\n" in data and "secret" not in text
-    assert "of 70 documents; left out: 10 duplicate" in data
+    assert "from 70 documents read; left out: 10 duplicate" in data
     assert "Licence, by tokens" not in data
     shards = folder / "data/train/dataset.json"
     before = shards.read_text()
@@ -129,7 +129,7 @@ def test_sources_are_named_only_if_the_report_is_of_these_shards(folder: Path) -
     shards.write_text(before)
     path.write_text(json.dumps(report | {"written": {"train": counts | {"tokens": 1}}}))
     header, text = card(folder)
-    assert "datasets" not in header and "not recorded beside the shards" in section(text, "Data")
+    assert "datasets" not in header and "lack a record of their text" in section(text, "Data")
 
 
 def test_an_export_needs_no_shards(folder: Path, tmp_path: Path) -> None:

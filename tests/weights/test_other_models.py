@@ -254,7 +254,7 @@ def test_a_model_without_its_head_fills_nothing(
     """transformers would draw the head at random, and the guesses would mean nothing. A head too many is no news."""
     bare = published(transformers.BertModel, tmp_path / "bare", tiny_data / "tokenizer", max_position_embeddings=128)
     assert main(["fill", str(bare), "a [MASK]"]) == 65
-    assert "bare: the weights have no cls.predictions." in capfd.readouterr().err
+    assert "bare: the weights lack cls.predictions." in capfd.readouterr().err
     more = exported(tmp_path / "more", BERT, tiny_data / "tokenizer")
     capfd.readouterr()
     assert main(["fill", str(more), "a [MASK]"]) == 0
@@ -291,7 +291,7 @@ def test_equal_tensors_of_a_folder_are_one_in_a_run_that_shares_them(
     other = {"attention": "ffn", "ffn": "attention"}[sharing]
     words = run_of(tiny_run(*STILL, f"weights.init_from={folder}", "name=other"), ALBERT | {"sharing": other}, "sop")
     assert main(["train", *words]) == 65
-    assert "and layers of this model share them. Let them share less" in capsys.readouterr().err
+    assert "and layers of this model share them. Set sharing to share less" in capsys.readouterr().err
     words = run_of(tiny_run(*STILL, f"weights.init_from={folder}", "name=all"), ALBERT, "sop")
     assert main(["train", *words]) == 78
     assert "model.sharing=all here, none there" in capsys.readouterr().err

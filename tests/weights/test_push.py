@@ -115,7 +115,7 @@ def test_what_a_user_has_to_mend_is_said(
     assert "the hub refuses (403" in capsys.readouterr().err
     monkeypatch.setattr(push, "get_token", lambda: None)
     assert main(["push", str(trained), "me/tiny"]) == 78
-    assert "nobody is logged in" in capsys.readouterr().err
+    assert "not logged in" in capsys.readouterr().err
     assert hub.models == {}
 
 

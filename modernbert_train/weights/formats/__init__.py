@@ -1,7 +1,7 @@
-"""Models as other libraries name and describe them: config.json read and written, names of tensors there and here.
+"""Models as other libraries name and describe them: read and write config.json, map names of tensors.
 
-One file an architecture, a row in `FORMATS` to read it and one in `EXPORTS` to write it. Nothing here needs torch, so
-that a folder can be refused on a login node; tensors.py applies the names.
+Each architecture is one file, with a row in `FORMATS` to read it and one in `EXPORTS` to write it. Nothing here imports
+torch, so a folder can be refused on a login node; tensors.py applies the names.
 """
 
 from __future__ import annotations
@@ -48,43 +48,43 @@ from modernbert_train.weights.formats.headless import Headless, is_headless
 
 
 class HubFormat(Protocol):
-    """How transformers stores one kind of model: a file of this folder.
+    """Transformers' format of one kind of model: a file of this folder.
 
-    One whose tensors do not all have our shapes has `shape(name, config) -> Shape | None` too, see shape.py.
+    A format with tensors of other shapes also has `shape(name, config) -> Shape | None`, see shape.py.
     """
 
     def read(self, raw: dict[str, Any], where: str) -> Described:
-        """What the content of a config.json says; `where` is how messages name it.
+        """Read the content of a config.json; `where` names it in messages.
 
         Raises:
-            DataError: it describes an architecture that is not this one, or none; names the key that differs.
+            DataError: it describes another architecture or none; names the key that differs.
         """
 
     def describe(
         self, config: Any, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
     ) -> dict[str, Any]:
-        """The content of config.json.
+        """Return the content of config.json.
 
         Args:
-            config: the architecture, as in the phase that the weights come from.
-            order: what they were trained to see.
-            modules: first parts of our names of the weights that are stored, such as model, head and pair_head.
-            max_tokens: longest sequence that they were trained on.
-            vocabulary: of the tokenizer that they were trained with.
+            config: the architecture, in the phase of the weights.
+            order: which tokens each token saw in training.
+            modules: modules of the stored weights, such as model, head and pair_head.
+            max_tokens: longest sequence of their training.
+            vocabulary: of their tokenizer.
 
         Raises:
-            ConfigError: transformers would compute something else.
+            ConfigError: the class in transformers would compute something different.
         """
 
     def theirs(self, name: str, config: Any) -> tuple[str, ...]:
-        """Their name of a parameter of ours, or those of the parts that lie there apart, along the rows.
+        """Return the format's name of a parameter, or the names of its parts, stored separately along the rows.
 
-        Empty: it has no place there. The tied decoder's matrix is not asked for; it is stored as the embedding alone.
-        What is one tensor here and several equal ones there is asked for as each of them, see `ModelConfig.stored`.
+        Empty if the format cannot store it. The tied decoder's matrix is never a `name`; only the embedding is stored.
+        A tensor that the format stores several times is looked up under each of its names, see `ModelConfig.stored`.
         """
 
     def today(self, name: str) -> str | None:
-        """The present name of a tensor that older files, or copies of a tied one, name otherwise; None: no weight."""
+        """Return the current name of a tensor from older files or of a tied copy; None if it is not a weight."""
 
 
 # model_type of a config.json -> its format
@@ -105,28 +105,28 @@ FORMATS: dict[str, HubFormat] = {
     neobert.MODEL_TYPE: neobert,
 }
 
-# class in a config.json -> its format, where it is not that of its model_type
+# class in a config.json -> its format, if it differs from its model_type's
 CLASSES: dict[str, HubFormat] = {name: Classifiers(name) for name in KINDS}
 
-# architecture and order of what is exported -> its format
+# architecture and order of the exported model -> its format
 EXPORTS: dict[tuple[type[ModelConfig], Order], HubFormat] = {
     (ModernBertConfig, "all"): modernbert,
     (ModernBertConfig, "causal"): modernbert_decoder,
     (BertConfig, "all"): bert,
     (BertConfig, "causal"): bert,
-    (AlbertConfig, "all"): albert,  # transformers has no decoder of it
-    (DebertaConfig, "all"): deberta,  # nor of it
+    (AlbertConfig, "all"): albert,  # transformers lacks decoders of ALBERT and DeBERTa
+    (DebertaConfig, "all"): deberta,
     (DistilBertConfig, "all"): distilbert,
     (LlamaConfig, "all"): llama,
     (LlamaConfig, "causal"): llama,
     (GemmaConfig, "all"): gemma,
     (GemmaConfig, "causal"): gemma,
-    (NeoBertConfig, "all"): neobert,  # its code has no decoder
+    (NeoBertConfig, "all"): neobert,  # its code lacks a decoder
     (XLNetConfig, "all"): xlnet,
     (XLNetConfig, "causal"): xlnet,
 }
 
-# architecture of what was trained to tell replaced tokens -> its format, and that of its generator
+# architecture of a replaced-token detector -> its format and its generator's
 DISCRIMINATORS: dict[type[ModelConfig], HubFormat] = {
     ModernBertConfig: modernbert_tokens,
     BertConfig: Electra(),
@@ -135,10 +135,10 @@ DISCRIMINATORS: dict[type[ModelConfig], HubFormat] = {
 
 
 def format_of(raw: dict[str, Any], where: str) -> HubFormat:
-    """The format that a config.json is of; `where` is how messages name it.
+    """Return the format of a config.json; `where` names it in messages.
 
     Raises:
-        DataError: of none that can be read.
+        DataError: no format can read it.
     """
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in FORMATS:
@@ -157,20 +157,20 @@ def format_of(raw: dict[str, Any], where: str) -> HubFormat:
 
 
 def export_format(model: ModelConfig, order: Order, modules: Collection[str] = ()) -> HubFormat:
-    """The format that weights are exported in; what was trained in an order that was given sees all elsewhere.
+    """Return the format for an export; a model trained with given orders is exported as bidirectional.
 
     Args:
         model: their architecture.
-        order: what they were trained to see.
-        modules: first parts of their names.
+        order: which tokens each token saw in training.
+        modules: modules of the weights.
 
     Raises:
-        ConfigError: there is none for such a model.
+        ConfigError: transformers lacks a class for such a model.
     """
     plain = "all" if order == "given" else order
     found = DISCRIMINATORS.get(type(model)) if TOKEN_HEAD in modules else EXPORTS.get((type(model), plain))
     if found is None:
-        how = "to tell replaced tokens" if TOKEN_HEAD in modules else f"in order {order}"
+        how = "to detect replaced tokens" if TOKEN_HEAD in modules else f"in order {order}"
         raise ConfigError(
             f"model.name={model.name}: transformers has no such model for weights that were trained {how}. "
             "Continue the run itself; it cannot be exported."
@@ -179,21 +179,21 @@ def export_format(model: ModelConfig, order: Order, modules: Collection[str] = (
 
 
 def read(raw: dict[str, Any], where: str) -> Described:
-    """What a config.json of any known format says; see `HubFormat.read`."""
+    """Read a config.json of any known format; see `HubFormat.read`."""
     return format_of(raw, where).read(raw, where)
 
 
 def read_folder(folder: Path) -> Described:
-    """What the config.json of a model folder says, ours or anybody's.
+    """Read the config.json of a model folder, written by this program or any other.
 
     Raises:
-        DataError: the file is missing or damaged, or describes another architecture; names what differs.
+        DataError: the file is missing or damaged, or describes another architecture; names the difference.
     """
     require_own_files(folder)
     path = folder / CONFIG_JSON
     if not path.exists() and (folder / "adapter_config.json").exists():
         raise DataError(
-            f"{folder}: an adapter of peft, not a model. Join it with its model, and name what that writes: "
+            f"{folder}: an adapter of peft, not a model. Merge it into its model, and name the new folder: "
             "AutoPeftModel.from_pretrained(old).merge_and_unload().save_pretrained(new)."
         )
     return read(read_object(path), str(path))

@@ -1,9 +1,9 @@
 """ALBERT as transformers names and describes it.
 
-There a group is whole layers, and either shared whole or not at all. A model that shares attentions or feed-forwards
-alone is written as one group a layer, with what is shared in each of them; read again, it shares nothing until a run
-that says how starts from it, and then equal tensors are one again (`AlbertConfig.stored`). Query, key and value are one
-matrix here and three there. Nothing else is changed, so that both ways keep every bit.
+transformers stores groups of whole layers, either shared whole or not at all. A model that shares only attentions or
+feed-forwards is written as one group per layer, with the shared tensors in each of them. Read again, it shares nothing
+until a run with `sharing` starts from it, which joins the equal tensors (`AlbertConfig.stored`). Query, key and value
+are one matrix here and three in transformers. Both conversions are exact.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from modernbert_train.weights.formats.config_json import (
 )
 
 MODEL_TYPE = "albert"
-ARCHITECTURES = ("AlbertForMaskedLM", "AlbertForPreTraining")  # the second is written where there is a head for pairs
+ARCHITECTURES = ("AlbertForMaskedLM", "AlbertForPreTraining")  # the second is written if there is a head for pairs
 
-# What the configuration can say and this encoder does not do otherwise.
+# Options of transformers' configuration, with the only value that this encoder implements.
 FIXED = {"tie_word_embeddings": True, "position_embedding_type": "absolute"}
 
-# AlbertConfig -> config.json, where one number is one key, and what a file without the key means: transformers'
-# defaults, which are xxlarge's.
+# AlbertConfig -> config.json, for keys with one number, and the value of a missing key: transformers' defaults, which
+# are xxlarge's.
 KEYS: dict[str, tuple[str, int | float]] = {
     "vocab_size": ("vocab_size", 30000),
     "embedding_size": ("embedding_size", 128),
@@ -51,14 +51,14 @@ KEYS: dict[str, tuple[str, int | float]] = {
 }
 
 
-# module of a unit here -> theirs in a layer
+# module of a unit here -> in a layer of transformers
 _ATTENTION: dict[str, tuple[str, ...]] = {
     "Wqkv": ("attention.query", "attention.key", "attention.value"),
     "Wo": ("attention.dense",),
     "norm": ("attention.LayerNorm",),
 }
 _FFN: dict[str, tuple[str, ...]] = {"Wi": ("ffn",), "Wo": ("ffn_output",), "norm": ("full_layer_layer_norm",)}
-# other modules; the decoder's bias stands beside its matrix, not in it
+# other modules; the decoder's bias is stored under `predictions`, its matrix is tied
 _OTHERS = {
     "model.embeddings.tok_embeddings": "albert.embeddings.word_embeddings",
     "model.embeddings.segment_embeddings": "albert.embeddings.token_type_embeddings",
@@ -79,7 +79,7 @@ _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")  # in files 
 
 
 def theirs(name: str, config: AlbertConfig) -> tuple[str, ...]:
-    """See `HubFormat`; of a configuration that shares whole layers."""
+    """See `HubFormat`; for a configuration that shares whole layers."""
     module, _, end = name.rpartition(".")
     if not module.startswith("model.layers."):
         return (f"{_OTHERS[module]}.{end}",) if module in _OTHERS else ()
@@ -101,7 +101,7 @@ def today(name: str) -> str | None:
 def describe(
     config: AlbertConfig, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
 ) -> dict[str, Any]:
-    """See `HubFormat`. The longest sequence is as many as there are position vectors."""
+    """See `HubFormat`. The longest sequence is the number of position vectors."""
     stored = config.stored
     return {
         **head_of(ARCHITECTURES[PAIR_HEAD in modules], MODEL_TYPE),
@@ -120,8 +120,8 @@ def describe(
 
 
 def read(raw: dict[str, Any], where: str) -> Described:
-    """See `HubFormat`. Dropout of attention probabilities is not taken over: it concerns training alone, and there is
-    none here.
+    """See `HubFormat`. Dropout of attention probabilities is ignored: it only concerns training, and this encoder lacks
+    it.
     """
     require_class(raw, where, MODEL_TYPE, *ARCHITECTURES)
     require_fixed(raw, FIXED, where)
@@ -141,9 +141,9 @@ def read(raw: dict[str, Any], where: str) -> Described:
             f"{where}: num_hidden_layers={layers} times inner_group_num={inner} is above {MOST_LAYERS:,}. Restore the "
             "file from a copy."
         )
-    own = groups == layers > 1 and inner == 1  # no two layers have anything in common
+    own = groups == layers > 1 and inner == 1  # no two layers share anything
     config = AlbertConfig(
-        **numbers,  # type: ignore[arg-type]  # whole where the default is
+        **numbers,  # type: ignore[arg-type]  # whole if the default is
         num_layers=layers * inner,
         sharing="none" if own else "all",
         groups=1 if own else groups,

@@ -1,8 +1,8 @@
-"""An encoder without a head, as contrastive training leaves it: its format's own tensors and keys, another class.
+"""An encoder without a head, as contrastive training produces it: its format's tensors and keys, under another class.
 
-config.json says which class of transformers it would be with a head, by which the rest of it is read again, and how
-vectors are made of its states. The files beside it make the folder one of sentence-transformers too; of late
-interaction they hold the matrix from states to vectors of tokens.
+Keys in config.json record the class with a head, by which the file is read again, and the pooling of the hidden states.
+Further files make the folder one of sentence-transformers too; for late interaction they hold the projection from
+hidden states to token vectors.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from modernbert_train.weights.formats.shape import Shape
 if TYPE_CHECKING:
     from modernbert_train.weights.formats import HubFormat
 
-WITH_HEAD, POOLING, WIDTH = "with_head", "pooling_of_vectors", "token_vectors"  # keys of ours in config.json
-DENSE = "1_Dense"  # folder of that matrix
+WITH_HEAD, POOLING, WIDTH = "with_head", "pooling_of_vectors", "token_vectors"  # this program's keys in config.json
+DENSE = "1_Dense"  # folder of the projection
 _OF_TOKENS = {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"}
 _PLACES = {
     "Transformer": "base.modules.transformer",
@@ -40,8 +40,8 @@ class Alone:
 
     Args:
         whole: the format of the same encoder with a head.
-        objective: how vectors are made; only to write.
-        prompts: what stood before each text in training, by `query` and `document`; only to write.
+        objective: pooling and width of the vectors; only to write.
+        prompts: prefix of each text in training, by `query` and `document`; only to write.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class Alone:
         if pooling not in ("cls", "mean", "late"):
             raise DataError(f"{where}: {POOLING}={shown(pooling)}, none of cls, mean and late. Restore it from a copy.")
         if not isinstance(width, int) or isinstance(width, bool) or width < 1:
-            raise DataError(f"{where}: {WIDTH}={shown(width)}, no number of columns. Restore it from a copy.")
-        said = self._whole.read({**raw, "architectures": [raw[WITH_HEAD]]}, where)
-        return said._replace(objective=ContrastiveConfig(pooling=pooling, token_vectors=width))
+            raise DataError(f"{where}: {WIDTH}={shown(width)}, not a number of columns. Restore it from a copy.")
+        described = self._whole.read({**raw, "architectures": [raw[WITH_HEAD]]}, where)
+        return described._replace(objective=ContrastiveConfig(pooling=pooling, token_vectors=width))
 
     def describe(
         self, config: Any, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
@@ -92,7 +92,7 @@ class Alone:
         return None if ask is None else ask(name, config)
 
     def files(self, width: int, max_tokens: int) -> dict[str, Any]:
-        """What sentence-transformers reads beside the model, by name: vectors of length 1, by this pooling."""
+        """Return sentence-transformers' files by name: pooling and vectors of length 1, or late interaction."""
         length = {"max_seq_length": max_tokens, "do_lower_case": False}
         if not self._objective.is_late:
             modules = [(kind, f"models.{kind}") for kind in ("Transformer", "Pooling", "Normalize")]

@@ -1,8 +1,8 @@
 """BERT and RoBERTa as transformers names and describes them.
 
-One encoder here is two model types there: positions that begin after the padding's make it a RoBERTa. Query, key and
-value are one matrix here and three there; nothing else is changed, so that both ways keep every bit. The tied decoder
-is stored as the embedding alone. The head for pairs has a place in BERT; RoBERTa has none.
+One encoder here is two model types in transformers: with positions that start after the padding's id it is a RoBERTa.
+Query, key and value are one matrix here and three there. Both conversions are exact. Of the
+tied decoder only the embedding is stored. BERT can store the head for pairs; RoBERTa cannot.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from modernbert_train.weights.formats.config_json import (
     share_under,
 )
 
-# model_type -> the classes of what sees both sides; the second is written where there is a head for pairs
+# model_type -> its bidirectional classes; the second is written if there is a head for pairs
 ARCHITECTURES = {"bert": ("BertForMaskedLM", "BertForPreTraining"), "roberta": ("RobertaForMaskedLM",)}
-# and of what was trained in causal order, with is_decoder=True
+# class for causal order, with is_decoder=True
 DECODERS = {"bert": "BertLMHeadModel", "roberta": "RobertaForCausalLM"}
 
-# model_type -> how its classes are called: the same as a roberta, with another tokenizer
+# model_type -> prefix of its classes: a roberta with another tokenizer
 ROBERTAS = {"xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
 
-# What the configuration can say and this encoder does not do otherwise.
+# Options of transformers' configuration, with the only value that this encoder implements.
 FIXED = {
     "add_cross_attention": False,
     "tie_word_embeddings": True,
     "position_embedding_type": "absolute",
 }
 
-# BertConfig -> config.json, where one number is one key.
+# BertConfig -> config.json, for keys with one number.
 KEYS = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -56,7 +56,7 @@ KEYS = {
 }
 
 
-# module of a layer here -> theirs
+# module of a layer here -> in transformers
 _LAYER = {
     "attn.Wqkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
     "attn.Wo": ("attention.output.dense",),
@@ -71,7 +71,7 @@ _EMBEDDINGS = {
     "position_embeddings": "position_embeddings",
     "norm": "LayerNorm",
 }
-# what follows the encoder; the decoder's bias stands beside its matrix, not in it
+# heads; the decoder's bias is stored in its own module, its matrix is tied
 _HEADS = {
     "bert": {
         "head.dense": "cls.predictions.transform.dense",
@@ -99,7 +99,7 @@ def theirs(name: str, config: BertConfig) -> tuple[str, ...]:
 
 
 def encoder_name(name: str, kind: str) -> tuple[str, ...]:
-    """What a parameter of the encoder is called in a model of this type; empty: it is none."""
+    """Return the name of an encoder's parameter in a model of this type; empty if it is not in the encoder."""
     module, _, end = name.rpartition(".")
     place, _, rest = module.removeprefix("model.").partition(".")
     if place == "embeddings":
@@ -111,7 +111,7 @@ def encoder_name(name: str, kind: str) -> tuple[str, ...]:
 
 
 def today(name: str) -> str | None:
-    """See `HubFormat`; the released files have TensorFlow's names of norms."""
+    """See `HubFormat`; released files have TensorFlow's names of norms."""
     if name.endswith(_BUFFERS):
         return None
     name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
@@ -121,7 +121,7 @@ def today(name: str) -> str | None:
 def describe(
     config: BertConfig, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
 ) -> dict[str, Any]:
-    """See `HubFormat`. The longest sequence is as many as there are position vectors.
+    """See `HubFormat`. The longest sequence is the number of position vectors.
 
     Raises:
         ConfigError: a RoBERTa whose positions are not counted from the tokenizer's [PAD], or whose activation is not
@@ -138,8 +138,8 @@ def describe(
             )
         if config.activation != "gelu":
             raise ConfigError(
-                f"model.activation={config.activation}: transformers' RoBERTa has the exact GELU in its head whatever "
-                "hidden_act says, and would compute something else. Train with model.activation=gelu, or a BERT with "
+                f"model.activation={config.activation}: transformers' RoBERTa always has the exact GELU in its head, "
+                "so it would compute something different. Train with model.activation=gelu, or a BERT with "
                 "model.position_offset=0."
             )
         special |= {"bos_token_id": vocabulary.cls_id, "eos_token_id": vocabulary.sep_id}
@@ -158,8 +158,8 @@ def describe(
 
 
 def read(raw: dict[str, Any], where: str) -> Described:
-    """See `HubFormat`. Dropout of attention probabilities is not taken over: it concerns training alone, and there is
-    none here.
+    """See `HubFormat`. Dropout of attention probabilities is ignored: it only concerns training, and this encoder lacks
+    it.
     """
     kind, named = raw.get("model_type"), raw.get("architectures")
     if isinstance(kind, str) and kind in ROBERTAS and isinstance(named, list):
@@ -188,14 +188,14 @@ def read(raw: dict[str, Any], where: str) -> Described:
 
 
 def architecture(raw: dict[str, Any], where: str, kind: str) -> BertConfig:
-    """The encoder that a config.json describes, of a bert or a roberta; see `read`.
+    """Return the encoder of a config.json, for a bert or a roberta; see `read`.
 
     Raises:
-        DataError: it describes another, or none; names what differs.
+        DataError: it describes another architecture or none; names the difference.
     """
     require_fixed(raw, FIXED, where)
     activation = raw.get("hidden_act", "gelu")
-    usable = list(ACTIVATIONS) if kind == "bert" else ["gelu"]  # a RoBERTa's head has this one whatever is said
+    usable = list(ACTIVATIONS) if kind == "bert" else ["gelu"]  # a RoBERTa's head has gelu regardless of hidden_act
     if activation not in usable:
         raise DataError(
             f"{where}: hidden_act={shown(activation)}; of a {kind} this encoder only knows {', '.join(usable)}. Name "

@@ -1,7 +1,7 @@
-"""Encoders that tell classes, answers or choices, as transformers' ...ForSequenceClassification and its sisters.
+"""Labelled models: encoders for classes, answers or choices, as transformers' ...ForSequenceClassification etc.
 
-The encoder is that of a format which predicts tokens; here stand what follows it there, and the labels. Which class of
-transformers it is follows from the objective. What a class cannot express is refused.
+The encoder has the format of its masked-LM model; this file adds the head and the labels. The objective determines the
+class of transformers. An objective that the class cannot express is refused.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ PROBLEMS = {
     "multi-label": "multi_label_classification",
     "regression": "regression",
 }
-_MOST_LABELS = 1 << 20  # a number out of a damaged file must not take all memory
+_MOST_LABELS = 1 << 20  # bounds the memory that a damaged file can take
 
 
 class Encoders(Protocol):
-    """What is asked of the format of the encoder."""
+    """Methods that the encoder's format must have."""
 
     def read(self, raw: dict[str, Any], where: str) -> Described: ...
 
@@ -54,14 +54,14 @@ class Kind:
     """One class of transformers.
 
     Attributes:
-        encoder: format of what stands before the head.
+        encoder: the encoder's format.
         model_type: of its config.json.
-        pretrained: the class that `encoder` reads in its place.
-        objective: what it tells.
-        heads: our module -> theirs.
-        poolings: that it can express; empty: words and answers are not pooled.
-        says: further keys of its config.json, where only these values are known.
-        dropout: the key of config.json for the dropout before the classes.
+        pretrained: the class that `encoder` reads instead.
+        objective: the kind of its labels.
+        heads: module here -> in transformers.
+        poolings: poolings it supports; empty for words and answers, which are not pooled.
+        extra: further keys of its config.json, with the only supported values.
+        dropout: config.json's key for the dropout before the classes.
     """
 
     encoder: Encoders
@@ -70,18 +70,18 @@ class Kind:
     objective: type[LabelledConfig]
     heads: Mapping[str, str]
     poolings: tuple[str, ...] = ()
-    says: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
     dropout: str = "classifier_dropout"
 
 
 _OWN = {"head.dense": "head.dense", "head.norm": "head.norm", "classifier": "classifier"}
 _ALONE = {"classifier": "classifier"}
 _ANSWERS = {"classifier": "qa_outputs"}
-_Texts = tuple[Any, ...]  # heads, poolings, says and dropout of a `Kind`
+_Texts = tuple[Any, ...]  # heads, poolings, extra and dropout of a `Kind`
 
 
 def _pooled(theirs: str, *others: Any) -> _Texts:
-    """Of a class that reads [CLS] through a matrix of this name."""
+    """Return the head of a class that reads [CLS] through a matrix of this name."""
     return {"pooler.dense": theirs, **_ALONE}, ("cls",), *others
 
 
@@ -95,7 +95,7 @@ def _family(
     suffix: str = "",
     answers_dropout: str = "classifier_dropout",
 ) -> dict[str, Kind]:
-    """The classes of one architecture, of texts, words, answers and choices: those that transformers has."""
+    """Return transformers' classes of one architecture, for texts, words, answers and choices."""
     kinds = {
         "SequenceClassification": texts and Kind(*encoder, ClassifyConfig, *texts),
         "TokenClassification": Kind(*encoder, TagConfig, words),
@@ -109,17 +109,17 @@ _MODERNBERT = (_OWN, ("cls", "mean"))
 _ALBERT = _pooled("albert.pooler")
 _BERT = _pooled("bert.pooler.dense")
 _ROBERTA = ({"pooler.dense": "classifier.dense", "classifier": "classifier.out_proj"}, ("cls",))
-_DEBERTA = _pooled("pooler.dense", {"pooler_hidden_act": "tanh"}, "cls_dropout")  # with GELU unless it says tanh
+_DEBERTA = _pooled("pooler.dense", {"pooler_hidden_act": "tanh"}, "cls_dropout")  # GELU by default
 _DISTILBERT = _pooled("pre_classifier", {}, "seq_classif_dropout")
 _EUROBERT = ({"pooler.dense": "dense", **_ALONE}, ("mean",), {"classifier_pooling": "mean"})
-# its [CLS] comes last, by default; here it is first, as everywhere
+# XLNet's default is a last [CLS]; here it is first, as in the other models
 _SUMMARISED = {"summary_type": "first", "summary_use_proj": True, "summary_activation": "tanh"}
 _SUMMARY = {"pooler.dense": "sequence_summary.summary", "classifier": "logits_proj"}
 _XLNET = (_SUMMARY, ("cls",), _SUMMARISED, "summary_last_dropout")
 _DEBERTAS = {kind: (deberta, kind, name) for kind, (_, name) in deberta.VERSIONS.items()}
 _LLAMAS = {kind: (llama, kind, name) for kind, (name, _) in llama.KINDS.items()}
 
-# class of transformers -> what it is
+# class of transformers -> its description
 KINDS: dict[str, Kind] = {
     **_family(
         "ModernBert", (modernbert, "modernbert", modernbert.ARCHITECTURE), _MODERNBERT, _MODERNBERT, _OWN, _OWN
@@ -138,9 +138,9 @@ KINDS: dict[str, Kind] = {
     **_family("Roberta", (bert, "roberta", "RobertaForMaskedLM"), _ROBERTA, _pooled("roberta.pooler.dense")),
     **_family("XLNet", (xlnet, "xlnet", xlnet.ARCHITECTURE), _XLNET, _XLNET, suffix="Simple"),
 }  # fmt: skip
-# model_type -> why its classes in transformers tell something else than what is trained here
+# model_type -> why transformers' class computes something different
 _OTHERWISE = dict.fromkeys(
-    ("qwen2", "qwen3", "gemma3_text"), " (its classes of texts read the last token alone, as a decoder's)"
+    ("qwen2", "qwen3", "gemma3_text"), " (its classes of texts read only the last token, as a decoder's)"
 )
 
 
@@ -150,7 +150,7 @@ class Classifiers:
 
     Attributes:
         name: of the class.
-        objective: what the weights tell; None: to be read.
+        objective: of the weights; None: it is read from config.json.
     """
 
     name: str
@@ -180,11 +180,11 @@ class Classifiers:
     def describe(
         self, config: Any, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
     ) -> dict[str, Any]:
-        """See `HubFormat`; of a score the one label is called score."""
+        """See `HubFormat`; the one label of a regression is called score."""
         assert self.objective is not None
         encoder = self.kind.encoder.describe(config, order, {"model"}, max_tokens, vocabulary)
         about: dict[str, Any] = {"architectures": [self.name], self.kind.dropout: self.objective.dropout}
-        about |= self.kind.says
+        about |= self.kind.extra
         names = self.objective.labels
         if self.kind.objective is ClassifyConfig:
             objective = cast(ClassifyConfig, self.objective)
@@ -202,18 +202,18 @@ class Classifiers:
             raise DataError(
                 f"{where}: model_type={shown(raw.get('model_type'))} of a {self.name}. Restore it from a copy."
             )
-        said = kind.encoder.read(raw | {"architectures": [kind.pretrained]}, where)
-        if said.order == "causal":
+        described = kind.encoder.read(raw | {"architectures": [kind.pretrained]}, where)
+        if described.order == "causal":
             raise DataError(
                 f"{where}: a {self.name} in causal order; classifiers attend to both sides here. Name a model with "
-                "is_causal=false, or the decoder that it was made of."
+                "is_causal=false, or the decoder that it was fine-tuned from."
             )
         given = raw.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})  # transformers' default
         numbers = [str(number) for number in range(len(given))] if isinstance(given, dict) else []
         if not numbers or len(numbers) > _MOST_LABELS or {*given} != {*numbers}:
             raise DataError(f"{where}: id2label={shown(given)}, not a name for each class. Restore it from a copy.")
         labels = tuple(str(given[number]) for number in numbers)
-        for key, value in kind.says.items():
+        for key, value in kind.extra.items():
             if raw.get(key) != value:
                 raise DataError(
                     f"{where}: {key}={shown(raw.get(key))}; of a {self.name} only {value} is known. Name another model."
@@ -226,14 +226,14 @@ class Classifiers:
                     f"{where}: id2label={shown(given)}; a {self.name} has two, for the start and the end of an answer. "
                     "Restore it from a copy."
                 )
-            return said._replace(objective=AnswerConfig(dropout=about["dropout"]))
+            return described._replace(objective=AnswerConfig(dropout=about["dropout"]))
         if kind.objective is TagConfig:
-            return said._replace(objective=TagConfig(**about))
+            return described._replace(objective=TagConfig(**about))
         problem = raw.get("problem_type") or ("regression" if len(labels) == 1 else PROBLEMS["single-label"])
         kinds = {theirs: ours for ours, theirs in PROBLEMS.items()}
         pooling = raw.get("classifier_pooling", "cls") if len(kind.poolings) > 1 else kind.poolings[0]
         if kind.objective is ChooseConfig and pooling in kind.poolings:
-            return said._replace(objective=ChooseConfig(**about | {"pooling": pooling}))
+            return described._replace(objective=ChooseConfig(**about | {"pooling": pooling}))
         if problem not in kinds or pooling not in kind.poolings or (problem == "regression" and len(labels) > 1):
             raise DataError(
                 f"{where}: problem_type={shown(problem)}, classifier_pooling={shown(pooling)} with {len(labels)} "
@@ -241,33 +241,33 @@ class Classifiers:
                 "score. Name another model."
             )
         about |= {"kind": kinds[problem], "pooling": pooling}
-        return said._replace(objective=ClassifyConfig(**about))
+        return described._replace(objective=ClassifyConfig(**about))
 
 
 def classifier_format(model: ModelConfig, objective: LabelledConfig) -> Classifiers:
-    """The format that an encoder with its classes is exported in.
+    """Return the format for exporting an encoder with its labels.
 
     Raises:
-        ConfigError: transformers has no such class; says which is missing.
+        ConfigError: transformers lacks such a class; says which exist.
     """
     for name, kind in KINDS.items():
         if (kind.model_type, kind.objective) != (model.model_type, type(objective)):
             continue
-        pooling = objective.pooling  # of texts
+        pooling = objective.pooling  # for classes of texts
         if pooling is not None and pooling not in kind.poolings:
             raise ConfigError(
-                f"objective.pooling={pooling}: transformers' {name} reads {', '.join(kind.poolings)} alone, "
-                f"so it would tell other classes. Train with objective.pooling={kind.poolings[0]} to export."
+                f"objective.pooling={pooling}: transformers' {name} only reads {', '.join(kind.poolings)}, "
+                f"so it would predict other classes. Train with objective.pooling={kind.poolings[0]} to export."
             )
         if objective.freeze and {*kind.heads} != {"classifier"}:
             raise ConfigError(
-                f"objective.freeze=true: transformers' {name} has more than one matrix behind the encoder, and this "
-                "one was trained without. Measure with the run itself."
+                f"objective.freeze=true: transformers' {name} has more than one matrix after the encoder, and this "
+                "model was trained without them. Evaluate with the run itself."
             )
         return Classifiers(name, objective)
     known = ", ".join(sorted({kind.model_type for kind in KINDS.values() if kind.objective is type(objective)}))
     why = _OTHERWISE.get(model.model_type, "") if objective.pools else ""
     raise ConfigError(
         f"objective.name={objective.name} with model.name={model.name}: no class of transformers has this head on a "
-        f"{model.model_type}{why}; those of {known} have. Measure with the run itself."
+        f"{model.model_type}{why}; for {known} there is one. Evaluate with the run itself."
     )

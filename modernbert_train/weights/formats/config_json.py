@@ -1,4 +1,4 @@
-"""The file that says what a folder of weights is, and what is read out of it."""
+"""config.json, the file that describes the weights in a folder, and helpers to read its keys."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from modernbert_train.core.version import __version__
 from modernbert_train.errors import DataError
 
 CONFIG_JSON = "config.json"
-PREDICTS_FROM, BEFORE = "predicts_from", "before"  # a key of ours, and its value where the token before predicts
-PAIR_HEAD = "pair_head"  # module of `PairHead` beside the masked-LM model
-# config.json's names for the two functions -> ours; the first of each is the one that is written
+PREDICTS_FROM, BEFORE = "predicts_from", "before"  # this program's key, and its value if the token before predicts
+PAIR_HEAD = "pair_head"  # name of the module `PairHead`
+# config.json's names of activations -> names here; the first of each is written
 ACTIVATIONS: dict[str, Literal["gelu", "gelu_tanh"]] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -27,14 +27,14 @@ ACTIVATIONS: dict[str, Literal["gelu", "gelu_tanh"]] = {
 
 
 class Described(NamedTuple):
-    """What a config.json says.
+    """Description of a model by its config.json.
 
     Attributes:
-        model: the architecture. What only concerns training is not always in the file, and then has its default.
+        model: the architecture. Keys that only concern training may be missing in the file, and then have defaults.
         max_tokens: longest sequence.
-        order: what a token sees; causal is a decoder.
-        detects: it was trained to tell replaced tokens.
-        objective: of one that tells classes, or of an encoder alone; None: it predicts tokens, or tells replaced ones.
+        order: which tokens each token sees; causal is a decoder.
+        detects: True for a replaced-token detector.
+        objective: for labelled models and encoders without a head; None: it predicts tokens or detects replaced ones.
     """
 
     model: ModelConfig
@@ -48,7 +48,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
-        DataError: the file is missing, cut short or holds something else.
+        DataError: the file is missing, cut short or not a JSON object.
     """
     with os_errors_as(DataError, f"{path}: cannot be read", "Restore it from a copy.", ValueError):
         content = read_json(path)
@@ -60,17 +60,17 @@ def read_object(path: Path) -> dict[str, Any]:
 def number_under(
     raw: dict[str, Any], key: str, default: float, where: str, *, least: float | None = None, most: float = MOST_WIDTH
 ) -> float:
-    """The number under a key, whole if the default is.
+    """Return the number under a key; a whole number if the default is one.
 
     Args:
         raw: content of a config.json.
-        key: of it; a number of layers has another bound.
-        default: where there is none.
-        where: how messages name the file.
+        key: its key; a number of layers has a lower bound.
+        default: value of a missing key.
+        where: name of the file in messages.
         least, most: bounds; least None: above 0.
 
     Raises:
-        DataError: it is no such number.
+        DataError: the value is not such a number.
     """
     value = default if raw.get(key) is None else raw[key]
     kinds = (int,) if isinstance(default, int) else (int, float)
@@ -86,20 +86,20 @@ def number_under(
 
 
 def numbers_under(raw: dict[str, Any], keys: Mapping[str, str], defaults: Any, where: str) -> dict[str, Any]:
-    """The numbers of `keys`, ours -> theirs, with a configuration or its class for what is not there."""
+    """Return the numbers of `keys`, from names here to names there; `defaults` is a configuration or its class."""
     return {ours: number_under(raw, theirs, getattr(defaults, ours), where) for ours, theirs in keys.items()}
 
 
 def share_under(raw: dict[str, Any], key: str, default: float, where: str) -> float:
-    """A dropout."""
+    """Return a dropout rate."""
     return float(number_under(raw, key, default, where, least=0.0, most=0.999))
 
 
 def one_of(raw: dict[str, Any], key: str, default: str, known: Collection[str], where: str) -> str:
-    """The word under a key.
+    """Return the word under a key.
 
     Raises:
-        DataError: it is none of those that are known.
+        DataError: it is not in `known`.
     """
     value = default if raw.get(key) is None else raw[key]
     if not isinstance(value, str) or value not in known:
@@ -110,10 +110,10 @@ def one_of(raw: dict[str, Any], key: str, default: str, known: Collection[str], 
 
 
 def require_class(raw: dict[str, Any], where: str, model_type: str, *classes: str) -> None:
-    """Refuse a config.json of another type, or that names none of these classes of transformers.
+    """Refuse a config.json of another model_type, or without one of these classes of transformers.
 
     Raises:
-        DataError: names what can be read.
+        DataError: names the readable ones.
     """
     kind, named = raw.get("model_type"), raw.get("architectures")
     if kind != model_type or not isinstance(named, list) or not any(each in named for each in classes):
@@ -125,7 +125,7 @@ def require_class(raw: dict[str, Any], where: str, model_type: str, *classes: st
 
 
 def require_fixed(raw: dict[str, Any], fixed: Mapping[str, Any], where: str) -> None:
-    """Refuse what a configuration can say and the encoder does not do otherwise.
+    """Refuse options that the encoder implements with one value only.
 
     Raises:
         DataError: names the key.
@@ -153,7 +153,7 @@ def require_whole_heads(
 
 
 def head_of(architecture: str, model_type: str) -> dict[str, Any]:
-    """The first keys of every config.json."""
+    """Return the first keys of every config.json."""
     return {
         "architectures": [architecture],
         "model_type": model_type,
@@ -163,5 +163,5 @@ def head_of(architecture: str, model_type: str) -> dict[str, Any]:
 
 
 def activation_name(activation: str) -> str:
-    """Theirs, of ours."""
+    """Return transformers' name of an activation."""
     return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == activation)

@@ -1,9 +1,9 @@
-"""DeBERTa as transformers names and describes it: version 2, of which V3 is, as deberta-v2, and version 1 as deberta.
+"""DeBERTa as transformers names and describes it: version 1 as deberta, versions 2 and 3 as deberta-v2.
 
-Query, key and value are one matrix here, in version 1 there too; nothing else is changed, so that both ways keep every
-bit. Released files of V3 name no class, and have the head under the name that transformers gives it with legacy=false;
-it is written under the other, which every release of transformers reads. A discriminator's head, which transformers has
-no class for, has the names of the released files too. The absolute positions of the published training are not read.
+Query, key and value are one matrix here, and in version 1 also there. Both conversions are exact. Released files of V3
+name no class and store the head under transformers' names for legacy=false; it is written under the other names, which
+every release of transformers reads. transformers lacks a class for a discriminator's head, so it keeps the names of the
+released files. The absolute positions of the published training are not read.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from modernbert_train.weights.formats.config_json import (
 from modernbert_train.weights.formats.electra import TOKEN_HEAD
 from modernbert_train.weights.formats.shape import Shape
 
-# model_type -> version, and the class of what predicts masked tokens
+# model_type -> version, and the masked-LM class
 VERSIONS: dict[str, tuple[Literal["v1", "v2"], str]] = {
     "deberta": ("v1", "DebertaForMaskedLM"),
     "deberta-v2": ("v2", "DebertaV2ForMaskedLM"),
 }
 DISCRIMINATORS = {"v1": "DebertaModel", "v2": "DebertaV2Model"}
 
-# What the configuration can say and this encoder does not do otherwise.
+# Options of transformers' configuration, with the only value that this encoder implements.
 FIXED: dict[str, Any] = {
     "relative_attention": True,
     "position_biased_input": False,
@@ -46,11 +46,11 @@ FIXED: dict[str, Any] = {
     "tie_word_embeddings": True,
     "talking_head": False,
 }
-# The same, of version 2 alone.
+# The same, for version 2 only.
 FIXED_V2: dict[str, Any] = {"share_att_key": True, "norm_rel_ebd": "layer_norm"}
-POSITIONS = ("c2p", "p2c")  # what pos_att_type says, in any order, also joined by |
+POSITIONS = ("c2p", "p2c")  # values of pos_att_type, in any order, also joined by |
 
-# DebertaConfig -> config.json, where one number is one key.
+# DebertaConfig -> config.json, for keys with one number.
 KEYS = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -61,7 +61,7 @@ KEYS = {
     "norm_eps": "layer_norm_eps",
     "init_std": "initializer_range",
 }
-# transformers' defaults, where they are not ours: those of the first base, and of v2-xlarge
+# transformers' defaults where they differ from this program's: base of version 1, and v2-xlarge
 _V1: dict[str, Any] = {"vocab_size": 50265, "relative_attention": False, "position_biased_input": True}
 _DEFAULTS = {
     "v1": _V1,
@@ -70,7 +70,7 @@ _DEFAULTS = {
     | {"hidden_size": 1536, "num_hidden_layers": 24, "num_attention_heads": 24, "intermediate_size": 6144},
 }
 
-# of a layer here -> there
+# module of a layer here -> in transformers
 _LAYER = {
     "attn.Wqkv": ("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"),
     "attn.Wo": ("attention.output.dense",),
@@ -108,7 +108,7 @@ _COPIES = {
     "lm_predictions.lm_head.bias": "cls.predictions.bias",
 }
 _OTHER_HEAD = "lm_predictions.lm_head."
-_MISSPELT = "mask_predictions.classifer."  # by the published code
+_MISSPELT = "mask_predictions.classifer."  # a typo of the published code
 _UNREAD = ("deberta.embeddings.position_embeddings.", "deberta.embeddings.position_ids")
 
 
@@ -148,12 +148,12 @@ def today(name: str) -> str | None:
 def describe(
     config: DebertaConfig, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
 ) -> dict[str, Any]:
-    """See `HubFormat`. Distances beyond `max_relative_positions` are one, so `max_position_embeddings` may be more."""
-    told = TOKEN_HEAD in modules
+    """See `HubFormat`. Distances beyond `max_relative_positions` are clipped, so the model may read longer texts."""
+    detects = TOKEN_HEAD in modules
     activation = activation_name(config.activation)
     convolution = {"conv_kernel_size": config.convolution, "conv_act": activation} if config.convolution else {}
     return {
-        **head_of(DISCRIMINATORS[config.version] if told else VERSIONS[config.model_type][1], config.model_type),
+        **head_of(DISCRIMINATORS[config.version] if detects else VERSIONS[config.model_type][1], config.model_type),
         **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
         **(FIXED if config.version == "v1" else FIXED | FIXED_V2),
         "pos_att_type": list(POSITIONS),
@@ -172,8 +172,8 @@ def describe(
 
 
 def read(raw: dict[str, Any], where: str) -> Described:
-    """See `HubFormat`. Dropout of attention probabilities is not taken over: it concerns training alone, and there is
-    none here."""
+    """See `HubFormat`. Dropout of attention probabilities is ignored: it only concerns training, and this encoder lacks
+    it."""
     kind, named = raw.get("model_type"), raw.get("architectures")
     version, predicts = VERSIONS.get(kind, (None, "")) if isinstance(kind, str) else (None, "")
     if version is None or named not in (None, [], [predicts], [DISCRIMINATORS[version]]):
@@ -212,7 +212,7 @@ def read(raw: dict[str, Any], where: str) -> Described:
 def _numbers(
     raw: dict[str, Any], version: Literal["v1", "v2"], activation: Literal["gelu", "gelu_tanh"], where: str
 ) -> DebertaConfig:
-    """The architecture by the numbers of a config.json; a number of distances below 1 means as many as positions."""
+    """Return the architecture from the numbers of a config.json; a number of distances below 1 means all positions."""
     numbers = numbers_under(raw, KEYS, DebertaConfig, where)
     distance = int(number_under(raw, "max_relative_positions", -1, where, least=-1))
     distance = numbers["max_positions"] if distance < 1 else distance

@@ -1,4 +1,4 @@
-"""DistilBERT as transformers names and describes it: BERT's parts without token types, under names of its own."""
+"""DistilBERT as transformers names and describes it: BERT's modules without token types, under other names."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from modernbert_train.weights.formats.config_json import (
 
 ARCHITECTURE = "DistilBertForMaskedLM"
 
-# What the configuration can say and this encoder does not do otherwise.
+# Options of transformers' configuration, with the only value that this encoder implements.
 FIXED = {"tie_word_embeddings": True, "sinusoidal_pos_embds": False}
 
-# DistilBertConfig -> config.json, where one number is one key.
+# DistilBertConfig -> config.json, for keys with one number.
 KEYS = {
     "vocab_size": "vocab_size",
     "hidden_size": "dim",
@@ -37,7 +37,7 @@ KEYS = {
     "init_std": "initializer_range",
 }
 
-# of a layer here -> there
+# module of a layer here -> in transformers
 _LAYER = {
     "attn.Wqkv": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
     "attn.Wo": ("attention.out_lin",),
@@ -54,7 +54,7 @@ _OUTSIDE = {
     "head.norm": "vocab_layer_norm",
     "decoder": "vocab_projector",
 }
-_BODY = ("embeddings.", "transformer.")  # of a file without the head, which lacks the prefix
+_BODY = ("embeddings.", "transformer.")  # a file without the head lacks the prefix
 
 
 def theirs(name: str, config: DistilBertConfig) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ def today(name: str) -> str | None:
 def describe(
     config: DistilBertConfig, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
 ) -> dict[str, Any]:
-    """See `HubFormat`. The longest sequence is as many as there are position vectors."""
+    """See `HubFormat`. The longest sequence is the number of position vectors."""
     return {
         **head_of(ARCHITECTURE, "distilbert"),
         **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
@@ -91,8 +91,8 @@ def describe(
 
 
 def read(raw: dict[str, Any], where: str) -> Described:
-    """See `HubFormat`. Dropout of attention probabilities is not taken over: it concerns training alone, and there is
-    none here.
+    """See `HubFormat`. Dropout of attention probabilities is ignored: it only concerns training, and this encoder lacks
+    it.
     """
     require_class(raw, where, "distilbert", ARCHITECTURE)
     require_fixed(raw, FIXED, where)

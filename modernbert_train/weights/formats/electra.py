@@ -1,8 +1,8 @@
-"""A BERT that was trained to tell replaced tokens, and its generator, as transformers' ELECTRA.
+"""A BERT trained to detect replaced tokens, and its generator, as transformers' ELECTRA.
 
-The encoder is BERT's under another name. A discriminator is an ElectraForPreTraining, a generator an
-ElectraForMaskedLM, whose embeddings may be wider than itself. Positions are counted from 0 there, so of a RoBERTa the
-rows before the first token's are left out (`positions_from_zero` in tensors.py): nothing is ever looked up in them.
+The encoder is BERT's under another prefix. A discriminator is an ElectraForPreTraining, a generator an
+ElectraForMaskedLM, whose embeddings may be wider than its layers. ELECTRA counts positions from 0, so a RoBERTa's rows
+before the first token's, which are never read, are left out (`positions_from_zero` in tensors.py).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from modernbert_train.weights.formats import bert
 from modernbert_train.weights.formats.config_json import Described, require_fixed
 
 MODEL_TYPE, DISCRIMINATOR, GENERATOR = "electra", "ElectraForPreTraining", "ElectraForMaskedLM"
-TOKEN_HEAD = "token_head"  # module of `TokenClass` beside the encoder
+TOKEN_HEAD = "token_head"  # name of the module `TokenClass`
 
-# transformers' defaults, where they are not BERT's
+# transformers' defaults where they differ from BERT's
 _DEFAULTS = {"embedding_size": 128, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}
 _HEADS = {
     f"{TOKEN_HEAD}.transform.dense": "discriminator_predictions.dense",
@@ -43,7 +43,7 @@ class Electra:
     """See `HubFormat`.
 
     Attributes:
-        embedding_size: of a generator whose embeddings are wider than it; None: they are as wide.
+        embedding_size: of a generator whose embeddings are wider than its layers; None: equally wide.
     """
 
     embedding_size: int | None = None
@@ -71,8 +71,8 @@ class Electra:
         named = DISCRIMINATOR if TOKEN_HEAD in modules else GENERATOR
         if named == GENERATOR and config.activation != "gelu":
             raise ConfigError(
-                f"model.activation={config.activation}: transformers' ELECTRA has the exact GELU in the head of a "
-                "generator whatever hidden_act says, and would compute something else. Export the discriminator alone."
+                f"model.activation={config.activation}: transformers' ELECTRA always has the exact GELU in a "
+                "generator's head, so it would compute something different. Export only the discriminator."
             )
         described = bert.describe(config, "all", (), max_tokens, vocabulary)
         del described["is_decoder"]
@@ -95,7 +95,7 @@ class Electra:
         if raw["embedding_size"] != raw["hidden_size"]:
             raise DataError(
                 f"{where}: embedding_size={shown(raw['embedding_size'])}, hidden_size={shown(raw['hidden_size'])}; "
-                "this encoder only knows embeddings of its own width. Name another model."
+                "this encoder only knows embeddings of its hidden width. Name another model."
             )
         model = bert.architecture(raw, where, "bert")
         return Described(model, model.max_positions, "all", detects=DISCRIMINATOR in named)

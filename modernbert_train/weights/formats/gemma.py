@@ -1,4 +1,4 @@
-"""Gemma 3's text models as transformers names and describes them; what sees both sides says so in a key of theirs."""
+"""Gemma 3's text models as transformers names and describes them; use_bidirectional_attention marks an encoder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from modernbert_train.weights.formats.config_json import Described, head_of, num
 
 MODEL_TYPE, ARCHITECTURE = "gemma3_text", "Gemma3ForCausalLM"
 
-# What the configuration can say and this encoder does not do otherwise.
+# Options of transformers' configuration, with the only value that this encoder implements.
 FIXED: dict[str, Any] = {
     "hidden_activation": "gelu_pytorch_tanh",
     "attention_bias": False,
@@ -25,13 +25,13 @@ FIXED: dict[str, Any] = {
 }
 KEYS = llama.KEYS | {"local_attention": "sliding_window", "key_value_heads": "num_key_value_heads"}
 KEYS |= {"head_width": "head_dim"}
-# transformers' defaults, where they are not ours
+# transformers' defaults where they differ from this program's
 _DEFAULTS = {
     "vocab_size": 262_208, "hidden_size": 2304, "num_hidden_layers": 26, "num_attention_heads": 8,
     "num_key_value_heads": 4, "intermediate_size": 9216, "sliding_window": 4096,
 }  # fmt: skip
 
-# norms of a layer here -> there
+# norm of a layer here -> in transformers
 _NORMS = {
     "attn_norm": "input_layernorm",
     "attn_out_norm": "post_attention_layernorm",
@@ -55,7 +55,7 @@ def theirs(name: str, config: GemmaConfig) -> tuple[str, ...]:
 
 
 def layer_types(config: GemmaConfig) -> list[str]:
-    """Which layers are global, in the words of transformers."""
+    """Return the kind of each layer, in transformers' terms."""
     return [f"{'full' if config.is_global(index) else 'sliding'}_attention" for index in range(config.num_layers)]
 
 
@@ -79,7 +79,7 @@ def describe(
             "full_attention": plain,
             "sliding_attention": {"rope_type": "default", "rope_theta": config.local_rope_theta},
         },
-        "rope_theta": config.rope_theta,  # as transformers 4 reads them
+        "rope_theta": config.rope_theta,  # transformers 4 reads these three
         "rope_local_base_freq": config.local_rope_theta,
         "rope_scaling": plain if config.rope_scaling != "none" else None,
         "sliding_window_pattern": config.global_every,
@@ -90,7 +90,7 @@ def describe(
 
 
 def read(raw: dict[str, Any], where: str) -> Described:
-    """See `HubFormat`. Dropout of attention probabilities is not taken over."""
+    """See `HubFormat`. Dropout of attention probabilities is ignored."""
     if raw.get("model_type") != MODEL_TYPE:
         raise DataError(
             f"{where}: model_type={shown(raw.get('model_type'))}; only model_type={MODEL_TYPE} can be read. Name such "
@@ -106,12 +106,12 @@ def read(raw: dict[str, Any], where: str) -> Described:
     local = of_both.get("sliding_attention", {"rope_theta": raw.get("rope_local_base_freq")})
     if llama.rope({"rope_parameters": local}, where)["rope_scaling"] != "none":
         raise DataError(
-            f"{where}: rope_parameters={shown(of_both)}; this encoder knows no scaled positions in its local layers. "
+            f"{where}: rope_parameters={shown(of_both)}; this encoder cannot scale positions in its local layers. "
             "Name another model."
         )
     every = raw.get("sliding_window_pattern", raw.get("_sliding_window_pattern"))
     types = raw.get("layer_types")
-    if isinstance(types, list) and "full_attention" in types:  # transformers goes by these, whatever a pattern says
+    if isinstance(types, list) and "full_attention" in types:  # transformers prefers these to a pattern
         every = types.index("full_attention") + 1
     config = GemmaConfig(
         **numbers,

@@ -1,6 +1,6 @@
-"""An encoder without a head, or whose config.json names no class: embedding models, and many older ones.
+"""An encoder without a head, or with a config.json that names no class: embedding models, and many older ones.
 
-Its tensors lack the prefix that they have in a model with a head. A stored head is read; a missing one is left out, and
+Its tensors lack the prefix that a model with a head gives them. A stored head is read; a missing one is left out, and
 code that needs it raises the error.
 """
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class Names(NamedTuple):
-    """How transformers names the tensors of an encoder.
+    """Transformers' names of an encoder's tensors.
 
     Attributes:
         prefix: of the names in a model with a head.
-        modules: first parts of the names in a model without a head.
+        modules: prefixes of the names in a model without a head.
         class_with_head: class of transformers that the format can read.
-        pools: True if the format has a place for the pooler.
+        pools: True if the format can store the pooler.
     """
 
     prefix: str
@@ -35,7 +35,7 @@ class Names(NamedTuple):
 
 
 _BERT = ("embeddings.", "encoder.", "pooler.")
-# model_type -> names; the formats of llama, gemma and neobert know both kinds
+# model_type -> names; the formats of llama, gemma and neobert read both kinds
 NAMES = {
     "modernbert": Names("model.", ("embeddings.", "layers.", "final_norm."), "ModernBertForMaskedLM"),
     "bert": Names("bert.", _BERT, "BertForMaskedLM", pools=True),
@@ -67,7 +67,7 @@ def is_headless(raw: Mapping[str, Any]) -> bool:
 
 
 class Headless:
-    """See `HubFormat`; it is only read.
+    """See `HubFormat`; for reading only.
 
     Args:
         whole: the format of the same encoder with a head.
@@ -83,8 +83,8 @@ class Headless:
 
     def read(self, raw: dict[str, Any], where: str) -> Described:
         """See `HubFormat`."""
-        said = self._whole.read({**raw, "architectures": [self._names.class_with_head]}, where)
-        return said._replace(detects=False)
+        described = self._whole.read({**raw, "architectures": [self._names.class_with_head]}, where)
+        return described._replace(detects=False)
 
     def theirs(self, name: str, config: Any) -> tuple[str, ...]:
         """See `HubFormat`."""

@@ -1,7 +1,7 @@
-"""Llama, Qwen2, Qwen3 and EuroBERT as transformers names and describes them; the same names in all four.
+"""Llama, Qwen2, Qwen3 and EuroBERT as transformers names and describes them; all four have the same names.
 
-What sees both sides is a EuroBERT. With a norm of heads or biases there is no such class: then it is a Qwen whose
-config.json says `is_causal: false`, which transformers 5 obeys and version 4 does not know.
+A bidirectional model is a EuroBERT. With a norm of heads or biases transformers lacks such a class, so it is a Qwen
+with `is_causal: false` in config.json, which transformers 5 obeys and version 4 ignores.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats.config_json import Described, head_of, number_under, numbers_under, require_fixed
 
-# model_type -> the class that predicts tokens, and what of LlamaConfig is on in it
+# model_type -> its class, and the fields of LlamaConfig that it switches on
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "eurobert": ("EuroBertForMaskedLM", {}),
     "llama": ("LlamaForCausalLM", {}),
@@ -24,7 +24,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3ForCausalLM", {"qk_norm": True}),
 }
 
-# model_type -> transformers' defaults, where they are not ours
+# model_type -> transformers' defaults where they differ from this program's
 _LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-6}
 _QWEN = _LLAMA | {"vocab_size": 151_936, "intermediate_size": 22_016, "max_position_embeddings": 32_768}
 _QWEN |= {"num_key_value_heads": 32}
@@ -35,10 +35,10 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3": _QWEN | {"head_dim": 128},
 }
 
-# What the configurations can say and this encoder does not do otherwise.
+# Options of transformers' configurations, with the only value that this encoder implements.
 FIXED: dict[str, Any] = {"hidden_act": "silu", "mlp_bias": False, "attention_bias": False, "use_sliding_window": False}
 
-# LlamaConfig -> config.json, where one number is one key.
+# LlamaConfig -> config.json, for keys with one number.
 KEYS = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -48,7 +48,7 @@ KEYS = {
     "norm_eps": "rms_norm_eps",
     "init_std": "initializer_range",
 }
-# of rope_parameters, for llama3 all, for linear the first
+# keys of rope_parameters: llama3 has all, linear the first
 _STRETCH = {
     "rope_factor": "factor",
     "rope_original_tokens": "original_max_position_embeddings",
@@ -57,7 +57,7 @@ _STRETCH = {
 }
 _STRETCHED: dict[str, tuple[str, ...]] = {"none": (), "linear": ("rope_factor",), "llama3": tuple(_STRETCH)}
 
-# of a layer here -> there
+# module of a layer here -> in transformers
 _LAYER = {
     "attn.Wq": ("self_attn.q_proj",),
     "attn.Wkv": ("self_attn.k_proj", "self_attn.v_proj"),
@@ -74,8 +74,8 @@ _OUTSIDE = {
     "model.final_norm.weight": "model.norm.weight",
     "decoder.weight": "lm_head.weight",
 }
-TIED = {"lm_head.weight": "model.embed_tokens.weight"}  # stored in some files as well: Qwen3-0.6B's
-_BODY = ("embed_tokens.", "layers.", "norm.")  # of a file without the head, which lacks the prefix
+TIED = {"lm_head.weight": "model.embed_tokens.weight"}  # some files store both: Qwen3-0.6B
+_BODY = ("embed_tokens.", "layers.", "norm.")  # a file without the head lacks the prefix
 
 
 def theirs(name: str, config: LlamaConfig) -> tuple[str, ...]:
@@ -88,14 +88,14 @@ def theirs(name: str, config: LlamaConfig) -> tuple[str, ...]:
 
 
 def today(name: str) -> str | None:
-    """See `HubFormat`; frequencies of old files follow from the configuration."""
+    """See `HubFormat`; old files store RoPE frequencies, which follow from the configuration."""
     if name.endswith("rotary_emb.inv_freq"):
         return None
     return f"model.{name}" if name.startswith(_BODY) else name
 
 
 def rope_of(config: LlamaConfig) -> dict[str, Any]:
-    """Rotary positions in the words of transformers 5."""
+    """Return the rotary positions in the terms of transformers 5."""
     stretch = {_STRETCH[ours]: getattr(config, ours) for ours in _STRETCHED[config.rope_scaling]}
     return {"rope_type": config.rope_scaling if stretch else "default", "rope_theta": config.rope_theta, **stretch}
 
@@ -125,7 +125,7 @@ def describe(
         "attention_dropout": 0.0,
         "max_position_embeddings": max_tokens,
         "rope_parameters": positions,
-        "rope_theta": config.rope_theta,  # as transformers 4 reads both
+        "rope_theta": config.rope_theta,  # transformers 4 reads this and the next
         "rope_scaling": positions if config.rope_scaling != "none" else None,
         "bos_token_id": vocabulary.cls_id,
         "eos_token_id": vocabulary.sep_id,
@@ -135,7 +135,7 @@ def describe(
 
 
 def read(raw: dict[str, Any], where: str) -> Described:
-    """See `HubFormat`. Dropout of attention probabilities is not taken over."""
+    """See `HubFormat`. Dropout of attention probabilities is ignored."""
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in KINDS:
         raise DataError(
@@ -168,20 +168,20 @@ def read(raw: dict[str, Any], where: str) -> Described:
 
 
 def uneven(config: LlamaConfig) -> str | None:
-    """Heads that do not come out even, in words."""
+    """Return a message if the heads do not divide the width, else None."""
     if config.hidden_size % config.num_heads == 0:
         return None
     return f"hidden_size={config.hidden_size} is not a multiple of num_attention_heads={config.num_heads}."
 
 
 def _heads(raw: dict[str, Any], key: str, usual: int, where: str) -> int | None:
-    """None where it is as usual, as configurations are compared."""
+    """Return a number of heads, or None for the usual one, so that equal configurations compare equal."""
     found = int(number_under(raw, key, max(1, usual), where))
     return None if found == usual else found
 
 
 def rope(raw: dict[str, Any], where: str) -> dict[str, Any]:
-    """Rotary positions: from transformers 5's key if it is there, else from the older two."""
+    """Return the rotary positions: from transformers 5's key if present, else from the two older ones."""
     given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not isinstance(given, dict):
         raise DataError(f"{where}: rope_parameters={shown(given)}, not an object. Restore the file from a copy.")

@@ -1,7 +1,7 @@
-"""ModernBERT as transformers names and describes it; parameters have the same names here.
+"""ModernBERT as transformers names and describes it; parameters have the same names in both.
 
-config.json states the architecture twice: in the keys of transformers 5 (layer_types, rope_parameters) and in those of
-4.48 to 4.57 (global_attn_every_n_layers and the two *_rope_theta): one folder loads in both without remote code.
+config.json states the architecture twice: in the keys of transformers 5 (layer_types, rope_parameters) and of 4.48 to
+4.57 (global_attn_every_n_layers and the two *_rope_theta), so one folder loads in both without remote code.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MODEL_TYPE, ARCHITECTURE = "modernbert", "ModernBertForMaskedLM"
 EMBEDDING, DECODER = "model.embeddings.tok_embeddings.weight", "decoder.weight"
 
 
-# What ModernBERT's configuration can say and this encoder does not do otherwise.
+# Options of transformers' configuration, with the only value that this encoder implements.
 FIXED = {
     "hidden_activation": "gelu",
     "classifier_activation": "gelu",
@@ -44,7 +44,7 @@ FIXED = {
     "tie_word_embeddings": True,
 }
 
-# ModernBertConfig -> config.json, where one number is one key.
+# ModernBertConfig -> config.json, for keys with one number.
 KEYS = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -58,9 +58,9 @@ KEYS = {
 }
 
 
-OUT_DROPOUT = "attention_out_dropout"  # a key of ours
-# Names in checkpoints of Composer -> transformers' names; the longer prefix first. `bert` is AnswerDotAI's FlexBERT,
-# `model.` in front is Composer's HuggingFaceModel around it, or around transformers' own ModernBERT.
+OUT_DROPOUT = "attention_out_dropout"  # this program's key
+# Names in checkpoints of Composer -> transformers' names; the longer prefix first. `bert` is AnswerDotAI's FlexBERT; a
+# leading `model.` is added by Composer's HuggingFaceModel around it, or around transformers' own ModernBERT.
 PREFIXES = {
     "model.bert.encoder.layers.": "model.layers.",
     "model.bert.": "model.",
@@ -73,7 +73,7 @@ PREFIXES = {
 
 
 def theirs(name: str, config: ModernBertConfig) -> tuple[str, ...]:
-    """See `HubFormat`; heads besides that of the masked-LM model have no place there."""
+    """See `HubFormat`; only the masked-LM model's head can be stored."""
     return (name,) if name.startswith(("model.", "head.", "decoder.")) else ()
 
 
@@ -99,14 +99,14 @@ def describe(
         **head_of(ARCHITECTURE, MODEL_TYPE),
         **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
         **FIXED,
-        "layer_norm_eps": config.norm_eps,  # as candle calls it, and servers built on it; the release has both
+        "layer_norm_eps": config.norm_eps,  # name in candle and servers built on it; the release has both
         "max_position_embeddings": max_tokens,
         "layer_types": layer_types(config.global_attn_every_n_layers, config.num_layers),
         "global_attn_every_n_layers": config.global_attn_every_n_layers,
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": float(t)} for kind, t in thetas.items()},
         "global_rope_theta": float(config.global_rope_theta),
         "local_rope_theta": float(config.local_rope_theta),
-        "attention_dropout": 0.0,  # theirs is also of attention probabilities, which there is none of here
+        "attention_dropout": 0.0,  # would include attention probabilities, which are never dropped here
         OUT_DROPOUT: config.attention_out_dropout,
         "embedding_dropout": 0.0,
         "mlp_dropout": 0.0,
@@ -128,15 +128,15 @@ def read(raw: dict[str, Any], where: str) -> Described:
 def architecture(
     raw: dict[str, Any], where: str, model_type: str = MODEL_TYPE, named: str = ARCHITECTURE
 ) -> ModernBertConfig:
-    """Read what a config.json says, RoPE bases included. Dropout after attention is ours, or what theirs has there.
+    """Read a config.json, RoPE bases included. Dropout after attention is this program's key or attention_dropout.
 
     Args:
         raw: its content.
-        where: how messages name it.
-        model_type, named: the model_type that it must have, and one of its architectures.
+        where: its name in messages.
+        model_type, named: its required model_type, and one of its architectures.
 
     Raises:
-        DataError: it describes another architecture, or none; names what differs.
+        DataError: it describes another architecture or none; names the difference.
     """
     require_class(raw, where, model_type, named)
     require_fixed(raw, FIXED, where)
@@ -152,13 +152,13 @@ def architecture(
 
 
 def max_tokens_of(raw: dict[str, Any]) -> int:
-    """Longest sequence that a config.json states; transformers' default for ModernBERT if it states none."""
+    """Return the longest sequence in a config.json; transformers' default for ModernBERT if it is missing."""
     stated = raw.get("max_position_embeddings")
     return stated if isinstance(stated, int) and stated > 0 else 8192
 
 
 def layer_types(every_n: int, num_layers: int) -> list[str]:
-    """Which layers are global, in the words of transformers."""
+    """Return the kind of each layer, in transformers' terms."""
     return ["sliding_attention" if layer % every_n else "full_attention" for layer in range(num_layers)]
 
 
@@ -184,7 +184,7 @@ def _global_attn_every_n_layers(raw: dict[str, Any], num_layers: int, where: str
 
 
 def _rope_thetas(raw: dict[str, Any], where: str) -> tuple[float, float]:
-    """Bases of global and local layers: from transformers 5's key if it is there, else from the older two."""
+    """Return the bases of global and local layers: from transformers 5's key if present, else from the older two."""
     rope = raw.get("rope_parameters") or {}
     kinds = list(rope.values()) if isinstance(rope, dict) else [rope]
     plain = all(isinstance(kind, dict) and kind.get("rope_type", "default") == "default" for kind in kinds)

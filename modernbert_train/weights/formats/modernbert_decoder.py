@@ -1,8 +1,8 @@
-"""ModernBERT that was trained in causal order, as transformers' ModernBertDecoderForCausalLM.
+"""ModernBERT trained in causal order, as transformers' ModernBertDecoderForCausalLM.
 
-The same parameters as the encoder's: Wqkv lies there in three, and the head has another name. A local layer there sees
-itself and half of local_attention less one token before it, as ours do in causal order. Decoders trained by Ettin's
-code (FlexBERT) saw one token more; transformers opens them with this window too.
+It has the encoder's parameters; Wqkv is stored as three matrices, and the head has another name. A local layer sees the
+token itself and half of local_attention less one token before it, as this program's layers do in causal order. Decoders
+trained by Ettin's code (FlexBERT) saw one token more; transformers opens them with this window too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from modernbert_train.weights.formats.config_json import Described
 
 MODEL_TYPE, ARCHITECTURE = "modernbert-decoder", "ModernBertDecoderForCausalLM"
 
-# keys of the encoder's config.json that a decoder has not
+# keys of the encoder's config.json that a decoder lacks
 _ENCODER_ONLY = ("classifier_pooling",)
 
 
@@ -39,7 +39,7 @@ def today(name: str) -> str | None:
 def describe(
     config: ModernBertConfig, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
 ) -> dict[str, Any]:
-    """See `HubFormat`; the sliding window is what transformers makes of local_attention, said for the reader."""
+    """See `HubFormat`; the sliding window is informative: transformers computes it from local_attention."""
     encoder = modernbert.describe(config, order, modules, max_tokens, vocabulary)
     return {
         **{key: value for key, value in encoder.items() if key not in _ENCODER_ONLY},

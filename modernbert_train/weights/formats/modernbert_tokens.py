@@ -1,7 +1,7 @@
-"""A ModernBERT that was trained to tell replaced tokens, as transformers' ModernBertForTokenClassification.
+"""A ModernBERT trained to detect replaced tokens, as transformers' ModernBertForTokenClassification.
 
-The head is the same there. One logit here is two there, of which the first is always 0: their softmax is the sigmoid of
-ours, exactly.
+The head is the same. One logit here becomes two, of which the first is always 0: their softmax equals the sigmoid of
+the one, exactly.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def theirs(name: str, config: ModernBertConfig) -> tuple[str, ...]:
 
 
 def shape(name: str, config: ModernBertConfig) -> Shape | None:
-    """See `HubFormat`: above the one logit of ours stands one that is 0."""
+    """See `HubFormat`: a row of zeros is stored above the row of the one logit."""
     if name.startswith(f"{TOKEN_HEAD}.classifier."):
         return Shape((2, config.hidden_size) if name.endswith("weight") else (2,), zero_rows=1)
     return None
@@ -61,7 +61,7 @@ def describe(
 
 
 def is_one(raw: dict[str, Any]) -> bool:
-    """Whether a config.json is that of such a model; with other labels it tells classes of words."""
+    """Return True if a config.json describes such a model; one with other labels classifies words."""
     labels = raw.get("id2label")
     return raw.get("architectures") == [ARCHITECTURE] and isinstance(labels, dict) and [*labels.values()] == [*LABELS]
 

@@ -1,4 +1,4 @@
-"""NeoBERT as its published code names and describes it; transformers has no class of it.
+"""NeoBERT as its published code names and describes it; transformers lacks a class for it.
 
 config.json names the code on the Hub (`auto_map`), which transformers fetches and runs where a user sets
 `trust_remote_code=True`. This program never does.
@@ -31,7 +31,7 @@ AUTO_MAP = {
     "AutoModelForSequenceClassification": f"{_CODE}.NeoBERTForSequenceClassification",
 }
 
-# NeoBertConfig -> config.json, where one number is one key.
+# NeoBertConfig -> config.json, for keys with one number.
 KEYS = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -40,7 +40,7 @@ KEYS = {
     "norm_eps": "norm_eps",
 }
 
-# of a layer here -> there
+# module of a layer here -> in the published code
 _LAYER = {
     "attn.Wqkv": "qkv",
     "attn.Wo": "wo",
@@ -55,7 +55,7 @@ _OUTSIDE = {
     "decoder.weight": "decoder.weight",
     "decoder.bias": "decoder.bias",
 }
-_BODY = ("encoder.", "transformer_encoder.", "layer_norm.")  # of a file without the decoder, which lacks the prefix
+_BODY = ("encoder.", "transformer_encoder.", "layer_norm.")  # a file without the decoder lacks the prefix
 
 
 def theirs(name: str, config: NeoBertConfig) -> tuple[str, ...]:

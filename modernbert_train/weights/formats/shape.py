@@ -1,4 +1,4 @@
-"""Tensors that have another shape elsewhere."""
+"""Tensors that other libraries store in another shape."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 
 class Shape(NamedTuple):
-    """How a matrix of ours, or a part of one along its rows, lies in another library.
+    """Stored form of a matrix, or of a part of one along its rows, in another library.
 
     Attributes:
         dims: its dimensions there.
-        transposed: whether it is our transpose that has them.
-        zero_rows: rows of zeros there that stand above ours: classes whose logit is always 0.
+        transposed: True if the transpose has these dimensions.
+        zero_rows: rows of zeros stored above it: classes whose logit is always 0.
     """
 
     dims: tuple[int, ...]

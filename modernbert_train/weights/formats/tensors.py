@@ -1,7 +1,7 @@
-"""Tensors under the names of a format, and back; nothing is rounded on the way.
+"""Convert tensors to the names of a format and back, without rounding.
 
-Heads besides that of the masked-LM model are taken where they are stored whole, and have a place or none: what is done
-about one that is missing, or left over, is for whoever asked.
+Heads besides the masked-LM model's are returned if they are stored whole, even if the format cannot store them; the
+caller decides about missing and surplus heads.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ EMBEDDING, DECODER = "model.embeddings.tok_embeddings.weight", "decoder.weight"
 Mistake = Callable[[str], RunError]
 Shapes = Mapping[str, tuple[int, ...]]
 
-MASKED_LM = ("model", "head", "decoder")  # modules of a model that predicts tokens
+MASKED_LM = ("model", "head", "decoder")  # modules of a masked-LM model
 
 
 def heads_among(names: Iterable[str]) -> tuple[str, ...]:
-    """Modules besides those of a model that predicts tokens."""
+    """Return the modules besides a masked-LM model's."""
     return tuple(sorted({module_of(name) for name in names} - {*MASKED_LM}))
 
 
 def places_of(hub: HubFormat, ours: str, config: ModelConfig) -> list[tuple[str, ...]]:
-    """Where a format has a parameter of ours: its parts along the rows, once for each place that it is stored in."""
+    """Return a parameter's names in a format: its parts along the rows, once for each place that stores it."""
     found = (hub.theirs(name, config.stored) for name in config.stored_names(ours))
     return [parts for parts in found if parts]
 
 
-def without_place(hub: HubFormat, names: Iterable[str], config: ModelConfig) -> tuple[str, ...]:
-    """Heads that the format has no place for."""
+def unsupported_heads(hub: HubFormat, names: Iterable[str], config: ModelConfig) -> tuple[str, ...]:
+    """Return the heads that the format cannot store."""
     return heads_among(name for name in names if not places_of(hub, name, config))
 
 
 def to_hf(
     hub: HubFormat, weights: Mapping[str, Tensor], config: ModelConfig, shapes: Shapes | None = None
 ) -> dict[str, Tensor]:
-    """A state dict of ours under transformers' names, without what has no place there.
+    """Return a state dict under transformers' names, without the parameters that the format cannot store.
 
     Args:
         hub: the format.
-        weights: of a model with or without further heads; the tied decoder.weight may be there or not, and is left out.
+        weights: of a model with or without further heads; a tied decoder.weight may be present, and is left out.
         config: their architecture.
-        shapes: that they must have; None: those of the architecture.
+        shapes: expected shapes; None: the architecture's.
 
     Raises:
         ConfigError: tensors are missing, unknown or of another shape, or the decoder is not tied.
@@ -63,7 +63,7 @@ def to_hf(
         return ConfigError(f"the model's weights: {what}. Nothing was exported.")
 
     modules = {module_of(name) for name in weights}
-    modules |= {"model"} if TOKEN_HEAD in modules else {*MASKED_LM}  # a class of each token, or predictions
+    modules |= {"model"} if TOKEN_HEAD in modules else {*MASKED_LM}  # a detector, or a masked-LM model
     expected = shapes or {name: shape for name, shape in all_shapes(config).items() if module_of(name) in modules}
     if config.tied and DECODER in weights:
         if EMBEDDING in weights and not torch.equal(weights[DECODER], weights[EMBEDDING]):
@@ -88,17 +88,17 @@ def from_hf(
     described_by: str = CONFIG_JSON,
     shapes: Shapes | None = None,
 ) -> dict[str, Tensor]:
-    """Tensors under our names, in fp32, with the tied decoder.weight and with each further head that is stored whole.
+    """Return tensors under this program's names, in fp32, with a tied decoder.weight and further heads stored whole.
 
     Args:
         hub: the format.
         stored: under transformers' names, or older ones.
-        config: the architecture that they must be of.
-        where, described_by: how a message names the file and what describes its architecture.
-        shapes: that they must have, where config.json says what it tells; None: those of the architecture.
+        config: their expected architecture.
+        where, described_by: names of the file and of the source of its architecture in messages.
+        shapes: expected shapes, for a config.json with an objective; None: the architecture's.
 
     Raises:
-        DataError: tensors are missing, unknown, of another shape or type, not tied, or differ where ours are one.
+        DataError: tensors are missing, unknown, of another shape or type, not tied, or differ but are shared here.
     """
 
     def mistake(what: str) -> DataError:
@@ -112,10 +112,10 @@ def from_hf(
         if now is None:
             continue
         now = copies.get(now, now)
-        if not tensor.is_floating_point():  # a buffer, unless it stands in the place of a weight
+        if not tensor.is_floating_point():  # a buffer, unless it has the name of a weight
             others[now] = name, tensor.dtype
             continue
-        if now in found and not torch.equal(found[now], tensor):  # stored a second time, it must be the same
+        if now in found and not torch.equal(found[now], tensor):  # a second copy must be equal
             copy = (
                 name
                 if name != now
@@ -128,7 +128,7 @@ def from_hf(
     shapes = shapes or all_shapes(config)
     known = {ours: places for ours in shapes if (places := places_of(hub, ours, config))}
     classes = _names(known, TOKEN_HEAD)
-    # a class of each token, and no predictions; or an encoder alone
+    # a detector has classes of tokens and no predictions; an encoder may have no head
     no_head = (bool(classes) and all(name in found for name in classes)) or getattr(hub, "headless", False)
     for head in [*heads_among(known), *(("head", "decoder") if no_head else ())] if optional else ():
         if not all(name in found for name in _names(known, head)):
@@ -161,12 +161,12 @@ def from_hf(
 
 
 def _names(known: Mapping[str, Sequence[tuple[str, ...]]], module: str) -> list[str]:
-    """Theirs of a module of ours."""
+    """Return the stored names of a module."""
     return [name for ours in known if module_of(ours) == module for parts in known[ours] for name in parts]
 
 
 def _shape(hub: HubFormat, name: str, config: ModelConfig) -> Shape | None:
-    """Of a parameter's parts there, where it is not ours."""
+    """Return the stored shape of a parameter's parts, or None if it is the same here."""
     ask: Callable[[str, ModelConfig], Shape | None] | None = getattr(hub, "shape", None)
     return None if ask is None else ask(name, config)
 
@@ -202,13 +202,13 @@ def _compare_copies(found: Mapping[str, Tensor], places: Iterable[Sequence[tuple
             for name, copy in zip(first, parts, strict=True):
                 if not torch.equal(found[name], found[copy]):
                     raise DataError(
-                        f"{where}: {copy} differs from {name}, and layers of this model share them. Let them share "
-                        "less, or name weights that are the same there."
+                        f"{where}: {copy} differs from {name}, and layers of this model share them. Set sharing to "
+                        "share less, or name weights in which they are equal."
                     )
 
 
 def positions_from_zero(config: BertConfig, weights: Mapping[str, Tensor]) -> tuple[BertConfig, dict[str, Tensor]]:
-    """The same model with positions from 0, as ELECTRA's: of a RoBERTa the table begins with the first token's."""
+    """Return the model with positions from 0, as ELECTRA's: the rows before a RoBERTa's first token are cut off."""
     table, rows = "model.embeddings.position_embeddings.weight", config.position_offset
     cut = {name: tensor[rows:] if name == table else tensor for name, tensor in weights.items()}
     return replace(config, position_offset=0), cut

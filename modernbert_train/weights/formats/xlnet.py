@@ -1,10 +1,10 @@
 """XLNet as transformers names and describes it.
 
-There the matrices of attention have a dimension for the heads, with the model's width first: of those that make heads
-ours are the transpose, of the one that brings them together the same numbers in a row. Nothing is rounded, so both ways
-keep every bit. transformers has one class for what sees both sides and for what was trained in causal order, which
-`attn_type` tells apart; and it reads predictions of a permuted order from query tokens, others where they stand, which
-a key of ours tells apart. The head for pairs has no place.
+Its attention matrices have a dimension for the heads, after the model's width. The matrices into the heads are stored
+transposed; the one out of the heads has the same numbers in the same order. Nothing is rounded, so every bit is kept
+both ways. transformers has one class for bidirectional and causal models; `attn_type` distinguishes them. It reads
+predictions of a permuted order from query tokens and others from the token itself; a key of this program distinguishes
+these. It cannot store the head for pairs.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from modernbert_train.weights.formats.config_json import (
 from modernbert_train.weights.formats.shape import Shape
 
 MODEL_TYPE, ARCHITECTURE = "xlnet", "XLNetLMHeadModel"
-QUERY_TOKENS, OWN_PLACE = "query_tokens", "own_place"  # of PREDICTS_FROM; without it: as XLNet was published
+QUERY_TOKENS, OWN_PLACE = "query_tokens", "own_place"  # values of PREDICTS_FROM; a missing key means query tokens
 
-# What the configuration can say and this encoder does not do otherwise.
+# Options of transformers' configuration, with the only value that this encoder implements.
 FIXED: dict[str, Any] = {
     "untie_r": True,
     "bi_data": False,
@@ -44,10 +44,10 @@ FIXED: dict[str, Any] = {
     "same_length": False,
     "tie_word_embeddings": True,
 }
-# Memory of earlier text, which weights do not depend on: written off, and read as anything.
+# Memory of earlier text, which does not change the weights: switched off in exports, and ignored in reading.
 NO_MEMORY = {"mem_len": None, "reuse_len": None, "use_mems_eval": False, "use_mems_train": False}
 
-# XLNetConfig -> config.json, where one number is one key.
+# XLNetConfig -> config.json, for keys with one number.
 KEYS = {
     "vocab_size": "vocab_size",
     "hidden_size": "d_model",
@@ -57,13 +57,13 @@ KEYS = {
     "norm_eps": "layer_norm_eps",
     "init_std": "initializer_range",
 }
-# transformers' defaults, where they are not ours; those of XLNet-large
+# transformers' defaults where they differ from this program's; XLNet-large's
 _DEFAULTS = {"d_model": 1024, "n_layer": 24, "n_head": 16, "d_inner": 4096}
 
-ORDERS: dict[str, Order] = {"bi": "all", "uni": "causal"}  # attn_type -> what a token sees
+ORDERS: dict[str, Order] = {"bi": "all", "uni": "causal"}  # attn_type -> which tokens each token sees
 
 _TRANSPOSED = ("attn.Wqkv", "attn.Wr")
-# of a layer here -> there
+# parameter of a layer here -> in transformers
 _LAYER = {
     "attn.Wqkv.weight": ("rel_attn.q", "rel_attn.k", "rel_attn.v"),
     "attn.Wr.weight": ("rel_attn.r",),
@@ -103,7 +103,7 @@ def today(name: str) -> str | None:
 
 
 def shape(name: str, config: XLNetConfig) -> Shape | None:
-    """See `HubFormat`: matrices of attention have a dimension for heads, and single vectors two more."""
+    """See `HubFormat`: attention matrices have a dimension for heads, single vectors two more."""
     heads = (config.num_heads, config.head_size)
     module = name.rpartition(".")[0]
     if module.endswith(("attn.Wqkv", "attn.Wr", "attn.Wo")):
@@ -116,7 +116,7 @@ def shape(name: str, config: XLNetConfig) -> Shape | None:
 def describe(
     config: XLNetConfig, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
 ) -> dict[str, Any]:
-    """See `HubFormat`. There is no longest sequence; `max_tokens` is a key of ours."""
+    """See `HubFormat`. XLNet has no longest sequence; `max_tokens` is a key of this program."""
     return {
         **head_of(ARCHITECTURE, MODEL_TYPE),
         PREDICTS_FROM: QUERY_TOKENS if order == "given" else OWN_PLACE,
@@ -135,7 +135,7 @@ def describe(
 
 
 def read(raw: dict[str, Any], where: str) -> Described:
-    """See `HubFormat`. Memory of earlier text is not taken over; nor is dropout of attention probabilities."""
+    """See `HubFormat`. Memory of earlier text and dropout of attention probabilities are ignored."""
     require_class(raw, where, MODEL_TYPE, ARCHITECTURE)
     require_fixed(raw, FIXED, where)
     attention = one_of(raw, "attn_type", "bi", ORDERS, where)

@@ -292,9 +292,9 @@ def test_classes_of_a_decoders_shape_that_transformers_has_not(tokenizer: Path, 
     """Its classes for texts of a Qwen or Gemma read the last token alone: they would tell others than were measured."""
     for config, objective, said in [
         (LLAMA, ClassifyConfig(labels=LABELS, pooling="cls"), "EuroBertForSequenceClassification reads mean alone"),
-        (LLAMAS["qwen3"], ClassifyConfig(labels=LABELS), "on a qwen3 .its classes of texts read the last token alone"),
-        (LLAMAS["qwen2"], ClassifyConfig(labels=LABELS), "on a qwen2 .its classes of texts read the last token alone"),
-        (GEMMA, ClassifyConfig(labels=LABELS), "on a gemma3_text .its classes of texts read the last token alone"),
+        (LLAMAS["qwen3"], ClassifyConfig(labels=LABELS), "on a qwen3 .its classes of texts read only the last token"),
+        (LLAMAS["qwen2"], ClassifyConfig(labels=LABELS), "on a qwen2 .its classes of texts read only the last token"),
+        (GEMMA, ClassifyConfig(labels=LABELS), "on a gemma3_text .its classes of texts read only the last token"),
         (GEMMA, TagConfig(labels=LABELS), "no class of transformers has this head on a gemma3_text; those"),
         (LLAMA, AnswerConfig(), "no class of transformers has this head on a eurobert"),
     ]:

@@ -65,7 +65,7 @@ def test_import_config_reads_an_albert_and_sees_what_it_shares(
         out = capsys.readouterr()
         model = yaml.safe_load(out.out)["model"]
         assert model["sharing"] == (config.sharing if way in SAID else "none")
-        assert "weights.init_from: no model.safetensors" in out.err
+        assert "weights.init_from: the folder lacks model.safetensors" in out.err
 
 
 def test_in_causal_order_there_is_nothing_to_export_to() -> None:

@@ -45,7 +45,7 @@ from modernbert_train.weights.formats import (
     read_folder,
 )
 from modernbert_train.weights.formats.classifiers import KINDS
-from modernbert_train.weights.formats.tensors import from_hf, heads_among, places_of, to_hf, without_place
+from modernbert_train.weights.formats.tensors import from_hf, heads_among, places_of, to_hf, unsupported_heads
 from modernbert_train.weights.hf_folder import load_weights
 from tests.weights.conftest import CONFIG, edit, write
 
@@ -177,7 +177,7 @@ def test_a_pair_head_is_kept_where_it_has_a_place(config: ModelConfig) -> None:
     weights = model.state_dict()
     hub = export_format(config, "all")
     back = from_hf(hub, to_hf(hub, weights, config), config, "file")
-    kept = () if without_place(hub, weights, config) else ("pair_head",)
+    kept = () if unsupported_heads(hub, weights, config) else ("pair_head",)
     assert heads_among(back) == kept
     assert all(torch.equal(tensor, weights[name]) for name, tensor in back.items())
 
@@ -229,7 +229,7 @@ def test_scaled_positions_of_local_layers_are_refused_and_layer_types_win() -> N
     """A Gemma 3 whose scaling was ignored read its local layers otherwise than transformers."""
     raw = json.loads(transformers.CONFIG_MAPPING["gemma3_text"]().to_json_string(use_diff=False))
     scaled = {"rope_type": "linear", "factor": 8.0, "rope_theta": 10_000.0}
-    with pytest.raises(DataError, match="no scaled positions in its local layers"):
+    with pytest.raises(DataError, match="cannot scale positions in its local layers"):
         read(raw | {"rope_parameters": raw["rope_parameters"] | {"sliding_attention": scaled}}, "x")
     types = ["sliding_attention", "full_attention"] * 13
     assert read(raw | {"layer_types": types, "_sliding_window_pattern": 6}, "x").model.global_every == 2

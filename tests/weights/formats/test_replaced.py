@@ -69,7 +69,7 @@ def test_import_config_goes_on_to_detect(written: tuple[str, Path], capsys: pyte
     ours = yaml.safe_load(said.out)
     assert ours["model"]["name"] == name and ours["objective"] == {"name": "rtd"}
     assert ours["weights"] == {"init_from": str(folder)}
-    assert "a discriminator does not say what its generator was" in said.out + said.err
+    assert "config.json does not describe the generator" in said.out + said.err
 
 
 def test_a_generator_comes_back(tmp_path: Path) -> None:
@@ -145,6 +145,6 @@ def test_a_generator_of_another_gelu_is_not_exported(tokenizer_folder: Path) -> 
     """transformers' would compute something else; its discriminator is as good as any."""
     config = BertConfig(**SHAPE, activation="gelu_tanh")
     vocabulary = read_vocabulary(tokenizer_folder)
-    with pytest.raises(ConfigError, match="Export the discriminator alone"):
+    with pytest.raises(ConfigError, match="Export only the discriminator"):
         Electra().describe(config, "all", ("model", "head", "decoder"), 40, vocabulary)
     assert Electra().describe(config, "all", ("model", "token_head"), 40, vocabulary)["hidden_act"] == "gelu_new"
