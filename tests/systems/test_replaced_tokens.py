@@ -401,7 +401,7 @@ def test_each_phase_is_exported_as_what_it_trained(
     assert "in phase short, which leaves the generator idle" in capsys.readouterr().err
     assert main(["export", str(switch.folder)]) == 0
     card = (first / "README.md").read_text()
-    assert "AutoModelForMaskedLM" in card and "| this model |" in card and "judged" not in card
+    assert "AutoModelForMaskedLM" in card and "| this model |" in card and "of the tokens were replaced" not in card
     twin = opened(first, {"bert": "BertForMaskedLM", "modernbert": "ModernBertForMaskedLM"}[encoder])
     model = build_model(switch.config.model, switch.config.objective)
     assert isinstance(model, ForReplacedAndMasked)
@@ -412,7 +412,7 @@ def test_each_phase_is_exported_as_what_it_trained(
         torch.testing.assert_close(
             twin(input_ids=ids_T[None]).logits[0], model.decoder(model.head(hidden_TD)), atol=1e-5, rtol=0
         )
-    assert main(["export", str(run)]) == 0 and "judged" in (run / "hf/README.md").read_text()
+    assert main(["export", str(run)]) == 0 and "of the tokens were replaced" in (run / "hf/README.md").read_text()
     opened(run / "hf", DISCRIMINATOR[encoder])
     assert main(["export", str(run), "--generator"]) == (78 if encoder == "modernbert" else 0)
 

@@ -275,9 +275,9 @@ def test_what_stands_before_the_classes_is_drawn_as_transformers_draws_it(
 
 
 def test_what_transformers_cannot_say_is_refused_with_a_reason(tokenizer: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"pooling=mean: transformers' BertForSequenceClassification reads cls alone"):
+    with pytest.raises(ConfigError, match=r"pooling=mean: transformers' BertForSequenceClassification only reads cls"):
         classifier_format(BERT, ClassifyConfig(labels=LABELS, pooling="mean"))
-    with pytest.raises(ConfigError, match=r"transformers' XLNetForSequenceClassification reads cls alone"):
+    with pytest.raises(ConfigError, match=r"transformers' XLNetForSequenceClassification only reads cls"):
         classifier_format(CONFIGS["xlnet"], ClassifyConfig(labels=LABELS, pooling="mean"))
     objective = ClassifyConfig(labels=LABELS)
     folder = exported(made(MODERNBERT, objective), MODERNBERT, objective, tokenizer, tmp_path / "hf")
@@ -291,11 +291,11 @@ def test_what_transformers_cannot_say_is_refused_with_a_reason(tokenizer: Path, 
 def test_classes_of_a_decoders_shape_that_transformers_has_not(tokenizer: Path, tmp_path: Path) -> None:
     """Its classes for texts of a Qwen or Gemma read the last token alone: they would tell others than were measured."""
     for config, objective, said in [
-        (LLAMA, ClassifyConfig(labels=LABELS, pooling="cls"), "EuroBertForSequenceClassification reads mean alone"),
+        (LLAMA, ClassifyConfig(labels=LABELS, pooling="cls"), "EuroBertForSequenceClassification only reads mean"),
         (LLAMAS["qwen3"], ClassifyConfig(labels=LABELS), "on a qwen3 .its classes of texts read only the last token"),
         (LLAMAS["qwen2"], ClassifyConfig(labels=LABELS), "on a qwen2 .its classes of texts read only the last token"),
         (GEMMA, ClassifyConfig(labels=LABELS), "on a gemma3_text .its classes of texts read only the last token"),
-        (GEMMA, TagConfig(labels=LABELS), "no class of transformers has this head on a gemma3_text; those"),
+        (GEMMA, TagConfig(labels=LABELS), "no class of transformers has this head on a gemma3_text; for"),
         (LLAMA, AnswerConfig(), "no class of transformers has this head on a eurobert"),
     ]:
         with pytest.raises(ConfigError, match=said):
