@@ -83,7 +83,8 @@ def test_both_parts_compute_the_same_in_transformers(
 
     assert main(["export", str(run), "--licence", "mit"]) == 0
     card = (run / "hf/README.md").read_text()
-    assert "arxiv.org/abs/2003.10555" in card and "AutoModelForMaskedLM" not in card and "of the tokens were replaced" in card
+    assert "arxiv.org/abs/2003.10555" in card and "AutoModelForMaskedLM" not in card
+    assert "of the tokens were replaced" in card
     twin = opened(run / "hf", DISCRIMINATOR[encoder])
     with torch.no_grad():
         for start, end in itertools.pairwise(BOUNDARIES):
