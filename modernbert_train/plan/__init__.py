@@ -1,5 +1,5 @@
-"""Before a run: its cost, the mistakes that would end it, what this machine can do, its settings of speed.
+"""Before a run: estimate its cost, find mistakes that would end it, examine the machine, choose its speed settings.
 
-Each estimate is a file. Estimates, resolve.py and doctor.py import no torch at their top; `trials/` measures.
+Each estimate is a file. No module imports torch at its top, except in `trials/`, which measures.
 Imports: batch, checkpoints, clock, config, core, data, distributed, models, optim, weights.
 """

@@ -1,4 +1,4 @@
-"""The largest microbatch that fits a GPU, and the sharding that makes the fastest step with it."""
+"""Find the largest microbatch that fits a GPU, and the sharding with the fastest step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from modernbert_train.plan.memory import Memory, Strategy, sharing_ranks
 from modernbert_train.plan.speed import StepTime, step_time
 
 STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp2", "hsdp")
-SHARDING_GAIN = 1.02  # weights that fit whole are sharded only for a larger gain
+SHARDING_GAIN = 1.02  # weights that fit unsharded are sharded only for a larger gain
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,11 @@ class Setting:
 
     Attributes:
         strategy: how ranks share the model.
-        microbatch_rows: the most that fit and divide a rank's rows.
-        fitting_rows: the most that fit; where memory is not predicted, the most that are configured.
-        microbatches: of one step on one rank.
-        memory: of one GPU; None where it is not predicted.
-        step: its time.
+        microbatch_rows: the most rows that fit and divide a rank's rows.
+        fitting_rows: the most rows that fit; the configured rows if memory is not predicted.
+        microbatches: number in one step on one rank.
+        memory: memory of one GPU; None if it is not predicted.
+        step: time of one step.
     """
 
     strategy: Strategy
@@ -36,12 +36,12 @@ class Setting:
 
 
 def settings(plan: Plan, phase: PlannedPhase, gpu: str, ranks: int) -> list[Setting]:
-    """For each strategy that makes sense, the largest microbatch that fits and divides a rank's rows; best first.
+    """Return, for each sensible strategy, the largest microbatch that fits and divides a rank's rows; best first.
 
-    Where memory is not predicted, a microbatch has at most the rows that are configured.
+    If memory is not predicted, a microbatch has at most the configured rows.
 
     Returns:
-        By time of a step, sharding that gains less than 2 % over ddp after it; nothing if not even one row fits.
+        Settings by step time, but sharding that gains less than 2 % ranks below ddp; empty if not even one row fits.
     """
     found = []
     for strategy in STRATEGIES:

@@ -17,13 +17,13 @@ MOST_NOTES = 2
 
 
 def answer(plan: Plan, gpu: str, shown: Sequence[str], prices: dict[str, float]) -> Section:
-    """The first section of a plan.
+    """Build the first section of a plan.
 
     Args:
-        plan: the run, open where it leaves keys open.
-        gpu: key of GPUS, the subject of the lines.
+        plan: the run; keys may still be open.
+        gpu: key of GPUS that the lines are about.
         shown: keys of GPUS among which the cheapest is named.
-        prices: dollars an hour for one GPU, where they are not the assumed ones.
+        prices: dollars an hour for one GPU, replacing the assumed ones.
     """
     bills = {name: bill_of(plan.on(name), name, prices) for name in shown}
     plan = plan.on(gpu)
@@ -62,7 +62,7 @@ def _memory(plan: Plan, gpu: str) -> str:
 
 
 def _cheaper(plan: Plan, bill: Bill, bills: dict[str, Bill]) -> str | None:
-    """The GPU of those shown that costs least, unless it is the one that the plan is about."""
+    """Return the cheapest of the GPUs shown, unless it is the one that the plan is about."""
     fitting = {name: each for name, each in bills.items() if each.fits}
     if not fitting:
         return None
@@ -84,4 +84,4 @@ def _notes(plan: Plan, gpu: str, bill: Bill) -> Iterator[str]:
     if faster.seconds * GAIN < bill.seconds:
         yield f"compute.compile=true: {time_between(faster)} instead of {time_between(bill)}, predicted."
     if plan.config.data.validation is None:
-        yield "data.validation is not set: nothing will tell whether the model learns more than its own text."
+        yield "data.validation is not set: nothing will show whether the model learns more than its own text."

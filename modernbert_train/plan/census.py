@@ -1,7 +1,8 @@
-"""Census of a model by its configuration: its matrices, their products, its layers' windows.
+"""Count a model's matrices, their products and its layers' windows, from its configuration.
 
-From this follow parameters, FLOPs, what Muon orthogonalises and what GPUs send. Another architecture is one function
-here and a row in `ENCODER_COUNTS`; another head is one in `HEAD_COUNTS`. Tests hold every one against the real model.
+Parameters, FLOPs, the work of Muon and the bytes that GPUs send all follow from this. Another architecture is one
+function here and a row in `ENCODER_COUNTS`; another head is a row in `HEAD_COUNTS`. Tests compare every one with the
+real model.
 
 Shape legend: D model width, E width of the embedding, F hidden width, V vocabulary, L layers.
 """
@@ -42,15 +43,15 @@ class Matrix:
     """Matrices of one shape, or vectors as matrices of one column.
 
     Attributes:
-        rows, columns: of each.
-        place: where they stand: in tables, in layers, or elsewhere.
-        count: how many, each of its own numbers.
-        uses: products of each with what it is multiplied with; 0: norms, biases, and tables that are only looked up.
-        passes: layers that have it in common; its products are made in each of them.
-        head: whose positions it is multiplied with, a name of `ObjectiveConfig.heads`; None: every token. A vector has
-            it to say whose it is.
-        once: multiplied with as much for any tokens of a microbatch, which counts no FLOPs of a token.
-        parts: so many lie one below another in one weight.
+        rows, columns: shape of each.
+        place: location: table, layer, or elsewhere.
+        count: number of separate matrices.
+        uses: matrix products with each per pass; 0 for norms, biases, and tables that are only looked up.
+        passes: layers that share it; each of them computes its products.
+        head: the head whose positions it is multiplied with, a name of `ObjectiveConfig.heads`; None: every token. For
+            a vector, the head it belongs to.
+        once: its product has the same size for any number of tokens of a microbatch; not counted as FLOPs of a token.
+        parts: number of these matrices stacked in one weight.
     """
 
     rows: int
@@ -69,11 +70,11 @@ class Matrix:
 
     @property
     def weights(self) -> int:
-        """Tensors that they are stored in."""
+        """Number of tensors that store them."""
         return self.count // self.parts
 
     def padded(self, shards: int) -> int:
-        """Numbers where shards of a weight have equally many rows, as FSDP2 has them; those of the last are padding."""
+        """Return the numbers including FSDP2's padding, which gives all shards of a weight equally many rows."""
         return self.weights * -(-self.parts * self.rows // shards) * shards * self.columns
 
 
@@ -82,9 +83,9 @@ class Census:
     """A model with its heads.
 
     Attributes:
-        matrices: and vectors.
-        windows: of each layer, a generator's too, the tokens that a token sees on each side; None: all of its sequence.
-        key_flops: of a token in the attention of each layer, for each key that it sees.
+        matrices: all matrices and vectors.
+        windows: for each layer, a generator's too, the tokens that a token sees on each side; None: its whole sequence.
+        key_flops: FLOPs of a token in each layer's attention, for each key that it sees.
     """
 
     matrices: tuple[Matrix, ...]
@@ -93,12 +94,12 @@ class Census:
 
     @property
     def hidden(self) -> list[Matrix]:
-        """What Muon orthogonalises, fused matrices one by one: all that are multiplied with, but the embedding."""
+        """Matrices that Muon orthogonalises, fused ones separately: all that are multiplied with, but the embedding."""
         return [matrix for matrix in self.matrices if matrix.uses and matrix.place != "embedding"]
 
     @property
     def num_global(self) -> int:
-        """Layers without a window."""
+        """Number of layers without a window."""
         return sum(window is None for window in self.windows)
 
 
@@ -108,7 +109,7 @@ def census(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Cens
 
     Args:
         model: the encoder.
-        objective: with the heads; None: masked-language modelling.
+        objective: its heads are included; None: masked-language modelling.
     """
     objective = objective or MaskedLmConfig()
     matrices, windows = ENCODER_COUNTS[type(model)](model)
@@ -129,7 +130,7 @@ def census(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Cens
 
 
 def _without_tokens(matrices: Iterable[Matrix], *, idle: bool) -> tuple[Matrix, ...]:
-    """An encoder whose table is only looked up, without the head that predicts tokens, or with that for later."""
+    """Return an encoder without its head for tokens; with `idle`, the head is kept for a later phase."""
     found: list[Matrix] = []
     table, *_ = matrices = tuple(matrices)
     for matrix in matrices:
@@ -141,18 +142,19 @@ def _without_tokens(matrices: Iterable[Matrix], *, idle: bool) -> tuple[Matrix, 
 
 
 def _generator(generator: Iterable[Matrix], model: tuple[Matrix, ...], width: int, sharing: str) -> tuple[Matrix, ...]:
-    """A model and its generator, of this width. See models/replaced.py: differences are as large as the tables that
-    they are added to, so that gdes counts as no sharing does."""
+    """Return a model with a generator of this width. See models/replaced.py: in gdes sharing the difference tables are
+    as large as the tables they are added to, so gdes counts like no sharing."""
     own = [replace(matrix, head="generator") if matrix.head == "tokens" else matrix for matrix in generator]
     if sharing != "embeddings":
         return (*model, *own)
-    table, *rest = model  # which stands first
+    table, *rest = model  # the table is first
     wide = table.columns
     own = [matrix for matrix in own if matrix.place != "embedding"]
     projection: tuple[Matrix, ...] = ()
     if wide != next(iter(generator)).columns:
         own = [replace(m, rows=wide) if m.head == "generator" and m.rows == width else m for m in own]
-        if not any(matrix.uses and matrix.head == "generator" for matrix in own):  # XLNet has no dense matrix else
+        # XLNet otherwise lacks a dense matrix
+        if not any(matrix.uses and matrix.head == "generator" for matrix in own):
             own += [Matrix(wide, width, "head", uses=1, head="generator"), Matrix(wide, 1, "head", head="generator")]
         projection = (Matrix(width, wide, "head", uses=1), Matrix(width, 1, "head"))
     return (replace(table, uses=1, head="generator"), *rest, *own, *projection)
@@ -162,7 +164,7 @@ Counted = tuple[tuple[Matrix, ...], tuple[int | None, ...]]  # an encoder with t
 
 
 def _modernbert(model: ModernBertConfig) -> Counted:
-    """No biases but the decoder's; the first layer has one norm, the others two."""
+    """Count ModernBERT: the decoder has the only bias; the first layer has one norm, the others two."""
     width, hidden, layers = model.hidden_size, model.intermediate_size, model.num_layers
     windows = tuple(None if model.is_global(index) else model.half_window for index in range(layers))
     return (
@@ -179,7 +181,7 @@ def _modernbert(model: ModernBertConfig) -> Counted:
 
 
 def _bert(model: BertShape) -> Counted:
-    """Biases everywhere; norms have one too. Tables of positions and segments are only looked up."""
+    """Count BERT: biases everywhere, in norms too. Tables of positions and segments are only looked up."""
     width, hidden, layers = model.hidden_size, model.intermediate_size, model.num_layers
     return (
         table_of(model),
@@ -198,7 +200,7 @@ def _bert(model: BertShape) -> Counted:
 
 
 def _albert(model: AlbertConfig) -> Counted:
-    """BERT's, but for narrow tables, a projection, and units that several layers share."""
+    """Count ALBERT: as BERT, with narrow tables, a projection, and units that several layers share."""
     width, hidden, narrow = model.hidden_size, model.intermediate_size, model.embedding_size
     attentions, ffns = (Counter(model.passes(part)) for part in ("attention", "ffn"))
     of_attentions = (
@@ -232,7 +234,7 @@ def _albert(model: AlbertConfig) -> Counted:
 
 
 def _xlnet(model: XLNetConfig) -> Counted:
-    """No biases in attention but those of the heads; keys of distances are made once a microbatch."""
+    """Count XLNet: attention has biases of heads only; keys of distances are computed once a microbatch."""
     width, hidden, layers = model.hidden_size, model.intermediate_size, model.num_layers
     return (
         table_of(model),
@@ -250,11 +252,11 @@ def _xlnet(model: XLNetConfig) -> Counted:
 
 
 def _deberta(model: DebertaConfig) -> Counted:
-    """Distances are multiplied with Wqkv, or with separate matrices, once a microbatch."""
+    """Count DeBERTa: distances are multiplied with Wqkv, or with separate matrices, once a microbatch."""
     width, hidden, layers = model.hidden_size, model.intermediate_size, model.num_layers
     first = model.version == "v1"
     own = (Matrix(width, width, "layer", 2 * layers, uses=1, once=True),) if first else ()
-    qkv = Matrix(3 * width, width, "layer", layers, uses=1)  # in version 1 head by head, so that it is one
+    qkv = Matrix(3 * width, width, "layer", layers, uses=1)  # version 1 interleaves it by head, so it is one matrix
     wide = model.convolution * width
     convolution = (Matrix(width, wide, "head", uses=1), Matrix(width, 1, "head", 3)) if wide else ()  # bias, norm
     narrow = (Matrix(width, model.embedding_width, "head", uses=1),) if model.embedding_size else ()
@@ -277,7 +279,7 @@ def _deberta(model: DebertaConfig) -> Counted:
 
 
 def _llama(model: LlamaConfig) -> Counted:
-    """Norms without biases; keys and values may have fewer heads than queries."""
+    """Count Llama: norms without biases; keys and values may have fewer heads than queries."""
     width, hidden, layers, across = model.hidden_size, model.intermediate_size, model.num_layers, model.attention_width
     keys = model.kv_heads * model.head_size
     biases = (Matrix(across, 1, "layer", layers), Matrix(keys, 1, "layer", 2 * layers, parts=2))
@@ -297,14 +299,14 @@ def _llama(model: LlamaConfig) -> Counted:
 
 
 def _gemma(model: GemmaConfig) -> Counted:
-    """Llama's with two norms more a layer, and windows."""
+    """Count Gemma: as Llama, with two more norms a layer, and windows."""
     matrices, _ = _llama(model)
     windows = tuple(None if model.is_global(index) else model.half_window("all") for index in range(model.num_layers))
     return (*matrices, Matrix(model.hidden_size, 1, "layer", 2 * model.num_layers)), windows
 
 
 def _neobert(model: NeoBertConfig) -> Counted:
-    """Llama's, but for Wqkv, which is one matrix, head by head, and the decoder's bias."""
+    """Count NeoBERT: as Llama, with Wqkv as one matrix interleaved by head, and a bias of the decoder."""
     width, hidden, layers = model.hidden_size, model.intermediate_size, model.num_layers
     return (
         table_of(model),
@@ -320,7 +322,7 @@ def _neobert(model: NeoBertConfig) -> Counted:
 
 
 def _attention(width: int, count: int, passes: int = 1) -> tuple[Matrix, ...]:
-    """Wqkv and attn.Wo of so many layers."""
+    """Return Wqkv and attn.Wo of this number of layers."""
     return (
         Matrix(width, width, "layer", 3 * count, uses=1, passes=passes, parts=3),
         Matrix(width, width, "layer", count, uses=1, passes=passes),
@@ -328,13 +330,13 @@ def _attention(width: int, count: int, passes: int = 1) -> tuple[Matrix, ...]:
 
 
 def table_of(model: ModelConfig) -> Matrix:
-    """The embedding: looked up by every token, and as the decoder, where that is it, multiplied with predictions."""
+    """Return the embedding: looked up by every token; if tied to the decoder, also multiplied with predictions."""
     uses, head = (1, "tokens") if model.tied else (0, None)
     return Matrix(model.vocab_size, model.embedding_width, "embedding", uses=uses, head=head)
 
 
 def prediction_of(model: ModelConfig) -> tuple[Matrix, ...]:
-    """The dense matrix of the head that predicts tokens, and the decoder's bias."""
+    """Return the dense matrix of the head that predicts tokens, and the decoder's bias."""
     dense = Matrix(model.embedding_width, model.hidden_size, "head", uses=1, head="tokens")
     return dense, Matrix(model.vocab_size, 1, "head", head="tokens")
 
@@ -362,8 +364,8 @@ def _replaced(model: ModelConfig) -> tuple[Matrix, ...]:
 
 
 def _classifier(model: ModelConfig, objective: LabelledConfig) -> tuple[Matrix, ...]:
-    """See models/classifier.py: a ModernBERT goes on with the head that predicts tokens, others pool texts; a frozen
-    encoder has neither."""
+    """See models/classifier.py: ModernBERT keeps the dense head for tokens, others pool texts; a frozen encoder has
+    neither."""
     (head,), width, logits = objective.heads, model.hidden_size, objective.num_logits
     between: tuple[Matrix, ...] = ()
     if not objective.freeze and (model.pooler_activation is None or objective.pools):
@@ -372,8 +374,8 @@ def _classifier(model: ModelConfig, objective: LabelledConfig) -> tuple[Matrix, 
 
 
 def _projection(model: ModelConfig, objective: ObjectiveConfig) -> tuple[Matrix, ...]:
-    """See models/distilled.py: hidden states of all tokens in the teacher's width; models/contrastive.py: in that of
-    token vectors, without a bias."""
+    """See models/distilled.py: projects hidden states of all tokens to the teacher's width. See models/contrastive.py:
+    projects them to the width of token vectors, without a bias."""
     width = objective.projected_width
     if width is None:
         return ()

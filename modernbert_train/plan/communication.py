@@ -1,31 +1,31 @@
-"""Bytes that GPUs exchange in a step under DDP, FSDP2 and HSDP, and how much of it the computation hides.
+"""Bytes that GPUs exchange in a step under DDP, FSDP2 and HSDP, and how much of that the computation hides.
 
 With P parameters, E of them in the embedding and P_root outside the layers or shared by several layers, g GPUs in each
 of k nodes, N = g k ranks, everything in fp32, in bf16 runs too (train/adapters.py says why), one step moves:
 
     ddp     an all-reduce of 4 P over N ranks, once a step, while the last microbatch goes backward
     fsdp2   each microbatch: all-gather of 4 P forward and 4 P_layers backward, reduce-scatter of 4 P, over N ranks;
-            of 4 P_layers more for each further forward pass
-    hsdp    the same over the s ranks that share one copy of the weights (those of a node, unless the configuration
-            says otherwise), and an all-reduce of 4 P / s over the N / s copies, with the last microbatch only
+            4 P_layers more for each further forward pass
+    hsdp    the same over the s ranks that share one copy of the weights (one node's, unless the configuration says
+            otherwise), and an all-reduce of 4 P / s over the N / s copies, with the last microbatch only
     muon    on shards, once: two all-to-alls of 4 P_matrices over the ranks that share them; all wait for them
     shards  once: an all-reduce of 24 bytes a weight over the ranks that share them: StableAdamW's sums, Muon's too
     each    COLLECTIVES all-reduces of a few numbers over N ranks; everything waits: predicted tokens, the guard
 
-Every shard of a weight has equally many rows, so that P is counted with the padding of the last: base over 1,024 ranks
-has a quarter more.
+All shards of a weight have equally many rows, so P includes the padding of the last shard: over 1,024 ranks, base grows
+by a quarter.
 
-What comes first or last has no computation to hide behind: forward the gathers of what lies outside the layers and of
-the first layer; backward the reductions of the last layer and of what lies outside. The embedding is the bulk of that,
-and being tied to the decoder it has its gradient last of all, under DDP too, where it fills the last bucket.
+The first and the last transfers have no computation to hide behind: forward the gathers of the root (parameters outside
+the layers) and of the first layer; backward the reductions of the last layer and of the root. The embedding is most of
+the root. It is tied to the decoder, so its gradient is ready last, under DDP too, where it fills the last bucket.
 
 A ring over n ranks moves (n - 1) / n of the bytes through each link for an all-gather or a reduce-scatter, twice that
-for an all-reduce; an all-to-all moves 1 / n of it. Over k nodes, the cards that a group has in one node share the
-(k - 1) / k of the bytes that cross its boundary. The slower of the two sets the rate. Each call also waits for its
+for an all-reduce; an all-to-all moves 1 / n of it. Over k nodes, the network cards of a group's GPUs in one node share
+the (k - 1) / k of the bytes that leave the node. The slower of the two sets the rate. Each call also waits for its
 hops: a ring for all-gather, reduce-scatter and all-to-all, which grows with N; a tree over nodes for all-reduce, which
 grows with log2 k.
 
-Links are taken to reach LINK_SHARE of their datasheet rate. A test counts the calls and bytes of real training steps.
+Links are assumed to reach LINK_SHARE of their datasheet rate. A test counts calls and bytes of real training steps.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from modernbert_train.plan.gpus import Gpu
 from modernbert_train.plan.memory import Strategy
 from modernbert_train.plan.parameters import Parameters
 
-LINK_SHARE = 0.8  # of the datasheet's rate that a large message reaches
+LINK_SHARE = 0.8  # share of the datasheet's rate that a large message reaches
 NODE_HOP_SECONDS = 2e-6  # from one GPU to the next in its node
 NETWORK_HOP_SECONDS = 8e-6  # from node to node
 DDP_BUCKET_BYTES = 25 * (1 << 20)  # torch's default
-BACKWARD_SHARE = 2 / 3  # of the time of a microbatch
+BACKWARD_SHARE = 2 / 3  # share of a microbatch's time
 COLLECTIVES = 2  # small all-reduces of a step
 COLLECTIVE_BYTES = 28  # on average, with one loss term
 
@@ -52,17 +52,17 @@ Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 
 @dataclass(frozen=True)
 class Transfer:
-    """One kind of collective, as often as it is called in one go.
+    """Calls of one kind of collective that run back to back.
 
     Attributes:
-        kind: of the collective.
+        kind: the collective.
         inside: ranks of one group that share a node.
-        nodes: over which one group spreads; all groups are at it at once.
-        moment: of the microbatch in which it happens.
+        nodes: nodes that one group spans; all groups communicate at the same time.
+        moment: part of the microbatch in which it runs.
         payload: bytes of the whole tensors, over all calls.
-        calls: how many.
-        every_microbatch: or only with the last one of a step.
-        hidden: computation goes on meanwhile, but for one of the calls.
+        calls: number of calls.
+        every_microbatch: False if it runs with the last microbatch of a step only.
+        hidden: True if computation continues meanwhile, except during one of the calls.
     """
 
     kind: Kind
@@ -87,21 +87,21 @@ def transfers(
     summed: int = 0,
     passes: int = 1,
 ) -> list[Transfer]:
-    """The collectives of one step.
+    """Return the collectives of one step.
 
     Args:
-        strategy: see the head of this file.
-        parameters: of the model, counted for these shards.
-        num_layers: those that are units of their own, see `Parameters.units`; all else together is one more.
-        ranks: of the run.
+        strategy: see the module's docstring.
+        parameters: the model's, counted for these shards.
+        num_layers: layers that are separate FSDP units, see `Parameters.units`; all other parameters form one more.
+        ranks: ranks of the run.
         shards: ranks that share one copy of the weights.
         per_node: ranks in a node.
-        exchanged: numbers that the optimizer brings to owners and back, see `matrix_numbers`.
-        summed: numbers that the optimizer adds up over shards, see `summed_numbers`.
+        exchanged: numbers that the optimizer sends to their owners and back, see `matrix_numbers`.
+        summed: numbers that the optimizer sums over shards, see `summed_numbers`.
         passes: see `ObjectiveConfig.forward_passes`.
     """
     everyone = (min(ranks, per_node), -(-ranks // per_node))
-    numbers = COLLECTIVES * COLLECTIVE_BYTES + (8 * ranks if strategy == "ddp" else 0)  # there with each rank's time
+    numbers = COLLECTIVES * COLLECTIVE_BYTES + (8 * ranks if strategy == "ddp" else 0)  # ddp adds each rank's time
     found = [Transfer("all_reduce", *everyone, "backward", numbers, COLLECTIVES, False, False)]
     if strategy == "ddp":
         buckets = 4 * (parameters.total - parameters.embedding) // DDP_BUCKET_BYTES
@@ -136,7 +136,7 @@ def transfers(
 
 
 def transfer_seconds(transfer: Transfer, gpu: Gpu) -> float:
-    """Time of one transfer when nothing else uses the links; see the head of this file."""
+    """Return the seconds of one transfer on otherwise idle links; see the module's docstring."""
     inside, nodes = transfer.inside, transfer.nodes
     ranks = inside * nodes
     if ranks == 1:
@@ -146,7 +146,7 @@ def transfer_seconds(transfer: Transfer, gpu: Gpu) -> float:
     if transfer.kind == "all_reduce":
         hops = 2 * ((inside - 1) * NODE_HOP_SECONDS + math.log2(nodes) * NETWORK_HOP_SECONDS)
         return 2 * max(within, crossing) + transfer.calls * hops
-    if transfer.kind == "all_to_all":  # every rank sends its share only
+    if transfer.kind == "all_to_all":  # every rank sends only its share
         within, crossing = within / ranks, crossing / nodes
     hops = (ranks - nodes) * NODE_HOP_SECONDS + (nodes * NETWORK_HOP_SECONDS if nodes > 1 else 0.0)
     return max(within, crossing) + transfer.calls * hops
@@ -154,12 +154,12 @@ def transfer_seconds(transfer: Transfer, gpu: Gpu) -> float:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Communication of one step, of one GPU.
+    """Communication of one step on one GPU.
 
     Attributes:
         payload: bytes of all whole tensors that are gathered or reduced.
-        seconds: of all collectives, one after the other.
-        exposed: seconds of them that the computation cannot hide.
+        seconds: time of all collectives, one after the other.
+        exposed: part of these seconds that the computation cannot hide.
     """
 
     payload: int
@@ -168,9 +168,9 @@ class Exchange:
 
 
 def exchange(parts: Sequence[Transfer], gpu: Gpu, microbatch_seconds: Sequence[float]) -> Exchange:
-    """Communication of a step.
+    """Estimate the communication of a step.
 
-    A third of a microbatch is its forward pass, and what can be hidden overlaps with the pass it belongs to.
+    A third of a microbatch's time is its forward pass. A transfer that can be hidden overlaps with its pass.
 
     Args:
         parts: from `transfers`.
@@ -190,7 +190,7 @@ def exchange(parts: Sequence[Transfer], gpu: Gpu, microbatch_seconds: Sequence[f
 
 
 def _exposed(parts: Sequence[Transfer], gpu: Gpu, room: float) -> float:
-    """Seconds of the transfers of one pass that its `room` seconds of computation do not hide."""
+    """Return the seconds of one pass's transfers that its `room` seconds of computation do not hide."""
     bare = sum(transfer_seconds(part, gpu) for part in parts if not part.hidden)
     hidden = [(transfer_seconds(part, gpu), part.calls) for part in parts if part.hidden]
     lone = max((took / calls for took, calls in hidden), default=0.0)

@@ -13,16 +13,16 @@ from modernbert_train.plan.memory import checkpoint_bytes
 
 @dataclass(frozen=True)
 class Bill:
-    """A run on one kind of GPU; pairs are the least and the most, see `Pace` of speed.py.
+    """Cost of a run on one kind of GPU; pairs are (lowest, highest), see `Pace` of speed.py.
 
     Attributes:
         tokens_per_second: of one GPU, in training.
-        mfu: share of the datasheet's FLOPs that training uses then.
-        seconds: of training and validation, as expected.
-        between: the same, least and most.
+        mfu: share of the datasheet's FLOPs that training then uses.
+        seconds: expected time of training and validation.
+        between: lowest and highest `seconds`.
         ranks: GPUs.
         price: dollars an hour for one GPU.
-        fits: whether every phase fits as it is configured; None where memory is not predicted.
+        fits: True if every phase fits as configured; None if memory is not predicted.
     """
 
     tokens_per_second: tuple[float, float]
@@ -45,12 +45,12 @@ class Bill:
 
 
 def bill_of(plan: Plan, gpu: str, prices: dict[str, float]) -> Bill:
-    """Work out time and cost.
+    """Compute time and cost.
 
     Args:
         plan: the run.
         gpu: key of GPUS.
-        prices: dollars an hour for one GPU, where they are not the assumed ones.
+        prices: dollars an hour for one GPU, replacing the assumed ones.
     """
     training = sum((plan.phase_times(gpu, phase) for phase in plan.phases), np.zeros(3))
     flops = sum(phase.tokens * phase.flops.training for phase in plan.phases)
@@ -73,9 +73,9 @@ class Stored:
     """Checkpoints of a run.
 
     Attributes:
-        checkpoint_bytes: of one.
-        written: in all, about.
-        kept: at the same time, at most.
+        checkpoint_bytes: size of one.
+        written: approximate number over the whole run.
+        kept: maximum number at the same time.
     """
 
     checkpoint_bytes: int
@@ -88,12 +88,12 @@ class Stored:
 
     @property
     def most_bytes(self) -> int:
-        """While one more is being written."""
+        """Bytes on disk while one more is being written."""
         return (self.kept + 1) * self.checkpoint_bytes
 
 
 def stored(plan: Plan, gpu: str) -> Stored:
-    """Count the checkpoints; those that are written by the clock depend on the GPU."""
+    """Count the checkpoints; how many are written by time depends on the GPU."""
     settings = plan.config.checkpoint
     seconds = sum(plan.phase_seconds(gpu, phase) for phase in plan.phases)
     timed = int(seconds // settings.interval_seconds) if settings.interval_seconds is not None else 0

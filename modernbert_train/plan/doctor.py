@@ -1,8 +1,8 @@
 """Describe what this machine offers a run, as a block to paste into a bug report.
 
-Every finding is one line: ok; warn, with what to do; or no, for what cannot be used here and what it would need. What a
-run may compute with is tried (plan/trials/), so ok is never said of it unseen. Each group of findings is looked up on
-its own, because the point of a doctor is to speak when something else is broken: a failure becomes a warning. Values of
+Every finding is one line: "ok"; "warn", with a remedy; or "no", for something unusable here, with its requirements.
+Kernels, compiler and backends are really tried (plan/trials/) before they count as ok. Each group of findings is
+collected separately, since doctor must work on a broken installation: a failure becomes a warning. Values of
 environment variables, paths and host names are not shown.
 """
 
@@ -28,7 +28,7 @@ from modernbert_train.distributed.gpus import built_for, count_gpus, driver_vers
 
 GB = 1e9
 MIN_DISK_GB = 20  # the base model's newest three checkpoints take 6 GB, its shards more
-MIN_SHARED_GB = 1  # Docker gives 0.06 unless asked for more
+MIN_SHARED_GB = 1  # Docker gives 0.06 by default
 MIN_OPEN_FILES = 1024
 PACKAGES = (
     ("torch", True),
@@ -49,7 +49,7 @@ REINSTALL = "install modernbert-train into a new environment"
 
 @dataclass(frozen=True)
 class Finding:
-    """One line; `remedy` is None where all is well. `known` limits of the machine are nothing to be warned of."""
+    """One line; `remedy` is None if all is well. A `known` limit of the machine is not worth a warning."""
 
     text: str
     remedy: str | None = None
@@ -62,7 +62,7 @@ class Finding:
 
 
 def lines() -> Iterator[str]:
-    """Look at everything, the slow things last; never raises."""
+    """Yield all lines, slow checks last; never raises."""
     yield "```"
     yield f"modernbert-train {__version__}{_commit()}"
     for look in GROUPS:
@@ -74,14 +74,14 @@ def examine(look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     """Run one group; an error that ends it becomes its last finding."""
     try:
         yield from look()  # findings before the failure are kept
-    except Exception as error:  # of an environment that is broken in an unknown way; the other groups still run
+    except Exception as error:  # the environment may be broken in unknown ways; the other groups still run
         name = look.__name__.strip("_").replace("_", " ")
         remedy = REINSTALL if isinstance(error, ImportError) else "none needed if training works; else tell us"
         yield Finding(f"{name}: could not be looked up ({type(error).__name__})", remedy)
 
 
 def _commit() -> str:
-    """The checkout's commit, and whether files differ from it; empty outside a checkout."""
+    """Return the checkout's commit, and whether files differ from it; empty outside a checkout."""
     found = commit()
     return "" if found is None else f", commit {found[0][:7]}{' with changes' if found[1] else ''}"
 
@@ -105,7 +105,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _package(name: str, version: str) -> Finding:
-    """Compare a version with what pyproject.toml asks for, and torch's also with the tested ones."""
+    """Compare a version with pyproject.toml's requirement, and torch's also with the tested versions."""
     with suppress(importlib.metadata.PackageNotFoundError):  # run from a folder without being installed
         if not is_allowed(name, version):
             wanted = required(name)
@@ -149,7 +149,7 @@ def _gpus() -> Iterator[Finding]:
         old = "bf16 needs capability 8.0: set compute.precision=fp32" if gpu.major < 8 else None
         yield Finding(f"{text}, driver {driver or 'unknown'}, torch built for {built_for()}", old)
     if torch.version.hip is not None:
-        yield Finding("ROCm: nothing of this program has run on it", AMD)
+        yield Finding("ROCm: this program has never run on it", AMD)
 
 
 def _shared_memory() -> Iterator[Finding]:
@@ -186,7 +186,7 @@ def _trials() -> Iterator[Finding]:
 
     from modernbert_train.plan.trials.table import TRIALS
 
-    at_once = 1 if torch.cuda.is_available() else 2  # a GPU may be set to serve one process alone
+    at_once = 1 if torch.cuda.is_available() else 2  # a GPU may be set to allow a single process
     with ThreadPoolExecutor(at_once) as pool:
         yield from pool.map(_try, TRIALS)
 
@@ -218,7 +218,7 @@ GROUPS = (
 
 
 def _mapped_segments() -> set[str]:
-    """Names under /dev/shm that a process we may look into has mapped."""
+    """Return names under /dev/shm that are mapped by a process visible to us."""
     names: set[str] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         names.update(re.findall(r"/dev/shm/(\S+)", _read(str(maps))))
@@ -226,13 +226,13 @@ def _mapped_segments() -> set[str]:
 
 
 def _cpu_quota() -> float:
-    """CPUs that the container may use; infinite without a limit."""
+    """Return the CPUs that the container may use; infinite without a limit."""
     quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
     return int(quota) / int(period) if quota.isdigit() and period.strip().isdigit() else float("inf")
 
 
 def _read(path: str) -> str:
-    """A file's text; empty if it cannot be read."""
+    """Return a file's text; empty if it cannot be read."""
     with suppress(OSError):
         return Path(path).read_text().strip()
     return ""

@@ -1,7 +1,7 @@
-"""Lengths of a run's sequences: read from the data if it is there, else assumed, and marked as such.
+"""Lengths of a run's sequences: read from the data if it exists, otherwise assumed, and marked as such.
 
-Attention costs what sequences are long, and rows cost what packing leaves empty; both follow from document lengths.
-Of a mixture each stream counts with its share of the phase's text. Data in a store is not fetched.
+The cost of attention depends on sequence lengths, and the padding of rows on how well they pack; both follow from
+document lengths. In a mixture each stream is weighted by its share of the phase's text. Data in a store is not fetched.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from modernbert_train.plan.flops import Spans, mean_spans
 from modernbert_train.plan.teacher import teacher_of
 from modernbert_train.plan.tiles import Tiles, mean_tiles, mixed
 
-SPREAD = 0.8  # of assumed documents: standard deviation of the logarithm of their length
-_ASSUMED = 4096  # documents that stand for an assumed distribution
-_SAMPLE, _RUN = 1 << 20, 1 << 12  # documents of a large stream that are looked at, so many in a row
-_PACKED = 10_000  # chunks that are packed to see how full rows get
+SPREAD = 0.8  # standard deviation of the logarithm of assumed lengths
+_ASSUMED = 4096  # number of assumed documents
+_SAMPLE, _RUN = 1 << 20, 1 << 12  # documents sampled from a large stream, and the length of each contiguous run
+_PACKED = 10_000  # chunks packed to measure the padding of rows
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class StreamLengths:
     """Documents of one stream.
 
     Attributes:
-        lengths: tokens of each document, special tokens not included, or of an even sample of them.
-        documents: how many there are.
-        shard_documents: int64 [shards], in each shard.
-        texts: of pairs of texts the tokens of single texts, special tokens included; None: they are none, or not known.
+        lengths: tokens of each document without special tokens, or of an even sample of the documents.
+        documents: number of documents.
+        shard_documents: int64 [shards], documents in each shard.
+        texts: for pairs of texts, the tokens of single texts with special tokens; None if not pairs, or not known.
     """
 
     lengths: NDArray[np.integer]
@@ -66,9 +66,9 @@ class Documents:
     """Lengths of documents.
 
     Attributes:
-        source: where they come from, for people.
-        streams: of the data, by name; empty if it is not there.
-        assumed: lengths taken in their place; None then stands for rows that are one sequence each.
+        source: their origin, for people.
+        streams: lengths by stream; empty if the data does not exist here.
+        assumed: lengths used instead of data; None without data means rows of one sequence each.
     """
 
     source: str
@@ -81,11 +81,11 @@ class RowText:
     """Contents of the rows of a phase.
 
     Attributes:
-        spans: keys that a token sees, the mean over tokens.
-        tiles: those that are computed for it.
-        fill: tokens that are not padding over all tokens of a row.
-        sequence_tokens: mean length of a sequence, special tokens included.
-        passes: of a phase over each stream, by its name; empty if the data is not there.
+        spans: keys that a token sees, on average.
+        tiles: keys that kernels compute for it.
+        fill: share of a row's tokens that are not padding.
+        sequence_tokens: mean length of a sequence, with special tokens.
+        passes: passes of a phase over each stream, by name; empty if the data does not exist here.
         teacher_spans: as `spans`, in the layers of a teacher; None without one.
     """
 
@@ -98,13 +98,13 @@ class RowText:
 
 
 def read_documents(data: DataConfig, median: int | None, facts: DataFacts | None) -> Documents:
-    """The lengths of the run's documents.
+    """Read or assume the lengths of the run's documents.
 
     Args:
-        data: of the run; it need not exist.
+        data: the run's section `data`; the data need not exist.
         median: assumed median length in tokens, instead of the data; the logarithms of the lengths are then normal
             with a standard deviation of 0.8. None reads the data; without data every row is one sequence.
-        facts: of the data, checked; None where it is not here.
+        facts: checked facts of the data; None if it is not here.
 
     Raises:
         DataError: the data is damaged.
@@ -137,7 +137,7 @@ def _read(folder: Path, card: DatasetCard) -> StreamLengths:
 
 
 def _sample(lengths: NDArray[Any]) -> NDArray[Any]:
-    """All of them, or so many in evenly spaced runs: a page of the file has a thousand, and reading is by pages."""
+    """Return all lengths, or evenly spaced runs of a large file: reading is by pages of about a thousand lengths."""
     if len(lengths) <= _SAMPLE:
         return np.asarray(lengths)
     firsts = np.linspace(0, len(lengths) - _RUN, _SAMPLE // _RUN, dtype=np.int64)
@@ -148,9 +148,9 @@ def rows_of(data: DataConfig, now: Position, documents: Documents) -> RowText:
     """Cut documents into sequences as training does, and pack a sample of them.
 
     Args:
-        data: of the run.
-        now: the phase, whose row length and shares of streams count.
-        documents: of the run.
+        data: the run's section `data`.
+        now: the phase; its row length and shares of streams are used.
+        documents: documents of the run.
     """
     phase, objective, model = now.phase, now.objective, census(now.model)
     row, special = phase.row_tokens, objective.special_tokens
@@ -165,14 +165,14 @@ def rows_of(data: DataConfig, now: Position, documents: Documents) -> RowText:
         weights = {"": 1}
         whole = np.array([row], dtype=np.int64)
         cut = {"": whole if documents.assumed is None else _sequences(documents.assumed, row, special)}
-    # tokens of each stream's documents have the weights of the phase; by documents, their mean length comes in
+    # the phase's shares weight the tokens of each stream; with mix_by=documents, its mean document length too
     by_documents = bool(documents.streams) and data.mix_by == "documents"
     asked = {
         name: weight * (documents.streams[name].tokens / documents.streams[name].documents if by_documents else 1.0)
         for name, weight in weights.items()
     }
     shares = {name: weight / sum(asked.values()) for name, weight in asked.items()}
-    apart = dict(cut)  # sequences that do not see each other
+    apart = dict(cut)  # lengths of sequences that do not attend to each other
     for name, texts in ((name, stream.texts) for name, stream in documents.streams.items()):
         if objective.compares and name in cut and texts is not None:
             apart[name] = texts
@@ -180,7 +180,7 @@ def rows_of(data: DataConfig, now: Position, documents: Documents) -> RowText:
     teacher = teacher_of(objective)
     taught = {} if teacher is None else {name: mean_spans(each, census(teacher)) for name, each in apart.items()}
     tiles = {name: mean_tiles(each, model, objective.order, objective.query_share) for name, each in apart.items()}
-    sequences = {name: share / float(cut[name].mean()) for name, share in shares.items()}  # for each token
+    sequences = {name: share / float(cut[name].mean()) for name, share in shares.items()}  # per token
     passes = {
         name: phase.tokens * share * len(stream.lengths) / stream.documents / int(cut[name].sum())
         for name, share in shares.items()
@@ -204,7 +204,7 @@ def _mean(spans: Mapping[str, Spans], shares: Mapping[str, float]) -> Spans:
 
 
 def _sequences(lengths: NDArray[np.integer], row_tokens: int, special: int) -> NDArray[np.int64]:
-    """Lengths of the sequences that documents are cut into, special tokens included."""
+    """Return the lengths of the sequences that documents are cut into, with special tokens."""
     whole, rest = np.divmod(lengths.astype(np.int64), row_tokens - special)
     full: NDArray[np.int64] = np.full(int(whole.sum()), row_tokens, dtype=np.int64)
     return np.concatenate([full, rest[rest > 0] + special])
@@ -217,7 +217,7 @@ def _fill(
     row_tokens: int,
     special: int,
 ) -> float:
-    """Pack a sample in random order; chunks still waiting at its end do not count, unless no row is finished."""
+    """Return the fill of packed rows, from a sample in random order; unfinished rows count only if none is finished."""
     rng = np.random.default_rng(0)
     total = sum(sequences.values())
     drawn = np.concatenate(

@@ -1,11 +1,11 @@
-"""Expected held-out loss for a number of parameters and tokens: a rule fitted to runs of the quickstart's recipe.
+"""Expected held-out loss for a number of parameters and tokens, by a rule fitted to runs of the quickstart's recipe.
 
     loss / unigram loss = FLOOR + SIZE / parameters^ALPHA + DATA / tokens^BETA      (both counted in millions)
 
-is equation 2 of Hoffmann et al. 2022 (arXiv 2203.15556), in units of the unigram loss of the text, so that it holds for
-texts and vocabularies of other entropy. Text that is read again counts less and less: tokens are the effective ones of
-Muennighoff et al. 2023 (arXiv 2305.16264, section 3.1), with their constant. The runs are
-`benchmarks/expected_loss.json`; `python -m benchmarks.expected_loss` makes the constants of this file from them.
+This is equation 2 of Hoffmann et al. 2022 (arXiv 2203.15556), relative to the unigram loss of the text, so it applies
+to texts and vocabularies of other entropy. Repeated text counts less and less: tokens are the effective ones of
+Muennighoff et al. 2023 (arXiv 2305.16264, section 3.1), with their constant. The runs are in
+`benchmarks/expected_loss.json`; `python -m benchmarks.expected_loss` computes the constants of this file from them.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from dataclasses import dataclass
 
 from modernbert_train.clock import Clock
 
-# Runs as small as these tell neither the floor nor ALPHA: any of 0 to 0.2 and of 0.3 to 0.8 fits them as well. ALPHA is
-# Hoffmann's; with this floor and an assumed unigram loss of 7.0 the rule gives 1.34 nats for the RoBERTa-base that was
-# trained on a billion tokens (its card, nyu-mll/roberta-base-1B-3: perplexity 3.84, 1.345 nats).
+# Runs this small determine neither the floor nor ALPHA: any floor of 0 to 0.2 and ALPHA of 0.3 to 0.8 fit as well.
+# ALPHA is Hoffmann's; with this floor and an assumed unigram loss of 7.0 the rule predicts 1.34 nats for the
+# RoBERTa-base that was trained on a billion tokens (its card, nyu-mll/roberta-base-1B-3: perplexity 3.84, 1.345 nats).
 FLOOR, ALPHA = 0.16, 0.34
 SIZE, DATA, BETA = 0.0968, 0.4205, 0.3905
-REPEATS = 15.39  # passes after the first that are worth 1 - 1/e of as many of new text; R*_D of Muennighoff et al.
-RESIDUAL = 0.023  # of loss / unigram loss; nine of ten runs that were left out of the fit are nearer
-# of the same, of a held-out text of 20,000 tokens; falls with the root of its tokens. The first 20,000 of the two texts
-# were 0.05 harder and 0.003 easier, of the unigram loss, than the 50,000 that the table has
+REPEATS = 15.39  # passes after the first that are worth 1 - 1/e as many of new text; R*_D of Muennighoff et al.
+RESIDUAL = 0.023  # share of the unigram loss; nine of ten runs left out of the fit deviate less
+# The same for a held-out text of 20,000 tokens; falls with the square root of its tokens. Compared with the 50,000
+# tokens of the table, the first 20,000 of its two texts were harder by 0.05 and easier by 0.003, as shares of the
+# unigram loss.
 SAMPLE = 0.05
-PER_DOUBLING = 0.01  # the same grows by this for every doubling beyond the runs of the table
+PER_DOUBLING = 0.01  # growth of the deviation for every doubling beyond the runs of the table
+# range of the table's runs: parameters without embeddings, tokens; and tokens of a batch
 # of the runs of the table: parameters without embeddings, tokens, and tokens of a batch
 PARAMETERS, TOKENS, BATCH = (148_000, 2_242_000), (401_000, 1_640_000), 2048
-TOLD = 0.25  # half a range, of loss / unigram loss, beyond which nothing is known
+TOLD = 0.25  # half a range, as a share of the unigram loss, above which no loss is predicted
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,10 @@ class Expected:
     """Held-out loss in nats per predicted token.
 
     Attributes:
-        loss: by the rule.
+        loss: predicted by the rule.
         low, high: nine of ten runs end between them.
-        extrapolates: how far the rule is taken beyond its runs, as a clause; None within them.
-        is_known: whether the range is narrow enough to say anything.
+        extrapolates: how far the rule is extrapolated beyond its runs, as a clause; None within them.
+        is_known: False if the range is too wide to say anything.
     """
 
     loss: float
@@ -49,7 +51,7 @@ class Expected:
     is_known: bool = True
 
     def __str__(self) -> str:
-        """For people, in nats: 'expect 3.9, 3.8 to 4.1'."""
+        """Format for people, in nats: 'expect 3.9, 3.8 to 4.1'."""
         if not self.is_known:
             return f"unknown ({self.extrapolates})"
         said = f"{self.loss:.2f} expected, {self.low:.2f} to {self.high:.2f}"
@@ -65,16 +67,16 @@ def expect(
     batch_tokens: float = BATCH,
     held_out_tokens: float = 200_000,
 ) -> Expected:
-    """The loss at the end of a run whose learning rate has decayed.
+    """Predict the loss at the end of a run whose learning rate has decayed.
 
     Args:
         parameters: without the embedding table: `Parameters.active`.
         tokens: trained, repeats included.
-        unigram_loss: of the held-out text under the frequencies of the training text, in nats per token.
-        unique_tokens: of the training text; None: nothing is read twice.
-        batch_tokens: of the full global batch. In larger ones than those of the table a token may be worth less; the
-            upper end is that of as many steps with the table's.
-        held_out_tokens: that are measured on: a short text is easier or harder by chance.
+        unigram_loss: loss of the held-out text under the training text's token frequencies, in nats per token.
+        unique_tokens: tokens of the training text; None: no text is repeated.
+        batch_tokens: tokens of the full global batch. In batches larger than the table's a token may be worth less;
+            the upper end then assumes as many steps of the table's batch.
+        held_out_tokens: measured tokens: a short text is easier or harder by chance.
     """
     useful = effective_tokens(tokens, tokens if unique_tokens is None else unique_tokens)
     share = share_of_unigram(parameters, useful)
@@ -106,14 +108,14 @@ def behind(
     unique_tokens: float,
     held_out_tokens: float,
 ) -> str | None:
-    """How far a run lies behind at one of its validations, in a sentence; None where it does not, or nothing is known.
+    """Say how far a run is behind at one of its validations; None if it is not, or if nothing is known.
 
-    While the learning rate is high, the runs of the table are as good as one that ends after as many tokens, so its
-    range is theirs: at most 0.03 of the unigram loss worse, mostly better. Behind is twice as far above the rule as the
-    range goes; further than two doublings from the table nothing is said.
+    While the learning rate is high, the table's runs are about as good as a run that ends after as many tokens, so its
+    range applies to them: at most 0.03 of the unigram loss worse, mostly better. A run is behind if its loss is twice
+    as far above the rule as the range reaches. Further than two doublings from the table there is no verdict.
 
     Args:
-        loss: held out, in nats per predicted token.
+        loss: held-out loss, in nats per predicted token.
         parameters, unigram_loss, unique_tokens, held_out_tokens: see `expect`.
         tokens, steps: trained so far.
     """
@@ -139,13 +141,13 @@ def behind(
 
 
 def is_ruled(clock: Clock, *, from_scratch: bool) -> bool:
-    """Whether the runs of the table are of this kind: a ModernBERT from scratch that learns masked tokens."""
+    """Return True if the rule applies: a ModernBERT from scratch with masked-language modelling."""
     kinds = {(now.model.name, now.objective.name) for now in clock.phases}
     return from_scratch and kinds == {("modernbert", "mlm")}
 
 
 def effective_tokens(tokens: float, unique_tokens: float) -> float:
-    """Tokens of new text that are worth as much as these, of which only some are unique."""
+    """Return the tokens of new text that are worth as much as these tokens, of which `unique_tokens` are unique."""
     if tokens <= unique_tokens:
         return tokens
     repeats = tokens / unique_tokens - 1
@@ -153,12 +155,12 @@ def effective_tokens(tokens: float, unique_tokens: float) -> float:
 
 
 def share_of_unigram(parameters: float, tokens: float) -> float:
-    """Held-out loss over unigram loss by the rule, for effective tokens; no run ends above all of it for long."""
+    """Return held-out loss / unigram loss by the rule, for effective tokens; at most 1."""
     return min(1.0, FLOOR + SIZE / (parameters / 1e6) ** ALPHA + DATA / (tokens / 1e6) ** BETA)
 
 
 def _doublings(value: float, span: tuple[int, int]) -> float:
-    """By how many doublings a value lies outside a span; 0 within it."""
+    """Return the doublings by which a value lies outside a span; 0 within it."""
     low, high = span
     return math.log2(max(1.0, value / high, low / value))
 

@@ -1,8 +1,8 @@
-"""FLOPs of a token from the keys that it truly sees: its own document, in local layers within the window.
+"""FLOPs of a token from the keys that it really sees: its own document, in local layers within the window.
 
-Counting is that of the literature (PaLM, arXiv:2204.02311, appendix B): a multiply-add counts two, the backward pass
-twice the forward one, recomputation nothing; embeddings, norms and softmax count nothing. A head counts the positions
-that it is applied to, because nothing else is computed. Which matrices and windows there are is in census.py.
+The convention is the literature's (PaLM, arXiv:2204.02311, appendix B): a multiply-add counts two, the backward pass
+twice the forward one, recomputation nothing; embeddings, norms and softmax count nothing. A head counts only the
+positions it is applied to. census.py lists matrices and windows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from modernbert_train.plan.census import Census
 
 @dataclass(frozen=True)
 class Spans:
-    """Keys that a token sees, the mean over all tokens: in global layers, and over the local ones; 0 without any."""
+    """Keys that a token sees, averaged over all tokens: in global and in local layers; 0 without such layers."""
 
     whole: float
     local: float
@@ -28,7 +28,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class Flops:
-    """FLOPs of one token in the forward pass, by part; `teacher` is that of a teacher, which has no backward pass.
+    """FLOPs of one token in the forward pass, by part; `teacher` is a teacher's forward pass, without a backward pass.
 
     Attributes:
         passes: see `ObjectiveConfig.forward_passes`.
@@ -47,7 +47,7 @@ class Flops:
 
     @property
     def training(self) -> float:
-        """Forward, as often as that is, backward, and a teacher's forward pass."""
+        """FLOPs of training: forward (`passes` times), backward, and a teacher's forward pass."""
         return (2 + self.passes) * self.forward + self.teacher
 
 
@@ -56,18 +56,18 @@ def mean_keys(
 ) -> float:
     """Average the keys seen in one layer over the tokens of sequences.
 
-    A sequence of n tokens has n^2 pairs, of which b (b + 1) are further apart than a window of w, b = n - 1 - w. In
-    causal order it has n (n + 1) / 2; a window then holds the token itself and w - 1 before it, see `Visible.around` of
+    A sequence of n tokens has n^2 pairs, of which b (b + 1) lie outside a window of w, b = n - 1 - w. In causal order
+    it has n (n + 1) / 2; a window then holds the token itself and w - 1 before it, see `Visible.around` of
     models/attention, and hides b (b + 1) / 2, b = n - w.
 
     In the order "given" m tokens of text are predicted, each by a query token too. The n - m - 2 others see each other;
-    m tokens and the two special ones see those and, at the mean, half of their own; a query token sees as much as its
-    target less itself. A window is taken to hide the same share of these pairs as of all.
+    m tokens and the two special ones see those and, on average, half of the m; a query token sees as much as its
+    target, except itself. A window is assumed to hide the same share of these pairs as of all pairs.
 
     Args:
         lengths: tokens of each sequence, at least one sequence.
         window: tokens on each side; None: all.
-        order: what a token sees of its sequence.
+        order: the part of its sequence that a token sees.
         query_share: query tokens for each token of text, in the order "given".
     """
     n = np.asarray(lengths, dtype=np.float64)
@@ -88,7 +88,7 @@ def mean_keys(
 def mean_spans(
     lengths: Sequence[int] | NDArray[np.integer], model: Census, order: Order = "all", query_share: float = 0.0
 ) -> Spans:
-    """The same over the global and over the local layers of a model."""
+    """Return `mean_keys` for the global and for the local layers of a model."""
     local = [window for window in model.windows if window is not None]
     keys = {window: mean_keys(lengths, window, order, query_share) for window in {*local, None}}
     return Spans(keys[None], sum(keys[window] for window in local) / max(1, len(local)))
@@ -97,12 +97,12 @@ def mean_spans(
 def flops_per_token(
     model: Census, spans: Spans, uses: Mapping[str, float], encoded: float = 1.0, passes: int = 1
 ) -> Flops:
-    """FLOPs of the forward pass for one token: 2 for each entry of a matrix, as often as it is used.
+    """Return the FLOPs of one token's forward pass: 2 for each entry of a matrix, times its uses.
 
     Args:
         model: the encoder with its heads.
         spans: keys seen.
-        uses: of each head, the positions that it is applied to over tokens.
+        uses: for each head, the positions that it is applied to, per token.
         encoded: see `ObjectiveConfig.encoded_tokens`.
         passes: see `ObjectiveConfig.forward_passes`.
     """
@@ -119,7 +119,7 @@ def flops_per_token(
 
 
 def optimizer_flops(model: Census, optim: OptimConfig) -> int:
-    """FLOPs of the matrix products of one update of all weights; 0 but for Muon.
+    """Return the FLOPs of the matrix products in one update of all weights; only Muon's has any.
 
     An iteration of Newton-Schulz on a matrix of sides m <= n is X X^T, the square of that, and a product with X:
     2 m^2 n + 2 m^3 + 2 m^2 n.

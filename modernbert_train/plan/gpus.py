@@ -1,8 +1,8 @@
-"""GPUs and assumptions on them: datasheet rates, link speeds, prices.
+"""GPUs: datasheet rates, link speeds, assumed prices.
 
-Peaks are the datasheets' dense bf16 rates with fp32 accumulation; memory is what nvidia-smi or rocm-smi shows. Links
-are one way. An MI250X is two GPUs to torch and to Slurm, each half of it; of its links one counts, of its network half.
-Prices are round numbers for on-demand rental, assumed in 2026-11: override them with --price.
+Peaks are the datasheets' dense bf16 rates with fp32 accumulation; memory is as shown by nvidia-smi or rocm-smi. Links
+are one way. An MI250X is two GPUs to torch and to Slurm, each half of it; one of its links counts, and half its
+network. Prices are round numbers for on-demand rental, assumed in 2026-11: override them with --price.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ class Gpu:
     """One kind of GPU, in nodes of `per_node`.
 
     Attributes:
-        label: as people write it.
+        label: its usual name.
         peak_flops: dense bf16 FLOP/s.
-        memory_bytes: of one GPU.
+        memory_bytes: memory of one GPU.
         memory_rate: bytes/s of its memory.
-        node_link: bytes/s, one way, of one GPU to its node's others.
+        node_link: bytes/s, one way, from one GPU to the others of its node.
         network_link: bytes/s, one way, of one GPU's share of the network between nodes.
         price: US dollars for one GPU for one hour; an assumption.
         per_node: GPUs in a node.
-        bf16: whether it computes in it.
-        rocm: AMD's; the roofline's shares come from NVIDIA's GPUs, so it is shown where it is asked for by name.
+        bf16: True if it computes in bf16.
+        rocm: True for AMD's. The roofline's shares were measured on NVIDIA GPUs, so these are shown by name only.
     """
 
     label: str

@@ -1,4 +1,4 @@
-"""A configuration becomes a plan: its parameters, its documents, and for each phase its steps and FLOPs."""
+"""Build a plan from a configuration: parameters, documents, and for each phase its steps and FLOPs."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class PlannedPhase:
         name: its key in the YAML.
         config: its configuration.
         text: contents of its rows.
-        flops: of a token that is not padding.
-        objective: in this phase.
+        flops: FLOPs of a token that is not padding.
+        objective: the objective in this phase.
         ranges: its steps.
     """
 
@@ -63,7 +63,7 @@ class PlannedPhase:
 
     @cached_property
     def tokens(self) -> int:
-        """Trained, up to one batch more or less than the phase's nominal length."""
+        """Trained tokens, within one batch of the phase's nominal length."""
         return sum(part.steps * part.step_tokens for part in self.ranges)
 
     @cached_property
@@ -75,19 +75,19 @@ class PlannedPhase:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that does not depend on a GPU.
+    """The part of a plan that does not depend on the GPU.
 
     Attributes:
         config: the run.
         ranks: GPUs that would train.
-        parameters: of the model.
-        documents: of the data.
+        parameters: the model's.
+        documents: the data's.
         phases: in order.
-        exact: steps are the very batches of the run.
+        exact: True if steps are the run's actual batches.
         validations: passes over the held-out text.
-        validation_tokens: of one such pass; None if nothing bounds them and the data is not there.
-        milestones: checkpoints that checkpoint.interval_tokens and milestones ask for, kept for good.
-        unigram_loss: of the whole held-out text; None where the data is not there, or no loss is expected of such runs.
+        validation_tokens: tokens of one such pass; None if they are unbounded and the data does not exist here.
+        milestones: checkpoints kept for good, by checkpoint.interval_tokens and milestones.
+        unigram_loss: of the whole held-out text; None without the data, or if the loss rule does not apply.
     """
 
     config: RunConfig
@@ -111,7 +111,7 @@ class Plan:
 
     @property
     def knows_memory(self) -> bool:
-        """See `memory_fit.predicts`."""
+        """True if memory is predicted; see `memory_fit.predicts`."""
         return predicts(self.config)
 
     @property
@@ -124,7 +124,7 @@ class Plan:
 
     @property
     def expected(self) -> Expected | None:
-        """Held-out loss at the end; None where there is no `unigram_loss`."""
+        """Held-out loss at the end; None without a `unigram_loss`."""
         if self.unigram_loss is None or self.validation_tokens is None:
             return None
         largest = max(phase.config.batch_rows * phase.config.row_tokens for phase in self.phases)
@@ -138,17 +138,17 @@ class Plan:
         )
 
     def on(self, gpu: str) -> Plan:
-        """Return the plan with the open keys closed for this kind of GPU."""
+        """Return the plan with the open keys filled for this kind of GPU."""
         config = on_gpu(self.config, GPUS[gpu], self.ranks)
         phases = tuple(replace(phase, config=config.phases[phase.name]) for phase in self.phases)
         return replace(self, config=config, phases=phases)
 
     def memory(self, phase: PlannedPhase, gpu: str) -> Memory:
-        """Memory of one GPU in a phase as it is configured."""
+        """Return the memory of one GPU in a phase as configured."""
         return configured_memory(self.config, phase.name, GPUS[gpu], self.ranks)
 
     def fits(self, phase: PlannedPhase, gpu: str) -> bool:
-        """True if the phase fits the GPU, with a reserve, as it is configured."""
+        """Return True if the phase as configured fits the GPU, with a reserve."""
         return self.memory(phase, gpu).peak <= usable_bytes(GPUS[gpu])
 
     def work(self, phase: PlannedPhase) -> Work:
@@ -166,12 +166,12 @@ class Plan:
         )
 
     def step(self, gpu: str, phase: PlannedPhase, rows: int) -> StepTime:
-        """Time of a step of the run as it is configured.
+        """Return the time of a step as configured.
 
         Args:
             gpu: key of GPUS.
-            phase: the step is of.
-            rows: of the global batch.
+            phase: phase of the step.
+            rows: rows of the global batch.
         """
         return step_time(
             gpu,
@@ -184,31 +184,31 @@ class Plan:
         )
 
     def phase_seconds(self, gpu: str, phase: PlannedPhase) -> float:
-        """Time of all steps of a phase, as it is expected."""
+        """Return the expected seconds of all steps of a phase."""
         return float(self.phase_times(gpu, phase)[1])
 
     def phase_times(self, gpu: str, phase: PlannedPhase) -> NDArray[np.float64]:
-        """The same as `StepTime.times`."""
+        """Return the seconds [3] of all steps of a phase, as `StepTime.times`."""
         rows: dict[int, int] = {}
         for part in phase.ranges:
             rows[part.rows] = rows.get(part.rows, 0) + part.steps
         return sum((count * self.step(gpu, phase, size).times for size, count in rows.items()), np.zeros(3))
 
     def validation_times(self, gpu: str) -> NDArray[np.float64]:
-        """Time of all validations, as `StepTime.times`: forward passes only, at the rate of the last phase."""
+        """Return the seconds [3] of all validations, as `StepTime.times`: forward passes only."""
         last = self.phases[-1]
         step = self.step(gpu, last, last.config.batch_rows)
         return self.validations * (self.validation_tokens or 0) / 3 / step.tokens * step.times
 
 
 def make_plan(config: RunConfig, ranks: int, median: int | None = None, facts: DataFacts | None = None) -> Plan:
-    """Work out everything that does not depend on a GPU.
+    """Compute everything that does not depend on a GPU.
 
     Args:
         config: the run, checked.
         ranks: GPUs that would train.
-        median: assumed median length of documents; None reads the data where it exists.
-        facts: of the data, checked; None checks it, if it is here.
+        median: assumed median length of documents; None reads the data if it exists.
+        facts: checked facts of the data; None checks the data, if it exists here.
 
     Raises:
         DataError, ConfigError: the data exists and does not belong to the run.
@@ -251,7 +251,7 @@ def _validation_tokens(data: DataConfig, settings: EvalConfig, facts: DataFacts 
     folder, most = data.validation, settings.max_tokens
     if facts is not None and facts.validation is not None:
         card = facts.validation.card
-    elif folder is not None and Path(folder).is_dir():  # the held-out text may be here where the other is not
+    elif folder is not None and Path(folder).is_dir():  # held-out text may exist without training text
         card = read_card(folder)
     else:
         return most

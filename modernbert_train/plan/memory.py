@@ -1,15 +1,14 @@
-"""Memory of one GPU by part, counted from what the model's own layers keep for the backward pass.
+"""Predict the memory of one GPU by part, from the tensors that layers save for the backward pass.
 
 The counts follow models/layers.py line by line: every tensor that autograd saves, with its precision under bf16
-autocast, where norms stay fp32, and residuals unless compute.residual_precision says otherwise. Tests add up what
-autograd really saves, eager at ModernBERT-base's size and compiled at a small one, and fail when the two part. Kernels
-other than sdpa, which keeps more, are meant.
+autocast, where norms stay fp32, and residuals unless compute.residual_precision says otherwise. Tests add up autograd's
+saved tensors, eager at ModernBERT-base's size and compiled at a small one, and fail if they differ. The counts are for
+fast kernels; sdpa saves more.
 
-Where texts are compared, their vectors stand in the place of a head; `compared_bytes` is counted from
-models/contrastive.py in the same way.
+If texts are compared, their vectors replace a head; `compared_bytes` follows models/contrastive.py in the same way.
 
-Layers and head are ModernBERT's: of another encoder only what the optimizer keeps is known. What the head for pairs
-keeps, at most 0.3 % of what the layers of ModernBERT-base do, is left out.
+Layers and head are ModernBERT's: for another encoder only the optimizer's memory is known. The head for pairs is left
+out, at most 0.3 % of the layers' memory of ModernBERT-base.
 
 Shape legend: T packed tokens, M predicted positions (padded), D model width, F hidden width, H head width, N heads,
 V vocabulary, L layers, P parameters.
@@ -30,14 +29,14 @@ from modernbert_train.config.schema import (
 from modernbert_train.plan.parameters import Parameters, count_parameters
 
 Strategy = Literal["ddp", "fsdp2", "hsdp"]
-RESERVED_SHARE = 0.08  # of a GPU's memory: fragments of the allocator, kernels' workspaces
+RESERVED_SHARE = 0.08  # share of a GPU's memory: fragmentation of the allocator, kernels' workspaces
 RESERVED_BYTES = 1_500_000_000  # the CUDA context, NCCL, cuBLAS
-COSINES = 1 << 25  # at a time, as in models/contrastive.py
-TEXT_TOKENS = 32  # of a text that is compared: fewer, at the mean, than queries and passages of retrieval have
+COSINES = 1 << 25  # computed at a time, as in models/contrastive.py
+TEXT_TOKENS = 32  # assumed tokens of a compared text: fewer than queries and passages of retrieval have on average
 
 
 class HasMemory(Protocol):
-    """A kind of GPU as far as its memory goes: rows of GPUS are, and `RunGpus` of speed_settings.py."""
+    """Memory of a kind of GPU: rows of GPUS have it, and `RunGpus` of speed_settings.py."""
 
     @property
     def label(self) -> str: ...
@@ -50,25 +49,25 @@ class HasMemory(Protocol):
 
 
 def sharing_ranks(strategy: Strategy, ranks: int, shard_ranks: int | None, gpu: HasMemory) -> int:
-    """Ranks that share one copy of the weights: one under ddp, all under fsdp2, under hsdp `shard_ranks` or a node."""
+    """Return the ranks that share a copy of the weights: one (ddp), all (fsdp2), `shard_ranks` or a node (hsdp)."""
     return {"ddp": 1, "fsdp2": ranks, "hsdp": min(ranks, shard_ranks or gpu.per_node)}[strategy]
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one GPU when most is in use, by part.
+    """Bytes on one GPU at the peak, by part.
 
     Attributes:
         weights: fp32 master weights.
         gradients: fp32.
-        moments: of the optimizer, fp32.
-        copies: weights in the precision of the matrix products, and under sharding those gathered in fp32.
-        buffers: of communication.
-        layers: what all layers keep for the backward pass; with checkpointing their inputs, and one layer at work.
+        moments: the optimizer's, fp32.
+        copies: weights in the precision of the matrix products, and under sharding the weights gathered in fp32.
+        buffers: communication.
+        layers: tensors that all layers save for the backward pass; with checkpointing their inputs, and one layer.
         head: embedding and norms outside the layers, head, logits and their gradient.
-        step: temporaries of the optimizer, which come when layers and head are gone.
+        step: temporaries of the optimizer, allocated after layers and head are freed.
         teacher: see plan/teacher.py.
-        compared: see `compared_bytes`; it comes between two passes, when there are no layers.
+        compared: see `compared_bytes`; allocated between two passes, when layers hold nothing.
     """
 
     weights: int
@@ -84,12 +83,12 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """The sum of what exists at the same time."""
+        """The largest sum of parts that exist at the same time."""
         lasting = self.weights + self.gradients + self.moments + self.buffers + self.teacher
         return lasting + max(self.copies + max(self.layers + self.head, self.compared), self.step)
 
     def parts(self) -> dict[str, int]:
-        """By name; a teacher, and what is compared, where there is any."""
+        """The parts by name; `teacher` and `compared` only if they exist."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: part for name, part in found.items() if part or name not in ("teacher", "compared")}
 
@@ -100,14 +99,14 @@ def usable_bytes(gpu: HasMemory) -> int:
 
 
 def layer_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool) -> int:
-    """Bytes per token that one layer keeps for its backward pass; c is 2 in bf16 and 4 in fp32.
+    """Return the bytes per token that one layer saves for its backward pass; c is 2 in bf16 and 4 in fp32.
 
     Attention: the residual 4D and its norm's statistics 8; the norm's output cD; q, k and v as projected 3cD, q and k
     as rotated 2cD; the kernel's output cD and fp32 log-sum-exp 4N; dropout's mask D; in bf16 cosines and sines in fp32
     6H. Feed-forward: the residual 4D and statistics 8; the norm's output cD; Wi's output 2cF, its GELU cF and the
-    product with the gate cF. Compiled, cosines and GELU are computed again, and the first residual from the second one
-    of the layer before and what that one left to be added, which is kept in its place, cD. A residual in bf16 is 2D
-    where it is compiled; otherwise its norm keeps a copy in fp32.
+    product with the gate cF. Compiled layers recompute cosines and GELU; they also recompute the first residual from
+    the second one of the layer before and that layer's last output, which is saved instead, cD. A residual in bf16 is
+    2D if compiled; otherwise its norm saves a copy in fp32.
     """
     c, width, hidden = (2 if bf16 else 4), model.hidden_size, model.intermediate_size
     dropout = width if model.attention_out_dropout > 0 else 0
@@ -123,9 +122,9 @@ def _residual_bytes(model: ModernBertConfig, compute: ComputeConfig) -> int:
 
 
 def layers_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool, tokens: int) -> int:
-    """What autograd keeps of all layers; with activation checkpointing their inputs alone.
+    """Return the bytes that autograd saves in all layers; with activation checkpointing only their inputs.
 
-    The first has no norm and nothing to add.
+    The first layer lacks the norm and the residual addition before attention.
     """
     if compute.activation_checkpointing:
         return model.num_layers * _residual_bytes(model, compute) * tokens
@@ -134,11 +133,11 @@ def layers_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool, to
 
 
 def outside_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool, tokens: int, predicted: int) -> int:
-    """Bytes that autograd keeps outside the layers.
+    """Return the bytes that autograd saves outside the layers.
 
     Per token: input and statistics of the first norm, the id, and in fp32 the rotary tables. Per predicted position:
     its place, input and statistics of the last norm, the inputs of the head's product, GELU and norm, statistics, and
-    the gradient of the head's output in fp32. Compiled, the input of the head's norm is computed again. The loss leaves
+    the gradient of the head's output in fp32. Compiled, the input of the head's norm is recomputed. The loss leaves
     the decoder's gradient in fp32.
     """
     c, width = (2 if bf16 else 4), model.hidden_size
@@ -149,10 +148,10 @@ def outside_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool, t
 
 
 def head_peak_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool, predicted: int) -> int:
-    """What the loss needs while it works on a chunk of logits, beyond what `outside_bytes` has of it.
+    """Return the bytes that the loss needs while it works on a chunk of logits, beyond `outside_bytes`.
 
-    The gradient of a chunk's logits cV, and in bf16 beside it the logits, 4V in fp32 or, compiled, cV; of a small chunk
-    rather what it adds to the decoder's gradient, cVD; and the head's output in the products' precision.
+    The gradient of a chunk's logits cV, and in bf16 also the logits, 4V in fp32 or, compiled, cV; for a small chunk its
+    contribution to the decoder's gradient instead, cVD; and the head's output in the products' precision.
     """
     c = 2 if bf16 else 4
     chunk = min(predicted, compute.logit_chunk or model.logit_chunk(on_gpu=True, bytes_per_logit=c))
@@ -162,17 +161,17 @@ def head_peak_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool,
 
 
 def vectors_bytes(model: ModernBertConfig, bf16: bool, tokens: int, step_tokens: int, texts: int) -> int:
-    """What is kept beside the layers where texts are compared, in their second pass.
+    """Return the bytes saved outside the layers in the second pass, if texts are compared.
 
-    Per token the inputs and statistics of the first and the last norm, the id, in fp32 the rotary tables, and what the
-    mean is of. The gradient by each vector of the global batch, and once more in the places of all microbatches, a
-    third as many as they have tokens.
+    Per token: the inputs and statistics of the first and the last norm, the id, in fp32 the rotary tables, and the
+    input of the mean. The gradient by each vector of the global batch, and a copy of it at the places of all
+    microbatches, which are a third as many as their tokens.
 
     Args:
         model, bf16: see `memory`.
-        tokens: of one microbatch.
-        step_tokens: of all microbatches of this rank.
-        texts: of the global batch.
+        tokens: tokens of one microbatch.
+        step_tokens: tokens of all microbatches of this rank.
+        texts: texts of the global batch.
     """
     width = model.hidden_size
     per_token = 2 * (4 * width + 8) + 8 + (0 if bf16 else 12 * model.head_size) + 4 * width
@@ -180,15 +179,15 @@ def vectors_bytes(model: ModernBertConfig, bf16: bool, tokens: int, step_tokens:
 
 
 def compared_bytes(width: int, texts: int, queries: int, candidates: int, *, symmetric: bool) -> int:
-    """The most that comparing the texts of a global batch takes on one rank, `compare` of models/contrastive.py.
+    """Return the peak bytes of comparing a global batch's texts on one rank, `compare` of models/contrastive.py.
 
-    Vectors in fp32 of this rank and of all, their gradient, directions, those that are picked, and of these again the
-    gradients; or fewer of them and four numbers, in both directions seven, for each cosine of those looked at together.
+    Vectors in fp32 of this rank and of all, their gradient, directions, those that are picked, and the gradients of
+    these; or fewer of them and four numbers, seven in both directions, for each cosine computed at the same time.
 
     Args:
-        width: of a vector.
-        texts: of the global batch.
-        queries: of this rank.
+        width: width of a vector.
+        texts: texts of the global batch.
+        queries: queries of this rank.
         candidates: positives and negatives of the global batch.
         symmetric: see `ContrastiveConfig`.
     """
@@ -198,25 +197,24 @@ def compared_bytes(width: int, texts: int, queries: int, candidates: int, *, sym
 
 
 def compared_tokens_bytes(width: int, tokens: int) -> int:
-    """What late interaction holds between the two passes, see models/maxsim.py: an estimate, which nothing was measured
-    against.
+    """Estimate the bytes of late interaction between the two passes, see models/maxsim.py; never measured.
 
-    Of every token of the global batch, pads too, its vector in fp32, the same of length 1, and six of gradients and on
-    the way between ranks; and of the parts in which scores are computed five numbers for each of 2^25 products. A
-    vector for each text is too small to count.
+    For every token of the global batch, pads too: its vector in fp32, the same of length 1, and six for gradients and
+    transfers between ranks; and five numbers for each of 2^25 products, computed at a time. One vector for each text is
+    too small to count.
     """
     return 4 * (8 * width * tokens + 5 * (1 << 25))
 
 
 def matrix_numbers(parameters: Parameters, optim: OptimConfig) -> int:
-    """Numbers that Muon keeps for the matrices, one for each entry, NorMuon another for each row; 0 for others."""
+    """Return the numbers that Muon keeps for matrices, one per entry, plus NorMuon's one per row; 0 for others."""
     if not optim.newton_schulz_iterations:
         return 0
     return parameters.hidden + (parameters.hidden_rows if optim.row_beta is not None else 0)
 
 
 def summed_numbers(parameters: Parameters, optim: OptimConfig) -> int:
-    """Numbers that StableAdamW adds up over the shards of a weight, three of each, and Muon with it; 0 for others."""
+    """Return the numbers summed over the shards of a weight, three for each: StableAdamW, and Muon with it."""
     return 3 * parameters.weights if optim.bounds_update else 0
 
 
@@ -232,10 +230,10 @@ def checkpoint_bytes(model: ModelConfig, objective: ObjectiveConfig, optim: Opti
 
 
 def step_numbers(parameters: Parameters, optim: OptimConfig, shards: int) -> int:
-    """Numbers that a step needs for a moment, over all shards.
+    """Return the numbers that a step needs temporarily, over all shards.
 
-    StableAdamW two a weight, AdamW one. Muon has its directions beside what StableAdamW needs for the rest; on shards
-    three copies of the matrices before that, of which two travel.
+    StableAdamW needs two a weight, AdamW one. Muon needs its directions, plus StableAdamW's for the rest; on shards
+    first three copies of the matrices, of which two are exchanged.
     """
     if not optim.newton_schulz_iterations:
         return (2 if optim.bounds_update else 1) * parameters.total
@@ -258,7 +256,7 @@ def memory(
     step_tokens: int = 0,
     step_texts: int = 0,
 ) -> Memory:
-    """Memory of one GPU by part.
+    """Predict the memory of one GPU by part.
 
     Args:
         model: the encoder.
@@ -268,20 +266,20 @@ def memory(
         bf16: autocast over fp32 weights.
         strategy: how ranks share the model.
         shards: ranks that share one copy of the weights, see `sharing_ranks`.
-        ranks: of the run; with one there is no communication.
-        tokens, predicted: of one microbatch, T and M; None: texts are compared, and nothing is predicted.
-        step_tokens, step_texts: then, see `vectors_bytes`.
+        ranks: ranks of the run; with one there is no communication.
+        tokens, predicted: T and M of one microbatch; `predicted` is None if texts are compared.
+        step_tokens, step_texts: used if texts are compared, see `vectors_bytes`.
     """
     c, total = (2 if bf16 else 4), parameters.total
     own = -(-total // shards)
-    copies = 2 * parameters.matrices if bf16 else 0  # autocast casts each matrix once for the whole pass, on shards too
+    copies = 2 * parameters.matrices if bf16 else 0  # autocast casts each matrix once for the whole pass, shards too
     if strategy == "ddp" or ranks == 1:
         # DDP's buckets hold a second copy of the gradients until the last microbatch; then they are the gradients
         buffers = 4 * total if ranks > 1 else 0
     else:
-        # weights are gathered in fp32: the root stays; of the layers one computes while the next arrives
+        # weights are gathered in fp32: the root stays; one layer computes while the next arrives
         copies += 4 * (parameters.root + 2 * parameters.layer)
-        # flat buffers: two layers arriving; the root's gradient whole, and once more to be reduced
+        # flat buffers: two layers arriving; the root's gradient, unsharded, and again to be reduced
         buffers = 8 * parameters.layer + 8 * parameters.root
     layers = layers_bytes(model, compute, bf16, tokens)
     if predicted is None:
@@ -289,7 +287,7 @@ def memory(
     else:
         head = outside_bytes(model, compute, bf16, tokens, predicted) + head_peak_bytes(model, compute, bf16, predicted)
     if compute.activation_checkpointing:
-        # when the head is done a layer is computed again, and gradients of the residual and of the gate's product pass
+        # after the head a layer is recomputed, with gradients of the residual and of the gate's product
         again = layer_bytes(model, compute, bf16) + _residual_bytes(model, compute) + c * model.intermediate_size
         layers += max(0, again * tokens - head)
     return Memory(

@@ -33,8 +33,8 @@ from modernbert_train.plan.memory import (
 from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.plan.teacher import teacher_bytes
 
-COUNTED = (ModernBertConfig,)  # architectures whose layers' memory was counted
-MAX_TOKENS = 1 << 18  # of an open microbatch: beyond it launches are hidden, and larger ones gain nothing
+COUNTED = (ModernBertConfig,)  # architectures with memory counts
+MAX_TOKENS = 1 << 18  # maximum of an automatic microbatch: launches are hidden by then, and larger ones gain nothing
 GB = 1e9
 
 
@@ -46,19 +46,19 @@ def predicts(config: RunConfig) -> bool:
 
 
 def own_rows(phase: PhaseConfig, ranks: int) -> int:
-    """Rows of the full batch on the rank with the most rows."""
+    """Return the rows of the full batch on the rank with the most rows."""
     return -(-phase.batch_rows // ranks)
 
 
 def phase_memory(
     config: RunConfig, name: str, gpu: HasMemory, strategy: Strategy, ranks: int, microbatch_rows: int
 ) -> Memory:
-    """Memory of one GPU in a phase.
+    """Predict the memory of one GPU in a phase.
 
     Args:
         config: the run.
-        name: of the phase.
-        gpu: its kind.
+        name: name of the phase.
+        gpu: kind of GPU.
         strategy: how ranks share the model.
         ranks: GPUs.
         microbatch_rows: rows of one forward pass.
@@ -80,7 +80,7 @@ def phase_memory(
         shards=shards,
         ranks=ranks,
         tokens=tokens + queries,
-        # a bound as MaskedLM.max_predicted
+        # the same bound as MaskedLM.max_predicted
         predicted=None if objective.compares else math.ceil(objective.most_predicted * tokens) + 32,
         step_tokens=own_tokens,
         step_texts=step_texts,
@@ -95,13 +95,13 @@ def phase_memory(
 
 
 def teacher_memory(config: RunConfig, name: str, *, bf16: bool, tokens: int, shards: int) -> int:
-    """Memory of a teacher in a phase; one of another objective does not ask it anything.
+    """Predict the memory of a teacher in a phase; 0 if the phase's objective does not use it.
 
     Args:
         config: the run.
-        name: of the phase.
-        bf16: of the run.
-        tokens: of a microbatch.
+        name: name of the phase.
+        bf16: True if the run uses it.
+        tokens: tokens of a microbatch.
         shards: ranks that share one copy of the weights.
     """
     chunk = config.compute.logit_chunk or config.model.logit_chunk(on_gpu=True, bytes_per_logit=2 if bf16 else 4)
@@ -117,7 +117,7 @@ def teacher_memory(config: RunConfig, name: str, *, bf16: bool, tokens: int, sha
 
 
 def _compared(objective: ObjectiveConfig, width: int, texts: int, ranks: int) -> int:
-    """Of pairs: half of the texts are queries."""
+    """Return the bytes of comparing pairs: half of the texts are queries."""
     if not objective.compares:
         return 0
     symmetric = cast(ContrastiveConfig, objective).symmetric
@@ -125,14 +125,14 @@ def _compared(objective: ObjectiveConfig, width: int, texts: int, ranks: int) ->
 
 
 def configured_memory(config: RunConfig, name: str, gpu: HasMemory, ranks: int) -> Memory:
-    """Memory of one GPU in a phase as configured."""
+    """Predict the memory of one GPU in a phase as configured."""
     phase = config.phases[name]
     rows = min(own_rows(phase, ranks), phase.microbatch_rows)
     return phase_memory(config, name, gpu, config.distributed.strategy, ranks, rows)
 
 
 def max_rows(config: RunConfig, name: str, gpu: HasMemory, strategy: Strategy, ranks: int, most: int) -> int:
-    """The largest microbatch that fits with a reserve, in rows, at most `most`; 0 if not even one row fits."""
+    """Return the largest microbatch that fits with a reserve, in rows, at most `most`; 0 if not even one row fits."""
     usable = usable_bytes(gpu)
     return bisect_right(
         range(1, most + 1), usable, key=lambda rows: phase_memory(config, name, gpu, strategy, ranks, rows).peak
@@ -140,9 +140,10 @@ def max_rows(config: RunConfig, name: str, gpu: HasMemory, strategy: Strategy, r
 
 
 def even_rows(phase: PhaseConfig, ranks: int, most: int) -> int:
-    """Rows of a microbatch, at most `most`, that leave no smaller one at the end of a step: it would be compiled too.
+    """Return rows of a microbatch, at most `most`, without a smaller last microbatch, which would be compiled too.
 
-    Nor in the steps of a batch warmup, if that can be; parts of about equal size where it would halve the microbatch.
+    The same holds in a batch warmup if possible. If even cuts would halve the microbatch, parts are about equal in
+    size.
     """
     own = own_rows(phase, ranks)
     most = min(most, own)
@@ -154,7 +155,7 @@ def even_rows(phase: PhaseConfig, ranks: int, most: int) -> int:
 
 
 def microbatches(config: RunConfig, gpu: HasMemory, ranks: int) -> dict[str, int]:
-    """The microbatches that a run leaves open, by dotted key: the largest that fit; one row where none is predicted."""
+    """Return the automatic microbatches by dotted key: the largest that fit; one row if memory is not predicted."""
     found = {}
     for name, phase in config.phases.items():
         if phase.microbatch_tokens is None and predicts(config):

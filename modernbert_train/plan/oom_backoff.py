@@ -1,9 +1,9 @@
 """After running out of memory, halve an automatically chosen microbatch on all ranks, permanently.
 
-The rank that runs out of memory notes the half in the run's folder and raises `Halved`; the others, which may wait for
-it within a collective, end with it (distributed/fail_together.py), and all start again: a lone rank by itself, several
-by the launcher. Dropout is keyed by the number of a microbatch, so this is only done while no checkpoint has seen a
-step of the phase: then nothing that was trained with the larger one is kept.
+The rank that runs out of memory notes the half in the run's folder and raises `Halved`. The others may be waiting for
+it in a collective, and end with it (distributed/fail_together.py). Then all start again: a single rank by itself,
+several by the launcher. Dropout is keyed by the index of a microbatch, so the half is taken only before a checkpoint
+contains a step of the phase: nothing that was trained with the larger microbatch is kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from modernbert_train.core.read_json import is_count, read_json
 from modernbert_train.errors import ConfigError, Halved, StorageError
 
 HALVED = "halved.json"
-_FULL = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")  # in what torch, Triton and NVIDIA's libraries raise
+_FULL = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")  # in errors of torch, Triton and NVIDIA's libraries
 
 
 def read_backoff(folder: Path) -> dict[str, int]:
@@ -33,7 +33,7 @@ def read_backoff(folder: Path) -> dict[str, int]:
 
 
 def phase_of_newest(folder: Path) -> str | None:
-    """Read the phase of the last step that a checkpoint has seen; None without one."""
+    """Return the phase of the newest checkpoint's last step; None without a checkpoint."""
     newest = newest_step(folder)
     if newest is not None and newest.name != "step-00000000":
         with suppress(OSError, ValueError, KeyError, TypeError):  # damaged; resuming reports it

@@ -1,4 +1,4 @@
-"""Count a model's parameters from its census; equal to the real model's, which a test builds.
+"""Count a model's parameters from its census; a test compares them with the real model.
 
 Shape legend: V vocabulary, E width of the table.
 """
@@ -17,16 +17,16 @@ class Parameters:
 
     Attributes:
         embedding: V * E, the table that the decoder shares; a lookup in the input, a matrix product in the head.
-        layer: of one layer of the model, its norms included; ModernBERT's first layer has one norm less.
-        layers: of all layers, a generator's too; what several of them share counted once.
-        shared: what several share.
+        layer: one layer of the model, with its norms; ModernBERT's first layer has one norm less.
+        layers: all layers, a generator's too; a unit that several layers share counts once.
+        shared: parameters that several layers share.
         rest: norms before and after the layers, heads, the decoder's bias; BERT's tables of positions and segments;
-            beside a generator that has a table of its own, the model's.
+            the model's table, if a generator has a separate one.
         matrices: entries of all matrices that are multiplied with, the shared table included.
-        hidden: entries of those that Muon orthogonalises: all but the table.
-        hidden_rows: rows of those that Muon orthogonalises.
-        units: layers, or parts of them, that no other layer shares: FSDP2 gathers each on its own.
-        weights: tensors.
+        hidden: entries of the matrices that Muon orthogonalises: all but the table.
+        hidden_rows: rows of these matrices.
+        units: layers, or parts of them, that no other layer shares: FSDP2 gathers each separately.
+        weights: number of tensors.
     """
 
     embedding: int
@@ -46,12 +46,12 @@ class Parameters:
 
     @property
     def active(self) -> int:
-        """All but the embedding table."""
+        """All parameters but the embedding table."""
         return self.layers + self.rest
 
     @property
     def root(self) -> int:
-        """What lies outside the units: FSDP2 keeps it together, and whole from forward to backward."""
+        """Parameters outside the units: FSDP2 keeps them together, unsharded from the forward to the backward pass."""
         return self.embedding + self.rest + self.shared
 
 
@@ -60,14 +60,14 @@ def count_parameters(model: ModelConfig, objective: ObjectiveConfig | None = Non
 
     Args:
         model: the encoder.
-        objective: with the heads; None: masked-language modelling.
-        shards: ranks that share the weights; what their shards are padded with counts everywhere but in `matrices`
-            and in what is hidden.
+        objective: its heads are included; None: masked-language modelling.
+        shards: ranks that share the weights; the padding of shards is counted, except in `matrices`, `hidden` and
+            `hidden_rows`.
     """
     found = census(model, objective)
     of_layers = [matrix for matrix in census(model).matrices if matrix.place == "layer"]
     tables = [m for m in found.matrices if m.place == "embedding" and m.uses]
-    tables = tables or [found.matrices[0]]  # which stands first, where nothing is multiplied with it
+    tables = tables or [found.matrices[0]]  # the first matrix, if no table is multiplied with
     embedding = sum(matrix.padded(shards) for matrix in tables)
     all_layers = [matrix for matrix in found.matrices if matrix.place == "layer"]
     layers = sum(matrix.padded(shards) for matrix in all_layers)

@@ -1,8 +1,8 @@
 """Derive a whole run from a size, its tokens and its device, by published rules; `pretrain` and `init run` print it.
 
-The sizes are published runs, and each is an anchor: at its own tokens a recipe has its published values, and
-with fewer tokens the batch shrinks by a scaling law. Each value of the YAML carries its rule and source as a comment.
-Nothing is looked at here, neither text nor device: the same question has the same answer.
+The sizes are published runs. At its own number of tokens a recipe has the published values; with fewer tokens the batch
+shrinks by a scaling law. Each value of the YAML carries its rule and source as a comment. This file reads neither text
+nor device, so the same arguments give the same recipe.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from modernbert_train.core.text import rate, tokens_text
 from modernbert_train.plan.expected_loss import effective_tokens, share_of_unigram
 from modernbert_train.plan.parameters import Parameters, count_parameters
 
-TOKENS_PER_PARAMETER = 20  # where the loss for a given compute is lowest: Hoffmann et al. 2022, arXiv 2203.15556
-MOST_PASSES = 4  # repeated so often, text is worth about as much as new text: Muennighoff et al. 2023, arXiv 2305.16264
-LEAST_PER_PARAMETER = 0.4  # tokens a parameter, as yamls/quickstart.yaml has: a larger model would learn text by heart
-BATCH_EXPONENT = 0.327  # of the best batch over compute: DeepSeek LLM, arXiv 2401.02954, equation 1
-LEAST_STEPS = 800  # as many as yamls/quickstart.yaml takes
-LEAST_BATCH_TOKENS = 2048  # of yamls/quickstart.yaml
+TOKENS_PER_PARAMETER = 20  # lowest loss for a given compute: Hoffmann et al. 2022, arXiv 2203.15556
+MOST_PASSES = 4  # up to here repeated text is worth about as much as new: Muennighoff et al. 2023, arXiv 2305.16264
+LEAST_PER_PARAMETER = 0.4  # tokens a parameter, as in yamls/quickstart.yaml: a larger model would memorise the text
+BATCH_EXPONENT = 0.327  # exponent of the best batch over compute: DeepSeek LLM, arXiv 2401.02954, equation 1
+LEAST_STEPS = 800  # as in yamls/quickstart.yaml
+LEAST_BATCH_TOKENS = 2048  # as in yamls/quickstart.yaml
 WARMUP_STEPS = 100  # 2 / (1 - beta2): Ma and Yarats 2021, arXiv 1910.04209
-MOST_WARMUP = 0.04  # of the first phase, as in yamls/quickstart.yaml
-ENTRIES, ENTRIES_BYTES = 8192, 12.5e6  # of yamls/data/quickstart.yaml, and the bytes of its text
-_CPU_ROWS = (512, 1024)  # as in yamls/quickstart.yaml: a CPU is slowest at attention over longer rows
-_ROUND = 1000  # tokens of a phase are a multiple of it
+MOST_WARMUP = 0.04  # share of the first phase, as in yamls/quickstart.yaml
+ENTRIES, ENTRIES_BYTES = 8192, 12.5e6  # as in yamls/data/quickstart.yaml, and the bytes of its text
+_CPU_ROWS = (512, 1024)  # as in yamls/quickstart.yaml: attention over longer rows is slow on a CPU
+_ROUND = 1000  # tokens of a phase are a multiple of this
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Size:
 
     Attributes:
         name: on the command line.
-        source: its name, for the comments.
-        file: of yamls/, which has its values and says where they were published.
-        family: name of the recipe that it shares with other sizes, for the comments.
-        like: the file whose phases it has; None: its own.
-        checkpoint_seconds: between checkpoints.
+        source: its name in comments.
+        file: its file in yamls/, which names the publication of each value.
+        family: name of the recipe that it shares with other sizes, in comments.
+        like: file whose phases it uses; None: its own.
+        checkpoint_seconds: time between checkpoints.
     """
 
     name: str
@@ -75,12 +75,12 @@ class Size:
 
     @property
     def rows(self) -> tuple[int, int]:
-        """Tokens of a row, and of a long one."""
+        """Tokens of a row, and of a long row."""
         return self.first.row_tokens, max(phase.row_tokens for phase in self.phases.values())
 
     @property
     def entries(self) -> int:
-        """Of its vocabulary, where there is text enough for so many."""
+        """Vocabulary size, if the text is large enough for it."""
         return self.model.vocab_size
 
     @property
@@ -95,7 +95,7 @@ class Size:
 
     @property
     def stages(self) -> int:
-        """Batch sizes that the warmup passes through, the last included."""
+        """Number of batch sizes in the warmup, the last included."""
         return len(self.first.batch_sizes)
 
     @property
@@ -104,11 +104,11 @@ class Size:
         return self.first.schedule.warmup_tokens / self.first.tokens
 
     def counted(self, entries: int) -> Parameters:
-        """Parameters of the model with a vocabulary of so many entries."""
+        """Return the parameter counts with a vocabulary of this size."""
         return count_parameters(replace(self.model, vocab_size=entries))
 
     def parameters(self, entries: int) -> int:
-        """All of them, the embedding table included."""
+        """Return all parameters, the embedding table included."""
         return self.counted(entries).total
 
 
@@ -129,7 +129,7 @@ SIZES: dict[str, Size] = {
         for name in ("base", "large")
     },
 }
-BY_PARAMETERS = ("tiny", "quickstart", "17m", "32m", "68m", "150m", "400m", "1b")  # among which hours choose
+BY_PARAMETERS = ("tiny", "quickstart", "17m", "32m", "68m", "150m", "400m", "1b")  # candidates for --hours
 
 
 @dataclass(frozen=True)
@@ -137,17 +137,17 @@ class Asked:
     """A run to derive.
 
     Attributes:
-        name: of the run.
-        size: of the model.
-        tokens: to train on.
-        entries: of the vocabulary.
-        gpus: that train; 0: a CPU.
-        folder: of the dataset.
-        runs_folder: of the run.
-        text_tokens: of the training text, for the number of passes; None: unknown.
-        longest: tokens of the longest documents, which bounds the context; None: unknown.
-        tokenizer: one that exists; None: one is trained.
-        head: lines of comment that open the YAML.
+        name: name of the run.
+        size: size of the model.
+        tokens: tokens to train on.
+        entries: size of the vocabulary.
+        gpus: number of GPUs; 0: a CPU.
+        folder: the dataset's folder.
+        runs_folder: the run's key.
+        text_tokens: tokens of the training text, for the number of passes; None: unknown.
+        longest: tokens of the longest documents, which limits the context; None: unknown.
+        tokenizer: an existing tokenizer; None: one is trained.
+        head: comment lines that open the YAML.
     """
 
     name: str
@@ -164,28 +164,28 @@ class Asked:
 
 
 def entries_for(size: Size, text_bytes: float) -> int:
-    """Entries of a tokenizer that is trained on so much text: a power of two, or the size's own.
+    """Return the vocabulary size of a tokenizer trained on this much text: a power of two, at most the size's own.
 
-    They grow as the root of the text, as the number of different words does: Heaps' law, with the exponent 0.5 that is
-    usual for English (Manning, Raghavan and Schuetze 2008, section 5.1.1).
+    It grows with the square root of the text, as the number of different words does: Heaps' law, with the exponent 0.5
+    that is usual for English (Manning, Raghavan and Schuetze 2008, section 5.1.1).
     """
     fitting = max(SMALLEST_VOCABULARY, ENTRIES * math.sqrt(text_bytes / ENTRIES_BYTES))
     return size.entries if fitting >= size.entries else max(512, power_of_two(fitting))
 
 
 def power_of_two(number: float) -> int:
-    """The largest that is not above a number."""
+    """Return the largest power of two that is not above a number."""
     return 1 << int(math.log2(number))
 
 
 def tokens_for(size: Size, parameters: int, text_tokens: float) -> int:
-    """Tokens of a run of which only the size is given."""
+    """Return the tokens of a run if only its size is given."""
     wanted = size.run.total_tokens if size.name in ("base", "large") else TOKENS_PER_PARAMETER * parameters
     return _whole(min(wanted, MOST_PASSES * text_tokens))
 
 
 class Affordable(NamedTuple):
-    """A size, with the tokens that some hours suffice for; loss is a share of the unigram loss."""
+    """A size, with the tokens that the given hours allow; loss is a share of the unigram loss."""
 
     size: Size
     entries: int
@@ -199,16 +199,16 @@ def sizes_for_hours(
     entries_of: Callable[[Size], int],
     text_tokens: float,
 ) -> Iterator[Affordable]:
-    """Yield the tokens that these hours suffice for with each size, the smallest first. Stop when the expected loss of
-    two in a row is above the lowest, or with fewer than LEAST_PER_PARAMETER tokens.
+    """Yield each size with the tokens that the hours allow, the smallest first. Stop when the expected loss of two in a
+    row is above the lowest, or with fewer than LEAST_PER_PARAMETER tokens.
 
-    `plan.expected_loss` predicts the loss, far beyond the runs that it was fitted to where sizes are large.
+    `plan.expected_loss` predicts the loss; for large sizes that is far beyond the runs it was fitted to.
 
     Args:
-        hours: of training.
-        tokens_per_second: of a size with so many entries, on all devices together; None where it does not fit.
-        entries_of: vocabulary of a size on this text.
-        text_tokens: of the text.
+        hours: training time.
+        tokens_per_second: returns the speed of a size with this vocabulary on all devices; None if it does not fit.
+        entries_of: returns the vocabulary of a size on this text.
+        text_tokens: tokens of the text.
     """
     best, worse = math.inf, 0
     for name in BY_PARAMETERS:
@@ -234,9 +234,9 @@ class Batches(NamedTuple):
 
     Attributes:
         row_tokens, long_row_tokens: capacity of a row.
-        rows, long_rows: of a batch.
-        unit: rows by which the batch grows in its warmup; `rows` where it does not.
-        ruled_tokens: of the batch that the rule gives, before it is made whole rows of every GPU.
+        rows, long_rows: rows of a batch.
+        unit: rows by which the batch grows in its warmup; `rows` without a warmup.
+        ruled_tokens: tokens of the batch by the rule, before rounding to whole rows of every GPU.
     """
 
     row_tokens: int
@@ -248,10 +248,10 @@ class Batches(NamedTuple):
 
 
 def batches_for(asked: Asked) -> Batches:
-    """Row lengths and batch of a run.
+    """Return row lengths and batch of a run.
 
-    The batch grows with compute, from the published run of its size: with the exponent of DeepSeek LLM. It leaves the
-    run LEAST_STEPS steps, and divides among the GPUs in all stages of its warmup.
+    The batch grows with compute, starting from the published run of its size, with DeepSeek LLM's exponent. It leaves
+    at least LEAST_STEPS steps, and divides among the GPUs in all stages of its warmup.
     """
     size, ranks = asked.size, max(1, asked.gpus)
     row, longest = size.rows if asked.gpus else _CPU_ROWS
@@ -268,7 +268,7 @@ def batches_for(asked: Asked) -> Batches:
 
 
 def learning_rate(asked: Asked) -> float:
-    """The published rate of the size; smaller by the square root of the batch that LEAST_STEPS took from the rule.
+    """Return the size's published learning rate, times the square root of the batch's reduction by LEAST_STEPS.
 
     Source of the root: Malladi et al. 2022, arXiv 2205.10287.
     """
@@ -279,7 +279,7 @@ def learning_rate(asked: Asked) -> float:
 
 
 def phase_tokens(asked: Asked) -> dict[str, int]:
-    """Tokens of each phase, in the proportions of the published run."""
+    """Return the tokens of each phase, in the proportions of the published run."""
     phases = asked.size.phases
     whole = sum(phase.tokens for phase in phases.values())
     return {name: _whole(asked.tokens * phase.tokens / whole) for name, phase in phases.items()}
@@ -327,7 +327,7 @@ def run_yaml(asked: Asked) -> str:
 
 
 def _text(value: str) -> str:
-    """A name or path as YAML; in quotes where it could be read as anything else."""
+    """Format a name or path as YAML; in quotes if it could be read as anything else."""
     plain = re.fullmatch(r"[A-Za-z_./][A-Za-z0-9_./-]*", value) and value.lower() not in _WORDS_OF_YAML
     return value if plain else json.dumps(value, ensure_ascii=False)
 
@@ -340,7 +340,7 @@ def _sources(asked: Asked) -> Iterator[str]:
     tokens = f"{tokens_text(size.run.total_tokens)} tokens in batches of {tokens_text(size.batch_tokens)}"
     kind, _, stem = f"run/{size.file}".removesuffix(".yaml").replace("run/recipes", "recipe").partition("/")
     yield f"The anchor is {size.source}, {tokens}; `init {kind} {stem}` prints it with its sources."
-    yield "Other tokens change batch, warmup and phases, by the rules beside them."
+    yield "Other tokens change batch, warmup and phases, by the rules in their comments."
     if size.name == "large":
         yield "The published weights grew out of base: weights.grow_from=RUN does so. Without it they begin random."
 
@@ -421,9 +421,9 @@ def _why_batch(asked: Asked, batches: Batches) -> str:
         return f"{batch}: {asked.size.source}"
     if batches.rows * batches.row_tokens < 0.9 * batches.ruled_tokens:
         return f"{batch}, which leaves {LEAST_STEPS} steps, as the quickstart has"
-    return f"{batch}: that of {asked.size.source} times (tokens / its tokens)^{BATCH_EXPONENT} (arXiv 2401.02954)"
+    return f"{batch}: {asked.size.source}'s times (tokens / its tokens)^{BATCH_EXPONENT} (arXiv 2401.02954)"
 
 
 def _whole(tokens: float) -> int:
-    """A round number of tokens, at least one."""
+    """Round a number of tokens to a multiple of _ROUND, at least one."""
     return max(1, round(tokens / _ROUND)) * _ROUND

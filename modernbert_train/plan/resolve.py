@@ -69,9 +69,9 @@ class Resolved:
     Attributes:
         asked: the run as the user wrote it.
         config: the same with every open key filled, once the GPUs are known.
-        ranks: processes that train.
-        facts: of its data, in the process that has compared them with the run.
-        lines: on the settings that were chosen, for the banner.
+        ranks: number of training processes.
+        facts: facts of its data, in the process that compared them with the run.
+        lines: lines for the banner on the automatic settings.
     """
 
     asked: RunConfig
@@ -82,11 +82,11 @@ class Resolved:
 
     @property
     def decided(self) -> dict[str, Any]:
-        """Values by dotted key, of those that were left open."""
+        """Return the values of the keys that were left open, by dotted key."""
         return {key: value_of(self.config, key) for key in open_settings(self.asked)}
 
     def to_json(self) -> str:
-        """Serialise all but the facts, which each process reads itself."""
+        """Serialise everything except the facts, which each process reads itself."""
         tree = {
             "format": FORMAT,
             "program": __version__,
@@ -173,7 +173,8 @@ def resolve(
 
 
 def resolve_alone(config: RunConfig, *, fresh: bool = False) -> Resolved | None:
-    """Resolve a run before torch is imported, unless this is one of several ranks: rank 0 resolves when they have met,
+    """Resolve a run before torch is imported, unless this is one of several ranks: then rank 0 resolves it after they
+    have joined, with their actual number, so that all ranks fail together on a mistake.
     with their true number, so that it can tell the others of a mistake.
 
     Args:
@@ -193,7 +194,9 @@ def handed_over(config: RunConfig, num_ranks: int) -> Resolved | None:
 
 @contextmanager
 def with_later_mistakes(num_ranks: int = 1) -> Iterator[None]:
-    """Within it a run is read. If keys or values are wrong, broken rules and missing data are reported with them.
+    """Read a run inside this context: wrong keys or values are reported together with broken rules and missing data.
+
+    Messages about a section with a wrong key are left out, since they may follow from it.
 
     Left out is what concerns a section with such a mistake: it might follow from that.
 
@@ -244,7 +247,7 @@ def _of_itself(config: RunConfig, num_ranks: int, purpose: Purpose, facts: list[
 
 
 def named_gpu(config: RunConfig) -> HasMemory | None:
-    """The kind of GPU that launch.gpu names, if `plan` knows it by that name."""
+    """Return the kind of GPU that launch.gpu names, if `plan` knows that name."""
     return GPUS.get((config.launch.gpu or "").lower())
 
 
@@ -257,7 +260,7 @@ def _gpu_of(config: RunConfig) -> HasMemory | None:
 
 
 def _check_memory(config: RunConfig, num_ranks: int, gpu: HasMemory | None) -> None:
-    """Refuse a run that by `plan`'s prediction does not fit the whole memory of a GPU of this kind.
+    """Reject a run that by `plan`'s prediction exceeds the whole memory of a GPU of this kind.
 
     Raises:
         ConfigError: a line for each phase, with the microbatch to set.
@@ -274,7 +277,7 @@ def _check_second_home(url: str | None) -> None:
 
 
 def _of_its_folder(config: RunConfig, fresh: bool) -> Iterator[Look]:
-    if config.evals:  # which rank 0 reads for all
+    if config.evals:  # rank 0 reads them for all
         from modernbert_train.data.labelled import describe_labelled
 
         yield lambda: describe_labelled(config.evals)
@@ -311,7 +314,7 @@ def not_looked_at(config: RunConfig) -> list[str]:
     local = [each.key for each in folders if not is_remote(each.shards)]
     lines = [f"{each.key}={each.path}: shards in a store" for each in folders if is_remote(each.shards)]
     if local:
-        lines.append(f"{', '.join(local)}: what is in the shards, whose hashes are compared as they are read")
+        lines.append(f"{', '.join(local)}: contents of the shards; hashes are compared when they are read")
     if not RunFolder(config).has_checkpoints():
         lines += [_of_weights(*named) for named in _first_weights(config)]
     if config.compute.device == "cuda" and not shown_gpus():
@@ -323,7 +326,7 @@ def not_looked_at(config: RunConfig) -> list[str]:
 
 def _of_weights(key: str, name: str) -> str:
     if Path(name).exists():
-        return f"{key}={name}: whether the weights are whole, and fit"
+        return f"{key}={name}: whether the weights are complete, and fit"
     from modernbert_train.weights.names import NamedModel
 
     if NamedModel("hub", Path(name)).folder is not None:
@@ -334,7 +337,7 @@ def _of_weights(key: str, name: str) -> str:
 
 
 def _check_vocabulary(weights: WeightsConfig, tokenizer: str, runs_folder: str) -> None:
-    """Compare the tokenizer of the weights with the run's, if both can be read without a network."""
+    """Compare the weights' tokenizer with the run's, if both can be read without a network."""
     name = weights.init_from or weights.shrink_from
     if name is None:
         return
@@ -348,7 +351,7 @@ def _check_vocabulary(weights: WeightsConfig, tokenizer: str, runs_folder: str) 
 
 
 def _check_disk(config: RunConfig, run: RunFolder, fresh: bool) -> None:
-    """Compare the free space with one checkpoint: the next one is written before an older one is removed.
+    """Compare the free space with one checkpoint: a new one is written before an old one is removed.
 
     Raises:
         StorageError: not even one fits.
@@ -367,7 +370,7 @@ def _check_disk(config: RunConfig, run: RunFolder, fresh: bool) -> None:
 
 
 def _check_trained(run: Path, checkpoints: Path, phases: Mapping[str, PhaseConfig]) -> None:
-    """Compare the phases with those that the newest checkpoint was trained by.
+    """Compare the phases with the phases that trained the newest checkpoint.
 
     A damaged checkpoint is skipped: training uses the newest whole one and reports it.
     """

@@ -1,4 +1,4 @@
-"""A plan as tables and sentences, for print."""
+"""Format a plan as tables and sentences."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from modernbert_train.plan.speed import ERROR, PLANNED_TOKENS_PER_SECOND, PUBLIS
 from modernbert_train.plan.teacher import teacher_of
 
 GB = 1e9
-# printed where memory is not predicted
+# printed if memory is not predicted
 MEASURE = (
     "predicted for ModernBERT only, without a generator. Measure it: start the run under another name (train RUN "
     "name=trial), stop it with Ctrl-C after some steps, and read peak_memory_bytes in its metrics.jsonl, which its "
@@ -33,9 +33,9 @@ Cells = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, a table (the first row is its head, and may be all there is), and sentences below it.
+    """A heading, a table (its first row is the head, and may be the only row), and sentences below it.
 
-    A table of two columns is names and values, without a head; if `flush_left`, the values are sentences.
+    A table of two columns holds names and values, without a head; if `flush_left`, the values are sentences.
     """
 
     title: str
@@ -45,13 +45,13 @@ class Section:
 
 
 def sections(plan: Plan, gpu: str, shown: Sequence[str], prices: dict[str, float]) -> list[Section]:
-    """Everything that a plan says.
+    """Return all sections of a plan.
 
     Args:
-        plan: the run, open where it leaves keys open.
+        plan: the run; keys may still be open.
         gpu: key of GPUS for memory, advice and scaling.
         shown: keys of GPUS for the table of hours and cost.
-        prices: dollars an hour for one GPU, where they are not the assumed ones.
+        prices: dollars an hour for one GPU, replacing the assumed ones.
     """
     gpus = _gpus(plan, shown, prices)
     plan = plan.on(gpu)
@@ -68,13 +68,13 @@ def sections(plan: Plan, gpu: str, shown: Sequence[str], prices: dict[str, float
 
 
 def gb(count: float) -> str:
-    """Bytes as GB, three digits."""
+    """Format bytes as GB, with three digits."""
     value = count / GB
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def between(least: float, most: float) -> str:
-    """A range in two digits: 4231 and 6712 -> '4,200 to 6,700'."""
+    """Format a range with two digits: 4231 and 6712 -> '4,200 to 6,700'."""
     low, high = _two_digits(least), _two_digits(most)
     return low if low == high else f"{low} to {high}"
 
@@ -85,7 +85,7 @@ def _two_digits(number: float) -> str:
 
 
 def time_between(bill: Bill) -> str:
-    """The range of its time, in one unit: '9.9 to 14 d'."""
+    """Format the range of a bill's time, in one unit: '9.9 to 14 d'."""
     least, most = bill.between
     unit, size = next(((unit, size) for unit, size in _UNITS if least >= 2 * size), _UNITS[-1])
     return f"{between(least / size, most / size)} {unit}"
@@ -111,11 +111,11 @@ def _generator(plan: Plan) -> Iterator[str]:
     generator = plan.config.objective.generator_of(plan.config.model)
     if generator is not None:
         size = f"{generator.num_layers} layers of width {generator.hidden_size}"
-        yield f"Beside it a generator of {size}; both are counted."
+        yield f"A generator of {size} is trained with it; both are counted."
 
 
 def _windows(plan: Plan) -> str:
-    """Which layers see what."""
+    """Describe the windows of the layers."""
     windows, num_global = census(plan.config.model).windows, census(plan.config.model).num_global
     local = sorted({window for window in windows if window is not None})
     if not local:
@@ -143,13 +143,13 @@ def _phases(plan: Plan) -> Section:
             )
         )
     rows.append(("all", tokens_text(plan.tokens), f"{plan.steps:,}", "", "", "", "", ""))
-    how = "the very batches of the run" if plan.exact else "counted with batches of mean size"
+    how = "the run's actual batches" if plan.exact else "counted with batches of mean size"
     return Section(
         "Training",
         rows,
         [
             f"Documents: {plan.documents.source}.",
-            f"Steps are {how}. Microbatches are those of each of {plural(plan.ranks, 'rank')} at the full batch; "
+            f"Steps are {how}. Microbatches are counted on each of {plural(plan.ranks, 'rank')} at the full batch; "
             "passes are over the data.",
             *_queries(plan),
             *_bias(plan),
@@ -165,23 +165,23 @@ def _queries(plan: Plan) -> Iterator[str]:
             encoded = phase.objective.encoded_tokens(phase.text.sequence_tokens)
             yield (
                 f"Phase {phase.name}: with a query token for each that is predicted, the encoder reads {encoded:.2f} "
-                "tokens for each of text; tokens here, and the clock, are those of text."
+                "tokens for each of text; tokens here, and the clock, count text only."
             )
 
 
 def _bias(plan: Plan) -> Iterator[str]:
-    """Describe a bias of scores, which no fast kernel computes."""
+    """Describe a bias of attention scores, which fast kernels do not compute."""
     bias = plan.config.model.score_bias
     if bias:
         flex = ", and flex, pair by pair" if bias == "pairs" else " alone"
         yield (
-            f"Scores of {plan.config.model.name} have a bias, which compute.attention=sdpa serves, one sequence at a "
+            f"Scores of {plan.config.model.name} have a bias, which compute.attention=sdpa computes, one sequence at a "
             f"time{flex}: slower than the attention that is predicted here."
         )
 
 
 def _dropout(plan: Plan) -> Iterator[str]:
-    """Where dropout would be another on another number of ranks; see `share_of_rank` of data/microbatches.py."""
+    """Warn if dropout depends on the number of ranks; see `share_of_rank` of data/microbatches.py."""
     models = [now.model for now in plan.config.in_phase.values()]
     if not any(getattr(model, key, 0) for model in models for key in ("attention_out_dropout", "dropout")):
         return
@@ -190,9 +190,9 @@ def _dropout(plan: Plan) -> Iterator[str]:
         uneven = [rows for rows in phase.config.batch_sizes if rows % shared]
         if uneven and plan.ranks > 1:
             yield (
-                f"Phase {phase.name}: a batch of {uneven[0]:,} rows is no whole number of microbatches of "
+                f"Phase {phase.name}: a batch of {uneven[0]:,} rows does not divide into microbatches of "
                 f"{plural(phase.config.microbatch_rows, 'row')} on each of {plan.ranks} ranks, so rows are dealt "
-                "singly and dropout differs from that on another number of ranks; batches and masks do not."
+                "singly and dropout differs on another number of ranks; batches and masks do not."
             )
 
 
@@ -216,10 +216,10 @@ def _flops(plan: Plan) -> Section:
         "GFLOP per token",
         rows,
         [
-            "Keys are what a token truly sees, on average: its own document, in local layers within the window. "
-            "In causal order that is itself and what comes before it. Training is three times forward, four times "
-            "where texts are compared, and a teacher's once; the head counts the predicted tokens and the pairs; the "
-            "total is that of the whole phase, in FLOPs.",
+            "Keys are the tokens that a token really sees, on average: its own document, in local layers within the "
+            "window; in causal order only itself and the tokens before it. Training is three times forward, four times "
+            "if texts are compared, and a teacher's once; the head counts the predicted tokens and the pairs; the "
+            "total counts the whole phase, in FLOPs.",
             *_newton_schulz(plan),
         ],
     )
@@ -245,7 +245,7 @@ def _teacher(plan: Plan, gpu: str) -> Iterator[Section]:
     size = f"{model.name} of {model.num_layers} layers of width {model.hidden_size}"
     parameters = count_parameters(model).total
     held_as = "whole on each GPU" if shards == 1 else f"a share on each of {shards} GPUs"
-    notes = f"{size}, {parameters:,} parameters: forward alone, {held_as}. Its memory is an estimate."
+    notes = f"{size}, {parameters:,} parameters: forward only, {held_as}. Its memory is an estimate."
     yield Section("Teacher", rows, [notes])
 
 
@@ -254,7 +254,7 @@ def _newton_schulz(plan: Plan) -> Iterator[str]:
     if per_step:
         training = sum(phase.tokens * phase.flops.training for phase in plan.phases)
         yield (
-            f"Newton-Schulz takes {per_step:.3g} FLOPs in each step besides, over the run "
+            f"Newton-Schulz takes {per_step:.3g} FLOPs more in each step, over the run "
             f"{percent(2)(plan.steps * per_step / training)} of the training's; under ddp each rank computes all of it."
         )
 
@@ -280,9 +280,9 @@ def _memory(plan: Plan, gpu: str) -> Section:
         [
             f"{plan.config.distributed.strategy} on {plural(plan.ranks, 'rank')}, {precision}, {compiled}, {kept}. "
             f"Usable are {gb(usable_bytes(GPUS[gpu]))} of {gb(GPUS[gpu].memory_bytes)} GB. copies and buffers are "
-            "weights for the matrix products and communication; step is the optimizer's and comes when layers and head "
-            "are gone."
-            + (f" compared is what texts are compared with, {TEXT_TOKENS} tokens each." if "compared" in names else "")
+            "weights for the matrix products and communication; step is the optimizer's and is allocated after layers "
+            "and head are freed."
+            + (f" compared is for comparing texts, {TEXT_TOKENS} tokens each." if "compared" in names else "")
         ],
     )
 
@@ -364,7 +364,7 @@ def _gpus(plan: Plan, shown: Sequence[str], prices: dict[str, float]) -> Section
             )
         )
     compiled = "compiled" if plan.config.compute.compile else "NOT compiled (compute.compile=true is faster)"
-    more = f"{PUBLISHED.device:.2f} times as long and {1e6 * PUBLISHED.token:.2f} us a token more, whatever the model"
+    more = f"{PUBLISHED.device:.2f} times as long and {1e6 * PUBLISHED.token:.2f} us a token more, for any model"
     notes = [
         f"Predicted, {compiled}. One GPU was timed so far: an H200 trained base and large within their ranges. The "
         "fast end is every kernel at the speed it has alone. Published runs of ModernBERT's program, 17 M to 1 B "
@@ -374,11 +374,11 @@ def _gpus(plan: Plan, shown: Sequence[str], prices: dict[str, float]) -> Section
     if not plan.knows_memory:
         notes.append(
             f"For {plan.config.model.name} nothing was published: its matrices and "
-            "attention are counted, its elementwise work is taken to be that of ModernBERT's layers. Whether a GPU has "
-            "the memory is not said."
+            "attention are counted, its elementwise work is assumed to equal ModernBERT's layers. Whether it fits a "
+            "GPU's memory is not predicted."
         )
     if amd := [GPUS[name].label for name in shown if GPUS[name].rocm]:
-        notes.append(f"Shares are those of NVIDIA's GPUs; of {', '.join(amd)} nothing is known but the datasheet.")
+        notes.append(f"Shares were measured on NVIDIA's GPUs; of {', '.join(amd)} only the datasheet is known.")
     if not plan.bf16:
         notes.append("compute.precision=fp32: predictions are for bf16; fp32 is several times slower.")
     return Section("Time and cost", rows, notes)
@@ -408,7 +408,7 @@ def _scaling(plan: Plan, gpu: str) -> Section:
         f"Scaling of phase {phase.name}: one step on many {kind.label}",
         rows,
         [
-            *([] if plan.knows_memory else ["Microbatches are at most those of the configuration."]),
+            *([] if plan.knows_memory else ["Microbatches have at most the configured rows."]),
             f"The same global batch, rounded up to whole rows on every GPU, in nodes of {kind.per_node}. GB sent are "
             f"the tensors gathered and reduced in a step. Links reach 80 % of {kind.node_link / GB:.0f} GB/s in a node "
             f"and {kind.network_link / GB:.0f} GB/s per GPU between nodes. Efficiency is computation over the whole "

@@ -1,16 +1,16 @@
-"""Seconds of a microbatch and of a step, a sum over its kernels by their shapes.
+"""Predict the seconds of a microbatch and of a step, as a sum over kernels by their shapes.
 
-Every product of the step is counted, forward and both gradients, at the slower of its FLOPs, at a share of the peak
-that grows with the inner dimension, and its bytes. Attention counts the tiles that its kernels compute, see tiles.py;
-elementwise work, loss, casts of weights and launches are counted operation by operation (tests/cuda_build). Shares are
-those of single kernels on H100, from their sources below; other GPUs are taken to reach the same. On an H200 base took
-1.02 times the sum and large 1.05 times (benchmarks/RESULTS.md).
+Every product of the step is counted, forward and both gradients, as the slower of two times: its FLOPs, at a share of
+the peak that grows with the inner dimension, and its bytes. Attention counts the tiles that its kernels compute, see
+tiles.py; elementwise work, loss, casts of weights and launches are counted operation by operation (tests/cuda_build).
+Shares were measured on single kernels on H100, by the sources below; other GPUs are assumed to reach the same. On an
+H200 base took 1.02 times the sum and large 1.05 times (benchmarks/RESULTS.md).
 
 Programs are slower than the sum of their kernels. `PUBLISHED` fits eight runs of ModernBERT's program, from 17 M to 1 B
-parameters, within 13 %, and within 18 % where the run itself is left out: `python -m benchmarks.published`; a test
-keeps that true. Of its two numbers one is for each token, whatever the model, so it is no work of layers; most likely
-it is the host's, which there packs and masks in the process that feeds the GPU. Here other processes do that, and it
-may be absent. So every prediction is a range, from `FASTEST` to `SLOWEST`.
+parameters, within 13 %, and within 18 % when the run itself is left out: `python -m benchmarks.published`; a test
+checks this. One of its two numbers is a time for each token, the same for all models, so layers do not cause it; most
+likely the host does, which there packs and masks in the process that feeds the GPU. Here other processes do that, and
+the time may be absent. So every prediction is a range, from `FASTEST` to `SLOWEST`.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from modernbert_train.plan.teacher import teacher_of
 from modernbert_train.plan.tiles import Tiles
 
 # share of the peak of a product with inner dimension K: TOP K / (K + HALF_K). Large products reach 790 of 989 TFLOP/s
-# on H200; at K = 768, twelve steps of a kernel's inner loop, 55 to 60 % are to be expected
+# on H200; at K = 768, twelve steps of a kernel's inner loop, 55 to 60 % are expected
 PRODUCT_TOP, PRODUCT_HALF = 0.80, 300
 MEMORY_SHARE = 0.75  # of the memory's rate
-BLOCK_SECONDS = 1e-6 / 132  # of a block without work: some 1 us on one of 132 multiprocessors
-# read and written for each parameter: weight, gradient, two moments; tensor by tensor, and in two kernels
+BLOCK_SECONDS = 1e-6 / 132  # time of a block without work: some 1 us on one of 132 multiprocessors
+# bytes read and written for each parameter: weight, gradient, two moments; tensor by tensor, and in two kernels
 OPTIMIZER_BYTES, FUSED_OPTIMIZER_BYTES = 140, 40
-FUSED_ADAMW_BYTES = 28  # torch's one kernel reads all four and writes all but the gradient
-WEIGHT_BYTES = 24  # of a parameter and microbatch: about 12 for casts, of which a step needs one to bf16, 12 to add up
-PLANNED_TOKENS_PER_SECOND = 950e6  # by one core, on each rank, of the whole batch; benchmarks/packing.py
+FUSED_ADAMW_BYTES = 28  # torch's single kernel reads all four and writes all but the gradient
+WEIGHT_BYTES = 24  # per parameter and microbatch: about 12 for casts (bf16 needs one a step), 12 to accumulate
+PLANNED_TOKENS_PER_SECOND = 950e6  # by one core on each rank, of the global batch; benchmarks/packing.py
 
 
 @dataclass(frozen=True)
 class Attention:
     """Share of the peak of a kernel, forward and backward, heads of 64: top n / (n + half) for a sequence of n tokens.
 
-    So each token costs as if it computed `half` keys more. Fitted to the curves of arXiv 2407.08608, full attention at
-    512 to 16,384 tokens on H100, within 2 % (FlashAttention-3: 4 %).
+    So each token costs as if it saw `half` more keys. Fitted to the curves of arXiv 2407.08608, full attention at 512
+    to 16,384 tokens on H100, within 2 % (FlashAttention-3: 4 %).
     """
 
     top: float
@@ -59,12 +59,12 @@ FLASH2, FLASH3 = Attention(0.262, 195), Attention(0.44, 378)
 
 @dataclass(frozen=True)
 class Traffic:
-    """Elementwise memory traffic of training, in bytes, and kernels, forward and backward together.
+    """Elementwise memory traffic of training, in bytes, and kernel launches, forward and backward together.
 
     Attributes:
         width, hidden: bytes for each token and layer, times the model width and the hidden width.
         logit: bytes for each logit.
-        kernels: launched for each layer, products and attention included.
+        kernels: launches for each layer, products and attention included.
     """
 
     width: float
@@ -73,9 +73,9 @@ class Traffic:
     kernels: int
 
 
-# tests/cuda_build/recorded/microbatch.json; a test holds them together
+# from tests/cuda_build/recorded/microbatch.json; a test compares them
 COMPILED = Traffic(width=80, hidden=16, logit=8, kernels=40)  # 80 KB a token and layer of base, 124 KB of large
-BF16_RESIDUAL_WIDTH = 22  # of it, that a residual in bf16 saves: 80 -> 63 KB by tests/cuda_build/layer_bytes.py
+BF16_RESIDUAL_WIDTH = 22  # part of `width` saved by a residual in bf16: 80 -> 63 KB by tests/cuda_build/layer_bytes.py
 EAGER = Traffic(width=364, hidden=31, logit=42, kernels=72)
 
 
@@ -84,8 +84,8 @@ class Pace:
     """How much slower a program is than the sum of its kernels.
 
     Attributes:
-        device: times that sum.
-        launch: seconds of the host for one kernel; a microbatch takes no less than all of them.
+        device: factor on that sum.
+        launch: seconds of the host for one kernel; a microbatch takes at least all its launches.
         token: seconds for each token of a rank in which its GPU waits for the host.
     """
 
@@ -94,28 +94,28 @@ class Pace:
     token: float
 
 
-# The host was timed on the null device, one slow core: base takes 19 ms for 883 kernels, under DDP 29 to 34; half of
-# that on a good core.
-FASTEST = Pace(1.0, 11e-6, 0.0)  # kernels as fast as each alone, and nothing waits
+# The host was timed on the null device, on one slow core: base takes 19 ms for 883 kernels, under DDP 29 to 34 ms; half
+# of that on a good core.
+FASTEST = Pace(1.0, 11e-6, 0.0)  # each kernel as fast as when measured alone, and no waiting
 PUBLISHED = Pace(1.11, 22e-6, 0.72e-6)  # fitted to ModernBERT's program
-EXPECTED = Pace(PUBLISHED.device, PUBLISHED.launch, 0.0)  # what advice and scaling are worked out with
-ERROR = 1.18  # the largest of a run that was left out of the fit
+EXPECTED = Pace(PUBLISHED.device, PUBLISHED.launch, 0.0)  # used for advice and scaling
+ERROR = 1.18  # the largest error of a run that was left out of the fit
 SLOWEST = Pace(ERROR * PUBLISHED.device, 38e-6, ERROR * PUBLISHED.token)
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one rank computes in a phase.
+    """Computation of one rank in a phase.
 
     Attributes:
         model: the encoder.
-        objective: of the phase.
+        objective: the phase's objective.
         compute: how it is computed.
         optim: the optimizer.
-        row_tokens: of the phase.
-        tiles: what attention's kernels compute.
-        sequence_tokens: mean length of a sequence, special tokens included.
-        fill: share of a line that is not padding.
+        row_tokens: the phase's row length.
+        tiles: keys that attention's kernels compute.
+        sequence_tokens: mean length of a sequence, with special tokens.
+        fill: share of a row that is not padding.
     """
 
     model: ModelConfig
@@ -141,11 +141,11 @@ class Work:
 
     @property
     def kernels(self) -> int:
-        """Launched for a microbatch."""
+        """Number of launches for a microbatch."""
         return self.traffic.kernels * sum(encoder.num_layers for encoder in self.encoders)
 
     def products(self, tokens: int) -> list[tuple[Matrix, float]]:
-        """Matrices, and the positions of so many tokens that each is multiplied with."""
+        """Return the matrices, with the positions of this many tokens that each is multiplied with."""
         uses = self.objective.uses_of_heads(self.sequence_tokens)
         encoded = self.objective.encoded_tokens(self.sequence_tokens)
         matrices = census(self.model, self.objective).matrices
@@ -156,15 +156,15 @@ class Work:
 
 @dataclass(frozen=True)
 class StepTime:
-    """One optimizer step.
+    """Time of one optimizer step.
 
     Attributes:
         compute: seconds of computation on each rank, the optimizer included.
         sent: communication.
         planning: seconds of the host, which plans the next batch while the device is busy.
         tokens: global tokens that are not padding.
-        ranks: over which they are spread.
-        between: seconds of the step at the fastest and at the slowest; all else is what is expected.
+        ranks: number of ranks that share them.
+        between: fastest and slowest seconds of the step; all other values are expected ones.
     """
 
     compute: float
@@ -180,12 +180,12 @@ class StepTime:
 
     @property
     def times(self) -> NDArray[np.float64]:
-        """Seconds [3] at the fastest, as expected, and at the slowest."""
+        """Seconds [3]: fastest, expected, slowest."""
         return np.array([self.between[0], self.seconds, self.between[1]])
 
     @property
     def efficiency(self) -> float:
-        """Share of the step that computes."""
+        """Share of the step spent in computation."""
         return self.compute / self.seconds
 
     @property
@@ -195,17 +195,17 @@ class StepTime:
 
 
 def product_share(inner: float) -> float:
-    """Share of the peak that a product of this inner dimension reaches."""
+    """Return the share of the peak that a product of this inner dimension reaches."""
     return PRODUCT_TOP * inner / (inner + PRODUCT_HALF)
 
 
 def product_seconds(gpu: Gpu, positions: float, rows: int, columns: int, forwards: int = 1) -> float:
-    """Products of x [positions, columns] with a weight [rows, columns], and of both gradients, in bf16.
+    """Return the seconds of x [positions, columns] times a weight [rows, columns], and of both gradients, in bf16.
 
     Args:
-        gpu: where.
+        gpu: kind of GPU.
         positions, rows, columns: see above.
-        forwards: how often the forward pass is computed.
+        forwards: number of times the forward pass is computed.
     """
 
     def once(m: float, n: float, inner: float) -> float:
@@ -216,22 +216,22 @@ def product_seconds(gpu: Gpu, positions: float, rows: int, columns: int, forward
 
 
 def attention_of(gpu_name: str, compute: ComputeConfig, window: int | None) -> Attention:
-    """The kernel's curve: FlashAttention-3 where `flash` is asked for on Hopper, else FlashAttention-2."""
+    """Return the kernel's curve: FlashAttention-3 if `flash` is configured on Hopper, otherwise FlashAttention-2."""
     asked = (compute.global_attention or compute.attention) if window is None else compute.attention
     return FLASH3 if asked == "flash" and gpu_name in HOPPER else FLASH2
 
 
 def parts(gpu_name: str, work: Work, tokens: int) -> dict[str, float]:
-    """Seconds of the device for one microbatch, forward and backward, by part, each kernel as fast as alone.
+    """Return the device's seconds for one microbatch, forward and backward, by part, as a sum over separate kernels.
 
     Args:
         gpu_name: key of GPUS.
-        work: what is computed.
-        tokens: of the microbatch, padding included.
+        work: the computation.
+        tokens: tokens of the microbatch, padding included.
     """
     gpu, compute, tiles, counted = GPUS[gpu_name], work.compute, work.tiles, census(work.model, work.objective)
     passes = work.objective.forward_passes
-    # times that the layers' forward pass is computed more than once
+    # additional forward passes of the layers
     again = passes - 1 + (1 if compute.activation_checkpointing else 0)
     moved = MEMORY_SHARE * gpu.memory_rate
     products = {False: 0.0, True: 0.0}  # of layers, and of heads
@@ -252,7 +252,7 @@ def parts(gpu_name: str, work: Work, tokens: int) -> dict[str, float]:
     )
     logits = tokens * work.objective.predicted_share * work.model.vocab_size
     found: dict[str, float] = {}
-    if (teacher := teacher_of(work.objective)) is not None:  # a third of what it would take to train it
+    if (teacher := teacher_of(work.objective)) is not None:  # forward only: a third of training it
         alone = replace(work, model=teacher, objective=MaskedLmConfig(mask_rate=work.objective.predicted_share))
         found["teacher"] = sum(parts(gpu_name, alone, tokens).values()) / 3
     return found | {
@@ -268,13 +268,13 @@ def parts(gpu_name: str, work: Work, tokens: int) -> dict[str, float]:
 
 
 def microbatch_seconds(gpu_name: str, work: Work, tokens: int, pace: Pace = EXPECTED) -> float:
-    """Computation of one microbatch, forward and backward.
+    """Return the seconds of one microbatch, forward and backward.
 
     Args:
         gpu_name: key of GPUS.
-        work: what is computed.
-        tokens: of the microbatch, padding included.
-        pace: of the program.
+        work: the computation.
+        tokens: tokens of the microbatch, padding included.
+        pace: the program's.
     """
     device = pace.device * sum(parts(gpu_name, work, tokens).values())
     launched = (2 + work.objective.forward_passes) / 3 * work.kernels
@@ -282,7 +282,7 @@ def microbatch_seconds(gpu_name: str, work: Work, tokens: int, pace: Pace = EXPE
 
 
 def optimizer_bytes(optim: OptimConfig) -> int:
-    """Moved for each parameter by an update."""
+    """Return the bytes that an update moves for each parameter."""
     if not optim.fused:
         return OPTIMIZER_BYTES
     return FUSED_OPTIMIZER_BYTES if optim.bounds_update else FUSED_ADAMW_BYTES
@@ -298,16 +298,16 @@ def step_time(
     microbatch_rows: int,
     shard_ranks: int | None = None,
 ) -> StepTime:
-    """Time of one optimizer step.
+    """Predict the time of one optimizer step.
 
     Args:
         gpu_name: key of GPUS.
-        work: what is computed.
+        work: the computation.
         strategy: how ranks share the model.
         ranks: GPUs.
-        rows: of the global batch; the rank with most sets the pace.
-        microbatch_rows: of one forward pass, at most; the last microbatch may be smaller.
-        shard_ranks: of hsdp, ranks that share one copy of the weights; None: those of a node.
+        rows: rows of the global batch; the rank with most sets the pace.
+        microbatch_rows: rows of one forward pass, at most; the last microbatch may be smaller.
+        shard_ranks: for hsdp, ranks that share one copy of the weights; None: one node's.
     """
     gpu, model = GPUS[gpu_name], census(work.model, work.objective)
     parameters = count_parameters(work.model, work.objective)
@@ -316,7 +316,7 @@ def step_time(
     sizes = [microbatch_rows] * whole + [rest] * (rest > 0)
     shards = sharing_ranks(strategy, ranks, shard_ranks, gpu)
     update = optimizer_bytes(work.optim) * parameters.total / shards / (MEMORY_SHARE * gpu.memory_rate)
-    # Muon's matrices are shared out among those that share the weights
+    # Muon's matrices are divided among the ranks that share the weights
     share = product_share(work.model.hidden_size)
     update += optimizer_flops(model, work.optim) / shards / (share * gpu.peak_flops)
     sending: list[Transfer] = []

@@ -1,7 +1,7 @@
-"""Settings of speed: the value that each open key of a run takes, by device, and `close_settings`, which decides.
+"""Speed settings: the value of each open key of a run by device, and `close_settings`, which decides.
 
-A key that the user gives is not open and never changes. SETTINGS is a table by device; `close_settings` has the
-order of all sources. No torch is imported at the top: a login node plans and refuses runs without it.
+A key that the user sets is not open and never changes. SETTINGS is a table by device; `close_settings` has the order of
+all sources. No torch is imported at the top: a login node plans and refuses runs without it.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ if TYPE_CHECKING:
     from modernbert_train.distributed.compute import Compute
 
 CPU, OLD_GPU, GPU = "a CPU", "a GPU that cannot compile", "a GPU of capability 8.0 or newer"
-OLDEST = (8, 0)  # capability of GPU: the first with bf16
-# times as long as a run takes that is neither compiled nor fused: ModernBERT-base on 8 H100 by `plan` (a test)
+OLDEST = (8, 0)  # minimum capability of GPU: the first with bf16
+# slowdown of a run that is neither compiled nor fused: ModernBERT-base on 8 H100 by `plan` (a test)
 SLOWER = 1.8
 _ANYWHERE: dict[str, Any] = {
-    # sdpa on a CPU; on a GPU models/attention/ chooses by capability and by the FlashAttention that is installed
+    # sdpa on a CPU; on a GPU models/attention/ chooses by capability and the installed FlashAttention
     "compute.attention": "auto",
     "compute.global_attention": None,  # as compute.attention
     "compute.query_block": None,  # 64; with 32 or 128 the quickstart was 1.02 x as fast, within noise (RESULTS, Tune)
-    "compute.logit_chunk": None,  # as many as ModelConfig.logit_chunk says: 1 GiB of logits, 64 MiB on a CPU
-    "compute.threads": None,  # OMP_NUM_THREADS, by which the launcher shares out the cores, else torch's choice
+    "compute.logit_chunk": None,  # as ModelConfig.logit_chunk: 1 GiB of logits, 64 MiB on a CPU
+    "compute.threads": None,  # OMP_NUM_THREADS, by which the launcher divides the cores, else torch's default
     "data.num_workers": PLAIN_WORKERS,  # one packs and masks millions of tokens a second; 0 was 0.99 x (RESULTS, Tune)
 }
 # The value that each open key takes, by device. Microbatches come from memory: see plan/memory_fit.py.
 SETTINGS: dict[str, dict[str, Any]] = {
-    # compiled the quickstart was 1.06 x as fast (RESULTS, Tune), which a short run loses to compilation
+    # compiled, the quickstart was 1.06 x as fast (RESULTS, Tune); a short run loses more by compiling
     CPU: _ANYWHERE | {"compute.compile": False, "optim.fused": False},
     OLD_GPU: _ANYWHERE | {"compute.compile": False, "optim.fused": False},
     # compiled, base made 374,000 tokens/s on an H200, eager 223,000 (RESULTS, on a GPU); a fused update moves 40 bytes
@@ -66,11 +66,11 @@ class RunGpus:
     """The GPUs that a run computes on.
 
     Attributes:
-        label: their name; of several kinds that of the smallest.
-        memory_bytes: of the smallest.
-        per_node: of one machine.
+        label: their name; if they differ, the smallest one's.
+        memory_bytes: memory of the smallest.
+        per_node: number in one machine.
         bf16: True if all compute in it.
-        lacks: reasons why one of them has neither compiled layers nor fused kernels, a few words each.
+        lacks: reasons why one of them supports neither compiled layers nor fused kernels, a few words each.
     """
 
     label: str
@@ -81,7 +81,7 @@ class RunGpus:
 
     @classmethod
     def of_ranks(cls, gpus: list[RunGpus]) -> RunGpus:
-        """Combine the GPUs of all ranks: a run uses the abilities that all of them have."""
+        """Combine the GPUs of all ranks: only abilities that all of them have count."""
         smallest = min(gpus, key=lambda gpu: gpu.memory_bytes)
         lacks = dict.fromkeys(reason for gpu in gpus for reason in gpu.lacks)
         return cls(
@@ -97,7 +97,7 @@ def gpus_of_run(compute: Compute) -> RunGpus | None:
 
     uuid = str(torch.cuda.get_device_properties(compute.device).uuid) if compute.device.type == "cuda" else ""
     found = gather_from_all((uuid, gpu_of_this_rank(compute)))
-    ranks_of = Counter(map(itemgetter(0), found))  # several, where ranks share a GPU
+    ranks_of = Counter(map(itemgetter(0), found))  # more than one if ranks share a GPU
     gpus = [replace(gpu, memory_bytes=gpu.memory_bytes // ranks_of[uuid]) for uuid, gpu in found if gpu is not None]
     return RunGpus.of_ranks(gpus) if gpus else None
 
@@ -118,26 +118,26 @@ def gpu_of_this_rank(compute: Compute) -> RunGpus | None:
 
 
 class Closed(NamedTuple):
-    """A run in which nothing is open, and lines for the banner on the settings that were chosen."""
+    """A run without open keys, and lines for the banner on the settings that were chosen."""
 
     config: RunConfig
     lines: list[str]
 
 
 def close_settings(config: RunConfig, *, gpus: RunGpus | None = None, ranks: int = 1, fresh: bool = False) -> Closed:
-    """Give each open key the first value that one of these has:
+    """Fill each open key from the first of these sources that has a value:
 
     1. the run as it was trained last, except what this device cannot do: a resumed run repeats itself to the bit;
     2. the device's row of SETTINGS;
-    3. of a microbatch, memory: the largest that fits a GPU, and one row on a CPU.
+    3. for a microbatch, memory: the largest that fits a GPU, and one row on a CPU.
 
     A microbatch that once ran out of memory is then lowered to the half that was noted, see oom_backoff.py.
 
     Args:
         config: the run.
-        gpus: of all ranks; None on CPUs.
-        ranks: of the run.
-        fresh: True if the run's folder, with its checkpoints and notes, will be put aside.
+        gpus: GPUs of all ranks; None on CPUs.
+        ranks: ranks of the run.
+        fresh: True if the run's folder, with its checkpoints and notes, will be moved aside.
     """
     device = CPU if gpus is None else OLD_GPU if gpus.lacks else GPU
     left = open_settings(config)
@@ -155,14 +155,14 @@ def close_settings(config: RunConfig, *, gpus: RunGpus | None = None, ranks: int
 def on_device(
     config: RunConfig, device: str, gpu: HasMemory | None, ranks: int, found: Mapping[str, Any] | None = None
 ) -> RunConfig:
-    """Close a run by steps 2 and 3 of `close_settings`.
+    """Fill open keys by steps 2 and 3 of `close_settings`.
 
     Args:
         config: the run.
         device: row of SETTINGS.
-        gpu: whose memory counts; None on a CPU.
-        ranks: of the run.
-        found: values of dotted keys that come first.
+        gpu: its memory counts; None on a CPU.
+        ranks: ranks of the run.
+        found: values of dotted keys that take precedence.
     """
     found = found or {}
     settings = {key: found.get(key, SETTINGS[device][key]) for key in open_settings(config) if key in OPEN}
@@ -171,12 +171,12 @@ def on_device(
 
 
 def on_gpu(config: RunConfig, gpu: HasMemory, ranks: int) -> RunConfig:
-    """Close a run as it would begin on GPUs of a kind that compile."""
+    """Fill open keys as for a new run on GPUs of a kind that compile."""
     return on_device(config, GPU, gpu, ranks)
 
 
 def last_trained(config: RunConfig) -> RunConfig | None:
-    """Read the configuration that a run was trained with last; None if it has no checkpoint to resume from."""
+    """Read the configuration that a run was trained with last; None without a checkpoint to resume from."""
     newest = newest_step(Path(config.folder))
     for folder in () if newest is None else (Path(config.folder), newest):
         with suppress(ConfigError):  # damaged, or of another version; resuming reports it
@@ -185,9 +185,9 @@ def last_trained(config: RunConfig) -> RunConfig | None:
 
 
 def _can(device: str, key: str, value: Any) -> bool:
-    """True if a device can have a setting that a run was trained with on another."""
+    """Return True if a device supports a setting that a run was trained with on another."""
     if key == "compute.threads":
-        return "OMP_NUM_THREADS" not in os.environ  # which somebody has set, or a launcher of several ranks
+        return "OMP_NUM_THREADS" not in os.environ  # otherwise set by the user or by a launcher of several ranks
     unable = {CPU: ("optim.fused",), OLD_GPU: ("compute.compile", "optim.fused"), GPU: ()}[device]
     return not value or key not in unable
 
@@ -204,8 +204,8 @@ def _lines(
         yield f"{assigned(key, tokens)} after running out of memory"
     if left and not resumed and (file := _tuned_settings(closed)) is not None:
         yield (
-            f"{file}: no longer read. Write its settings as keys of the run, microbatch_tokens as that of a phase, or "
-            "remove the file"
+            f"{file}: no longer read. Write its settings as keys of the run, microbatch_tokens as a key of the phase, "
+            "or remove the file"
         )
 
 

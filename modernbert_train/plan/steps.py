@@ -1,4 +1,4 @@
-"""The steps of a run: every batch as the planner would make it where the data is small, else by the clock.
+"""The steps of a run: planned batch by batch if the data is small, otherwise computed by the clock.
 
 A run is a list of ranges of equal batches. Batches are counted by the functions that training itself uses
 (Clock.at, batch_rows_at), so a batch that crosses a boundary belongs to the phase in which it starts.
@@ -17,17 +17,17 @@ from modernbert_train.data.batch_warmup import batch_rows_at
 from modernbert_train.data.path import plan_path
 from modernbert_train.plan.documents import Documents
 
-EXACT_TOKENS = 100_000_000  # longest run whose every batch is planned; takes about a second
+EXACT_TOKENS = 100_000_000  # longest run whose batches are all planned; takes about a second
 
 
 @dataclass(frozen=True)
 class StepRange:
-    """Equal steps in a row.
+    """Consecutive steps of equal size.
 
     Attributes:
-        phase: number of the phase, from 0.
+        phase: index of the phase, from 0.
         start: global tokens before the first of them.
-        steps: how many.
+        steps: number of steps.
         rows: rows of each, over all ranks.
         step_tokens: tokens of each that are not padding.
     """
@@ -46,15 +46,15 @@ class StepRange:
 def step_ranges(
     data: DataConfig, seed: int, clock: Clock, documents: Documents, fills: Sequence[float]
 ) -> tuple[list[StepRange], bool]:
-    """All steps of a run, from its first token.
+    """Return all steps of a run, from its first token.
 
     Args:
-        data, seed, clock: of the run.
+        data, seed, clock: the run's.
         documents: its documents.
         fills: for each phase, the share of a row that is not padding.
 
     Returns:
-        The ranges in order, and whether they are the very batches of the run rather than batches of mean size.
+        The ranges in order, and True if they are the run's actual batches rather than batches of mean size.
     """
     only = documents.streams.get("train")
     if data.train is not None and only is not None and only.is_whole and clock.total_tokens <= EXACT_TOKENS:
@@ -81,7 +81,7 @@ def _by_clock(clock: Clock, fills: Sequence[float]) -> Iterator[StepRange]:
 
 
 def crossings(ranges: Sequence[StepRange], interval_tokens: int | None) -> int:
-    """Steps of a run that pass a multiple of an interval; None is never."""
+    """Count the steps of a run that pass a multiple of an interval; None means never."""
     if interval_tokens is None:
         return 0
     return sum(
@@ -93,12 +93,12 @@ def crossings(ranges: Sequence[StepRange], interval_tokens: int | None) -> int:
 
 
 def validations(settings: EvalConfig, clock: Clock, ranges: Sequence[StepRange], held_out_tokens: int | None) -> int:
-    """Steps after which the held-out text is measured; see Clock.validates.
+    """Count the steps after which the held-out text is measured; see Clock.validates.
 
     Args:
         settings, clock: the run's.
         ranges: its steps.
-        held_out_tokens: that one validation reads; None if that is not known.
+        held_out_tokens: tokens that one validation reads; None if unknown.
     """
     if settings.interval_tokens is not None:
         return crossings_or_ends(ranges, settings.interval_tokens)
@@ -115,7 +115,7 @@ def validations(settings: EvalConfig, clock: Clock, ranges: Sequence[StepRange],
 
 
 def crossings_or_ends(ranges: Sequence[StepRange], interval_tokens: int | None) -> int:
-    """Steps that pass a multiple of an interval, or end a phase, or both."""
+    """Count the steps that pass a multiple of an interval or end a phase."""
     last_steps = [
         part for index, part in enumerate(ranges) if index + 1 == len(ranges) or ranges[index + 1].phase != part.phase
     ]

@@ -1,4 +1,4 @@
-"""The cost of a teacher: its forward pass, in FLOPs and memory, by its configuration alone."""
+"""The cost of a teacher: FLOPs and memory of its forward pass, from its configuration alone."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from modernbert_train.plan.parameters import count_parameters
 
 
 def teacher_of(objective: ObjectiveConfig) -> ModelConfig | None:
-    """The teacher's architecture; None without one, or where it is not here or is a file of Composer."""
+    """Return the teacher's architecture; None without one, or if it is not here or is a file of Composer."""
     from modernbert_train.weights.names import architecture_of
 
     return None if objective.named_teacher is None else architecture_of(objective.named_teacher)
 
 
 def teacher_flops(objective: ObjectiveConfig, spans: Spans | None, uses: dict[str, float]) -> float:
-    """FLOPs of its forward pass for a token; 0 without a teacher.
+    """Return the FLOPs of its forward pass for a token; 0 without a teacher.
 
     Args:
-        objective: of the run.
+        objective: the run's objective.
         spans: keys that a token sees in the teacher's layers; None without a teacher.
-        uses: of each head of the objective, see `flops_per_token`.
+        uses: for each head of the objective, see `flops_per_token`.
     """
     model = teacher_of(objective)
     if model is None or spans is None:
@@ -35,26 +35,26 @@ def teacher_flops(objective: ObjectiveConfig, spans: Spans | None, uses: dict[st
 def teacher_bytes(
     objective: ObjectiveConfig, *, bf16: bool, tokens: int, chunk: int, compiled: bool = False, shards: int = 1
 ) -> int:
-    """Memory of it on every GPU.
+    """Return the bytes of a teacher on every GPU.
 
-    Its weights, of which those of layers and heads are kept in the precision of products, and the table once more for
-    predictions; or a share of them, that table, and gathered what lies outside the layers and two of these. Then three
-    hidden states in fp32 with the widest moment of a layer: queries, keys and values, of which
-    rotating makes four times q and k in fp32, or what its feed-forward gives, activated and multiplied; where layers
-    are compiled, a part of that, which is an estimate; and of the divergence five numbers of a chunk's logits in fp32.
+    Unsharded: its weights, with layers and heads in the precision of products, and a copy of the table for predictions.
+    Sharded: a share of these, the copy of the table, and gathered the parameters outside the layers and two layers.
+    Then three hidden states in fp32 and the peak of a layer: queries, keys and values, where rotating makes four times
+    q and k in fp32, or its feed-forward output, activated and multiplied; if layers are compiled, a part of that, which
+    is an estimate. The divergence adds five numbers for each of a chunk's logits in fp32.
 
     Args:
-        objective: of the run.
-        bf16: of the run.
-        tokens: of a microbatch.
+        objective: the run's objective.
+        bf16: True if the run uses it.
+        tokens: tokens of a microbatch.
         chunk: positions whose logits exist at a time.
-        compiled: whether layers are.
+        compiled: True if layers are compiled.
         shards: ranks that share the weights.
     """
     model = teacher_of(objective)
     if model is None:
         return 0
-    objective = cast(DistillConfig, objective)  # the one that has a teacher
+    objective = cast(DistillConfig, objective)  # the only objective with a teacher
     precise = {"auto": not bf16, "fp32": True, "bf16": False}[objective.teacher_precision]
     c, counted = (4 if precise else 2), count_parameters(model, MaskedLmConfig(), shards=shards)
     weights = -(-(4 * (counted.total - counted.hidden) + c * counted.hidden) // shards)

@@ -1,6 +1,6 @@
-"""Keys that attention's kernels compute for a token: whole tiles of 128, of which a sequence or a window fills a part.
+"""Keys that attention's kernels compute for a token: whole tiles of 128, which a sequence or a window fills partly.
 
-FlashAttention-2 on heads of 64 goes through sequences by blocks of 128 queries and 128 keys; 3 is taken to do the same.
+FlashAttention-2 on heads of 64 processes sequences by blocks of 128 queries and 128 keys; 3 is assumed to do the same.
 A local layer that sees 129 keys computes three tiles, 384. The grid has a block for each 128 places of the longest
 sequence, times sequences; blocks beyond a shorter one's end are launched and do nothing.
 """
@@ -19,7 +19,7 @@ from modernbert_train.plan.census import Census
 from modernbert_train.plan.flops import mean_spans
 
 TILE = 128  # as in data/microbatches.py
-_TOGETHER = 98_304  # tokens of the microbatch whose longest sequence is told
+_TOGETHER = 98_304  # tokens of the microbatch for which `longest` is estimated
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Tiles:
 
     Attributes:
         whole, local: keys computed for a token in global layers, and the mean over the local ones.
-        blocks: of queries that have work, for each token.
+        blocks: blocks of queries with work, for each token.
         longest: blocks of the longest sequence of a microbatch.
     """
 
@@ -38,17 +38,17 @@ class Tiles:
     longest: int
 
     def empty(self, sequence_tokens: float) -> float:
-        """Blocks without work for each token, where a sequence has so many tokens at the mean."""
+        """Return the blocks without work for each token, at this mean length of a sequence."""
         return max(0.0, self.longest / sequence_tokens - self.blocks)
 
 
 def mean_tiles(
     lengths: Sequence[int] | NDArray[np.integer], model: Census, order: Order = "all", query_share: float = 0.0
 ) -> Tiles:
-    """Count the tiles of sequences; arguments are those of `mean_spans`. A query token computes what a token does."""
+    """Count the tiles of sequences; for the arguments see `mean_spans`. A query token counts as a token."""
     n = np.asarray(lengths, dtype=np.int64)
     tiles = -(-n // TILE)
-    itself = 1 if order == "causal" else 0  # which a causal window counts
+    itself = 1 if order == "causal" else 0  # a causal window includes the token itself
     reach = tuple(None if w is None else itself - (itself - max(w, itself)) // TILE for w in model.windows)
     spans = mean_spans(tiles, replace(model, windows=reach), "causal" if order == "causal" else "all")
     blocks = float(tiles.sum() / n.sum())
@@ -58,11 +58,11 @@ def mean_tiles(
 
 
 def mixed(parts: Mapping[str, Tiles], shares: Mapping[str, float]) -> Tiles:
-    """The tiles of a mixture; one long sequence makes the grid for all.
+    """Average the tiles of a mixture; one long sequence sets the grid for all.
 
     Args:
-        parts: of each stream.
-        shares: of each in the tokens.
+        parts: tiles of each stream.
+        shares: each stream's share of the tokens.
     """
     return Tiles(
         sum(shares[name] * each.whole for name, each in parts.items()),

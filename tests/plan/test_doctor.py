@@ -183,4 +183,4 @@ def test_a_gpu_of_amd_is_told_with_its_platform_and_what_is_unknown(monkeypatch:
     assert (
         first == "ok    GPU 0: AMD Instinct MI300X, 206 GB, capability 9.4, driver unknown, torch built for ROCm 7.2.0"
     )
-    assert second.startswith("warn  ROCm: nothing of this program has run on it\n      -> read docs/speed.md#amd-gpus")
+    assert second.startswith("warn  ROCm: this program has never run on it\n      -> read docs/speed.md#amd-gpus")

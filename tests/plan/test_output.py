@@ -61,7 +61,7 @@ def test_it_is_there_within_seconds_and_without_a_gpu(tiny_run: TinyRun) -> None
     assert (done.returncode, done.stderr) == (0, "")
     titles = [line for line in done.stdout.splitlines() if line and not line.startswith(" ")]
     assert titles[:4] == ["tiny on 2 x H100 SXM", "Model", "Training", "GFLOP per token"] and "Time and cost" in titles
-    assert "the very batches of the run" in done.stdout
+    assert "the run's actual batches" in done.stdout
 
 
 def answered(out: str) -> tuple[str, dict[str, list[str]]]:
@@ -204,7 +204,7 @@ def test_dropout_that_depends_on_the_ranks_is_said(tiny_run: TinyRun, capsys: py
     dropout = ("model.attention_out_dropout=0.1", "phases.short.microbatch_tokens=128", "phases.long=null")
     assert "dropout differs" not in told(capsys, *tiny_run(*dropout), "--ranks", "2")
     said = told(capsys, *tiny_run(*dropout), "--ranks", "4")
-    assert "Phase short: a batch of 4 rows is no whole number of microbatches of 2 rows on each of 4 ranks" in said
+    assert "Phase short: a batch of 4 rows does not divide into microbatches of 2 rows on each of 4 ranks" in said
     assert "dropout differs" not in told(capsys, *tiny_run("phases.long=null"), "--ranks", "4")
     rows = tuple(range(4))
     alone = share_of_rank(rows, 0, 1, 2)  # type: ignore[arg-type]

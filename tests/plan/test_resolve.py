@@ -304,7 +304,7 @@ def test_check_says_what_it_did_not_look_at(
     """Else its "good" is taken for a promise of weights that a compute node without a network will not get."""
     assert main(["check", *tiny_run()]) == 0
     said = capsys.readouterr().out.partition("\nnot looked at:\n")[2]
-    assert said == "  data.train, data.validation: what is in the shards, whose hashes are compared as they are read\n"
+    assert said == "  data.train, data.validation: contents of the shards; hashes are compared when they are read\n"
     monkeypatch.setattr(resolve, "is_remote", lambda path: path == f"{tiny_data}/train")
     words = ["weights.init_from=nobody/has-this", f"checkpoint.copy_to=file://{tmp_path}/second"]
     assert main(["check", *tiny_run(*words)]) == 0

@@ -152,8 +152,8 @@ class TestTune:
         closed, lines = close_settings(config)
         assert closed == filled(config, {})
         assert lines[1:] == [
-            f"{file}: no longer read. Write its settings as keys of the run, microbatch_tokens as that of a phase, or "
-            "remove the file"
+            f"{file}: no longer read. Write its settings as keys of the run, microbatch_tokens as a key of the phase, "
+            "or remove the file"
         ]
         checkpoint(closed, "short")
         assert not any("no longer read" in line for line in close_settings(config).lines), "it is said once"

@@ -129,4 +129,4 @@ def test_shards_of_it_are_counted_with_what_is_gathered(bert: Path) -> None:
     assert computing - alone > 4 * 30_522 * 768 + 2 * 2 * 7_000_000
     config = load_run([RECIPE], [f"objective.teacher={bert}", "distributed.strategy=fsdp2"])
     (said,) = (each for each in sections(make_plan(config, 8), "h100", ["h100"], {}) if each.title == "Teacher")
-    assert "forward alone, a share on each of 8 GPUs" in said.notes[0]
+    assert "forward only, a share on each of 8 GPUs" in said.notes[0]

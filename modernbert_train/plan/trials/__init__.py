@@ -1,8 +1,8 @@
-"""Try what a run may compute with on this machine: attention kernels, torch.compile, the fused optimizer, backends.
+"""Try attention kernels, torch.compile, the fused optimizer and backends on this machine.
 
-A trial computes a few numbers, forward and backward, on the device that a run would take, and compares them with the
-same written out. `attempt` makes it in a process of its own with a time limit, so a kernel that crashes, hangs or
-leaves the GPU in disorder costs one line, and nothing that was not tried is called usable. table.py lists the trials.
+A trial computes a few numbers, forward and backward, on the device that a run would use, and compares them with a plain
+reference. `attempt` runs it in a separate process with a time limit, so a kernel that crashes, hangs or leaves the GPU
+in disorder costs one line. Only what was tried is called usable. table.py lists the trials.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-MARK = "trial: "  # before the answer, among whatever libraries print
-# a program of a user's own, which knows nothing of this project
+MARK = "trial: "  # prefix of the answer, among other output of libraries
+# a user's program, independent of this project
 IMPORTS = f"""\
 import json
 try:
@@ -39,15 +39,15 @@ class Outcome:
 
 
 def attempt(command: list[str], seconds: float) -> Outcome:
-    """Make a trial in a process of its own, with all that it starts, in a folder that is gone afterwards.
+    """Run a trial in a separate process group, in a temporary folder.
 
     Args:
-        command: of the process; see `command_of`.
-        seconds: after which it is taken to hang.
+        command: the process's command; see `command_of`.
+        seconds: time after which it counts as hung.
     """
     with tempfile.TemporaryDirectory(prefix="modernbert-train-") as folder:
         environment = os.environ | {
-            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",  # what lies in a cache would not be tried
+            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",  # a cached kernel would not be tried
             "TRITON_CACHE_DIR": f"{folder}/triton",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
         }
@@ -66,7 +66,7 @@ def attempt(command: list[str], seconds: float) -> Outcome:
         except subprocess.TimeoutExpired:
             return Outcome(False, f"it gave no answer within {seconds:g} s")
         finally:
-            if process.returncode is None:  # it hangs, or somebody ends the doctor
+            if process.returncode is None:  # it hangs, or doctor is being interrupted
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
     return _outcome(output, process.wait())
@@ -81,7 +81,7 @@ def _outcome(output: str, code: int) -> Outcome:
 
 
 def command_of(name: str) -> list[str]:
-    """Return the command that makes a trial of TRIALS, from any folder."""
+    """Return the command that runs a trial of TRIALS, from any folder."""
     root = str(Path(__file__).parents[3])
     call = f"from modernbert_train.plan.trials.table import answer; answer({name!r})"
     code = f"import sys; sys.path.insert(0, {root!r}); {call}"
@@ -89,6 +89,6 @@ def command_of(name: str) -> list[str]:
 
 
 def without_paths(text: str) -> str:
-    """The first line of a message, without paths, which do not belong into a public report."""
+    """Return the first line of a message without paths, which do not belong in a public report."""
     first = next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
     return re.sub(r"(?<![\w.])~?/[\w.@+-]+(/[\w.@+-]*)+", "...", first)[:300]

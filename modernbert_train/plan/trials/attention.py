@@ -1,4 +1,4 @@
-"""A few short sequences through each attention kernel and back, against attention written out in fp64."""
+"""Run a few short sequences through each attention kernel and back, compared with plain attention in fp64."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ HALF_WINDOW = 16
 
 
 def usual() -> tuple[torch.device, torch.dtype]:
-    """The device that a run takes here, and the precision of its attention there."""
+    """Return the device that a run uses here, and the precision of its attention there."""
     on_gpu = torch.cuda.is_available()
     return (torch.device("cuda"), torch.bfloat16) if on_gpu else (torch.device("cpu"), torch.float32)
 
 
 def try_attention(name: str) -> str:
-    """Global and local attention of a kernel.
+    """Try global and local attention of a kernel.
 
     Raises:
         ArithmeticError: an output or a gradient is wrong.

@@ -1,4 +1,4 @@
-"""The compiler, the fused optimizer and the exchange between processes, each in its smallest form."""
+"""Try the compiler, the fused optimizer and collectives, each in its smallest form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPTIMIZER_STEPS = 3
 
 
 def try_compile() -> str:
-    """A norm and a small feed-forward block, compiled as `compute.compile` compiles layers, against the same as it is.
+    """Compare a norm and a small feed-forward block, compiled as `compute.compile` does, with the eager version.
 
     Raises:
         ArithmeticError: the output or a gradient is wrong.
@@ -42,7 +42,7 @@ def try_compile() -> str:
 
 
 def try_fused() -> str:
-    """A few steps of `optim.fused` against the same without.
+    """Compare a few steps of `optim.fused` with the unfused optimizer.
 
     Raises:
         ArithmeticError: a weight is wrong.
@@ -63,7 +63,7 @@ def try_fused() -> str:
 
 
 def try_backend(name: str) -> str:
-    """A sum over one process.
+    """Sum over one process.
 
     Raises:
         ArithmeticError: it is wrong.

@@ -1,4 +1,4 @@
-"""Table of the trials, why each may not serve here, and what would make it serve."""
+"""Table of the trials, with reasons why each may be unusable here, and remedies."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Trial:
 
     Attributes:
         label: the usual name.
-        remedy: what makes it usable.
+        remedy: requirements to make it usable.
         run: tries it and returns a sentence; an exception is the reason why it is not usable.
-        refusal: why it cannot serve here, if that is known without trying.
-        seconds: after which it is taken to hang.
+        refusal: returns the reason why it cannot work here, if known without trying.
+        seconds: time after which it counts as hung.
     """
 
     label: str
@@ -80,9 +80,9 @@ TRIALS: dict[str, Trial] = {
 
 
 def answer(name: str) -> None:
-    """Make a trial in this process and print its outcome."""
+    """Run a trial in this process and print its outcome."""
     try:
         outcome = (True, TRIALS[name].run())
-    except Exception as error:  # to fail in any way is an outcome of a trial
+    except Exception as error:  # any failure is an outcome of a trial
         outcome = (False, f"{type(error).__name__}: {error}")
     print(f"{MARK}{json.dumps(outcome)}", flush=True)
