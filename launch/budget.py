@@ -1,7 +1,7 @@
-"""Choose size and tokens of a run: from hours, by the speed of the device that is here, or as they are asked for.
+"""Choose size and tokens of a run: from hours and the speed of the device, or as given.
 
-Speed on GPUs is what `plan` predicts, as slow as the slowest published run of such a size; on a CPU it is measured for
-a few seconds in a process of its own, on random tokens. Neither needs the data to be prepared.
+Speed on GPUs is `plan`'s prediction, as slow as the slowest published run of such a size. On a CPU it is measured for a
+few seconds in a separate process, on random tokens. Neither needs prepared data.
 """
 
 from __future__ import annotations
@@ -44,28 +44,29 @@ from modernbert_train.plan.recipe import (
 )
 from modernbert_train.plan.speed_settings import on_gpu
 
-MOST_HELD_OUT = 10e6  # bytes of text that are held out, of less a twentieth, ...
-LEAST_HELD_OUT = 6  # ... and so many documents at least
-_MARGIN, _LEAST_PREPARED, _MOST_SHARE = 1.2, 20e6, 0.8  # of what a run reads: times, bytes at least, of all at most
+MOST_HELD_OUT = 10e6  # maximum bytes of held-out text; of less text a twentieth is held out, ...
+LEAST_HELD_OUT = 6  # ... and at least this many documents
+# Prepared text: factor over the tokens that a run reads, minimum bytes, and the share above which all is prepared
+_MARGIN, _LEAST_PREPARED, _MOST_SHARE = 1.2, 20e6, 0.8
 _READ_PER_SECOND = 15e6  # bytes of text that a core reads, cleans and hashes; measured on one core of 2025
-_LEAST_TOKENS = 100 * LEAST_BATCH_TOKENS  # with fewer steps than a hundred nothing is learnt
-_START_SECONDS = {False: 90.0, True: 300.0}  # of preparing, starting, measuring and exporting; on GPUs compiling
-_TRAINING = 0.9  # of the time after that; validation may cost a twentieth, see EvalConfig
-_SAFE = 0.8  # of the entries that a sample lets expect; nine tenths of it were read
+_LEAST_TOKENS = 100 * LEAST_BATCH_TOKENS  # with fewer than a hundred steps a model learns nothing
+_START_SECONDS = {False: 90.0, True: 300.0}  # preparing, starting, measuring and exporting; on GPUs also compiling
+_TRAINING = 0.9  # share of the remaining time; validation may take a twentieth, see EvalConfig
+_SAFE = 0.8  # share of the entries that a sample suggests; when tried, nine tenths were reached
 _MEASURED_SECONDS = 1.5
-_MOST_SECONDS = 120.0  # for one size to be measured, torch's import included
-_NOMINAL_TOKENS = 10_000_000  # of the run that is measured
-_MEMORY_PER_PARAMETER = 20  # bytes of fp32 weights, gradients, moments and what an update needs
+_MOST_SECONDS = 120.0  # time limit to measure one size, torch's import included
+_NOMINAL_TOKENS = 10_000_000  # length of the measured run
+_MEMORY_PER_PARAMETER = 20  # bytes of fp32 weights, gradients, moments and temporaries of an update
 
 
 @dataclass(frozen=True)
 class Device:
-    """What would train.
+    """The device that would train.
 
     Attributes:
-        gpus: how many; 0: the CPU.
-        kind: of GPU, key of GPUS.
-        here: whether this machine has them.
+        gpus: number of GPUs; 0: the CPU.
+        kind: kind of GPU, a key of GPUS.
+        here: True if this machine has them.
     """
 
     gpus: int
@@ -82,16 +83,16 @@ class Chosen:
     """A run that was chosen.
 
     Attributes:
-        size: of the model.
-        entries: of its vocabulary.
-        tokens: to train on.
-        text_tokens: of the training text, estimated.
-        unigram_loss: of the text, nats a token.
+        size: size of the model.
+        entries: size of its vocabulary.
+        tokens: tokens to train on.
+        text_tokens: estimated tokens of the training text.
+        unigram_loss: of the text, in nats per token.
         bytes_per_token: of the text.
-        longest: tokens of the longest documents but one in a hundred.
-        speed: tokens a second of all devices; None: it could not be measured.
-        text_share: of the documents, that are prepared.
-        prepare_seconds: that preparing them takes on this machine, estimated.
+        longest: tokens of the longest documents, the 99th percentile.
+        speed: tokens a second of all devices; None if it could not be measured.
+        text_share: share of the documents to prepare.
+        prepare_seconds: estimated time to prepare them on this machine.
     """
 
     size: Size
@@ -107,7 +108,7 @@ class Chosen:
 
 
 def device_of(gpus: int | None) -> Device:
-    """The GPUs that are asked for, or those of this machine, or its CPU."""
+    """Return the requested number of GPUs, or this machine's GPUs, or its CPU."""
     there = shown_gpus()
     if gpus is None and not there:
         return Device(0)
@@ -117,11 +118,11 @@ def device_of(gpus: int | None) -> Device:
 
 
 def held_out_share(sample: TextSample, text_share: float = 1.0) -> float:
-    """Share of the documents that are held out: a twentieth, of much text less, of few documents more.
+    """Return the share of documents to hold out: a twentieth; less of much text, more of few documents.
 
     Args:
-        sample: of the text.
-        text_share: of its documents, that are prepared.
+        sample: a sample of the text.
+        text_share: share of its documents to prepare.
     """
     text_bytes, documents = text_share * sample.text_bytes, text_share * sample.documents
     share = max(min(0.05, MOST_HELD_OUT / text_bytes), min(0.2, LEAST_HELD_OUT / documents))
@@ -129,11 +130,11 @@ def held_out_share(sample: TextSample, text_share: float = 1.0) -> float:
 
 
 class Chooser:
-    """What is known of a text and a device while sizes are compared.
+    """Facts of a text and a device, for comparing sizes.
 
     Args:
-        sample: of the text.
-        device: that would train.
+        sample: a sample of the text.
+        device: the device that would train.
         tokenizer: a file or folder; None: one is trained.
     """
 
@@ -142,13 +143,13 @@ class Chooser:
         self._facts: dict[int, TokenFacts] = {}
 
     def facts(self, entries: int) -> TokenFacts:
-        """Of a tokenizer with so many entries, or of the given one, tried once."""
+        """Return facts of a tokenizer of this size, or of the given one; each is tried once."""
         if entries not in self._facts:
             self._facts[entries] = token_facts(self._sample.texts, entries, self._tokenizer)
         return self._facts[entries]
 
     def entries(self, size: Size) -> int:
-        """Of the vocabulary of a size: the tokenizer's, or as the rule says, or what this text is enough for."""
+        """Return a size's vocabulary: the given tokenizer's, the rule's, or the limit of this text."""
         if self._tokenizer is not None:
             return self.facts(0).entries
         wanted = entries_for(size, self._sample.text_bytes)
@@ -159,23 +160,23 @@ class Chooser:
         return wanted if reached >= wanted else max(SMALLEST_VOCABULARY, power_of_two(reached))
 
     def text_tokens(self, entries: int) -> float:
-        """Of the training text, without exact duplicates."""
+        """Return the tokens of the training text, without exact duplicates."""
         whole = self._sample.text_bytes / self.facts(entries).bytes_per_token
         return whole * (1 - held_out_share(self._sample)) * (1 - self._sample.duplicates)
 
     def text_share(self, entries: int, tokens: float) -> float:
-        """Share of the documents that a run of so many tokens reads, with a margin; 1 where it is most of them."""
+        """Return the share of documents that a run of this many tokens reads, with a margin; 1 if that is most."""
         needed = max(_MARGIN * tokens * self.facts(entries).bytes_per_token, _LEAST_PREPARED)
         share = needed / (0.95 * (1 - self._sample.duplicates) * self._sample.text_bytes)
         return float(f"{share:.2g}") if share < _MOST_SHARE else 1.0
 
     def prepare_seconds(self, entries: int, text_share: float) -> float:
-        """Time that the documents take to be read twice and tokenised, on all cores."""
+        """Return the seconds to read the documents twice and tokenise them, on all cores."""
         cores, whole = len(os.sched_getaffinity(0)), self._sample.text_bytes
         return (2 * whole / _READ_PER_SECOND + text_share * whole / self.facts(entries).bytes_per_second) / cores
 
     def asked(self, size: Size, tokens: float, folder: str = "data/mine") -> Asked:
-        """A run of a size, as it would be written."""
+        """Return the recipe's input for a run of a size."""
         entries = self.entries(size)
         longest = int(self._sample.length(0.99) / self.facts(entries).bytes_per_token)
         return Asked(
@@ -184,11 +185,11 @@ class Chooser:
         )  # fmt: skip
 
     def median(self, entries: int) -> int:
-        """Tokens of a document."""
+        """Return the median tokens of a document."""
         return max(1, int(self._sample.length(0.5) / self.facts(entries).bytes_per_token))
 
     def fits(self, size: Size) -> bool:
-        """Whether the memory suffices: of a GPU by `plan`, of this machine for the weights and what belongs to them."""
+        """Return True if memory suffices: of a GPU by `plan`, of this machine for weights and optimizer state."""
         device, asked = self._device, self.asked(size, _NOMINAL_TOKENS)
         if not device.gpus:
             memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -198,7 +199,7 @@ class Chooser:
             return not list(too_large(on_gpu(config, gpu, device.gpus), gpu, device.gpus))
 
     def predicted(self, size: Size) -> float | None:
-        """Tokens a second on GPUs; None where the model does not fit."""
+        """Return tokens a second on GPUs; None if the model does not fit."""
         if not self.fits(size):
             return None
         asked, device = self.asked(size, 1000 * size.batch_tokens), self._device
@@ -208,7 +209,7 @@ class Chooser:
         return plan.tokens / bill.between[1]
 
     def largest(self) -> str | None:
-        """Name of the largest size that fits."""
+        """Return the name of the largest size that fits."""
         return next((name for name in reversed(BY_PARAMETERS) if self.fits(SIZES[name])), None)
 
 
@@ -220,11 +221,11 @@ def choose(
     tokens: int | None,
     tokenizer: str | None = None,
 ) -> Chosen:
-    """The run for these hours, or of this size.
+    """Choose the run for these hours, or of this size.
 
     Raises:
         DataError: the tokenizer cannot be read or used.
-        ConfigError: the hours are too few, with the least; or the size does not fit, with the largest that does.
+        ConfigError: too few hours, with the minimum; or the size does not fit, with the largest that does.
     """
     chooser = Chooser(sample, device, tokenizer)
     with _speeds(chooser, device, [size] if size else list(BY_PARAMETERS)) as speed:
@@ -267,7 +268,7 @@ def _of_hours(chooser: Chooser, device: Device, hours: float, speed: Speed) -> C
         needed = least / max(speeds.values()) / _TRAINING + _START_SECONDS[bool(device.gpus)]
         raise ConfigError(
             f"--hours {hours:g}: too few on {device.label}: {tokens_text(least)} tokens of the smallest size are the "
-            f"least that teaches anything. Give at least --hours {math.ceil(needed / 36) / 100:g}."
+            f"minimum that teaches anything. Give at least --hours {math.ceil(needed / 36) / 100:g}."
         )
     return _chosen(chooser, best.size, best.tokens, speeds[best.size.name])
 
@@ -300,7 +301,7 @@ def _loaded(asked: Asked) -> Iterator[RunConfig]:
 
 @contextmanager
 def _speeds(chooser: Chooser, device: Device, names: list[str]) -> Iterator[Speed]:
-    """Within it, tokens a second by size: predicted, or on a CPU measured when they are asked for, in order."""
+    """Yield a function that returns tokens a second of a size: predicted, or on a CPU measured one by one, in order."""
     if device.gpus:
         yield chooser.predicted
         return
@@ -317,7 +318,7 @@ def _speeds(chooser: Chooser, device: Device, names: list[str]) -> Iterator[Spee
         path = os.pathsep.join([str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")])
         process = subprocess.Popen(
             command,
-            bufsize=0,  # a line that waits in a buffer would not be seen by `select`
+            bufsize=0,  # `select` would not see a line in a buffer
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
@@ -330,7 +331,7 @@ def _speeds(chooser: Chooser, device: Device, names: list[str]) -> Iterator[Spee
 
 
 def _next_speed(process: subprocess.Popen[bytes]) -> float | None:
-    """What the process says of the next size; None where it ends or takes too long."""
+    """Read the speed of the next size from the process; None if it ends or takes too long."""
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], _MOST_SECONDS)
     line = process.stdout.readline() if ready else b""

@@ -1,9 +1,9 @@
 """From text to a model that is measured, exported and reported: pretrain TEXT... --hours 8, or --preset quickstart
 
-It looks at the text, chooses a recipe by published rules, writes it as OUT/data.yaml and OUT/run.yaml, and then runs
-the verbs that a person would run by hand, each printed first. Its state is in those files and in what the verbs leave:
-killed anywhere, the same command continues. The YAMLs may be changed; a changed one is used as it is, and never
-overwritten. The preset has text and YAML files of its own: the source of Python's standard library, and a small model.
+It samples the text, chooses a recipe by published rules, writes it as OUT/data.yaml and OUT/run.yaml, and then runs the
+verbs that a person would run by hand, each printed first. All its state is in those files and in the results of the
+verbs: after a kill the same command continues. You may edit the YAMLs; edited ones are used as they are and never
+overwritten. The preset brings its text and YAML files: the source of Python's standard library, and a small model.
 """
 
 from __future__ import annotations
@@ -54,22 +54,22 @@ from modernbert_train.plan.recipe import MOST_PASSES, SIZES, Asked, run_yaml
 from modernbert_train.report.listing import last_entries
 
 LEAST_DOCUMENTS = 20
-TOKENIZER_BYTES = 2e9  # of text that a tokenizer is trained on, at most
+TOKENIZER_BYTES = 2e9  # maximum bytes of text to train a tokenizer on
 _LINE = "# pretrain: "
-_MOST_DAMAGED = 0.2  # of the sampled documents: beyond it the text is not what its user thinks
-_SCRIPT_SHARE = 0.05  # of a script that is named
-_OF_TEXT = ("tokens", "tokenizer", "gpus", "out", "name", "yes", "dry_run")  # options that no preset takes
+_MOST_DAMAGED = 0.2  # maximum share of the sampled documents: above it, the input is probably not text
+_SCRIPT_SHARE = 0.05  # minimum share of a script to be listed
+_OF_TEXT = ("tokens", "tokenizer", "gpus", "out", "name", "yes", "dry_run")  # options that exclude a preset
 _TINY_DATA = ["out=data/quickstart-tiny", "tokenizer.vocab_size=2048"]
 _ASKED = ("    def __init__([MASK], name):", "    except [MASK] as error:", "The default value is [MASK].")
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where everything of a run is.
+    """Paths of a run.
 
     Attributes:
-        out: the folder.
-        name: of the run.
+        out: the folder of everything.
+        name: name of the run.
     """
 
     out: Path
@@ -101,29 +101,29 @@ class Place:
 
     @property
     def begun(self) -> bool:
-        """Whether work was done that other YAMLs would contradict."""
+        """True if work exists that other YAMLs would contradict."""
         work = self.dataset.with_name(f"{self.dataset.name}.work")
         return any(path.exists() for path in (self.dataset, work, self.run))
 
 
 def make_parser() -> Parser:
-    """The arguments of the command."""
+    """Return the parser of the verb's arguments."""
     parser = Parser(prog="modernbert-train pretrain", description=__doc__)
     words = "files or folders of text; with --preset instead KEY=VALUE, keys of its run"
     parser.add_argument("text", nargs="*", metavar="TEXT", help=words)
     much = parser.add_mutually_exclusive_group(required=True)
     much.add_argument("--hours", type=_hours, metavar="H", help="train about so long; the size follows")
-    much.add_argument("--size", choices=SIZES, help="of the model; base and large are the published recipes")
+    much.add_argument("--size", choices=SIZES, help="size of the model; base and large are the published recipes")
     words = "the source of Python's standard library to a small model, in five to seven minutes on 2 cores"
     much.add_argument("--preset", choices=("quickstart",), help=words)
-    parser.add_argument("--tiny", action="store_true", help="of the quickstart: a smaller model, in a minute")
-    words = "to train on, such as 300M or 2B, with --size; default: 20 a parameter, at most 4 passes over the text"
+    parser.add_argument("--tiny", action="store_true", help="with the quickstart: a smaller model, in a minute")
+    words = "tokens to train on, such as 300M or 2B, with --size; default: 20 a parameter, up to 4 passes over the text"
     parser.add_argument("--tokens", type=token_count, metavar="N", help=words)
-    words = "one that exists, its file or folder, used with its ids; default: one is trained on the text"
+    words = "an existing tokenizer, its file or folder, used with its ids; default: one is trained on the text"
     parser.add_argument("--tokenizer", metavar="PATH", help=words)
-    parser.add_argument("--gpus", type=positive, metavar="N", help="that train; default: those of this machine")
+    parser.add_argument("--gpus", type=positive, metavar="N", help="GPUs that train; default: all of this machine")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of everything; default: pretrained/NAME")
-    parser.add_argument("--name", help="of the run; default: that of the first TEXT")
+    parser.add_argument("--name", help="name of the run; default: the first TEXT's")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--dry-run", action="store_true", help="write the YAMLs, print the plan, and end")
     return parser
@@ -152,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _wrong_words(options: argparse.Namespace) -> str | None:
-    """The error for words that do not go together, if any."""
+    """Return the error for arguments that exclude each other, if any."""
     if options.preset is not None:
         more = [f"--{key.replace('_', '-')}" for key in _OF_TEXT if getattr(options, key)]
         if wrong := [*(word for word in options.text if "=" not in word), *more]:
@@ -160,9 +160,9 @@ def _wrong_words(options: argparse.Namespace) -> str | None:
     elif not options.text:
         return "TEXT is missing: name files or folders of text, or --preset quickstart."
     elif options.tiny:
-        return "--tiny is of --preset quickstart. Add it, or give --size tiny."
+        return "--tiny belongs to --preset quickstart. Add it, or give --size tiny."
     elif options.tokens is not None and options.size is None:
-        return "--tokens is of --size: hours say how many there are time for."
+        return "--tokens belongs to --size; with --hours the tokens follow from the time."
     return None
 
 
@@ -243,22 +243,22 @@ def _refuse_damaged(sample: TextSample, texts: Sequence[str]) -> None:
     if sample.damaged_share > _MOST_DAMAGED:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sample.damaged.items())
         raise DataError(
-            f"{', '.join(texts)}: of {sample.sampled:,} documents that were looked at, {reasons} (docs/data.md has the "
-            "reasons). Move these files away, or name what is text."
+            f"{', '.join(texts)}: of {sample.sampled:,} documents that were sampled, {reasons} (docs/data.md has the "
+            "reasons). Move these files away, or name only files of text."
         )
 
 
 def _text_rows(sample: TextSample) -> Iterator[tuple[str, str]]:
-    """What was seen of the text."""
+    """Yield table rows about the sampled text."""
     documents = f"about {_two_digits(sample.documents)} documents, half of them above {size_text(sample.length(0.5))}"
     yield "text", f"{size_text(sample.text_bytes)} in {shown(sample.taken)}; {documents}"
     if sample.passed_over:
-        yield "not read", f"{shown(sample.passed_over)}: no text, or nothing that is known to hold it"
+        yield "not read", f"{shown(sample.passed_over)}: no text, or of an unknown kind"
     if sample.too_long or sample.damaged:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in sample.damaged.items())
-        yield "left out", f"of {sample.sampled:,} documents looked at: {reasons}"
+        yield "left out", f"of {sample.sampled:,} documents sampled: {reasons}"
     if sample.duplicates >= 0.005:
-        yield "duplicates", f"{sample.duplicates:.0%} of the documents looked at; each text is trained on once"
+        yield "duplicates", f"{sample.duplicates:.0%} of the documents sampled; each text is trained on once"
     scripts = [f"{name} {share:.0%}" for name, share in sample.scripts.items() if share >= 0.005]
     yield "scripts", ", ".join(scripts) or "no letters"
     if sum(share >= _SCRIPT_SHARE for share in sample.scripts.values()) > 1:
@@ -266,7 +266,7 @@ def _text_rows(sample: TextSample) -> Iterator[tuple[str, str]]:
 
 
 def _digest(place: Place, sample: TextSample, tokenizer: str | None) -> str:
-    """Of the names, sizes and times of the files."""
+    """Hash the names, sizes and times of the files."""
     return str(fingerprint(_spec(place, sample, 8192, tokenizer))["inputs"]["digest"])
 
 
@@ -290,7 +290,7 @@ def _training_share(text_bytes: float) -> float:
 
 
 def _data_yaml(spec: PrepareConfig) -> str:
-    """The spec as YAML, with a word on what is not usual."""
+    """Format the spec as YAML, with comments on unusual values."""
     usual = SourceConfig(kind="text")
     lines = [f"out: {_value(spec.out)}", "", "sources:"]
     for name, source in spec.sources.items():
@@ -302,9 +302,9 @@ def _data_yaml(spec: PrepareConfig) -> str:
     lines += ["", "tokenizer:"]
     if spec.tokenizer.path is not None:
         lines.append(f"  path: {_value(spec.tokenizer.path)}")
-        lines.append("  extend: true # special tokens that it lacks are added, behind its own ids")
+        lines.append("  extend: true # missing special tokens are added, after its existing ids")
     else:
-        lines.append(f"  vocab_size: {spec.tokenizer.vocab_size} # run.yaml has the same, and why")
+        lines.append(f"  vocab_size: {spec.tokenizer.vocab_size} # the same as in run.yaml, which says why")
     if spec.tokenizer.training_share < 1:
         lines.append(f"  training_share: {spec.tokenizer.training_share} # about {size_text(TOKENIZER_BYTES)} of text")
     lines += ["", f"validation_share: {spec.validation_share} # {_HELD_OUT}"]
@@ -315,9 +315,9 @@ def _data_yaml(spec: PrepareConfig) -> str:
     return "\n".join(lines) + "\n"
 
 
-_HELD_OUT = f"a twentieth; of much text about {size_text(MOST_HELD_OUT)}, and {LEAST_HELD_OUT} documents at least"
+_HELD_OUT = f"a twentieth; of much text about {size_text(MOST_HELD_OUT)}, and at least {LEAST_HELD_OUT} documents"
 
-_ENOUGH = "what the run of run.yaml reads, with a fifth to spare; 1 takes all"
+_ENOUGH = "as much as the run of run.yaml reads, and a fifth more; 1 takes all"
 
 
 def _value(value: Any) -> str:
@@ -325,10 +325,10 @@ def _value(value: Any) -> str:
 
 
 def _keeps(place: Place, question: dict[str, Any], digest: str) -> bool:
-    """Whether the YAMLs that are there serve; otherwise they may be written.
+    """Return True if the existing YAMLs can be used; False if they may be written.
 
     Raises:
-        ConfigError: they are of other text or another question, and work was done with them, or they were changed.
+        ConfigError: they belong to other text or other options, and were used or edited.
     """
     there = _record(place.run_yaml)
     if there is None:
@@ -354,7 +354,7 @@ def _keeps(place: Place, question: dict[str, Any], digest: str) -> bool:
 
 
 def _record(file: Path) -> dict[str, Any] | None:
-    """What `pretrain` wrote about a run.yaml; None where there is none."""
+    """Read `pretrain`'s record in a run.yaml; None if it has none."""
     found = None
     with suppress(OSError, ValueError):
         first = file.read_text(encoding="utf-8").partition("\n")[0]
@@ -397,7 +397,7 @@ def _write(
 
 
 def _plan_rows(place: Place, device: Device) -> Iterator[tuple[str, str]]:
-    """What the YAMLs would do."""
+    """Yield table rows about the run that the YAMLs describe."""
     config, record = load_run([place.run_yaml]), _record(place.run_yaml) or {}
     found, text = count_parameters(config.model, config.objective), record.get("text_tokens")
     per_token = f", {record['bytes_per_token']:.1f} bytes a token" if "bytes_per_token" in record else ""
@@ -409,7 +409,7 @@ def _plan_rows(place: Place, device: Device) -> Iterator[tuple[str, str]]:
     steps = sum(phase.tokens / (phase.batch_rows * phase.row_tokens) for phase in config.phases.values())
     yield "training", f"{tokens_text(config.total_tokens)} tokens{passes}; about {_two_digits(steps)} steps"
     if text and config.total_tokens > 1.05 * MOST_PASSES * text:
-        yield "", f"more than {MOST_PASSES} passes: repeats teach less and less. More text would serve better"
+        yield "", f"more than {MOST_PASSES} passes: repeats teach less and less. More text would be better"
     if hours and (speed := record.get("speed")) and config.total_tokens < 0.7 * 3600 * hours * speed:
         most = duration(config.total_tokens / speed)
         yield "", f"the text is enough for {most} of the {hours:g} hours; more of it would make a better model"
@@ -423,14 +423,14 @@ def _plan_rows(place: Place, device: Device) -> Iterator[tuple[str, str]]:
         speed = record["speed"]
         took = f"{duration(config.total_tokens / speed)} of training at {speed:,.0f} tokens/s"
         before = duration(60 + record.get("prepare_seconds", 0.0))
-        yield "takes", f"{took}, measured on these {device.label}; {before} besides, more if they get other work"
+        yield "takes", f"{took}, measured on these {device.label}; {before} more, longer if they have other work"
     else:
         yield "takes", "unknown: the speed of this machine could not be measured"
     yield "writes", f"{place.data_yaml}, {place.run_yaml}, {place.dataset}, {place.run}"
 
 
 def _expected(place: Place) -> Expected | None:
-    """The held-out loss that the plan promises; None for a run that no rule is known of."""
+    """Return the held-out loss that the plan predicts; None if the loss rule does not apply to the run."""
     config, record = load_run([place.run_yaml]), _record(place.run_yaml) or {}
     text, unigram = record.get("text_tokens"), record.get("unigram_loss")
     if not (text and unigram and is_ruled(Clock.of(config), from_scratch=config.from_scratch)):
@@ -447,7 +447,7 @@ def _expected(place: Place) -> Expected | None:
 
 
 def _lateness(place: Place) -> str | None:
-    """A warning once training is clearly slower than its plan; None while it is not, or too few steps are done."""
+    """Return a warning once training is clearly slower than planned; None before, or after too few steps."""
     speed, entries = (_record(place.run_yaml) or {}).get("speed"), []
     with suppress(OSError):
         entries = last_entries(place.metrics, held_out=False)
@@ -462,12 +462,12 @@ def _lateness(place: Place) -> str | None:
     return (
         f"training is slower than planned: {duration(last['seconds_left'])} are left, and would be {duration(planned)} "
         f"at the plan's {speed:,.0f} tokens/s. It is not cut short. If this machine has other work, end that; or stop "
-        "this (Ctrl-C), and the same command with another --out plans anew at the speed of now."
+        "this (Ctrl-C), and the same command with another --out makes a new plan at the present speed."
     )
 
 
-_STEPS_OF_SPEED, _SECONDS_OF_SPEED = 20, 10.0  # last steps by which a speed is told
-_LATE = 1.3  # times the planned time that is left
+_STEPS_OF_SPEED, _SECONDS_OF_SPEED = 20, 10.0  # minimum of last steps and seconds that the speed is measured on
+_LATE = 1.3  # warn above this factor over the planned remaining time
 _OF_PLAN = ("takes", "memory", "disk", "note")
 
 
@@ -477,9 +477,9 @@ def _two_digits(number: float) -> str:
 
 
 def _ask() -> None:
-    """Raises ConfigError unless somebody at a terminal says yes."""
+    """Ask at the terminal; raise ConfigError without a terminal, StoppedEarly unless the answer is yes."""
     if not sys.stdin.isatty():
-        raise ConfigError("pretrain: nobody is at a terminal to say yes. Add --yes, or --dry-run for the plan alone.")
+        raise ConfigError("pretrain: there is no terminal to confirm at. Add --yes, or --dry-run for the plan only.")
     if input("\ncontinue? [y/N] ").strip().lower() not in ("y", "yes"):
         raise StoppedEarly("nothing was run; the same command asks again.")
 
@@ -498,7 +498,7 @@ def _run(
 
 
 def _outcome(config: RunConfig, seconds: float, place: Place | None) -> Iterator[tuple[str, str]]:
-    """What a finished run came to."""
+    """Yield table rows about a finished run."""
     entries, _ = read_lines(Path(config.folder) / "metrics.jsonl")
     steps = [entry for entry in entries if entry.get("kind") == "step"]
     last_loss = statistics.mean(step["loss"] for step in steps[-20:])

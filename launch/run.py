@@ -158,7 +158,7 @@ def make_parser() -> Parser:
     parser.add_argument("--nodes", type=positive, help="machines; default: launch.nodes, or the Slurm job's")
     parser.add_argument("--node-rank", type=int, metavar="N", help="number of this machine; 0 is --rendezvous's host")
     parser.add_argument("--rendezvous", metavar="HOST:PORT", help="one of several machines, and a free port of it")
-    parser.add_argument("--fresh", action="store_true", help="start from scratch; the old folder is put aside")
+    parser.add_argument("--fresh", action="store_true", help="start from scratch; the old folder is moved aside")
     parser.add_argument("--on", choices=TARGETS, help="write a job file for a scheduler instead of starting")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the job file goes; default: standard output")
     parser.add_argument("--submit", action="store_true", help="hand the job file to the scheduler's client")

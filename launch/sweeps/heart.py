@@ -1,4 +1,4 @@
-"""The sign of life of a worker: Optuna sends it within Study.optimize only, and a worker asks and tells."""
+"""Heartbeat of a worker: Optuna sends it only within Study.optimize, and a worker uses `ask` and `tell`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sqlalchemy.exc import SQLAlchemyError
 
 @contextmanager
 def beating(storage: RDBStorage, trial_id: int, seconds: float) -> Iterator[None]:
-    """Tell the database every few seconds that an attempt's worker lives."""
+    """Send a heartbeat to the database every few seconds while an attempt runs."""
     end = threading.Event()
 
     def beat() -> None:
         while not end.wait(seconds):
-            with suppress(OptunaError, SQLAlchemyError):  # a database that is away for a moment costs one beat
+            with suppress(OptunaError, SQLAlchemyError):  # if the database is away for a moment, skip one heartbeat
                 storage.record_heartbeat(trial_id)
 
     thread = threading.Thread(target=beat, daemon=True)

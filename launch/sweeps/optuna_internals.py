@@ -1,4 +1,4 @@
-"""Everything private of Optuna that we lean on, and nothing else; see train/composer_internals.py for the idea."""
+"""All private parts of Optuna that we use; see train/composer_internals.py for the idea."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ INTERNALS = {
 
 
 def id_of(trial: Trial | FrozenTrial) -> int:
-    """The number under which the storage knows a trial."""
+    """Return the id of a trial in the storage."""
     return trial._trial_id
 
 
 def draw(study: Study, attempt: FrozenTrial, distributions: Mapping[str, BaseDistribution]) -> Trial:
-    """Give every key of a trial that is in the storage a value, as Study.ask does; what it had before, stays."""
+    """Draw a value for every key of a stored trial, as Study.ask does; keys that have a value keep it."""
     trial = Trial(study, id_of(attempt))
     for key, distribution in distributions.items():
         trial._suggest(key, distribution)

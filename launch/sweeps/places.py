@@ -1,4 +1,4 @@
-"""Trials at a time on one machine: each with its share of the GPUs and cores."""
+"""Assign GPUs and cores of a machine to trials that run at the same time."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from modernbert_train.config.tools.sweep import SweepConfig
 from modernbert_train.distributed.many import environments
 from modernbert_train.errors import ConfigError
 
-# names by which launch/run.py would take a trial for a part of the job that the sweep runs in
+# variables that would make launch/run.py take a trial for a part of the sweep's job
 _OF_THE_JOB = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def ranks_of(sweep: SweepConfig, config: RunConfig, gpus: int) -> int:
-    """Processes of a trial that has so many GPUs."""
+    """Return the number of processes of a trial with this many GPUs."""
     usable = usable_gpus(config.phases, 0 if config.compute.device == "cpu" else gpus)
     return sweep.ranks or config.launch.ranks_per_node or usable or 1
 
@@ -23,14 +23,14 @@ def ranks_of(sweep: SweepConfig, config: RunConfig, gpus: int) -> int:
 def shares(
     sweep: SweepConfig, workers: int, environment: Mapping[str, str], gpus: int, cores: int
 ) -> list[dict[str, str]]:
-    """The environment of each trial at a time: disjoint GPUs, and cores for its processes; one alone has them all.
+    """Return the environment of each parallel trial: disjoint GPUs, and cores for its processes; a single one gets all.
 
     Args:
         sweep: the spec, with its ranks.
-        workers: trials at a time.
-        environment: of this process.
-        gpus: that this process may use.
-        cores: of this machine.
+        workers: number of parallel trials.
+        environment: this process's environment.
+        gpus: GPUs that this process may use.
+        cores: cores of this machine.
 
     Raises:
         ConfigError: there are fewer GPUs than the trials would use.

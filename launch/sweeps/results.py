@@ -1,6 +1,6 @@
-"""Results of a sweep: a table, how much each key matters, the best run as YAML.
+"""Results of a sweep: a table, the importance of each key, the best run as YAML.
 
-All of it is read from the sweep's folder and database, without a network; the page is one file that asks for nothing.
+All of it is read from the sweep's folder and database, without a network; the page is one self-contained file.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from modernbert_train.weights.names import read_config
 BEST = "best.yaml"
 PAGE = "results.html"
 FEWEST = 8  # completed trials below which importance is noise
-_TOP = 0.25  # share of the trials that importance looks at
+_TOP = 0.25  # share of best trials that importance is computed from
 
 
 def show_results(space: Space) -> str:
-    """Write best.yaml and results.html into the sweep's folder; returns the table and where they are.
+    """Write best.yaml and results.html into the sweep's folder; return the table and their paths.
 
     Raises:
         ConfigError: the sweep has not been started.
@@ -56,7 +56,7 @@ def show_results(space: Space) -> str:
 
 
 def importance(study: optuna.Study) -> dict[str, float]:
-    """How much each key decides whether a trial is among the best quarter; the shares add up to 1.
+    """Return each key's share in deciding whether a trial is among the best quarter; the shares add up to 1.
 
     Source: PED-ANOVA, Watanabe et al. 2023, arXiv:2304.10255. Empty below FEWEST completed trials, or if all are equal.
     """
@@ -71,7 +71,7 @@ def importance(study: optuna.Study) -> dict[str, float]:
 
 
 def trials_text(rows: Sequence[TrialRow], space: Space) -> str:
-    """All trials, the best first, as lines of text."""
+    """Format all trials as lines of text, the best first."""
     keys = list(space.distributions)
     head = ["trial", space.sweep.objective, "state", "tokens", *keys]
     cells = [head] + [
@@ -89,7 +89,7 @@ def trials_text(rows: Sequence[TrialRow], space: Space) -> str:
 
 
 def importance_text(weights: Mapping[str, float], rows: Sequence[TrialRow]) -> str:
-    """The importance of each key as lines of text, or why there is none."""
+    """Format the importance of each key as lines of text, or the reason why it is unknown."""
     if not weights:
         complete = sum(row.value is not None for row in rows)
         return f"importance: estimated from {FEWEST} different completed trials on; there are {complete}."
@@ -99,7 +99,7 @@ def importance_text(weights: Mapping[str, float], rows: Sequence[TrialRow]) -> s
 
 
 def write_best(space: Space, best: TrialRow, file: Path) -> str:
-    """Write the best trial's run under the sweep's name; returns the line that tells of it."""
+    """Write the best trial's run under the sweep's name; return a line about it."""
     sweep = space.sweep
     point = " ".join(space.overrides(best.params))
     ours = [f"name={sweep.name}-best", f"runs_folder={sweep.runs_folder}"]

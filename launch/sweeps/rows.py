@@ -1,4 +1,4 @@
-"""The trials of a sweep as a reader counts them: one row for each, however many attempts it took."""
+"""The trials of a sweep, one row each, regardless of the number of attempts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launch.sweeps.trial import Entry, read_entries, tokens_seen
 
 @dataclass(frozen=True)
 class TrialRow:
-    """One trial as a reader wants it."""
+    """One trial, for the table and the page."""
 
     slot: int
     state: str  # complete, pruned, refused, diverged, failed, running or waiting
@@ -28,25 +28,25 @@ class TrialRow:
 
 
 def make_rows(store: Store, folder: Path) -> list[TrialRow]:
-    """Every trial that has been taken at least once, by number."""
+    """Return every trial that has been started, by number."""
     return [_row(slot, attempts, folder / trial_name(slot)) for slot, attempts in slots(store.attempts()).items()]
 
 
 def best_row(rows: Sequence[TrialRow], direction: str) -> TrialRow | None:
-    """The completed trial with the best figure; the first of equals."""
+    """Return the completed trial with the best figure, the first of equals."""
     complete = [row for row in rows if row.value is not None]
     sign = 1 if direction == "minimize" else -1
     return min(complete, key=lambda row: sign * (row.value or 0.0), default=None)
 
 
 def ranked(rows: Sequence[TrialRow], direction: str) -> list[TrialRow]:
-    """Completed trials by figure, then the others by number."""
+    """Return completed trials by figure, then the others by number."""
     sign = 1 if direction == "minimize" else -1
     return sorted(rows, key=lambda row: (row.value is None, sign * (row.value or 0.0), row.slot))
 
 
 def param_text(value: Any) -> str:
-    """A value as a cell of a table."""
+    """Format a value as a cell of a table."""
     return f"{value:.4g}" if isinstance(value, float) else "null" if value is None else str(value)
 
 

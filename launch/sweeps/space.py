@@ -1,7 +1,7 @@
-"""The search space: from the spec's keys to what the sampler draws, and from what it drew to a run.
+"""The search space: translate the spec's keys to the sampler's distributions, and drawn values to a run.
 
-The run's own loader is the judge of every key and value, so a sweep knows exactly the keys that a run knows, refuses
-what a run refuses, and says it in the same words.
+The run's own loader checks every key and value, so a sweep accepts exactly a run's keys and values, with the same error
+messages.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Params = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Space:
-    """A sweep whose keys and values a run understands.
+    """A sweep whose keys and values are valid for the run.
 
     Attributes:
         sweep: the spec.
-        distributions: key of the run -> what the sampler draws from.
+        distributions: key of the run -> the sampler's distribution.
         points: for sampler=grid every combination, in order; otherwise empty.
-        first: the run at the first value of every key, to know what all trials share.
+        first: the run with the first value of every key; shows the values that all trials share.
     """
 
     sweep: SweepConfig
@@ -56,11 +56,11 @@ class Space:
         return len(self.points) if wanted is None else min(wanted, len(self.points))
 
     def run_config(self, slot: int, params: Params) -> RunConfig:
-        """The run of one trial.
+        """Return the run of one trial.
 
         Args:
             slot: the trial's number, from 0.
-            params: what was drawn, by key.
+            params: drawn values, by key.
 
         Raises:
             ConfigError: the values do not fit together.
@@ -71,7 +71,7 @@ class Space:
         return load_point(self.sweep, [*self.overrides(params), *ours])
 
     def overrides(self, params: Params) -> list[str]:
-        """What was drawn, as on a command line."""
+        """Format drawn values as command-line overrides."""
         return [override(key, _choice(self.sweep.space[key], value)) for key, value in params.items()]
 
 
@@ -79,8 +79,8 @@ def make_space(sweep: SweepConfig) -> Space:
     """Check the spec, and every value of its space against the run.
 
     Raises:
-        ConfigError: everything that is wrong with the spec; what a run says to an unknown key or a wrong value; a
-            figure that the run would never measure.
+        ConfigError: all mistakes of the spec; a run's errors about unknown keys and wrong values; an objective that the
+            run would never measure.
     """
     problems = sweep_problems(sweep)
     if problems:
@@ -101,7 +101,7 @@ def make_space(sweep: SweepConfig) -> Space:
 
 
 def load_point(sweep: SweepConfig, overrides: Sequence[str]) -> RunConfig:
-    """The run with the sweep's overrides and some more."""
+    """Load the run with the sweep's overrides and further ones."""
     return read_config([Path(file) for file in sweep.run], [*sweep.overrides, *overrides])
 
 
@@ -110,22 +110,22 @@ def trial_name(slot: int) -> str:
 
 
 def override(key: str, value: Any) -> str:
-    """`a.b=c` with c written so that the run's loader reads the same value; JSON is YAML."""
+    """Format `a.b=c`, with c as JSON, which is YAML, so the run's loader reads the same value."""
     return f"{key}={json.dumps(value)}"
 
 
 def label(choice: Any) -> str | int | float | bool | None:
-    """A choice as the sampler knows it: itself, or as text if it is a list or a section."""
+    """Return a choice as the sampler stores it: itself, or text if it is a list or a section."""
     return choice if choice is None or isinstance(choice, (str, int, float, bool)) else json.dumps(choice)
 
 
 def _choice(dimension: DimensionConfig, value: Any) -> Any:
-    """The value that a label stands for."""
+    """Return the value of a label."""
     return next((choice for choice in dimension.choices or () if label(choice) == value), value)
 
 
 def _samples(dimension: DimensionConfig) -> list[Any]:
-    """Values that stand for a dimension when it is tried out; whole ones first, which every number is happy with."""
+    """Return values of a dimension for a trial load; whole numbers first, since every number key accepts them."""
     if dimension.choices is not None:
         return dimension.choices
     assert dimension.low is not None and dimension.high is not None
@@ -144,7 +144,7 @@ def _check_objective(sweep: SweepConfig, config: RunConfig) -> None:
     files = ", ".join(sweep.run)
     if sweep.objective.startswith("validation.") and config.data.validation is None:
         raise ConfigError(
-            f"objective={sweep.objective}: {files} has no data.validation, so no trial would measure it. Name held-out "
+            f"objective={sweep.objective}: {files} lacks data.validation, so no trial would measure it. Name held-out "
             "shards there or in overrides, or set objective=step.loss."
         )
     first = max(sweep.prune.interval_tokens or 0, sweep.prune.min_tokens)
@@ -168,7 +168,7 @@ def _distribution(sweep: SweepConfig, corner: Params, key: str, dimension: Dimen
 
 
 def _is_whole(sweep: SweepConfig, corner: Params, key: str) -> bool:
-    """Whether a run takes only whole numbers for this key; its loader knows."""
+    """Return True if a run accepts only whole numbers for this key, by trying its loader."""
     with suppress(ConfigError):
         load_point(sweep, [override(name, value) for name, value in (dict(corner) | {key: 0.5}).items()])
         return False

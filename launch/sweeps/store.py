@@ -1,12 +1,12 @@
-"""State that the workers of a sweep share: an Optuna study in a database, from which each takes trials.
+"""State shared by the workers of a sweep: an Optuna study in a database, from which each worker takes trials.
 
-A sweep has a fixed number of slots, the trials that a user counts; slot i has the folder trial-000i. What Optuna calls
-a trial is one attempt at a slot. Whoever looks adds an attempt to each slot that has none alive and is not over, with
-the values of the slot's earlier attempts. So a worker may die between any two statements: what it was doing is found
-and gone on with, and no step need undo another.
+A sweep has a fixed number of slots, the trials that a user counts; slot i has the folder trial-000i. An Optuna trial is
+one attempt at a slot. Any worker adds an attempt to each unfinished slot without a live attempt, with the values of the
+slot's earlier attempts. So a worker may die between any two statements: another finds and continues its work, and no
+step ever has to be undone.
 
-A worker that lives says so every few seconds (Optuna's heartbeat). Two traps of Optuna 5.0 are closed here: an attempt
-that dies before its first heartbeat would count as running for ever, and on SQLite two workers could take the same one.
+A live worker sends a heartbeat every few seconds (Optuna's). This file avoids two traps of Optuna 5.0: an attempt that
+dies before its first heartbeat would count as running for ever, and on SQLite two workers could take the same one.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from modernbert_train.config.tools.sweep import SweepConfig
 from modernbert_train.errors import ConfigError, StorageError
 
 # attributes of an attempt
-SLOT = "slot"  # the trial it is an attempt at, from 0
-REASON = "reason"  # why the slot is over without a figure; an attempt that failed without it is made again
+SLOT = "slot"  # its trial, from 0
+REASON = "reason"  # why the slot is over without a figure; a failed attempt without a reason is repeated
 CRASH = "crash"  # exit code of an attempt that failed by itself
 _SPEC = "spec"  # attribute of the study
-# what may change between the starts of a sweep: how its trials run and how many there are, not what they are
+# may change between the starts of a sweep: how its trials run and their number, but not their search space
 _CHANGEABLE = {
     "sweep": ("storage", "trials", "workers", "ranks", "attempts", "heartbeat_seconds", "runs_folder", "overrides"),
     "run": ("runs_folder", "launch", "logging", "loggers", "callbacks", "checkpoint", "data.num_workers"),
 }
-_BUSY_SECONDS = 60  # how long a worker waits for another that writes to the SQLite file
+_BUSY_SECONDS = 60  # maximum wait for another worker that writes to the SQLite file
 _OPENINGS = 5
 
 
@@ -53,10 +53,10 @@ class Store:
     """The study of one sweep.
 
     Args:
-        space: the sweep.
+        space: the sweep's search space.
 
     Raises:
-        ConfigError: the database holds a sweep of this name that searches something else.
+        ConfigError: the database holds another sweep with this name.
         StorageError: the database cannot be reached.
     """
 
@@ -76,14 +76,14 @@ class Store:
             self._compare()
 
     def attempts(self) -> list[FrozenTrial]:
-        """All attempts, in order."""
+        """Return all attempts, in order."""
         return self.study.get_trials(deepcopy=False)
 
     def claim(self) -> tuple[int, Trial] | None:
         """Take the next attempt, with values for every key of the space.
 
         Returns:
-            The slot and the attempt, which runs from now on; None if there is nothing to take at the moment.
+            The slot and the attempt, which is running from now on; None if no attempt is free at the moment.
         """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
@@ -91,14 +91,14 @@ class Store:
         self._fill()
         waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
         for attempt in sorted(waiting, key=lambda each: (each.user_attrs[SLOT], each.number)):
-            # before it runs: from now on its silence is noticed, whenever its worker dies
+            # sent before the attempt runs, so that a death of its worker is noticed at any time
             self._storage.record_heartbeat(id_of(attempt))
             if self._take(attempt):
                 return attempt.user_attrs[SLOT], self._draw(attempt)
         return None
 
     def is_over(self) -> bool:
-        """Whether every slot has its figure, or a reason for having none."""
+        """Return True if every slot has its figure, or a reason for the lack of one."""
         by_slot = slots(self.attempts())
         return all(any(map(over, by_slot.get(slot, ()))) for slot in range(self._space.trials))
 
@@ -108,10 +108,10 @@ class Store:
         Args:
             trial: the attempt.
             state: COMPLETE with a value, PRUNED, or FAIL; without a REASON the slot is then tried again.
-            attributes: kept with the attempt.
+            attributes: stored with the attempt.
 
         Returns:
-            False if it was given up in the meantime, because this worker seemed dead.
+            False if another worker has given up the attempt meanwhile, because this worker seemed dead.
         """
         with suppress(UpdateFinishedTrialError, ValueError):
             for name, given in attributes.items():
@@ -121,19 +121,19 @@ class Store:
         return False
 
     def crashes(self, slot: int) -> int:
-        """Attempts at a slot that failed by themselves."""
+        """Count the attempts at a slot that failed by themselves."""
         return sum(CRASH in attempt.user_attrs for attempt in slots(self.attempts()).get(slot, ()))
 
     def reported(self, trial: Trial) -> dict[int, float]:
-        """Figures told on the way, by tokens."""
+        """Return intermediate figures, by tokens."""
         return self._storage.get_trial(id_of(trial)).intermediate_values
 
     def alive(self, trial: Trial) -> AbstractContextManager[None]:
-        """Say that the worker lives as long as the context lasts."""
+        """Send heartbeats inside this context."""
         return beating(self._storage, id_of(trial), self._sweep.heartbeat_seconds)
 
     def reachable(self) -> Any:
-        """A context in which faults of the database become a StorageError."""
+        """Return a context in which faults of the database become a StorageError."""
         return _reachable(self._sweep)
 
     def _fill(self) -> None:
@@ -161,14 +161,14 @@ class Store:
             return False
         others = slots(self.attempts())[attempt.user_attrs[SLOT]]
         if any(over(o) or (o.number < attempt.number and not o.state.is_finished()) for o in others):
-            # two workers filled the slot at the same moment; the first attempt counts
+            # two workers filled the slot at the same time; the first attempt counts
             self._storage.set_trial_state_values(id_of(attempt), TrialState.FAIL)
             return False
         return True
 
     def _draw(self, attempt: FrozenTrial) -> Trial:
-        """Give every key a value; what an earlier attempt had, stays."""
-        # of the slot too, or all workers would draw the same values
+        """Draw a value for every key; values of an earlier attempt are kept."""
+        # the seed includes the slot, or all workers would draw the same values
         seed = zlib.crc32(f"{self._sweep.seed} {attempt.user_attrs[SLOT]}".encode())
         self.study.sampler = (
             optuna.samplers.TPESampler(n_startup_trials=self._sweep.startup_trials, multivariate=True, seed=seed)
@@ -195,14 +195,14 @@ class Store:
         ]
         if changed:
             raise ConfigError(
-                f"{self._sweep.name}: a sweep of this name exists and searches something else:\n  "
+                f"{self._sweep.name}: a sweep with this name exists and searches another space:\n  "
                 + "\n  ".join(changed)
                 + "\nGive this one another name, or restore the values."
             )
 
 
 def slots(attempts: Sequence[FrozenTrial]) -> dict[int, list[FrozenTrial]]:
-    """The attempts at each slot, in order."""
+    """Group attempts by slot, in order."""
     found: dict[int, list[FrozenTrial]] = {}
     for attempt in attempts:
         found.setdefault(attempt.user_attrs[SLOT], []).append(attempt)
@@ -210,7 +210,7 @@ def slots(attempts: Sequence[FrozenTrial]) -> dict[int, list[FrozenTrial]]:
 
 
 def over(attempt: FrozenTrial) -> bool:
-    """Whether its slot needs no other attempt."""
+    """Return True if the attempt's slot is finished."""
     return attempt.state in (TrialState.COMPLETE, TrialState.PRUNED) or (
         attempt.state == TrialState.FAIL and REASON in attempt.user_attrs
     )
@@ -237,12 +237,12 @@ def _open(sweep: SweepConfig) -> RDBStorage:
                     grace_period=3 * sweep.heartbeat_seconds,
                 )
                 break
-            except (SQLAlchemyError, OptunaError):  # two workers make the tables at the same moment, and one loses
+            except (SQLAlchemyError, OptunaError):  # two workers may create the tables at the same time; one fails
                 if opening == _OPENINGS - 1:
                     raise
                 time.sleep(0.2 * (opening + 1))
         if url.startswith("sqlite:"):
-            # sqlite3 begins a transaction at the first write only; what was read before it may be old by then
+            # sqlite3 begins a transaction only at the first write; values read before it may be outdated by then
             sqlalchemy.event.listen(storage.engine, "begin", _begin)
     return storage
 

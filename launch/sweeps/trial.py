@@ -1,7 +1,7 @@
-"""One trial as an ordinary launch: its folder, its lock, its YAML, and what its metrics.jsonl says.
+"""One trial as an ordinary launch: its folder, its lock, its YAML, and the results in its metrics.jsonl.
 
-runs/SWEEP/trial-0003/trial.yaml      the whole configuration; launch/run.py with it goes on with this trial alone
-runs/SWEEP/trial-0003/output.txt      what its processes print
+runs/SWEEP/trial-0003/trial.yaml      the whole configuration; launch/run.py with it continues this trial only
+runs/SWEEP/trial-0003/output.txt      output of its processes
 runs/SWEEP/trial-0003/...             as in the folder of any run
 """
 
@@ -20,14 +20,14 @@ from modernbert_train.core.read_json import is_count, number, read_lines
 
 TRIAL_YAML = "trial.yaml"
 OUTPUT = "output.txt"
-_OWN_LOCK = ".sweep.lock"  # held by the worker and, after its death, by the launcher it started
+_OWN_LOCK = ".sweep.lock"  # held by the worker and, after its death, by the launcher that it started
 _RUN_LOCK = ".lock"  # held by the run itself, see checkpoints/run_folder.py
 
 Entry = dict[str, Any]
 
 
 def hold(folder: Path) -> IO[str] | None:
-    """Take a trial's folder, unless a worker, or what a dead one left behind, still uses it.
+    """Lock a trial's folder, unless a worker or a dead worker's launcher still uses it.
 
     Returns:
         The lock, to be passed to the child and closed at the end; None if the folder is in use.
@@ -42,23 +42,23 @@ def hold(folder: Path) -> IO[str] | None:
 
 
 def write_yaml(file: Path, config: RunConfig, comments: Sequence[str]) -> None:
-    """Write a configuration that runs by itself, whole or not at all."""
+    """Write a configuration that runs by itself, atomically."""
     head = "".join(f"# {line}".rstrip() + "\n" for line in comments)
     write_whole(file, f"{head}\n{to_yaml(config)}")
 
 
 def read_entries(folder: Path, name: str = "metrics.jsonl") -> list[Entry]:
-    """The whole lines of a run's record; empty if there is none yet."""
+    """Read the complete lines of a run's record; empty if it does not exist yet."""
     return read_lines(folder / name)[0]
 
 
 def figure(entries: Sequence[Entry], objective: str) -> float | None:
-    """The figure that trials are compared by.
+    """Return the figure by which trials are compared.
 
     Args:
-        entries: of metrics.jsonl.
-        objective: `validation.KEY`, of which the last counts, or `step.KEY`, of which the median over the second half
-            of the steps does.
+        entries: lines of metrics.jsonl.
+        objective: `validation.KEY`, of which the last value counts, or `step.KEY`, of which the median over the second
+            half of the steps counts.
 
     Returns:
         None if it was not recorded, or is not a number.
@@ -73,10 +73,10 @@ def figure(entries: Sequence[Entry], objective: str) -> float | None:
 
 
 def milestones(entries: Sequence[Entry], objective: str, interval_tokens: int) -> dict[int, float]:
-    """Held-out figures by multiples of the interval, the same for all trials: the first one at or after each.
+    """Return held-out figures at multiples of the interval, the same for all trials: the first one at or after each.
 
     Returns:
-        tokens -> figure; a figure that is not a number stays one, since it is worse than all others.
+        tokens -> figure; NaN is kept, since it is worse than all others.
     """
     key = objective.partition(".")[2]
     found: dict[int, float] = {}
@@ -88,7 +88,7 @@ def milestones(entries: Sequence[Entry], objective: str, interval_tokens: int) -
 
 
 def tokens_seen(entries: Sequence[Entry]) -> int:
-    """Tokens that a trial has trained on."""
+    """Return the tokens that a trial has trained on."""
     return next((_tokens(entry) for entry in reversed(entries) if entry.get("kind") == "step"), 0)
 
 
@@ -98,7 +98,7 @@ def _tokens(entry: Entry) -> int:
 
 
 def diverged(folder: Path) -> str | None:
-    """Why the run stopped itself: its loss was not a number or jumped. None if it did not."""
+    """Return why the run stopped itself (its loss was not finite, or a spike); None if it did not."""
     faults = read_entries(folder, "faults.jsonl")
     if not faults or faults[-1].get("action") != "stop":
         return None

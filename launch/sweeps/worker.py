@@ -1,9 +1,9 @@
 """A worker of a sweep: takes trials until all are over, one or more at a time, and runs each as an ordinary launch.
 
-How a trial ends decides what becomes of it. Finished: its figure is told. Refused by `check`, diverged or pruned: told
-as a bad point, which the sampler learns from, and never run again. Saved (75) or lost: made again, which goes on from
-its checkpoint. Crashed: made again a few times. The disk failed (74): the worker takes no other and ends, since the
-next would fail too.
+The end of a trial decides the next step. Finished: its figure goes to the sampler. Refused by `check`, diverged or
+pruned: reported as a bad point, from which the sampler learns, and never repeated. Saved (75) or lost: repeated, which
+resumes from its checkpoint. Crashed: repeated a few times. Disk failure (74): the worker ends, since the next trial
+would fail too.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _USAGE = 64
 
 @dataclass
 class Attempt:
-    """An attempt at a trial that is under way.
+    """A running attempt at a trial.
 
     Attributes:
         slot: number of the trial.
-        trial: the attempt, as Optuna has it.
-        held: its sign of life and its folder's lock.
-        pruned: whether it was asked to end, because others are better.
+        trial: Optuna's object of the attempt.
+        held: its heartbeat and its folder's lock.
+        pruned: True once it was stopped because others are better.
     """
 
     slot: int
@@ -65,9 +65,9 @@ class Worker:
     """Runs trials of one sweep.
 
     Args:
-        space: the sweep.
-        command: what launches a run; the trial's YAML is added to it.
-        workers: trials at a time.
+        space: the sweep's search space.
+        command: launches a run; the trial's YAML is appended.
+        workers: number of parallel trials.
 
     Raises:
         ConfigError, StorageError: see `shares` and `Store`.
@@ -78,7 +78,7 @@ class Worker:
         self._sweep = space.sweep
         self._command = command
         self._places = shares(self._sweep, workers, os.environ, count_gpus(), os.cpu_count() or 1)
-        self._under_way: dict[str, Attempt] = {}  # by the name of its job, which is its folder
+        self._under_way: dict[str, Attempt] = {}  # by its job's name, the trial's folder
         self._failure: StorageError | None = None
         self._store = Store(space)
 
@@ -86,9 +86,9 @@ class Worker:
         """Take trials until all of them are over.
 
         Raises:
-            DataError: the data of the run that is varied are missing or damaged.
+            DataError: the run's data are missing or damaged.
             StorageError: the database or the disk failed.
-            StoppedEarly: a signal came; the trials are saved, and whoever starts a worker goes on with them.
+            StoppedEarly: a signal came; the trials are saved, and a new worker continues them.
         """
         check_data(self._space.first)
         try:
@@ -123,7 +123,7 @@ class Worker:
             yield None
 
     def _begin(self, slot: int, trial: Trial) -> Iterator[Job | None]:
-        """The job of an attempt, once nobody else uses its folder; none if it is over before it starts."""
+        """Yield the job of an attempt, once its folder is free; nothing if it is over before it starts."""
         folder = Path(self._sweep.folder, trial_name(slot))
         attempt = self._under_way[str(folder)] = Attempt(slot, trial)
         attempt.held.enter_context(self._store.alive(trial))
@@ -147,11 +147,11 @@ class Worker:
             self._end(str(folder), TrialState.PRUNED, f"pruned at {seen:,} tokens")
             return
         ranks = [] if self._sweep.ranks is None else ["--ranks", str(self._sweep.ranks)]
-        # of a worker that is killed: the trial saves, and holds its folder until it has
+        # SIGTERM if this worker is killed: the trial saves, and keeps its folder locked until then
         yield Job(str(folder), [*self._command, str(yaml), *ranks], folder / OUTPUT, signal.SIGTERM, [lock.fileno()])
 
     def _look(self, job: Job) -> bool:
-        """Whether a trial is to end, because others are better; said once."""
+        """Return True, once, if a trial should stop because others are better."""
         attempt = self._under_way[job.name]
         if attempt.pruned:
             return False
@@ -159,11 +159,11 @@ class Worker:
         return attempt.pruned
 
     def _lags(self, trial: Trial, folder: Path) -> bool:
-        """Tell the trial's figures on the way; returns whether it lags behind others."""
+        """Report the trial's figures so far; return True if it lags behind others."""
         interval = self._sweep.prune.interval_tokens
         lags = False
         if interval is not None:
-            with suppress(StorageError), self._store.reachable():  # a database that is away delays this, no more
+            with suppress(StorageError), self._store.reachable():  # an unreachable database only delays this
                 known = self._store.reported(trial)
                 for tokens, value in milestones(read_entries(folder), self._sweep.objective, interval).items():
                     if tokens not in known:
@@ -173,7 +173,7 @@ class Worker:
 
     def _judge(self, job: Job, code: int) -> None:
         attempt, folder = self._under_way[job.name], Path(job.name)
-        self._lags(attempt.trial, folder)  # for the others to be compared with
+        self._lags(attempt.trial, folder)  # other trials are compared with these figures
         entries = read_entries(folder)
         tokens = tokens_seen(entries)
         if code == 0 and (value := figure(entries, self._sweep.objective)) is not None:
@@ -215,5 +215,5 @@ class Worker:
         if value is not None:
             text = f"{self._sweep.objective} {value:.5g}"
         else:
-            text = reason or (f"exit code {crashed}, will be tried again" if crashed else "saved, to be gone on with")
+            text = reason or (f"exit code {crashed}, will be tried again" if crashed else "saved, to be resumed")
         print(f"trial {attempt.slot}: {text}" + ("" if ended else " (others have taken it over)"), flush=True)

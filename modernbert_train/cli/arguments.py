@@ -1,4 +1,4 @@
-"""Arguments that several verbs share: the run that a command line names, and options of one meaning."""
+"""Arguments that several verbs share: the run named on a command line, and options with one meaning."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def is_run(folder: Path) -> bool:
 
 
 def read_run(arguments: list[str]) -> RunConfig:
-    """The configuration named on a command line: YAML files or one run folder, and overrides."""
+    """Load the configuration named on a command line: YAML files or one run folder, and overrides."""
     from modernbert_train.weights.names import read_config
 
     return read_config(*files_and_overrides(arguments))
 
 
 def files_and_overrides(arguments: list[str]) -> tuple[list[Path], list[str]]:
-    """The words of a command line without and with `=`; of a folder the config.yaml in it.
+    """Split the words of a command line into files (a folder's config.yaml) and overrides with `=`.
 
-    A run's folder that was moved, copied, or is named from elsewhere is the run that lies there now, and not the one
-    that its config.yaml was written for: overrides say so.
+    A run's folder may have been moved or copied, or be named from another working directory. Overrides are added so
+    that the configuration means this folder, and not the one that its config.yaml was written for.
     """
     paths = [Path(argument) for argument in arguments if "=" not in argument]
     overrides = [word for path in paths for word in _present_place(path)]
@@ -60,13 +60,13 @@ def files_and_overrides(arguments: list[str]) -> tuple[list[Path], list[str]]:
 
 
 def _present_place(folder: Path) -> list[str]:
-    """Overrides for a run's folder, or that of one of its checkpoints, that is not where its config.yaml says."""
+    """Return overrides for a run's folder, or its checkpoint's, that is not where its config.yaml says."""
     place = run_of(folder.absolute()) if (folder / MANIFEST).is_file() else folder.absolute()
     if place is None or not (place / CONFIG_YAML).is_file():
         return []
-    if not any((place / each).exists() for each in ("checkpoints", "metrics.jsonl")):  # a folder of somebody's YAML
+    if not any((place / each).exists() for each in ("checkpoints", "metrics.jsonl")):  # a folder of the user's YAMLs
         return []
-    tree = read_yaml(place / CONFIG_YAML, {}, [])  # mistakes in it are for the reader of all of it
+    tree = read_yaml(place / CONFIG_YAML, {}, [])  # mistakes in it are reported when all of it is loaded
     written = Path(str(tree.get("runs_folder", RunConfig.runs_folder))) / str(tree.get("name"))
     words = [*_present_data(place, tree.get("data"))]
     if not (written.is_dir() and written.samefile(place)):
@@ -75,7 +75,7 @@ def _present_place(folder: Path) -> list[str]:
 
 
 def _present_data(run: Path, data: Any) -> Iterator[str]:
-    """Overrides for what a run's data section names by a path that leads nowhere from here: the run's own copy of its
+    """Yield overrides for paths in a run's data section that do not exist from here: the run's own copy of its
     tokenizer, and shards below the folder in which the run was started."""
     if not isinstance(data, dict):
         return
@@ -83,7 +83,7 @@ def _present_data(run: Path, data: Any) -> Iterator[str]:
     if isinstance(tokenizer, str) and not Path(tokenizer).exists() and (run / TOKENIZER_COPY).is_dir():
         yield f"data.tokenizer={json.dumps(str(run / TOKENIZER_COPY))}"
     home = None
-    with suppress(OSError, ValueError, KeyError, TypeError):  # of an earlier version, or damaged
+    with suppress(OSError, ValueError, KeyError, TypeError):  # written by an earlier version, or damaged
         home = Path(read_json(run / RESOLVED)["home"])
     streams = data.get("streams") if isinstance(data.get("streams"), dict) else {}
     named = {"data.train": data.get("train"), "data.validation": data.get("validation")}
@@ -94,7 +94,7 @@ def _present_data(run: Path, data: Any) -> Iterator[str]:
 
 
 def named_checkpoint(words: list[str]) -> Checkpoint | None:
-    """The checkpoint that a command line names in place of a run, verified before its configuration is read."""
+    """Return the checkpoint that a command line names instead of a run, verified before its configuration is read."""
     for folder in (Path(word) for word in words if "=" not in word):
         if (folder.name.startswith("step-") and not folder.is_file()) or (folder / "MANIFEST.json").is_file():
             from modernbert_train.checkpoints.checkpoint import open_named
@@ -105,9 +105,9 @@ def named_checkpoint(words: list[str]) -> Checkpoint | None:
 
 @contextmanager
 def many_imports() -> Iterator[None]:
-    """Within it Python does not look for garbage, a fifth of the time that torch and Composer take to be imported.
+    """Pause garbage collection, which takes a fifth of the time to import torch and Composer.
 
-    Afterwards it leaves out what is there by then, half a million objects that stay to the end.
+    Afterwards the half million objects that exist by then are exempt from it; they stay to the end.
     """
     first = "torch" not in sys.modules
     if first:

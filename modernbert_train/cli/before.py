@@ -1,4 +1,4 @@
-"""Verbs before training: they describe, check and price a run. None of them needs a GPU."""
+"""Verbs before training: describe, check and price a run. None of them needs a GPU."""
 
 from __future__ import annotations
 
@@ -29,38 +29,40 @@ STARTING_POINTS = {
 
 
 def starting_points(kind: str) -> dict[str, Path]:
-    """The files of a kind that `init` can print, by name."""
+    """Return the files of a kind that `init` can print, by name."""
     folder = YAMLS / STARTING_POINTS[kind]
     return {path.stem: path for path in sorted(folder.glob("*.yaml"), key=lambda path: path.stem)}
 
 
 def init(parser: argparse.ArgumentParser) -> Call:
-    """Arguments and call of `init`."""
+    """Add the arguments of `init`, and return its call."""
     words = "kind of file; `from`: convert a file of another project; `extension`: write a package"
     parser.add_argument("kind", choices=[*STARTING_POINTS, "from", "extension"], help=words)
-    words = "which one; without it the names there are; of `from`: a YAML of AnswerDotAI/ModernBERT, or a config.json"
+    words = "name; without it the names are listed; for `from`: a YAML of AnswerDotAI/ModernBERT, or a config.json"
     parser.add_argument("name", nargs="?", help=words)
-    parser.add_argument("package", nargs="?", help="of an extension: the name of the package that is written")
-    words = "of `from`: the file to write; default: standard output. Of an extension: its folder; default: its name"
+    parser.add_argument("package", nargs="?", help="for `extension`: name of the package to write")
+    words = "for `from`: the file to write; default: standard output. For `extension`: its folder; default: its name"
     parser.add_argument("--out", type=Path, help=words)
-    parser.add_argument("--size", choices=SIZES, help="of `run`: a run of this size, with the source of each value")
-    words = "of --size: such as 300M or 2B; default: 20 a parameter, and as published for base and large"
+    parser.add_argument("--size", choices=SIZES, help="for `run`: a run of this size, with the source of each value")
+    words = "with --size: such as 300M or 2B; default: 20 a parameter, and as published for base and large"
     parser.add_argument("--tokens", type=token_count, metavar="N", help=words)
-    words = "of --size: GPUs that would train; default: 1, and a CPU for tiny and quickstart"
+    words = "with --size: GPUs that would train; default: 1, and a CPU for tiny and quickstart"
     parser.add_argument("--gpus", type=positive, metavar="N", help=words)
     return _init
 
 
 def _init(options: argparse.Namespace) -> None:
     if options.kind != "extension" and options.package is not None:
-        raise ConfigError(f"init {options.kind}: a third name is of `init extension`. Leave {options.package} out.")
+        raise ConfigError(
+            f"init {options.kind}: only `init extension` takes a third name. Leave {options.package} out."
+        )
     if options.kind not in ("from", "extension") and options.out is not None:
-        raise ConfigError(f"init {options.kind}: --out is of `init from` and `init extension`. Leave it out.")
+        raise ConfigError(f"init {options.kind}: only `init from` and `init extension` take --out. Leave it out.")
     if options.size is not None:
         _init_size(options)
         return
     if options.tokens or options.gpus:
-        raise ConfigError("init: --tokens and --gpus are of --size, which is not given. Add it, such as --size 68m.")
+        raise ConfigError("init: --tokens and --gpus need --size, which is missing. Add it, such as --size 68m.")
     if options.kind in ("from", "extension"):
         (_init_from if options.kind == "from" else _init_extension)(options)
         return
@@ -111,10 +113,10 @@ def _init_from(options: argparse.Namespace) -> None:
 
 
 def _init_size(options: argparse.Namespace) -> None:
-    """Print the run of a size alone; `pretrain` writes the same, and the spec of its data."""
+    """Print the run of a size; `pretrain` writes the same, and the spec of its data."""
     if options.kind != "run" or options.name is not None:
         raise ConfigError(
-            f"init {options.kind} {options.name or ''}: --size is of `init run --size {options.size}` alone."
+            f"init {options.kind} {options.name or ''}: --size is for `init run --size {options.size}` only."
         )
     size = SIZES[options.size]
     tokens = options.tokens or tokens_for(size, size.parameters(size.entries), math.inf)
@@ -125,7 +127,7 @@ def _init_size(options: argparse.Namespace) -> None:
 
 
 def doctor(parser: argparse.ArgumentParser) -> Call:
-    """Arguments and call of `doctor`."""
+    """Add the arguments of `doctor`, and return its call."""
     return _doctor
 
 
@@ -137,7 +139,7 @@ def _doctor(options: argparse.Namespace) -> None:
 
 
 def check(parser: argparse.ArgumentParser) -> Call:
-    """Arguments and call of `check`."""
+    """Add the arguments of `check`, and return its call."""
     with_run(parser)
     parser.add_argument("--ranks", type=positive, default=1, help="processes that would train")
     words = "kind of GPU that would train, for its memory; default: this machine's, or launch.gpu"
@@ -172,7 +174,7 @@ def _check(options: argparse.Namespace) -> None:
 
         print(*describe_labelled(config.evals), sep="\n")
     if lines := not_looked_at(config):
-        print("\nnot looked at:", *lines, sep="\n  ")
+        print("\nnot checked:", *lines, sep="\n  ")
 
 
 def _vocabulary_lines(config: RunConfig, facts: DataFacts) -> list[str]:
@@ -183,7 +185,7 @@ def _vocabulary_lines(config: RunConfig, facts: DataFacts) -> list[str]:
 
     name = config.weights.init_from
     if RunFolder(config).has_checkpoints() or find_spec("torch") is None or name is None or not Path(name).exists():
-        return [f"weights.vocabulary={config.weights.vocabulary}: what it does is said when a run starts with it"]
+        return [f"weights.vocabulary={config.weights.vocabulary}: its effect is printed when a run starts with it"]
     from modernbert_train.weights.source import find_origin
     from modernbert_train.weights.token_effect import describe_effects, effects
 
@@ -193,8 +195,8 @@ def _vocabulary_lines(config: RunConfig, facts: DataFacts) -> list[str]:
 
 
 def inspect(parser: argparse.ArgumentParser) -> Call:
-    """Arguments and call of `inspect`."""
-    words = "YAML files or a run's folder, overrides; or folders of datasets, or of splits of them"
+    """Add the arguments of `inspect`, and return its call."""
+    words = "YAML files or a run's folder, overrides; or folders of datasets, or of their splits"
     parser.add_argument("run", nargs="+", metavar="RUN [KEY=VALUE]", help=words)
     parser.add_argument("--batch", type=positive, metavar="N", help="of a run: number of the batch, from 1; default: 1")
     parser.add_argument("--rows", type=positive, metavar="K", help="of a run: rows of the batch to show; default: 2")
@@ -217,7 +219,7 @@ def _inspect(options: argparse.Namespace) -> None:
         print(describe_datasets([Path(word) for word in datasets], as_json=options.json))
         return
     if options.json:
-        raise ConfigError("inspect: --json is of datasets, and none is named. Leave it out, or name data/quickstart.")
+        raise ConfigError("inspect: --json is for datasets, and none is named. Leave it out, or name data/quickstart.")
     config = read_run(options.run)
     from modernbert_train.report.inspection.rows import wants_color
     from modernbert_train.report.inspection.show import inspect_run
@@ -226,7 +228,7 @@ def _inspect(options: argparse.Namespace) -> None:
 
 
 def plan(parser: argparse.ArgumentParser) -> Call:
-    """Arguments and call of `plan`."""
+    """Add the arguments of `plan`, and return its call."""
     with_run(parser)
     parser.add_argument("--ranks", type=positive, default=1, help="GPUs that would train; default: 1")
     words = "kinds of GPU, the first for memory, advice and scaling; default: h100, and all for time and cost"

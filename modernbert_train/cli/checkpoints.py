@@ -1,4 +1,4 @@
-"""The verb about a run's checkpoints: list, verify, restore."""
+"""The verb for a run's checkpoints: list, verify, restore."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _STEP = "a step, such as 500, or step-00000500"
 
 
 def checkpoints(parser: argparse.ArgumentParser) -> Call:
-    """Arguments and call of `checkpoints`; without an action it lists."""
+    """Add the arguments of `checkpoints`, and return its call; without an action it lists."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     if isinstance(parser, Parser):
         parser.implied = "list"
     found = {
         name: _add(actions, name, summary)
         for name, summary in (
-            ("list", "every checkpoint: step, tokens, time, size, what keeps it, and its state"),
+            ("list", "every checkpoint: step, tokens, time, size, the rule that keeps it, and its state"),
             ("verify", "read every byte of all checkpoints, or of one; exit code 74 if one is damaged"),
             ("restore", "go back to an older checkpoint; newer ones are set aside, and the next start resumes from it"),
         )
@@ -125,7 +125,7 @@ def _one_step(selection: Selection, step: int | None) -> int | None:
 
 
 def _config(selection: Selection, *, warn: bool) -> RunConfig | None:
-    """Of the run; None where it cannot be read, and what does not need it is still done."""
+    """Return the run's configuration; None if it cannot be read and the action does not need it."""
     if selection.run is None:
         return None
     try:
@@ -133,7 +133,7 @@ def _config(selection: Selection, *, warn: bool) -> RunConfig | None:
     except ConfigError as error:
         if not warn:
             raise
-        _warn(f"what keeps checkpoints is known in part: {first_line(error)}")
+        _warn(f"the rules that keep checkpoints are known in part: {first_line(error)}")
         return None
 
 

@@ -1,4 +1,4 @@
-"""The verb `finetune`, of one run or many."""
+"""The verb `finetune`, for one run or many."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from modernbert_train.errors import ConfigError
 
 
 def finetune(parser: argparse.ArgumentParser) -> Call:
-    """Arguments and call of `finetune`."""
+    """Add the arguments of `finetune`, and return its call."""
     words = (
-        "tasks: of yamls/tasks, such as mnli, or YAML files of your own; keys of the task, such as lr= or data=, and "
-        "of the run, such as compute.device="
+        "tasks: names from yamls/tasks, such as mnli, or YAML files of your own; keys of the task, such as lr= or "
+        "data=, and of the run, such as compute.device="
     )
     parser.add_argument("run", nargs="*", metavar="TASK [KEY=VALUE]", help=words)
-    words = f"{MODEL}; of these also frozen:MODEL and untrained:MODEL"
+    words = f"{MODEL}; each also as frozen:MODEL and untrained:MODEL"
     parser.add_argument("--model", nargs="+", required=True, metavar="MODEL", help=words)
     words = "one run each, overriding seed=; the paper's are 1618 42 6033 3145"
     parser.add_argument("--seeds", nargs="+", type=whole, metavar="N", help=words)
-    words = "folder of many runs, every task with every model and seed, and of their table"
+    words = "folder for many runs (every task with every model and seed) and their table"
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=words)
-    words = "runs at a time, of many; default: one for each GPU, or one"
+    words = "parallel runs; default: one for each GPU, or one"
     parser.add_argument("--jobs", type=positive, metavar="N", help=words)
     parser.add_argument("--retry", action="store_true", help="repeat runs of --out that failed before")
     return _finetune
 
 
 def _is_task(word: str) -> bool:
-    """Whether a word after --model is a task: no model is a YAML file, and a folder of a task's name is a model."""
+    """Return True if a word after --model is a task: a YAML file, or a task's name without a folder of that name."""
     if Path(word).suffix in (".yaml", ".yml"):
         return True
     return (YAMLS / "tasks" / f"{word}.yaml").is_file() and not Path(word).exists()
 
 
 def words_of(options: argparse.Namespace) -> tuple[list[str], list[str], list[str]]:
-    """Tasks, models and overrides, whether the task is named before or after --model, which takes several words.
+    """Return tasks, models and overrides. The task may come before or after --model, which takes several words.
 
     Raises:
         ConfigError: a task or a model is missing.
@@ -69,10 +69,10 @@ def _finetune(options: argparse.Namespace) -> None:
             "table. Add --out runs/judged; or name one task and one --model, without --jobs."
         )
     if options.out is None and options.retry:
-        raise ConfigError("--retry: is of many runs. Add --out, or start a single one again without it.")
+        raise ConfigError("--retry: is for many runs. Add --out, or start a single one again without it.")
     if options.out is not None:
         if os.environ.get("WORLD_SIZE", "1") != "1":
-            raise ConfigError("--out starts processes of its own. Start one command, without torchrun.")
+            raise ConfigError("--out starts separate processes. Start one command, without torchrun.")
         from modernbert_train.evaluate.suite.run import finetune_many
 
         finetune_many(tasks, models, options.seeds, options.out, options.jobs, overrides, retry=options.retry)

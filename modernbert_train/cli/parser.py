@@ -1,4 +1,4 @@
-"""argparse as all commands of this project use it: wrong arguments end with 64, as docs/faults.md says."""
+"""argparse with this project's conventions: wrong arguments exit with 64, see docs/faults.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 EXIT_CODE = 64
 _LETTERS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 Call = Callable[[argparse.Namespace], None]
-# actions and options of earlier versions, with their verb -> what replaces them
+# removed actions and options, with their verb -> replacement
 REMOVED = {
     "checkpoints copy": "cp -r copies a run, and checkpoint.copy_to sends each checkpoint to a store.",
     "checkpoints compare": "diff -r of both folders says which files differ; load_model opens their weights.",
@@ -25,10 +25,10 @@ REMOVED = {
 
 
 class Parser(argparse.ArgumentParser):
-    """Help keeps its line breaks, an option is never guessed from its first letters, and a mistake ends with 64.
+    """A parser that keeps line breaks in help, never completes an abbreviated option, and exits with 64 on a mistake.
 
     Attributes:
-        implied: of a verb with actions, the one that is meant where none is named.
+        implied: for a verb with actions, the default action.
     """
 
     implied: str | None = None
@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**settings)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does, with the action that is implied."""
+        """Parse as argparse does, after inserting the implied action."""
         words = list(sys.argv[1:] if args is None else args)
         for word in words:
             if word.startswith("--"):
@@ -56,27 +56,27 @@ class Parser(argparse.ArgumentParser):
             self.error(f"{word} was removed: {instead}")
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        """Print the usage and what is wrong, and end the process."""
+        """Print the usage and the error, and end the process."""
         self.print_usage(sys.stderr)
         self.exit(EXIT_CODE, f"error: {message}\n")
 
 
 def positive(text: str) -> int:
-    """A whole number above 0, for `type=`."""
+    """Parse a whole number above 0, for `type=`."""
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text}: a whole number above 0 is expected")
     return int(text)
 
 
 def whole(text: str) -> int:
-    """A whole number from 0, for `type=`."""
+    """Parse a whole number from 0, for `type=`."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text}: a whole number is expected")
     return int(text)
 
 
 def token_count(text: str) -> int:
-    """A number of tokens such as 2B, 300M or 1.5T, for `type=`."""
+    """Parse a number of tokens such as 2B, 300M or 1.5T, for `type=`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgbt]?)", text.replace("_", "").lower())
     if found is None or not (count := round(float(found[1]) * _LETTERS[found[2]])):
         raise argparse.ArgumentTypeError(f"{text}: a number of tokens is expected, such as 300M, 2B or 1.5T")

@@ -1,4 +1,4 @@
-"""Arguments and call of the verb `retrieval`, with nothing heavy imported; its row is in `cli/verbs.py`."""
+"""Arguments and call of the verb `retrieval`, without heavy imports; its row is in `cli/verbs.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from modernbert_train.errors import ConfigError
 
 
 def retrieval(parser: argparse.ArgumentParser) -> Call:
-    """Arguments and call of `retrieval`."""
+    """Add the arguments of `retrieval`, and return its call."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="train|evaluate")
     for name, what, words, summary in (
         (
@@ -49,10 +49,10 @@ def _retrieval(options: argparse.Namespace) -> None:
 
 
 def require_keys(words: list[str]) -> None:
-    """What follows the arguments must be keys with values.
+    """Check that all remaining words are keys with values.
 
     Raises:
         ConfigError: names the first that is not.
     """
     if wrong := [word for word in words if "=" not in word]:
-        raise ConfigError(f"{wrong[0]}: neither a key with a value nor an argument of its own. Write KEY=VALUE.")
+        raise ConfigError(f"{wrong[0]}: neither a key with a value nor an argument of this verb. Write KEY=VALUE.")

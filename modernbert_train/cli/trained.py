@@ -1,4 +1,4 @@
-"""Verbs about a trained model: measure it, average it, hand it out."""
+"""Verbs for a trained model: measure, average, export, publish."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from modernbert_train.plan.resolve import resolve
 
 
 def evaluate(parser: argparse.ArgumentParser) -> Call:
-    """Arguments and call of `eval`."""
+    """Add the arguments of `eval`, and return its call."""
     words = f"YAML files or a run's folder, overrides; with --suite models: {MODEL}, frozen:MODEL or untrained:MODEL"
     parser.add_argument("run", nargs="+", metavar="RUN [KEY=VALUE]", help=words)
-    words = "fine-tune each model on the tasks of a suite of yamls/suites, such as quick, or of a YAML file of your own"
+    words = "fine-tune each model on the tasks of a suite from yamls/suites, such as quick, or of your own YAML file"
     parser.add_argument("--suite", metavar="NAME", help=words)
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="of a suite: folder of all runs and of their table")
-    words = "of a suite: override its seeds; results of other seeds are kept"
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="with --suite: folder of all runs and their table")
+    words = "with --suite: override its seeds; results of other seeds are kept"
     parser.add_argument("--seeds", nargs="+", type=whole, metavar="N", help=words)
-    words = "of a suite: runs at a time; default: one for each GPU, or one"
+    words = "with --suite: parallel runs; default: one for each GPU, or one"
     parser.add_argument("--jobs", type=positive, metavar="N", help=words)
-    parser.add_argument("--retry", action="store_true", help="of a suite: repeat runs that failed before")
+    parser.add_argument("--retry", action="store_true", help="with --suite: repeat runs that failed before")
     parser.add_argument(
-        "--dry-run", action="store_true", help="of a suite: print the number of runs and missing data, and end"
+        "--dry-run", action="store_true", help="with --suite: print the number of runs and missing data, and end"
     )
 
     def call(options: argparse.Namespace) -> None:
         given = [word for word in ("out", "seeds", "jobs", "retry", "dry_run") if getattr(options, word)]
         if options.suite is None and given:
-            parser.error(f"--{given[0].replace('_', '-')} is of a suite. Add --suite, such as --suite quick.")
+            parser.error(f"--{given[0].replace('_', '-')} needs --suite. Add it, such as --suite quick.")
         if options.suite is not None and options.out is None:
             parser.error("--suite needs a folder for its runs and their table. Add --out, such as --out runs/judged.")
         (_evaluate if options.suite is None else _evaluate_suite)(options)
@@ -47,7 +47,7 @@ def _evaluate_suite(options: argparse.Namespace) -> None:
     if not models:
         raise ConfigError(f"eval {' '.join(overrides)}: names no model. Name a run, a checkpoint or a folder.")
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise ConfigError("eval --suite starts processes of its own. Start one command, without torchrun.")
+        raise ConfigError("eval --suite starts separate processes. Start one command, without torchrun.")
     from modernbert_train.evaluate.suite.run import evaluate_suite
 
     own = {"dry_run": options.dry_run, "retry": options.retry}
@@ -68,7 +68,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def fill(parser: argparse.ArgumentParser) -> Call:
-    """Arguments and call of `fill`."""
+    """Add the arguments of `fill`, and return its call."""
     parser.add_argument("model", help=MODEL)
     parser.add_argument("text", nargs="+", help="text with one [MASK]")
     return _fill
@@ -81,21 +81,21 @@ def _fill(options: argparse.Namespace) -> None:
 
 
 def embed(parser: argparse.ArgumentParser) -> Call:
-    """Arguments and call of `embed`."""
+    """Add the arguments of `embed`, and return its call."""
     parser.add_argument("model", metavar="MODEL", help=MODEL)
     parser.add_argument(
         "texts", type=Path, metavar="TEXTS", help=".txt with a text a line, .jsonl, .tsv, .csv or .parquet"
     )
     words = ".npy, an array; or .parquet, a column `embedding`; a row for each text"
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help=words)
-    parser.add_argument("--column", default="text", help="of .jsonl and .parquet; default: text")
+    parser.add_argument("--column", default="text", help="column of .jsonl and .parquet; default: text")
     words = "mean of all tokens, or the state of [CLS]; default: mean"
     parser.add_argument("--pooling", choices=("mean", "cls"), default="mean", help=words)
     words = "tokens in one forward pass; default: 16384"
     parser.add_argument("--batch-tokens", type=positive, default=16_384, metavar="N", help=words)
-    words = "to compute in, as compute.precision of a run; default: auto"
+    words = "precision of the computation, as compute.precision of a run; default: auto"
     parser.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto", help=words)
-    words = "of the numbers that are written; default: float32"
+    words = "type of the written numbers; default: float32"
     parser.add_argument("--dtype", choices=("float32", "float16"), default="float32", help=words)
     return _embed
 
@@ -117,15 +117,15 @@ def _embed(options: argparse.Namespace) -> None:
 
 
 def average(parser: argparse.ArgumentParser) -> Call:
-    """Arguments and call of `average`."""
-    words = "checkpoints, or runs, whose newest checkpoint counts; with --last one run"
+    """Add the arguments of `average`, and return its call."""
+    words = "checkpoints, or runs (their newest checkpoint is used); with --last one run"
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help=words)
     parser.add_argument("--last", type=positive, metavar="K", help="the K newest checkpoints of the run's decay")
-    parser.add_argument("--weights", nargs="+", type=float, metavar="W", help="one for each; default: all the same")
+    parser.add_argument("--weights", nargs="+", type=float, metavar="W", help="one for each; default: equal")
     parser.add_argument("--out", type=Path, required=True, help="folder of the average")
     parser.add_argument("--how", choices=("mean", "slerp", "ties"), default="mean", help="default: mean")
-    parser.add_argument("--base", metavar="CHECKPOINT", help="of ties: what all of them began with")
-    parser.add_argument("--keep", type=float, default=0.2, metavar="SHARE", help="of ties, of each difference (0.2)")
+    parser.add_argument("--base", metavar="CHECKPOINT", help="for ties: the checkpoint that all of them started from")
+    parser.add_argument("--keep", type=float, default=0.2, metavar="SHARE", help="for ties: of each difference (0.2)")
     return _average
 
 
@@ -144,10 +144,10 @@ def _average(options: argparse.Namespace) -> None:
 
 
 def export(parser: argparse.ArgumentParser) -> Call:
-    """Arguments and call of `export`."""
+    """Add the arguments of `export`, and return its call."""
     with_run(parser)
     parser.add_argument("--out", type=Path, help="folder of the model; default: the run's folder/hf")
-    words = "the generator that was trained beside the model, into hf-generator; see objective.name=rtd"
+    words = "the generator that was trained with the model, into hf-generator; see objective.name=rtd"
     parser.add_argument("--generator", action="store_true", help=words)
     with_licence(parser)
     return _export
@@ -170,10 +170,10 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def push(parser: argparse.ArgumentParser) -> Call:
-    """Arguments and call of `push`."""
+    """Add the arguments of `push`, and return its call."""
     parser.add_argument("folder", type=Path, metavar="RUN", help="a run's folder")
-    parser.add_argument("repo_id", metavar="OWNER/MODEL", help="on the hub; made if it is not there")
-    parser.add_argument("--private", action="store_true", help="make it visible to its owner alone")
+    parser.add_argument("repo_id", metavar="OWNER/MODEL", help="on the hub; created if it does not exist")
+    parser.add_argument("--private", action="store_true", help="make it visible to its owner only")
     words = "also each checkpoint as a revision of its name; step-00000000 has the weights before the first step"
     parser.add_argument("--every-checkpoint", action="store_true", help=words)
     words = "list the files that would be sent, and send nothing; needs neither an account nor a network"

@@ -14,9 +14,9 @@ from modernbert_train.errors import ConfigError, StorageError
 
 
 def train(parser: argparse.ArgumentParser) -> Call:
-    """Arguments and call of `train`."""
+    """Add the arguments of `train`, and return its call."""
     with_run(parser)
-    parser.add_argument("--fresh", action="store_true", help="start from scratch; what the folder holds is put aside")
+    parser.add_argument("--fresh", action="store_true", help="start from scratch; the old folder is moved aside")
     return _train
 
 
@@ -37,18 +37,18 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def report(parser: argparse.ArgumentParser) -> Call:
-    """Arguments and call of `report`."""
+    """Add the arguments of `report`, and return its call."""
     words = "folders of runs, to list them; a run, or its YAML files and overrides, to draw it; several runs' folders"
     parser.add_argument("run", nargs="*", metavar="RUN [KEY=VALUE]", help=f"{words}, to compare them; default: runs")
     parser.add_argument("--list", action="store_true", help="list runs, also those that are named by their own folders")
     parser.add_argument("--json", action="store_true", help="of a list: as JSON, with exact numbers")
-    words = "the page; default: report.html in the run's folder, comparison.html beside the first of several"
+    words = "the page; default: report.html in the run's folder, or comparison.html in the first run's parent folder"
     parser.add_argument("--out", type=Path, metavar="FILE", help=words)
     words = "show the page in a browser while the runs train; RUN may also be a folder of runs"
     parser.add_argument("--serve", action="store_true", help=words)
-    words = "of --serve; default: 8421, or a free one where that is taken"
+    words = "with --serve; default: 8421, or a free one if it is taken"
     parser.add_argument("--port", type=_port, metavar="N", help=words)
-    words = "of --serve; default: 127.0.0.1, which this machine alone reaches. Nobody is asked for a password"
+    words = "with --serve; default: 127.0.0.1, reachable from this machine only. There is no password"
     parser.add_argument("--host", metavar="ADDRESS", help=words)
     return _report
 
@@ -69,7 +69,7 @@ def _report(options: argparse.Namespace) -> None:
         serve(named, options.host or LOOPBACK, options.port)
         return
     if options.port is not None or options.host is not None:
-        raise ConfigError("report: --port and --host are of --serve, which is not there.")
+        raise ConfigError("report: --port and --host need --serve, which is missing.")
     if options.list or options.json or not options.run or all(each.is_dir() and not is_run(each) for each in named):
         if options.out is not None:
             raise ConfigError(f"report --out {options.out}: a list is printed. Name a run to draw, or leave --out out.")
@@ -78,7 +78,7 @@ def _report(options: argparse.Namespace) -> None:
     folders = [each for each in named if each.is_dir()]
     if len(folders) > 1:
         if len(folders) < len(options.run):
-            raise ConfigError(f"report {' '.join(options.run)}: several runs are compared by their folders alone.")
+            raise ConfigError(f"report {' '.join(options.run)}: several runs are compared by their folders only.")
         from modernbert_train.report.page import write_comparison
 
         print(
@@ -94,7 +94,7 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def newest_valid(run: Path) -> tuple[str, str]:
-    """For the report of a run: the checkpoint that training would resume from, with a word on those passed over."""
+    """Return, for the report of a run, the checkpoint that training would resume from, and a note on damaged ones."""
     from modernbert_train.checkpoints.verified import newest_of, print_choice, verify_files
 
     none = "not one of those there is valid"

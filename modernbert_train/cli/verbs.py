@@ -1,8 +1,8 @@
-"""Every verb of the command line, one row each: help, the documentation's table and tests read it.
+"""Every verb of the command line, one row each; help, the documentation's table and tests read it.
 
-A row names where the verb lives, and nothing of it is imported before it is used. `module:function` is a function that
-adds the verb's arguments to a parser and returns what to call with them. A `module` alone is a program of its own: it
-has `make_parser()` and `main(arguments)`.
+A row says where the verb is implemented; nothing of it is imported before it is used. `module:function` is a function
+that adds the verb's arguments to a parser and returns the function to call with them. A `module` alone is a separate
+program with `make_parser()` and `main(arguments)`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Verb(NamedTuple):
 
     Attributes:
         name: the word on the command line.
-        group: the task that it belongs to, a heading of the help page.
+        group: its task, a heading of the help page.
         summary: one line.
-        home: where its arguments and its call are.
+        home: module of its arguments and its call.
         example: a command line after the program's name.
-        takes_run: its words may be YAML files and keys of a run.
+        takes_run: True if its words may be YAML files and keys of a run.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Verb(NamedTuple):
 
     @property
     def is_program(self) -> bool:
-        """It runs as a process of its own."""
+        """True if it runs as a separate process."""
         return ":" not in self.home
 
 
@@ -50,8 +50,8 @@ class Old(NamedTuple):
     """A verb of earlier versions.
 
     Attributes:
-        now: the command line that replaces it; of a verb that is refused, a sentence.
-        words: the words that stand for it on a command line whose rest is unchanged; empty: the verb is refused.
+        now: the command line that replaces it; for a refused verb, a sentence.
+        words: the words that replace it on an otherwise unchanged command line; empty: the verb is refused.
     """
 
     now: str
@@ -122,7 +122,7 @@ REMOVED = {
     "completion": Old("Nothing replaces it; docs/config.md lists every key, and `init` prints a file to start from."),
 }
 
-# the whole table with what a scheduler does of each is in docs/faults.md
+# docs/faults.md has the whole table, with the reaction of schedulers
 EXIT_CODES = {
     "0": "finished",
     "64": "wrong arguments",
@@ -141,12 +141,12 @@ optim.lr=1e-3; docs/config.md lists all keys.
 
 
 def program_name() -> str:
-    """What the user typed before the verb."""
+    """Return the program's name as the user typed it."""
     return "modernbert-train" if os.path.basename(sys.argv[0]) == "modernbert-train" else "python -m modernbert_train"
 
 
 def help_page() -> str:
-    """What `--help` prints: the verbs by task, and the exit codes."""
+    """Return the text of `--help`: the verbs by task, and the exit codes."""
     parts = [
         f"usage: {program_name()} VERB ...\n\n"
         "Pretrain a ModernBERT-class encoder: raw text to a published Hugging Face model."
@@ -161,7 +161,7 @@ def help_page() -> str:
 
 
 def replaced(words: list[str]) -> list[str]:
-    """The command line with an old verb's replacement, which is printed; unchanged where there is none."""
+    """Replace an old verb on a command line, and print the new one; other command lines are unchanged."""
     old = REMOVED.get(words[0]) if words else None
     if old is None or not old.words:
         return words
@@ -170,7 +170,7 @@ def replaced(words: list[str]) -> list[str]:
 
 
 def unknown_verb(word: str) -> str:
-    """The error for a word that is no verb."""
+    """Return the error for an unknown verb."""
     if word in REMOVED:
         return f"error: {word}: this verb was removed. {REMOVED[word].now}\n"
     near = difflib.get_close_matches(word, BY_NAME, n=1)
@@ -179,7 +179,7 @@ def unknown_verb(word: str) -> str:
 
 
 def make_parser(verb: Verb) -> argparse.ArgumentParser:
-    """The parser of a verb; what it leaves in `call` is to be called with the options, but for a program's."""
+    """Return the parser of a verb; its option `call` is the function to call, except for a separate program."""
     module, _, function = verb.home.partition(":")
     if verb.is_program:
         parser: argparse.ArgumentParser = importlib.import_module(module).make_parser()

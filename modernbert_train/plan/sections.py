@@ -374,8 +374,8 @@ def _gpus(plan: Plan, shown: Sequence[str], prices: dict[str, float]) -> Section
     if not plan.knows_memory:
         notes.append(
             f"For {plan.config.model.name} nothing was published: its matrices and "
-            "attention are counted, its elementwise work is assumed to equal ModernBERT's layers. Whether it fits a "
-            "GPU's memory is not predicted."
+            "attention are counted, its elementwise work is assumed to equal ModernBERT's layers. Its memory is not "
+            "predicted."
         )
     if amd := [GPUS[name].label for name in shown if GPUS[name].rocm]:
         notes.append(f"Shares were measured on NVIDIA's GPUs; of {', '.join(amd)} only the datasheet is known.")

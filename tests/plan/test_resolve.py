@@ -303,12 +303,12 @@ def test_check_says_what_it_did_not_look_at(
 ) -> None:
     """Else its "good" is taken for a promise of weights that a compute node without a network will not get."""
     assert main(["check", *tiny_run()]) == 0
-    said = capsys.readouterr().out.partition("\nnot looked at:\n")[2]
+    said = capsys.readouterr().out.partition("\nnot checked:\n")[2]
     assert said == "  data.train, data.validation: contents of the shards; hashes are compared when they are read\n"
     monkeypatch.setattr(resolve, "is_remote", lambda path: path == f"{tiny_data}/train")
     words = ["weights.init_from=nobody/has-this", f"checkpoint.copy_to=file://{tmp_path}/second"]
     assert main(["check", *tiny_run(*words)]) == 0
-    said = capsys.readouterr().out.partition("\nnot looked at:\n")[2]
+    said = capsys.readouterr().out.partition("\nnot checked:\n")[2]
     assert [line.partition(":")[0].partition("=")[0].strip() for line in said.splitlines()] == [
         *("data.train", "data.validation", "weights.init_from", "checkpoint.copy_to")
     ]
