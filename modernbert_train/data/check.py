@@ -119,7 +119,7 @@ def require_pairs(config: RunConfig, folder: FolderFacts, objective: str) -> Non
     weighed = any("score" in now.objective.terms for now in config.in_phase.values())
     if weighed and not card.scored and folder.key != "data.validation":
         raise DataError(
-            f"{name}: has no scores, which objective.score_weight weighs. Prepare them with pairs.scores, or "
+            f"{name}: lacks the scores that objective.score_weight weighs. Prepare them with pairs.scores, or "
             "set objective.score_weight=0."
         )
     mean = card.tokens / card.documents + 2

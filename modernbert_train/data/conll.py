@@ -1,4 +1,4 @@
-"""Sentences in words with tags: of CoNLL files, a word a line with its tag in the last column; or of two lists."""
+"""Read sentences of tagged words: CoNLL files, a word a line with its tag in the last column; or pairs of lists."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from modernbert_train.core.text import shorten
 from modernbert_train.data.tables import lines_of, shown_value
 
 _TAG = re.compile(r"O|[BIES]-\S+")
-_BLANK = re.compile(r"[ \t\r\n]")  # other white space of Unicode is text
+_BLANK = re.compile(r"[ \t\r\n]")  # other Unicode white space is part of a word
 _WORD_ID = re.compile(r"\d+([-.]\d+)?")
 _CONLLU = 10  # columns
-_LOOKED_AT = 1000  # lines that say whether tabs divide
-_NO_TEXT = "-DOCSTART-"  # begins a line between documents
+_LOOKED_AT = 1000  # lines examined to decide whether tabs separate columns
+_NO_TEXT = "-DOCSTART-"  # starts a line between documents
 
 
 class Sentence(NamedTuple):
     """Words and their tags.
 
     Attributes:
-        line: of its first word.
-        words, tags: one tag for each word; no tags where they are not read.
-        loose: count of tags I-x and E-x that follow no entity of type x; read as its beginning.
+        line: line of its first word.
+        words, tags: one tag for each word; no tags if they are not read.
+        loose: number of tags I-x and E-x that follow no entity of type x; they are read as its beginning.
         id: its name, if it has one.
     """
 
@@ -37,16 +37,16 @@ class Sentence(NamedTuple):
 
 
 def read_sentences(path: Path, *, tagged: bool = True, spans: bool = True) -> Iterator[Sentence]:
-    """The sentences of a CoNLL file.
+    """Yield the sentences of a CoNLL file.
 
     Args:
-        path: of it.
-        tagged: every line has a tag; else only the first column is read.
-        spans: tags are O, B-x, I-x, E-x, S-x; else any text without spaces.
+        path: the file.
+        tagged: True if every line has a tag; otherwise only the first column is read.
+        spans: True if tags are O, B-x, I-x, E-x, S-x; otherwise they are any text without spaces.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: a line lacks a tag or has another one; names the line.
+        OSError: the file cannot be read.
+        ValueError: a line lacks a tag or has an invalid one; names the line.
     """
     words: list[str] = []
     tags: list[str] = []
@@ -61,7 +61,7 @@ def read_sentences(path: Path, *, tagged: bool = True, spans: bool = True) -> It
                 yield Sentence(number - len(words), tuple(words), tuple(tags), loose_tags(tags) if spans else 0)
             words, tags = [], []
             continue
-        columns = line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))  # other spaces are in words
+        columns = line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))  # other spaces belong to words
         if (tagged and len(columns) < 2) or not columns[0].strip():
             raise ValueError(f"line {number}: {shorten(line, 40)!r} is no word with a tag. Write both, a tab between.")
         width = width or len(columns)
@@ -85,10 +85,10 @@ def read_sentences(path: Path, *, tagged: bool = True, spans: bool = True) -> It
 def token_lists(
     values: tuple[Any, Any], columns: tuple[str, str | None], where: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Words and tags of a row.
+    """Return the words and tags of a row.
 
     Raises:
-        ValueError: they are no lists of texts of one length.
+        ValueError: they are not lists of texts with equal lengths.
     """
     words, tags = values
     if not isinstance(words, list) or not words or not all(isinstance(word, str) and word.strip() for word in words):
@@ -106,7 +106,7 @@ def token_lists(
 
 
 def require_span_tag(tag: str, where: str) -> None:
-    """Raises ValueError for a tag that is none of O, B-x, I-x, E-x, S-x."""
+    """Raise ValueError for a tag other than O, B-x, I-x, E-x, S-x."""
     if not _TAG.fullmatch(tag):
         raise ValueError(
             f"{where}: the tag {shorten(tag, 40)!r} is none of O, B-x, I-x, E-x, S-x. Correct it"

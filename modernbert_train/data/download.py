@@ -1,8 +1,8 @@
-"""One file out of a remote store, by Streaming's own downloaders: bounded in time, and every failure has a name.
+"""Fetch one file from a remote store by Streaming's downloaders, with a time limit and a clear error for every failure.
 
-Streaming knows the stores (s3, gs, oci, azure, hf, dbfs, sftp) and how to sign in to each; patience is ours. Its
-downloaders cannot be interrupted, and wait for each of their own retries anew, so an attempt runs in a thread that is
-left behind when no byte has arrived for the time that the configuration allows.
+Streaming supports the stores (s3, gs, oci, azure, hf, dbfs, sftp) and their credentials. Its downloaders cannot be
+interrupted, and restart their own timeout with each retry. So an attempt runs in a thread, which is abandoned when no
+byte has arrived for the configured time.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 from modernbert_train import import_hook
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
 
-_LOOK_SECONDS = 0.2  # between two looks at how much has arrived
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0  # seconds between attempts, doubled from one to the next
-# codes of S3's errors, and names of the exceptions of the other stores' libraries
+_LOOK_SECONDS = 0.2  # interval between two checks of the bytes that have arrived
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0  # backoff between attempts in seconds, doubled each time
+# error codes of S3, and names of the exceptions of the other stores' libraries
 _MISSING = {"404", "NoSuchKey", "NoSuchBucket", "NotFound", "EntryNotFoundError", "RepositoryNotFoundError"}
 _REFUSED = {"401", "403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}
 _REFUSED |= {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "ProfileNotFound"}
@@ -30,7 +30,7 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class Patience:
-    """Is over once nothing new has arrived for so many seconds, however often it was begun anew."""
+    """A timeout that restarts only when new bytes arrive, and not with each attempt."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -38,12 +38,12 @@ class Patience:
         self._since = time.monotonic()
 
     def saw(self, arrived: int) -> None:
-        """So many bytes are there now."""
+        """Record the number of bytes that have arrived."""
         if arrived > self._most:
             self._most, self._since = arrived, time.monotonic()
 
     def over(self, ahead: float = 0.0) -> bool:
-        """Whether it is over, or will be in so many seconds."""
+        """Return True if the time is over, or will be in `ahead` seconds."""
         return time.monotonic() + ahead - self._since > self.seconds
 
 
@@ -52,27 +52,27 @@ class Downloader:
 
     Args:
         url: the folder, without a slash at its end.
-        timeout_seconds: a file of which nothing new arrives for so long is given up, attempts and pauses included.
+        timeout_seconds: a file is given up if nothing new arrives for so long, attempts and pauses included.
     """
 
     def __init__(self, url: str, timeout_seconds: float) -> None:
         self.url = url
         self.timeout_seconds = timeout_seconds
-        self._idle: dict[int, list[Any]] = {}  # Streaming's downloaders that are not at work, of each process
+        self._idle: dict[int, list[Any]] = {}  # process id -> Streaming's downloaders that are free
 
     def fetch(self, name: str, scratch: Path, max_bytes: int | None = None) -> Path:
         """Fetch one file.
 
         Args:
-            name: of the file, in the remote folder.
-            scratch: an empty folder of the caller's own; the file is made in it, unverified.
+            name: its path in the remote folder.
+            scratch: an empty folder; the file is created in it, unverified.
             max_bytes: give up once more than this has arrived.
 
         Returns:
-            Where the file is.
+            Path of the file.
 
         Raises:
-            ConfigError: the store is not supported here, or refuses the credentials.
+            ConfigError: the store is not supported here, or rejects the credentials.
             DataError: the file does not exist, or is larger than max_bytes.
             StorageError: the store cannot be reached in time, or the disk refuses the file.
         """
@@ -86,7 +86,7 @@ class Downloader:
                 return target
             except RunError:
                 raise
-            except Exception as error:  # of whatever library reads this store; told if it comes again until time is up
+            except Exception as error:  # any library's; reported if it persists until the timeout
                 self._raise_if_final(name, error)
                 if patience.over(ahead=pause):
                     raise StorageError(
@@ -127,11 +127,11 @@ class Downloader:
             downloader.download(f"{self.url}/{name}", str(target), self.timeout_seconds)
             idle.append(downloader)
             outcome.put(None)
-        except BaseException as error:  # raised where it is waited for
+        except BaseException as error:  # raised in the waiting thread
             outcome.put(error)
 
     def _raise_if_final(self, name: str, error: Exception) -> None:
-        """Raise what trying again would not fix."""
+        """Raise an error that another attempt would not fix."""
         where, found = f"{self.url}/{name}", f"{type(error).__name__}: {error}"
         # botocore's ClientError, which Streaming's downloader of gs:// hides behind a FileNotFoundError
         response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
@@ -168,7 +168,7 @@ def _streaming_downloader(url: str) -> Any:
 
 
 def _arrived(target: Path) -> int:
-    """Bytes of a file and of what a downloader writes beside it before the file is whole."""
+    """Return the bytes of a file and of the temporary files that a downloader writes next to it."""
     total = 0
     for path in target.parent.glob(f"{target.name}*"):
         with suppress(OSError):

@@ -103,7 +103,7 @@ def further_folders(evals: Mapping[str, EvaluatorConfig]) -> list[tuple[str, str
 
 
 def missing_stream(data: DataConfig) -> str | None:
-    """The first folder of training text that is not on this machine; None where all are."""
+    """Return the first folder of training text that is not on this machine; None if all are."""
     return next((stream.path for stream in data.all_streams.values() if not Path(stream.path).is_dir()), None)
 
 

@@ -1,6 +1,6 @@
-"""Labelled texts out of a file: which are taken, which class each has, and which part of them tells about it.
+"""Read labelled texts from a file: choose texts, find their classes, and divide them into folds.
 
-Read without torch, so that `check` refuses what `train` would; keyed, so that every start takes the same.
+Works without torch, so `check` reports the same errors as `train`; keyed, so every start chooses the same texts.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from modernbert_train.core.text import plural, shorten
 from modernbert_train.data.tables import Cell, read_rows, shown_value, some
 from modernbert_train.errors import DataError
 
-ONLY_LEARNED = -1  # a text that is not classified
+ONLY_LEARNED = -1  # part of a text that is used for training only
 _DRAWN, _FOLDS = 1, 2
-_NO_CLASS = ("nan", "null", "none")  # what programs write into a table where a value is missing
+_NO_CLASS = ("nan", "null", "none")  # written into tables by programs for a missing value
 
 
 class Example(NamedTuple):
@@ -41,9 +41,9 @@ class Labelled:
     Attributes:
         texts: from the first file, then from the second.
         classes: names, sorted.
-        labels_N: int64 number of each text's class.
+        labels_N: int64 index of each text's class.
         parts_N: int64. The texts of part 0, 1, ... are classified by a model trained on all others.
-        empty: texts without a letter, which were left out.
+        empty: number of texts without a letter, which were left out.
     """
 
     texts: tuple[tuple[str, ...], ...]
@@ -60,10 +60,10 @@ class Labelled:
 
 
 def read_labelled(key: str, settings: ProbeConfig) -> Labelled:
-    """The texts of a probe, drawn and divided into parts.
+    """Read the texts of a probe, and choose and divide them.
 
     Args:
-        key: of the configuration, evals.NAME, for messages.
+        key: key in the configuration, evals.NAME, for messages.
         settings: its section.
 
     Raises:
@@ -88,7 +88,7 @@ def read_labelled(key: str, settings: ProbeConfig) -> Labelled:
             )
         order = permutation(len(train), derive(settings.seed, _FOLDS))
         dealt = sorted(range(len(train)), key=lambda number: (train[number].label, order[number]))
-        parts_N[dealt] = np.arange(len(train)) % settings.folds  # of each class every fold gets as many, give or take
+        parts_N[dealt] = np.arange(len(train)) % settings.folds  # folds get about equally many texts of each class
     else:
         test, empty_of_test = _drawn(f"{key}.test", settings.test, settings)
         unseen = sorted({example.label for example in test} - set(classes))
@@ -110,7 +110,7 @@ def read_labelled(key: str, settings: ProbeConfig) -> Labelled:
 
 
 def describe_labelled(evals: Mapping[str, EvaluatorConfig]) -> list[str]:
-    """A line for each probe of a run. Raises as `read_labelled`."""
+    """Return a line for each probe of a run. Raises as `read_labelled`."""
     return [
         f"evals.{name}: {read_labelled(f'evals.{name}', settings)}"
         for name, settings in of_kind(evals, ProbeConfig).items()
@@ -118,7 +118,7 @@ def describe_labelled(evals: Mapping[str, EvaluatorConfig]) -> list[str]:
 
 
 def _drawn(key: str, file: str, settings: ProbeConfig) -> tuple[list[Example], int]:
-    """Some of a file's texts in their order, and how many were empty."""
+    """Choose texts of a file, in their order, and count the empty ones."""
     path = Path(file)
     found, empty = [], 0
     unread, remedy = f"{key}={file}: cannot be read", "Name a file of labelled texts."
@@ -138,7 +138,7 @@ def class_name(value: Any, column: str, known: Collection[str] = ()) -> str:
     """Return the class that a value of a column names; in a .csv `nan` and `none` do only if they are `known`.
 
     Raises:
-        ValueError: it names none.
+        ValueError: it is not a class.
     """
     if isinstance(value, bool):
         return str(value).lower()
@@ -159,7 +159,7 @@ def listed_classes(value: Any, column: str, separator: str) -> list[Any]:
         ValueError: it is neither, a list that was written as text, or hot: a 0 or 1 for each class.
     """
     if isinstance(value, str):
-        if value.strip().startswith("[") and value.strip().endswith("]"):  # as pandas writes it into a .csv
+        if value.strip().startswith("[") and value.strip().endswith("]"):  # pandas writes lists this way into a .csv
             raise ValueError(
                 f"{column} is {shown_value(value)}, a list that was written as text. Write the classes with "
                 f"{separator!r} between them, or lists into a .jsonl or .parquet."

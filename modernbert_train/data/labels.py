@@ -1,7 +1,7 @@
-"""labels.npy beside shards: what each document, or each token of it, is to be told.
+"""labels.npy of a folder of shards: the labels of each document, or of each token.
 
 By document the file is a table, one row each: the number of a class, a 0 or 1 for each class, or a score. By token it
-is a line as long as all documents end to end, with IGNORED_LABEL where nothing is told. The card has its hash.
+is one row as long as all documents end to end, with IGNORED_LABEL for tokens without a label. The card has its hash.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class DocumentLabels:
     """The labels of one folder of shards.
 
     Args:
-        values: see above.
+        values: see the module's docstring.
         lengths: tokens of each document.
 
     Raises:
-        ValueError: there are more or fewer of them.
+        ValueError: the number of labels does not match the documents.
     """
 
     def __init__(self, values: NDArray[Any], lengths: NDArray[Any]) -> None:
@@ -40,36 +40,36 @@ class DocumentLabels:
             raise ValueError(f"labels of the shape {values.shape} for {len(lengths)} documents")
 
     def __getitem__(self, document: int) -> NDArray[Any]:
-        """Of one document [1, L], or of its tokens."""
+        """Return the labels of one document [1, L], or of its tokens."""
         if self._ends is None:
             return self._values[document : document + 1]
         end = int(self._ends[document])
         return self._values[end - int(self._lengths[document]) : end]
 
     def of(self, document: int, chunk: Chunk) -> NDArray[Any]:
-        """Those of a chunk, which must be the whole document.
+        """Return the labels of a chunk, which must be a whole document.
 
         Raises:
-            DataError: it is a part: nobody could say what the label of a part is.
+            DataError: it is a part of a document, whose label would be undefined.
         """
         length = int(self._lengths[document])
         if (chunk.start, chunk.length) != (0, length):
             raise DataError(
                 f"document {document:,} has a label and {length} tokens, and was cut to {chunk.length}. Raise the "
-                "row_tokens of all phases, or write the shards anew for shorter rows."
+                "row_tokens of all phases, or write the shards again for shorter rows."
             )
         return self[document]
 
     def none(self) -> NDArray[Any]:
-        """Of no document."""
+        """Return labels of no document, with the usual shape and type."""
         return self._values[:0]
 
 
 def read_labels(folder: Path, card: DatasetCard, lengths: NDArray[Any]) -> DocumentLabels | None:
-    """The labels of a folder of shards; None where its card names none.
+    """Return the labels of a folder of shards; None if its card names none.
 
     Raises:
-        DataError: they cannot be read, or are not those of the documents.
+        DataError: they cannot be read, or do not match the documents.
     """
     if card.labels_sha256 is None:
         return None

@@ -1,16 +1,15 @@
-"""Remote folders of shards, and the copies of their files that one machine keeps and shares.
+"""Remote folders of shards, and their local copies, which the processes of a machine share.
 
-A folder in a store is named by its URL wherever a local one could stand. Its small files (the card, the index, the
-lengths, the counts) are fetched when a run starts; shards are fetched when they are read or a block ahead. A file
-appears under its name only after its hash was found right, by a rename, so that no reader ever sees half of one. All
-processes of a machine share the cache; what keeps two of them from fetching the same file is a lock that the kernel
-drops with its process, so that a kill leaves nothing in the way: what it had half fetched is recognised by its free
-lock. There is no shared memory.
+A URL may replace the path of a local folder anywhere. Its small files (card, index, lengths, counts) are fetched when a
+run starts; shards when they are read, or a block ahead. A file gets its name, by a rename, only after its hash was
+verified, so no reader sees a partial file. All processes of a machine share the cache. A lock keeps two of them from
+fetching the same file; the kernel releases it when its process ends. So after a kill nothing blocks: a partial download
+whose lock is free is removed. There is no shared memory.
 
     CACHE/NAME-OF-THE-URL/dataset.json, index.json, lengths.npy, token_counts.npy
-    CACHE/NAME-OF-THE-URL/shards/    verified shards; the time of the last reading is their mtime
-    CACHE/NAME-OF-THE-URL/partial/   one folder for each download under way
-    CACHE/NAME-OF-THE-URL/locks/     empty files that stay
+    CACHE/NAME-OF-THE-URL/shards/    verified shards; their mtime is the time of the last reading
+    CACHE/NAME-OF-THE-URL/partial/   one folder for each download in progress
+    CACHE/NAME-OF-THE-URL/locks/     empty files, never removed
 """
 
 from __future__ import annotations
@@ -34,26 +33,26 @@ from modernbert_train.data.download import Downloader, Patience
 from modernbert_train.data.shared_files import locked, mtime, size_of, touch, try_lock, writing
 from modernbert_train.errors import ConfigError, DataError, StorageError
 
-Fault = Callable[[bytes], str | None]  # what is wrong with a file's bytes, if anything
+Fault = Callable[[bytes], str | None]  # returns the problem with a file's bytes, or None
 REMEDY = "Upload the folder again from a whole copy, or prepare the data again with `prepare`."
-_RESERVED = "reserved"  # as large as the shard being fetched beside it will be
+_RESERVED = "reserved"  # a sparse file as large as the shard that is being fetched
 _LOOK_SECONDS = 0.05
 
 
 def is_remote(path: str) -> bool:
-    """Whether a folder of shards lies in a store: s3://bucket/folder, gs://..., dbfs:/Volumes/..."""
+    """Return True if a folder of shards is in a store: s3://bucket/folder, gs://..., dbfs:/Volumes/..."""
     return "://" in path or path.startswith("dbfs:")
 
 
 def remote_folder(path: str, data: DataConfig) -> RemoteFolder | None:
-    """The remote folder of a URL; None for the path of a local folder."""
+    """Return the remote folder of a URL; None for a local path."""
     if not is_remote(path):
         return None
     return _remote_folder(path.rstrip("/"), _cache_root(data), data.cache_limit_bytes, data.download_timeout_seconds)
 
 
 def local_folder(path: str, data: DataConfig) -> Path:
-    """Where the small files of a folder of shards can be read: in it, or in a verified copy of a remote one's.
+    """Return the folder with the small files of a folder of shards: itself, or the verified copy of a remote one.
 
     Raises:
         DataError: see `require_own_files`.
@@ -74,7 +73,7 @@ def _cache_root(data: DataConfig) -> Path:
 
 @functools.cache
 def _remote_folder(url: str, root: Path, limit_bytes: int | None, timeout_seconds: float) -> RemoteFolder:
-    """One object per process, so that its small files are fetched once in it."""
+    """Return the same object for the same arguments, so that a process fetches the small files once."""
     return RemoteFolder(url, root, limit_bytes, timeout_seconds)
 
 
@@ -84,7 +83,7 @@ class RemoteFolder:
     Args:
         url: the folder, without a slash at its end.
         root: the cache, shared with other folders and processes.
-        limit_bytes: shards of all folders in the cache take no more than this; None for no limit.
+        limit_bytes: maximum size of all shards in the cache; None for no limit.
         timeout_seconds: see `Downloader`.
     """
 
@@ -99,14 +98,14 @@ class RemoteFolder:
         self._described = False
 
     def describe(self) -> Path:
-        """Fetch the small files; those of an earlier run are kept where they still belong to the remote card.
+        """Fetch the small files; copies of an earlier run are kept if they still match the remote card.
 
         Returns:
             The folder of the copies.
 
         Raises:
-            DataError: a file is missing in the store, or is not the one that the card was written for.
-            ConfigError, StorageError: the store refuses, cannot be reached, or the cache cannot be written.
+            DataError: a file is missing in the store, or does not match the card.
+            ConfigError, StorageError: the store rejects, cannot be reached, or the cache cannot be written.
         """
         if not self._described:
             for partial in self._root.glob("*/partial/*"):
@@ -120,21 +119,21 @@ class RemoteFolder:
         return self.local
 
     def read(self, name: str, size: int, fault: Fault) -> bytes:
-        """The verified bytes of a shard, from the cache or the store.
+        """Return the verified bytes of a shard, from the cache or the store.
 
         Args:
-            name: of the file, in the remote folder.
+            name: its path in the remote folder.
             size: its bytes.
-            fault: finds out what is wrong with bytes that should be its own.
+            fault: returns the problem with its bytes, or None.
 
         Raises:
-            DataError: it does not exist, or what was fetched is damaged, twice.
-            ConfigError, StorageError: the store refuses, cannot be reached, or the cache cannot be written.
+            DataError: it does not exist, or the fetched file was damaged, twice.
+            ConfigError, StorageError: the store rejects, cannot be reached, or the cache cannot be written.
         """
         return self._get(self._cached(name), size, fault)
 
     def fetch_ahead(self, name: str, size: int, fault: Fault) -> None:
-        """Have a shard in the cache, unless another process is at it already. Raises as `read`."""
+        """Fetch a shard into the cache, unless another process is fetching it. Raises as `read`."""
         path = self._cached(name)
         if touch(path):
             return
@@ -143,7 +142,7 @@ class RemoteFolder:
                 self._fetch(path, size, fault)
 
     def _cached(self, name: str) -> Path:
-        """Where a shard is kept; all of them in one folder, those of folders below the remote one too."""
+        """Return the path of a shard in the cache; subfolders of the remote folder are flattened."""
         return self.local / "shards" / quote(name, safe="")
 
     def _get(self, path: Path, size: int | None, fault: Fault, *, fresh: bool = False) -> bytes:
@@ -155,7 +154,7 @@ class RemoteFolder:
             return self._fetch(path, size, fault)
 
     def _fetch(self, path: Path, size: int | None, fault: Fault) -> bytes:
-        """Fetch a file whose lock is held; what is in its partial folder was left by a process that died."""
+        """Fetch a file whose lock is held, after removing the partial download of a dead process."""
         partial = self.local / "partial" / path.name
         with writing(self._root):
             shutil.rmtree(partial, ignore_errors=True)
@@ -179,9 +178,9 @@ class RemoteFolder:
             shutil.rmtree(partial, ignore_errors=True)
 
     def _reserve(self, reserved: Path, size: int, limit: int) -> None:
-        """Make room for a shard by removing those that were not read for longest, and mark it as taken.
+        """Reserve space for a shard by removing the least recently read ones.
 
-        Readers hold a shard's bytes in memory, so removing its file takes nothing from them.
+        Readers hold a shard's bytes in memory, so removing its file does not affect them.
         """
         if size > limit:
             raise ConfigError(
@@ -210,7 +209,7 @@ class RemoteFolder:
         )
 
     def _remove_if_dead(self, partial: Path) -> bool:
-        """Remove what a process that died had half fetched; says whether it was so."""
+        """Remove the partial download of a dead process; return True if it was one."""
         with try_lock(partial.parents[1] / "locks" / partial.name) as dead:
             if dead:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -218,7 +217,7 @@ class RemoteFolder:
 
     @contextmanager
     def _file_lock(self, name: str, *, wait: bool) -> Iterator[bool]:
-        """The right to fetch one file; yields whether it was given, which is certain when waiting."""
+        """Lock a file for fetching; yield True if the lock was taken, which is certain when waiting."""
         path = self.local / "locks" / name
         if wait:
             with locked(path, Patience(self._timeout), self.local / "partial" / name):
@@ -229,7 +228,7 @@ class RemoteFolder:
 
 
 def _sound(path: Path, fault: Fault) -> bytes | None:
-    """The bytes of a file in the cache if it is there and whole, marked as just read."""
+    """Return the bytes of a file in the cache, marked as just read; None if it is missing or damaged."""
     with suppress(OSError):
         data = path.read_bytes()
         if fault(data) is None:
@@ -239,7 +238,7 @@ def _sound(path: Path, fault: Fault) -> bytes | None:
 
 
 def _is_there(path: Path, hashes: Hashes) -> bool:
-    """Whether a file in the cache is the expected one; asked as read_card will ask, so that it is hashed once."""
+    """Return True if a file in the cache is the expected one; with the cache of read_card, so it is hashed once."""
     with suppress(OSError):
         return other_sha256(path, hashes) is None
     return False

@@ -101,8 +101,8 @@ class ChunkCursor:
     remaining chunks are cut as they are given out, so a change of row length neither loses nor repeats tokens.
 
     Args:
-        chunks: of the stream.
-        first_document: number of the stream's first document among those of all streams.
+        chunks: the stream's chunks.
+        first_document: number of the stream's first document, counted over all streams.
 
     Attributes:
         epoch: pass over the stream.

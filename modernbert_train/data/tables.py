@@ -19,7 +19,7 @@ from modernbert_train.data.parquet import open_parquet, parquet_rows
 from modernbert_train.data.unpacked import DAMAGED, damage, open_unpacked
 
 _LONGEST = 1 << 26  # characters of a line
-_MAX_TEXT = 1 << 22  # characters of a text: an encoder reads its first thousands
+_MAX_TEXT = 1 << 22  # maximum characters of a text; an encoder reads only its first thousands
 _SHOWN = 10  # columns and classes named in a message
 ENDS = TABLE_ENDS
 
@@ -48,16 +48,16 @@ def read_rows(
     others: Sequence[str] = (),
     keys: str = "text_columns and label_column",
 ) -> Iterator[Row]:
-    """The lines of a table, by the end of its name.
+    """Yield the lines of a table; the end of the file's name gives its format.
 
     Args:
         path: ends in one of ENDS.
         text_columns: must hold texts.
         others: further columns.
-        keys: of the configuration that name the columns, for messages.
+        keys: configuration keys that name the columns, for messages.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
         ValueError: it is damaged or lacks a column; names the line.
     """
     read = {".jsonl": _jsonl, ".parquet": _parquet}.get(ending(path), _table)
@@ -68,15 +68,15 @@ def read_rows(
 
 
 def objects(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a .jsonl, one a line, with the number of the line; empty lines do not count.
+    """Yield the objects of a .jsonl, one a line, with their line numbers; empty lines are skipped.
 
     Args:
-        path: of the file.
-        columns: keys of an object, for messages; none may be there twice.
+        path: the file.
+        columns: keys of an object, for messages; duplicates are an error.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: a line is no object; names it.
+        OSError: the file cannot be read.
+        ValueError: a line is not an object; names it.
     """
     for number, line in enumerate(lines_of(path), start=1):
         if not line.strip():
@@ -104,7 +104,7 @@ def json_of(path: Path) -> Any:
 
 
 def _require_whole(text: str, value: Any, where: str) -> None:
-    """Refuse text that UTF-8 cannot hold, as exports of UTF-16 programs have it; only escapes can spell it."""
+    """Reject text that UTF-8 cannot encode, as UTF-16 programs export it; it can only come from escapes."""
     if "\\u" in text:
         try:
             json.dumps(value, ensure_ascii=False).encode()
@@ -204,12 +204,12 @@ def _require_columns(columns: Sequence[str], there: Sequence[str], where: str, k
 
 
 def shown_value(value: Any) -> str:
-    """A value for a message."""
+    """Format a value for a message."""
     return shorten(repr(value), 40) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
 
 
 def some(names: Sequence[str]) -> str:
-    """The first of many names, for a message."""
+    """Format the first of many names for a message."""
     more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
     return ", ".join(shorten(str(name), 40) for name in names[:_SHOWN]) + more
 

@@ -46,7 +46,7 @@ def deliveries(loader: DataLoader[Any], timeout_seconds: float) -> Iterator[Any]
     except Exception as error:  # a RuntimeError from torch, or the broken connection's error; others are raised again
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise StorageError(
-                f"/dev/shm: has no room for the queues of data.num_workers={loader.num_workers}. Give the container "
+                f"/dev/shm: is too small for the queues of data.num_workers={loader.num_workers}. Give the container "
                 "more (docker run --shm-size=8g), or set data.num_workers=0."
             ) from error
         if (gone := _GONE.search(_all_said(error))) is None:

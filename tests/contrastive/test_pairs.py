@@ -162,7 +162,7 @@ def test_a_finished_dataset_is_kept_and_another_spec_is_not_taken_for_it(
     ("overrides", "said"),
     [
         (["data.train={text}"], "its documents are no pairs of texts"),
-        (["objective.score_weight=1"], "has no scores, which objective.score_weight weighs"),
+        (["objective.score_weight=1"], "lacks the scores that objective.score_weight weighs"),
         (["objective.score_weight=1", "objective.pooling=late"], "compared with cosines of one vector a text"),
         (["objective.matryoshka=[32]"], "32 is no part of a vector of 32"),
         (["phases.main.row_tokens=32", "phases.main.microbatch_tokens=64"], "has examples of up to 36 tokens"),

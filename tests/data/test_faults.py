@@ -65,7 +65,7 @@ def test_shared_memory_that_is_too_small_is_told_with_the_remedy() -> None:
     words = "from tests.data.test_faults import items; next(items({}))"
     ended = subprocess.run([*SMALL, sys.executable, "-c", words], capture_output=True, text=True, cwd=ROOT, check=False)
     last = ended.stderr.splitlines()[-1]
-    assert "StorageError: /dev/shm: has no room for the queues of data.num_workers=2. Give the container more" in last
+    assert "StorageError: /dev/shm: is too small for the queues of data.num_workers=2. Give the container more" in last
 
 
 @pytest.mark.runs
