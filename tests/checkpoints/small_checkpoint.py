@@ -1,4 +1,4 @@
-"""Checkpoints of a tiny model, for tests of what may be wrong with one; and edits that their hashes cover."""
+"""Checkpoints of a tiny model, for tests of damage; and edits that their hashes cover."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write(
     config: RunConfig = CONFIG,
     state: SavedState | None = None,
 ) -> Path:
-    """A whole checkpoint of `step` steps and, if no state says otherwise, ten times as many tokens.
+    """Write a whole checkpoint of `step` steps and, unless the state says otherwise, ten times as many tokens.
 
     Returns:
         Its folder.
@@ -89,11 +89,11 @@ def state_of(step: int, *, tokens: int | None = None, phase: str = "short", toke
 
 
 def sign(folder: Path, change: Callable[[dict[str, Any]], Any] = lambda content: None) -> None:
-    """Give a checkpoint the hashes that its files have now, as whoever edits it on purpose would.
+    """Recompute a checkpoint's hashes, as a user would who edits it on purpose.
 
     Args:
         folder: the checkpoint.
-        change: what else to do to the content of its manifest.
+        change: edits the content of its manifest first.
     """
     content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     content["files"] = {
@@ -106,7 +106,7 @@ def sign(folder: Path, change: Callable[[dict[str, Any]], Any] = lambda content:
 
 
 def edit_state(folder: Path, field: str, value: Any = ...) -> None:
-    """Give a field of state.json, dotted, another value, or take it away; with the right hashes."""
+    """Replace or remove a dotted field of state.json, and update the hashes."""
     path = folder / "state.json"
     content = json.loads(path.read_text(encoding="utf-8"))
     place, *names = content, *field.split(".")
@@ -126,7 +126,7 @@ def _header(tensors: dict[str, Any], data: int = 64) -> bytes:
 
 
 _LINE = {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]}
-# files of tensors that are none, or none of a model
+# files that are not tensors, or not a model's
 BAD_TENSORS = {
     "a header of 2^63 bytes": struct.pack("<Q", 1 << 63) + b"{}",
     "empty": b"",

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: what a crash, a full disk or a flipped bit may do to them, and what is found afterwards."""
+"""Checkpoints on disk: after a crash, with a full disk or a flipped bit, and the checkpoint that is then found."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_what_was_saved_comes_back_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_schema_says_what_to_do(tmp_path: Path) -> None:
-    """Of an older version, which had no hash in the manifest, and of a newer one, which has; not "damaged"."""
+    """An older schema without a hash in the manifest, and a newer one with it: the error must not say "damaged"."""
     write(tmp_path, 6)
     folder = write(tmp_path, 7)
     sign(folder, lambda content: content.update(schema=6))
@@ -94,7 +94,7 @@ def test_only_damaged_checkpoints_never_mean_a_silent_start_at_zero(tmp_path: Pa
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
 def test_files_are_readable_by_whom_the_umask_says(tmp_path: Path, mask: int, mode: int) -> None:
-    """Colleagues who may read the folder could not read the weights, whatever was set."""
+    """Colleagues who may read the folder could not read the weights, with any umask."""
     before = os.umask(mask)
     try:
         folder = write(tmp_path, 1)
@@ -157,7 +157,7 @@ def test_no_space_is_said_with_both_numbers_and_costs_nothing(tmp_path: Path, mo
 def test_retention_keeps_the_newest_and_the_ends_of_phases_and_touches_nothing_else(tmp_path: Path) -> None:
     for step in range(1, 8):
         write(tmp_path, step, phase_end=step == 2)
-    (tmp_path / "step-00000003" / MANIFEST).unlink()  # not ours any more
+    (tmp_path / "step-00000003" / MANIFEST).unlink()  # no longer a checkpoint of ours
     (tmp_path / "notes").mkdir()
     clean(tmp_path, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -182,7 +182,7 @@ def test_retention_keeps_the_newest_and_the_ends_of_phases_and_touches_nothing_e
     ],
 )
 def test_which_checkpoints_are_kept(tmp_path: Path, keep: int, kept: set[int]) -> None:
-    """Of six, of which the second closes a phase and the fourth is a milestone."""
+    """Six checkpoints; the second ends a phase and the fourth is a milestone."""
     for step in range(1, 7):
         write(tmp_path, step, phase_end=step == 2, milestone=step == 4)
     clean(tmp_path, keep)
@@ -191,8 +191,8 @@ def test_which_checkpoints_are_kept(tmp_path: Path, keep: int, kept: set[int]) -
 
 @pytest.mark.runs
 def test_nothing_is_removed_on_the_word_of_a_damaged_manifest(tmp_path: Path) -> None:
-    """A bit that turns the end of a phase into a checkpoint like all others, a copy, another schema: left alone, and
-    none of them takes the place of one that is kept."""
+    """A bit that turns the end of a phase into an ordinary checkpoint, a copy, another schema: these stay, and none of
+    them counts as one of the checkpoints to keep."""
     for step in range(1, 6):
         write(tmp_path, step, phase_end=step == 2)
     damaged = tmp_path / "step-00000002" / MANIFEST
@@ -219,15 +219,15 @@ def test_a_pickle_in_place_of_weights_is_never_opened(tmp_path: Path) -> None:
             return (Path.touch, (marker,))
 
     torch.save({"w": Payload()}, folder / manifest.WEIGHTS)
-    sign(folder)  # even with a manifest that vouches for it
+    sign(folder)  # even with a manifest that matches it
     with pytest.raises(StorageError, match="(?i)header"):
         verify(folder)
     assert not marker.exists()
 
 
 def test_a_checkpoint_is_on_the_disk_before_it_is_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rename may reach the disk before what is renamed: after a power cut the newest checkpoint would be empty, and
-    the one before it perhaps removed."""
+    """A rename may reach the disk before the contents: after a power cut the newest checkpoint would be empty, and the
+    one before it perhaps removed."""
     synced: set[int] = set()  # inodes
     at_rename: list[tuple[str, set[int], set[int]]] = []
     fsync, rename = os.fsync, Path.rename
@@ -250,7 +250,7 @@ def test_a_checkpoint_is_on_the_disk_before_it_is_visible(tmp_path: Path, monkey
 
 
 def test_steps_are_numbers_also_beyond_eight_digits(tmp_path: Path) -> None:
-    """As text step-100000000 comes before step-99999999: resuming would throw a day of training away."""
+    """As text step-100000000 sorts before step-99999999: resuming would lose a day of training."""
     for step in (99_999_999, 100_000_000):
         write(tmp_path, step)
     found, _ = newest_valid(tmp_path)
@@ -260,7 +260,7 @@ def test_steps_are_numbers_also_beyond_eight_digits(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_the_schema_before_is_read(tmp_path: Path) -> None:
-    """Whole tensors in two files, as earlier versions wrote them: a run that began under one resumes."""
+    """Whole tensors in two files, as earlier versions wrote them: a run that began with one of those resumes."""
     folder = write(tmp_path, 3)
     now = verify(folder)
     weights, optimizer = now.weights(), now.optimizer()

@@ -1,6 +1,6 @@
-"""`checkpoints` with a second home in a real S3 API: copied, listed, verified, rolled back, and brought back.
+"""`checkpoints` with a replica in a real S3 API: copied, listed, verified, rolled back, restored.
 
-If this breaks, a rollback is undone by the store at the next start, or a copy that was called verified is not one.
+If this breaks, the store undoes a rollback at the next start, or a damaged copy is called verified.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def test_copied_listed_rolled_back_and_brought_back(
     found, _ = newest_valid(run.checkpoints)
     assert found is not None and found.step == 300
 
-    monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")  # where nobody answers
+    monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")  # no server listens there
     run.set_config(replace(run.config, checkpoint=replace(settings, copy_timeout_seconds=2.0)))
     before = run.bytes()
     assert "cannot be read" in run.says("list", run.folder)

@@ -1,4 +1,4 @@
-"""The copier as a process, against a real S3 API on loopback, while a run trains: what a store may do to it.
+"""The copier process against a real S3 API on loopback while a run trains, with a store that hangs or fails.
 
 If this breaks, a store that hangs or fails stops training, or its silence is never reported.
 """
@@ -88,7 +88,7 @@ def test_a_killed_copier_is_started_again(store: Store, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(280)
 def test_a_store_that_hangs_is_reported_and_used_again_once_it_answers(store: Store, tmp_path: Path) -> None:
-    """The time stated is longer than a busy machine takes to import a client, which else would count as hanging too."""
+    """The timeout is longer than a busy machine takes to import a client, which would count as hanging too."""
     config, said = config_in(tmp_path, "hangs", timeout_seconds=6), list[str]()
     store.fault, store.faults_left = "hang", 1000
     with Replica(config.checkpoint, Path(config.folder), said.append) as home:

@@ -1,6 +1,7 @@
-"""The second home of a run: what is copied, what is kept there, and what comes back.
+"""The replica of a run: which checkpoints are copied, kept there, and brought back.
 
-If this breaks, a checkpoint that was called copied is not there when the machine is gone, or a damaged one comes back.
+If this breaks, a checkpoint that was reported as copied is missing when the machine is lost, or a damaged one is
+restored.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tests.checkpoints.small_checkpoint import CONFIG, write
 
 
 class Home:
-    """A run's folder here, its second home on the same disk, and a copier between them."""
+    """A run's folder, its replica on the same disk, and a copier between them."""
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self.url = f"file://{folder}/store"
@@ -44,7 +45,7 @@ class Home:
         self.copier = Copier(self.order, self.store)
 
     def copy_all(self) -> list[int]:
-        """Steps in the order in which they were copied."""
+        """Copy everything, and return the steps in order."""
         steps = []
         while (done := self.copier.copy_one()) is not None:
             steps.append(done["step"])
@@ -74,7 +75,7 @@ def test_the_newest_and_what_is_kept_for_good_are_copied_bit_for_bit(home: Home)
 def test_what_is_saved_while_the_copier_looks_is_copied_before_it_ends(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run's last checkpoint, which is the one that somebody waits for; looking takes seconds on a busy machine."""
+    """This is a run's last checkpoint, the most important one; listing takes seconds on a busy machine."""
     look, closed = Copier.copy_one, threading.Event()
 
     def slowly(self: Copier) -> dict[str, Any] | None:
@@ -119,7 +120,7 @@ def test_what_the_store_changes_is_noticed_and_never_becomes_a_checkpoint(
     def flip(self: Store, name: str, source: IO[bytes]) -> FileHash:
         content = source.read()
         real(self, name, BytesIO(bytes([content[0] ^ 1]) + content[1:]))
-        return real(Store("memory://x", "y", 1), name, BytesIO(content))  # of what was sent
+        return real(Store("memory://x", "y", 1), name, BytesIO(content))  # the bytes sent
 
     monkeypatch.setattr(Store, "write", flip)
     with pytest.raises(StorageError, match="the store gives back other bytes"):
@@ -131,7 +132,7 @@ def test_what_the_store_changes_is_noticed_and_never_becomes_a_checkpoint(
 
 
 def test_a_checkpoint_is_there_only_with_the_record_of_its_steps(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Brought back to a new machine, a run would otherwise have steps that its metrics do not know."""
+    """Otherwise a run restored on a new machine would have steps that its metrics lack."""
     write(home.checkpoints, 3)
     (home.folder / "metrics.jsonl").write_text('{"kind": "step", "step": 3}\n')
     real = Store.write
@@ -221,7 +222,7 @@ def test_a_damaged_copy_is_passed_over_for_the_one_before(home: Home, capsys: py
 def test_a_copy_that_lacks_a_file_is_passed_over_for_the_one_before(
     home: Home, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    """Every later start would end with it, though whole copies and an older checkpoint here exist."""
+    """Otherwise every later start would fail, although whole copies and an older local checkpoint exist."""
     for step in (2, 3):
         write(home.checkpoints, step)
         home.copy_all()
@@ -236,7 +237,7 @@ def test_a_copy_that_lacks_a_file_is_passed_over_for_the_one_before(
 def test_a_damaged_file_of_the_record_does_not_end_every_later_start(
     home: Home, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The configuration is that of the checkpoint, whose hash is known; of a record what can be read is taken."""
+    """The configuration comes from the checkpoint, whose hash is known; readable parts of a record are used."""
     write(home.checkpoints, 3)
     (home.folder / "samples.jsonl").write_text('{"step": 3}\n')
     (home.folder / "faults.jsonl").write_text('{"step": 2}\n')

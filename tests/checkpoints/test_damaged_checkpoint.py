@@ -1,6 +1,6 @@
-"""Checkpoints that are damaged or edited, with and without the right hashes: each means the checkpoint before.
+"""Damaged or edited checkpoints, with and without matching hashes: each time the checkpoint before is used.
 
-If this breaks, a run goes on from a place that it never was at, or ends with a traceback where it could have gone on.
+If this breaks, a run continues from a state that it never had, or ends with a traceback instead of resuming.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.checkpoints.small_checkpoint import BAD_TENSORS, CONFIG, edit_state, 
 
 @pytest.mark.runs
 def test_a_flipped_bit_anywhere_in_a_manifest_is_seen(tmp_path: Path) -> None:
-    """Another step, kept for another reason, another size: nothing else protects what stands there."""
+    """Another step, another reason to keep it, another size: only the manifest's hash protects these."""
     path = write(tmp_path, 1, milestone=True) / MANIFEST
     original = path.read_bytes()
     accepted = []
@@ -62,7 +62,7 @@ MANIFEST_EDITS += [("files", value) for value in VALUES] + [("more", 1), ("schem
 @pytest.mark.runs
 @pytest.mark.parametrize("signed", [False, True])
 def test_every_edited_field_of_a_manifest_means_the_checkpoint_before(tmp_path: Path, signed: bool) -> None:
-    """Signed or not: what is no manifest is none, even with the right hash, and ends nothing with a traceback."""
+    """Signed or not: an invalid manifest is rejected even with the right hash, and never causes a traceback."""
     write(tmp_path, 1)
     folder = write(tmp_path, 3)
     original = (folder / MANIFEST).read_text()
@@ -109,7 +109,7 @@ def test_what_is_hardly_json_means_the_checkpoint_before(tmp_path: Path, name: s
 
 @pytest.mark.runs
 def test_a_copy_under_the_name_of_another_step_is_refused(tmp_path: Path) -> None:
-    """It would be trained on from as if it were the newest; under a name that tells no step it is what it is."""
+    """It would be resumed from as the newest; under a name without a step it is accepted as itself."""
     shutil.copytree(write(tmp_path, 1), tmp_path / "step-00000009")
     found, passed_over = newest_valid(tmp_path)
     assert found is not None and found.folder.name == "step-00000001"
@@ -165,7 +165,7 @@ FIELDS = ("step", "tokens", "phase", "data", "training", "average", *(
 
 @pytest.mark.runs
 def test_a_state_that_makes_no_sense_means_the_checkpoint_before_and_names_the_field(tmp_path: Path) -> None:
-    """Every field missing and of a wrong type, and values that no run has; with the right hashes."""
+    """Every field missing and of a wrong type, and impossible values, all with matching hashes."""
     write(tmp_path, 1)
     folder = write(tmp_path, 2)
     original = (folder / manifest.STATE).read_text()
@@ -174,7 +174,7 @@ def test_a_state_that_makes_no_sense_means_the_checkpoint_before_and_names_the_f
     edits += [(field, value, re.escape(field)) for field in FIELDS for value in ("x", [["x"]], True, {"x": 1})]
     for field, value, message in edits:
         if value == "x" and field.endswith(".phase"):
-            continue  # a name like any other
+            continue  # an ordinary name
         if (field, value) == ("phase", "x"):
             message = "expected .*, found x"
         (folder / manifest.STATE).write_text(original)
@@ -197,12 +197,12 @@ def test_a_state_that_makes_no_sense_means_the_checkpoint_before_and_names_the_f
 @pytest.mark.runs
 @pytest.mark.parametrize("name", [manifest.WEIGHTS, manifest.OPTIMIZER])
 def test_tensors_that_are_none_mean_the_checkpoint_before(tmp_path: Path, name: str) -> None:
-    """With the right hashes; the header is all that is read of them, and none of it is believed."""
+    """With matching hashes; only the header is read, and all of it is verified."""
     write(tmp_path, 1)
     folder = write(tmp_path, 2)
     for what, content in BAD_TENSORS.items():
         if name == manifest.OPTIMIZER and what in ("no tensors", "whole numbers"):
-            continue  # an average has none, and steps are counted in whole numbers
+            continue  # an average lacks it, and steps are counted in whole numbers
         (folder / name).write_bytes(content)
         sign(folder)
         with pytest.raises(StorageError, match=re.escape(f"step-00000002/{name}: ")):

@@ -1,4 +1,4 @@
-"""What trained a run. If this breaks, nobody can say later by which program, on what and at which cost a model came."""
+"""Provenance of a run. If this breaks, a model's program, data, machines and cost cannot be found out later."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write(folder: Path, *entries: dict[str, Any], tail: str = "") -> Path:
 
 
 def test_starts_and_their_ends_belong_together(tmp_path: Path) -> None:
-    """A start that was killed has no end, and must not take that of the next."""
+    """A killed start lacks an end, and must not take the next start's."""
     folder = write(tmp_path, start(10), start(20), end(30, "stopped"), start(40), tail='{"kind": "en')
     first, second, third = read_starts(folder)
     assert (first.ended, first.outcome) == (None, "")

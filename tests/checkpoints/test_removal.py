@@ -1,4 +1,4 @@
-"""Checkpoints in order of steps, and their removal, half way: what has a checkpoint's name is a whole one."""
+"""Order of checkpoints by step, and interrupted removal: a folder with a checkpoint's name is always whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.checkpoints.small_checkpoint import write
 
 
 def test_the_newest_is_the_one_of_the_most_steps_and_not_the_youngest_file(tmp_path: Path) -> None:
-    """A copy of an old checkpoint, or one that was restored, is younger; training would begin from it, silently."""
+    """A copy or a restored old checkpoint is a younger file; training would silently resume from it."""
     for age, step in enumerate((12, 3)):
         write(tmp_path, step)
         os.utime(tmp_path / f"step-{step:08d}", (1000 + age, 1000 + age))

@@ -1,4 +1,4 @@
-"""What was measured after training. If this breaks, figures are lost, or shown beside weights they are not of."""
+"""Results measured after training. If this breaks, figures are lost, or shown with weights they do not belong to."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_of_one_thing_measured_twice_the_last_is_shown_without_counts_and_baseli
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The figures are on the screen; an hour of measuring must not end as an error."""
+    """The figures are already printed; an hour of evaluation must not end as an error."""
     (checkpoint.parents[1] / EVALUATIONS).mkdir()
     keep_result(checkpoint, "topic", {"accuracy": 0.2}, step=3, weights="a")
     assert "evaluations.jsonl: cannot be written" in capsys.readouterr().err

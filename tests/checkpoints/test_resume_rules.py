@@ -1,7 +1,7 @@
-"""A run goes on by the plan it was trained by; what lies ahead of its checkpoint may be planned anew.
+"""A run resumes by the plan that it was trained by; only the future part of the plan may change.
 
-If this breaks, phases that are swapped, renamed or resized in the YAML move a run to another place of its plan, in
-silence: other rates, another row length, another RoPE base from there on.
+If this breaks, phases that are swapped, renamed or resized in the YAML silently move a run to another place of its
+plan: another learning rate, row length and RoPE base from there on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.train.test_run import records
 
 pytestmark = pytest.mark.runs
 
-# phases short (4,000 tokens, no decay) and long (2,000, of which the last 1,000 decay); see tests/conftest.py
+# phases short (4,000 tokens, no decay) and long (2,000, with decay over the last 1,000); see tests/conftest.py
 IN_SHORT, AT_BORDER, IN_LONG, IN_DECAY, AT_END = (
     ("short", 2000), ("short", 4100), ("long", 4900), ("long", 5500), ("long", 6050),
 )  # fmt: skip
@@ -106,7 +106,7 @@ def test_a_changed_past_is_refused_and_another_future_equals_a_run_that_always_h
     message = capsys.readouterr().err
     assert f"step-{border + 1:08d}: trained to " in message and "\n  phase 1: short -> long\n" in message
     assert "Only what lies ahead can still be changed." in message and "another name= and start.checkpoint=" in message
-    assert {file: file.read_bytes() for file in folder.glob("*.*")} == before, "a refused start leaves the run alone"
+    assert {file: file.read_bytes() for file in folder.glob("*.*")} == before, "a refused start must not change the run"
 
     change = "phases.long={row_tokens: 64, batch_rows: 6, tokens: 900, schedule: {decay_tokens: 0}}"
     folder = cut("other", border - 1)

@@ -1,4 +1,4 @@
-"""A run's folder: who may use it, with which configuration, and what its record looks like after a crash."""
+"""A run's folder: its lock, the configuration it accepts, and its record after a crash."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
 from tests.conftest import TinyRun
 
-NO_PROCESS = 1 << 22  # above the highest number that Linux gives
+NO_PROCESS = 1 << 22  # above Linux's highest process id
 
 
 @pytest.mark.runs
 def test_two_jobs_never_write_one_run(tiny_run: TinyRun) -> None:
-    """Two writers would interleave two runs in one record; the second is told who the first is."""
+    """Two writers would mix two runs in one record; the second start's error names the first."""
     first, second = (RunFolder(read_run(tiny_run())) for _ in range(2))
     first.open()
     with pytest.raises(ConfigError, match=r"in use by process \d+ on .*another name="):
@@ -35,19 +35,19 @@ def test_two_jobs_never_write_one_run(tiny_run: TinyRun) -> None:
 @pytest.mark.parametrize(
     ("owner", "seconds", "kind"),
     [
-        ("process 7 on another-machine", 90, RunError),  # lost with its power; the disk's server still keeps the lock
-        (f"process {NO_PROCESS} on {socket.gethostname()}", 90, RunError),  # the pod before, of the same name
-        ("process 7 on another-machine", 30, ConfigError),  # it trains
+        ("process 7 on another-machine", 90, RunError),  # power was lost; the disk's server still holds the lock
+        (f"process {NO_PROCESS} on {socket.gethostname()}", 90, RunError),  # the previous pod, with the same name
+        ("process 7 on another-machine", 30, ConfigError),  # still training
         (f"process {os.getpid()} on {socket.gethostname()}", 90, ConfigError),
-        ("", 90, ConfigError),  # nobody says who
+        ("", 90, ConfigError),  # unknown owner
     ],
-    ids=("lost", "same-name", "trains", "here", "nobody"),  # of every process the same, which share tests out
+    ids=("lost", "same-name", "trains", "here", "nobody"),  # the same ids in every test process
 )
 @pytest.mark.parametrize("recorded", [True, False])
 def test_a_lock_of_a_machine_that_is_gone_is_tried_again(
     tiny_run: TinyRun, owner: str, seconds: float, kind: type[RunError], recorded: bool
 ) -> None:
-    """A scheduler starts a job again some minutes after its machine was lost; 78 would be its end for good."""
+    """A scheduler restarts a job some minutes after its machine was lost; exit code 78 would end it for good."""
     run = RunFolder(read_run(tiny_run()))
     run.path.mkdir(parents=True)
     with (run.path / ".lock").open("w") as lock:
@@ -68,7 +68,7 @@ def test_a_lock_of_a_machine_that_is_gone_is_tried_again(
 
 @pytest.mark.runs
 def test_what_only_decides_speed_may_change_and_what_is_trained_may_not(tiny_run: TinyRun) -> None:
-    """People move runs to machines with other memory and workers; nobody may change the rate halfway by accident."""
+    """Users move runs to machines with other memory and workers; the learning rate must not change by accident."""
     first = RunFolder(read_run(tiny_run()))
     first.open()
     first.save_config()
@@ -88,7 +88,7 @@ def test_what_only_decides_speed_may_change_and_what_is_trained_may_not(tiny_run
 
 
 def test_a_folder_of_an_earlier_version_says_so_and_what_to_do(tiny_run: TinyRun) -> None:
-    """Its keys are others; "unknown key" alone would send people to edit a file that they did not write."""
+    """Its keys differ; "unknown key" alone would make users edit a file that they did not write."""
     folder = RunFolder(read_run(tiny_run()))
     folder.open()
     folder.save_config()
@@ -101,7 +101,7 @@ def test_a_folder_of_an_earlier_version_says_so_and_what_to_do(tiny_run: TinyRun
 
 
 def test_the_saved_configuration_runs_by_itself(tiny_run: TinyRun) -> None:
-    """`train runs/NAME` must mean the run that is there."""
+    """`train runs/NAME` must mean the run in that folder."""
     config = read_run(tiny_run("optim.lr=1e-3"))
     folder = RunFolder(config)
     folder.open()
@@ -127,7 +127,7 @@ def test_fresh_puts_the_old_run_aside_and_deletes_nothing(tiny_run: TinyRun) -> 
 
 
 def test_going_on_from_a_step_forgets_the_lines_after_it_and_a_torn_last_one(tiny_run: TinyRun) -> None:
-    """Steps that are trained again would otherwise stand twice in the record and in the report."""
+    """Otherwise repeated steps would be twice in the record and in the report."""
     folder = RunFolder(read_run(tiny_run()))
     folder.open()
     folder.record({"kind": "start", "step": 0})
@@ -143,14 +143,14 @@ def test_going_on_from_a_step_forgets_the_lines_after_it_and_a_torn_last_one(tin
 
 
 def test_a_folder_that_cannot_be_written_is_said_at_once(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """Better now than at the first checkpoint."""
+    """An error now is better than one at the first checkpoint."""
     (tmp_path / "runs").write_text("a file where the folder of runs should be")
     with pytest.raises(StorageError, match=r"cannot be written.*runs_folder"):
         RunFolder(read_run(tiny_run())).open()
 
 
 def test_damaged_lines_of_the_metrics_are_left_out_aloud(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
-    """A bad sector under a log must not end a run; nor may it pass without a word."""
+    """A bad sector in a log must not end a run, and must be reported."""
     folder = RunFolder(read_run(tiny_run()))
     folder.open()
     folder.record({"kind": "step", "step": 1, "loss": math.nan})
@@ -185,7 +185,7 @@ FAULT = {"step": 4, "tokens_before": 30, "tokens": 40, "fault": "spike", "action
     ],
 )
 def test_a_damaged_record_of_faults_ends_the_start_with_its_name(tiny_run: TinyRun, line: bytes, message: str) -> None:
-    """Left out in silence, an update that was skipped would be applied the second time."""
+    """If it were skipped silently, an update that was left out would be applied the second time."""
     folder = RunFolder(read_run(tiny_run()))
     folder.open()
     folder.record_fault(FAULT)
@@ -199,7 +199,7 @@ def test_a_damaged_record_of_faults_ends_the_start_with_its_name(tiny_run: TinyR
 
 @pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "starts.jsonl"])
 def test_a_link_in_the_folder_is_not_written_through(tiny_run: TinyRun, tmp_path: Path, name: str) -> None:
-    """A run's folder out of an archive: its lock would be emptied, and with it whatever file the link names."""
+    """For a run's folder from an archive: its lock would be emptied, and with it any file that the link names."""
     folder, victim = RunFolder(read_run(tiny_run())), tmp_path / "victim"
     victim.write_text("stays")
     folder.path.mkdir(parents=True)

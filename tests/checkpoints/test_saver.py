@@ -1,6 +1,6 @@
-"""A checkpoint that is written while the run goes on, on one rank; see distributed/test_saver_ranks.py for several.
+"""A checkpoint that is written while training continues, on one rank; for several see distributed/test_saver_ranks.py.
 
-If this breaks, a checkpoint holds weights of two steps at once, or a full disk is not told to anybody.
+If this breaks, a checkpoint mixes weights of two steps, or a full disk is not reported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.checkpoints.small_checkpoint import CONFIG, WEIGHT, state_of, write
 
 
 class Run:
-    """A model that is trained by adding 1 to its weights, and what saves it."""
+    """A model that is trained by adding 1 to its weights, and its saver."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -53,7 +53,7 @@ def run(tmp_path: Path) -> Run:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Nothing is written before it is opened."""
+    """Block all writes until it is opened."""
     opened = threading.Event()
     real = module.write_part
 
@@ -101,22 +101,22 @@ def test_a_disk_that_is_full_behind_the_run_is_told_once_and_costs_nothing(
         run.saver.wait()
     assert run.told == ["failed"] and run.saver.take_saved() is None
     assert [path.name for path in run.folder.iterdir()] == ["step-00000001"]
-    run.saver.settle(1.0)  # has nothing to say any more
+    run.saver.settle(1.0)  # must not raise again
 
 
 @pytest.mark.runs
 def test_a_disk_that_stands_still_is_told_and_ends_a_run_only_when_it_is_waited_for(
     run: Run, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A parallel file system changes servers in 5 to 15 minutes; training does not need it meanwhile."""
+    """A parallel file system may take 5 to 15 minutes to switch servers; training continues meanwhile."""
     monkeypatch.setattr(module, "WARN", 0.2)
     run.save(1)
     assert run.saver.stall_warning() is None
     time.sleep(0.3)
     assert "the disk has taken nothing of a checkpoint for" in str(run.saver.stall_warning())
-    assert run.saver.stall_warning() is None, "it is said once"
-    assert run.told == [], "nobody was asked to end the run"
-    run.saver.settle(0.1)  # an error ends the run: it does not wait for long
+    assert run.saver.stall_warning() is None, "one warning only"
+    assert run.told == [], "the run must not be ended"
+    run.saver.settle(0.1)  # an error ends the run: the wait is short
     gate.set()
     run.saver.wait()
     assert run.saver.take_saved() is not None
@@ -135,7 +135,7 @@ def test_a_disk_that_stands_still_is_told_and_ends_a_run_only_when_it_is_waited_
 def test_a_power_cut_leaves_no_checkpoint_whose_steps_the_record_lacks(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lines of its steps are on the disk itself before its name is: a resumed run writes only later ones."""
+    """The record of its steps is synced before its name: a resumed run writes only later lines."""
     order: list[str] = []
     metrics, real = run.folder.parent / "metrics.jsonl", module.finish
 
@@ -169,7 +169,7 @@ def test_weights_that_are_not_finite_are_never_a_checkpoint(run: Run) -> None:
 
 
 def test_what_a_killed_writer_left_goes_before_the_next_is_written(run: Run) -> None:
-    """It may be what fills the disk."""
+    """It may be the reason why the disk is full."""
     write(run.folder, 1)
     left = run.folder / "step-00000002.partial-77"
     left.mkdir()
@@ -190,7 +190,7 @@ def test_an_error_of_ours_in_the_thread_is_not_lost(run: Run, monkeypatch: pytes
 
 
 class Panic(BaseException):
-    """As pyo3 raises it for a panic in Rust, which safetensors and tokenizers are written in."""
+    """As pyo3 raises it for a panic in Rust; safetensors and tokenizers are written in Rust."""
 
 
 def test_no_end_of_the_thread_is_taken_for_a_checkpoint(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
-"""What may change in a run's folder between two starts, key by key, and what is said of what may not.
+"""Keys that may change in a run's folder between two starts, and the messages about those that may not.
 
-A key too many that may change, and a run trains half of its text at another rate in silence; one too few, and it cannot
-be moved to another machine. Phases that were trained: test_resume_rules.py. Data: train/test_start_decisions.py.
+If too many may change, a run silently trains half of its text at another rate; if too few, it cannot move to another
+machine. Trained phases: test_resume_rules.py. Data: train/test_start_decisions.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TWO_STREAMS = ("data.streams.web={path: web, proportion: 0.5}", "data.streams.la
 
 
 def compare(runs: Path, then: tuple[str, ...], now: tuple[str, ...]) -> list[str]:
-    """What the folder of a run says when it is started with another configuration."""
+    """Return the messages of a run's folder when it is opened with another configuration."""
     there = f"runs_folder={runs}"
     folder = RunFolder(load_run([], [there, *RUN, *then]))
     folder.path.mkdir(parents=True)
@@ -32,9 +32,9 @@ def compare(runs: Path, then: tuple[str, ...], now: tuple[str, ...]) -> list[str
     return RunFolder(load_run([], [there, *RUN, *now])).compare()
 
 
-# override -> what is told of it; all of them are given at once
+# override -> message about it; all of them are given together
 MAY = {
-    # on which machine and how fast
+    # machine and speed
     "compute.device=cpu": "compute.device: auto -> cpu",
     "data.num_workers=7": "data.num_workers: 1 -> 7",
     "data.prefetch_batches=7": "data.prefetch_batches: 2 -> 7",
@@ -51,11 +51,11 @@ MAY = {
     "distributed.strategy=fsdp2": "distributed.strategy: ddp -> fsdp2",
     "distributed.timeout_seconds=7": "distributed.timeout_seconds: 300.0 -> 7.0",
     "launch.nodes=2": "launch.nodes: 1 -> 2",
-    # where the same data are: their hashes are compared with the checkpoint's
+    # location of the same data: their hashes are compared with the checkpoint's
     "data.train=moved": "data.train: shards -> moved",
     "data.validation=moved": "data.validation: held_out -> moved",
     "data.tokenizer=moved": "data.tokenizer: tokenizer -> moved",
-    # what is seen of it
+    # evaluation and display
     "eval.interval_tokens=7": "eval.interval_tokens: None -> 7",
     "checkpoint.keep=7": "checkpoint.keep: 3 -> 7",
     "stability.spike=skip": "stability.spike: ignore -> skip",
@@ -63,7 +63,7 @@ MAY = {
     "profile.steps=7": "profile.steps: None -> 7",
     "loggers.wandb.project=mine": "loggers.wandb.project: None -> mine",
     "callbacks.lr_monitor={}": "callbacks.lr_monitor: None -> {}",
-    # what lies ahead; what lies behind is compared with the checkpoint
+    # the future part of the plan; the trained part is compared with the checkpoint
     "phases.long.tokens=99": "phases.long.tokens: 100 -> 99",
     "phases.short.microbatch_tokens=16": "phases.short.microbatch_tokens: 8 -> 16",
 }
@@ -92,13 +92,13 @@ MAY_NOT = {
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What is said of all that may change."""
+    """Return the messages about all keys that may change."""
     return compare(tmp_path_factory.mktemp("may"), ONE_STREAM, (*ONE_STREAM, *MAY))
 
 
 @pytest.fixture(scope="module")
 def refusal(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What is said of all that may not change, and of one that may."""
+    """Return the messages about all keys that may not change, and one that may."""
     with pytest.raises(ConfigError) as refused:
         compare(tmp_path_factory.mktemp("may_not"), ONE_STREAM, (*ONE_STREAM, *MAY_NOT, "checkpoint.keep=7"))
     return str(refused.value).splitlines()
@@ -117,7 +117,7 @@ def test_what_may_not_change_is_refused_with_both_values(refusal: list[str], ove
 
 
 def test_a_refusal_names_what_is_in_the_way_and_nothing_else(refusal: list[str]) -> None:
-    """Whoever reads it must not go looking for a mistake in what is none."""
+    """Otherwise a reader would look for a mistake in the allowed changes."""
     first, *changes, last = refusal
     assert first.endswith("/kept holds a run with another configuration:")
     assert sorted(changes) == sorted(f"  {change}" for change in MAY_NOT.values())
@@ -134,7 +134,7 @@ def test_a_refusal_names_what_is_in_the_way_and_nothing_else(refusal: list[str])
     ],
 )
 def test_what_comes_or_goes_is_told(tmp_path: Path, overrides: list[str], change: str) -> None:
-    """Phases that were trained are compared with the checkpoint, see resume_rules.py."""
+    """Trained phases are compared with the checkpoint, see resume_rules.py."""
     assert change in compare(tmp_path, ONE_STREAM, (*ONE_STREAM, *overrides))
 
 
@@ -165,7 +165,7 @@ def test_streams_may_move_and_neither_come_nor_go(tmp_path: Path, now: tuple[str
 
 @pytest.mark.runs
 def test_phases_in_another_order_are_told(tmp_path: Path) -> None:
-    """Every key of them is as it was. Whether the order may change is a matter of what was trained."""
+    """Every key of them is unchanged. Whether the order may change depends on the phases trained so far."""
     there = (f"runs_folder={tmp_path}", *RUN, *ONE_STREAM)
     folder = RunFolder(load_run([], list(there)))
     folder.path.mkdir(parents=True)
@@ -178,7 +178,7 @@ def test_phases_in_another_order_are_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("runs", ["same", "empty", "absent"])
 def test_nothing_differs(tmp_path: Path, runs: str) -> None:
-    """The same command again; a folder made and never used; none."""
+    """The same command again; a folder that was created and never used; no folder."""
     folder = RunFolder(load_run([], [f"runs_folder={tmp_path}", *RUN, *ONE_STREAM]))
     if runs != "absent":
         folder.path.mkdir()

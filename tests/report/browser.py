@@ -1,4 +1,4 @@
-"""A real browser without a window, driven over chromedriver's HTTP interface with nothing but the standard library."""
+"""A real headless browser, driven over chromedriver's HTTP interface with the standard library only."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
 )  # fmt: skip
-SECONDS = 120  # for one answer; only to end a hang
+SECONDS = 120  # timeout of one answer, for a hung browser
 
 
 class Browser:
-    """One page of a browser: open a file, run JavaScript in it, move the pointer, look."""
+    """One page of a browser: open a file, run JavaScript, move the pointer, take a screenshot."""
 
     def __init__(self, session: str) -> None:
         self.session = session
@@ -37,20 +37,20 @@ class Browser:
         self.open_at(page)
 
     def open_at(self, page: Path | str, fragment: str = "") -> None:
-        """Open a file or an address, in a window as it is."""
+        """Open a file or an address in the current window."""
         address = page if isinstance(page, str) else page.resolve().as_uri()
         _post(f"{self.session}/url", {"url": "about:blank"})
         _post(f"{self.session}/url", {"url": address + fragment})
 
     def run_later(self, script: str, seconds: float = 60) -> Any:
-        """What a script returns once that is neither null, false nor empty."""
+        """Repeat a script until it returns neither null, false nor empty; return its result."""
         until = time.monotonic() + seconds
         while not (found := self.run(script)) and time.monotonic() < until:
             time.sleep(0.05)
         return found
 
     def drag(self, start: float, end: float, y: float) -> None:
-        """Press at a place of the window, move sideways, let go."""
+        """Press at a point of the window, move sideways, release."""
         actions: list[dict[str, Any]] = [{"type": "pointerMove", "x": round(start), "y": round(y), "duration": 0}]
         actions += [{"type": "pointerDown", "button": 0}]
         actions += [
@@ -61,18 +61,18 @@ class Browser:
         _post(f"{self.session}/actions", {"actions": [mouse]})
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """Call the body of a JavaScript function; an element that it returns is passed to `point` and `click`."""
+        """Run the body of a JavaScript function; an element that it returns is passed to `point` and `click`."""
         return _post(f"{self.session}/execute/sync", {"script": script, "args": list(arguments)})
 
     def point(self, x: float, y: float, *, click: bool = False) -> None:
-        """Move the pointer to a place of the window, and click there if wanted."""
+        """Move the pointer to a point of the window, and optionally click."""
         move = {"type": "pointerMove", "x": round(x), "y": round(y), "duration": 0}
         press = [{"type": "pointerDown", "button": 0}, {"type": "pointerUp", "button": 0}] if click else []
         mouse = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": [move, *press]}
         _post(f"{self.session}/actions", {"actions": [mouse]})
 
     def to(self, selector: str, *, click: bool = False) -> None:
-        """Bring the first element of a CSS selector into view and the pointer to its middle."""
+        """Scroll to the first element of a CSS selector and point at its middle."""
         middle = (
             "const e = document.querySelector(arguments[0]); e.scrollIntoView({block: 'center', behavior: 'instant'});"
             "const b = e.getBoundingClientRect(); return [b.left + b.width / 2, b.top + b.height / 2]"
@@ -84,7 +84,7 @@ class Browser:
         out.write_bytes(base64.b64decode(shot["data"]))
 
     def errors(self) -> list[str]:
-        """What the pages have complained of since the last call."""
+        """Return the errors of the pages since the last call."""
         return [entry["message"] for entry in _post(f"{self.session}/se/log", {"type": "browser"})]
 
     def _devtools(self, command: str, parameters: dict[str, Any]) -> Any:
@@ -93,7 +93,7 @@ class Browser:
 
 @contextmanager
 def browser(profile: Path) -> Iterator[Browser]:
-    """A browser with a fresh profile; the test is skipped where none is installed."""
+    """Start a browser with a fresh profile; skip the test if none is installed."""
     driver = shutil.which("chromedriver")
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if driver is None or program is None:

@@ -46,7 +46,7 @@ def resume(number: int, time: float = 2000.0) -> dict[str, Any]:
 
 
 def read_history(path: Path) -> History:
-    """Of a metrics.jsonl to its end, and what stands beside it."""
+    """Read the whole of a metrics.jsonl, and the records in the same folder."""
     following = Following(path)
     following.refresh()
     following.finish()

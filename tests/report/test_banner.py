@@ -1,4 +1,4 @@
-"""The first thing a run says; if it is wrong, the wrong run goes on for a week."""
+"""The banner of a run. If it is wrong, the wrong run trains for a week."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def said(config: RunConfig, ranks: int = 1, ranks_per_node: int = 1) -> list[str
 
 
 def test_a_torch_that_nobody_has_tried_is_named(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its kernels may be others, and its defaults; a line at the start is where one looks for the reason later."""
+    """Kernels and defaults may differ in an untested torch; the line helps to find the reason later."""
     config = load_run([tiny_run()[0]])
     assert not [line for line in said(config) if line.startswith("  torch ")]
     monkeypatch.setattr(torch, "__version__", "2.16.1+cu132")
@@ -43,7 +43,7 @@ def test_a_torch_that_nobody_has_tried_is_named(tiny_run: TinyRun, monkeypatch: 
 
 
 def test_it_says_what_will_be_trained(tiny_run: TinyRun, tiny_data: Path) -> None:
-    """Parameters are those of the model as it is built; the hash is the beginning of that of the shards."""
+    """Parameters are counted on the real model; the hash is the beginning of the shards' hash."""
     file, *_ = tiny_run()
     config = load_run([file])
     lines = said(config)
@@ -96,6 +96,6 @@ def test_however_much_there_is_forty_lines_are_enough(tiny_run: TinyRun, tiny_da
 def test_it_names_the_network_between_machines(
     monkeypatch: pytest.MonkeyPatch, device: str, ranks: int, lines: list[str]
 ) -> None:
-    """NCCL falls back to TCP without a word."""
+    """NCCL falls back to TCP silently."""
     monkeypatch.setattr(banner_module, "find_transport", lambda environment: Transport("TCP over eth0"))
     assert banner_module._network(torch.device(device), ranks, 8) == lines

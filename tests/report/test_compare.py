@@ -1,4 +1,4 @@
-"""Several runs on one page, read back: a curve under another run's name is a wrong decision about the next run."""
+"""Several runs on one page, read back: a curve under another run's name misleads the choice of the next run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(folder: Path, *records: dict[str, Any], lr: str = "0.001", config: str =
 
 @pytest.fixture
 def two(tmp_path: Path) -> list[Path]:
-    """60 steps at loss 3, and 30 at loss 2 with a restart and another rate."""
+    """Write a run of 60 steps at loss 3, and one of 30 at loss 2 with a restart and another rate."""
     return [
         run(tmp_path / "a", *(step(i) for i in range(1, 61)), validation(60, 2.5)),
         run(
@@ -75,7 +75,7 @@ def test_evaluations_are_curves_with_what_guessing_reaches(tmp_path: Path) -> No
 
 
 def test_the_more_runs_the_fewer_steps_of_each() -> None:
-    """The page stays one that a browser opens."""
+    """The page must stay small enough for a browser."""
     assert [points_of(runs) for runs in (0, 1, 100)] == [POINTS] * 3
     assert points_of(200) == POINTS // 2 and points_of(100_000) == MIN_POINTS
 

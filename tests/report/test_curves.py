@@ -21,7 +21,7 @@ def history_of(folder: Path, *records: dict[str, Any], tail: str = "") -> Histor
 
 
 def test_steps_repeated_after_a_resume_replace_the_first_ones(tmp_path: Path) -> None:
-    """Else the curve runs twice over the same tokens, once with weights that were thrown away."""
+    """Otherwise the curve covers the same tokens twice, once with discarded weights."""
     history = history_of(
         tmp_path, step(1), step(2), step(3, loss=9.0), validation(3, 9.0), resume(2), step(3, loss=4.0), step(4)
     )
@@ -32,7 +32,7 @@ def test_steps_repeated_after_a_resume_replace_the_first_ones(tmp_path: Path) ->
 
 
 def test_steps_that_go_back_without_a_resume_line_are_still_replaced(tmp_path: Path) -> None:
-    """The resume line itself may be the damaged one."""
+    """The resume line itself may be damaged."""
     history = history_of(tmp_path, step(1), step(2), step(3), step(2, loss=4.0))
     assert [(s.step, s.loss) for s in history.steps] == [(1, 3.0), (2, 4.0)]
 
@@ -54,7 +54,7 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path, cut: int) -> None:
 
 
 def test_a_resume_written_behind_a_torn_line_is_found(tmp_path: Path) -> None:
-    """The next process appends to the same file, so its first line may share a line with the torn one."""
+    """The next process appends to the same file, so its first line may be joined to the torn one."""
     torn = json.dumps(step(2))[:50] + json.dumps(resume(1)) + "\n" + json.dumps(step(2, loss=4.0)) + "\n"
     history = history_of(tmp_path, step(1), tail=torn)
     assert len(history.restarts) == 1
@@ -63,7 +63,7 @@ def test_a_resume_written_behind_a_torn_line_is_found(tmp_path: Path) -> None:
 
 
 def test_foreign_lines_and_missing_values_do_not_stop_the_reading(tmp_path: Path) -> None:
-    """A line of another version of the code costs its own values, not the page."""
+    """A line of another program version loses its own values only."""
     odd = {"kind": "step", "step": 1, "phase": "stable", "tokens": 100, "loss": None, "lr": "fast"}
     history = history_of(tmp_path, {"kind": "news"}, odd, tail="[1, 2]\nnull\n\n")
     assert math.isnan(history.steps[0].loss)
@@ -72,7 +72,7 @@ def test_foreign_lines_and_missing_values_do_not_stop_the_reading(tmp_path: Path
 
 
 def test_phases_meet_at_the_last_token_of_the_phase_before(tmp_path: Path) -> None:
-    """A boundary drawn one batch late would sit behind the jump that it explains."""
+    """A boundary drawn one batch late would be behind the jump that it explains."""
     history = history_of(tmp_path, step(1), step(2), step(3, phase="decay"), step(4, phase="decay"))
     assert [(p.name, p.start, p.end, p.stop - p.first) for p in history.phases()] == [
         ("stable", 0, 200, 2),
@@ -94,7 +94,7 @@ def test_no_metrics_says_where_and_what_next(tmp_path: Path) -> None:
 
 
 def test_a_record_that_grows_is_read_as_far_as_it_has_got(tmp_path: Path) -> None:
-    """Half a line is left for the next look, and no byte is read twice."""
+    """A partial line is left for the next read, and no byte is read twice."""
     path = tmp_path / "metrics.jsonl"
     whole = json.dumps(step(2)) + "\n"
     path.write_text(json.dumps(step(1)) + "\n" + whole[:30])
@@ -108,7 +108,7 @@ def test_a_record_that_grows_is_read_as_far_as_it_has_got(tmp_path: Path) -> Non
 
 
 def test_a_record_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
-    """As a resume does, which drops the lines after its checkpoint; also where it is longer again by then."""
+    """A resume rewrites it without the lines after its checkpoint; it may even be longer again by then."""
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps(step(i)) + "\n" for i in range(1, 5)))
     following = Following(path)

@@ -1,6 +1,6 @@
-"""Records of a run with anything in them: every reader leaves out what it cannot read, or names the file.
+"""Damaged records of a run: every reader skips unreadable lines, or names the file.
 
-If this breaks, one bad sector under a log costs the report, the export or the next start of a run of weeks.
+If this breaks, one bad sector in a log costs the report, the export or the next start of a run of weeks.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def test_rubbish_is_counted_and_hides_nothing(tmp_path: Path) -> None:
     assert [each.step for each in history.steps] == [1, 2, 4] and len(history.faults) == 1
     assert history.unreadable_lines >= 2 * (len(RUBBISH) - 1)
     assert f"{history.unreadable_lines} lines of metrics.jsonl could not be read" in write_report(run).read_text()
-    assert len(read_entries(run)) == len(WHOLE) + 2  # and one object of no kind, twice
+    assert len(read_entries(run)) == len(WHOLE) + 2  # and two objects of an unknown kind
 
 
 @pytest.mark.runs
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
 def test_any_field_may_hold_anything(tmp_path: Path, data: st.DataObject) -> None:
-    """Of the types of JSON and beyond the bounds of floats, calendars and axes."""
+    """Any JSON type, and values outside the bounds of floats, calendars and axes."""
     entries = [dict(entry) for entry in WHOLE]
     for _ in range(data.draw(st.integers(1, 8))):
         entry = data.draw(st.sampled_from(entries))

@@ -1,4 +1,4 @@
-"""The data of a run on its page: drawn from data.json alone, whatever it holds."""
+"""A run's data on its page: drawn from data.json only, with any contents."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def statistics() -> RunStatistics:
 
 
 def test_what_is_drawn_is_what_was_counted() -> None:
-    """Shares of bars and licences, and the sources of a dataset once, however many streams it has."""
+    """Shares of bars and licences, and each source of a dataset once, for any number of streams."""
     first, second, held_out = pictures(statistics())
     assert first["title"] == "Stream english" and first["note"] == "4 documents with 1 k tokens"
     assert [(start, documents) for start, documents, _, _ in first["bars"]] == [
@@ -50,14 +50,14 @@ def test_what_is_drawn_is_what_was_counted() -> None:
     "content", ["", "{", "[]", "null", '{"streams": {"a": {"documents": -1}}, "validation": null}']
 )
 def test_a_record_that_is_none_draws_nothing(tmp_path: Path, content: str) -> None:
-    """A run of an older version has none, and a page is no place for an error."""
+    """A run of an older version lacks the record; the page must not fail."""
     assert read_data(tmp_path) is None
     (tmp_path / "data.json").write_text(content)
     assert read_data(tmp_path) is None and pictures(None) == [] and source_rows(None) == []
 
 
 def test_the_record_comes_back(tmp_path: Path) -> None:
-    """As it was written."""
+    """It is read back unchanged."""
     found: dict[str, Any] = asdict(statistics())
     (tmp_path / "data.json").write_text(json.dumps(found))
     assert read_data(tmp_path) == statistics()

@@ -1,4 +1,4 @@
-"""What share of its time a run has trained. If it were wrong, a cluster that loses half of its time would look well."""
+"""The share of its time that a run has trained. If it is too high, a cluster that loses half of its time looks fine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BEGUN = [
 
 def test_the_share_is_of_steps_that_count_by_all_the_time() -> None:
     saved = [{"kind": "checkpoint", "step": 2, "blocked_seconds": 0.5, "write_seconds": 4.0, "time": 1030.0}]
-    again = {"kind": "step", "step": 5, "seconds": 20.0, "time": 1090.0}  # computed a second time: counts once
+    again = {"kind": "step", "step": 5, "seconds": 20.0, "time": 1090.0}  # repeated: counts once
     found = spent_by([*STEPS, *saved, again], BEGUN)
     assert found.steps == 60.0 and found.since_start == 90.0 and found.effective == 60 / 90
     assert found.restarts == (15.0,) and found.blocked == (0.5,) and found.writing == (4.0,)

@@ -1,4 +1,4 @@
-"""The table of a continued run. If this breaks, a user is told that a model got better, or worse, than it did."""
+"""The table of a continued run. If this breaks, a user sees a model improve, or get worse, by a wrong amount."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENTRIES = [*lines(0, 2.0, 0.5, 1.5), *lines(9, 9.0, 0.1, 9.0), *lines(20, 1.0, 0
 
 
 def test_the_first_and_the_last_figures_stand_side_by_side(tiny_run: TinyRun) -> None:
-    """Baselines and counts are left out, and so is what was measured in between."""
+    """Baselines, counts and intermediate measurements are left out."""
     config = read_run(tiny_run("weights.init_from=a/b", "eval.row_tokens=64"))
     table = eval_delta(Clock.of(config), config.eval, ENTRIES)
     assert table is not None and table.splitlines() == [
@@ -48,4 +48,4 @@ def test_there_is_no_table_without_two_measurements(tiny_run: TinyRun) -> None:
     assert eval_delta(Clock.of(config), config.eval, lines(0, 2.0, 0.5, 1.5)) is None
     assert eval_delta(Clock.of(config), config.eval, lines(9, 2.0, 0.5, 1.5)) is None
     scratch = read_run(tiny_run())
-    assert not measures_before(scratch.weights, scratch.objective), "from scratch there is nothing to compare with"
+    assert not measures_before(scratch.weights, scratch.objective), "a run from scratch lacks a first figure"

@@ -1,4 +1,4 @@
-"""Evaluations of a run: whatever figures it recorded, under the right name, beside what guessing reaches."""
+"""Evaluations of a run: every recorded figure under its name, with its baseline."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_table_has_the_last_the_baseline_and_the_highest(tmp_path: Path) -> 
         ["nli", "accuracy", "none", "none", "0.400 at 2 k", ""],
     ]
     titles = [curve["title"] for curve in run["curves"]]
-    assert titles[2:] == ["sst2: accuracy", "nli: accuracy", "nli: f1"]  # counts not at all
+    assert titles[2:] == ["sst2: accuracy", "nli: accuracy", "nli: f1"]  # no counts
     assert figures(read_history(folder / "metrics.jsonl"))["nli f1"].text == "0.200"
 
 
@@ -43,7 +43,7 @@ def test_what_a_resume_made_void_is_forgotten_and_what_was_repeated_counts_once(
 
 @pytest.mark.runs
 def test_a_record_of_thousands_of_names_is_drawn_within_bounds(tmp_path: Path) -> None:
-    """What a broken disk or a stranger's run holds must not make a page that no browser opens."""
+    """A broken disk or an untrusted run must not produce a page that browsers cannot open."""
     many = {f"figure{i}": 0.5 for i in range(2000)}
     lines = [evaluation(10, f"{'x' * 500}{i}", **many) for i in range(40)]
     curves = page_of(run_folder(tmp_path, *STEPS, *lines)).run()["curves"]

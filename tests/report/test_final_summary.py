@@ -1,4 +1,4 @@
-"""How a run ends well: what it came to, and commands that work when they are typed as they stand."""
+"""The final summary of a run: its results, and next commands that work as printed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_commands_at_the_end_are_those_to_type(
     assert (tmp_path / "runs/tiny/hf/config.json").is_file()
     capsys.readouterr()
     assert main(["train", *tiny_run()]) == 0
-    assert capsys.readouterr().out.splitlines()[-4:] == said[at + 2 :]  # also when there is nothing left to train
+    assert capsys.readouterr().out.splitlines()[-4:] == said[at + 2 :]  # also if all is trained already
 
 
 def test_a_run_without_held_out_text_is_not_told_to_measure_it(tiny_run: TinyRun) -> None:
@@ -57,7 +57,7 @@ def test_a_run_without_held_out_text_is_not_told_to_measure_it(tiny_run: TinyRun
 
 
 def test_a_run_has_one_training_loss_wherever_it_is_told(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """The line at the end, `runs` and `report` said three numbers of one run; steps done twice counted twice."""
+    """The last line, `runs` and `report` showed three numbers for one run; repeated steps counted twice."""
     lines: list[dict[str, Any]] = [
         {"kind": "step", "step": step, "tokens": 10 * step, "loss": float(step)} for step in (*range(1, 31), 29, 30, 31)
     ]

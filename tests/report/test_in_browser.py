@@ -1,4 +1,4 @@
-"""The page in a real browser: what clicks, the pointer, the width of the window and a run that goes on do to it."""
+"""The page in a real browser: clicks, pointer, window width, and a run that is still training."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(autouse=True)
 def without_a_complaint(chromium: Browser) -> Iterator[None]:
-    """No page may end in an error of its script, or break its own policy."""
+    """Check that no page ends with a script error or violates its own policy."""
     chromium.errors()
     yield
     assert chromium.errors() == []
 
 
 def records(number: int) -> list[dict[str, Any]]:
-    """Of a run whose loss is the higher, the higher its number; odd ones were restarted, the third had a fault."""
+    """Return records of a run; a higher number means a higher loss, odd ones were restarted, the third had a fault."""
     steps = [step(i, loss=2 + 0.5 * number + math.exp(-i / 5)) for i in range(1, 31)]
     found = [*steps[:15], *[resume(15)] * (number % 2), *steps[15:], validation(30, 2 + 0.5 * number)]
     return [*found, evaluation(30), *[fault(30, "skip")] * (number == 3)]
@@ -52,7 +52,7 @@ def compared(folder: Path, count: int) -> Path:
 
 
 def choose(chromium: Browser, selector: str, value: object) -> None:
-    """As a reader does who types or picks."""
+    """Type or pick a value as a reader would."""
     chromium.run(
         "const e = document.querySelector(arguments[0]); e.value = arguments[1];"
         "for (const kind of ['input', 'change']) e.dispatchEvent(new Event(kind, {bubbles: true}))",
@@ -63,7 +63,7 @@ def choose(chromium: Browser, selector: str, value: object) -> None:
 
 @pytest.mark.parametrize("count", [1, 10])
 def test_the_page_never_scrolls_sideways(chromium: Browser, tmp_path: Path, count: int) -> None:
-    """On a phone, half a screen and a wide one; with hostile names, long values and 30 keys that differ."""
+    """For a phone, half a screen and a wide one; with hostile names, long values and 30 keys that differ."""
     keys = "\n".join(f"some_section_{i}:\n  quite_a_long_key_of_it_{i}: '{{lr}}/{'long' * 60}'" for i in range(30))
     folders = [
         run(
@@ -92,7 +92,7 @@ def test_the_page_never_scrolls_sideways(chromium: Browser, tmp_path: Path, coun
 
 
 def test_runs_are_hidden_filtered_sorted_and_kept_in_front(chromium: Browser, tmp_path: Path) -> None:
-    """The next run is decided by which of the rates won, and not by which stands first."""
+    """The next run is decided by the best learning rate, not by the first in the list."""
     page = compared(tmp_path, 12)
     chromium.open(page)
     assert chromium.run(DRAWN) == list(range(12))
@@ -136,7 +136,7 @@ def test_runs_are_hidden_filtered_sorted_and_kept_in_front(chromium: Browser, tm
     assert chromium.run(alphas) == [1 if n == 6 else 0.15 for n in range(12)]
     address = chromium.run("return location.hash")
     chromium.open_at(page, address)
-    assert chromium.run("return [state.pin, state.sort.head]") == ["run-004", "Restarts"]  # a view can be sent
+    assert chromium.run("return [state.pin, state.sort.head]") == ["run-004", "Restarts"]  # a view can be shared
 
 
 def test_axes_smoothing_and_zoom(chromium: Browser, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_axes_smoothing_and_zoom(chromium: Browser, tmp_path: Path) -> None:
 
 
 def test_pointing_names_the_lines_with_their_values(chromium: Browser, tmp_path: Path) -> None:
-    """Colour alone does not say which of twenty lines is which."""
+    """Twenty lines cannot be distinguished by colour only."""
     chromium.open(compared(tmp_path, 20))
     chromium.run("state.smooth = 0; redraw(); charts[0].figure.scrollIntoView({block: 'end', behavior: 'instant'})")
     place = chromium.run(
@@ -181,7 +181,7 @@ def test_pointing_names_the_lines_with_their_values(chromium: Browser, tmp_path:
     head, *named = chromium.run_later(tip)
     assert "tokens, the 10 nearest of 20 lines" in head[1] and len(named) == 10
     assert [text for css, text in named if css == "on"] == ["run-0128.015"]
-    assert [text[:7] for _, text in named] == [f"run-{n:03d}" for n in range(17, 7, -1)]  # as they lie
+    assert [text[:7] for _, text in named] == [f"run-{n:03d}" for n in range(17, 7, -1)]  # in the order of the lines
     assert chromium.run("return document.querySelector('#runs tr.on').dataset.run") == "12"
 
 
@@ -191,7 +191,7 @@ def test_csv_and_theme(chromium: Browser, tmp_path: Path) -> None:
     lines = chromium.run("return csv()").splitlines()
     assert lines[0].startswith("run,kind,step,tokens,seconds,loss") and len(lines) == 1 + 2 * (30 + 2 + 1)
     assert lines[1].startswith("plain,step,1,100,0,2.8187")
-    assert sum(line.startswith("'=1+1,") for line in lines) == 33  # no formula in a spreadsheet
+    assert sum(line.startswith("'=1+1,") for line in lines) == 33  # never a formula in a spreadsheet
     links = chromium.run(
         "const found = []; const click = HTMLAnchorElement.prototype.click;"
         "HTMLAnchorElement.prototype.click = function () { found.push([this.download, this.href.slice(0, 5)]) };"
@@ -220,7 +220,7 @@ def test_what_the_model_fills_in_is_followed_over_validations(chromium: Browser,
 
 
 def test_the_data_are_drawn(chromium: Browser, tmp_path: Path) -> None:
-    """As high and as long as they should be, in the order of the record, and gone with a run that has no record."""
+    """With the right size and order, and hidden together with a run that lacks the record."""
     folder = run(tmp_path / "alone", *records(0))
     (folder / "data.json").write_text(json.dumps(asdict(statistics())))
     chromium.open(write_report(folder), 1000)

@@ -18,7 +18,7 @@ from tests.report.records import step, validation
 
 @pytest.fixture
 def runs(tiny_run: TinyRun, tmp_path: Path) -> Path:
-    """Runs of 6,000 tokens; each step is of 100."""
+    """Write runs of 6,000 tokens with steps of 100."""
     text = to_yaml(read_run(tiny_run()))
     for name, steps, outcome in (
         ("done", 60, "finished"),
@@ -75,7 +75,7 @@ def test_a_damaged_folder_is_named_and_the_others_are_listed(
 
 
 def test_of_a_long_record_only_the_end_is_read(tmp_path: Path) -> None:
-    """A record of a long run has gigabytes, and a folder a hundred runs."""
+    """A long run's record has gigabytes, and a folder a hundred runs."""
     file = tmp_path / "metrics.jsonl"
     lines = [json.dumps(validation(1))] + [json.dumps(step(number)) for number in range(1, 3000)]
     file.write_text("\n".join(lines) + "\n")
@@ -89,14 +89,14 @@ def test_of_a_long_record_only_the_end_is_read(tmp_path: Path) -> None:
 def test_what_a_stranger_wrote_neither_moves_the_cursor_nor_fills_the_screen(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder out of an archive may be named by whoever wants to hide a line of the table, or an error."""
+    """The name of a folder from an archive may be chosen to hide a line of the table, or an error."""
     folder = runs / "evil\x1b[2J"
     folder.mkdir()
     text = next(runs.glob("*/config.yaml")).read_text(encoding="utf-8")
     name = next(line for line in text.splitlines() if line.startswith("name: "))
     (folder / "config.yaml").write_text(text.replace(name, 'name: "evil\\e[2J"'), encoding="utf-8")
     line = {"kind": "step", "step": 1, "tokens": 1e308, "loss": 1e308, "tokens_per_second": 1e308, "time": 0}
-    lines = [json.dumps(line | {"step": step}) for step in (1, 2, 3)]  # whose sum no float holds
+    lines = [json.dumps(line | {"step": step}) for step in (1, 2, 3)]  # their sum overflows a float
     (folder / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8")
     capsys.readouterr()
     assert main(["report", str(runs)]) == 0

@@ -1,4 +1,4 @@
-"""The page of a run as a file, and the document in it: what a reader sees must be what the run did."""
+"""The page of a run as a file, and the document in it: it must show exactly the recorded run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VOID = {"meta", "link", "br", "wbr", "input"}
 
 
 class Page(HTMLParser):
-    """Collects elements as (tag, attributes, own text) and refuses a page whose tags do not close in order."""
+    """Collects elements as (tag, attributes, own text) and rejects tags that do not close in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ def test_terms_of_a_loss_are_columns_and_what_a_run_lacks_is_none(tmp_path: Path
 
 
 def test_a_loss_that_is_not_a_number_is_a_gap_and_is_told(tmp_path: Path) -> None:
-    """A run that diverged must not look fine, and must not break the page either."""
+    """A diverged run must not look fine, and must not break the page."""
     losses = [3.0, 2.9, math.nan, math.inf, 2.8, 2.7]
     run = page_of(run_folder(tmp_path, *(step(i, loss) for i, loss in enumerate(losses, 1)))).run()
     assert run["columns"]["loss"] == [3.0, 2.9, None, None, 2.8, 2.7]
@@ -114,7 +114,7 @@ def test_a_loss_that_is_not_a_number_is_a_gap_and_is_told(tmp_path: Path) -> Non
 
 
 def test_faults_are_marked_and_listed(tmp_path: Path) -> None:
-    """A run that skipped, went back or was stopped on its way must not look like one that ran through."""
+    """A run that skipped updates, rolled back or was stopped must not look like an undisturbed one."""
     folder = run_folder(
         tmp_path,
         *(step(i) for i in range(1, 21)),
@@ -146,7 +146,7 @@ def test_a_torn_line_is_told(tmp_path: Path, records: list[dict[str, Any]]) -> N
 @pytest.mark.runs
 @pytest.mark.parametrize("all_broken", [False, True])
 def test_many_steps_stay_a_small_page(tmp_path: Path, all_broken: bool) -> None:
-    """Also when every loss is broken, which marks every step."""
+    """Also if every loss is broken, which marks every step."""
     lines = [
         json.dumps(step(i, math.nan if all_broken else 99.0 if i == 14_321 else 2 + 1 / i)) for i in range(1, 30_001)
     ]
@@ -167,7 +167,7 @@ def test_a_run_that_has_hardly_begun_has_a_page(tmp_path: Path, count: int) -> N
 
 
 def test_the_page_asks_nobody_for_anything(tmp_path: Path, records: list[dict[str, Any]]) -> None:
-    """A run's page is opened on machines without a network, and must not tell anyone that it was."""
+    """A run's page is opened on machines without a network, and must not contact any server."""
     page = page_of(run_folder(tmp_path, *records))
     assert not [a for t, a, _ in page.found if "src" in a or (t != "link" and "href" in a)]
     policy = next(a["content"] for t, a, _ in page.found if a.get("http-equiv") == "Content-Security-Policy")
@@ -176,7 +176,7 @@ def test_the_page_asks_nobody_for_anything(tmp_path: Path, records: list[dict[st
 
 
 def test_names_from_outside_stay_text(tmp_path: Path) -> None:
-    """A phase, a checkpoint or a configuration may hold anything; none of it may run."""
+    """A phase, a checkpoint or a configuration may contain anything; none of it may run as a script."""
     evil = "</script><script>alert(1)</script>"
     back = {**resume(1), "checkpoint": evil}
     folder = run_folder(tmp_path, step(1, phase=evil), back, step(2, phase=evil), config=f"name: '{evil}'\n")
@@ -213,7 +213,7 @@ def sample(number: int, guess: str = " cat", **more: Any) -> dict[str, Any]:
 
 
 def test_samples_are_those_that_still_count(tmp_path: Path) -> None:
-    """What a resume trains again, and lines that are torn or no samples, are left out."""
+    """Repeated steps, torn lines and lines of other kinds are left out."""
     folder = run_folder(tmp_path, step(1))
     lines = [sample(1), sample(2), sample(3), sample(2, " mouse"), {"texts": 3}]
     (folder / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "sam')

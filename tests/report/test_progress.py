@@ -1,4 +1,4 @@
-"""What a person sees; if this breaks, a run that goes wrong looks as one that does not."""
+"""Progress lines. If this breaks, a run that goes wrong looks like one that does not."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shown(tiny_run: TinyRun, *overrides: str) -> Progress:
 
 
 def test_a_plain_line_says_everything(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
-    """On standard output, where the banner is: `train | tee log` keeps both, and no terminal's control characters."""
+    """On standard output, like the banner: `train | tee log` keeps both, without control characters."""
     display = shown(tiny_run, "logging.progress_bar=true", "logging.line_seconds=0.001")
     display.step(entry(1, mfu=0.412))
     display.line("validation at 400 tokens")
@@ -53,7 +53,7 @@ def test_a_plain_line_says_everything(tiny_run: TinyRun, capsys: pytest.CaptureF
 def test_speeds_are_means_over_time(
     tiny_run: TinyRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1,000 tokens in 1 s and 1,000 in 9 s are 200 a second, not 555; where no peak is known, FLOP/s are shown."""
+    """1,000 tokens in 1 s and 1,000 in 9 s are 200 a second, not 555; without a known peak FLOP/s are shown."""
     now = iter([100.0, 200.0, 201.0])
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(now)))
     display = shown(tiny_run)
@@ -89,7 +89,7 @@ SEEN = {
 
 @pytest.mark.parametrize("width", SEEN)
 def test_a_narrow_terminal_loses_what_matters_least(width: int) -> None:
-    """How far, how good, how fast and how long are seen on any terminal; cut off, they are what is looked for most."""
+    """Progress, loss, speed and time left are visible on any terminal; they matter most."""
     assert fitted(FIRST, REST, width) == SEEN[width]
 
 
@@ -102,12 +102,12 @@ def test_no_line_is_wider_than_its_terminal_and_none_shows_less_than_a_narrower_
 
 
 def test_a_terminal_gets_a_line_that_is_redrawn(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages stand above it, whole; the last state of each phase stays."""
+    """Messages are printed above it, complete; the last state of each phase stays."""
     terminal = Terminal()
     monkeypatch.setattr(progress.sys, "stdout", terminal)
     monkeypatch.setattr(progress.shutil, "get_terminal_size", lambda *_, **__: os.terminal_size((80, 24)))
     now = iter(range(100, 200))
-    clock = SimpleNamespace(monotonic=lambda: float(next(now)))  # its own: other threads have theirs
+    clock = SimpleNamespace(monotonic=lambda: float(next(now)))  # separate, since other threads read the real one
     monkeypatch.setattr(progress, "time", clock)
     display = shown(tiny_run, "logging.progress_bar=true")
     for step in range(1, 11):

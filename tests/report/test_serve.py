@@ -1,4 +1,4 @@
-"""The page that is served: what is new and nothing else, of whatever runs there are, to this machine alone."""
+"""The served page: sends only new data of the runs, and answers only this machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add(folder: Path, *records: dict[str, Any], tail: str = "") -> None:
 
 
 def ask(watch: Watch, known: list[Known]) -> dict[int, dict[str, Any]]:
-    """What is new, by the number of the run; `known` then has it too."""
+    """Return the new data by number of the run, and add it to `known`."""
     found: dict[int, dict[str, Any]] = dict(watch.changes(known)["runs"])
     for number, changes in found.items():
         known[number : number + 1] = [Known(*changes["known"])]
@@ -38,7 +38,7 @@ def ask(watch: Watch, known: list[Known]) -> dict[int, dict[str, Any]]:
 
 
 def test_only_what_is_new_is_handed_out(tmp_path: Path) -> None:
-    """A hundred runs would not be told whole every few seconds."""
+    """Otherwise a hundred runs would be sent whole every few seconds."""
     one = run(tmp_path / "runs/a", *(step(i) for i in range(1, 41)))
     watch, known = Watch([tmp_path / "runs"]), []
     assert len(ask(watch, known)[0]["columns"]["step"]) == 40
@@ -46,7 +46,7 @@ def test_only_what_is_new_is_handed_out(tmp_path: Path) -> None:
     add(one, step(41), validation(41), tail='{"kind": "st')
     found = ask(watch, known)[0]
     assert found["first"] == 40 and found["columns"]["step"] == [41] and found["curves"][0]["value"] == [2.5]
-    assert found["warnings"] == []  # half a line is no damage while the run goes on
+    assert found["warnings"] == []  # a partial line is normal while the run trains
     assert ask(watch, known) == {}
 
 
@@ -137,7 +137,7 @@ def test_the_page_asks_its_own_server_alone(server: Server) -> None:
     [("localhost:9", 200), ("127.0.0.1", 200), ("[::1]:80", 200), ("evil.example", 403), ("evil.example:8421", 403)],
 )
 def test_a_name_of_another_machine_is_refused(server: Server, host: str, status: int) -> None:
-    """A site whose name is turned to 127.0.0.1 has the visitor's browser ask under that name."""
+    """A website whose name is resolved to 127.0.0.1 could otherwise read the page through the visitor's browser."""
     assert request(server, "GET", "/", host=host)[0] == status
     assert request(server, "POST", "/data.json", host=host)[0] == status
 

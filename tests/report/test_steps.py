@@ -1,4 +1,4 @@
-"""Which steps are drawn, and what stands for the others: a spike that is left out is a fault that nobody sees."""
+"""Sampling of steps for the page: if a spike is left out, a fault becomes invisible."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_thinning_keeps_a_gap_and_the_first_step_of_a_phase() -> None:
 
 
 def test_the_mean_of_what_is_drawn_is_the_mean_of_all() -> None:
-    """Extremes alone would draw a smoothed curve through the middle of them."""
+    """Extremes only would draw a smoothed curve through their middle."""
     values = np.array([1.0, 1.0, 9.0, 1.0, np.nan, 2.0, 4.0])
     chosen = np.array([0, 2, 5, 6])
     assert means(values, chosen).tolist() == [1.0, 5.0, 1.5, 4.0]

@@ -1,4 +1,4 @@
-"""What a step is said to cost: a wrong figure here sends people to optimise what is not slow."""
+"""Speed, FLOPs and time left of a step: a wrong figure makes people optimise a part that is not slow."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_flops_are_those_of_the_pairs_of_tokens_that_see_each_other() -> None:
 
 
 def test_flops_of_another_encoder_in_causal_order() -> None:
-    """BERT has one matrix into its feed-forward and no window; a token sees itself and what stands before it."""
+    """BERT has one matrix into its feed-forward and no window; a token sees itself and the tokens before it."""
     model = BertConfig(vocab_size=512, hidden_size=32, num_layers=3, num_heads=2, intermediate_size=48)
     lengths = [chunk.length + SPECIAL_TOKENS for row in ROWS for chunk in row]
     predicted = sum(lengths) - len(lengths)
@@ -66,7 +66,7 @@ def test_flops_of_another_encoder_in_causal_order() -> None:
 
 
 def test_flops_of_permuted_orders() -> None:
-    """Query tokens are computed and are no tokens of the clock; what a token sees is counted at the mean."""
+    """Query tokens are computed but do not count on the clock; the keys of a token are averaged."""
     model = BertConfig(vocab_size=512, hidden_size=32, num_layers=3, num_heads=2, intermediate_size=48)
     objective = PermutationLmConfig()
     lengths = [chunk.length + SPECIAL_TOKENS for row in ROWS for chunk in row]
@@ -80,12 +80,12 @@ def test_flops_of_permuted_orders() -> None:
 
 
 def sum_to(count: float) -> float:
-    """Of 1, 2, ... count."""
+    """Return 1 + 2 + ... + count."""
     return count * (count + 1) / 2
 
 
 def test_flops_of_pairs() -> None:
-    """A pair has one special token more, and its head reads [CLS] alone; a batch without a pair is no special case."""
+    """A pair has one more special token, and its head reads only [CLS]; also for a batch without a pair."""
     objective = SentenceOrderConfig()
     with_pairs, without = (training_flops(ROWS, {"mlm": 30, "sop": n}, MODEL, objective) for n in (3, 0))
     assert with_pairs - without == pytest.approx(3 * 3 * 2 * (32 * 32 + 2 * 32), rel=1e-6)
@@ -94,7 +94,7 @@ def test_flops_of_pairs() -> None:
 
 
 def test_the_peak_is_known_only_where_the_datasheet_is() -> None:
-    """An MFU against another card's peak is worse than none: H100 NVL and H200 NVL are slower than their namesakes."""
+    """An MFU against another GPU's peak is worse than none: H100 NVL and H200 NVL are slower than their namesakes."""
     assert peak_flops("NVIDIA H100 80GB HBM3", "amp_bf16") == 989e12
     assert peak_flops("NVIDIA A100-SXM4-80GB", "amp_bf16") == 312e12
     assert peak_flops("NVIDIA H100 NVL", "amp_bf16") is None
@@ -104,7 +104,7 @@ def test_the_peak_is_known_only_where_the_datasheet_is() -> None:
 
 @pytest.fixture
 def a_meter(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> Meter:
-    """Of a run of 6,000 tokens, on a GPU that makes 1e9 FLOP/s; its clock is ticked by `steps`."""
+    """Return a meter of a run of 6,000 tokens on a GPU with 1e9 FLOP/s; `steps` advances its clock."""
     monkeypatch.setattr(throughput, "peak_flops", lambda name, precision: 1e9)
     file, *_ = tiny_run()
     config = load_run([file])
@@ -114,7 +114,7 @@ def a_meter(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> Meter:
 def steps(
     a_meter: Meter, monkeypatch: pytest.MonkeyPatch, seconds: list[float], between: dict[int, float] | None = None
 ) -> list[dict[str, Any]]:
-    """Steps of 10 tokens each that take so long; before those of some numbers something else happens for a while."""
+    """Record steps of 10 tokens with these durations; before some of them, time passes for something else."""
     found, now = [], 100.0
     for number, each in enumerate(seconds):
         now += each + (between or {}).get(number, 0.0)
@@ -135,24 +135,24 @@ def test_shares_and_rates_of_a_step(a_meter: Meter, monkeypatch: pytest.MonkeyPa
 
 
 def left(found: list[dict[str, Any]]) -> list[float]:
-    """Seconds a step that the time left assumes, from the 6,000 tokens of the run and the 10 of a step."""
+    """Return the seconds a step that the time left assumes, for a run of 6,000 tokens and steps of 10."""
     return [entry["seconds_left"] / (600 - number) for number, entry in enumerate(found, 1)]
 
 
 def test_time_left_follows_the_present_speed(a_meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that slows down, or recovers, must show in minutes and not after 500 steps."""
+    """If a machine slows down or recovers, that must show within minutes and not after 500 steps."""
     found = left(steps(a_meter, monkeypatch, [1.0] * 300 + [3.0] * 60))
     assert found[299] == pytest.approx(1.0) and found[-1] == pytest.approx(3.0)
 
 
 def test_time_left_forgets_what_compiles(a_meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first step of a process and one at a change of phase compile; a time that counts them is hours off."""
+    """The first step of a process and of a phase compile; counting them makes the time hours too long."""
     found = left(steps(a_meter, monkeypatch, [90.0, *[1.0] * 30, 60.0, *[1.0] * 30]))
     assert found[0] == 90.0 and found[1:] == [pytest.approx(1.0)] * 61
 
 
 def test_time_left_counts_waits_that_come_again_and_again(a_meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that are too slow make every fourth step wait, as there are four of them; that is the run's speed."""
+    """Four workers that are too slow make every fourth step wait; that belongs to the run's speed."""
     found = left(steps(a_meter, monkeypatch, [1.0, 1.0, 1.0, 5.0] * 40))
     assert 1.6 < found[-1] < 2.1
 
@@ -162,7 +162,7 @@ def test_validations_and_checkpoints_count_by_their_share_and_not_at_once(
 ) -> None:
     found = left(steps(a_meter, monkeypatch, [10.0] * 100, {5: 60.0} | dict.fromkeys(range(10, 100, 10), 60.0)))
     assert found[4] == pytest.approx(10.0)
-    assert 10.0 < found[5] < 11.5  # the first validation: a minute of the first two, and nobody panics
+    assert 10.0 < found[5] < 11.5  # the first validation took a minute and hardly changes the estimate
     assert found[-1] == pytest.approx(10.0 * (990 + 600) / 990, rel=0.01)
 
 

@@ -1,4 +1,4 @@
-"""What a run's time went into, on its page. If the live page and the still one disagreed, nobody would trust either."""
+"""The use of a run's time on its page. If the live page and the saved one disagreed, neither could be trusted."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_live_page_shows_what_the_still_one_does_with_the_formula(tmp_path: 
 
 
 def test_it_grows_with_the_run_and_forgets_lost_steps(tmp_path: Path) -> None:
-    """As added up line by line it is what reading all of them gives."""
+    """Adding line by line gives the same as reading everything."""
     run = tmp_path / "run"
     watched = WatchedRun(run, "run", live=True)
     watched.refresh()
@@ -97,7 +97,7 @@ def test_lines_that_hold_anything_are_no_error(tmp_path: Path) -> None:
 
 
 def test_a_run_that_trains_shows_how_far_it_has_come_and_when_it_ends(tmp_path: Path) -> None:
-    """Whoever opens the live page asks that first; a run that has ended has no time left."""
+    """A reader of the live page wants this first; a run that has ended has zero time left."""
     run = tmp_path / "run"
     write(run, step(1) | {"tokens": 3_000, "seconds_left": 90.0})
     (run / "config.yaml").write_text("phases: {one: {tokens: 4000}, two: {tokens: 8000}}\n")

@@ -14,7 +14,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> SmallRun:
 
 @pytest.fixture
 def copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> SmallRun:
-    """The same with a second home, in which 300 and 500 are."""
+    """Return a run with a replica that holds steps 300 and 500."""
     run = SmallRun(tmp_path, capsys, copies=True)
     run.copy(300, 500)
     return run

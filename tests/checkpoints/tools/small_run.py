@@ -1,4 +1,4 @@
-"""The folder of a run with checkpoints of a tiny model, and what the verb says about it."""
+"""A run's folder with checkpoints of a tiny model, and the output of `checkpoints` about it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class SmallRun:
         return folder_of(self.checkpoints, step)
 
     def copy(self, *steps: int, url: str | None = None) -> None:
-        """Into a second home, as training does it behind a step."""
+        """Copy steps into the replica, as training does after a step."""
         url = self.url if url is None else url
         order = Order(str(self.folder), url, self.config.name, self.config.checkpoint.keep, 20.0, os.getpid())
         copier = Copier(order, Store(url, self.config.name, 20.0))
@@ -75,14 +75,14 @@ class SmallRun:
         copier.copy_records()
 
     def flip(self, step: int, name: str = "model.safetensors") -> None:
-        """One bit of the last byte."""
+        """Flip a bit of the last byte."""
         path = self.at(step) / name
         content = bytearray(path.read_bytes())
         content[-1] ^= 1
         path.write_bytes(bytes(content))
 
     def says(self, action: str, *words: str | Path, code: int = 0) -> str:
-        """What an action prints, both streams, after it has ended with a code."""
+        """Run an action, check its exit code, and return both its outputs."""
         self._capsys.readouterr()
         found = main(["checkpoints", action, *map(str, words)])
         out, error = self._capsys.readouterr()
@@ -94,13 +94,13 @@ class SmallRun:
         return sorted(int(path.name[5:]) for path in self.checkpoints.glob("step-*"))
 
     def bytes(self) -> dict[str, bytes]:
-        """Of every file of a checkpoint, by its path below the run."""
+        """Return the bytes of every file of the checkpoints, by path below the run."""
         files = [path for path in self.checkpoints.rglob("*") if path.is_file()]
         return {str(path.relative_to(self.checkpoints)): path.read_bytes() for path in files}
 
 
 def as_schema_4(folder: Path) -> None:
-    """As the version before wrote it: whole tensors, and a manifest that says nothing of slices."""
+    """Rewrite as the previous schema: whole tensors, and a manifest without slices."""
 
     def change(content: dict[str, Any]) -> None:
         content["schema"] = 4
@@ -112,7 +112,7 @@ def as_schema_4(folder: Path) -> None:
 def write_sharded(
     checkpoints: Path, step: int, config: RunConfig, change: Callable[[str, Tensor], Tensor] = lambda name, t: t
 ) -> Path:
-    """As two ranks write it: of every tensor with rows the first has the upper half, the other the rest."""
+    """Write as two ranks would: of every tensor with rows the first has the upper half, the other the lower."""
     weights = {name: change(name, torch.full_like(p, step)) for name, p in
                ModernBertForMaskedLM(config.model).named_parameters()}  # fmt: skip
     moments = {f"exp_avg/{name}": tensor / 2 for name, tensor in weights.items()}

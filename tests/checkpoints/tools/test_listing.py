@@ -1,5 +1,5 @@
-"""What there is of a run, and what is wrong with it. A line that is missing or wrong here costs somebody a run: the
-checkpoint that was thought to be there is not, or the only whole one is removed.
+"""List and verify a run's checkpoints. If a line is missing or wrong, a user relies on a checkpoint that does not
+exist, or removes the only whole one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def test_json_has_exact_numbers_and_what_is_wrong(run: SmallRun) -> None:
     found = {each["step"]: each for each in json.loads(run.says("list", run.folder, "--json"))}
     size = sum(path.stat().st_size for path in run.at(100).iterdir())
     assert found[100]["bytes"] == size and found[100]["tokens"] == 1000 and found[100]["kept"] == ["milestone"]
-    assert found[400]["state"] == "whole", "a flipped bit takes reading the tensors"
+    assert found[400]["state"] == "whole", "a flipped bit is found only by reading the tensors"
     said = run.says("verify", run.folder, "--json", code=74)
     found = {each["step"]: each for each in json.loads(said[: said.rindex("]") + 1])}
     assert [found[step]["state"] for step in (300, 400, 500)] == ["valid", "damaged", "valid"]
@@ -108,7 +108,7 @@ HOSTILE_MANIFESTS = (
 
 @pytest.mark.parametrize("text", HOSTILE_MANIFESTS, ids=lambda text: text[:20])
 def test_no_manifest_crashes_any_action(run: SmallRun, text: str) -> None:
-    """With right hashes or without: each action says what is wrong, or takes the checkpoint before."""
+    """With matching hashes or without: each action reports the error, or uses the checkpoint before."""
     (run.at(500) / MANIFEST).write_text(text)
     _every_action(run)
 
@@ -146,7 +146,7 @@ def test_what_a_write_has_left_and_what_is_elsewhere_is_listed(copied: SmallRun)
     assert " yes " in state_of(said, 500) and " no " in state_of(said, 400)
     assert "second home" not in copied.says("list", copied.folder, "--local")
     shutil.rmtree(copied.at(500))
-    copied.write(500, phase_end=True)  # the copy is of another one
+    copied.write(500, phase_end=True)  # the replica's copy differs
     assert " no " in state_of(copied.says("list", copied.folder), 500)
 
 
@@ -192,7 +192,7 @@ def test_a_run_that_is_trained_may_be_looked_at(run: SmallRun) -> None:
 
 
 def test_one_that_the_run_removes_meanwhile_is_no_damage(run: SmallRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else whoever watches a run by `verify` is called at night by its retention."""
+    """Otherwise retention would raise a false alarm for users who monitor a run by `verify`."""
     real = listing.look
 
     def look(folder: Path) -> object:
@@ -213,7 +213,7 @@ def test_both_schemas_whole_and_in_slices_are_understood(run: SmallRun) -> None:
 
 
 def test_list_needs_no_torch(run: SmallRun) -> None:
-    """Seconds on a login node."""
+    """It takes less than seconds on a login node."""
     code = (
         "import sys\nfrom modernbert_train.__main__ import main\n"
         "code = main(['checkpoints', 'list', sys.argv[1]])\n"

@@ -1,5 +1,5 @@
-"""Back to an older checkpoint. If this breaks, a rollback loses the work that it was meant to keep, or
-the next start resumes from what was rolled back.
+"""Roll back to an older checkpoint. If this breaks, a rollback loses the work that it was meant to keep, or the next
+start resumes from a checkpoint that was rolled back.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def test_newer_ones_are_set_aside_and_nothing_else_is_touched(run: SmallRun) -> 
     assert [path.name for path in aside(run)] == ["step-00000400", "step-00000500"]
     after = {name.removeprefix(f"superseded/{folder.name}/"): content for name, content in run.bytes().items()}
     record = (run.folder / "metrics.jsonl").read_bytes()
-    assert after == before | {"metrics.jsonl": record}, "every file is as it was, at its place or in the set"
+    assert after == before | {"metrics.jsonl": record}, "every file is unchanged, in its place or moved aside"
     said = run.says("list", run.folder)
     assert "3 whole checkpoints" in said and said.count("set aside  ") == 2
     assert f"set aside by `checkpoints restore`: superseded/{folder.name}/step-00000400" in said
@@ -56,7 +56,7 @@ def test_the_newest_needs_nothing(run: SmallRun) -> None:
 
 
 def test_damaged_newer_ones_are_set_aside_too(run: SmallRun) -> None:
-    """Else each start would warn of what was rolled back."""
+    """Otherwise each start would warn of the checkpoints that were rolled back."""
     run.flip(500)
     (run.at(400) / "MANIFEST.json").write_text("{")
     run.says("restore", run.folder, "300")
@@ -90,7 +90,7 @@ def test_an_interrupted_restore_loses_nothing_and_is_completed_by_the_same_comma
         patch.setattr(Path, "rename", once)
         with pytest.raises(KeyboardInterrupt):
             main(["checkpoints", "restore", str(run.folder), "300"])
-    assert newest(run) == 400, "the newest goes first"
+    assert newest(run) == 400, "the newest is moved first"
     run.says("restore", run.folder, "300")
     assert newest(run) == 300
     names = {name.rpartition("back-to-step-00000300/")[2] for name in run.bytes()}
@@ -98,7 +98,7 @@ def test_an_interrupted_restore_loses_nothing_and_is_completed_by_the_same_comma
 
 
 def test_newer_copies_do_not_come_back(copied: SmallRun) -> None:
-    """The second home has 300 and 500; without more the next start would bring 500 back."""
+    """The replica has 300 and 500; without this the next start would bring 500 back."""
     said = copied.says("restore", copied.folder, "400")
     assert "step-00000500 is set aside in" in said
     fetch_newest(copied.config.checkpoint, Path(copied.config.folder), print)

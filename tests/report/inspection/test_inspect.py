@@ -1,6 +1,6 @@
-"""`inspect`: what it shows must be what is trained.
+"""`inspect` must show exactly the batches of training.
 
-If this breaks, a user looks at one masking and trains another, or takes a wrong mixture for the one that was asked.
+If this breaks, a user sees another masking or mixture than the run trains on.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def two_streams(tiny_run: TinyRun, tiny_data: Path) -> RunConfig:
 
 
 def trained_rows(config: RunConfig, number: int) -> list[str]:
-    """The rows of a batch as the training loader makes them, written down token by token."""
+    """Return the rows of a batch of the training loader, formatted token by token."""
     from modernbert_train.train.build import build_data
 
     tokenizer = Tokenizer.from_file(f"{config.data.tokenizer}/tokenizer.json")
@@ -84,7 +84,7 @@ def shown_rows(text: str) -> list[str]:
 
 @pytest.mark.parametrize("number", [1, 3, 13])
 def test_the_marks_are_those_of_the_batch_that_is_trained(tiny_run: TinyRun, number: int) -> None:
-    """Of both phases; the random words of the data have no line ends, so a sequence is one line."""
+    """For both phases; the random words of the data contain no newline, so a sequence is one line."""
     config = read_run(tiny_run("data.num_workers=0"))
     text = inspect_run(config, number, 1000, color=False)
     expected = trained_rows(config, number)
@@ -106,7 +106,7 @@ def test_other_maskings_are_shown_as_they_are_trained(tiny_run: TinyRun, masking
 
 @pytest.mark.runs
 def test_permuted_orders_are_shown_without_query_tokens(tiny_run: TinyRun) -> None:
-    """The text as it is, with a mark at each token that is asked for: the same rows as with masks, by their text."""
+    """The text is unchanged, with a mark at each predicted token: the same rows as with masks, by their text."""
     permuted, masked = (
         inspect_run(read_run(tiny_run(f"objective={{name: {name}}}")), 2, 1000, color=False)
         for name in ("permutation", "mlm")
@@ -138,7 +138,7 @@ def test_colours_add_nothing_to_what_is_said(tiny_run: TinyRun) -> None:
 
 
 def test_mixture_and_packing_are_those_of_the_plans(tiny_run: TinyRun, tiny_data: Path) -> None:
-    """All 12 or so batches of the first phase: counted here chunk by chunk through the documents' streams."""
+    """All 12 or so batches of the first phase, counted chunk by chunk through the documents' streams."""
     config = two_streams(tiny_run, tiny_data)
     text = inspect_run(config, 1, 1, color=False)
     streams = open_streams(config.data, config.seed, read_facts(config.data))
@@ -212,7 +212,7 @@ def test_it_needs_no_composer(tiny_run: TinyRun) -> None:
         [sys.executable, "-c", code, "inspect", *tiny_run()], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0 and done.stdout.endswith("100.00%\nFalse\n"), done.stderr
-    assert not ANSI.search(done.stdout)  # a pipe is no terminal
+    assert not ANSI.search(done.stdout)  # a pipe is not a terminal
 
 
 def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,20 +222,20 @@ def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatc
     assert wants_color(refused=False) and not wants_color(refused=True)
     monkeypatch.setenv("NO_COLOR", "1")
     assert not wants_color(refused=False)
-    monkeypatch.setenv("NO_COLOR", "")  # an empty one says nothing: no-color.org
+    monkeypatch.setenv("NO_COLOR", "")  # an empty value has no effect: no-color.org
     assert wants_color(refused=False)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
     assert not wants_color(refused=False)
 
 
 def test_text_cannot_drive_the_terminal() -> None:
-    """A document may hold escape sequences, which would repaint the screen or worse."""
+    """A document may contain escape sequences, which could repaint the screen or worse."""
     assert visible("a\x1b[31mb\tc\nd\u202e é") == "a\\x1b[31mb\\tc↵d\\u202e é"
 
 
 @pytest.mark.runs
 def test_a_reader_may_leave_and_an_output_may_lack_characters() -> None:
-    """`inspect ... | head`, and a log in ASCII: neither is worth a traceback."""
+    """`inspect ... | head`, and a log in ASCII: neither may cause a traceback."""
     code = (
         "from modernbert_train.core.lasting_output import lasting_output\n"
         "lasting_output()(print)('↵ä' + 'x' * 1_000_000)"
