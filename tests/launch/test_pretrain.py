@@ -107,7 +107,7 @@ def test_a_large_packed_text_is_measured_and_only_what_the_run_reads_is_prepared
     assert float(told[2].replace(",", "")) == pytest.approx(1_000, rel=0.1)
     share = load_typed(PrepareConfig, ["pretrained/large/data.yaml"]).document_share
     assert 20 / size < share < 0.6 and f"{share:.2g} of the documents" in said
-    assert re.search(r"takes .* of training at 20,000 tokens/s, .* besides", said)
+    assert re.search(r"takes .* of training at 20,000 tokens/s, .* more", said)
 
 
 @pytest.mark.runs

@@ -169,7 +169,7 @@ def test_another_encoder_is_planned_without_memory(
     (costs,) = [each for each in out.split("\n\n") if each.startswith("Time and cost")]
     assert "fits" not in costs and "For bert nothing was" in costs
     (scaling,) = [each for each in out.split("\n\n") if each.startswith("Scaling of phase")]
-    assert re.search(r"  64 +2,048 +hsdp +4,096 ", scaling) and "Microbatches are at most those" in scaling
+    assert re.search(r"  64 +2,048 +hsdp +4,096 ", scaling) and "Microbatches have at most the" in scaling
     assert not re.search(r"\b(nan|inf|None)\b", out)
 
 
