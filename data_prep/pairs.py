@@ -1,8 +1,13 @@
-"""Pairs of texts to shards for objective.name=contrastive: `prepare` with a spec that has a section `pairs`.
+"""Pairs of texts to shards for objective.name=contrastive: the stages of `prepare` for a spec with a section `pairs`.
 
 A row is a query, a text that answers it, and any number of texts that do not. It becomes one document, see
-objectives/contrastive.py, whose labels are a hash of each text and a teacher's score of it. What cannot be learnt from
-is left out and counted. Queries are held out whole, by their hash: no query is in both folders.
+objectives/contrastive.py, whose labels are a hash of each text and a teacher's score of it. Rows without use
+for training are left out and counted. Queries are held out whole, by their hash: no query is in both folders.
+
+    tokenise    read, clean and tokenise the rows of a task; arrays of them
+    merge       leave out duplicates, and write the rows of all tasks as one dataset
+
+The second is done by one process, so the shards do not depend on how the sources were cut.
 """
 
 from __future__ import annotations
@@ -10,65 +15,74 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import time
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from datatrove.data import DocumentsPipeline
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
+from data_prep.clean.documents import TRAIN, VALIDATION, Tally
 from data_prep.clean.fields import as_score
-from data_prep.make_tokenizer import tokenizer_file
-from data_prep.read.tables import hub_rows
-from data_prep.report import Fingerprint, inputs_of, is_finished
+from data_prep.clean.losses import require_little_lost
+from data_prep.read.items import Columns, LeftOut, Row, lacking_field, value_of
+from data_prep.read.sources import read_rows
+from data_prep.read.steps import Step, read_tallies
+from data_prep.report import Fingerprint
+from data_prep.tasks.executors import Stage, is_alone
+from data_prep.tasks.progress import Progress
+from data_prep.tasks.stages import Settle
+from data_prep.tasks.work import Work
+from data_prep.tasks.workers import Documents
 from data_prep.write.workspace import workspace
 from modernbert_train.config.contrastive import SCORE_UNIT
-from modernbert_train.config.tools.prepare import (
-    PairsConfig,
-    PairSourceConfig,
-    PairTextsConfig,
-    SourceConfig,
-    pairs_problems,
-)
-from modernbert_train.core.files import os_errors_as, values_as
+from modernbert_train.config.tools.pairs import PairsConfig, PairTextsConfig
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.text import plural
+from modernbert_train.core.tokenizer_threads import tokenizer_threads
 from modernbert_train.data.dataset_card import write_card
-from modernbert_train.data.parquet import open_parquet, parquet_rows
-from modernbert_train.data.tables import read_rows
-from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary, open_tokenizer, read_vocabulary
 
 REPORT = "pairs_report.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-_AT_ONCE = 1024  # examples that are tokenised together
-_SHARD_BYTES = 1 << 24
+_AT_ONCE = 1024  # rows that are tokenised together
 _MOST_LENGTHS = 1024  # of texts, in the card
 _HASH_BITS = 62  # two halves of 31, which travel as int32
+# a task's record of a row: hash of its texts, their number (0: one has no token), whether it is held out, and
+# counts for a row that is no duplicate
+_COUNTED = ("negatives", "contradictions", "more_negatives", "truncated")
+_ROW = np.dtype([("key", "<i8"), ("texts", "<i4"), ("held_out", "?"), *((name, "<i4") for name in _COUNTED)])
+_TEXT = np.dtype([("hash", "<i8"), ("score", "<i8"), ("tokens", "<i4")])
 
 
-class Row(NamedTuple):
-    """One of a file.
+class Pair(NamedTuple):
+    """The texts of a row.
 
     Attributes:
         query, positive: texts.
         negatives: without empty ones.
         scores: of a teacher, 0 to 1, of the positive and each negative; empty: none.
+        prefixes: put before the query, and before each other text.
     """
 
     query: str
     positive: str
     negatives: tuple[str, ...]
-    scores: tuple[float, ...] = ()
+    scores: tuple[float, ...]
+    prefixes: tuple[str, str]
 
 
 @dataclass
 class Counts:
-    """What became of the rows."""
+    """Numbers of rows and texts by outcome."""
 
     train: int = 0
     validation: int = 0
@@ -76,158 +90,112 @@ class Counts:
     truncated: int = 0  # texts that were cut at the end
     empty: int = 0  # rows left out: a query or positive without a letter
     same: int = 0  # rows left out: the query is its own positive
-    duplicates: int = 0  # rows left out: there before
+    duplicates: int = 0  # rows left out: equal to an earlier one
     contradictions: int = 0  # negatives left out: they are the query or its positive
     more_negatives: int = 0  # left out beyond pairs.max_negatives
-    repeated: int = 0  # texts that were there before in the same folder: no wrong answers to each other in a batch
+    repeated: int = 0  # texts equal to an earlier one of the same folder: no negatives of each other in a batch
+    damaged: int = 0  # rows left out: on_error=skip
 
 
-def prepare_pairs(config: PairsConfig, overwrite: bool = False) -> str:
-    """Make the dataset that a spec of pairs describes, or find that it is there already; as `prepare` does of text.
+def check(config: PairsConfig) -> None:
+    """Try the tokenizer before a stage needs it.
 
     Raises:
-        ConfigError: the spec is wrong, or `out` holds something else.
-        DataError: a file or the tokenizer cannot be read, or nothing is left.
-        StorageError: the disk refuses it.
+        DataError: it cannot be used.
     """
-    if problems := list(pairs_problems(config)):
-        raise ConfigError("\n".join(problems))
-    out, tokenizer = Path(config.out), Path(config.tokenizer.path)
-    require_own_files(tokenizer)
-    vocabulary, counts = read_vocabulary(tokenizer), Counts()
-    fingerprint = _fingerprint(config)
-    if is_finished(out, fingerprint, overwrite, REPORT):
-        return f"already complete, made from the same spec and files; --overwrite makes it again\n{describe(out)}"
-    texts = config.pairs
-    max_negatives = len(texts.negatives) if texts.max_negatives is None else texts.max_negatives
-    found = (row for name, source in config.sources.items() for row in _read(name, source, texts))
-    rows = _kept(found, max_negatives, counts)
-    with workspace(out) as folder:
-        (folder / "tokenizer").mkdir()
-        for name in _TOKENIZER_FILES:
-            if (tokenizer / name).is_file():
-                shutil.copyfile(tokenizer / name, folder / "tokenizer" / name)
-        longest = _write(rows, folder, vocabulary, 2 + max_negatives, config, counts)
-        report = {"fingerprint": fingerprint, "longest": longest, "counts": asdict(counts)}
-        (folder / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    return describe(out)
+    require_own_files(Path(config.tokenizer.path))
+    read_vocabulary(Path(config.tokenizer.path))
 
 
-def _fingerprint(config: PairsConfig) -> Fingerprint:
-    spec = {key: value for key, value in asdict(config).items() if key != "out"}
-    files = [Path(source.path) for source in config.sources.values() if source.kind != "hub"]
-    return {"spec": spec, "inputs": inputs_of(files, [("tokenizer.path", tokenizer_file(config.tokenizer.path))])}
+def make_stages(work: Work, config: PairsConfig, asked: Fingerprint) -> list[Stage]:
+    """The stages of a spec of pairs; as tasks/stages.py of text."""
+
+    def rows() -> Documents:
+        return Documents(Progress(work, "tokenise").count, None)
+
+    settle = Settle(work.folder, ("tokenise/{rank:05d}.json", "tokenise/{rank:05d}/*"))
+    return [
+        Stage("tokenise", work.tasks, [TokenisePairs(work, config, "tokenise"), settle], rows),
+        Stage("merge", 1, [MergePairs(work, config, "merge", asked)]),
+    ]
 
 
 def describe(out: Path) -> str:
     """A finished dataset in a few lines for a person."""
     report = read_json(out / REPORT)
     counts = report["counts"]
-    others = "".join(f"{n:,} {key}\n" for key, n in counts.items() if n and key not in ("train", "validation"))
+    others = "".join(f"{n:,} {key}\n" for key, n in counts.items() if n and key not in (TRAIN, VALIDATION))
     return (
-        f"{out}: {counts['train']:,} examples to train, {counts['validation']:,} held out\n"
+        f"{out}: {counts[TRAIN]:,} examples to train, {counts[VALIDATION]:,} held out\n"
         f"{others}the longest has {report['longest']:,} tokens: row_tokens must be at least that"
     )
 
 
-def _read(name: str, source: PairSourceConfig, keys: PairTextsConfig) -> Iterator[Row]:
-    """The rows of a source.
-
-    Raises:
-        DataError: it cannot be read, or a row is damaged; names the place.
-    """
-    columns, path = (keys.query, keys.positive), Path(source.path)
-    if source.kind == "hub":
-        hub = SourceConfig(kind="hub", path=source.path, subset=source.subset, split=source.split)
-        with values_as(DataError, source.path):
-            yield from _of_columns(hub_rows(name, hub), columns, keys)
-        return
-    with os_errors_as(DataError, f"{path}: cannot be read", "Name a file of pairs."), values_as(DataError, str(path)):
-        if source.kind == "parquet":
-            yield from _parquet(path, columns, keys)
-            return
-        for row in read_rows(path, columns, (*keys.negatives, *keys.scores), "pairs.query, .positive and .negatives"):
-            yield _row(row.texts, row.values, f"line {row.line}", keys)
-
-
-def _row(texts: Sequence[str], cells: Sequence[Any], place: str, keys: PairTextsConfig) -> Row:
-    """Of the columns of negatives, then of scores."""
-    number = len(keys.negatives)
-    if not keys.scores:
-        return Row(texts[0], texts[1], tuple(text for cell in cells for text in _texts(cell, place)))
-    (positive,) = _scores([None], cells[number], place, keys)
-    found: list[tuple[str, float]] = []
-    for cell, scored in zip(cells[:number], cells[number + 1 :], strict=True):
-        own = _listed(cell)
-        _texts(own, place)
-        found += [each for each in zip(own, _scores(own, scored, place, keys), strict=True) if (each[0] or "").strip()]
-    return Row(texts[0], texts[1], tuple(text for text, _ in found), (positive, *(score for _, score in found)))
+def take_pair(row: Row, keys: PairTextsConfig, max_characters: int) -> Pair | LeftOut:
+    """The texts of a row, and their scores, by the columns that a spec names."""
+    if problem := next(filter(None, (lacking_field(row.fields, column) for column in keys.columns)), None):
+        return LeftOut(row.id, "no_text", problem)
+    try:
+        pair = _pair({column: value_of(row.fields, column) for column in keys.columns}, keys)
+        for text in (pair.query, pair.positive, *pair.negatives, *pair.prefixes):
+            if len(text) > max_characters:
+                raise ValueError(f"a text of {len(text):,} characters, max_characters={max_characters:,}")
+            text.encode()
+    except UnicodeEncodeError:
+        return LeftOut(row.id, "not_utf8", "half of a surrogate pair, which is no text")
+    except ValueError as error:
+        return LeftOut(row.id, "no_pair", str(error))
+    if not (pair.query.strip() and pair.positive.strip()):
+        return LeftOut(row.id, "empty", "a query or a positive without a letter", damaged=False)
+    if pair.query == pair.positive:
+        return LeftOut(row.id, "same", "the query is its own positive", damaged=False)
+    return pair
 
 
-def _scores(texts: Sequence[Any], cell: Any, place: str, keys: PairTextsConfig) -> list[float]:
+def _pair(values: dict[str, Any], keys: PairTextsConfig) -> Pair:
+    query, positive = (_text(values[column], column) for column in (keys.query, keys.positive))
+    prefixes = tuple(
+        fixed if column is None else _text(values[column], column)
+        for fixed, column in (
+            (keys.query_prefix, keys.query_prefix_column),
+            (keys.document_prefix, keys.document_prefix_column),
+        )
+    )
+    cells = [_listed(values[column]) for column in keys.negatives]
+    for cell in cells:
+        if not all(isinstance(text, str) for text in cell):
+            raise ValueError(f"{cell} is neither a text nor a list of texts")
+    texts = [text for cell in cells for text in cell]
+    scores: list[float] = []
+    for column, scored in zip(keys.scores, [[positive], *cells], strict=bool(keys.scores)):
+        scores += _scores(scored, values[column], keys)
+    kept = [place for place, text in enumerate(texts) if text.strip()]
+    scores = scores and [scores[0], *(scores[1 + place] for place in kept)]
+    return Pair(query, positive, tuple(texts[place] for place in kept), tuple(scores), (prefixes[0], prefixes[1]))
+
+
+def _text(value: Any, column: str) -> str:
+    """A text; one that is missing is empty."""
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{column} is {value!r:.60}, and not a text")
+    return value or ""
+
+
+def _scores(texts: Sequence[Any], cell: Any, keys: PairTextsConfig) -> list[float]:
     """The scores of a cell as shares of their range, as many as there are texts."""
     found, (low, high) = _listed(cell), keys.score_range
     scores = [score for each in found if (score := as_score(each)) is not None]
     if len(scores) < len(found):
-        raise ValueError(f"{place}: {found} is no score. Give numbers.")
+        raise ValueError(f"{found} is no score. Give numbers")
     if len(scores) != len(texts):
-        raise ValueError(
-            f"{place}: {plural(len(texts), 'text')}, and {plural(len(scores), 'score')}. Give one for each."
-        )
+        raise ValueError(f"{plural(len(texts), 'text')}, and {plural(len(scores), 'score')}. Give one for each")
     if wrong := [score for score in scores if not low <= score <= high]:
-        raise ValueError(
-            f"{place}: score {wrong[0]:g} lies outside pairs.score_range, {low:g} to {high:g}. Correct one."
-        )
+        raise ValueError(f"score {wrong[0]:g} lies outside pairs.score_range, {low:g} to {high:g}")
     return [(score - low) / (high - low) for score in scores]
 
 
 def _listed(cell: Any) -> list[Any]:
     return cell if isinstance(cell, list) else [] if cell is None else [cell]
-
-
-def _of_columns(rows: Iterable[dict[str, Any]], columns: Sequence[str], keys: PairTextsConfig) -> Iterator[Row]:
-    others = (*keys.negatives, *keys.scores)
-    for number, row in enumerate(rows, start=1):
-        if missing := [column for column in (*columns, *others) if column not in row]:
-            raise ValueError(f"has no column {missing[0]}; it has {', '.join(row)}. Name others.")
-        texts = [[*_texts(row[column], f"row {number}"), ""][0] for column in columns]
-        yield _row(texts, [row[column] for column in others], f"row {number}", keys)
-
-
-def _parquet(path: Path, columns: Sequence[str], keys: PairTextsConfig) -> Iterator[Row]:
-    wanted = [*columns, *keys.negatives, *keys.scores]
-    with open_parquet(path, wanted) as table:
-        own = [name for name in table.schema_arrow.names if name in wanted] or table.schema_arrow.names
-        yield from _of_columns((row for _, row in parquet_rows(path, table, own)), columns, keys)
-
-
-def _texts(value: Any, place: str) -> list[str]:
-    """The texts of a cell: one, a list of them, or none."""
-    found = _listed(value)
-    if not all(isinstance(text, str) for text in found):
-        raise ValueError(f"{place}: {found} is neither a text nor a list of texts. Correct it.")
-    return [text for text in found if text.strip()]
-
-
-def _kept(rows: Iterable[Row], most: int, counts: Counts) -> Iterator[Row]:
-    """The rows that something can be learnt from."""
-    seen: set[int] = set()
-    for row in rows:
-        if not (row.query.strip() and row.positive.strip()):
-            counts.empty += 1
-        elif row.query == row.positive:
-            counts.same += 1
-        elif (known := text_hash("\0".join((row.query, row.positive, *row.negatives)))) in seen:
-            counts.duplicates += 1
-        else:
-            seen.add(known)
-            scored = dict(zip(row.negatives[::-1], row.scores[:0:-1] or [0.0] * len(row.negatives), strict=True))
-            negatives = tuple(text for text in dict.fromkeys(row.negatives) if text not in (row.query, row.positive))
-            counts.contradictions += len(row.negatives) - len(negatives)
-            counts.more_negatives += max(0, len(negatives) - most)
-            counts.negatives += len(negatives[:most])
-            scores = (*row.scores[:1], *(scored[text] for text in negatives[:most])) if row.scores else ()
-            yield row._replace(negatives=negatives[:most], scores=scores)
 
 
 def text_hash(text: str) -> int:
@@ -236,75 +204,210 @@ def text_hash(text: str) -> int:
     return int.from_bytes(digest, "big") >> (64 - _HASH_BITS)
 
 
-def _write(
-    rows: Iterator[Row], folder: Path, vocabulary: Vocabulary, sides: int, config: PairsConfig, counts: Counts
-) -> int:
-    """Write both folders; returns the tokens of the longest document, special ones included."""
-    from modernbert_train.data.shard_writer import ShardWriter  # imports streaming, which takes seconds
+class _Kept(NamedTuple):
+    """A row that is tokenised.
 
-    writers: dict[str, ShardWriter] = {}
-    lengths: dict[str, array[int]] = {}
-    known: dict[str, array[int]] = {}  # hashes
-    longest, held_out = 0, config.validation_share * (1 << _HASH_BITS)
-    for row, parts in _tokenised(rows, folder / "tokenizer", vocabulary, config.pairs, counts):
-        split = "validation" if text_hash(row.query) < held_out else "train"
-        if split not in writers:
-            writers[split] = ShardWriter(folder / split, vocabulary.num_entries, vocabulary.sha256, _SHARD_BYTES)
-            lengths[split], known[split] = array("I"), array("q")
-        ids = [id for part in parts for id in (vocabulary.sep_id, vocabulary.cls_id, *part)][2:]
-        hashes = [text_hash(text) for text in (row.query, row.positive, *row.negatives)]
-        labels = np.zeros((sides, 2), dtype=np.int64)
-        labels[: len(hashes), 0] = hashes
-        labels[1 : 1 + len(row.scores), 1] = [round(score * SCORE_UNIT) for score in row.scores]
-        writers[split].write(ids, labels.reshape(1, -1))
-        lengths[split].extend(len(part) + 2 for part in parts)
-        known[split].extend(hashes)
-        longest = max(longest, len(ids) + 2)
-        setattr(counts, split, getattr(counts, split) + 1)
-    if not counts.train:
-        raise DataError(f"sources: no row is left to train on ({asdict(counts)}). Give others.")
-    counts.repeated = sum(len(each) - len(np.unique(np.frombuffer(each, np.int64))) for each in known.values())
-    for split, writer in writers.items():
-        sample = _even_sample(np.sort(np.frombuffer(lengths[split], np.uint32)))
-        scored = bool(config.pairs.scores)
-        prompts = {"query": config.pairs.query_prefix, "document": config.pairs.document_prefix}
-        own = {"scored": scored, "prompts": prompts if any(prompts.values()) else None}
-        card = replace(writer.finish(), sides=sides, longest=longest, text_lengths=sample, **own)
-        write_card(folder / split, card)
-    return longest
+    Attributes:
+        pair: with the negatives that are written.
+        key: the hash of all its texts, by which duplicates are found.
+        contradictions, more_negatives: negatives that are left out.
+    """
+
+    pair: Pair
+    key: int
+    contradictions: int
+    more_negatives: int
 
 
-def _even_sample(ascending: NDArray[np.uint32]) -> list[int]:
+def _reduced(pair: Pair, keys: PairTextsConfig) -> _Kept:
+    """Leave out negatives that are the query or its positive, that are repeated, or that are too many."""
+    most = len(keys.negatives) if keys.max_negatives is None else keys.max_negatives
+    own = pair.prefixes if keys.query_prefix_column or keys.document_prefix_column else ()
+    key = text_hash("\0".join((*own, pair.query, pair.positive, *pair.negatives)))
+    texts = [text for text in dict.fromkeys(pair.negatives) if text not in (pair.query, pair.positive)]
+    scores = pair.scores
+    if scores:
+        scored = dict(zip(pair.negatives[::-1], scores[:0:-1], strict=True))  # the first of a repeated text
+        scores = (scores[0], *(scored[text] for text in texts[:most]))
+    reduced = pair._replace(negatives=tuple(texts[:most]), scores=scores)
+    return _Kept(reduced, key, len(pair.negatives) - len(texts), max(0, len(texts) - most))
+
+
+class TokenisePairs(Step[PairsConfig]):
+    """Reads the rows of a task, cleans and tokenises them, and leaves arrays."""
+
+    type = "reader"
+    name = "pairs"
+
+    def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> None:
+        """Write the arrays and the tally of a task.
+
+        Raises:
+            DataError: a row is damaged and `on_error` is `stop`; the tokenizer reads special tokens out of text.
+        """
+        started, tally, threads = time.monotonic(), Tally(), is_alone(self._work, self._config.executor)
+        rows, texts, ids = [], [], array("I")
+        kept, progress = self._kept(rank, tally), Progress(self._work, self._stage)
+        folder = Path(self._config.tokenizer.path)
+        tokenizer, vocabulary = open_tokenizer(folder), read_vocabulary(folder)
+        while some := list(islice(kept, _AT_ONCE)):
+            with tokenizer_threads(threads):
+                encoded = self._encoded(tokenizer, vocabulary, [each.pair for each in some])
+            for (pair, key, *left_out), (parts, truncated) in zip(some, encoded, strict=True):
+                number = len(parts) if all(parts) else 0
+                rows.append((key, number, self._is_held_out(pair), len(pair.negatives), *left_out, truncated))
+                if number:
+                    scores = [0, *(round(score * SCORE_UNIT) for score in pair.scores)]
+                    hashes = map(text_hash, (pair.query, pair.positive, *pair.negatives))
+                    texts += zip(hashes, scores + [0] * (number - len(scores)), map(len, parts), strict=True)
+                    ids.extend([id for part in parts for id in (vocabulary.sep_id, vocabulary.cls_id, *part)][2:])
+            progress.write(rank, tally.total().read)
+        folder = self._work.shards(rank)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for name, array_ in (("rows", np.array(rows, _ROW)), ("texts", np.array(texts, _TEXT)), ("ids", np.array(ids))):
+            np.save(folder / f"{name}.npy", array_)
+        self._leave(tally, rank, started)
+
+    def _kept(self, rank: int, tally: Tally) -> Iterator[_Kept]:
+        """Yield the rows that are of use; count the others."""
+        keys, most = self._config.pairs, self._config.max_characters
+        columns = Columns(keys.columns, unique=True)
+        for span in self._work.spans(rank):
+            counts = tally.source(span.source)
+            counts.input_bytes["all"] += span.size
+            for row in read_rows(span, self._config.sources[span.source], columns, most):
+                counts.read += 1
+                item = take_pair(row, keys, most) if isinstance(row, Row) else row
+                if isinstance(item, LeftOut):
+                    counts.input_bytes["lost"] += span.size * item.rest
+                    tally.leave_out(span.source, item, self._config.on_error)
+                else:
+                    counts.documents[VALIDATION if self._is_held_out(item) else TRAIN] += 1
+                    yield _reduced(item, keys)
+
+    def _is_held_out(self, pair: Pair) -> bool:
+        return text_hash(pair.query) < self._config.validation_share * (1 << _HASH_BITS)
+
+    def _encoded(
+        self, tokenizer: Tokenizer, vocabulary: Vocabulary, pairs: Sequence[Pair]
+    ) -> Iterator[tuple[list[list[int]], int]]:
+        """Of each pair the token ids of its texts, cut, and how many were cut."""
+        keys = self._config.pairs
+        limits = [(keys.query_max_tokens or keys.max_tokens) - 2, keys.max_tokens - 2]
+        special = {vocabulary.sep_id, vocabulary.cls_id}
+        texts = []
+        for (query, *_, (before, before_others)), others in (
+            (pair, (pair.positive, *pair.negatives)) for pair in pairs
+        ):
+            texts += [before + query, *(before_others + text for text in others)]
+        encoded = iter(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        for pair in pairs:
+            whole = [next(encoded).ids for _ in range(2 + len(pair.negatives))]
+            if any(special & {*ids} for ids in whole):
+                raise DataError(f"the tokenizer reads [CLS] or [SEP] out of {pair.query[:60]!r}. Name another.")
+            parts = [ids[: limits[place > 0]] for place, ids in enumerate(whole)]
+            yield parts, sum(len(part) < len(ids) for part, ids in zip(parts, whole, strict=True))
+
+
+class MergePairs(Step[PairsConfig]):
+    """Writes the rows of all tasks, without duplicates, and puts the finished dataset into its place.
+
+    Args:
+        work, config, stage: see `Step`; with all tasks done.
+        asked: identity of the dataset, see report.fingerprint.
+    """
+
+    type = "writer"
+    name = "merge"
+
+    def __init__(self, work: Work, config: PairsConfig, stage: str, asked: Fingerprint) -> None:
+        super().__init__(work, config, stage)
+        self._asked = asked
+
+    def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> None:
+        """Write the dataset.
+
+        Raises:
+            DataError: no row is left to train on, or too much of a source is lost.
+            StorageError: a disk operation fails.
+        """
+        tally, tokenizer = read_tallies(self._work, "tokenise"), Path(self._config.tokenizer.path)
+        require_little_lost(self._config, tally)
+        total = tally.total()
+        counts = Counts(damaged=total.damaged.total(), empty=total.dropped["empty"], same=total.dropped["same"])
+        with workspace(Path(self._config.out)) as folder:
+            (folder / "tokenizer").mkdir()
+            for name in _TOKENIZER_FILES:
+                if (tokenizer / name).is_file():
+                    shutil.copyfile(tokenizer / name, folder / "tokenizer" / name)
+            longest = self._write(folder, counts)
+            report = {"fingerprint": self._asked, "longest": longest, "counts": asdict(counts)}
+            if tally.offenders:
+                report["first_dropped"] = dict(sorted(tally.offenders.items()))
+            (folder / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+    def _load(self, name: str) -> Iterator[NDArray[Any]]:
+        return (np.load(self._work.shards(rank) / f"{name}.npy") for rank in range(self._work.tasks))
+
+    def _first_of_their_kind(self) -> Iterator[NDArray[np.bool_]]:
+        """Yield for each task which of its rows equal no earlier row."""
+        keys = [rows["key"] for rows in self._load("rows")]
+        first = np.zeros(sum(map(len, keys)), np.bool_)
+        first[np.unique(np.concatenate(keys), return_index=True)[1]] = True
+        return iter(np.split(first, np.cumsum([len(each) for each in keys])[:-1]))
+
+    def _write(self, folder: Path, counts: Counts) -> int:
+        """Write both folders; returns the tokens of the longest document, special ones included."""
+        from modernbert_train.data.shard_writer import ShardWriter  # imports streaming, which takes seconds
+
+        keys, vocabulary = self._config.pairs, read_vocabulary(Path(self._config.tokenizer.path))
+        sides = 2 + (len(keys.negatives) if keys.max_negatives is None else keys.max_negatives)
+        writers: dict[str, ShardWriter] = {}
+        written: dict[str, list[NDArray[Any]]] = {}  # texts
+        longest = 0
+        arrays = zip(self._first_of_their_kind(), *map(self._load, ("rows", "texts", "ids")), strict=True)
+        for first, rows, texts, ids in arrays:
+            counts.duplicates += int((~first).sum())
+            for name in ("negatives", "contradictions", "more_negatives"):
+                setattr(counts, name, getattr(counts, name) + int(rows[name][first].sum()))
+            counts.empty += int((first & (rows["texts"] == 0)).sum())
+            ends = np.cumsum(rows["texts"])
+            at = 0
+            for number in np.flatnonzero(rows["texts"]).tolist():
+                row, own = rows[number], texts[ends[number] - rows["texts"][number] : ends[number]]
+                size = int(own["tokens"].sum()) + 2 * (len(own) - 1)
+                at += size
+                if not first[number]:
+                    continue
+                split = VALIDATION if row["held_out"] else TRAIN
+                if split not in writers:
+                    writers[split] = ShardWriter(
+                        folder / split, vocabulary.num_entries, vocabulary.sha256, self._config.shard_bytes
+                    )
+                    written[split] = []
+                labels = np.zeros((sides, 2), np.int64)
+                labels[: len(own), 0], labels[: len(own), 1] = own["hash"], own["score"]
+                writers[split].write(ids[at - size : at], labels.reshape(1, -1))
+                written[split].append(own)
+                counts.truncated += int(row["truncated"])
+                longest = max(longest, size + 2)
+                setattr(counts, split, getattr(counts, split) + 1)
+        if not counts.train:
+            raise DataError(f"sources: no row is left to train on ({asdict(counts)}). Give others.")
+        prompts = {"query": keys.query_prefix, "document": keys.document_prefix}
+        about: dict[str, Any] = {"scored": bool(keys.scores), "prompts": prompts if any(prompts.values()) else None}
+        for split, writer in writers.items():
+            own = np.concatenate(written[split])
+            counts.repeated += len(own) - len(np.unique(own["hash"]))
+            sample = _even_sample(np.sort(own["tokens"] + 2))
+            write_card(
+                folder / split, replace(writer.finish(), sides=sides, longest=longest, text_lengths=sample, **about)
+            )
+        return longest
+
+
+def _even_sample(ascending: NDArray[np.integer]) -> list[int]:
     number = min(len(ascending), _MOST_LENGTHS)
     found: list[int] = ascending[((np.arange(number) + 0.5) * len(ascending) / number).astype(np.int64)].tolist()
     return found
-
-
-def _tokenised(
-    rows: Iterator[Row], folder: Path, vocabulary: Vocabulary, keys: PairTextsConfig, counts: Counts
-) -> Iterator[tuple[Row, list[list[int]]]]:
-    """Token ids of the texts of each row, cut; a row with a text of no token is left out."""
-    tokenizer = open_tokenizer(folder)
-    most = keys.max_tokens - 2
-    most_of_query = (keys.query_max_tokens or keys.max_tokens) - 2
-    special = {vocabulary.sep_id, vocabulary.cls_id}
-    while some := list(islice(rows, _AT_ONCE)):
-        texts = [
-            prefix + text
-            for row in some
-            for prefix, text in [
-                (keys.query_prefix, row.query),
-                *((keys.document_prefix, text) for text in (row.positive, *row.negatives)),
-            ]
-        ]
-        encoded = iter(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
-        for row in some:
-            whole = [next(encoded).ids for _ in range(2 + len(row.negatives))]
-            if any(special & {*ids} for ids in whole):
-                raise DataError(f"the tokenizer reads [CLS] or [SEP] out of {row.query[:60]!r}. Name another.")
-            parts = [whole[0][:most_of_query], *(ids[:most] for ids in whole[1:])]
-            if not all(parts):
-                counts.empty += 1
-                continue
-            counts.truncated += sum(len(part) < len(ids) for part, ids in zip(parts, whole, strict=True))
-            yield row, parts

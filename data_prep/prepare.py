@@ -8,11 +8,13 @@ and the outcome is the same to the byte. No text is kept in between, and memory 
 from __future__ import annotations
 
 import argparse
+import importlib
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if not __package__:  # run as a script: sys.path begins with this folder, the packages lie one above it
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
@@ -21,13 +23,15 @@ from data_prep.program import finish
 from data_prep.write.workspace import LOCK, Part, claimed
 from modernbert_train.cli.parser import Parser
 from modernbert_train.config.load import load_typed
-from modernbert_train.config.tools.prepare import PairsConfig, PrepareConfig, is_of_pairs, prepare_problems
+from modernbert_train.config.tools.pairs import PairsConfig
+from modernbert_train.config.tools.prepare import DatasetConfig, ExecutorConfig, PrepareConfig, is_of_pairs
 from modernbert_train.core.files import lock
 from modernbert_train.core.version import __version__
 from modernbert_train.errors import ConfigError, DataError, RunError
 
 if TYPE_CHECKING:
     from data_prep.report import Fingerprint
+    from data_prep.tasks.executors import Stage
     from data_prep.tasks.work import Work
 
 _OTHER = "out=..."
@@ -47,13 +51,8 @@ def _prepare(files: Sequence[str], overrides: Sequence[str], overwrite: bool, pa
             f"{folder}: is a folder, and the YAML file of a spec is expected. `init data own_text > data.yaml` prints "
             f"one, in which sources.mine.path={folder}; or `pretrain {folder} --hours 8` does all from text to a model."
         )
-    if not is_of_pairs(files, overrides):
-        return prepare(load_typed(PrepareConfig, files, overrides), overwrite, part)
-    if part != (1, 1):
-        raise ConfigError(f"--part {part[0]}/{part[1]}: pairs are prepared by one process. Leave it out.")
-    from data_prep.pairs import prepare_pairs
-
-    return prepare_pairs(load_typed(PairsConfig, files, overrides), overwrite)
+    schema = PairsConfig if is_of_pairs(files, overrides) else PrepareConfig
+    return prepare(load_typed(schema, files, overrides), overwrite, part)
 
 
 def make_parser() -> Parser:
@@ -65,7 +64,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def prepare(config: PrepareConfig, overwrite: bool = False, part: Part = (1, 1)) -> str:
+def prepare(config: DatasetConfig, overwrite: bool = False, part: Part = (1, 1)) -> str:
     """Make the dataset that a spec asks for, or find that it is there already.
 
     With more than one worker, a script that calls this must do so under `if __name__ == "__main__"`, because its
@@ -85,29 +84,22 @@ def prepare(config: PrepareConfig, overwrite: bool = False, part: Part = (1, 1))
         StorageError: the disk is too small or fails, or another process is writing `out`.
         RunError: a worker process died.
     """
-    if problems := prepare_problems(config):
+    if problems := config.problems():
         raise ConfigError("\n".join(problems))
     if part != (1, 1) and config.executor.name != "local":
         raise ConfigError(f"--part: executor.name={config.executor.name} divides the work itself. Use one of the two.")
-    from data_prep.clean.contamination import evaluations_of
-    from data_prep.clean.filters import make_screen
-    from data_prep.make_tokenizer import adapt_tokenizer, dropout_line
     from data_prep.read.sources import passed_over, passed_over_lines
-    from data_prep.report import describe, fingerprint, is_finished
+    from data_prep.report import fingerprint, is_finished
 
+    home: Any = importlib.import_module(config.home)
     out = Path(config.out)
     place = out.resolve() if out.is_symlink() else out  # beside a link may be another disk
     folder = place.with_name(f"{place.name}.work")
     asked = fingerprint(config)
-    if is_finished(out, asked, overwrite):
+    if is_finished(out, asked, overwrite, home.REPORT):
         _remove_work(folder, asked)
-        return f"already complete, made from the same spec and files; --overwrite makes it again\n{describe(out)}"
-    make_screen(config.filters)
-    evaluations_of(config)
-    if config.tokenizer.path is not None:
-        adapt_tokenizer(config.tokenizer.path, config.tokenizer.extend, config.tokenizer.spare_entries)
-        for line in dropout_line(config.tokenizer.path):
-            print(line, file=sys.stderr, flush=True)
+        return f"already complete, made from the same spec and files; --overwrite makes it again\n{home.describe(out)}"
+    home.check(config)
     others = passed_over(config)
     once = {config.sources[name].path: name for name in reversed(others)}  # several sources may be of one folder
     for line in passed_over_lines({name: others[name] for name in reversed(once.values())}):
@@ -115,7 +107,8 @@ def prepare(config: PrepareConfig, overwrite: bool = False, part: Part = (1, 1))
     with claimed(folder, _OTHER, part):
         try:
             work = _open_work(folder, config, asked, overwrite)
-            _run(work, config, asked, part)
+            is_done = partial(is_finished, out, asked, False, home.REPORT)
+            _run(home.make_stages(work, config, asked), work, config.executor, part, is_done)
         except RunError as error:
             _after_failure(folder, part, error)
             raise
@@ -124,27 +117,21 @@ def prepare(config: PrepareConfig, overwrite: bool = False, part: Part = (1, 1))
         if part[0] == part[1]:
             _empty(folder)
             shutil.rmtree(folder, ignore_errors=True)  # others may hold their locks in it
-    return describe(out)
+    return home.describe(out)
 
 
-def _run(work: Work, config: PrepareConfig, asked: Fingerprint, part: Part) -> None:
-    from data_prep.report import is_finished
+def _run(stages: list[Stage], work: Work, executor: ExecutorConfig, part: Part, is_done: Callable[[], bool]) -> None:
     from data_prep.tasks.executors import num_workers, run_local, submit
-    from data_prep.tasks.stages import make_stages
 
-    def is_done() -> bool:
-        return is_finished(Path(config.out), asked, overwrite=False)
-
-    stages = make_stages(work, config, asked)
-    if config.executor.name == "local":
-        run_local(stages, work, num_workers(work, config.executor), part, is_done)
+    if executor.name == "local":
+        run_local(stages, work, num_workers(work, executor), part, is_done)
         return
-    submit(stages, work, config.executor)
-    if config.executor.name == "ray" and not is_done():
+    submit(stages, work, executor)
+    if executor.name == "ray" and not is_done():
         raise RunError(f"Ray has not completed all tasks. See {work.folder}/stages/*/logs; the same command resumes.")
 
 
-def _open_work(folder: Path, config: PrepareConfig, asked: Fingerprint, overwrite: bool) -> Work:
+def _open_work(folder: Path, config: DatasetConfig, asked: Fingerprint, overwrite: bool) -> Work:
     """Go on with the work that is there, or cut the corpus and begin.
 
     Raises:

@@ -6,10 +6,9 @@ is free and changing one is never mistaken for repeating it.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,8 @@ import numpy as np
 from data_prep.clean.contamination import looked_for_line, set_named
 from data_prep.clean.documents import TRAIN, VALIDATION, SourceTally, Tally
 from data_prep.make_tokenizer import tokenizer_file
-from data_prep.read.encodings import UTF_8
 from data_prep.read.sources import file_state, source_files
-from modernbert_train.config.tools.prepare import PrepareConfig
+from modernbert_train.config.tools.prepare import DatasetConfig
 from modernbert_train.core.files import os_errors_as, saying
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.text import table
@@ -34,41 +32,23 @@ REPORT = "prepare_report.json"
 Fingerprint = dict[str, Any]
 
 
-def fingerprint(config: PrepareConfig) -> Fingerprint:
-    """The spec without what does not change the dataset, and a digest of the files it reads.
-
-    `encoding`, `decontaminate`, `document_share`, fields, `delimiter`, `words_field` and `streams` are left out where
-    they are the default: datasets that were made before there were these keys stay what they are.
+def fingerprint(config: DatasetConfig) -> Fingerprint:
+    """The keys that determine the dataset, and a digest of the files that it is made of.
 
     Of a hub dataset that is not on this disk only the name is known.
 
     Raises:
         DataError: a source has no files, or the given tokenizer does not exist.
     """
-    spec: dict[str, Any] = dataclasses.asdict(config)
-    del spec["out"], spec["executor"], spec["max_left_out"]
-    for each in [*spec["sources"].values(), *spec["decontaminate"].values()]:
-        if each["encoding"] == UTF_8:
-            del each["encoding"]
-        del each["max_left_out"]
-        for key in ("fields", "fixed_fields", "delimiter", "words_field"):
-            if not each[key]:
-                del each[key]
-    if config.streams.field is None:
-        del spec["streams"]
-    if config.document_share == 1:
-        del spec["document_share"]
-    if not config.decontaminate:
-        del spec["decontaminate"], spec["overlap_words"]
     files = [file for name, source in config.sources.items() for file in source_files(name, source)]
-    for name, source in config.decontaminate.items():
+    for name, source in config.evaluation_sets.items():
         with set_named(name):
             files += source_files(name, source)
-    return {"spec": spec, "inputs": inputs_of(files, _named_files(config))}
+    return {"spec": config.identity(), "inputs": inputs_of(files, config.files)}
 
 
-def inputs_of(files: Sequence[Path], hashed: Iterable[tuple[str, Path]]) -> dict[str, Any]:
-    """Digest names, sizes and times of files, and the content of those of `hashed`, which have the keys that name them.
+def inputs_of(files: Sequence[Path], hashed: Mapping[str, str]) -> dict[str, Any]:
+    """Digest names, sizes and times of files, and the content of `hashed`: files or tokenizers' folders by their keys.
 
     Raises:
         DataError: a file of `hashed` cannot be read.
@@ -78,9 +58,10 @@ def inputs_of(files: Sequence[Path], hashed: Iterable[tuple[str, Path]]) -> dict
         size, time = file_state(file)
         total += max(size, 0)
         digest.update(f"{file}\0{size}\0{time}\0".encode("utf-8", "surrogateescape"))
-    for key, path in hashed:
-        with os_errors_as(DataError, f"{key}={path}: cannot be read", "Correct the path."):
-            digest.update(file_sha256(path).encode())
+    for key, path in hashed.items():
+        file = tokenizer_file(path)
+        with os_errors_as(DataError, f"{key}={file}: cannot be read", "Correct the path."):
+            digest.update(file_sha256(file).encode())
     return {"files": len(files), "bytes": total, "digest": digest.hexdigest()[:16]}
 
 
@@ -233,14 +214,6 @@ def _counts(tally: SourceTally) -> dict[str, Any]:
         "altered": dict(sorted(tally.altered.items())),
         "text_bytes": tally.text_bytes.total(),
     }
-
-
-def _named_files(config: PrepareConfig) -> Iterator[tuple[str, Path]]:
-    if config.tokenizer.path is not None:
-        yield "tokenizer.path", tokenizer_file(config.tokenizer.path)
-    for name, each in config.filters.items():
-        if each.model is not None:
-            yield f"filters.{name}.model", Path(each.model)
 
 
 def _splits(folder: Path) -> list[str]:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from data_prep.make_tokenizer import adapt_tokenizer, encode_documents, train_tokenizer
 from data_prep.packed_text import text_in_packed
 from data_prep.read.encodings import AUTO, guess
-from data_prep.read.items import Document, LeftOut, Span
+from data_prep.read.items import Document, LeftOut, Row, Span, columns_of, take_text
 from data_prep.read.lines import can_be_cut, sample_lines
 from data_prep.read.sources import files_below, name_end, read_span
 from data_prep.read.tables import parquet_columns, parquet_groups
@@ -417,8 +417,9 @@ def _of_file(file: Path, size: int, source: SourceConfig, budget: int) -> tuple[
         blocks = max(1, min(16, budget // _BLOCK_BYTES)) if size > 2 * _BLOCK_BYTES else 1
         length = min(size, _BLOCK_BYTES)
         begins = [number * (size - length) // max(1, blocks - 1) for number in range(blocks)]
-        found = [sample_lines(file, begin, length, source) for begin in begins]
-        return [item for items, _ in found for item in items], sum(read for _, read in found)
+        found = [sample_lines(file, begin, length, source, columns_of(source)) for begin in begins]
+        every = [take_text(item, source) if isinstance(item, Row) else item for items, _ in found for item in items]
+        return every, sum(read for _, read in found)
     items: list[Document | LeftOut] = []
     seen = 0
     for item in read_span(Span("sample", str(file), size=size), source, PrepareConfig.max_characters):

@@ -27,7 +27,8 @@ from modernbert_train.config.check import check
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.config.tools.finetune import TaskConfig
-from modernbert_train.config.tools.prepare import PairsConfig, PrepareConfig
+from modernbert_train.config.tools.pairs import PairsConfig
+from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.config.tools.retrieval import RetrievalConfig
 from modernbert_train.config.tools.sweep import SweepConfig
 from modernbert_train.errors import ConfigError

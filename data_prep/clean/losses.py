@@ -13,7 +13,7 @@ from pathlib import Path
 from data_prep.clean.documents import OUTSIDE_SHARE, SourceTally, Tally
 from data_prep.read.encodings import AUTO, family, look_at
 from data_prep.read.sources import source_files
-from modernbert_train.config.tools.prepare import FIELDS, PrepareConfig, SourceConfig
+from modernbert_train.config.tools.prepare import FIELDS, DatasetConfig, RowSourceConfig
 from modernbert_train.errors import DataError
 
 _EMPTY = "empty"
@@ -23,7 +23,7 @@ _FILES = 100  # looked at for their encoding
 _ENCODING = ("not_utf8", "nul_byte")
 
 
-def require_little_lost(config: PrepareConfig, tally: Tally) -> None:
+def require_little_lost(config: DatasetConfig, tally: Tally) -> None:
     """Refuse a corpus of which a source has lost more than the spec allows.
 
     Raises:
@@ -38,7 +38,7 @@ def require_little_lost(config: PrepareConfig, tally: Tally) -> None:
         raise DataError("\n".join(problems))
 
 
-def losses(config: PrepareConfig, tally: Tally) -> Iterator[tuple[str, str, str]]:
+def losses(config: DatasetConfig, tally: Tally) -> Iterator[tuple[str, str, str]]:
     """Sources that have lost too much, each with what it lost, and what is probably wrong with the spec."""
     for name, source in config.sources.items():
         counts = tally.sources.get(name, SourceTally())
@@ -85,9 +85,9 @@ def _screened(counts: SourceTally) -> int:
     )
 
 
-def _advice(reason: str, name: str, source: SourceConfig) -> str:
-    if reason == "no_text" and "text_field" in FIELDS[source.kind]:
-        return f"Set sources.{name}.text_field to the one that holds the text."
+def _advice(reason: str, name: str, source: RowSourceConfig) -> str:
+    if reason == "no_text" and (key := source.text_key(name)) is not None:
+        return f"Set {key} to the one that holds the text."
     if reason in ("no_words", "other_words"):
         return f"Set sources.{name}.words_field to the one with the words of this very text, or segment it again."
     if reason == "not_json":

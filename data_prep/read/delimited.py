@@ -1,4 +1,4 @@
-"""CSV, cell by cell as text: 007 stays 007, and NA a word.
+"""CSV, and TSV without quotes, cell by cell as text: 007 stays 007, and NA a word.
 
 Read with the standard library: pandas shifts the cells of a row that has more of them than the header names, and drops
 the rest, silently. A file cannot be cut, because a cell may hold newlines.
@@ -21,8 +21,8 @@ from data_prep.read.encodings import (
     has_utf_16_mark,
     is_surely_utf_8,
 )
-from data_prep.read.items import Document, LeftOut, Span, decoded_as, no_lines, no_text, take_text, text_field_of
-from modernbert_train.config.tools.prepare import SourceConfig
+from data_prep.read.items import Columns, LeftOut, Row, Span, decoded_as, no_column, no_lines, value_of
+from modernbert_train.config.tools.prepare import RowSourceConfig
 from modernbert_train.data.unpacked import open_unpacked
 
 _CELL_CHARACTERS = 1 << 28  # a quote that is never closed would otherwise take the rest of a file into memory
@@ -30,21 +30,22 @@ _DELIMITERS = (";", "\t", "|")
 _NAMES = {"\t": "\\t"}
 
 
-def read_csv(span: Span, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
-    """Yield the rows of a CSV file, plain or compressed; `auto` looks at its first 64 MB."""
+def read_csv(span: Span, source: RowSourceConfig, columns: Columns, max_characters: int) -> Iterator[Row | LeftOut]:
+    """Yield the rows of a CSV or TSV file, plain or compressed; `auto` looks at its first 64 MB."""
     csv.field_size_limit(_CELL_CHARACTERS)
-    delimiter, altered = source.delimiter or ",", None
+    quotes, altered = source.kind != "tsv", None
+    delimiter = source.delimiter or ("," if quotes else "\t")
     codec, errors = "utf-8-sig", "surrogateescape"  # a damaged byte costs its row alone
     if source.encoding != UTF_8 and (found := _codec(span.file, source.encoding)) != UTF_8:
         altered, codec, errors = decoded_as(found), found, "strict"
     with open_unpacked(span.file) as content:
-        rows = _rows(_Lines(io.TextIOWrapper(content, codec, errors, newline="")), delimiter)
+        rows = _rows(_Lines(io.TextIOWrapper(content, codec, errors, newline="")), delimiter, quotes)
         head, number = next(rows, None), 0
-        if head is not None and text_field_of(source) not in head:
-            yield no_text(f"{span.path}: all rows", source, head, _hint(head, delimiter))
+        if head is not None and (problem := columns.lacking(head)) is not None:
+            yield no_column(f"{span.path}: all rows", problem + _hint(head, delimiter))
             return
         for number, cells in enumerate(rows, start=1):
-            yield _row(f"{span.path}:{number}", cells, head or [], source, altered)
+            yield _row(f"{span.path}:{number}", cells, head or [], columns, altered)
         if not number:
             yield no_lines(span.file)
 
@@ -65,16 +66,18 @@ class _Lines:
         return line
 
 
-def _rows(lines: _Lines, delimiter: str) -> Iterator[list[str]]:
+def _rows(lines: _Lines, delimiter: str, quotes: bool) -> Iterator[list[str]]:
     """Rows that are not blank. Raises csv.Error where the file ends within a quoted cell."""
     last: tuple[list[str], list[str]] | None = None
-    for cells in csv.reader(lines, delimiter=delimiter):
+    quoting = csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
+    for cells in csv.reader(lines, delimiter=delimiter, quoting=quoting):
         if last is not None:
             yield last[0]
         last = (cells, lines.row) if len(cells) > 1 or "".join(lines.row).strip() else None
         lines.row = []
     if last is not None:
-        _require_closed(last[1], delimiter)
+        if quotes:
+            _require_closed(last[1], delimiter)
         yield last[0]
 
 
@@ -86,17 +89,19 @@ def _require_closed(row: list[str], delimiter: str) -> None:
             raise
 
 
-def _row(id: str, cells: list[str], head: list[str], source: SourceConfig, altered: str | None) -> Document | LeftOut:
+def _row(id: str, cells: list[str], head: list[str], columns: Columns, altered: str | None) -> Row | LeftOut:
     if len(cells) > len(head):
         detail = f"{len(cells)} cells in a row, the header names {len(head)}; quote cells that hold the delimiter"
         return LeftOut(id, "not_csv", detail)
     row = dict(zip(reversed(head[: len(cells)]), reversed(cells), strict=True))  # of columns of one name, the first
-    item = take_text(id, row, source, altered)
-    if isinstance(item, Document) and not item.text.isascii():
-        for at, char in enumerate(item.text):
-            if "\udc80" <= char <= "\udcff":
-                return LeftOut(id, "not_utf8", f"not UTF-8: byte 0x{ord(char) - 0xDC00:02x} at character {at} of it")
-    return item
+    for text in (value_of(row, column) for column in columns.required):
+        if (
+            text
+            and not text.isascii()
+            and (bad := next(((i, c) for i, c in enumerate(text) if "\udc80" <= c <= "\udcff"), None))
+        ):
+            return LeftOut(id, "not_utf8", f"not UTF-8: byte 0x{ord(bad[1]) - 0xDC00:02x} at character {bad[0]} of it")
+    return Row(id, row, altered)
 
 
 def _hint(head: list[str], delimiter: str) -> str:

@@ -1,13 +1,11 @@
-"""Items that all readers of files give: documents, and what should have been one. Shared by the readers of all kinds
-of files.
-"""
+"""Items that the readers of all kinds of files share: rows, the documents made of them, and what is left out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from data_prep.read.encodings import AUTO, SURE, UTF_8, codec_of, family, guess, is_ascii_based, is_surely_utf_8
 from data_prep.read.words import Words, differs, words_of
@@ -18,14 +16,50 @@ BYTE_ORDER_MARK = "byte_order_mark"
 _LETTERS = 300  # of the names of columns
 
 
+class Row(NamedTuple):
+    """A row of any format.
+
+    Attributes:
+        id: its file, with the line, row or byte where a file holds several.
+        fields: the values of its columns, unchanged.
+        altered: the change made on reading, as the report counts it; None without one.
+    """
+
+    id: str
+    fields: Mapping[str, Any]
+    altered: str | None = None
+
+
+class Columns(NamedTuple):
+    """The columns that are read of a source.
+
+    Attributes:
+        required: a file without one of them is left out.
+        optional: read where they are.
+        unique: refuse a header or an object that has one of `required` twice; else the first counts, or the last.
+    """
+
+    required: Sequence[str]
+    optional: Sequence[str] = ()
+    unique: bool = False
+
+    def lacking(self, names: Sequence[str]) -> str | None:
+        """What is wrong with the columns of a file; None where all is well."""
+        for column in self.required:
+            if column not in names and column.split(".")[0] not in names:
+                return f"no column {column!r} among {shorten(', '.join(map(repr, names)) or 'none', _LETTERS)}"
+            if self.unique and list(names).count(column) > 1:
+                return f"two columns are called {column!r}"
+        return None
+
+
 @dataclass(frozen=True)
 class Document:
     """One text.
 
     Attributes:
-        id: its file, with the line, row or byte where a file holds several.
+        id, altered: as those of a row.
         text: unchanged.
-        altered: the change made on reading, as the report counts it; None without one.
         fields: values of its source's fields, unchanged; see clean/fields.py.
         words: of a segmenter, if its source names them; see words.py.
     """
@@ -88,24 +122,28 @@ def unreadable(id: str, error: Exception) -> LeftOut:
     return LeftOut(id, "unreadable", f"cannot be read ({' '.join(str(words).split())})", rest=True)
 
 
-def no_text(id: str, source: SourceConfig, found: Iterable[str], hint: str = "") -> LeftOut:
-    """A file without the column that holds the text, with those that it has."""
-    names = ", ".join(map(repr, found)) or "none"
-    return LeftOut(
-        id, "no_text", f"no column {text_field_of(source)!r} among {shorten(names, _LETTERS)}{hint}", rest=True
-    )
+def no_column(id: str, problem: str) -> LeftOut:
+    """A file without a column that is required."""
+    return LeftOut(id, "no_text", problem, rest=True)
 
 
 def no_lines(file: Path) -> LeftOut:
-    """A file in which no document stands, though it should hold several."""
+    """A file without a single document."""
     return LeftOut(str(file), "empty", "a file without any document")
 
 
-def decode(id: str, raw: bytes, offset: int = 0, encoding: str = UTF_8, in_utf_8: bool = False) -> Document | LeftOut:
+class Decoded(NamedTuple):
+    """Text, and the change made on decoding, if any."""
+
+    text: str
+    altered: str | None = None
+
+
+def decode(id: str, raw: bytes, offset: int = 0, encoding: str = UTF_8, in_utf_8: bool = False) -> Decoded | LeftOut:
     """Decode bytes, without a byte order mark; `altered` names the encoding if it was not UTF-8.
 
     Args:
-        id: of the document.
+        id: of the row.
         raw: its bytes.
         offset: where they begin in the file.
         encoding: as `SourceConfig.encoding`; a named one applies to bytes that are not UTF-8.
@@ -123,8 +161,8 @@ def decode(id: str, raw: bytes, offset: int = 0, encoding: str = UTF_8, in_utf_8
         shown = "UTF-8" if codec == UTF_8 else name
         return LeftOut(id, reason, f"not {shown}: byte 0x{raw[at]:02x} at offset {offset + at}")
     if codec != UTF_8:
-        return Document(id, text.removeprefix("\ufeff"), decoded_as(codec))
-    return Document(id, text[1:], BYTE_ORDER_MARK) if text.startswith("\ufeff") else Document(id, text)
+        return Decoded(text.removeprefix("\ufeff"), decoded_as(codec))
+    return Decoded(text[1:], BYTE_ORDER_MARK) if text.startswith("\ufeff") else Decoded(text)
 
 
 def decoded_as(codec: str) -> str:
@@ -132,23 +170,36 @@ def decoded_as(codec: str) -> str:
     return f"decoded_{family(codec).replace('-', '_')}"
 
 
-def take_text(id: str, row: dict[str, Any], source: SourceConfig, altered: str | None = None) -> Document | LeftOut:
-    """The text of a row of any format, and its fields, by the columns that a source names."""
+def take_text(row: Row, source: SourceConfig) -> Document | LeftOut:
+    """The text of a row, and its fields, by the columns that a source names."""
     text_field = text_field_of(source)
-    text = _value(row, text_field)
-    if text is None and text_field not in row and text_field.split(".")[0] not in row:
-        names = shorten(", ".join(map(repr, row)) or "none", _LETTERS)
-        return LeftOut(id, "no_text", f"no field {text_field!r} among {names}")
+    text = value_of(row.fields, text_field)
+    if text is None and (problem := lacking_field(row.fields, text_field)) is not None:
+        return LeftOut(row.id, "no_text", problem)
     if not isinstance(text, str):
-        return LeftOut(id, "no_text", f"field {text_field!r} is {'null' if text is None else type(text).__name__}")
+        return LeftOut(row.id, "no_text", f"field {text_field!r} is {'null' if text is None else type(text).__name__}")
+    fields = {**take_fields(row.fields, source), **source.fixed_fields} if source.fields else source.fixed_fields
     if source.words_field is None:
-        return Document(id, text, altered, take_fields(row, source))
-    words = words_of(_value(row, source.words_field))
+        return Document(row.id, text, row.altered, fields)
+    words = words_of(value_of(row.fields, source.words_field))
     if words is None:
-        return LeftOut(id, "no_words", f"field {source.words_field!r} holds neither a list of words nor a text")
+        return LeftOut(row.id, "no_words", f"field {source.words_field!r} holds neither a list of words nor a text")
     if (other := differs(words, text)) is not None:
-        return LeftOut(id, "other_words", f"field {source.words_field!r} does not spell the text: {other}")
-    return Document(id, text, altered, take_fields(row, source), words)
+        return LeftOut(row.id, "other_words", f"field {source.words_field!r} does not spell the text: {other}")
+    return Document(row.id, text, row.altered, fields, words)
+
+
+def lacking_field(fields: Mapping[str, Any], column: str) -> str | None:
+    """What to say of a row that lacks a column; None where it has it, or the beginning of the way to it."""
+    if column in fields or column.split(".")[0] in fields:
+        return None
+    return f"no field {column!r} among {shorten(', '.join(map(repr, fields)) or 'none', _LETTERS)}"
+
+
+def columns_of(source: SourceConfig) -> Columns:
+    """The columns that documents are made of."""
+    optional = (*source.fields.values(), *filter(None, [source.words_field]))
+    return Columns((text_field_of(source),), optional)
 
 
 def text_field_of(source: SourceConfig) -> str:
@@ -156,12 +207,13 @@ def text_field_of(source: SourceConfig) -> str:
 
 
 def take_fields(row: Mapping[str, Any], source: SourceConfig) -> dict[str, Any]:
-    """Return the values of a source's fields in a row; a column with dots that is none is a way through objects."""
-    found = {name: _value(row, column) for name, column in source.fields.items()}
+    """Return the values of a source's fields in a row."""
+    found = {name: value_of(row, column) for name, column in source.fields.items()}
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _value(row: Mapping[str, Any], column: str) -> Any:
+def value_of(row: Mapping[str, Any], column: str) -> Any:
+    """The value of a column; a name with dots that is none is a way through objects."""
     value: Any = row
     for key in (column,) if column in row else column.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None

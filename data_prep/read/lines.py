@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from data_prep.read.encodings import AUTO, UTF_8, codec_of, has_utf_16_mark, is_ascii_based, is_utf_8_file
-from data_prep.read.items import Document, LeftOut, Span, decode, decoded_as, no_lines, take_text
-from modernbert_train.config.tools.prepare import SourceConfig
+from data_prep.read.items import Columns, LeftOut, Row, Span, decode, decoded_as, no_lines
+from modernbert_train.config.tools.prepare import RowSourceConfig
 from modernbert_train.core.files import PACKED
-from modernbert_train.core.read_json import open_file
+from modernbert_train.core.read_json import open_file, parse_json
 from modernbert_train.data.unpacked import BLOCK_BYTES, as_file, open_unpacked
 
 _ONE_A_LINE = "JSONL has one object a line: jq -c '.[]' FILE > FILE.jsonl makes it of an array"
@@ -25,8 +25,8 @@ _ESCAPED_BYTES = 12  # JSON spells a character with at most so many bytes, as \u
 _OTHER_FIELDS_BYTES = 1 << 24  # of a line, for its other fields
 
 
-def read_jsonl(span: Span, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
-    """Yield the documents of the lines that begin in a span; only a plain file is read from the middle.
+def read_jsonl(span: Span, source: RowSourceConfig, columns: Columns, max_characters: int) -> Iterator[Row | LeftOut]:
+    """Yield the objects of the lines that begin in a span; only a plain file is read from the middle.
 
     A line that must hold more than `max_characters` is not read into memory. The encoding `auto` is decided line by
     line, but for UTF-16, which a file's byte order mark tells. Offsets of such a file count its text in UTF-8.
@@ -52,12 +52,14 @@ def read_jsonl(span: Span, source: SourceConfig, max_characters: int) -> Iterato
                 size += _skip_line(lines)
                 yield LeftOut(id, "too_long", f"a line of {size} bytes, max_characters={max_characters}")
             elif line.strip():
-                yield _parse_line(id, line, offset, source, altered, in_utf_8)
+                yield _parse_line(id, line, offset, columns, UTF_8 if altered else source.encoding, altered, in_utf_8)
             offset += size
 
 
-def sample_lines(file: Path, begin: int, size: int, source: SourceConfig) -> tuple[list[Document | LeftOut], int]:
-    """Read the whole lines within some bytes of a plain file; return their documents and their size.
+def sample_lines(
+    file: Path, begin: int, size: int, source: RowSourceConfig, columns: Columns
+) -> tuple[list[Row | LeftOut], int]:
+    """Read the whole lines within some bytes of a plain file; return their objects and their size.
 
     A line that is longer is left out, as is the one that the first byte lies in.
     """
@@ -67,13 +69,14 @@ def sample_lines(file: Path, begin: int, size: int, source: SourceConfig) -> tup
         block = content.read(size)
     first = block.find(b"\n") + 1 if begin else 0
     end = block.rfind(b"\n") + 1 if len(block) == size else len(block)
-    items: list[Document | LeftOut] = []
+    items: list[Row | LeftOut] = []
     offset = begin + first
     if end <= first or (begin and not first):
         return [LeftOut(f"{file} at byte {begin}", "too_long", f"no line ends within {size} bytes")], len(block)
     for line in block[first:end].splitlines(keepends=True):
         if line.strip():
-            items.append(_parse_line(f"{file} at byte {offset}", line, offset, source, None, in_utf_8))
+            id = f"{file} at byte {offset}"
+            items.append(_parse_line(id, line, offset, columns, source.encoding, None, in_utf_8))
         offset += len(line)
     return items, end - first
 
@@ -95,20 +98,20 @@ def _skip_line(lines: BinaryIO) -> int:
 
 
 def _parse_line(
-    id: str, line: bytes, offset: int, source: SourceConfig, altered: str | None, in_utf_8: bool
-) -> Document | LeftOut:
-    decoded = decode(id, line, offset, UTF_8 if altered else source.encoding, in_utf_8)
+    id: str, line: bytes, offset: int, columns: Columns, encoding: str, altered: str | None, in_utf_8: bool
+) -> Row | LeftOut:
+    decoded = decode(id, line, offset, encoding, in_utf_8)
     if isinstance(decoded, LeftOut):
         return decoded
     try:
-        row: Any = json.loads(decoded.text)
+        row: Any = parse_json(decoded.text, twice=columns.required) if columns.unique else json.loads(decoded.text)
     except (ValueError, RecursionError) as error:
         several = f"; {_ONE_A_LINE}" if line.strip() in (b"[", b"{") else ""
         return LeftOut(id, "not_json", f"not JSON ({error}), its line begins at offset {offset}{several}")
     if not isinstance(row, dict):
         several = f"; {_ONE_A_LINE}" if isinstance(row, list) else ""
         return LeftOut(id, "not_json", f"{type(row).__name__}, not an object, at offset {offset}{several}")
-    return take_text(id, row, source, altered or decoded.altered)
+    return Row(id, row, altered or decoded.altered)
 
 
 def can_be_cut(file: Path, encoding: str) -> bool:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data_prep.read.items import Document, LeftOut, Span, decode, no_text, take_fields, text_field_of
-from modernbert_train.config.tools.prepare import SourceConfig
+from data_prep.read.items import Columns, LeftOut, Row, Span, decode, no_column
+from modernbert_train.config.tools.prepare import RowSourceConfig
 
 _TEXT = ("str", "bytes")
 _SIZES = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64)}
@@ -30,26 +29,28 @@ def without_unpacked(files: list[Path]) -> list[Path]:
     return [file for file in files if file not in packed]
 
 
-def read_mds(span: Span, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
-    """Yield the documents of a shard, which is held in memory; their fields are columns of text, numbers or JSON."""
+def read_mds(span: Span, source: RowSourceConfig, columns: Columns, max_characters: int) -> Iterator[Row | LeftOut]:
+    """Yield the rows of a shard, which is held in memory; other columns than the text's are texts, numbers or JSON."""
     from modernbert_train.data.shard_file import ColumnPlace, open_alone  # imports streaming and torch
 
     shard, header = open_alone(span.file.name, span.file.read_bytes())
     names = dict(zip(header["column_names"], header["column_encodings"], strict=True))
-    if names.get(text_field_of(source)) not in _TEXT:
-        found = [f"{name} ({encoding})" for name, encoding in names.items()]
-        yield no_text(f"{span.path}: all documents", source, found, "; it must hold text (str or bytes)")
+    (text,) = columns.required
+    if names.get(text) not in _TEXT:
+        found = Columns((text,)).lacking([f"{name} ({encoding})" for name, encoding in names.items()])
+        yield no_column(f"{span.path}: all documents", f"{found}; it must hold text (str or bytes)")
         return
-    place = ColumnPlace(header, text_field_of(source))
-    wanted = {c for column in source.fields.values() for c in (column, column.split(".")[0]) if _is_plain(names.get(c))}
+    place = ColumnPlace(header, text)
+    wanted = {c for column in columns.optional for c in (column, column.split(".")[0]) if _is_plain(names.get(c))}
     beside = {column: ColumnPlace(header, column) for column in wanted}
     for number in range(1, len(shard.offsets)):
         sample = shard.sample(number - 1)
-        document = decode(f"{span.path}:{number}", bytes(place.value(sample)))
-        if beside and isinstance(document, Document):
-            row = {column: _plain(each.encoding, bytes(each.value(sample))) for column, each in beside.items()}
-            document = replace(document, fields=take_fields(row, source))
-        yield document
+        decoded = decode(f"{span.path}:{number}", bytes(place.value(sample)))
+        if isinstance(decoded, LeftOut):
+            yield decoded
+            continue
+        row = {column: _plain(each.encoding, bytes(each.value(sample))) for column, each in beside.items()}
+        yield Row(f"{span.path}:{number}", row | {text: decoded.text}, decoded.altered)
 
 
 def _is_plain(encoding: str | None) -> bool:

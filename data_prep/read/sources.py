@@ -12,17 +12,16 @@ import sysconfig
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from data_prep.read.delimited import read_csv
 from data_prep.read.encodings import UTF_8
-from data_prep.read.items import Document, LeftOut, Span, decode, unreadable
+from data_prep.read.items import Columns, Document, LeftOut, Row, Span, columns_of, decode, take_text, unreadable
 from data_prep.read.lines import read_jsonl
 from data_prep.read.shards import read_mds, without_unpacked
 from data_prep.read.tables import hub_shards, read_hub, read_parquet
-from modernbert_train.config.tools.prepare import GLOBS, PrepareConfig, SourceConfig
+from modernbert_train.config.tools.prepare import GLOBS, DatasetConfig, RowSourceConfig, SourceConfig
 from modernbert_train.core.files import PACKED, ending, os_errors_as
 from modernbert_train.core.own_files import special_kind
 from modernbert_train.data.unpacked import open_unpacked
@@ -30,6 +29,7 @@ from modernbert_train.errors import ConfigError, DataError
 
 _NOT_STDLIB = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload"}
 _MAGIC = "*?[{"
+_TEXT = "text"  # the one column of files of text
 _BRACES = re.compile(r"\{([^{}]*)\}")
 NO_END, HIDDEN = "without an ending", "hidden"
 TABLES = {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".mds": "mds"}
@@ -38,7 +38,7 @@ _TOPICS_BYTES = 700_000  # the topics of help() in Python 3.11
 _UNKNOWN_BYTES = 1 << 20  # of a part of a hub dataset that is not on this disk
 
 
-def source_files(name: str, source: SourceConfig) -> list[Path]:
+def source_files(name: str, source: RowSourceConfig) -> list[Path]:
     """The files of a source, sorted by path; none for a dataset that only the hub knows.
 
     Args:
@@ -101,17 +101,18 @@ def _alternatives(pattern: str) -> Iterator[str]:
         yield from _alternatives(pattern[: found.start()] + each + pattern[found.end() :])
 
 
-def passed_over(config: PrepareConfig) -> dict[str, dict[str, int]]:
+def passed_over(config: DatasetConfig) -> dict[str, dict[str, int]]:
     """By source that is a folder, how many files in it no source takes, by the end of their names, and hidden ones.
 
     Folders of shards hold other files too, and a dataset of the hub has a layout.
     """
-    every = [*config.sources.items(), *config.decontaminate.items()]
+    every = [*config.sources.items(), *config.evaluation_sets.items()]
     taken = {os.path.abspath(file) for name, source in every for file in source_files(name, source)}
     return {
         name: dict(found.most_common())
         for name, source in config.sources.items()
-        if source.kind in ("text", "jsonl", "parquet", "csv") and (found := _endings(Path(source.path or ""), taken))
+        if source.kind in ("text", "jsonl", "parquet", "csv", "tsv")
+        and (found := _endings(Path(source.path or ""), taken))
     }
 
 
@@ -211,7 +212,7 @@ def file_state(path: Path) -> tuple[int, int]:
     return -1, 0
 
 
-def whole_spans(name: str, source: SourceConfig) -> Iterator[Span]:
+def whole_spans(name: str, source: RowSourceConfig) -> Iterator[Span]:
     """The spans of a source when no file is cut, in the order in which they are read.
 
     Raises:
@@ -231,22 +232,27 @@ def whole_spans(name: str, source: SourceConfig) -> Iterator[Span]:
 
 
 def read_span(span: Span, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
-    """Yield the items of a span, in a fixed order.
+    """Yield the documents of a span; as `read_rows`."""
+    for item in read_rows(span, source, columns_of(source), max_characters):
+        yield take_text(item, source) if isinstance(item, Row) else item
+
+
+def read_rows(span: Span, source: RowSourceConfig, columns: Columns, max_characters: int) -> Iterator[Row | LeftOut]:
+    """Yield the rows of a span, in a fixed order.
 
     Args:
         span: of `source`.
         source: its configuration.
-        max_characters: a longer document is not read into memory.
+        columns: that are wanted of each row.
+        max_characters: a longer text is not read into memory.
 
     Raises:
         DataError: a hub dataset fails at any row.
     """
     place = f"all of {span.path}"
     try:
-        for item in _items(span, source, max_characters):
+        for item in _rows(span, source, columns, max_characters):
             place = f"all after {item.id}"
-            if source.fixed_fields and isinstance(item, Document):
-                item = replace(item, fields={**item.fields, **source.fixed_fields})
             yield item
     except DataError:
         raise
@@ -254,15 +260,15 @@ def read_span(span: Span, source: SourceConfig, max_characters: int) -> Iterator
         yield unreadable(place, error)
 
 
-def _items(span: Span, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
+def _rows(span: Span, source: RowSourceConfig, columns: Columns, max_characters: int) -> Iterator[Row | LeftOut]:
     if source.kind == "hub":
         yield from read_hub(span, source)
     elif span.path is None:
         from pydoc_data.topics import topics
 
-        yield from (Document(f"pydoc_data.topics:{topic}", topics[topic]) for topic in sorted(topics))
+        yield from (Row(f"pydoc_data.topics:{topic}", {_TEXT: topics[topic]}) for topic in sorted(topics))
     else:
-        yield from _READERS.get(source.kind, _read_text)(span, source, max_characters)
+        yield from _READERS.get(source.kind, _read_text)(span, source, columns, max_characters)
 
 
 def read_source(name: str, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
@@ -279,7 +285,7 @@ def _stdlib_files() -> list[Path]:
     )
 
 
-def _read_text(span: Span, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
+def _read_text(span: Span, source: RowSourceConfig, columns: Columns, max_characters: int) -> Iterator[Row | LeftOut]:
     id, size = str(span.file), span.file.stat().st_size
     most, raw = 4 * max_characters, b""  # no encoding needs more bytes a character
     if span.file.suffix in PACKED or size <= most:
@@ -291,13 +297,15 @@ def _read_text(span: Span, source: SourceConfig, max_characters: int) -> Iterato
     elif source.encoding == UTF_8 and b"\0" in raw:  # before decoding, because UTF-16 is both and this says it better
         yield LeftOut(id, "nul_byte", f"NUL byte at offset {raw.index(0)}, so this is not UTF-8 text")
     else:
-        yield decode(id, raw, encoding=source.encoding)
+        decoded = decode(id, raw, encoding=source.encoding)
+        yield decoded if isinstance(decoded, LeftOut) else Row(id, {_TEXT: decoded.text}, decoded.altered)
 
 
 # kind -> its reader of a file, or of a part of one; others are text
-_READERS: dict[str, Callable[[Span, SourceConfig, int], Iterator[Document | LeftOut]]] = {
+_READERS: dict[str, Callable[[Span, RowSourceConfig, Columns, int], Iterator[Row | LeftOut]]] = {
     "jsonl": read_jsonl,
     "parquet": read_parquet,
     "csv": read_csv,
+    "tsv": read_csv,
     "mds": read_mds,
 }

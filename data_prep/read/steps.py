@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
+from typing import Generic, TypeVar
 
 from datatrove.data import Document as PipelineDocument
 from datatrove.data import DocumentsPipeline
@@ -22,7 +23,7 @@ from data_prep.read.items import Document, LeftOut
 from data_prep.read.sources import read_span
 from data_prep.read.words import Words
 from data_prep.tasks.work import Work
-from modernbert_train.config.tools.prepare import PrepareConfig
+from modernbert_train.config.tools.prepare import DatasetConfig, PrepareConfig
 from modernbert_train.errors import DataError
 
 _LEFT_OUT = 255  # code of an item that is not written; others are positions in `splits_of`
@@ -30,7 +31,10 @@ _LEFT_OUT = 255  # code of an item that is not written; others are positions in 
 SOURCE, SPLIT, RANK, FIELDS, WORDS = "source", "split", "rank", "fields", "words"
 
 
-class Step(PipelineStep):
+Config = TypeVar("Config", bound=DatasetConfig)
+
+
+class Step(PipelineStep, Generic[Config]):
     """A step of a stage's pipeline, by its name in datatrove's logs.
 
     Args:
@@ -39,7 +43,7 @@ class Step(PipelineStep):
         stage: name of the stage, under which a tally is kept.
     """
 
-    def __init__(self, work: Work, config: PrepareConfig, stage: str) -> None:
+    def __init__(self, work: Work, config: Config, stage: str) -> None:
         super().__init__()
         self._work = work
         self._config = config
@@ -53,7 +57,7 @@ class Step(PipelineStep):
         path.write_text(json.dumps(tally.to_json()), encoding="utf-8")
 
 
-class _Reader(Step):
+class _Reader(Step[PrepareConfig]):
     type = "reader"
 
     def _items(self, rank: int, tally: Tally | None = None) -> Iterator[tuple[str, Document | LeftOut]]:

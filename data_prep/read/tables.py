@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from data_prep.read.items import Document, LeftOut, Span, no_lines, no_text, take_text, text_field_of
-from modernbert_train.config.tools.prepare import SourceConfig
+from data_prep.read.items import Columns, LeftOut, Row, Span, no_column, no_lines
+from modernbert_train.config.tools.prepare import RowSourceConfig
 from modernbert_train.core.files import anything_as
 from modernbert_train.data.hub import open_dataset
 from modernbert_train.data.parquet import open_parquet, parquet_rows
@@ -35,22 +35,22 @@ def parquet_columns(file: Path) -> list[str]:
     return list(pyarrow.parquet.read_schema(file).names)
 
 
-def read_parquet(span: Span, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
+def read_parquet(span: Span, source: RowSourceConfig, columns: Columns, max_characters: int) -> Iterator[Row | LeftOut]:
     """Yield the rows of the row groups of a span."""
-    wanted = (text_field_of(source), *source.fields.values(), *filter(None, [source.words_field]))
+    wanted = (*columns.required, *columns.optional)
     with open_parquet(span.file, wanted) as table:
         names = table.schema_arrow.names
-        columns = [c for c in wanted if {c, c.split(".")[0]} & set(names)]
-        if columns[:1] != [text_field_of(source)]:
-            yield no_text(f"{span.path}: all rows", source, names)
+        if (problem := columns.lacking(names)) is not None:
+            yield no_column(f"{span.path}: all rows", problem)
             return
         if not table.metadata.num_rows:
             yield no_lines(span.file)
-        for number, row in parquet_rows(span.file, table, columns, span.begin, span.end):
-            yield take_text(f"{span.path}:{number}", row, source)
+        there = [c for c in wanted if {c, c.split(".")[0]} & set(names)]
+        for number, row in parquet_rows(span.file, table, there, span.begin, span.end):
+            yield Row(f"{span.path}:{number}", row)
 
 
-def hub_shards(name: str, source: SourceConfig) -> int:
+def hub_shards(name: str, source: RowSourceConfig) -> int:
     """How many parts `datasets` cuts a dataset into.
 
     Raises:
@@ -60,7 +60,7 @@ def hub_shards(name: str, source: SourceConfig) -> int:
         return int(_hub_rows(source).num_shards)
 
 
-def read_hub(span: Span, source: SourceConfig) -> Iterator[Document | LeftOut]:
+def read_hub(span: Span, source: RowSourceConfig) -> Iterator[Row]:
     """Yield the rows of one part of a hub dataset.
 
     Raises:
@@ -74,19 +74,13 @@ def read_hub(span: Span, source: SourceConfig) -> Iterator[Document | LeftOut]:
         if shards > 1:
             rows = rows.shard(num_shards=shards, index=shard)
         for number, row in enumerate(rows, start=1):
-            yield take_text(f"{place}:{number}", row, source)
+            yield Row(f"{place}:{number}", row)
 
 
-def hub_rows(name: str, source: SourceConfig) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a hub dataset as they are; raises as `read_hub`."""
-    with _told(name, source):
-        yield from _hub_rows(source)
-
-
-def _hub_rows(source: SourceConfig) -> Any:
+def _hub_rows(source: RowSourceConfig) -> Any:
     return open_dataset(str(source.path), source.subset, source.split or "train", streaming=True)
 
 
-def _told(name: str, source: SourceConfig) -> AbstractContextManager[None]:
+def _told(name: str, source: RowSourceConfig) -> AbstractContextManager[None]:
     what = f"sources.{name}.path={source.path}: split {source.split or 'train'} cannot be read to its end"
     return anything_as(DataError, what, "Correct path, subset and split, or try again.")

@@ -98,6 +98,11 @@ def num_workers(work: Work, config: ExecutorConfig) -> int:
     return config.workers or min(len(os.sched_getaffinity(0)), 1 + sum(work.sizes) // _PROCESS_BYTES)
 
 
+def is_alone(work: Work, config: ExecutorConfig) -> bool:
+    """True if a task may use every core, because no other task runs beside it."""
+    return config.name == "local" and config.workers is None and num_workers(work, config) == 1
+
+
 def run_local(stages: list[Stage], work: Work, number: int, part: Part, is_done: Callable[[], bool]) -> None:
     """Run all stages on this machine, or the part of them that is this machine's.
 

@@ -27,7 +27,7 @@ from data_prep.clean.losses import require_little_lost
 from data_prep.make_tokenizer import adapt_tokenizer, require_size, roles_of_adapted, save_tokenizer, train_tokenizer
 from data_prep.read.steps import SPLIT, Replay, Step, Survey, read_tallies
 from data_prep.report import Fingerprint
-from data_prep.tasks.executors import Stage, num_workers
+from data_prep.tasks.executors import Stage, is_alone
 from data_prep.tasks.progress import Counted, Progress
 from data_prep.tasks.work import Work
 from data_prep.tasks.workers import Documents
@@ -82,15 +82,13 @@ def make_stages(work: Work, config: PrepareConfig, asked: Fingerprint) -> list[S
         Counted(Progress(work, "tokenise")),
         *duplicates.without_duplicates(work, config, excluded),
     ]
-    executor = config.executor
-    alone = executor.name == "local" and executor.workers is None and num_workers(work, executor) == 1
-    steps.append(WriteShards(work, config, "tokenise", excluded, threads=alone))
+    steps.append(WriteShards(work, config, "tokenise", excluded, threads=is_alone(work, config.executor)))
     add("tokenise", tasks, steps, "tokenise/{rank:05d}.json", "tokenise/{rank:05d}/*/*")
     add("merge", 1, [Merge(work, config, "merge", asked)])
     return stages
 
 
-class MakeTokenizer(Step):
+class MakeTokenizer(Step[PrepareConfig]):
     """Trains the tokenizer on the training documents of all tasks, or adapts the one that is given."""
 
     type = "tokenizer"

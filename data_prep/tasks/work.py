@@ -18,7 +18,7 @@ from data_prep.read.items import Span
 from data_prep.read.lines import can_be_cut
 from data_prep.read.sources import file_state, whole_spans
 from data_prep.read.tables import parquet_groups
-from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
+from modernbert_train.config.tools.prepare import DatasetConfig, RowSourceConfig
 from modernbert_train.core.files import write_whole
 from modernbert_train.errors import DataError
 
@@ -86,7 +86,7 @@ class Work:
         return self.folder / "parts" / f"{rank:05d}.json"
 
 
-def make_work(folder: Path, config: PrepareConfig, asked: dict[str, Any]) -> Work:
+def make_work(folder: Path, config: DatasetConfig, asked: dict[str, Any]) -> Work:
     """Cut the corpus and write the list of tasks; several machines may do so at once, and write the same.
 
     Args:
@@ -115,7 +115,7 @@ def read_work(folder: Path) -> tuple[Work, dict[str, Any]] | None:
     return Work(folder, content["sizes"]), content["asked"]
 
 
-def cut(config: PrepareConfig) -> Iterator[list[Span]]:
+def cut(config: DatasetConfig) -> Iterator[list[Span]]:
     """Yield the spans of each task, in order; there is at least one task."""
     wholes = [span for name, source in config.sources.items() for span in whole_spans(name, source)]
     total = sum(span.size for span in wholes)
@@ -133,7 +133,7 @@ def cut(config: PrepareConfig) -> Iterator[list[Span]]:
     yield task
 
 
-def _cut_file(whole: Span, source: SourceConfig, limit: int) -> Iterator[Span]:
+def _cut_file(whole: Span, source: RowSourceConfig, limit: int) -> Iterator[Span]:
     if whole.path is None or whole.size <= limit:
         yield whole
     elif source.kind == "jsonl" and can_be_cut(Path(whole.path), source.encoding):

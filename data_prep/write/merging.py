@@ -42,7 +42,7 @@ from modernbert_train.data.field_counts import FieldCounts
 from modernbert_train.errors import StorageError
 
 
-class Merge(Step):
+class Merge(Step[PrepareConfig]):
     """Puts the finished dataset into its place.
 
     Args:

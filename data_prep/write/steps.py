@@ -36,7 +36,7 @@ from modernbert_train.vocabulary import role_tokens
 _BATCH_CHARACTERS = 1 << 18  # text tokenised at once; takes about 200 bytes of memory a character
 
 
-class WriteShards(Step):
+class WriteShards(Step[PrepareConfig]):
     """Tokenises a task's documents and writes a folder of shards for each split that has any.
 
     Args:

@@ -81,7 +81,10 @@ class ShardWriter:
         return len(self._lengths)
 
     def write(
-        self, ids: list[int], labels: NDArray[Any] | None = None, inside_words: NDArray[np.uint8] | None = None
+        self,
+        ids: list[int] | NDArray[np.integer],
+        labels: NDArray[Any] | None = None,
+        inside_words: NDArray[np.uint8] | None = None,
     ) -> None:
         """Add one document of at least one token; either all have labels, [1, L] or one for each token, or none has.
 

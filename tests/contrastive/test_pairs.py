@@ -101,9 +101,9 @@ def test_scores_are_shares_of_their_range_and_follow_their_texts(pairs: Path, tm
 @pytest.mark.parametrize(
     ("rows", "texts", "message"),
     [
-        ([{"query": "a"}], {}, "line 1 has no positive"),
+        ([{"query": "a"}], {}, "rows.jsonl:1: no field 'positive' among 'query'"),
         ([{"query": "a", "positive": 3}], {}, "positive is 3, and not a text"),
-        ([{"query": "a", "positive": ""}], {}, "no row is left to train on"),
+        ([{"query": "a", "positive": ""}], {}, "none of its 1 documents is left (empty 1"),
         ([{"query": "a", "positive": "b", "negative": 3}], {"negatives": ["negative"]}, "neither a text nor a list"),
         ([{"query": "a", "positive": "b"}], {"positive": "query"}, "Name each column once"),
         ([{"query": "a", "positive": "b"}], {"max_tokens": 2}, "pairs.max_tokens=2"),
@@ -152,7 +152,6 @@ def test_a_finished_dataset_is_kept_and_another_spec_is_not_taken_for_it(
     write_rows(file, [*rows, {"query": "due", "positive": "deux"}])
     assert prepare_pairs(*asked) == 78 and "of other files" in capsys.readouterr().err
     assert prepare_pairs(*asked, "--overwrite") == 0 and "2 examples to train" in capsys.readouterr().out
-    assert prepare_pairs(*asked, "--part", "1/2") == 78 and "--part 1/2" in capsys.readouterr().err
     assert prepare_pairs(tmp_path / "other", {"kind": "csv", "path": str(file)}, pairs / "tokenizer") == 78
     assert "does not end in .csv" in capsys.readouterr().err
 

@@ -1,18 +1,18 @@
 """Every knob of data preparation: what `prepare` reads, how it cleans and splits, where it writes.
 
-A spec with a section `pairs` is one of pairs of texts (PairsConfig), any other one of text (PrepareConfig). There one
-source dataclass serves all kinds, because `sources` is an open dictionary and its entries are checked key by key; which
-keys a kind reads is the table FIELDS, and a key that the chosen kind would ignore is refused.
+A spec with a section `pairs` is one of pairs of texts, see pairs.py; any other one of text (PrepareConfig). One source
+dataclass serves all kinds, because `sources` is an open dictionary and its entries are checked key by key; the table
+FIELDS lists the keys that a kind reads, and a key that the chosen kind would ignore is refused.
 """
 
 from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from dataclasses import field as field_  # where a key is called so
-from math import inf, isfinite
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,29 +31,43 @@ _STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceConfig:
-    """Where documents come from."""
+class RowSourceConfig:
+    """Where rows come from."""
 
-    kind: Literal["python_stdlib", "text", "jsonl", "parquet", "csv", "mds", "hub"] = MISSING
+    kind: str = MISSING
     path: str | None = None  # a file, a folder, or a pattern such as in/*.jsonl.zst; for hub a name or a local folder
     glob: str | None = (
         None  # files of a folder, such as **/*.{md,txt}; None takes what is usual for the kind, see GLOBS
     )
+    delimiter: str | None = None  # csv: the character between cells; None is a comma
+    subset: str | None = None  # hub: configuration of the dataset, where it has several
+    split: str | None = None  # hub: split of the dataset; None is `train`
+    # text, jsonl, csv, tsv: `auto` takes what is not UTF-8 for UTF-16 or Windows-1252, where it looks so, and counts
+    # it; utf-8 guesses nothing; any other of Python's codecs (cp1250, gb18030, shift_jis, ...) is taken at its word
+    encoding: str = "utf-8"
+    max_left_out: float | None = knob(None, low=0, high=1)  # of this source; None is that of the spec
+
+    def text_key(self, name: str) -> str | None:
+        """The key that names the column of texts of the source `name`; None where it has no columns."""
+        return "pairs.query, or another key of `pairs`,"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceConfig(RowSourceConfig):
+    """Where documents come from."""
+
+    kind: Literal["python_stdlib", "text", "jsonl", "parquet", "csv", "tsv", "mds", "hub"] = MISSING
     text_field: str | None = None  # column or key that holds the text, with dots into objects; None is `text`
     # column or key with the words that a segmenter found in the text (jieba, MeCab, ...): a list, or a text with white
     # space between words; stored for objective.words=segmenter. All sources of a dataset have one, or none has
     words_field: str | None = None
-    delimiter: str | None = None  # csv: the character between cells; None is a comma
-    subset: str | None = None  # hub: configuration of the dataset, where it has several
-    split: str | None = None  # hub: split of the dataset; None is `train`
-    # text, jsonl, csv: `auto` takes what is not UTF-8 for UTF-16 or Windows-1252, where it looks so, and counts it;
-    # utf-8 guesses nothing; any other of Python's codecs (cp1250, cp1251, gb18030, shift_jis, ...) is taken at its word
-    encoding: str = "utf-8"
     # facts of a document by a name of yours: the column or key that holds each, such as licence: meta.license; how many
     # documents and tokens have which value is counted
     fields: dict[str, str] = field(default_factory=dict)
     fixed_fields: dict[str, str] = field(default_factory=dict)  # such facts that all its documents share
-    max_left_out: float | None = knob(None, low=0, high=1)  # of this source; None is that of the spec
+
+    def text_key(self, name: str) -> str | None:
+        return f"sources.{name}.text_field" if "text_field" in FIELDS[self.kind] else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,10 +131,61 @@ class ExecutorConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareConfig:
-    """Text on disk to one dataset of tokenised shards."""
+class DatasetConfig:
+    """A dataset of tokenised shards: what every kind of spec says."""
 
     out: str = MISSING  # folder of the dataset; appears only when it is complete
+    sources: Mapping[str, RowSourceConfig] = field(default_factory=dict)
+    validation_share: float = 0.0
+    max_characters: int = 5_000_000  # longer ones are damage: tokenising takes about 200 bytes of memory a character
+    on_error: Literal["skip", "stop"] = "skip"
+    # the share of a source's documents that may be damaged and left out; more ends the command, and so does a source of
+    # which nothing is left
+    max_left_out: float = knob(0.01, low=0, high=1)
+    # size of one shard before compression, in bytes
+    shard_bytes: int = knob(1 << 24, low=1 << 16, high=1 << 31, why="16777216 for local disks, 67108864 for stores")
+    # input read by one task, in bytes; a file that cannot be cut may be more
+    task_bytes: int = knob(1 << 27, low=1024)
+    executor: ExecutorConfig = field(default_factory=ExecutorConfig)
+
+    @property
+    def home(self) -> str:
+        """The module with `REPORT`, `check`, `make_stages` and `describe` of this kind of dataset."""
+        raise NotImplementedError
+
+    @property
+    def evaluation_sets(self) -> Mapping[str, SourceConfig]:
+        """Sets whose texts are kept out of the dataset, by name."""
+        return {}
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Files and folders, but for sources, by the keys that name them."""
+        raise NotImplementedError
+
+    def problems(self) -> list[str]:
+        """One message for each mistake that shows without reading files."""
+        raise NotImplementedError
+
+    def identity(self) -> dict[str, Any]:
+        """The keys that determine the dataset.
+
+        Keys that earlier versions lacked are left out where they are the default, so that their datasets keep their
+        identity.
+        """
+        spec = asdict(self)
+        for key in ("out", "executor", "max_left_out"):
+            del spec[key]
+        for each in [*spec["sources"].values(), *spec.get("decontaminate", {}).values()]:
+            del each["max_left_out"]
+            drop_defaults(each, SourceConfig(), "encoding", "fields", "fixed_fields", "delimiter", "words_field")
+        return spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareConfig(DatasetConfig):
+    """Text on disk to one dataset of tokenised shards."""
+
     sources: dict[str, SourceConfig] = field(default_factory=dict)  # read in this order; at least one
     filters: dict[str, FilterConfig] = field(default_factory=dict)  # applied in this order
     duplicates: Literal["keep", "exact", "near"] = "exact"  # left out: none, equal texts, near duplicates as well
@@ -136,62 +201,33 @@ class PrepareConfig:
     # share of the documents, by hash of their text, that the dataset is made of; 1 takes all
     document_share: float = knob(1.0, above=0, high=1)
     min_characters: int = 1  # shorter documents are left out and counted
-    max_characters: int = 5_000_000  # longer ones are damage: tokenising takes about 200 bytes of memory a character
     on_error: Literal["skip", "stop"] = "skip"  # damaged documents: leave out and count, or stop at the first
-    # the share of a source's documents that may be damaged and left out; more ends the command, and so does a source of
-    # which nothing is left
-    max_left_out: float = knob(0.01, low=0, high=1)
-    # size of one shard before compression, in bytes
-    shard_bytes: int = knob(1 << 24, low=1 << 16, high=1 << 31, why="16777216 for local disks, 67108864 for stores")
-    # input read by one task, in bytes; a file that cannot be cut may be more
-    task_bytes: int = knob(1 << 27, low=1024)
-    executor: ExecutorConfig = field(default_factory=ExecutorConfig)
 
+    @property
+    def home(self) -> str:
+        return "data_prep.text"
 
-@dataclass(frozen=True, kw_only=True)
-class PairSourceConfig:
-    """A table of pairs."""
+    @property
+    def evaluation_sets(self) -> Mapping[str, SourceConfig]:
+        return self.decontaminate
 
-    kind: Literal["jsonl", "tsv", "csv", "parquet", "hub"] = MISSING  # which the name of a file ends in
-    path: str = MISSING  # the file; for hub a name or a local folder
-    subset: str | None = None  # hub: configuration of the dataset, where it has several
-    split: str | None = None  # hub: split of the dataset; None is `train`
+    @property
+    def files(self) -> dict[str, str]:
+        tokenizer = {} if self.tokenizer.path is None else {"tokenizer.path": self.tokenizer.path}
+        models = {f"filters.{name}.model": each.model for name, each in self.filters.items() if each.model is not None}
+        return tokenizer | models
 
+    def problems(self) -> list[str]:
+        return prepare_problems(self)
 
-@dataclass(frozen=True, kw_only=True)
-class PairTextsConfig:
-    """Columns of the texts of a row, and what is made of each text."""
-
-    query: str = "query"  # column of the queries
-    positive: str = "positive"  # column of the texts that answer them
-    negatives: list[str] = field(default_factory=list)  # columns of texts that do not, each a text or a list of texts
-    # columns of a teacher's scores: of the positive, then of each of `negatives`, as many as there are texts
-    scores: list[str] = field(default_factory=list)
-    score_range: list[float] = field(default_factory=list)  # lowest and highest score; they are stored as shares of it
-    max_negatives: int | None = None  # of a query; None: as many as there are columns
-    query_prefix: str = ""  # put before each query, its space included
-    document_prefix: str = ""  # put before each other text
-    max_tokens: int = knob(256, low=3)  # of a text, special tokens included; longer ones are cut
-    query_max_tokens: int | None = knob(None, low=3)  # of a query; None: max_tokens
-
-
-@dataclass(frozen=True, kw_only=True)
-class GivenTokenizerConfig:
-    """The tokenizer of the model."""
-
-    path: str = MISSING  # its folder
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairsConfig:
-    """Pairs of texts to one dataset of tokenised shards, for objective.name=contrastive."""
-
-    out: str = MISSING  # folder of the dataset; appears only when it is complete
-    sources: dict[str, PairSourceConfig] = field(default_factory=dict)  # read in this order; at least one
-    pairs: PairTextsConfig = field(default_factory=PairTextsConfig)
-    tokenizer: GivenTokenizerConfig = field(default_factory=GivenTokenizerConfig)
-    # share of the queries, by hash of their text, that is held out; 0 holds out none
-    validation_share: float = knob(0.01, low=0, below=1)
+    def identity(self) -> dict[str, Any]:
+        spec = super().identity()
+        if self.streams.field is None:
+            del spec["streams"]
+        if not self.decontaminate:
+            del spec["decontaminate"], spec["overlap_words"]
+        drop_defaults(spec, self.__class__(), "document_share")
+        return spec
 
 
 # kind -> the keys of SourceConfig that it reads
@@ -201,6 +237,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "jsonl": ("path", "glob", "text_field", "words_field", "encoding", "fields", "fixed_fields"),
     "parquet": ("path", "glob", "text_field", "words_field", "fields", "fixed_fields"),
     "csv": ("path", "glob", "text_field", "words_field", "delimiter", "encoding", "fields", "fixed_fields"),
+    "tsv": ("path", "glob", "text_field", "words_field", "encoding", "fields", "fixed_fields"),
     "mds": ("path", "glob", "text_field", "fields", "fixed_fields"),
     "hub": ("path", "subset", "split", "text_field", "words_field", "fields", "fixed_fields"),
 }
@@ -213,12 +250,20 @@ GLOBS: dict[str, tuple[str, ...]] = {
     "jsonl": ("**/*.jsonl", "**/*.jsonl.gz", "**/*.jsonl.zst"),
     "parquet": ("**/*.parquet",),
     "csv": ("**/*.csv", "**/*.csv.gz"),
+    "tsv": ("**/*.tsv", "**/*.tsv.gz"),
     "mds": ("**/*.mds", *(f"**/*.mds.{end}" for end in ("zstd", "gz", "br", "bz2", "snappy"))),
 }
 
 
 # arguments of datatrove's executors that are not the user's to choose
 _OURS = ("pipeline", "tasks", "workers", "depends", "logging_dir", "skip_completed")
+
+
+def drop_defaults(spec: dict[str, Any], usual: object, *keys: str) -> None:
+    """Remove those keys from a section whose values are the default."""
+    for key in keys:
+        if key in spec and spec[key] == getattr(usual, key):
+            del spec[key]
 
 
 def is_of_pairs(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> bool:
@@ -228,60 +273,36 @@ def is_of_pairs(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> b
     return any("pairs" in tree for tree in trees)
 
 
-def pairs_problems(config: PairsConfig) -> Iterator[str]:
-    """As `prepare_problems`, of a spec of pairs."""
-    if not config.sources:
-        yield "sources: empty. Add at least one, for example sources.mine={kind: jsonl, path: pairs.jsonl}."
-    for name, source in config.sources.items():
-        if source.kind != "hub" and Path(source.path).suffix != f".{source.kind}":
-            yield f"sources.{name}.path={source.path}: does not end in .{source.kind}. Correct it or the kind."
-        if source.kind != "hub" and (source.subset or source.split):
-            yield f"sources.{name}: subset and split are of kind hub. Remove them."
-    texts = config.pairs
-    columns = [texts.query, texts.positive, *texts.negatives]
-    if len({*columns}) < len(columns):
-        yield f"pairs.query, pairs.positive and pairs.negatives name {', '.join(columns)}. Name each column once."
-    if texts.scores and len(texts.scores) != 1 + len(texts.negatives):
-        number = 1 + len(texts.negatives)
-        yield f"pairs.scores={texts.scores}: name {number}, for pairs.positive and for each of pairs.negatives."
-    ends = texts.score_range
-    if bool(texts.scores) != bool(ends) or (ends and not (len(ends) == 2 and 0 < ends[1] - ends[0] < inf)):
-        yield "pairs.scores and pairs.score_range go together, the lower end of the range first. Give both."
-    if texts.max_negatives is not None and texts.max_negatives < bool(texts.negatives):
-        yield f"pairs.max_negatives={texts.max_negatives}: leave out pairs.negatives, or give at least 1."
-    for key, value, facts in knobs(config):
-        yield from facts.mistakes(key, value)
-
-
 def prepare_problems(config: PrepareConfig) -> list[str]:
     """Find what no single key shows: sources that lack or ignore a key, numbers out of range.
 
     Returns:
         One message per problem (what, where, what to do); empty when the spec can be run.
     """
+    every = [(f"sources.{name}", source) for name, source in config.sources.items()]
+    if every:
+        every += [(f"decontaminate.{name}", source) for name, source in config.decontaminate.items()]
     return [
-        *_source_problems(config),
+        *source_problems(every, "sources.mine={kind: text, path: folder}"),
         *_field_problems(config),
         *_word_problems(config),
         *_filter_problems(config),
         *_tokenizer_problems(config.tokenizer),
         *_number_problems(config),
-        *_executor_problems(config.executor),
+        *executor_problems(config.executor),
     ]
 
 
-def _source_problems(config: PrepareConfig) -> Iterator[str]:
-    if not config.sources:
-        yield "sources: empty. Add at least one, for example sources.mine={kind: text, path: folder}."
-    every = [(f"sources.{name}", source) for name, source in config.sources.items()]
-    every += [(f"decontaminate.{name}", source) for name, source in config.decontaminate.items()]
-    for where, source in every:
+def source_problems(sources: Sequence[tuple[str, RowSourceConfig]], example: str) -> Iterator[str]:
+    if not sources:
+        yield f"sources: empty. Add at least one, for example {example}."
+    for where, source in sources:
         reads = FIELDS[source.kind]
         if "path" in reads and not source.path:
             yield f"{where}.path: missing. A source of kind {source.kind} needs one."
-        usual = SourceConfig(kind=source.kind)
+        usual = SourceConfig(kind=source.kind)  # type: ignore[arg-type]
         for key in _KEYS:
-            if key not in reads and getattr(source, key) != getattr(usual, key):
+            if key not in reads and getattr(source, key, None) != getattr(usual, key) and hasattr(source, key):
                 yield (
                     f"{where}.{key}={getattr(source, key)}: a source of kind {source.kind} does not read it. Remove it."
                 )
@@ -426,7 +447,7 @@ def _number_problems(config: PrepareConfig) -> Iterator[str]:
         )
 
 
-def _executor_problems(executor: ExecutorConfig) -> Iterator[str]:
+def executor_problems(executor: ExecutorConfig) -> Iterator[str]:
     if executor.name == "local" and executor.options:
         yield f"executor.options={executor.options}: the local executor has none. Remove them."
     if executor.name == "slurm":

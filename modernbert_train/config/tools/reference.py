@@ -26,7 +26,8 @@ from modernbert_train.config.knob import Knob, facts_of, phased_keys
 from modernbert_train.config.renamed import RENAMED
 from modernbert_train.config.schema import VARIANTS, RunConfig
 from modernbert_train.config.tools.finetune import TaskConfig
-from modernbert_train.config.tools.prepare import PairsConfig, PrepareConfig
+from modernbert_train.config.tools.pairs import PairsConfig
+from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.config.tools.retrieval import MeasureConfig, RetrievalConfig
 from modernbert_train.config.tools.sweep import SweepConfig
 

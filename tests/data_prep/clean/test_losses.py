@@ -153,7 +153,7 @@ def test_shares_that_are_none_are_refused() -> None:
     problems = prepare_problems(PrepareConfig(out="out", sources=sources, decontaminate=sources, max_left_out=-1))
     assert [problem.split("=")[0].split(": ")[0] for problem in problems] == [
         "sources.a.delimiter", "decontaminate.a.delimiter", "decontaminate.a.max_left_out",
-        "sources.a.max_left_out", "decontaminate.a.max_left_out", "max_left_out",
+        "sources.a.max_left_out", "max_left_out", "decontaminate.a.max_left_out",
     ]  # fmt: skip
 
 

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.read.items import Document, LeftOut, Span
-from data_prep.read.lines import read_jsonl
 from data_prep.read.sources import read_span, whole_spans
 from data_prep.tasks.work import cut, make_work, read_work
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
@@ -28,7 +27,7 @@ def texts_of(items: list[Document | LeftOut]) -> list[str]:
 
 
 def lines_of(file: Path, begin: int = 0, end: int | None = None) -> list[Document | LeftOut]:
-    return list(read_jsonl(Span("a", str(file), begin, end), SourceConfig(kind="jsonl", path=str(file)), LIMIT))
+    return list(read_span(Span("a", str(file), begin, end), SourceConfig(kind="jsonl", path=str(file)), LIMIT))
 
 
 def config_of(path: Path, kind: str, **keys: object) -> PrepareConfig:
