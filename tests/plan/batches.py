@@ -12,7 +12,7 @@ from modernbert_train.batch import Batch
 
 
 def make_batch(lengths: Sequence[int], predicted: int) -> Batch:
-    """Documents laid end to end; the first `predicted` tokens are predicted.
+    """Concatenate documents into a microbatch; the first `predicted` tokens are predicted.
 
     Args:
         lengths: tokens of each document.

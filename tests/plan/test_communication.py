@@ -1,4 +1,4 @@
-"""What GPUs send: calls and bytes of real training steps, and times worked by hand."""
+"""Communication of GPUs: calls and bytes of real training steps, and times computed by hand."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.conftest import TinyRun
 from tests.distributed.counting import Sizes, count_steps
 from tests.distributed.gloo import run_ranks
 
-STEP = 3  # that is looked at: DDP has arranged its buckets by then
-SMALL = 400  # numbers; what is smaller is not weights or gradients
+STEP = 3  # the recorded step: DDP has arranged its buckets by then
+SMALL = 400  # numbers; smaller tensors are neither weights nor gradients
 TWO: list[tuple[Strategy, int, int]] = [
     ("ddp", 1, 3),
     ("fsdp2", 2, 3),
 ]  # strategy, ranks of a shard group, microbatches
 FOUR: list[tuple[Strategy, int, int]] = [("ddp", 1, 3), ("fsdp2", 4, 3), ("hsdp", 2, 3), ("hsdp", 2, 1)]
-# 1 GB/s after the share that links reach, so that seconds are gigabytes; no time for hops is left out
+# 1 GB/s at the share that links reach, so that seconds equal gigabytes; the time of hops is included
 SLOW = Gpu("test", 1e12, 1, 1e12, node_link=1.25e9, network_link=0.125e9, price=1.0)
 
 
@@ -60,8 +60,8 @@ def large(sizes: Sizes) -> Sizes:
 def test_a_real_step_sends_what_is_said(
     tiny_run: TinyRun, system: str, ranks: int, cases: list[tuple[Strategy, int, int]]
 ) -> None:
-    """As many calls, and as many numbers but for the padding of shards that do not divide evenly: under DDP one
-    all-reduce a step, not one for each microbatch, and under HSDP the copies meet once as well."""
+    """The number of calls, and of numbers without the padding of uneven shards: under DDP one all-reduce a step, not
+    one for each microbatch, and under HSDP the replicas all-reduce once as well."""
     runs = []
     for strategy, shards, microbatches in cases:
         rows = ranks * microbatches
@@ -72,7 +72,7 @@ def test_a_real_step_sends_what_is_said(
         cut = (f"phases.short={phase}", "phases.short.batch_warmup=null", "phases.long=null", "data.validation=null")
         runs.append(tiny_run(*words, *cut))
     encoder, objective = system.split()
-    file = Path(runs[0][0])  # of all of them
+    file = Path(runs[0][0])  # shared by all
     run = yaml.safe_load(file.read_text())
     run["objective"] = {"name": objective}
     if encoder != "modernbert":
@@ -96,7 +96,7 @@ def test_a_real_step_sends_what_is_said(
         )
         sharded = strategy != "ddp"
         small = [size for size in found.sizes["all_reduce"] if size <= SMALL]
-        assert len(small) == COLLECTIVES + sharded == collectives.calls + sharded  # StableAdamW's own, on shards
+        assert len(small) == COLLECTIVES + sharded == collectives.calls + sharded  # StableAdamW's sums, on shards
         sizes = large(found.sizes)
         assert {part.kind for part in parts} == sizes.keys(), strategy
         for kind, elements in sizes.items():
@@ -105,7 +105,7 @@ def test_a_real_step_sends_what_is_said(
             assert sum(n * part.calls for n, part in zip(times, same, strict=True)) == len(elements), (strategy, kind)
             payload = sum(n * part.payload for n, part in zip(times, same, strict=True))
             assert payload == pytest.approx(4 * sum(elements), rel=0.03), (strategy, kind)
-        if not sharded:  # gradients lie in the bucket itself and are not copied back
+        if not sharded:  # gradients are views of the bucket and are not copied back
             assert found.gradients == len(sizes["all_reduce"])
 
 
@@ -120,10 +120,10 @@ def gb(kind: Any, inside: int, nodes: int, payload: float = 1e9) -> Transfer:
         (gb("reduce_scatter", 4, 1), 3 / 4),
         (gb("all_reduce", 8, 1), 2 * 7 / 8),
         (gb("all_reduce", 1, 1), 0.0),
-        (gb("all_gather", 8, 2), 15 / 16),  # 8 cards share the boundary
-        (gb("all_to_all", 8, 1), 7 / 8 / 8),  # every card sends its eighth only
+        (gb("all_gather", 8, 2), 15 / 16),  # 8 network cards share the transfer
+        (gb("all_to_all", 8, 1), 7 / 8 / 8),  # every GPU sends only its eighth
         (gb("all_to_all", 1, 2), 1 / 2 / 2 / 0.1),
-        (gb("all_reduce", 1, 4), 2 * 3 / 4 / 0.1),  # one card of each node: the network alone
+        (gb("all_reduce", 1, 4), 2 * 3 / 4 / 0.1),  # one GPU in each node: the network only
         (gb("all_gather", 1, 2), 1 / 2 / 0.1),
     ],
 )
@@ -132,7 +132,7 @@ def test_times_worked_by_hand(transfer: Transfer, seconds: float) -> None:
 
 
 def test_waiting_grows_with_ranks_for_rings_and_with_their_logarithm_for_trees() -> None:
-    """Why sharding over a thousand GPUs is slow even when there is little to send."""
+    """This is why sharding over a thousand GPUs is slow even with little to send."""
     ring = [transfer_seconds(gb("all_gather", 8, nodes, 0), SLOW) for nodes in (1, 16, 128)]
     tree = [transfer_seconds(gb("all_reduce", 8, nodes, 0), SLOW) for nodes in (1, 16, 128)]
     assert ring[2] > 7 * ring[1] > 49 * ring[0]
@@ -144,7 +144,7 @@ ROOT, LAYERS = 4e-9 * BASE.root, 4e-9 * BASE.layers  # GB
 
 
 def of(strategy: Strategy, *, ranks: int = 8, shards: int = 8) -> list[Transfer]:
-    """Of base, the collectives left out."""
+    """Return the transfers of base, without the small collectives."""
     return transfers(strategy, BASE, num_layers=22, ranks=ranks, shards=shards, per_node=8)[1:]
 
 
@@ -161,7 +161,7 @@ def test_ddp_hides_all_but_the_bucket_of_the_embedding() -> None:
 
 
 def test_sharding_gathers_fp32_and_sends_in_every_microbatch() -> None:
-    """Also in bf16 runs: 4 bytes a weight, whatever is multiplied."""
+    """Also in bf16 runs: 4 bytes a weight, whatever the precision of products."""
     one, four = (exchange(of("fsdp2"), SLOW, [30.0] * n) for n in (1, 4))
     assert one.payload == 4 * (BASE.total + BASE.layers + BASE.total)
     assert (four.payload, four.exposed) == (4 * one.payload, pytest.approx(4 * one.exposed))

@@ -1,4 +1,4 @@
-"""The doctor speaks when something else is broken, and says nothing private."""
+"""`doctor` works on a broken installation, and shows nothing private."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from modernbert_train.plan.trials.table import TRIALS
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The last words of the commands that would be tried; each succeeds at once. test_trials.py has the rest."""
+    """Collect the last words of the commands that would be tried; each succeeds at once. See also test_trials.py."""
     commands: list[str] = []
 
     def attempt(command: list[str], seconds: float) -> Outcome:
@@ -55,7 +55,7 @@ def test_the_report_is_one_block_with_versions_and_machine(tried: list[str]) -> 
 
 
 def test_a_package_that_breaks_is_not_called_ok(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers 4 was, which pip would not install with this program. A torch that nobody has tried is named."""
+    """transformers 4 breaks, and pip would not install it with this program. An untested torch is reported."""
     found = {"transformers": "4.57.1", "torch": "2.16.0", "numpy": "2.4.0", "datasets": "5.2.0"}
     asked = ["torch>=2.11", "transformers<6,>=5", "numpy", "datasets"]
     monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda name: asked)
@@ -69,7 +69,7 @@ def test_a_package_that_breaks_is_not_called_ok(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_cannot_be_used_here_is_not_called_ok_and_says_what_it_needs(tried: list[str]) -> None:
-    """Somebody would rent a machine for a kernel that it has not."""
+    """Otherwise a user would rent a machine for a kernel that it lacks."""
     refused = {trial.label: reason for trial in TRIALS.values() if (reason := trial.refusal()) is not None}
     found = {str(finding).splitlines()[0]: finding for finding in doctor.examine(doctor._trials)}
     assert len(found) == len(TRIALS) and len(tried) == len(TRIALS) - len(refused)
@@ -90,7 +90,7 @@ def test_without_a_gpu_no_kernel_of_a_gpu_is_tried_or_called_ok(tried: list[str]
 
 
 def test_what_fails_when_it_is_tried_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that imports, and then computes something else, is the reason why there is a doctor."""
+    """A kernel that imports, and then computes something wrong, is the reason for a doctor."""
     monkeypatch.setattr(trials, "attempt", lambda command, seconds: Outcome(False, "ArithmeticError: wrong by 1"))
     lines = str(doctor._try("sdpa")).splitlines()
     assert lines[0] == "warn  attention kernel sdpa: not usable here, tried: ArithmeticError: wrong by 1"
@@ -113,7 +113,7 @@ def test_a_broken_group_becomes_a_warning_and_keeps_what_came_before() -> None:
 
 @pytest.mark.runs
 def test_without_torch_it_still_reports() -> None:
-    """The likeliest reason to call it is an install that failed."""
+    """A failed installation is the most likely reason to run it."""
     code = (
         "import sys; sys.modules['torch'] = None; from modernbert_train.plan import doctor\n"
         "doctor.GROUPS = [look for look in doctor.GROUPS if look is not doctor._own_files]\n"
@@ -127,7 +127,7 @@ def test_without_torch_it_still_reports() -> None:
 
 @pytest.mark.runs
 def test_nothing_private_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tried: list[str]) -> None:
-    """Keys, paths and host names must not end in a public issue."""
+    """Keys, paths and host names must not get into a public issue."""
     monkeypatch.setenv("WANDB_API_KEY", "s3cret-key-value")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.chdir(tmp_path)
@@ -172,7 +172,7 @@ def test_a_small_limit_on_open_files_is_told(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_gpu_of_amd_is_told_with_its_platform_and_what_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its torch has no CUDA version, and a reader of the report would take that for a broken install."""
+    """Its torch lacks a CUDA version, which would look like a broken installation."""
     gpu = SimpleNamespace(name="AMD Instinct MI300X", total_memory=206_141_652_992, major=9, minor=4)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)

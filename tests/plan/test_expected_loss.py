@@ -1,4 +1,4 @@
-"""The expected held-out loss: a rule that cannot be trusted beyond its runs, and a warning that must not cry wolf."""
+"""The expected held-out loss: a rule that must admit its limits, and a warning without false alarms."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNIGRAM = 7.0
 
 @pytest.mark.runs
 def test_the_constants_are_a_fit_of_the_table() -> None:
-    """A table or a constant that was changed alone would predict nothing that anybody measured."""
+    """If a table or a constant is changed without the other, predictions do not match measurements."""
     pytest.importorskip("scipy")
     from benchmarks.expected_loss import fit
 
@@ -68,10 +68,10 @@ def test_no_run_of_the_table_is_called_behind() -> None:
 
 
 def test_a_run_that_learns_no_more_than_frequencies_is_called_behind() -> None:
-    """The quickstart with weights that begin too small: 6.9 for as long as one waits."""
+    """The quickstart with too small initial weights: 6.9 for any length of training."""
     said = behind(6.8, 2_240_000, 800_000, 420, unigram_loss=6.9, unique_tokens=3e6, held_out_tokens=20_000)
     assert said is not None and said.startswith("held-out loss 6.80 is ") and "docs/stability.md" in said
-    # where nothing is known nothing is said: base, few steps of a large batch, a long run, a text read to pieces
+    # no verdict where the rule is unknown: base, few steps of a large batch, a long run, text repeated very often
     for parameters, tokens, steps, unique in (
         (110e6, 800_000, 420, 3e6), (2e6, 2_000_000, 10, 3e6), (2e6, 1e9, 500_000, 1e9), (2e6, 1e6, 500, 1e4),
     ):  # fmt: skip

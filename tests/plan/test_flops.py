@@ -1,4 +1,4 @@
-"""FLOPs, from which MFU, hours and cost follow: against torch's counter on the real model, and masks written out."""
+"""FLOPs, the basis of MFU, hours and cost, compared with torch's counter on the real model and with explicit masks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.objectives.test_mlm import VOCABULARY
 from tests.objectives.test_permutation import text_of
 from tests.plan.batches import make_batch
 
-BASE = ModernBertConfig(vocab_size=2048, num_layers=4, attention_out_dropout=0.0)  # two layers of a kind
+BASE = ModernBertConfig(vocab_size=2048, num_layers=4, attention_out_dropout=0.0)  # two layers of each kind
 TINY = replace(BASE, vocab_size=512, hidden_size=32, num_heads=2, intermediate_size=48, local_attention=16)
 LARGE = ModernBertConfig(hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)
 BERT = BertConfig(vocab_size=512, hidden_size=32, num_layers=3, num_heads=2, intermediate_size=48, dropout=0.0)
@@ -56,11 +56,11 @@ MLM = MaskedLmConfig()
 
 
 def counted(config: ModelConfig, objective: ObjectiveConfig, batch: Batch) -> tuple[float, float]:
-    """What torch counts per token: forward, and forward with backward. The plain attention formula, which does not
-    compute scores again in its backward pass, is what torch has counts for on every device."""
+    """Return torch's count per token: forward, and forward with backward. torch has counts for the plain attention
+    formula on every device; its backward pass does not recompute scores."""
     model, tokens = build_model(config, objective), len(batch.packed.input_ids_T)
     with FlopCounterMode(display=False) as forward, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
-        model(batch, figures=True)  # in training the loss makes its gradients on the way forward
+        model(batch, figures=True)  # in training the loss computes its gradients in the forward pass
     with FlopCounterMode(display=False) as training, sdpa_kernel(SDPBackend.MATH):
         mean_loss(model, batch).backward()
     return forward.get_total_flops() / tokens, training.get_total_flops() / tokens
@@ -71,9 +71,9 @@ def counted(config: ModelConfig, objective: ObjectiveConfig, batch: Batch) -> tu
     "config", [replace(BASE, hidden_size=192, num_heads=3, intermediate_size=288), TINY], ids=["wide windows", "tiny"]
 )
 def test_flops_equal_torchs_counter(config: ModernBertConfig) -> None:
-    """Documents that fill the kernel's blocks, so that it computes nothing for padding; one is so long that blocks are
-    cut. In local layers it computes a block of queries with all keys around it and throws away what the window hides;
-    those keys are put in."""
+    """Documents fill the kernel's blocks, so nothing is computed for padding; one is so long that blocks are cut. In
+    local layers the kernel computes a block of queries with all keys around it and discards those outside the window;
+    the test adds these keys."""
     lengths, predicted = [512, 64, 192], 230
     model = census(config)
     spans = replace(mean_spans(lengths, model), local=QUERY_BLOCK + 2 * config.half_window)
@@ -86,7 +86,7 @@ def test_flops_equal_torchs_counter(config: ModernBertConfig) -> None:
 @pytest.mark.runs
 @EACH_GLOBAL
 def test_global_layers_need_no_correction(config: ModelConfig) -> None:
-    """With global layers alone the kernel computes the very pairs that are counted."""
+    """With only global layers the kernel computes exactly the counted pairs."""
     lengths, model = [33, 7, 100], census(config)
     flops = flops_per_token(model, mean_spans(lengths, model), {"tokens": 40 / sum(lengths)})
     forward, training = counted(config, MLM, make_batch(lengths, 40))
@@ -96,15 +96,15 @@ def test_global_layers_need_no_correction(config: ModelConfig) -> None:
 
 @pytest.mark.runs
 def test_distances_are_scored_too() -> None:
-    """A product more for each pair that is seen. What is computed is more: each query meets all distances of its
-    sequence, nearly two for each key; and a microbatch makes the keys of its distances once, which no token counts."""
+    """One more product for each visible pair. The kernel computes more: each query meets all distances of its sequence,
+    nearly two for each key; and a microbatch computes the keys of distances once, which is not counted per token."""
     config = XLNetConfig(vocab_size=512, hidden_size=32, num_layers=3, num_heads=2, intermediate_size=48)
     lengths, model, width, layers = [33, 7, 100], census(config), 32, 3
     tokens, longest = sum(lengths), max(lengths)
     flops = flops_per_token(model, mean_spans(lengths, model), {"tokens": 40 / tokens})
     pairs = sum(n * n for n in lengths)
     assert flops.global_attention == pytest.approx(3 * 2 * width * layers * pairs / tokens)
-    farther = sum(n * (n - 1) for n in lengths)  # distances that a query meets beyond its keys
+    farther = sum(n * (n - 1) for n in lengths)  # distances that a query meets in addition to its keys
     once = (2 * longest - 1) * 2 * width * width
     beyond = layers * (2 * width * farther + once) / tokens
     forward, _ = counted(config, MLM, make_batch(lengths, 40))
@@ -113,8 +113,8 @@ def test_distances_are_scored_too() -> None:
 
 @pytest.mark.runs
 def test_content_and_distances_are_scored_apart() -> None:
-    """Two products more for each pair that is seen, whatever rows distances share; the table meets the matrices of
-    queries, keys and (for nothing) values once a microbatch."""
+    """Two more products for each visible pair, for any sharing of distances; the table meets the matrices of queries,
+    keys and (unused) values once a microbatch."""
     config = DebertaConfig(
         vocab_size=512, hidden_size=32, num_layers=3, num_heads=2, intermediate_size=48, buckets=8, max_distance=16
     )
@@ -123,7 +123,7 @@ def test_content_and_distances_are_scored_apart() -> None:
     flops = flops_per_token(model, mean_spans(lengths, model), {"tokens": 40 / tokens})
     pairs = sum(n * n for n in lengths)
     assert flops.global_attention == pytest.approx(4 * 2 * width * layers * pairs / tokens)
-    rows = {33: 16, 7: 11, 100: 16}  # that the distances of a sequence have, in place of its keys: -8 to 7, -5 to 5
+    rows = {33: 16, 7: 11, 100: 16}  # distances of a sequence, instead of its keys: -8 to 7, -5 to 5
     fewer = 2 * 2 * width * sum(n * (n - rows[n]) for n in lengths)
     once = 16 * 2 * width * 3 * width
     forward, _ = counted(config, MLM, make_batch(lengths, 40))
@@ -133,11 +133,11 @@ def test_content_and_distances_are_scored_apart() -> None:
 @pytest.mark.runs
 @EACH_GLOBAL
 def test_every_token_is_predicted_in_causal_order(config: ModelConfig) -> None:
-    """The plain formula computes all pairs and hides half of them; the half that is seen is what counts."""
+    """The plain formula computes all pairs and hides half of them; only the visible half counts."""
     lengths, objective, model = [33, 7, 100], CausalLmConfig(), census(config, CausalLmConfig())
     tokens = sum(lengths)
     uses = objective.uses_of_heads(tokens / len(lengths))
-    assert uses["tokens"] * tokens == pytest.approx(tokens - len(lengths))  # all but the last of each
+    assert uses["tokens"] * tokens == pytest.approx(tokens - len(lengths))  # all but the last token of each
     batch = make_batch(lengths, tokens - len(lengths))
     computed = flops_per_token(model, mean_spans(lengths, model), uses)
     forward, training = counted(config, MLM, replace(batch, packed=replace(batch.packed, order="causal")))
@@ -179,8 +179,8 @@ def test_a_head_for_pairs_counts_the_pairs(config: ModelConfig) -> None:
     ids=lambda objective: f"{objective.sharing}{'-mlm' * objective.mlm_head}",
 )
 def test_a_generator_counts_beside_the_model(objective: ReplacedTokensConfig) -> None:
-    """Both read every token; the one predicts what is replaced, the other judges all. A head that predicts tokens
-    counts in phases of masked tokens, and nothing else of the generator does there."""
+    """Both read every token; the generator predicts the replaced ones, the model judges all. In phases of masked tokens
+    only the generator's head for tokens counts."""
     lengths, config = [33, 7, 100], BERT
     batch, model = make_batch(lengths, 40), census(config, objective)
     targets = {**batch.targets, DRAWS: torch.arange(40) << 20, TOKENS: torch.ones(140, dtype=torch.long)}
@@ -220,7 +220,7 @@ def test_spans_equal_masks_written_out(order: Order) -> None:
 
 @pytest.mark.runs
 def test_spans_of_a_permuted_order_equal_masks_written_out() -> None:
-    """At the mean over many orders, by token of text; a window hides the same share of them, about."""
+    """Averaged over many orders, per token of text; a window hides about the same share of them."""
     lengths, side, config = [62] * 40, 8, PermutationLmConfig()
     inputs = PermutationLM(config, VOCABULARY).make(text_of([n - 2 for n in lengths]), config)
     given, tokens = inputs.given, sum(lengths)
@@ -249,6 +249,6 @@ def test_spans_of_a_permuted_order_equal_masks_written_out() -> None:
     ],
 )
 def test_the_published_sizes_by_hand(config: ModelConfig, length: int, gflop: float) -> None:
-    """Worked out by hand once: one document a row, 30 % predicted."""
+    """Computed by hand once: one document a row, 30 % predicted."""
     flops = flops_per_token(census(config), mean_spans([length], census(config)), {"tokens": 0.3})
     assert flops.training / 1e9 == pytest.approx(gflop, abs=1e-4)

@@ -1,4 +1,4 @@
-"""Memory by part, against what autograd and the allocator really hold: a plan that says "fits" must fit."""
+"""Memory by part, compared with autograd and the allocator: a plan that says "fits" must fit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SMALL = ModernBertConfig(
 
 
 class _Attend(torch.autograd.Function):
-    """Keeps what FlashAttention keeps, and computes next to nothing."""
+    """Saves the same tensors as FlashAttention, and computes next to nothing."""
 
     @staticmethod
     def forward(ctx: Any, q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor) -> Tensor:
@@ -79,14 +79,14 @@ _attend.register_autograd(_backward, setup_context=_setup)
 
 
 def use_kernel(monkeypatch: pytest.MonkeyPatch, attend: Any) -> None:
-    """Kernels for GPUs do not run here; what memory they take does not depend on what they compute."""
+    """GPU kernels do not run here; their memory does not depend on the values they compute."""
     kernel = SimpleNamespace(prepare=lambda batch, side: None, attend=attend)
     monkeypatch.setattr(attention, "choose_kernel", lambda *_, **__: kernel)
 
 
 @contextmanager
 def kept_bytes(model: nn.Module) -> Iterator[dict[int, int]]:
-    """Bytes of each storage that autograd keeps within, weights not included, bf16 copies of them are."""
+    """Collect the bytes of each storage that autograd saves in this context: no weights, but their bf16 copies."""
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     kept: dict[int, Tensor] = {}
     found: dict[int, int] = {}
@@ -103,7 +103,7 @@ def kept_bytes(model: nn.Module) -> Iterator[dict[int, int]]:
 
 
 def saved(model: nn.Module, batch: Any, bf16: bool) -> int:
-    """See `kept_bytes`: of a forward pass."""
+    """Return `kept_bytes` of a forward pass."""
     with kept_bytes(model) as kept, autocast(bf16):
         loss = model(batch).losses["mlm"]
     assert loss.requires_grad
@@ -111,7 +111,7 @@ def saved(model: nn.Module, batch: Any, bf16: bool) -> int:
 
 
 class NoProducts(TorchDispatchMode):
-    """Products of matrices are zeros: those in bf16 take a CPU twenty seconds, and memory does not know values."""
+    """Replaces products of matrices by zeros: in bf16 they take a CPU twenty seconds, and memory ignores values."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.mm.default:
@@ -122,12 +122,12 @@ class NoProducts(TorchDispatchMode):
 
 
 def decoded(config: ModernBertConfig) -> int:
-    """Weights whose copies in bf16 autograd keeps: all matrices but the decoder's."""
+    """Count the weights whose bf16 copies autograd saves: all matrices but the decoder's."""
     return count_parameters(config).matrices - config.vocab_size * config.hidden_size
 
 
 def norm_on_cpu(config: ModernBertConfig, bf16: bool, predicted: int) -> int:
-    """What a CPU's autocast saves in the head: its norm is in bf16, input and output, where a GPU's is in fp32."""
+    """Return the bytes that a CPU's autocast saves in the head: its norm is in bf16 there, on a GPU in fp32."""
     return 2 * 2 * config.hidden_size * predicted if bf16 else 0
 
 
@@ -150,7 +150,7 @@ def autocast(bf16: bool) -> Iterator[None]:
 def test_base_with_98304_tokens_keeps_what_is_said(
     monkeypatch: pytest.MonkeyPatch, bf16: bool, checkpointing: bool
 ) -> None:
-    """At the published size, with the kernel GPUs use: fake tensors have shapes, storages and no memory."""
+    """At the published size, with the kernel of GPUs: fake tensors have shapes and storages, but use no memory."""
     monkeypatch.setattr(attention, "choose_kernel", lambda *_, **__: varlen)
     config, compute = BASE, ComputeConfig(activation_checkpointing=checkpointing)
     tokens, predicted = 96 * 1024, 29_528
@@ -158,9 +158,9 @@ def test_base_with_98304_tokens_keeps_what_is_said(
         model = ModernBertForMaskedLM(config, compute).train()
         found = saved(model, make_batch([1024] * 96, predicted), bf16)
     told = layers_bytes(config, compute, bf16, tokens) + outside_bytes(config, compute, bf16, tokens, predicted)
-    if checkpointing:  # copies of the layers' weights are gone with what else they kept
+    if checkpointing:  # copies of the layers' weights are freed with the other tensors
         weights = config.hidden_size**2
-        told -= 0 if bf16 else 12 * config.head_size * tokens  # rotary tables, which are an argument then
+        told -= 0 if bf16 else 12 * config.head_size * tokens  # rotary tables, an argument in this case
     else:
         weights = decoded(config)
     assert told + 2 * weights * bf16 - norm_on_cpu(config, bf16, predicted) == pytest.approx(found, rel=0.002)
@@ -170,7 +170,7 @@ def test_base_with_98304_tokens_keeps_what_is_said(
 @pytest.mark.parametrize("residual", ["fp32", "bf16"])
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
 def test_compiled_layers_keep_what_is_said(monkeypatch: pytest.MonkeyPatch, residual: Any, checkpointing: bool) -> None:
-    """What torch.compile decides to keep; the decision is made before any code is generated, by the same function."""
+    """torch.compile decides which tensors to save before it generates code, always by the same function."""
     use_kernel(monkeypatch, lambda q, k, v, layout, window: _attend(q, k, v)[0])
     config = replace(SMALL, num_layers=4)
     compute = ComputeConfig(residual_precision=residual, compile=True, activation_checkpointing=checkpointing)
@@ -181,7 +181,7 @@ def test_compiled_layers_keep_what_is_said(monkeypatch: pytest.MonkeyPatch, resi
     found = saved(model, batch, True)
     told = layers_bytes(config, compute, True, 256) + outside_bytes(config, compute, True, 256, 78)
     if residual == "fp32" and not checkpointing:
-        told += 3 * (4 - 2) * config.hidden_size * 256  # on a CPU it keeps the sum in fp32, not what is added in bf16
+        told += 3 * (4 - 2) * config.hidden_size * 256  # on a CPU it saves the sum in fp32, not the bf16 summand
     weights = config.hidden_size**2 if checkpointing else decoded(config)
     assert told + 2 * weights - norm_on_cpu(config, True, 78) == pytest.approx(found, rel=0.02)
 
@@ -243,7 +243,7 @@ def test_the_highest_point_of_a_step_is_what_is_said(
 
 @pytest.mark.runs
 def test_weights_gradients_moments_and_the_optimizers_step() -> None:
-    """What lasts from step to step, and the temporaries of the optimizer itself."""
+    """Memory that persists from step to step, and the temporaries of the optimizer."""
     model = ModernBertForMaskedLM(SMALL)
     optimizer = StableAdamW(model.parameters(), 1e-3)
     for parameter in model.parameters():
@@ -259,7 +259,7 @@ def test_weights_gradients_moments_and_the_optimizers_step() -> None:
 
 
 def running_total(record: Any) -> list[int]:
-    """Bytes allocated during a profile, over time."""
+    """Return the bytes allocated during a profile, over time."""
     total, out = 0, []
     for event in record.profiler.kineto_results.events():
         if event.name() == "[memory]":
@@ -275,7 +275,7 @@ def test_sharding_divides_what_lasts() -> None:
     assert sharded.layers == whole.layers and sharded.head == whole.head
     assert whole.buffers == whole.gradients and planned(BASE, True, ranks=1).buffers == 0
     counts = count_parameters(BASE)
-    assert whole.copies == 2 * counts.matrices  # bf16, and on shards those gathered in fp32 besides
+    assert whole.copies == 2 * counts.matrices  # bf16; on shards also the weights gathered in fp32
     assert sharded.copies == whole.copies + 4 * (counts.root + 2 * counts.layer)
     assert sharded.peak < whole.peak
 
@@ -284,7 +284,7 @@ FEW = replace(SMALL, vocab_size=512, num_layers=2)
 
 
 def saved_whole_and_on_shards() -> list[int]:
-    """On one rank: bytes that autograd keeps without FSDP2 and with it."""
+    """Return the bytes that autograd saves on one rank, without FSDP2 and with it."""
     found = []
     for sharded in (False, True):
         model = ModernBertForMaskedLM(FEW).train()
@@ -299,7 +299,7 @@ def saved_whole_and_on_shards() -> list[int]:
 
 @pytest.mark.runs
 def test_copies_in_bf16_are_kept_on_shards_too() -> None:
-    """FSDP2 frees the fp32 weights of a layer that is done; what autocast made of them stays until it goes backward."""
+    """FSDP2 frees a finished layer's fp32 weights; autocast's bf16 copies stay until its backward pass."""
     ((whole, sharded),) = run_ranks(saved_whole_and_on_shards, 1)
     assert whole > 2 * count_parameters(FEW).matrices
     assert sharded == pytest.approx(whole, rel=0.01)
@@ -314,7 +314,7 @@ def test_ranks_that_share_the_weights(strategy: Any, ranks: int, shard_ranks: in
 
 
 def test_a_step_is_at_its_highest_before_or_in_the_optimizer() -> None:
-    """Activations are gone when the optimizer needs room: the two do not add up."""
+    """Activations are freed before the optimizer needs memory: the two do not add up."""
     lasting = planned(SMALL, True)
     few, many = planned(SMALL, True, tokens=8, predicted=3), planned(SMALL, True, tokens=8192, predicted=2500)
     assert few.peak == lasting.weights + lasting.gradients + lasting.moments + few.step

@@ -1,7 +1,7 @@
-"""What fits a GPU, and what a run takes there that leaves it open.
+"""Which microbatches fit a GPU, and the choice for a run that leaves them open.
 
-If this breaks, a run is refused that would have fitted, ends out of memory after its ranks have met, or trains at half
-of the speed that its GPUs have.
+If this breaks, a run is refused that would have fitted, runs out of memory after its ranks have joined, or trains at
+half of its GPUs' speed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def run(recipe: str, *overrides: str) -> RunConfig:
 
 @pytest.mark.parametrize("gpu", [H100, RunGpus("RTX 3060", 12_000_000_000), GPUS["rtx4090"]])
 def test_a_microbatch_that_nobody_gives_is_the_largest_that_fits_with_a_reserve(gpu: RunGpus) -> None:
-    """As large as is left by 8 % and 1.5 GB, within the cut that leaves no smaller one behind."""
+    """As large as a reserve of 8 % and 1.5 GB allows, among the cuts without a smaller last microbatch."""
     config = on_gpu(run("modernbert-base", *OPEN), gpu, 8)
     for name, phase in config.phases.items():
         rows = phase.microbatch_rows
@@ -47,7 +47,7 @@ def test_a_microbatch_that_nobody_gives_is_the_largest_that_fits_with_a_reserve(
     doubled = on_gpu(doubled, gpu, 8)
     assert all(configured_memory(doubled, name, gpu, 8).peak > usable_bytes(gpu) for name in config.phases)
     given = on_gpu(run("modernbert-base"), gpu, 8)
-    assert [phase.microbatch_tokens for phase in given.phases.values()] == [98_304] * 3, "which the recipe gives"
+    assert [phase.microbatch_tokens for phase in given.phases.values()] == [98_304] * 3, "the recipe's values"
 
 
 @pytest.mark.parametrize(
@@ -55,13 +55,13 @@ def test_a_microbatch_that_nobody_gives_is_the_largest_that_fits_with_a_reserve(
     [(576, 1, 130, 96 + 48), (576, 1, 100, 96), (7, 1, 4, 4), (577, 1, 100, 97), (8, 2, 100, 4), (9, 1, 1, 1)],
 )
 def test_a_step_is_cut_evenly(rows: int, ranks: int, most: int, expected: int) -> None:
-    """A smaller microbatch at its end is compiled besides; a prime number of rows must not make each one row."""
+    """A smaller last microbatch is compiled separately; a prime number of rows must not lead to single rows."""
     found = even_rows(PhaseConfig(tokens=1, row_tokens=8, batch_rows=rows), ranks, most)
     assert found == (expected if expected <= most else 96) and found <= most
 
 
 def test_memory_of_other_encoders_and_of_frozen_ones_is_not_guessed() -> None:
-    """One row is slow, and a guess ends out of memory, or refuses what would have fitted."""
+    """One row is slow; a guess would run out of memory, or refuse a run that fits."""
     bert = run("bert-base", *(f"phases.{name}.microbatch_tokens=null" for name in run("bert-base").phases))
     assert not predicts(bert) and not [*too_large(bert, SMALL, 8)]
     taken = on_gpu(bert, H100, 8)
@@ -91,7 +91,7 @@ def test_what_is_beyond_the_gpu_is_refused_with_the_number_that_fits() -> None:
 def test_a_teacher_that_alone_is_beyond_the_gpu_is_refused_whatever_learns_from_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also by a BERT, whose own memory is not predicted; on ranks that share it each holds little."""
+    """Also for a BERT, whose memory is not predicted; sharded over ranks the teacher takes little."""
     monkeypatch.setattr(
         "modernbert_train.weights.names.architecture_of", lambda name: ModernBertConfig(num_layers=2000)
     )
@@ -115,7 +115,7 @@ def test_recipes_fit_80_gb_as_they_are() -> None:
 
 
 def test_nothing_is_refused_that_is_within_the_gpu() -> None:
-    """The reserve is for what is not predicted; it is no reason to refuse."""
+    """The reserve covers unpredicted memory; it is not a reason to refuse."""
     config = on_gpu(run("modernbert-base"), H100, 8)
     peak = configured_memory(config, "stable", H100, 8).peak
     exact, less = RunGpus("A", peak), RunGpus("A", peak - 1)
@@ -124,7 +124,7 @@ def test_nothing_is_refused_that_is_within_the_gpu() -> None:
 
 
 def test_where_no_microbatch_fits_what_else_would_is_named() -> None:
-    """And nothing that would not do: whoever sets it would be refused again."""
+    """Settings that would not suffice are not named: their user would be refused again."""
 
     def ends(memory_bytes: int, ranks: int, *overrides: str) -> list[str]:
         gpu = RunGpus("A", memory_bytes)
@@ -140,7 +140,7 @@ def test_where_no_microbatch_fits_what_else_would_is_named() -> None:
 
 
 def test_the_smallest_gpu_decides_for_all() -> None:
-    """A rank that has a microbatch of its own would deal other rows than its neighbours."""
+    """A rank with another microbatch would read other rows than its neighbours."""
     lacking = RunGpus("B", 50, 4, True, ("Triton", "gcc"))
     found = RunGpus.of_ranks([RunGpus("A", 100, 4), lacking, RunGpus("C", 70, 4, False, ("gcc",))])
     assert found == RunGpus("B", 50, 4, False, ("Triton", "gcc"))

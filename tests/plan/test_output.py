@@ -1,4 +1,4 @@
-"""`plan` as users call it: any run, quickly, without a GPU, and a picture that is the schedule."""
+"""`plan` as users call it: any run, quickly, without a GPU."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.runs
 @pytest.mark.parametrize(
     "path",
-    [  # sizes and parts of one recipe are alike
+    [  # sizes and parts of one recipe give the same plan
         pytest.param(path, marks=[pytest.mark.slow] * path.name.startswith(ALIKE)) for path in RUNS
     ],
     ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_every_run_that_is_shipped_can_be_planned(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also where its data does not exist."""
+    """Also if its data does not exist."""
     streams = list(load_run([path]).data.streams)
     keys = [f"data.streams.{name}.path" for name in streams] or ["data.train"]
     out = told(capsys, str(path), *(f"{key}=absent/train" for key in keys))
@@ -53,7 +53,7 @@ def test_every_run_that_is_shipped_can_be_planned(path: Path, capsys: pytest.Cap
 
 @pytest.mark.runs
 def test_it_is_there_within_seconds_and_without_a_gpu(tiny_run: TinyRun) -> None:
-    """One process as users start it: what it loads and prints, no traceback, nothing on the error stream."""
+    """One process as users start it: its imports and output, without a traceback or warnings."""
     done = subprocess.run(
         [sys.executable, "-m", "modernbert_train", "plan", *tiny_run(), "--ranks", "2"],
         cwd=ROOT, capture_output=True, text=True, timeout=60,
@@ -65,7 +65,7 @@ def test_it_is_there_within_seconds_and_without_a_gpu(tiny_run: TinyRun) -> None
 
 
 def answered(out: str) -> tuple[str, dict[str, list[str]]]:
-    """The title of the first paragraph, and its lines by their label."""
+    """Return the title of the first paragraph, and its lines by their label."""
     title, *lines = out.split("\n\n")[0].splitlines()
     found: dict[str, list[str]] = {}
     for line in lines:
@@ -78,7 +78,7 @@ def answered(out: str) -> tuple[str, dict[str, list[str]]]:
 
 
 def test_the_first_lines_are_the_answer(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
-    """What somebody wants to know first would stand at the end of 85 lines of tables."""
+    """Otherwise the most wanted facts would come after 85 lines of tables."""
     out = told(
         capsys,
         *tiny_run("compute.compile=true"),
@@ -109,7 +109,7 @@ def test_the_first_lines_are_the_answer(tiny_run: TinyRun, capsys: pytest.Captur
 
 @pytest.mark.runs
 def test_the_answer_says_what_stands_in_the_way(capsys: pytest.CaptureFixture[str]) -> None:
-    """A run that does not fit, or that would be cheaper elsewhere, is seen before anything is rented."""
+    """A run that does not fit, or is cheaper elsewhere, is noticed before GPUs are rented."""
     run = [str(ROOT / "yamls/recipes/modernbert-base/1-stable.yaml"), "data.train=absent/train", "--ranks", "8"]
     _, found = answered(told(capsys, *run, "--gpu", "rtx4090", "b200"))
     assert found["memory"][0].startswith("does NOT fit, 37.1 GB too much: 59.3 of 22.2 usable GB in phase stable")
@@ -119,7 +119,7 @@ def test_the_answer_says_what_stands_in_the_way(capsys: pytest.CaptureFixture[st
         found["note"][0],
     )
     assert found["note"][1].startswith("Documents are assumed, since absent/train is not here")
-    assert found["cheapest"][0].startswith("8 x B200: ")  # although it costs more: the other does not do it
+    assert found["cheapest"][0].startswith("8 x B200: ")  # although it costs more: the run does not fit the other
     eager = ("compute.compile=false", "optim.fused=false")
     _, found = answered(told(capsys, *run, *eager, "--gpu", "h100", "b200", "--price", "b200=1"))
     assert found["memory"][0].startswith("fits, 7.69 GB to spare: 69.5 of 77.2 usable GB")
@@ -152,7 +152,7 @@ def test_time_cost_and_speed_are_ranges_and_nothing_is_called_measured(
 def test_another_encoder_is_planned_without_memory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], objective: str
 ) -> None:
-    """Steps, FLOPs, time, cost and what is sent; of memory one sentence that says how to know, and no number."""
+    """Steps, FLOPs, time, cost and traffic; for memory a sentence on how to measure it, and no number."""
     file = tmp_path / "bert.yaml"
     file.write_text(BERT_RUN, encoding="utf-8")
     out = told(capsys, str(file), f"objective.name={objective}", "--ranks", "8")
@@ -193,14 +193,14 @@ def test_wrong_options_end_with_64(words: list[str], message: str, capsys: pytes
 def test_mistakes_are_told_before_anything_is_planned(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *tiny_run(), "--ranks", "3"]) == 78
     assert "cannot be shared evenly by 3 ranks" in capsys.readouterr().err
-    assert main(["plan", *tiny_run("model.vocab_size=448")]) == 78  # the data exists and does not fit
+    assert main(["plan", *tiny_run("model.vocab_size=448")]) == 78  # the data exists and does not match
     assert "Set model.vocab_size=512." in capsys.readouterr().err
 
 
 @pytest.mark.runs
 def test_dropout_that_depends_on_the_ranks_is_said(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever moves to another number of GPUs must know which runs will not be repeated to the digit: rows of a batch
-    of 4 on 2 ranks are whole microbatches of 2, on 4 ranks they are not."""
+    """A user who changes the number of GPUs must know which runs will not be repeated exactly: rows of a batch of 4 are
+    whole microbatches of 2 on 2 ranks, but not on 4."""
     dropout = ("model.attention_out_dropout=0.1", "phases.short.microbatch_tokens=128", "phases.long=null")
     assert "dropout differs" not in told(capsys, *tiny_run(*dropout), "--ranks", "2")
     said = told(capsys, *tiny_run(*dropout), "--ranks", "4")

@@ -1,4 +1,4 @@
-"""The counts of parameters that memory, checkpoints and the model's card are worked out from."""
+"""Parameter counts, the basis of memory, checkpoints and the model card."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ WITH_EACH_OBJECTIVE = ("tiny", "bert", "albert, groups and turns")
     ],
 )
 def test_counts_equal_the_real_model(name: str, objective: ObjectiveConfig) -> None:
-    """Every part, because memory of shards and what is gathered follow from the parts; and every matrix, because FLOPs
-    and Muon do."""
+    """Every part, because memory of shards and gathered weights follow from the parts; and every matrix, because FLOPs
+    and Muon's work do."""
     config = MODELS_OF_EACH_KIND[name]
     if not config.tied and isinstance(objective, ReplacedTokensConfig):
         pytest.skip("check refuses it")
@@ -112,11 +112,11 @@ def test_counts_equal_the_real_model(name: str, objective: ObjectiveConfig) -> N
         return sum(parameter.numel() for parameter in module.parameters())
 
     assert counts.total == numel(model)
-    parts = model.encoders  # the last has the table that is tied
+    parts = model.encoders  # the last one has the tied table
     assert counts.embedding == parts[-1].embedding().numel()
     assert counts.layers == sum(numel(layer) for part in parts for layer in part.layers)
     each = [numel(layer) for layer in model.model.layers]
-    # an ALBERT's layer is two units, and what several share counts in each
+    # an ALBERT's layer is two units, and a shared unit counts in each layer
     assert counts.layer == sum(each[unit] for unit in (config.path[1] if isinstance(config, AlbertConfig) else [1]))
     units = [(numel(layer), n) for part in parts for layer, n in zip(part.layers, part.config.unit_passes, strict=True)]
     assert counts.shared == sum(numbers for numbers, times in units if times > 1)
@@ -166,7 +166,7 @@ def test_the_published_sizes_of_what_is_shared(width: int, sharing: Any, million
     [("embeddings", 109_483_009 + 33_740_602 - (30_522 + 512 + 2 + 2) * 768), ("none", None)],
 )
 def test_the_published_size_of_electra_base(sharing: Any, total: int | None) -> None:
-    """Discriminator and generator of transformers, their embeddings counted once; apart, the generator has its own."""
+    """transformers' discriminator and generator, their embeddings counted once; unshared, the generator has another."""
     counted = count_parameters(BertConfig(), ReplacedTokensConfig(sharing=sharing)).total
     small = count_parameters(BertConfig(hidden_size=256, num_heads=4, intermediate_size=1024)).total
     assert counted == (total or 109_483_009 + small)

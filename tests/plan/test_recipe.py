@@ -1,6 +1,6 @@
-"""Derived recipes: a wrong number here is trained for days by somebody who knows no better.
+"""Derived recipes: a wrong number here is trained for days by a user who trusts it.
 
-At a published run's own tokens its own values must come out; in between, the rules are worked by hand.
+At a published run's tokens its values must come out; in between, the rules are computed by hand.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def test_at_its_own_tokens_a_size_is_the_published_run(name: str, gpus: int, tmp
     for phase, theirs in there.phases.items():
         ours = here.phases[phase]
         assert ours.model == theirs.model and ours.objective == theirs.objective
-        if name == "tiny":  # which changes rates at its phases, and is otherwise the quickstart in little
+        if name == "tiny":  # changes rates at its phases, and is otherwise a small quickstart
             continue
         assert ours.row_tokens == theirs.row_tokens and ours.lr_ratio == theirs.lr_ratio
         assert ours.tokens == pytest.approx(theirs.tokens, rel=1e-6)
@@ -81,7 +81,7 @@ def test_few_tokens_leave_as_many_steps_as_the_quickstart_has_and_lower_the_rate
 
 @pytest.mark.runs
 def test_every_batch_divides_among_the_gpus(tmp_path: Path) -> None:
-    """`launch` would leave some idle."""
+    """Otherwise `launch` would leave some idle."""
     for gpus in (1, 3, 8, 16):
         for tokens in (3e7, 3e9, 3e11):
             config = loaded(asked("17m", tokens, gpus), tmp_path)
@@ -108,7 +108,7 @@ def test_vocabulary_and_tokens_follow_the_text() -> None:
 
 
 def test_more_hours_choose_a_larger_size() -> None:
-    """Speeds inverse to parameters, 17 k tokens a second of 17m."""
+    """Speeds inverse to parameters; 17 k tokens a second for 17m."""
 
     def chosen(hours: float) -> str:
         speed = lambda size, entries: 3e11 / size.parameters(entries)  # noqa: E731

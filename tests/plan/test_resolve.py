@@ -1,6 +1,7 @@
-"""`check` and `train` see the same mistakes: what one calls good the other does not refuse seconds later.
+"""`check` and `train` find the same mistakes: `train` does not refuse seconds later what `check` accepted.
 
-If this breaks, a job waits in a queue for days, loads torch on sixty-four GPUs, and ends with what a login node knew.
+If this breaks, a job waits in a queue for days, loads torch on sixty-four GPUs, and ends with an error that the login
+node could have found.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tests.test_cli import call_probed
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
-    """The folder of a finished run."""
+    """Return the folder of a finished run."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "tiny.yaml").write_text(TINY_YAML.format(runs=folder / "runs", data=tiny_data), encoding="utf-8")
     assert main(["train", str(folder / "tiny.yaml")]) == 0
@@ -36,13 +37,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
 
 @pytest.fixture
 def again(trained: Path, tiny_run: TinyRun, tmp_path: Path) -> TinyRun:
-    """The command line of that run, whose folder may be changed."""
+    """Return the command line of that run, whose folder may be changed."""
     shutil.copytree(trained, tmp_path / "runs/tiny")
     return tiny_run
 
 
 def refusal(words: list[str], capsys: pytest.CaptureFixture[str], code: int = 78) -> str:
-    """What `check` says, which is what `train` says, in the end and before it has loaded torch."""
+    """Return `check`'s error, which must equal `train`'s error before it loads torch."""
     capsys.readouterr()
     assert main(["check", *words]) == code
     by_check = capsys.readouterr().err
@@ -77,7 +78,7 @@ def test_a_phase_that_is_trained_and_was_changed(
 def test_what_check_says_of_the_plan_is_what_training_would(
     again: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two ways to the same question: by names and JSON here, by verified checkpoints there."""
+    """Both give the same answer: `check` by names and JSON, `train` by verified checkpoints."""
     words = again("phases.short.tokens=5000")
     by_check = refusal(words, capsys)
     monkeypatch.setattr("modernbert_train.plan.resolve._of_its_folder", lambda *args, **kwargs: iter(()))
@@ -89,7 +90,7 @@ def test_what_check_says_of_the_plan_is_what_training_would(
 def test_a_damaged_checkpoint_is_left_to_training(
     again: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It goes on from an older one, so nothing may be concluded from the damaged."""
+    """It resumes from an older one, so the damaged one must not be judged."""
     newest = max((tmp_path / "runs/tiny/checkpoints").iterdir())
     for damage in ("{}", "[1]", "nonsense", '{"tokens": "many", "phase": "long"}'):
         (newest / "state.json").write_text(damage)
@@ -146,7 +147,7 @@ def test_what_is_not_installed(
 def test_a_compiler_that_is_not_installed(
     tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, there: str, missing: str | None
 ) -> None:
-    """The first batch would end in two hundred lines of torch's, and be taken for a bug of ours."""
+    """The first batch would end in two hundred lines from torch, and look like a bug of ours."""
     config = load_run([tiny_run()[0]], [f"compute.device={device}", "compute.compile=true"])
     (tmp_path / "bin").mkdir()
     if there:
@@ -177,7 +178,7 @@ def test_a_compiler_that_is_not_installed(
 def test_what_triton_needs_is_asked_for_before_the_first_batch(
     tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, on_gpu: bool, refused: bool, lack: str
 ) -> None:
-    """Triton builds what starts a kernel with them; without, a run ends in its first step as a bug of ours."""
+    """Triton builds its launchers with them; without, a run ends in its first step with what looks like a bug."""
     config = load_run([tiny_run()[0]], ["compute.device=auto", key])
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: name == "triton" or real(name, *rest))
@@ -198,7 +199,7 @@ def test_what_triton_needs_is_asked_for_before_the_first_batch(
 def test_a_machine_that_shows_gpus_is_asked_for_what_they_need(
     tiny_run: TinyRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With device=auto a C++ compiler would do for the CPU, which is not what trains there."""
+    """With device=auto a C++ compiler would suffice for the CPU, but the GPU trains."""
     monkeypatch.setenv("CXX", sys.executable)
     monkeypatch.setenv("CC", "no-such-compiler")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
@@ -236,7 +237,7 @@ def test_a_folder_that_cannot_be_written(tiny_run: TinyRun, tmp_path: Path, caps
 
 @pytest.mark.runs
 def test_all_mistakes_are_told_together(again: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One a day is how a week is lost; the exit code is of what must be fixed first."""
+    """One error a day costs a week; the exit code is for the mistake to be fixed first."""
     words = again(
         "model.num_heads=3", f"data.train={tmp_path}/no", f"data.validation={tmp_path}/no2", "loggers.slack={}"
     )
@@ -250,7 +251,7 @@ def test_all_mistakes_are_told_together(again: TinyRun, tmp_path: Path, capsys: 
 
 @pytest.mark.runs
 def test_looking_writes_nothing_and_takes_no_lock(again: TinyRun, tmp_path: Path, tiny_run: TinyRun) -> None:
-    """A run in progress must not notice that somebody checks it."""
+    """A run in progress must not notice a `check`."""
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
     assert main(["check", *again()]) == 0
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")} == before
@@ -279,7 +280,7 @@ def test_the_launcher_refuses_the_same_before_it_starts_ranks(
 def test_check_sees_shards_that_are_missing_or_cut(
     tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Else "good" is said of a folder with every shard deleted, and the GPUs of the job find it out."""
+    """Otherwise a folder without any shards is called good, and the job fails on its GPUs."""
     folder = Path(shutil.copytree(tiny_data / "train", tmp_path / "shards"))
     shards = sorted(folder.glob("shard.*"))
     shards[0].unlink()
@@ -301,7 +302,7 @@ def test_check_says_what_it_did_not_look_at(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else its "good" is taken for a promise of weights that a compute node without a network will not get."""
+    """Otherwise "good" looks like a promise about weights that a compute node without a network cannot get."""
     assert main(["check", *tiny_run()]) == 0
     said = capsys.readouterr().out.partition("\nnot checked:\n")[2]
     assert said == "  data.train, data.validation: contents of the shards; hashes are compared when they are read\n"
@@ -333,14 +334,14 @@ def test_what_no_gpu_here_could_hold_is_refused_with_what_would_fit(
         r"phases\.short\.microbatch_tokens=67108864: needs [\d.]+ GB of a GPU by `plan`, and RTX 4090 has 25\.8 GB\. "
         r"Set phases\.short\.microbatch_tokens=(\d+)", said,
     )  # fmt: skip
-    assert found is not None, "the larger of the two, since which of them trains is not known yet"
+    assert found is not None, "the larger of the two, since it is not known yet which of them trains"
     fitting = [*large[:-1], f"phases.short.microbatch_tokens={found[1]}"]
     assert main(["check", *fitting]) == 0
     assert main(["check", *fitting[:-1], "phases.short.microbatch_tokens=null"]) == 0, "it takes what fits"
-    assert main(["check", *large, "--gpu", "b200"]) == 78, "which is named, and still too small"
-    assert main(["check", *large, "compute.device=cpu"]) == 0, "nothing of it is asked of a CPU"
+    assert main(["check", *large, "--gpu", "b200"]) == 78, "still too small"
+    assert main(["check", *large, "compute.device=cpu"]) == 0, "memory of a CPU is not predicted"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert main(["check", *large]) == 0, "nothing is known of the GPU"
+    assert main(["check", *large]) == 0, "the GPU is unknown"
     assert main(["check", *large, "launch.gpu=H100"]) == 78
     assert main(["check", *large, "launch.gpu=gpu-of-our-cluster"]) == 0
 
@@ -349,14 +350,14 @@ def test_what_no_gpu_here_could_hold_is_refused_with_what_would_fit(
 def test_a_disk_on_which_not_one_checkpoint_fits(
     again: TinyRun, tiny_run: TinyRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the first save, a quarter of an hour into the run, is what notices."""
+    """Otherwise the first save, a quarter of an hour into the run, would fail."""
     huge = ("model.hidden_size=65536", "model.num_heads=512", "model.intermediate_size=65536", "model.num_layers=400")
     for verb in ("check", "train"):
         assert main([verb, *tiny_run(*huge, "name=huge")]) == 74
         said = capsys.readouterr().err
         assert re.search(r"huge: a checkpoint of this model takes [\d,]{16,} bytes, and [\d,]+ are free", said)
     monkeypatch.setattr(resolve, "free_bytes", lambda path: 0)
-    assert main(["check", *again()]) == 0, "a finished run has nothing left to save"
+    assert main(["check", *again()]) == 0, "a finished run saves nothing more"
 
 
 def test_a_gpu_that_this_machine_lacks_is_named_as_not_looked_at(
@@ -368,7 +369,7 @@ def test_a_gpu_that_this_machine_lacks_is_named_as_not_looked_at(
 
 @pytest.mark.runs
 def test_what_a_start_decides_is_in_its_folder(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """A user who asks why a run computes as it does reads one file; config.yaml is the run with all of it."""
+    """One file explains every automatic setting; config.yaml is the run with all of them."""
     words = tiny_run("phases.short.microbatch_tokens=null")
     assert main(["train", *words]) == 0
     folder = tmp_path / "runs/tiny"
@@ -411,7 +412,7 @@ def test_rules_and_data_are_looked_at_once_in_a_start(tiny_run: TinyRun, monkeyp
 
 
 def test_a_rank_trusts_its_launcher_for_the_same_run_alone(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a variable that another launch has left hides the mistakes of this run."""
+    """Otherwise a variable left by another launch would hide this run's mistakes."""
     words = tiny_run()
     asked = load_run(words[:1], words[1:])
     assert resolve.handed_over(asked, 2) is None

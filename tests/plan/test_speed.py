@@ -1,4 +1,4 @@
-"""Hours and advice: predictions beside what was published, and settings that hold what they promise."""
+"""Hours and advice: predictions compared with published figures, and advice that keeps its promises."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ ROOT = Path(__file__).parents[2]
 
 @cache
 def base(*overrides: str, ranks: int = 8) -> Plan:
-    """Phase 1 of ModernBERT-base without its data."""
+    """Return the plan of phase 1 of ModernBERT-base without its data."""
     words = [str(ROOT / "yamls/recipes/modernbert-base/1-stable.yaml"), "data.train=absent/train", *overrides]
     return make_plan(read_run(words), ranks)
 
 
 def work(row_tokens: int = 1024, model: ModernBertConfig | None = None, **compute: Any) -> Work:
-    """A compiled microbatch of rows that are one document each."""
+    """Return a compiled microbatch of rows with one document each."""
     model, objective = model or ModernBertConfig(), MaskedLmConfig(mask_rate=0.3)
     tiles, optim = mean_tiles([row_tokens], census(model)), StableAdamWConfig(lr=1.0)
     settings = ComputeConfig(**{"compile": True, **compute})
@@ -57,9 +57,9 @@ def work(row_tokens: int = 1024, model: ModernBertConfig | None = None, **comput
 
 def test_a_product_takes_what_its_flops_or_its_bytes_take() -> None:
     """By hand, on an H100 of 989 TFLOP/s and 3.35 TB/s. Wi of base: 2 x 98,304 x 2,304 x 768 = 347.9 GFLOP, three
-    times, at 0.8 x 768 / 1,068, 0.8 x 2,304 / 2,604 and 0.8 x 98,304 / 98,604 of the peak. Of a width of 128 the bytes
-    take longer: 98,304 x 256 numbers and 128 x 128 of the weight, 2 bytes each, three times, at 75 % of the memory's
-    rate."""
+    times, at 0.8 x 768 / 1,068, 0.8 x 2,304 / 2,604 and 0.8 x 98,304 / 98,604 of the peak. With a width of 128 the
+    bytes take longer: 98,304 x 256 numbers and 128 x 128 of the weight, 2 bytes each, three times, at 75 % of the
+    memory's rate."""
     gpu = GPUS["h100"]
     milliseconds = [347.892e9 / share / 989e9 for share in (0.57528, 0.70783, 0.79757)]
     assert 1e3 * product_seconds(gpu, 98_304, 2304, 768) == pytest.approx(sum(milliseconds), rel=1e-4)
@@ -128,7 +128,7 @@ def test_each_published_phase_of_modernbert_is_met(
     width: int, layers: int, hidden: int, row_tokens: int, published: float
 ) -> None:
     """ModernBERT's own program on 8 H100, tokens a second of one (arXiv 2412.13663, AnswerDotAI/ModernBERT issue 236).
-    The fit knows whole runs alone; their phases at 1,024 and 8,192 tokens prove what attention takes."""
+    The fit uses whole runs only; their phases at 1,024 and 8,192 tokens verify the attention times."""
     model = ModernBertConfig(hidden_size=width, num_layers=layers, num_heads=width // 64, intermediate_size=hidden)
     theirs = work(row_tokens, model, attention="varlen", global_attention="flash")
     rate = 98_304 / microbatch_seconds("h100", theirs, 98_304, PUBLISHED)
@@ -137,7 +137,8 @@ def test_each_published_phase_of_modernbert_is_met(
 
 @pytest.mark.runs
 def test_the_range_holds_the_published_hours_of_every_run_of_such_a_program() -> None:
-    """246 hours for base and 528 for large on 8 H100: who books a node for the plan's time must be able to finish."""
+    """246 hours for base and 528 for large on 8 H100: a user who books a node for the plan's time must be able to
+    finish."""
     for recipe, ranks, hours in (
         ("modernbert-base", 8, 246),
         ("modernbert-large", 8, 528),
@@ -151,8 +152,8 @@ def test_the_range_holds_the_published_hours_of_every_run_of_such_a_program() ->
 
 
 def test_small_microbatches_wait_for_launches() -> None:
-    """A quickstart is no faster on a B200 than on an RTX 4090: its kernels are shorter than their launch. Updates are
-    left to few bytes, which take longer where memory is slow."""
+    """A quickstart is no faster on a B200 than on an RTX 4090: its kernels are shorter than their launch. The time of
+    updates depends on the memory's rate."""
     words = [str(ROOT / "yamls/quickstart.yaml"), "data.train=absent/train", "optim.fused=true"]
     plan = make_plan(read_run(words), ranks=1)
     fast, slow = (plan.phase_seconds(name, plan.phases[0]) for name in ("b200", "rtx4090"))
@@ -169,7 +170,7 @@ def test_advice_fits_divides_and_is_the_largest(gpu: str, overrides: list[str]) 
     room = usable_bytes(GPUS[gpu])
     own_rows = phase.config.batch_rows // plan.ranks
     found = settings(plan, phase, gpu, plan.ranks)
-    assert {setting.strategy for setting in found} == {"ddp", "fsdp2"}  # a node is one shard group already
+    assert {setting.strategy for setting in found} == {"ddp", "fsdp2"}  # a node is one shard group anyway
     for setting in found:
         rows = setting.microbatch_rows
         assert own_rows % rows == 0 and setting.microbatches == own_rows // rows
@@ -189,8 +190,8 @@ LARGE = [
 
 @pytest.mark.runs
 def test_no_step_is_shorter_than_the_planning_of_its_batch() -> None:
-    """Each rank plans the whole batch. A thousand GPUs need longer for a step of base than that takes; with a model of
-    17 million parameters they would wait at their fastest, and 64 would not."""
+    """Each rank plans the whole batch. For a step of base a thousand GPUs need longer than planning; with a model of 17
+    million parameters they would have to wait, and 64 would not."""
     sizes = {"hidden_size": 256, "num_layers": 7, "num_heads": 4, "intermediate_size": 384}
     small = base("compute.compile=true", *(f"model.{key}={value}" for key, value in sizes.items()))
     large = base("compute.compile=true")

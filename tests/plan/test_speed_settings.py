@@ -1,7 +1,7 @@
-"""Settings of speed that a run leaves open, on a CPU and on GPUs that are described: this machine has none.
+"""Speed settings that a run leaves open, on a CPU and on simulated GPUs.
 
-If this breaks, a run trains at half of its speed without a word, or resumes with another cut into microbatches than it
-was trained with, and so with other dropout.
+If this breaks, a run silently trains at half of its speed, or resumes with other microbatches than before, and so with
+other dropout.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def nobody_says_how_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def config(tiny_run: TinyRun, tmp_path: Path) -> RunConfig:
-    """A run that leaves everything open, with 64 rows of 64 tokens in a step, and then 128 of 128."""
+    """Return a run with all of them open, of 64 rows of 64 tokens in a step, and then 128 of 128."""
     open_phases = (f"phases.{name}.microbatch_tokens=null" for name in ("short", "long"))
     sizes = ("phases.short.batch_rows=64", "phases.short.batch_warmup=null", "phases.long.batch_rows=128")
     return load_run([tiny_run()[0]], [f"runs_folder={tmp_path}/runs", *open_phases, *sizes, "compute.device=auto"])
 
 
 def gpu(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch, *missing: str) -> RunGpus:
-    """What `gpu_of_this_rank` makes of a GPU, where some of Triton and gcc are missing."""
+    """Return `gpu_of_this_rank` for a GPU, with some of Triton and gcc missing."""
     properties = SimpleNamespace(name="T4", total_memory=16 << 30, major=capability[0], minor=capability[1])
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(packages, "_is_there", lambda name: name not in missing)
@@ -69,7 +69,7 @@ def gpu(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch, *missing: 
 
 
 def test_a_gpu_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert gpu((8, 0), monkeypatch).lacks == () and gpu((9, 0), monkeypatch, "gcc").lacks == (), "clang is there"
+    assert gpu((8, 0), monkeypatch).lacks == () and gpu((9, 0), monkeypatch, "gcc").lacks == (), "clang suffices"
     assert gpu((7, 5), monkeypatch).lacks == ("T4 has capability 7.5, and 8.0 is needed",)
     lacks = gpu((9, 0), monkeypatch, "triton", "gcc", "clang").lacks
     assert lacks[0].startswith("Triton is not installed") and lacks[1].startswith("there is no C compiler (gcc, clang;")
@@ -82,11 +82,11 @@ def test_a_gpu_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("has", [True, False])
 def test_on_a_cpu_it_says_what_bf16_would_win(has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody who trains on a CPU with bf16 would never learn that it is there."""
+    """Otherwise a user who trains on a CPU with bf16 support would never learn of it."""
     monkeypatch.setattr(bf16, "cpu_has_bf16", lambda: has)
     line = bf16.cpu_gain_line("auto")
     assert line.startswith("compute.precision=bf16 is faster on this processor") if line is not None else not has
-    assert bf16.cpu_gain_line("fp32") is None, "its user wants it so"
+    assert bf16.cpu_gain_line("fp32") is None, "the user chose it"
 
 
 def test_a_run_that_begins_takes_what_its_gpus_are_fast_with(config: RunConfig) -> None:
@@ -95,11 +95,11 @@ def test_a_run_that_begins_takes_what_its_gpus_are_fast_with(config: RunConfig) 
     assert [phase.microbatch_tokens for phase in taken.phases.values()] == [64 * 64, 128 * 128]
     taken = close_settings(config, gpus=H100, ranks=2).config
     assert [phase.microbatch_tokens for phase in taken.phases.values()] == [32 * 64, 64 * 128], "all rows of a rank"
-    assert close_settings(config).config == filled(config, {}), "as ever on a CPU"
+    assert close_settings(config).config == filled(config, {}), "the usual settings of a CPU"
 
 
 def test_the_table_has_every_open_key_on_every_device() -> None:
-    """A key that it lacks would end every start; and a checkpoint written before the table holds plain values."""
+    """A missing key would end every start; and a checkpoint written before the table existed holds plain values."""
     assert all(row.keys() == OPEN.keys() for row in SETTINGS.values())
     assert SETTINGS[CPU] == {key: setting.plain for key, setting in OPEN.items()}
 
@@ -131,7 +131,7 @@ def test_what_is_given_stays_on_every_device(config: RunConfig) -> None:
 def test_threads_that_the_environment_names_come_before_those_of_the_last_start(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A launcher of several ranks shares the cores out by it."""
+    """A launcher of several ranks divides the cores by it."""
     checkpoint(filled(config, {"compute.threads": 1}), "short")
     assert close_settings(config).config.compute.threads == 1
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
@@ -139,7 +139,7 @@ def test_threads_that_the_environment_names_come_before_those_of_the_last_start(
 
 
 class TestTune:
-    """The verb is gone, and its results are not read: whoever has some must learn it, and lose no run by it."""
+    """The verb was removed and its results are not read: a user who has some must be informed, and lose no run."""
 
     def old(self, config: RunConfig, case: str = "epyc-2-cores-modernbert-64-0f3a77b1") -> Path:
         file = Path(config.runs_folder) / "tuned" / case / "settings.json"
@@ -156,7 +156,7 @@ class TestTune:
             "or remove the file"
         ]
         checkpoint(closed, "short")
-        assert not any("no longer read" in line for line in close_settings(config).lines), "it is said once"
+        assert not any("no longer read" in line for line in close_settings(config).lines), "once only"
 
     def test_a_result_of_another_model_or_row_length_is_not(self, config: RunConfig) -> None:
         for case in ("epyc-modernbert-640-0f3a77b1", "epyc-bert-64-0f3a77b1"):
@@ -167,7 +167,7 @@ class TestTune:
     def test_a_run_that_was_trained_with_one_resumes_with_its_settings(
         self, tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """Its folder and its checkpoints hold the key that is gone, and the losses are equal to the bit."""
+        """Its folder and checkpoints contain the removed key; the losses are equal to the bit."""
         words = [*tiny_run(f"runs_folder={tmp_path}/runs"), "checkpoint.interval_steps=2", "phases.long=null"]
         words += ["phases.short.batch_warmup=null", "data.validation=null"]
         found = ["compute.query_block=32", "compute.threads=1"]
@@ -194,7 +194,7 @@ def losses(folder: Path, name: str) -> list[Any]:
 
 
 def checkpoint(config: RunConfig, phase: str, step: int = 7) -> None:
-    """Of the run, so far as these rules look: its configuration, and the phase of its last step."""
+    """Write the part of a checkpoint that these rules read: its configuration, and the phase of its last step."""
     folder = Path(config.folder, f"checkpoints/step-{step:08d}")
     folder.mkdir(parents=True)
     (folder / STATE).write_text(json.dumps({"phase": phase}))
@@ -213,14 +213,14 @@ def test_a_run_that_was_trained_keeps_what_it_took_whatever_gpu_it_resumes_on(co
     assert [phase.microbatch_tokens for phase in old.phases.values()] == [
         phase.microbatch_tokens for phase in first.phases.values()
     ]
-    assert old.compute.compile is False and old.optim.fused is False, "which that GPU cannot do, and the start says so"
-    assert close_settings(config).config.optim.fused is False, "nor can a CPU"
+    assert old.compute.compile is False and old.optim.fused is False, "unsupported by that GPU; the start says so"
+    assert close_settings(config).config.optim.fused is False, "unsupported by a CPU"
     fresh = close_settings(config, gpus=H100, fresh=True).config
     assert fresh.phases["long"].tokens_at_once == 128 * 128
 
 
 def test_a_run_that_was_trained_before_any_of_this_stays_as_it_was(config: RunConfig) -> None:
-    """Eager, foreach, one row: its dropout is keyed by the number of the microbatch."""
+    """Eager, foreach, one row: its dropout is keyed by the index of the microbatch."""
     checkpoint(config, "short")
     assert close_settings(config, gpus=H100).config == filled(config, {})
     more = replace(config.phases["long"], row_tokens=64)
@@ -235,7 +235,7 @@ def test_open_keys_are_as_they_were_trained_last(config: RunConfig) -> None:
     then = filled(config, {"compute.compile": True, "compute.threads": 2})
     now = recorded(config, then)
     assert value_of(now, "compute.compile") is True and value_of(now, "compute.threads") == 2
-    assert recorded(config, config) == filled(config, {}), "written before any of this"
+    assert recorded(config, config) == filled(config, {}), "written before these settings existed"
     given = replace(config, compute=replace(config.compute, compile=False))
     assert recorded(given, then).compute.compile is False
 
@@ -261,7 +261,7 @@ class TestHalving:
         assert close_settings(config, gpus=H100, fresh=True).config.phases["short"].microbatch_rows == 64
 
     def test_what_is_given_stays_and_so_does_what_was_trained(self, config: RunConfig) -> None:
-        """Another cut draws other dropout, so what has a checkpoint goes on as it is, or not at all."""
+        """Other microbatches draw other dropout, so a run with a checkpoint keeps them, or is refused."""
         Path(config.folder).mkdir(parents=True)
         given = replace(
             config, phases={**config.phases, "short": replace(config.phases["short"], microbatch_tokens=512)}
@@ -270,7 +270,7 @@ class TestHalving:
         assert halving(given, taken, "short") is None and isinstance(halving(given, taken, "long"), Halved)
         taken = close_settings(config, gpus=H100).config
         checkpoint(taken, "short", step=0)
-        assert isinstance(halving(config, taken, "short"), Halved), "nothing was trained before the first step"
+        assert isinstance(halving(config, taken, "short"), Halved), "before the first step nothing was trained"
         checkpoint(taken, "short")
         assert halving(config, taken, "short") is None and isinstance(halving(config, taken, "long"), Halved)
 
@@ -297,7 +297,7 @@ class TestHalving:
 def test_dropout_goes_on_as_it_was_where_a_resumed_run_would_take_another_microbatch(
     tiny_run: TinyRun, tmp_path: Path
 ) -> None:
-    """Started with two rows, resumed where nobody says: the same losses to the bit as of a run that went through."""
+    """Started with two rows, resumed with open microbatches: the same losses to the bit as without interruption."""
 
     words = [*tiny_run(f"runs_folder={tmp_path}/runs"), "checkpoint.interval_steps=2", "data.validation=null"]
     words += ["model.attention_out_dropout=0.3", "phases.short.batch_warmup=null", "phases.long=null"]

@@ -1,4 +1,4 @@
-"""Steps, validations and checkpoints: what a run of the real thing writes down, and batches walked one by one."""
+"""Steps, validations and checkpoints of a plan, compared with a real run, and with batches planned one by one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def documents_of(config: RunConfig) -> Documents:
 @pytest.mark.runs
 @pytest.mark.parametrize("often", ["eval.interval_tokens=1700", "eval.times_per_phase=3"])
 def test_a_plan_is_what_the_run_then_does(tiny_run: TinyRun, often: str) -> None:
-    """Steps and tokens of each phase, validations, checkpoints and their size: nothing is guessed where data exists."""
+    """Steps and tokens of each phase, validations, checkpoints and their size are exact if the data exists."""
     words = tiny_run(often, "checkpoint.interval_tokens=1500", "checkpoint.keep=100")
     config = read_run(words)
     plan = make_plan(config, ranks=1)
@@ -51,12 +51,12 @@ def test_a_plan_is_what_the_run_then_does(tiny_run: TinyRun, often: str) -> None
     assert len(checkpoints) == boundaries >= plan.milestones > 0
     stored = sum((checkpoints[-1] / name).stat().st_size for name in ("model.safetensors", "optimizer.safetensors"))
     needed = checkpoint_bytes(plan.config.model, plan.config.objective, plan.config.optim)
-    assert needed == pytest.approx(stored, rel=0.25)  # names take their room in so small a file
+    assert needed == pytest.approx(stored, rel=0.25)  # in so small a file, names take space
     assert needed < stored
 
 
 def walked(config: RunConfig, fills: list[float]) -> list[StepRange]:
-    """Every batch on its own."""
+    """Return every batch as a separate range."""
     found, tokens = [], 0
     while tokens < config.total_tokens:
         position = Clock.of(config).at(tokens)
@@ -68,7 +68,7 @@ def walked(config: RunConfig, fills: list[float]) -> list[StepRange]:
 
 
 def test_long_runs_are_counted_as_if_walked(tiny_run: TinyRun) -> None:
-    """Ranges of equal batches are not walked, and must end where walking would end."""
+    """Ranges of equal batches are computed at once, and must equal single batches."""
     more = ["phases.short.tokens=400_000", "phases.short.batch_warmup.tokens=50_000", "phases.long.tokens=77_777"]
     config = read_run(tiny_run(*more, ABSENT))
     fills = [0.97, 0.93]
@@ -103,7 +103,7 @@ def test_a_step_that_ends_a_phase_on_the_interval_is_validated_once() -> None:
 
 @pytest.mark.runs
 def test_the_published_recipe_has_its_known_number_of_steps(tmp_path: Path) -> None:
-    """1.719 T tokens with full rows: five sizes of batch for equally many steps, then 4,608 rows."""
+    """1.719 T tokens with full rows: five batch sizes for equally many steps, then 4,608 rows."""
     root = Path(__file__).parents[2]
     config = read_run([str(root / "yamls/recipes/modernbert-base/1-stable.yaml"), f"data.train={tmp_path}/absent"])
     (phase,) = make_plan(config, ranks=8).phases
@@ -141,7 +141,7 @@ def test_data_that_is_not_there_is_assumed_and_said(tiny_run: TinyRun) -> None:
 
 @pytest.mark.runs
 def test_a_mixture_weighs_its_streams_as_the_phase_asks(tiny_run: TinyRun, tiny_data: Path) -> None:
-    """Half the text short documents, half long ones: spans lie in the middle, whatever the folders' sizes are."""
+    """Half the text short documents, half long ones: spans are in between, for any sizes of the folders."""
     streams = [
         "data.train=null",
         f"data.streams.long.path={tiny_data}/train",

@@ -1,4 +1,4 @@
-"""What a plan says of a teacher. If this breaks, a run is planned at 40 % less than it takes."""
+"""A teacher in a plan. If this breaks, a run's predicted time is 40 % too low."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ RECIPE = Path(__file__).parents[2] / "yamls/recipes/distilbert.yaml"
 
 @pytest.fixture
 def bert(tmp_path: Path) -> Path:
-    """bert-base-uncased as far as a plan reads it."""
+    """Write the files of bert-base-uncased that a plan reads."""
     about = {"architectures": ["BertForMaskedLM"], "model_type": "bert"}
     (tmp_path / "config.json").write_text(json.dumps(about))
     return tmp_path
 
 
 def test_a_teacher_goes_forward_once(bert: Path) -> None:
-    """Its predictions too, where they are compared: those of every masked token."""
+    """Its predictions are counted where they are compared: for every masked token."""
     config = load_run([RECIPE], [f"objective.teacher={bert}"])
     (phase,) = make_plan(config, 1).phases
     share = 0.15 * (1 - 2 / 512)
@@ -61,7 +61,7 @@ def test_one_that_is_not_here_is_not_counted_and_that_is_said() -> None:
 
 @pytest.mark.parametrize("bf16", [False, True])
 def test_the_memory_of_its_weights_is_what_they_take(bert: Path, bf16: bool) -> None:
-    """As models/distilled.py keeps them."""
+    """As models/distilled.py stores them."""
     objective = DistillConfig(teacher=str(bert))
     small = BertConfig(hidden_size=64, num_layers=2, num_heads=2, intermediate_size=96, vocab_size=1000)
     about = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96}
@@ -78,8 +78,8 @@ def test_the_memory_of_its_weights_is_what_they_take(bert: Path, bf16: bool) -> 
 
 def test_the_flops_of_a_step_are_those_that_torch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The student three times, its teacher once, with a matrix to the teacher's width for the states of all tokens. The
-    divergence computes the student's logits again, in chunks, with the products of its gradient: that is no more of the
-    model, and is put in."""
+    divergence recomputes the student's logits in chunks, with the products of its gradient: that does not belong to the
+    model, and the test adds it."""
     size = {"vocab_size": 512, "num_heads": 2, "intermediate_size": 48, "dropout": 0.0}
     student, teacher = (
         BertConfig(**size, hidden_size=32, num_layers=2),
@@ -107,7 +107,7 @@ def test_the_flops_of_a_step_are_those_that_torch_counts(monkeypatch: pytest.Mon
 @pytest.mark.runs
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
 def test_the_memory_of_its_states_is_what_they_take(monkeypatch: pytest.MonkeyPatch, bf16: bool) -> None:
-    """By the allocator's record of its forward pass, with the kernel that GPUs use."""
+    """By the allocator's record of its forward pass, with the kernel of GPUs."""
     use_kernel(monkeypatch, lambda q, k, v, layout, window: _Attend.apply(q, k, v))
     monkeypatch.setattr("modernbert_train.weights.names.architecture_of", lambda name: SMALL)
     objective, batch = DistillConfig(teacher="x", kl_weight=0.0), make_batch([512] * 4, 8)
@@ -119,7 +119,7 @@ def test_the_memory_of_its_states_is_what_they_take(monkeypatch: pytest.MonkeyPa
 
 
 def test_shards_of_it_are_counted_with_what_is_gathered(bert: Path) -> None:
-    """On 8 ranks an eighth of the weights, the whole decoder, and while it computes the table and two layers."""
+    """On 8 ranks an eighth of the weights, the whole decoder, and during computation the table and two layers."""
     objective, told = DistillConfig(teacher=str(bert)), {"bf16": True, "chunk": 0}
     whole, alone = (teacher_bytes(objective, tokens=0, shards=each, **told) for each in (1, 8))
     decoder = 2 * 30_522 * 768

@@ -1,4 +1,4 @@
-"""What attention's kernels compute: tile by tile, beside a count of the tiles that a mask touches."""
+"""Tiles that attention's kernels compute, compared with a count of the tiles that a mask touches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from modernbert_train.plan.tiles import TILE, mean_tiles, mixed
 
 
 def touched(tokens: int, window: int | None, order: Order) -> int:
-    """Keys computed for all queries of a sequence: pairs of the tiles in which one may see another."""
+    """Return the keys computed for all queries of a sequence: pairs in tiles with at least one visible pair."""
     query, key = np.ogrid[:tokens, :tokens]
     seen = np.ones((tokens, tokens), dtype=bool)
     if order == "causal":
@@ -42,4 +42,4 @@ def test_one_long_sequence_makes_the_grid_of_a_mixture() -> None:
     both = mixed(parts, {"short": 0.5, "long": 0.5})
     assert both.longest == 8 and both.blocks == pytest.approx((1 / 100 + 8 / 1000) / 2)
     sequence_tokens = 1 / (0.5 / 100 + 0.5 / 1000)
-    assert both.empty(sequence_tokens) == pytest.approx((7 * 10 + 0 * 1) / 2000)  # of ten short ones and a long one
+    assert both.empty(sequence_tokens) == pytest.approx((7 * 10 + 0 * 1) / 2000)  # ten short sequences and a long one

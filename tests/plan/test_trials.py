@@ -1,4 +1,4 @@
-"""Trials: what does not compute, or computes something else, is never called usable, and nothing hangs the doctor."""
+"""Trials: a kernel that fails, or computes wrong values, is never called usable, and `doctor` never hangs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def outcome_of(code: str, seconds: float = 60) -> Outcome:
 
 
 def test_every_kernel_and_choice_of_a_run_is_tried() -> None:
-    """One that is added and not tried would be missing without a word."""
+    """A new choice without a trial would be missing silently."""
     assert [*TRIALS][: len(KERNELS)] == [*KERNELS]
     assert {"compile", "fused", "gloo", "nccl"} <= {*TRIALS}
 
@@ -36,7 +36,7 @@ def test_the_reference_kernel_is_usable() -> None:
 
 @pytest.mark.parametrize("broken", ["window", "documents", "gradient", "nan"])
 def test_a_kernel_that_computes_something_else_is_found(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    """It would train another model without a word."""
+    """It would silently train another model."""
     real_prepare, real_attend = sdpa.prepare, sdpa.attend
 
     def prepare(packed: Any, visible: Visible) -> Any:
@@ -68,7 +68,7 @@ def test_the_compiler_is_tried() -> None:
 
 @pytest.mark.slow
 def test_a_trial_answers_from_its_own_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whatever the libraries print, and in whatever folder the doctor was called."""
+    """For any output of the libraries, and any working directory."""
     monkeypatch.chdir(tmp_path)
     assert attempt(command_of("sdpa"), 200).usable
     assert list(tmp_path.iterdir()) == []
@@ -82,7 +82,7 @@ def test_a_trial_answers_from_its_own_process(monkeypatch: pytest.MonkeyPatch, t
     [
         ("import os; os.abort()", "its process was ended by SIGABRT"),
         ("raise SystemExit(3)", "exit code 3"),
-        ("", "exit code 0"),  # it says nothing of success
+        ("", "exit code 0"),  # without an answer
         ("print('trial: [false, \"ImportError: /home/me/lib.so: no\"]')", "ImportError: ...: no"),
     ],
 )
@@ -92,7 +92,7 @@ def test_a_trial_that_fails_in_any_way_is_not_usable(code: str, text: str) -> No
 
 @pytest.mark.runs
 def test_a_trial_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
-    """A compiler that waits for ever must not leave the doctor, or its own children, waiting too."""
+    """A compiler that waits for ever must not block doctor or its children."""
     child = tmp_path / "child"
     code = (
         "import subprocess, sys, time\n"
@@ -114,4 +114,4 @@ def _runs(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    return ") Z " not in Path(f"/proc/{pid}/stat").read_text()  # ended, though nobody has asked for its code
+    return ") Z " not in Path(f"/proc/{pid}/stat").read_text()  # ended, but not yet reaped

@@ -1,7 +1,7 @@
-"""Faults on order: at one step, on one rank, in one microbatch, a layer gives NaN, either way, or a loss jumps.
+"""Planted faults: at one step, on one rank, in one microbatch, a layer outputs NaN (either pass), or a loss jumps.
 
-Watching the trainer from outside, so nothing in the program knows about tests. A fault comes again when the step is
-computed again, as a bad document's would, unless it is to come `once`, as a bad memory cell's.
+They act on the trainer from outside, so the product knows nothing about tests. A fault recurs when the step is computed
+again, like a bad document's; with `once` it does not, like a bad memory cell's.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from modernbert_train.train.adapters import ComposerObjective
 from modernbert_train.train.checkpointing import Checkpoints
 from modernbert_train.train.step import Loop
 
-LAYER = 2  # whose mlp is at fault
-POSITION = 1  # the token: in the first document of the microbatch
+LAYER = 2  # the layer whose mlp is faulty
+POSITION = 1  # the faulty token: in the first document of the microbatch
 
 
 @dataclass
 class Fault:
-    """What goes wrong, and when; `steps` count from 1."""
+    """A fault and its time; `steps` count from 1."""
 
     kind: Literal["forward", "backward", "spike"]
     steps: tuple[int, ...]
@@ -38,7 +38,7 @@ class Fault:
 
 
 class Killed(BaseException):
-    """The process is gone: nothing between the step and the end of the run catches it."""
+    """Simulates a killed process: nothing between the step and the end of the run catches it."""
 
 
 class _NanBackward(torch.autograd.Function):
@@ -55,7 +55,7 @@ class _NanBackward(torch.autograd.Function):
 
 @contextmanager
 def at_fault(*faults: Fault, kill_at: int | None = None) -> Iterator[None]:
-    """Within it runs meet the faults, and die at the end of step `kill_at` before anything of it is saved."""
+    """Plant faults in the runs of this context; kill them at the end of step `kill_at`, before it is saved."""
     step = forwards = microbatches = mlps = 0
     active: Fault | None = None
     spent: set[tuple[int, int]] = set()

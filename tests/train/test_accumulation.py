@@ -1,4 +1,4 @@
-"""How the gradients of a step's microbatches and ranks are added up, looked at without starting ranks."""
+"""Accumulation of gradients over a step's microbatches and ranks, tested without starting ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def step_of(predicted: list[int]) -> Any:
 
 
 class Root(nn.Module):
-    """In the place of a module that FSDP2 has sharded: its root, whose setting reaches all below it."""
+    """Stands for the root of a module that FSDP2 has sharded; its setting applies to all modules below."""
 
     def __init__(self, told: list[bool]) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Root(nn.Module):
 
 
 def test_copies_are_summed_with_the_last_microbatch_of_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any earlier, and under HSDP what comes after it is only in one copy of the weights, which drift apart."""
+    """If it happened earlier, under HSDP later gradients would exist in one replica only, and replicas drift apart."""
     told: list[bool] = []
     monkeypatch.setattr(making, "FSDPModule", Root)
     model = nn.Sequential(Root(told))
@@ -51,10 +51,10 @@ def test_copies_are_summed_with_the_last_microbatch_of_each_step(monkeypatch: py
 
 
 def test_gradients_are_of_the_mean_over_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrappers divide by the number of ranks, so the denominator is a mean; else the step depends on how many there
-    are."""
+    """Wrappers divide by the number of ranks, so the denominator is a mean; otherwise the step depends on the number of
+    ranks."""
     monkeypatch.setattr(making, "num_ranks", lambda: 4)
-    monkeypatch.setattr(making, "sum_over_ranks", lambda totals: totals.add_(torch.tensor(100.0)))  # of the others
+    monkeypatch.setattr(making, "sum_over_ranks", lambda totals: totals.add_(torch.tensor(100.0)))  # other ranks' sums
     assert float(counts_per_rank({"mlm": 7 + 13}, CPU)["mlm"]) == 30.0
     model = Root([])
     gradients(model, step_of([7, 13]), Compute(CPU, "fp32"), 0, 0)
@@ -62,7 +62,7 @@ def test_gradients_are_of_the_mean_over_all_ranks(monkeypatch: pytest.MonkeyPatc
 
 
 def test_ranks_meet_with_the_last_microbatch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DDP sums bucket by bucket while it goes backward; in each microbatch that would be as many sums of the whole."""
+    """DDP all-reduces bucket by bucket during backward; doing so in each microbatch would multiply the traffic."""
     meets: list[bool] = []
 
     class Wrapped(Root):

@@ -1,6 +1,6 @@
-"""bf16 on a CPU: a run that asks for it has it, in every verb, and is otherwise the same run.
+"""bf16 on a CPU: a run configured so uses it in every verb, and is otherwise unchanged.
 
-If this breaks, a run on a CPU is slower than it says, or another than it says. A processor without bf16 imitates it.
+If this breaks, a run on a CPU uses another precision than it reports, or is slower. CPUs without bf16 emulate it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def losses(folder: Path) -> list[float]:
 def test_a_run_and_its_verbs_compute_in_bf16(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Products round, weights and moments do not; whoever asks a trained model in bf16 gets its vectors, rounded."""
+    """Products are rounded, weights and moments are not; vectors of a trained model in bf16 are rounded too."""
     folder = tmp_path / "runs/tiny"
     short = ("phases.long=null", "checkpoint.interval_steps=3", "checkpoint.keep=100")
     words = tiny_run(BF16, *short, "model.attention_out_dropout=0.2")
@@ -66,7 +66,7 @@ def test_a_run_and_its_verbs_compute_in_bf16(
     assert again is not None
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in (again.weights() | again.optimizer()).items())
 
-    # beside fp32: other numbers, the same course
+    # compared with fp32: other numbers, the same course
     assert main(["train", *tiny_run("name=exact", *words[2:], "compute.precision=fp32")]) == 0
     exact, rounded = losses(tmp_path / "runs/exact"), losses(folder)
     assert exact[0] != rounded[0] and rounded == pytest.approx(exact, rel=5e-3)
@@ -87,7 +87,7 @@ def test_a_run_and_its_verbs_compute_in_bf16(
 
 @pytest.mark.runs
 def test_a_residual_in_bf16_is_one_and_the_model_as_ever(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """Between the layers alone: weights, states and exports are what another program takes for those of any run."""
+    """Only the residual between layers: weights, states and exports look the same to other programs."""
     short = ("phases.long=null", "phases.short.tokens=2000", "data.validation=null")
     words = tiny_run(BF16, "compute.residual_precision=bf16", *short)
     seen: set[tuple[torch.dtype, torch.dtype]] = set()
@@ -119,7 +119,7 @@ def test_a_residual_in_bf16_is_one_and_the_model_as_ever(tiny_run: TinyRun, tmp_
 @pytest.mark.slow
 @pytest.mark.skipif(not cpu_has_bf16(), reason="a processor with bf16")
 def test_two_ranks_compute_what_one_does(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """Sharded too, though Composer is told that it is fp32."""
+    """Sharded too, although Composer is given fp32."""
     cut = ("phases.short.microbatch_tokens=64", "phases.long=null", "data.validation=null", BF16)
     runs = [tiny_run(f"name={name}", *cut, *more) for name, more in
             (("ddp", ()), ("fsdp2", ("distributed.strategy=fsdp2",)))]  # fmt: skip
@@ -133,7 +133,7 @@ def test_two_ranks_compute_what_one_does(tiny_run: TinyRun, tmp_path: Path) -> N
 @pytest.mark.parametrize("lengths", [(5, 9, 1), (400, 300), (800,)])
 @pytest.mark.parametrize("window", [True, False])
 def test_attention_is_in_fp32_where_that_is_faster(lengths: tuple[int, ...], window: bool) -> None:
-    """Autocast would take bf16 within the kernel, and the backward pass would be slower than that of fp32."""
+    """Autocast would use bf16 within the kernel, and its backward pass would be slower than in fp32."""
     batch = packed([*lengths], 0)
     layout = sdpa.prepare(batch, Visible.around(4))
     x = torch.randn(sum(lengths), 3, 2, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
@@ -146,7 +146,7 @@ def test_attention_is_in_fp32_where_that_is_faster(lengths: tuple[int, ...], win
 
 @pytest.mark.runs
 def test_a_fault_names_the_precision(tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Who sees a loss diverge would look for the cause in the text, and never try fp32."""
+    """A user who sees a loss diverge would look for the cause in the text, and never try fp32."""
     short = ("phases.long=null", "phases.short.tokens=1500", "data.validation=null", "checkpoint.interval_steps=1")
     words = tiny_run(BF16, *short)
     with at_fault(Fault("forward", steps=(3,), microbatch=0)):
@@ -155,7 +155,7 @@ def test_a_fault_names_the_precision(tiny_run: TinyRun, tmp_path: Path, capsys: 
     folder = tmp_path / "runs/tiny"
     assert "not finite, loss nan, computed in bf16" in told
     assert f"another run with start.checkpoint={folder} and compute.precision=fp32." in told
-    # and so it does
+    # the remedy works
     remedy = (f"start.checkpoint={folder}", "start.clock=keep", "compute.precision=fp32", "name=in-fp32")
     assert main(["train", *(word for word in words if word != BF16), *remedy]) == 0
 
@@ -178,7 +178,7 @@ def test_what_a_processor_lacks_is_refused(
 def test_a_gpu_does_not_imitate_it(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: bool
 ) -> None:
-    """On a T4 torch says that it has bf16, and computes it in fp32, a conversion each time."""
+    """On a T4 torch reports bf16 support, and computes in fp32 with a conversion each time."""
     imitates = lambda including_emulation=True: including_emulation or capability >= (8, 0)  # noqa: E731
     monkeypatch.setattr("torch.cuda.is_bf16_supported", imitates)
     assert bf16.takes_bf16("auto", "precision", on_gpu=True) is expected

@@ -1,4 +1,4 @@
-"""Phases and runs that go on from one another: what carries over is what the YAML says, once, however often it dies.
+"""Phases and runs that continue from one another: exactly the configured parts carry over, even after kills.
 
 If this breaks, a decay trains with another phase's moments, or a rollback silently begins from scratch.
 """
@@ -34,13 +34,13 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 def phase_end(folder: Path) -> Path:
-    """The checkpoint that closes the first phase."""
+    """Return the checkpoint that ends the first phase."""
     return min((folder / "checkpoints").iterdir())
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
-    """Two finished runs that others go on from: `whole`, and `both` of PLAIN."""
+    """Return two finished runs to continue from: `whole`, and `both` of PLAIN."""
     folder = tmp_path_factory.mktemp("left")
     (folder / "tiny.yaml").write_text(TINY_YAML.format(runs=folder, data=tiny_data), encoding="utf-8")
     assert train([str(folder / "tiny.yaml"), "name=whole"]) == 0
@@ -65,7 +65,7 @@ def test_a_rollback_that_keeps_clock_moments_and_data_equals_the_run_it_left(
 def test_a_phase_as_a_run_of_its_own_goes_on_with_weights_moments_and_text(
     tiny_run: TinyRun, runs: Path, tmp_path: Path
 ) -> None:
-    """The clock begins again at 0, and the first batch is the one that the run before would have taken next."""
+    """The clock restarts at 0, and the first batch is the one that the previous run would have trained on next."""
     alone = ("phases.short=null", "name=second")
     assert train(tiny_run(*PLAIN, *alone, f"start.checkpoint={phase_end(runs / 'both')}")) == 0
     both, second = records(runs / "both"), records(tmp_path / "runs/second")
@@ -84,7 +84,7 @@ def test_moments_and_data_begin_anew_where_asked(tiny_run: TinyRun, runs: Path, 
     both, fresh = records(runs / "both"), records(tmp_path / "runs/fresh")
     assert fresh[0]["tokens"] == both[0]["tokens"] and fresh[0]["loss"] < both[0]["loss"], "same text, trained weights"
     steps = newest(tmp_path / "runs/fresh").optimizer()["step/head.norm.weight"]
-    assert int(steps) == len(fresh), "the moments have only seen this run"
+    assert int(steps) == len(fresh), "the moments are of this run only"
 
 
 @pytest.mark.runs
@@ -97,7 +97,7 @@ def test_a_phase_empties_the_moments_once_even_if_it_dies_at_the_border(tiny_run
     in_long = steps.count("long")
     assert int(newest(whole).optimizer()["step/head.norm.weight"]) == in_long
     border = len(steps) - in_long
-    for name, number in (("before", border), ("after", border + 1)):  # as if it had died right there
+    for name, number in (("before", border), ("after", border + 1)):  # as if killed right there
         at = whole / "checkpoints" / f"step-{number:08d}"
         assert train(tiny_run(*words, f"name={name}", f"start={{checkpoint: {at}, clock: keep}}")) == 0
         end = newest(tmp_path / "runs" / name)

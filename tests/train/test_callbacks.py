@@ -1,4 +1,4 @@
-"""Composer's callbacks and loggers by name: the table is Composer's, they measure truly, mistakes come early."""
+"""Composer's callbacks and loggers by name: the table matches Composer, metrics are right, mistakes are found early."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHORT = ("phases.long=null", "phases.short.tokens=3000", "data.validation=null")
 
 
 def logged(folder: Path) -> dict[str, dict[int, float]]:
-    """What Composer's file logger wrote: key -> step -> value."""
+    """Read Composer's file logger: key -> step -> value."""
     (file,) = folder.glob("log-*.txt")
     found: dict[str, dict[int, float]] = defaultdict(dict)
     for line in file.read_text(encoding="utf-8").splitlines():
@@ -52,7 +52,7 @@ def snake(name: str) -> str:
 def test_every_plugin_of_composer_is_accepted_or_refused_with_a_reason(
     section: str, ending: str, bases: tuple[str, ...]
 ) -> None:
-    """A newer Composer with another callback must be looked at, not answered with "unknown key"."""
+    """A new callback of a newer Composer must be reviewed, not answered with "unknown key"."""
     module = importlib.import_module(f"composer.{section}")
     names = {snake(name).removesuffix(ending) for name in module.__all__ if snake(name) not in bases}
     refused = {key.split(".")[1] for key in REFUSED if key.startswith(f"{section}.") and key.count(".") == 1}
@@ -62,7 +62,7 @@ def test_every_plugin_of_composer_is_accepted_or_refused_with_a_reason(
 
 @pytest.mark.parametrize("section", ["callbacks", "loggers"])
 def test_the_arguments_that_check_knows_are_those_of_composers_constructors(section: str) -> None:
-    """`check` sees the table only; if it lags behind Composer, a run is refused, or dies after `check`."""
+    """`check` sees the table only; if it differs from Composer, a run is refused, or dies after `check`."""
     assert CLASSES[section].keys() == ARGUMENTS[section].keys()
     for name, made in CLASSES[section].items():
         parameters = inspect.signature(made).parameters.values()
@@ -75,7 +75,7 @@ def test_the_arguments_that_check_knows_are_those_of_composers_constructors(sect
 
 @pytest.mark.runs
 def test_composers_callbacks_measure_this_trainer_truly(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """Rates, norms and speeds by Composer's own callbacks are those of our record, on our clock and batches."""
+    """Rates, norms and speeds of Composer's callbacks equal our record's, on our clock and batches."""
     plugins = (
         "callbacks.speed_monitor={window_size: 3, time_unit: seconds}",
         "callbacks={lr_monitor: {}, free_outputs: {}, system_metrics_monitor: {}}",
@@ -94,7 +94,7 @@ def test_composers_callbacks_measure_this_trainer_truly(tiny_run: TinyRun, tmp_p
         assert found["train/loss"][step] == pytest.approx(entry["loss"], abs=6e-5)
         if step % 2 == 0:
             assert found["l2_norm/grad/global"][step] == pytest.approx(entry["grad_norm"], abs=2e-4)
-    window = record[-4:]  # of three steps: the first gives where they start
+    window = record[-4:]  # three steps; the first line gives their start
     speed = {unit: found[f"throughput/{unit}_per_sec"][window[-1]["step"]] for unit in ("batches", "samples", "tokens")}
     assert speed["samples"] / speed["batches"] == pytest.approx(sum(e["rows"] for e in window[1:]) / 3, rel=1e-4)
     tokens = window[-1]["tokens"] - window[0]["tokens"]
@@ -106,7 +106,7 @@ def test_composers_callbacks_measure_this_trainer_truly(tiny_run: TinyRun, tmp_p
 
 
 def test_tensorboard_gets_every_step(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """Where it is installed; see docs/composer.md."""
+    """Only where it is installed; see docs/composer.md."""
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -123,7 +123,7 @@ def test_tensorboard_gets_every_step(tiny_run: TinyRun, tmp_path: Path) -> None:
 def test_mlflow_gets_every_step_and_a_restart_goes_on_in_the_same_run(
     tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it is installed; see docs/composer.md."""
+    """Only where it is installed; see docs/composer.md."""
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     server = f"sqlite:///{tmp_path}/mlflow.db"
@@ -157,7 +157,7 @@ def test_what_check_cannot_see_is_refused_before_anything_is_made(
 
 
 def test_callbacks_that_measure_gpus_are_there_on_gpus(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """And what they write goes into the run's folder."""
+    """Their files go into the run's folder."""
     words = [f"callbacks.{name}={{}}" for name in GPU_ONLY]
     config = read_run(tiny_run("compute.device=auto", *words))
     built = build_callbacks(config.callbacks, Path(config.folder), torch.device("cuda"))

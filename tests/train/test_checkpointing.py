@@ -1,6 +1,6 @@
-"""When a checkpoint is written, case by case; which of them are kept stands in run/test_checkpoint.py.
+"""When a checkpoint is written, case by case; run/test_checkpoint.py tests which are kept.
 
-One that is missed is up to a phase of work lost, one too many in each step is a run that writes instead of training.
+A missed checkpoint loses up to a phase of work; one after each step slows a run down.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MILESTONE, BOTH = Due(phase_end=False, milestone=True), Due(phase_end=True, mile
 
 @pytest.fixture(scope="module")
 def config() -> RunConfig:
-    """Phases of 100 and 60 tokens; a checkpoint every 4 steps and every 40 tokens."""
+    """Return phases of 100 and 60 tokens; a checkpoint every 4 steps and every 40 tokens."""
     phase = "row_tokens: 8, batch_rows: 2, microbatch_tokens: 8"
     return load_run(
         [],
@@ -71,7 +71,7 @@ def test_when_a_checkpoint_is_due(
 
 
 def test_the_milestones_of_pythia_are_those_of_its_paper() -> None:
-    """Step 0 is written before the first; 154 checkpoints of 143,000 steps."""
+    """Step 0 is saved before the first step; 154 checkpoints of 143,000 steps."""
     assert [step for step in range(4000) if is_pythia(step)] == [
         *(0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
         *(1000, 2000, 3000),

@@ -1,7 +1,7 @@
-"""optim.max_grad_norm beside torch's own clipping: the same weights on one rank, under DDP and under FSDP2.
+"""optim.max_grad_norm compared with torch's clipping: the same weights on one rank, under DDP and under FSDP2.
 
-If this breaks, AdamW diverges where everyone else's does not, each rank clips by another norm, or a resumed run leaves
-the path of the one that was never stopped.
+If this breaks, AdamW diverges where other programs' does not, each rank clips by another norm, or a resumed run differs
+from an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ SHORT = (
     "checkpoint.interval_steps=2",
     "checkpoint.keep=100",
 )
-MOST = 0.3  # of norms of about 1
+MOST = 0.3  # norms are about 1
 
 
 class TorchsClipping(Callback):
-    """What everybody has between the backward pass and the update."""
+    """The usual clipping between backward pass and update."""
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
         nn.utils.clip_grad_norm_(state.model.parameters(), MOST)
 
 
 def train_all(words: list[str], strategies: list[str]) -> None:
-    """On one rank: by our clipping, by torch's, and by none."""
+    """Train on one rank with our clipping, with torch's, and without."""
     session.joined = lambda *_: nullcontext()  # the test's own process group
     for strategy in strategies:
         own = [*words, f"distributed.strategy={strategy}"]
@@ -76,13 +76,13 @@ def test_clipping_is_torchs(ranks: int, strategies: list[str], tiny_run: TinyRun
     for strategy in strategies:
         ours, theirs, none = (weights(tmp_path / "runs" / f"{strategy}-{name}") for name in ("ours", "torch", "none"))
         assert distance(ours, theirs) < 2e-6
-        assert distance(ours, none) > 1e-3, "nothing was clipped, so nothing is proved"
+        assert distance(ours, none) > 1e-3, "nothing was clipped, so the test shows nothing"
         norms = [
             [entry["grad_norm"] for entry in read_lines(tmp_path / "runs" / f"{strategy}-{name}/metrics.jsonl")[0]
              if entry["kind"] == "step"]
             for name in ("ours", "none")
         ]  # fmt: skip
-        assert norms[0][0] == norms[1][0] > MOST, "the record has the norm before it is clipped"
+        assert norms[0][0] == norms[1][0] > MOST, "the record has the norm before clipping"
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_short_gradients_are_left_to_the_bit_and_long_ones_get_the_norm() -> Non
 
 
 def test_a_norm_that_is_no_number_is_not_hidden() -> None:
-    """With stability.non_finite=ignore the weights then say so, as with torch."""
+    """With stability.non_finite=ignore the weights then become NaN, as with torch."""
     parameters = grads([float("nan"), 0.0], [1.0, 1.0])
     clip(parameters, float("nan"), 1.0)
     assert all(bool(p.grad.isnan().all()) for p in parameters if p.grad is not None)

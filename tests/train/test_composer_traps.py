@@ -1,7 +1,7 @@
-"""What Composer 0.32.1 does in silence, and that it does not happen here: each test shows the trap and the way around.
+"""Silent traps of Composer 0.32.1 that are avoided here: each test shows the trap and then our workaround.
 
-A test that fails in its first half says that a newer Composer has fixed the trap; the way around may then go.
-HSDP's mesh, which Composer replaces, is in tests/distributed/test_invariance.py.
+If the first half of a test fails, a newer Composer has fixed the trap, and the workaround may be removed. HSDP's mesh,
+which Composer overwrites, is tested in tests/distributed/test_invariance.py.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def steps(folder: Path) -> list[tuple[int, float, float]]:
 @pytest.mark.runs
 @pytest.mark.filterwarnings("ignore:No optimizer was specified")
 def test_a_closed_run_is_closed_once_and_forgotten(tiny_run: TinyRun) -> None:
-    """Composer's hook for the end of the process would draw the report again, and keep every model in memory."""
+    """Composer's exit hook would draw the report again, and keep every model in memory."""
     from composer import Trainer
     from composer.core import Engine
     from composer.models import ComposerModel
@@ -68,7 +68,7 @@ def test_a_closed_run_is_closed_once_and_forgotten(tiny_run: TinyRun) -> None:
         gc.collect()
         return [each for each in gc.get_objects() if isinstance(each, Guard)]
 
-    earlier = guards()  # of a test that failed on purpose, whose traceback somebody still holds
+    earlier = guards()  # kept alive by the traceback of a test that failed on purpose
     assert main(["train", *tiny_run("phases.long=null")]) == 0
     assert not [each for each in guards() if not any(each is one for one in earlier)]
 
@@ -87,7 +87,7 @@ def test_fsdp2_is_asked_for_in_the_one_way_that_composer_hears(tiny_run: TinyRun
 def test_a_microbatch_that_does_not_fit_ends_the_run_instead_of_being_halved(
     tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Composer's automatic microbatches would calculate half a step twice with other shapes, on every rank or hang."""
+    """Composer's automatic microbatches would repeat half a step with other shapes on every rank, or hang."""
     assert main(["check", *tiny_run("phases.short.microbatch_tokens=auto")]) == 78
     assert "phases.short.microbatch_tokens='auto' (command line): expected a whole number" in capsys.readouterr().err
     computed = 0
@@ -106,7 +106,7 @@ def test_a_microbatch_that_does_not_fit_ends_the_run_instead_of_being_halved(
 
 
 def test_bf16_is_never_quietly_something_else(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU Composer refuses it or computes in fp32, and torch imitates it where it is not there."""
+    """Without a GPU Composer rejects bf16 or computes in fp32, and torch emulates it on hardware without bf16."""
     from composer.core.precision import Precision, _validate_precision, get_precision_context
     from composer.devices import DeviceCPU
 
@@ -115,7 +115,7 @@ def test_bf16_is_never_quietly_something_else(tiny_run: TinyRun, monkeypatch: py
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
     with pytest.raises(ValueError, match="not supported for CPU training"):
         _validate_precision(Precision("amp_bf16"), DeviceCPU())
-    assert composer_precision(torch.device("cpu"), "amp_bf16") == "fp32", "autocast is our own there"
+    assert composer_precision(torch.device("cpu"), "amp_bf16") == "fp32", "our own autocast runs there"
     assert composer_precision(torch.device("cuda"), "amp_bf16") == "amp_bf16"
     asked, left_open = (
         read_run(tiny_run("compute.device=auto", f"compute.precision={precision}")) for precision in ("bf16", "auto")
@@ -138,8 +138,8 @@ def test_bf16_is_never_quietly_something_else(tiny_run: TinyRun, monkeypatch: py
 
 
 def test_fp32_on_a_gpu_is_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Composer's GPU turns on TF32, whose products have ten bits, unless it is told not to. It is that of LOCAL_RANK,
-    where a rank may be shown one GPU alone."""
+    """Composer's GPU turns on TF32, with a 10-bit mantissa, by default. It uses LOCAL_RANK, although a rank may be
+    shown a single GPU."""
     from composer.devices import DeviceGPU
     from composer.distributed import prepare_distributed
 
@@ -154,14 +154,14 @@ def test_fp32_on_a_gpu_is_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not torch.backends.cuda.matmul.allow_tf32 and not torch.backends.cudnn.allow_tf32
         install()
         monkeypatch.setenv("LOCAL_RANK", "1")
-        assert prepare_distributed.get_device()._device == torch.device("cuda", 0), "not that of LOCAL_RANK"
-        assert not torch.backends.cuda.matmul.allow_tf32, "it is made once more to shard a model"
+        assert prepare_distributed.get_device()._device == torch.device("cuda", 0), "not LOCAL_RANK's"
+        assert not torch.backends.cuda.matmul.allow_tf32, "the device is created again to shard a model"
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 def gradient_in_bf16(sharding: Any) -> dict[str, torch.Tensor]:
-    """Of a small model on one rank, under bf16 autocast, sharded as Composer does it; None is not sharded."""
+    """Return the gradient of a small model on one rank, under bf16 autocast; sharded by Composer unless None."""
     from composer.core.precision import Precision
     from composer.distributed.fsdp2 import prepare_fully_shard
     from composer.distributed.fsdp2_utils import generate_composer_model_policy
@@ -185,7 +185,7 @@ def gradient_in_bf16(sharding: Any) -> dict[str, torch.Tensor]:
 
 
 def gradients_in_bf16() -> list[dict[str, torch.Tensor]]:
-    """Not sharded; sharded as a run is; sharded as Composer would by itself."""
+    """Return gradients: unsharded; sharded as in a run; sharded with Composer's default."""
     from composer.utils.parallelism import FSDP2Config
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -200,7 +200,7 @@ def gradients_in_bf16() -> list[dict[str, torch.Tensor]]:
 
 @pytest.mark.runs
 def test_bf16_on_shards_has_the_gradient_of_bf16_on_whole_weights() -> None:
-    """To the bit. Composer by itself would cast the residual stream to bf16 before every layer, under FSDP2 only."""
+    """To the bit. Composer's default would cast the residual stream to bf16 before every layer, under FSDP2 only."""
     ((whole, ours, composers),) = run_ranks(gradients_in_bf16, 1)
     for name, gradient in whole.items():
         torch.testing.assert_close(ours[name], gradient, rtol=0, atol=0)

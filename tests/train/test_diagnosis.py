@@ -1,4 +1,4 @@
-"""Whose text a number is of that is not finite. A wrong name sends people to look at a sound document."""
+"""Attribution of a value that is not finite to a document. A wrong name sends users to a sound document."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.data.batches import make_path
 
 @pytest.mark.parametrize("objective", ["mlm", "sop", "permutation"])
 def test_a_position_is_of_the_document_that_lies_there(tiny_run: TinyRun, objective: str) -> None:
-    """Whatever the objective adds to the buffer: at the first and the last token of each sequence, and where it is
-    predicted."""
+    """With all additions of objectives to the buffer: at the first and the last token of each sequence, and at
+    predicted ones."""
     path = make_path(read_run(tiny_run(f"objective={{name: {objective}}}")))
     *_, plan = islice(path.planned.planner, 4)
     plan = replace(plan, microbatch_rows=plan.num_rows)
@@ -41,5 +41,5 @@ def test_a_position_is_of_the_document_that_lies_there(tiny_run: TinyRun, object
             logits_M = torch.zeros(len(positions_M), 1)
             logits_M[index] = torch.inf
             assert _chunks_of(logits_M, batch, rows, plan) == [chunk]
-            part = slice(index, index + 2)  # the decoder is called for some positions at a time
+            part = slice(index, index + 2)  # the decoder is called on some positions at a time
             assert _chunks_of(logits_M[part], batch, rows, plan, before=index) == [chunk]

@@ -1,4 +1,4 @@
-"""A checkpoint counts on the lines of its steps. If they were still in memory, a kill would leave a hole."""
+"""A checkpoint relies on the recorded lines of its steps. If they were still in memory, a kill would lose them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_lines_of_all_steps_are_in_the_file_before_their_checkpoint_is_writt
         start(self, snapshot)
 
     monkeypatch.setattr(Saver, "start", look)
-    monkeypatch.setattr(Reading, "is_here", lambda self: False)  # as on a GPU, which is behind the host
+    monkeypatch.setattr(Reading, "is_here", lambda self: False)  # as on a GPU, which lags behind the host
     short = [
         "phases.short.tokens=900",
         "phases.long.tokens=1000",

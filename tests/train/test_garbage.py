@@ -1,4 +1,4 @@
-"""Python's garbage collection during a run: it looks at little, and forgets nothing."""
+"""Python's garbage collection during a run: it examines few objects, and leaks none."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.conftest import TinyRun
 def test_a_collection_looks_at_a_step_and_not_at_the_program(
     tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half a second of all ranks, whenever one of them collects, with half a million objects. What has gone round in
-    steps is still collected, and the model itself after the run: a program may train another."""
+    """Examining half a million objects takes half a second, while all ranks wait. Cycles created in steps are still
+    collected, and so is the model after the run: a program may train another."""
     from composer import Callback
 
     looked_at, models = [], []
@@ -38,7 +38,7 @@ def test_a_collection_looks_at_a_step_and_not_at_the_program(
     assert looked_at[0] > 200_000 and max(looked_at[1:]) < looked_at[0] / 10
     assert looked_at[-1] < 2 * looked_at[1] + 10_000
     assert gc.get_freeze_count() == 0
-    for _ in range(50):  # threads of the run may end behind it
+    for _ in range(50):  # threads of the run may end later
         gc.collect()
         if models[0]() is None:
             return

@@ -1,4 +1,4 @@
-"""Dropout of a step is keyed by the step. With one key for all steps the same neurons would be dropped for ever."""
+"""Dropout of a step is keyed by the step. With one key for all steps the same neurons would always be dropped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from modernbert_train.train.gradients import gradients
 
 
 class Dropped(nn.Module):
-    """What dropout leaves of ones is its loss."""
+    """Its loss is dropout applied to ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Dropped(nn.Module):
 
 
 def drawn(seed: int, steps: int, microbatches: int = 2) -> list[Tensor]:
-    """Of the microbatches of the step after so many, in a process that has drawn other numbers before."""
+    """Return the microbatches' dropout in the step after `steps`, in a process that drew other numbers before."""
     torch.rand(steps + 7)
     nothing = torch.zeros(0, dtype=torch.int64)
     part = Batch(Packed(nothing, nothing, nothing, 1), {}, {"mlm": 1}, num_rows=1)

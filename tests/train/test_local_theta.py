@@ -1,6 +1,6 @@
-"""RoPE base of local layers as a value of the phase: applied in training, written by export, remembered by an origin.
+"""RoPE base of local layers as a phased value: applied in training, exported, and remembered by later runs.
 
-If this breaks, a model is trained with one angle and used with another: everything runs, and everything is worse.
+If this breaks, a model is trained with one base and used with another: everything runs, with worse results.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ LONG = "phases.long.model.local_rope_theta=40_000"
 
 
 def first_angles(model: ModernBertForMaskedLM) -> dict[bool, list[float]]:
-    """Angle between neighbours in each pair of a head, of global (True) and local (False) layers."""
+    """Return the angle between neighbours for each pair of a head, of global (True) and local (False) layers."""
     tables = model.model.rotary(torch.tensor([1]), torch.float32)
     return {kind: torch.atan2(sin_T2E[:, 1], cos_TE)[0].tolist() for kind, (cos_TE, sin_T2E) in tables.items()}
 
 
 def test_the_clock_sets_the_angles_of_local_layers(tiny_run: TinyRun) -> None:
-    """Before, in and (after a rollback) out of the phase that has its own base; heads of 16 have 8 pairs."""
+    """Before, in and (after a rollback) after the phase with another base; heads of 16 have 8 pairs."""
     config = read_run(tiny_run(LONG, "model.local_rope_theta=5_000"))
     model = ModernBertForMaskedLM(config.model)
     parameters = [
@@ -53,7 +53,7 @@ def test_the_clock_sets_the_angles_of_local_layers(tiny_run: TinyRun) -> None:
 
 @pytest.mark.runs
 def test_export_and_a_later_run_take_the_base_of_the_last_phase(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """And a run that begins with other bases says so in its banner."""
+    """A run that begins with other bases reports them in its banner."""
     short = ("phases.short.tokens=300", "phases.long.tokens=300", "phases.short.batch_warmup=null")
     rest = ("phases.short.schedule.warmup_tokens=0", "phases.long.schedule.decay_tokens=0", "data.validation=null")
     words = tiny_run(LONG, *short, *rest)

@@ -1,4 +1,4 @@
-"""The thin parts around Composer: validation figures, loggers that fail, and the check that sharding is on."""
+"""The adapters around Composer: held-out figures, failing loggers, and the check that sharding is active."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 
 
 class Flat(nn.Module):
-    """Knows nothing and says 7 every time; remembers what it was asked."""
+    """Predicts uniformly, with loss 7; records its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def evaluate(words: list[str], model: nn.Module) -> Evaluation:
 def test_validation_is_the_mean_over_predicted_tokens_beside_the_unigram_guess(
     tiny_run: TinyRun, tiny_data: Path
 ) -> None:
-    """The headline figure: recomputed here from the labels and the token counts alone."""
+    """The main figure: recomputed here from labels and token counts only."""
     model = Flat()
     found = evaluate(tiny_run(), model)
     labels = torch.cat(model.labels).numpy()
@@ -69,13 +69,13 @@ def test_validation_is_the_mean_over_predicted_tokens_beside_the_unigram_guess(
 
 
 def test_bits_per_byte_are_there_where_the_bytes_are_known(tiny_run: TinyRun, tiny_data: Path, tmp_path: Path) -> None:
-    """Losses of two tokenizers do not compare: the one with longer tokens has the higher loss of each."""
+    """Losses of two tokenizers do not compare: longer tokens have a higher loss each."""
     assert "bits_per_byte" not in evaluate(tiny_run(), Flat()).figures
     shutil.copytree(tiny_data / "validation", tmp_path / "held_out")
     card = read_card(tmp_path / "held_out")
     write_card(tmp_path / "held_out", replace(card, text_bytes=3 * card.tokens))
     found = evaluate(tiny_run(f"data.validation={tmp_path}/held_out"), Flat())
-    assert found.figures["bits_per_byte"] == pytest.approx(9 / 3)  # 512 entries that are equally likely: 9 bits a token
+    assert found.figures["bits_per_byte"] == pytest.approx(9 / 3)  # 512 equally likely entries: 9 bits a token
 
 
 def test_validation_asks_the_same_questions_of_every_run(tiny_run: TinyRun) -> None:
@@ -92,7 +92,7 @@ def test_validation_asks_the_same_questions_of_every_run(tiny_run: TinyRun) -> N
 def test_each_rank_measures_rows_of_its_own_on_any_number_of_machines(
     tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two machines with a rank each: both are the first of their machine, and together they measure each row once."""
+    """Two machines with a rank each: both are rank 0 of their machine, and together they measure each row once."""
     model = Flat()
     words = tiny_run("phases.short.microbatch_tokens=64")
     whole = evaluate(words, model)
@@ -105,7 +105,7 @@ def test_each_rank_measures_rows_of_its_own_on_any_number_of_machines(
         predicted += evaluate(words, own).predicted
         asked.append(own.labels)
     assert predicted == whole.predicted
-    assert [len(labels) for labels in asked] == [-(-len(model.labels) // 2)] * 2  # as many microbatches on each
+    assert [len(labels) for labels in asked] == [-(-len(model.labels) // 2)] * 2  # equally many microbatches on each
     turns = [labels for pair in zip(*asked, strict=True) for labels in pair][: len(model.labels)]
     assert all(torch.equal(one, other) for one, other in zip(turns, model.labels, strict=True))
 
@@ -117,7 +117,7 @@ def test_validation_stops_at_max_tokens_and_never_divides_by_nothing(tiny_run: T
 
 
 def test_validation_leaves_the_mode_of_the_model_alone(tiny_run: TinyRun) -> None:
-    """A model left in eval mode would go on training without dropout."""
+    """A model left in eval mode would train on without dropout."""
     model = Flat().train()
     evaluate(tiny_run(), model)
     assert model.training
@@ -133,7 +133,7 @@ def test_missing_token_counts_name_the_file(tmp_path: Path) -> None:
     [np.arange(4), -np.arange(5), np.arange(5.0), np.ones((2, 5), int), np.array(10), np.zeros(600, int), np.zeros(0)],
 )
 def test_token_counts_of_other_shards_are_refused(tmp_path: Path, counts: NDArray[Any]) -> None:
-    """They would give a baseline that is a number like any other."""
+    """They would give a plausible but wrong baseline."""
     np.save(tmp_path / TOKEN_COUNTS, np.arange(5))
     assert Unigram.from_counts([TokenCounts(tmp_path / TOKEN_COUNTS, 10, 1.0)], 512).most_frequent == 4
     np.save(tmp_path / TOKEN_COUNTS, counts)
@@ -166,7 +166,7 @@ def test_a_logger_that_fails_is_switched_off_aloud_and_the_run_goes_on(capsys: p
 
 
 def test_an_unsharded_model_is_not_taken_for_a_sharded_one(tiny_run: TinyRun) -> None:
-    """Composer ignores an FSDP2 setting it does not understand and trains with DDP."""
+    """Composer ignores an FSDP2 setting that it does not understand, and trains with DDP."""
     config = read_run(tiny_run())
     with pytest.raises(RunError, match=r"fsdp2: not in force; \d+ parameters are whole"):
         assert_sharded(ComposerObjective(ModernBertForMaskedLM(config.model)), None)

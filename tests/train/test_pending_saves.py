@@ -1,7 +1,7 @@
-"""A run that ends, or comes to its next checkpoint, while the one before is still being written, on the slowest disk
-that there can be: it takes nothing until somebody waits for it.
+"""A run that ends, or reaches its next checkpoint, while the previous one is still being written, on the slowest
+possible disk: it writes nothing until someone waits for it.
 
-If this breaks, the last checkpoint of a run is the one that is missing, or an error leaves half of one behind.
+If this breaks, the last checkpoint of a run is missing, or an error leaves a partial one behind.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ EVERY_FOUR = ("checkpoint.interval_steps=4", "checkpoint.keep=99", "data.validat
 
 
 class Disk:
-    """Takes what a checkpoint holds only once somebody waits for it, and then a while later.
+    """Writes a checkpoint only once its saver waits for it, and then after a delay.
 
     Attributes:
-        on_write: is called in the thread that writes, with the number of the checkpoint, from 1.
-        awaited: checkpoints that were waited for.
+        on_write: called in the writing thread, with the number of the checkpoint, from 1.
+        awaited: checkpoints that the saver waited for.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ class Disk:
         def written(*args: Any) -> Any:
             self._number += 1
             self.on_write(self._number)
-            assert self._waiting.wait(60), "nobody waits for it"
+            assert self._waiting.wait(60), "the saver never waited"
             threading.Event().wait(0.2)
             return write(*args)
 
@@ -85,7 +85,7 @@ def records(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """Steps of the checkpoints; each must be whole, and nothing may be left beside them."""
+    """Return the steps of the checkpoints; each must be whole, and the folder must hold no other files."""
     assert partial_folders(folder / "checkpoints") == []
     return [verify(path).step for path in step_folders(folder / "checkpoints")]
 
@@ -93,7 +93,7 @@ def saved_steps(folder: Path) -> list[int]:
 def test_a_checkpoint_that_comes_due_waits_for_the_one_before_and_the_last_is_awaited(
     disk: Disk, tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the rule, and the log says so; what is saved, and the run, are those of a fast disk."""
+    """The log reports the wait; checkpoints and run equal those on a fast disk."""
     assert main(["train", *tiny_run(*EVERY_FOUR, "name=slow")]) == 0
     said = capsys.readouterr().out
     slow, fast = tmp_path / "runs/slow", tmp_path / "runs/fast"
@@ -123,7 +123,7 @@ def test_a_stop_signal_while_one_is_being_written_awaits_it_and_its_own(
     folder = tmp_path / "runs/tiny"
     steps = saved_steps(folder)
     assert steps[:2] == [4, 8] and len(steps) > 2 and disk.awaited == len(steps)
-    assert steps[-1] == records(folder, "step")[-1]["step"], "nothing was trained that is not saved"
+    assert steps[-1] == records(folder, "step")[-1]["step"], "all that was trained is saved"
     captured = capsys.readouterr()
     assert "checkpoint written" in captured.err and f"step {steps[-1]}: waited" in captured.out
     assert [line["step"] for line in records(folder, "checkpoint")] == steps
@@ -147,7 +147,7 @@ def test_an_error_on_one_rank_lets_the_pending_one_be_completed(
 def test_a_gpu_without_memory_is_told_with_what_to_set_and_the_pending_one_is_kept(
     disk: Disk, tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not as a bug to be reported: it is the commonest error on a GPU. The next start resumes from the checkpoint."""
+    """It is the most common error on a GPU and not a bug to report. The next start resumes from the checkpoint."""
     real = ComposerObjective.forward
     seen = [0]
 
@@ -171,7 +171,7 @@ def test_a_gpu_without_memory_is_told_with_what_to_set_and_the_pending_one_is_ke
 def test_a_stop_saves_first_and_the_next_start_measures_what_was_due(
     tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Thirty seconds are all that a scheduler leaves. The curve of the run lacks no point in the end."""
+    """A scheduler may allow only thirty seconds. The final curve is complete nevertheless."""
     words = ("eval.times_per_phase=1000", "evals.other={name: text, shards: {data}, every_tokens: 1}")
     text = str(tmp_path / "tiny.yaml")
     whole = tiny_run("name=whole", "phases.long=null", words[0])
@@ -234,8 +234,8 @@ sys.exit(main(["train", *sys.argv[4:]]))
 def test_an_error_on_several_ranks_ends_all_and_the_pending_one_is_whole_or_not_there(
     tiny_run: TinyRun, tmp_path: Path, ranks: str, writer: str, seconds: float
 ) -> None:
-    """It is the rank's own error, so the others live, and write their shares: what can be written in half the time that
-    ranks wait for each other is kept, with up to half an hour of training. Then all end; the same command goes on."""
+    """The failing rank's peers are alive and write their shares: all that can be written in half the timeout is kept,
+    with up to half an hour of training. Then all end; the same command resumes."""
     words = tiny_run(*EVERY_FOUR, "phases.long=null", "distributed.timeout_seconds=20")
     found = run_ranks("-c", FAILING, ranks, writer, str(seconds), *words)
     folder = tmp_path / "runs/tiny"

@@ -1,6 +1,6 @@
-"""A loss is compared with those of its own phase alone.
+"""A loss is compared with losses of its own phase only.
 
-Longer rows or another theta have another level of the loss, and a healthy first step of a phase would be skipped as a
+Longer rows or another RoPE base change the level of the loss, and a healthy first step of a phase would be skipped as a
 spike.
 """
 

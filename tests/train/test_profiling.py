@@ -1,4 +1,4 @@
-"""The profile switch: what it writes, that it survives a run's end, and that it does not disturb the run."""
+"""The section `profile`: it writes its files, survives the end of a run, and does not disturb the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.conftest import TinyRun
 
 
 class CountReads(TorchDispatchMode):
-    """Counts the numbers that the host reads from a tensor; on a GPU each waits for it."""
+    """Counts the host's reads of tensors; on a GPU each is a host sync."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class CountReads(TorchDispatchMode):
 def test_a_run_with_all_its_figures_and_a_profile(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One run through the command line: figures that add up, one read of the device a step, a trace that opens."""
+    """One run by its command: figures that add up, one host sync a step, a trace that opens."""
     reads = []
     step = Recorder.step
 
@@ -54,7 +54,7 @@ def test_a_run_with_all_its_figures_and_a_profile(
     entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [entry for entry in entries if entry["kind"] == "step"]
     assert "\ntiny: " in output and f", {len(steps)} steps, " in output
-    assert reads == [1] * len(steps)  # the norm of the update; the rest is known to the host
+    assert reads == [1] * len(steps)  # the norm of the update; the host knows the rest
     flops = sum(step["rank_flops_per_second"] * step["seconds"] for step in steps)
     planned = float(output.split(" steps, ")[1].split()[0])
     assert flops == pytest.approx(planned, rel=0.05)  # the plan knows the mean document, the meter every one
@@ -68,7 +68,7 @@ def test_a_run_with_all_its_figures_and_a_profile(
     assert len({event["name"] for event in events if str(event.get("name")).startswith("ProfilerStep#")}) == 2
     ten = (folder / "profile/steps-4-5.txt").read_text().splitlines()
     assert len(ten) == 12 and ten[0].startswith("operators by their own CPU time") and "in 2 steps" in ten[0]
-    assert any("aten::" in line for line in ten) and ten[2] in output  # which one leads depends on the load
+    assert any("aten::" in line for line in ten) and ten[2] in output  # the slowest one depends on the load
 
 
 def test_it_is_off_unless_asked_for_and_may_be_switched_in_a_run_that_exists(tiny_run: TinyRun) -> None:
@@ -79,7 +79,7 @@ def test_it_is_off_unless_asked_for_and_may_be_switched_in_a_run_that_exists(tin
 
 
 class Lines:
-    """In the place of Progress."""
+    """Stands in for Progress."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -89,7 +89,7 @@ class Lines:
 
 
 def run_steps(profile: Profile, count: int) -> None:
-    """Steps 21, 22, ... of a run, and its end."""
+    """Run steps 21, 22, ... of a run, and end it."""
     profile.begin()
     for number in range(21, 21 + count):
         torch.ones(4, 4) @ torch.ones(4, 4)
@@ -102,7 +102,7 @@ def a_profile(folder: Path, progress: Any) -> Profile:
 
 
 def test_a_run_that_ends_too_soon_says_so_or_writes_what_there_is(tmp_path: Path) -> None:
-    """The steps most worth a look may be those before a crash."""
+    """The steps before a crash may be the most interesting ones."""
     said = Lines()
     run_steps(a_profile(tmp_path / "none", said), 2)
     assert not (tmp_path / "none").exists() and "profile.skip=2" in said.lines[0]
@@ -127,7 +127,7 @@ def averages() -> list[Any]:
         )  # fmt: skip
 
     return [
-        one("aten::mm", "CPU", 3000.0, 9000.0, 20),  # the time of its kernel once more, which must not count twice
+        one("aten::mm", "CPU", 3000.0, 9000.0, 20),  # includes its kernel's time, which must not count twice
         one("ProfilerStep#4", "CPU", 5000.0, 0.0, 1),
         one("void gemm<" + "x" * 100 + ">", "CUDA", 0.0, 9000.0, 20),
         one("ProfilerStep#4", "CUDA", 0.0, 20000.0, 1, annotation=True),

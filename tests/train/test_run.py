@@ -1,4 +1,4 @@
-"""Whole runs through the command line: stopping anywhere and starting again must leave no trace in the result."""
+"""Whole runs by their command: an interruption at any point must not change the result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TRAIN = [sys.executable, "-m", "modernbert_train", "train"]
 
 
 def start(words: list[str], *flags: str) -> subprocess.Popen[str]:
-    """Start a run as a user does, but for the imports; two threads always, so that sums are added in the same order."""
+    """Start a run as a user does, with fewer imports; always two threads, so that sums have the same order."""
     environment = {"OMP_NUM_THREADS": "2"} | os.environ | {"PYTHONPATH": str(ROOT)}
     command = [*TRAIN, *words, *flags]
     return warm.Popen(
@@ -54,8 +54,7 @@ def records(folder: Path, kind: str = "step") -> list[dict[str, Any]]:
 
 
 def interrupt_after(words: list[str], folder: Path, steps: int, number: signal.Signals, checkpoints: int = 0) -> int:
-    """Start the run, signal all its processes once it has recorded so many new steps and has so many checkpoints, and
-    wait for its end."""
+    """Start the run, signal all its processes after this many new steps and checkpoints, and wait for its end."""
     already = len(records(folder)) if (folder / "metrics.jsonl").exists() else 0
     process = start(words)
     deadline = time.monotonic() + 100
@@ -77,8 +76,8 @@ def interrupt_after(words: list[str], folder: Path, steps: int, number: signal.S
 @pytest.mark.runs
 @pytest.mark.timeout(280)
 def test_a_run_killed_again_and_again_equals_one_that_never_stopped(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """kill -9 and SIGTERM at random steps, other numbers of workers each time, dropout on: the same record, bit for
-    bit, the same validation, the same weights."""
+    """kill -9 and SIGTERM at random steps, another number of workers each time, with dropout: record, validation and
+    weights are equal bit for bit."""
     common = ["model.attention_out_dropout=0.1", "checkpoint.interval_steps=2", "phases.short.tokens=5000"]
     whole, broken = tmp_path / "runs/whole", tmp_path / "runs/broken"
     code, output = finish(tiny_run(*common, "name=whole", "data.num_workers=0"))
@@ -108,7 +107,7 @@ def test_a_run_killed_again_and_again_equals_one_that_never_stopped(tiny_run: Ti
 @pytest.mark.runs
 @pytest.mark.timeout(200)
 def test_a_run_goes_on_from_before_its_first_step(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """Step 0 is a checkpoint like all others: what begins there ends as the run did, and eval and export take it."""
+    """Step 0 is an ordinary checkpoint: a run resumed there ends the same, and eval and export accept it."""
     whole, again = tmp_path / "runs/whole", tmp_path / "runs/again"
     words = ("checkpoint.milestones=pythia", "checkpoint.keep=1", "phases.long=null")
     code, output = finish(tiny_run(*words, "name=whole"))
@@ -131,7 +130,7 @@ def test_a_run_goes_on_from_before_its_first_step(tiny_run: TinyRun, tmp_path: P
 @pytest.mark.runs
 @pytest.mark.timeout(200)
 def test_starting_a_finished_damaged_or_foreign_run_again(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """The second start of a run folder: each case must end in the right code and say what to do."""
+    """The second start in a run's folder: each case must end with the right code and a remedy."""
     folder = tmp_path / "runs/tiny"
     words = tiny_run("checkpoint.interval_steps=2", "phases.long=null", "phases.short.tokens=2500")
     code, output = finish(words)
@@ -145,7 +144,7 @@ def test_starting_a_finished_damaged_or_foreign_run_again(tiny_run: TinyRun, tmp
     assert code == 78
     assert "optim.lr: 0.005 -> 0.01" in output and "--fresh" in output and str(folder) in output
 
-    # the newest checkpoint is cut short: the one before it is used, said, and the end is the same
+    # the newest checkpoint is truncated: the one before is used with a warning, and the result is the same
     newest, _ = newest_valid(folder / "checkpoints")
     assert newest is not None
     weights = newest.folder / "model.safetensors"
@@ -200,7 +199,7 @@ def test_a_damaged_shard_ends_the_run_with_its_name(tiny_run: TinyRun, tiny_data
 @pytest.mark.runs
 @pytest.mark.timeout(120)
 def test_wandb_works_offline_and_a_broken_one_costs_nothing(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """No account, no network: the run is recorded locally; a logger that fails is switched off aloud."""
+    """Without account or network the run is logged locally; a failing logger is switched off with a warning."""
     words = tiny_run("loggers.wandb.tags=[tiny]", "phases.long=null", "phases.short.tokens=1500")
     code, output = finish(words)
     assert code == 0 and "is off" not in output, output

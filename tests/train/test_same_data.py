@@ -1,6 +1,6 @@
 """Shards, tokenizer and figures belong together: for every verb that opens shards, and between two starts of a run.
 
-If this breaks, a loss is printed that means nothing, or two halves of one curve were measured on different text.
+If this breaks, a meaningless loss is printed, or two halves of a curve were measured on different text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SHORT = ("phases.long=null", "phases.short.tokens=600", "phases.short.batch_warm
 
 @pytest.fixture(scope="module")
 def other_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Training and held-out shards of another tokenizer of the same size."""
+    """Write training and held-out shards of another tokenizer of the same size."""
     folder = tmp_path_factory.mktemp("other_data")
     tokenizer = make_tokenizer(folder / "tokenizer", make_texts(40, seed=12))
     for name in ("train", "validation"):
@@ -45,7 +45,7 @@ def other_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
-    """The folder of a finished run."""
+    """Return the folder of a finished run."""
     folder = tmp_path_factory.mktemp("finished")
     file = folder / "tiny.yaml"
     file.write_text(TINY_YAML.format(runs=folder, data=tiny_data), encoding="utf-8")
@@ -57,7 +57,7 @@ def checkpoint(run: Path) -> Path:
     return max((run / "checkpoints").iterdir())
 
 
-# every verb that opens shards -> its command line, given a run not yet trained, a finished one and the wrong setting
+# every verb that opens shards -> its command line, given an untrained run, a finished one and the wrong setting
 VERBS: dict[str, Callable[[list[str], Path, str], int]] = {
     "train": lambda words, run, wrong: main(["train", *words, wrong]),
     "check": lambda words, run, wrong: main(["check", *words, wrong]),
@@ -77,7 +77,7 @@ VERBS: dict[str, Callable[[list[str], Path, str], int]] = {
 def test_every_verb_refuses_shards_of_another_tokenizer(
     tiny_run: TinyRun, finished: Path, other_data: Path, verb: str, key: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Their ids are other words; a loss of them looks like a loss."""
+    """Their ids mean other words; the loss would still look plausible."""
     assert VERBS[verb](tiny_run(*SHORT), finished, f"data.{key}={other_data / key}") == 65
     said = "".join(capsys.readouterr())
     assert f"data.{key}={other_data / key}: made with another tokenizer" in said
@@ -86,7 +86,7 @@ def test_every_verb_refuses_shards_of_another_tokenizer(
 
 @pytest.mark.runs
 def test_a_sweep_refuses_shards_of_another_tokenizer(tiny_run: TinyRun, tmp_path: Path, other_data: Path) -> None:
-    """Before its first trial, which would be the best of all."""
+    """Before its first trial, which would seem the best of all."""
     sweep = spec(tiny_run(), tmp_path, f"overrides=['data.validation={other_data / 'validation'}']")
     with pytest.raises(DataError, match="made with another tokenizer"):
         Worker(make_space(sweep), FAKE).run()
@@ -96,7 +96,7 @@ def test_a_sweep_refuses_shards_of_another_tokenizer(tiny_run: TinyRun, tmp_path
 def test_eval_refuses_a_tokenizer_and_an_architecture_that_the_checkpoint_does_not_have(
     finished: Path, other_data: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Shards and tokenizer that fit each other, and not the weights; and heads that fit the same tensors."""
+    """Shards and tokenizer that match each other but not the weights; and heads that match the same tensors."""
     words = [f"data.{key}={other_data / key}" for key in ("train", "validation", "tokenizer")]
     for verb in ("eval", "export"):
         assert main([verb, str(finished), *words]) == 78
@@ -113,7 +113,7 @@ def test_eval_refuses_a_tokenizer_and_an_architecture_that_the_checkpoint_does_n
 
 @pytest.mark.runs
 def test_there_is_no_way_to_the_tokens_of_a_run_around_the_check(tiny_data: Path, other_data: Path) -> None:
-    """The next verb need not remember it: whoever opens shards names the tokenizer, and that is compared."""
+    """A new verb cannot forget the check: opening shards requires the tokenizer, which is compared."""
     data = f"data={{train: {tiny_data}/train, tokenizer: {tiny_data}/tokenizer}}"
     config = load_run([], ["name=x", "optim.lr=1", data])
     folder = read_folder("data.train", str(other_data / "train"), config.data)
@@ -130,7 +130,7 @@ def test_there_is_no_way_to_the_tokens_of_a_run_around_the_check(tiny_data: Path
 
 
 def exchange(folder: Path, tokenizer: Path, number: int) -> None:
-    """Put other shards of the same tokenizer in the place of those in a folder."""
+    """Replace the shards in a folder by others of the same tokenizer."""
     shutil.rmtree(folder)
     make_shards(folder, make_documents(tokenizer, [50, 60, 70, number], seed=number), tokenizer)
 
@@ -139,8 +139,8 @@ def exchange(folder: Path, tokenizer: Path, number: int) -> None:
 def test_data_exchanged_between_two_starts_are_refused_and_named(
     tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Held-out text, the counts behind the baseline, training text. Dropping the held-out text or beginning with one
-    is no exchange, and what was once measured on stays known in between."""
+    """Held-out text, the counts behind the baseline, training text. Dropping or adding held-out text is allowed, and a
+    set once measured stays known in between."""
     data = Path(shutil.copytree(tiny_data, tmp_path / "data"))
     words = tiny_run(*(f"data.{key}={data / key}" for key in ("train", "validation", "tokenizer")), *SHORT)
     longer = 600
@@ -160,7 +160,7 @@ def test_data_exchanged_between_two_starts_are_refused_and_named(
     assert "measured on other held-out text" in said and f"data.validation={data}/validation" in said
     assert "its hash of validation lengths is" in said and "choose another name=" in said
     assert go_on("data.validation=null")[0] == 0, "dropped"
-    assert go_on()[0] == 65, "and exchanged while it was"
+    assert go_on()[0] == 65, "and replaced while it was dropped"
     shutil.rmtree(data / "validation")
     original.rename(data / "validation")
     assert go_on()[0] == 0

@@ -1,4 +1,4 @@
-"""The bar above which a loss is a spike, worked by hand. Too low it leaves out good text, too high it is of no use."""
+"""The threshold of a spike, computed by hand. If it is too low, good text is skipped; too high, it is useless."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_median_and_deviation_by_hand() -> None:
 
 
 def test_even_losses_still_leave_room() -> None:
-    """Large batches hardly vary: without the least rise any loss would be a spike."""
+    """Large batches hardly vary: without a minimum rise any loss would be a spike."""
     assert highest_normal_loss([2.0] * 20, 8.0, 0.5) == 2.5
 
 
@@ -30,7 +30,7 @@ def test_spikes_let_through_hardly_raise_the_bar() -> None:
 
 @pytest.mark.runs
 def test_noise_alone_is_not_a_spike() -> None:
-    """Twenty thousand losses of a normal distribution, the default of 8 deviations."""
+    """Twenty thousand losses of a normal distribution, with the default of 8 deviations."""
     draw = random.Random(1)
     losses = [draw.gauss(2.0, 0.05) for _ in range(20_000)]
     found = sum(loss > highest_normal_loss(losses[i - 128 : i], 8.0, 0.0) for i, loss in enumerate(losses) if i >= 128)

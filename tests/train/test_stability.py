@@ -1,6 +1,6 @@
-"""NaN, infinity and spikes in whole runs: seen before the update, named, answered, and the same after a kill.
+"""NaN, infinity and spikes in whole runs: detected before the update, located, handled, and the same after a kill.
 
-If these break, one bad document or one flipped bit ends weeks of training, or worse, goes into every later checkpoint.
+If these break, one bad document or one flipped bit ends weeks of training, or enters every later checkpoint.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from modernbert_train.train.checkpointing import Checkpoints
 from tests.conftest import TinyRun
 from tests.train.faulty import Fault, Killed, at_fault
 
-# 8 steps of 4 microbatches, every one of them saved
+# 8 steps of 4 microbatches, each step saved
 SHORT = (
     "phases.long=null",
     "phases.short.batch_warmup=null",
@@ -37,7 +37,7 @@ SHORT = (
     "checkpoint.keep=100",
     "model.attention_out_dropout=0.1",
 )
-TRAINED = ("step", "phase", "tokens", "rows", "loss", "lr", "grad_norm", "update_norm")  # of a step's line
+TRAINED = ("step", "phase", "tokens", "rows", "loss", "lr", "grad_norm", "update_norm")  # fields of a step's line
 NAN = Fault("forward", steps=(4,), microbatch=2)
 
 
@@ -60,7 +60,7 @@ def guard_of(folder: Path, step: int) -> GuardState:
 
 
 def assert_same(one: Checkpoint, other: Checkpoint) -> None:
-    """Weights, moments and step counts, bit for bit."""
+    """Assert equal weights, moments and step counts, bit for bit."""
     for mine, theirs in ((one.weights(), other.weights()), (one.optimizer(), other.optimizer())):
         assert mine.keys() == theirs.keys() and len(mine) > 10
         assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
@@ -75,7 +75,7 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 
 def first_document(words: list[str], step: int, microbatch: int) -> dict[str, Any]:
-    """The first chunk of a microbatch, from the plan alone."""
+    """Return the first chunk of a microbatch, from the plan only."""
     config = read_run(words)
     loader = build_data(config, read_facts(config.data)).loader(rank=0, num_ranks=1)
     plans = loader.plans()
@@ -90,8 +90,8 @@ def first_document(words: list[str], step: int, microbatch: int) -> dict[str, An
 def test_skip_leaves_weights_moments_and_step_counts_as_they_were(
     tiny_run: TinyRun, tmp_path: Path, optimizer: str
 ) -> None:
-    """The clock and the data go on; the record names rank, microbatch, layer and the very document."""
-    workers = f"data.num_workers={int(optimizer == 'adamw')}"  # plans run ahead of the batch at hand
+    """Clock and data advance; the record names rank, microbatch, layer and the exact document."""
+    workers = f"data.num_workers={int(optimizer == 'adamw')}"  # plans run ahead of the current batch
     words = tiny_run(*SHORT, f"optim.name={optimizer}", "stability.non_finite=skip", workers)
     with at_fault(NAN):
         assert main(["train", *words]) == 0
@@ -120,9 +120,9 @@ def test_skip_leaves_weights_moments_and_step_counts_as_they_were(
 def test_stop_ends_the_run_before_the_update_and_skipping_goes_on_from_there(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A gradient that is not finite although the loss is: the message says where; the same command with another policy
-    gives what that policy would have given from the start."""
-    words = tiny_run(*SHORT, "compute.activation_checkpointing=true")  # layers are computed again within the report too
+    """A gradient that is not finite although the loss is: the message locates it; the same command with another policy
+    gives the same result as that policy from the start."""
+    words = tiny_run(*SHORT, "compute.activation_checkpointing=true")  # layers are recomputed within the search too
     with at_fault(Fault("backward", steps=(4,), microbatch=1)):
         assert main(["train", *words]) == 70
         error = capsys.readouterr().err
@@ -142,7 +142,7 @@ def test_stop_ends_the_run_before_the_update_and_skipping_goes_on_from_there(
 def test_a_search_that_runs_out_of_memory_is_told_as_what_it_looked_for(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], action: str
 ) -> None:
-    """The step itself fitted; a NaN that ends as "out of memory" sends a user after the wrong thing."""
+    """The step itself fitted; a NaN reported as "out of memory" would mislead the user."""
 
     def full(self: GeGLU, x_TD: torch.Tensor) -> torch.Tensor:
         if self.training and not torch.is_grad_enabled():
@@ -168,7 +168,7 @@ def test_a_search_that_runs_out_of_memory_is_told_as_what_it_looked_for(
 def test_a_killed_run_skips_again_what_it_skipped_although_the_fault_does_not_come_again(
     tiny_run: TinyRun, tmp_path: Path
 ) -> None:
-    """A flipped bit is not in the data: only the record can make the second life equal to the first."""
+    """A flipped bit is not in the data: only the record can make the repeated steps equal to the first."""
     words = tiny_run(*SHORT, "stability.non_finite=skip", "checkpoint.interval_steps=3")
     once = Fault("forward", steps=(4,), once=True)
     with at_fault(once):
@@ -188,7 +188,7 @@ def test_a_killed_run_skips_again_what_it_skipped_although_the_fault_does_not_co
 def test_a_fault_that_does_not_come_again_blames_its_machine_and_one_of_the_data_none(
     tiny_run: TinyRun, once: bool
 ) -> None:
-    """Slurm leaves the machine out at the next start; a bad document would cost a healthy one at each."""
+    """Slurm excludes the machine at the next start; a bad document would exclude a healthy one each time."""
     with at_fault(Fault("forward", steps=(2,), once=once)), pytest.raises(UnstableRun) as raised:
         session.train(read_run(tiny_run(*SHORT)))
     assert raised.value.at_fault == ((0, socket.gethostname()) if once else None)
@@ -198,7 +198,7 @@ def test_a_fault_that_does_not_come_again_blames_its_machine_and_one_of_the_data
 def test_roll_back_takes_the_weights_of_the_checkpoint_and_never_repeats_its_batches(
     tiny_run: TinyRun, tmp_path: Path
 ) -> None:
-    """Saved at once, so a kill afterwards changes nothing, and neither does one just before."""
+    """It is saved at once, so a kill before or after it makes no difference."""
     words = tiny_run(*SHORT, "stability.non_finite=roll_back", "checkpoint.interval_steps=3")
     fault = Fault("forward", steps=(5,))
     with at_fault(fault):
@@ -234,7 +234,7 @@ def test_roll_back_takes_the_weights_of_the_checkpoint_and_never_repeats_its_bat
 def test_a_fault_that_stays_ends_the_run(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: list[str], times: int, message: str
 ) -> None:
-    """After as many times as was asked for: a run that has diverged would skip the rest of its data at full price."""
+    """After the configured number of times: a diverged run would skip the rest of its data at full cost."""
     with at_fault(Fault("forward", steps=tuple(range(3, 9)))):
         assert main(["train", *tiny_run(*SHORT), f"stability.non_finite={policy[0]}", *policy[1:]]) == 70
     assert message in capsys.readouterr().err
@@ -246,7 +246,7 @@ def test_a_fault_that_stays_ends_the_run(
 def test_weights_that_are_not_finite_are_never_saved_nor_skipped_over(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A checkpoint with NaN in it would be the newest and the one that every restart uses."""
+    """A checkpoint with NaN would be the newest, and every restart would use it."""
     real = Checkpoints.after_step
 
     def damage(self: Checkpoints, state: Any, *given: Any, **named: Any) -> bool:
@@ -256,7 +256,7 @@ def test_weights_that_are_not_finite_are_never_saved_nor_skipped_over(
 
     monkeypatch.setattr(Checkpoints, "after_step", damage)
     assert main(["train", *tiny_run(*SHORT)]) == 70
-    # the next step meets them before the checkpoint that is being written is found out
+    # the next step detects them before the pending checkpoint is found to be bad
     assert "not finite" in (error := capsys.readouterr().err) and "model.layers.1.attn.Wqkv" in error
     assert checkpoint(tmp_path / "runs/tiny", 2) == newest_valid(tmp_path / "runs/tiny/checkpoints")[0]
 
@@ -271,7 +271,7 @@ LONGER = (*SHORT, "phases.short.tokens=8000", "stability.spike_window_batches=8"
 
 @pytest.mark.slow
 def test_a_spike_is_skipped_by_its_window_which_survives_a_kill(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """Not before the window is full; then the document's microbatch is named; and a resumed run
+    """Not before the window is full; then its microbatch and document are named; and a resumed run
     compares with the same losses."""
     early, late = Fault("spike", steps=(5,)), Fault("spike", steps=(12,), microbatch=3)
     words = tiny_run(*LONGER, "stability.spike=skip")
@@ -294,7 +294,7 @@ def test_a_spike_is_skipped_by_its_window_which_survives_a_kill(tiny_run: TinyRu
 
 @pytest.mark.slow
 def test_an_ignored_spike_is_recorded_and_changes_nothing(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """The default must not touch a run, and still tell."""
+    """The default must not change a run, but must report the spike."""
     late = Fault("spike", steps=(12,))
     with at_fault(late):
         assert main(["train", *tiny_run(*LONGER)]) == 0
@@ -308,7 +308,7 @@ def test_an_ignored_spike_is_recorded_and_changes_nothing(tiny_run: TinyRun, tmp
 
 @pytest.mark.runs
 def test_roll_back_from_a_spike_goes_back_as_far_as_asked(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """What led to the spike began before it: the newest checkpoint may be on the way up already."""
+    """The cause of a spike precedes it: the newest checkpoint may already be affected."""
     words = tiny_run(*LONGER, "stability.spike=roll_back", "stability.spike_roll_back_batches=5")
     with at_fault(Fault("spike", steps=(12,))):
         assert main(["train", *words]) == 0

@@ -1,4 +1,4 @@
-"""Where a run's first weights come from. A wrong start trains on without a word, only from somewhere else."""
+"""The source of a run's initial weights. A wrong one trains without an error, from other weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STILL = (*test_source.STILL, "model.init_std=0.1")
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
-    """The folder of a finished run that has learned something, with its export in hf/."""
+    """Return the folder of a finished run that has learned something, with its export in hf/."""
     folder = tmp_path_factory.mktemp("teacher")
     file = folder / "tiny.yaml"
     file.write_text(TINY_YAML.format(runs=folder, data=tiny_data), encoding="utf-8")
@@ -64,7 +64,7 @@ def edit(path: Path, **changes: Any) -> None:
 def test_a_run_starts_from_an_export_where_its_own_run_ended(
     tiny_run: TinyRun, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Continued pretraining: the first loss is the last run's held-out loss, not a random start's, and goes on down."""
+    """Continued pretraining: the first loss is near the last run's held-out loss, not a random start's, and falls."""
     for name, origin in (("scratch", []), ("again", [f"weights.init_from={teacher / 'hf'}"])):
         assert (
             main(["train", *tiny_run(*LEARN, "phases.short.tokens=6_000", "phases.long=null", f"name={name}", *origin)])
@@ -89,7 +89,7 @@ def test_a_run_starts_from_an_export_where_its_own_run_ended(
 def test_every_name_of_the_same_weights_starts_from_the_same_weights(
     tiny_run: TinyRun, teacher: Path, tmp_path: Path
 ) -> None:
-    """A run, one of its checkpoints, its export, and what transformers makes of that: bit for bit."""
+    """A run, one of its checkpoints, its export, and transformers' copy of that: bit for bit."""
     transformers.AutoModelForMaskedLM.from_pretrained(teacher / "hf").save_pretrained(tmp_path / "theirs")
     expected = weights(teacher)
     checkpoint = max((teacher / "checkpoints").glob("step-*"))
@@ -102,7 +102,7 @@ def test_every_name_of_the_same_weights_starts_from_the_same_weights(
 
 @pytest.mark.parametrize("mode", [pytest.param("fitted", marks=pytest.mark.slow), "paper"])
 def test_a_grown_start_is_far_below_a_random_one(tiny_run: TinyRun, teacher: Path, tmp_path: Path, mode: str) -> None:
-    """What growing is for; the weights are the tiled ones, the first loss is near the smaller model's."""
+    """The purpose of growing: weights are tiled, and the first loss is near the smaller model's."""
     words = tiny_run(*STILL, *LARGER, "name=grown", f"weights.grow_from={teacher}", f"weights.grow_mode={mode}")
     found = first_weights(words, tmp_path / "runs/grown")
     config = read_folder(teacher / "hf").model
@@ -119,7 +119,7 @@ def test_a_grown_start_is_far_below_a_random_one(tiny_run: TinyRun, teacher: Pat
 def test_a_checkpoint_of_the_run_wins_and_the_origin_is_no_longer_needed(
     tiny_run: TinyRun, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A restart must not throw away what was trained, nor ask for weights that were cleaned up since."""
+    """A restart must not lose trained weights, nor need the original weights, which may be gone."""
     source = tmp_path / "source"
     shutil.copytree(teacher / "hf", source)
     short = ("phases.long=null", "checkpoint.interval_steps=2", "model.init_std=0.1")
@@ -135,7 +135,7 @@ def test_a_checkpoint_of_the_run_wins_and_the_origin_is_no_longer_needed(
     assert len(records(folder, "resume")) == 1 and len(records(folder)) == len(recorded)
     found = weights(folder)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    # another origin would be another run; and a fresh start needs its origin again
+    # another origin would be another run; and a fresh start needs its origin
     assert main(["train", *tiny_run(*short, f"weights.init_from={teacher}")]) == 78
     assert main(["train", *words, "--fresh"]) == 65
     assert f"{source}: no such folder" in capsys.readouterr().err
@@ -162,7 +162,7 @@ def test_a_start_that_does_not_fit_is_refused_before_anything_is_built(
     code: int,
     message: str,
 ) -> None:
-    """Both values named, the right exit code, and the name of the run still free for the fixed start."""
+    """Both values are named, the exit code is right, and the corrected start can use the same name."""
     source = tmp_path / "source"
     shutil.copytree(teacher / "hf", source)
     words = [f"weights.init_from={source}"]
@@ -188,7 +188,7 @@ def test_a_start_that_does_not_fit_is_refused_before_anything_is_built(
 
 
 def test_the_same_tokenizer_written_differently_is_the_same(tiny_run: TinyRun, teacher: Path, tmp_path: Path) -> None:
-    """transformers writes tokenizer.json its own way; what counts is which id a token has."""
+    """transformers formats tokenizer.json differently; only the ids of tokens count."""
     source = tmp_path / "source"
     shutil.copytree(teacher / "hf", source)
     edit(source / "tokenizer.json", truncation=None, model_extra="another byte")
@@ -202,7 +202,7 @@ def test_an_id_of_the_hub_is_found_in_the_cache_without_a_network(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Compute nodes often have no network; what a login node fetched must do. What is nowhere is said to be nowhere."""
+    """Compute nodes often lack a network; files fetched on a login node must suffice. A missing model is an error."""
     cached = tmp_path / "hub/models--someone--tiny"
     shutil.copytree(teacher / "hf", cached / "snapshots/abc123")
     (cached / "refs").mkdir()

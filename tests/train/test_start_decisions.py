@@ -1,7 +1,7 @@
-"""Where a start starts, case by case, up to the moment at which it would build a trainer; nothing is trained here.
+"""Where a run starts, case by case, up to the point of building a trainer; nothing is trained here.
 
-Whole runs of the same: test_start.py, test_branch.py, test_same_data.py. If a case goes wrong, a restart throws away
-what was trained, or trains on from somewhere else without a word.
+Whole runs of the same: test_start.py, test_branch.py, test_same_data.py. If a case is wrong, a restart loses trained
+weights, or silently continues from another state.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ pytestmark = pytest.mark.runs
 SMALL = ("model.num_layers=1", "model.hidden_size=16", "model.num_heads=1", "model.intermediate_size=16")
 
 
-# of the tiny run: phase short has 4,000 tokens, long 2,000; step -> tokens and phase
+# the tiny run has phases of 4,000 (short) and 2,000 tokens (long); step -> tokens and phase
 MIDDLE, LATER, END = {2: (900, "short")}, {2: (900, "short"), 9: (4100, "long")}, {9: (6010, "long")}
 
 
 def write_run(config: RunConfig, steps: dict[int, tuple[int, str]], *, average: bool = False) -> Path:
-    """A run's folder with checkpoints; step -> tokens and phase."""
+    """Write a run's folder with checkpoints; step -> tokens and phase."""
     folder = RunFolder(config)
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.save_config()
@@ -51,14 +51,14 @@ def write_run(config: RunConfig, steps: dict[int, tuple[int, str]], *, average: 
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
-    """Another run, with checkpoints of both phases."""
+    """Return another run, with checkpoints of both phases."""
     runs = tmp_path_factory.mktemp("other_runs")
     (runs / "tiny.yaml").write_text(TINY_YAML.format(runs=runs, data=tiny_data), encoding="utf-8")
     return write_run(read_run([str(runs / "tiny.yaml"), *SMALL, "name=other"]), LATER)
 
 
 class Place:
-    """A folder of runs, and what a start of one of them decides."""
+    """A folder of runs, and the decision about a start of one of them."""
 
     def __init__(self, tiny_run: TinyRun, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._words, self.runs = tiny_run, runs
@@ -72,7 +72,7 @@ class Place:
         return write_run(read_run(self._words(*SMALL, *overrides)), steps, average=average)
 
     def start(self, *overrides: str, fresh: bool = False) -> str:
-        """What a start decides, in a line."""
+        """Return the decision about a start, in a line."""
         session.train(read_run(self._words(*SMALL, *overrides)), fresh=fresh)
         return self._found
 
@@ -105,7 +105,7 @@ def empty_folder(place: Place) -> None:
 
 
 def never_saved(place: Place) -> None:
-    """It died before its first checkpoint."""
+    """The run died before its first checkpoint."""
     place.has(steps={})
 
 
@@ -138,12 +138,12 @@ def half_written(place: Place) -> None:
 
 
 def warm(place: Place) -> None:
-    """It began with weights of a run that is gone by now."""
+    """The run began with weights of a run that is gone by now."""
     place.has(f"weights.init_from={place.runs}/gone", steps=MIDDLE)
 
 
 def branched(place: Place) -> None:
-    """It began at the checkpoint of a run that is gone by now."""
+    """The run began at the checkpoint of a run that is gone by now."""
     place.has(f"start.checkpoint={place.runs}/gone", steps=MIDDLE)
 
 
@@ -199,7 +199,7 @@ def test_where_a_start_starts(
 def test_what_is_refused(
     place: Place, other: Path, there: Callable[[Place], None], overrides: list[str], kind: type[RunError], message: str
 ) -> None:
-    """And the run's folder stays as it was, so that the same name serves for the right start."""
+    """The run's folder is unchanged, so the corrected start can use the same name."""
     there(place)
     config = place.runs / "tiny/config.yaml"
     before = config.read_text() if config.exists() else None
@@ -220,7 +220,7 @@ def test_fresh_starts_from_scratch_whatever_is_there(place: Place, there: Callab
 
 
 def test_a_fresh_start_asks_again_for_what_a_first_start_begins_with(place: Place, other: Path) -> None:
-    """A checkpoint that is put aside must not count as one to go on from."""
+    """A checkpoint that is moved aside must not be resumed from."""
     place.has(steps=MIDDLE)
     assert place.start(f"weights.init_from={other}", fresh=True) == "scratch with the weights of other:9"
 

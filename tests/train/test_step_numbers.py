@@ -1,4 +1,4 @@
-"""Who reads the numbers of a step, and what they say."""
+"""The sums of a step over ranks, and their readers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ READERS = ("stability", "recorder", "checkpointing")
 
 
 def test_one_rank_that_asks_is_enough_and_nobody_is_not() -> None:
-    """Slurm may signal one machine only. Were it to wait for a second, the job would be killed without a checkpoint."""
+    """Slurm may signal one machine only. If the others' signals were needed, the job would be killed unsaved."""
     requests = [
         StepNumbers.of(MLM, [1.0], [1.0], 1.0, *given).requests for given in ((1.0, 0.0), (0.0, 1.0), (0.0, 0.0))
     ]
@@ -27,16 +27,16 @@ def test_one_rank_that_asks_is_enough_and_nobody_is_not() -> None:
 def test_means_and_norms_of_sums() -> None:
     numbers = StepNumbers.of(MLM, [30.0], [12.0], 9.0, 0.0, 0.0)
     assert (numbers.loss, numbers.grad_norm, numbers.predicted, numbers.finite) == (2.5, 3.0, 12, True)
-    assert StepNumbers.of(MLM, [0.0], [0.0], 0.0, 0.0, 0.0).loss == 0, "without one label"
+    assert StepNumbers.of(MLM, [0.0], [0.0], 0.0, 0.0, 0.0).loss == 0, "without a label"
 
 
 def test_a_loss_of_several_terms_is_of_their_means() -> None:
-    """Each term over its own count, once, with its weight; the guard and the metrics read the same."""
+    """Each term is divided by its count, once, and weighted; guard and metrics read the same value."""
     terms = {"mlm": 1.0, "nsp": 0.5}
     numbers = StepNumbers.of(terms, [30.0, 8.0], [12.0, 4.0], 9.0, 0.0, 0.0)
     assert numbers.losses == {"mlm": 2.5, "nsp": 2.0} and numbers.counts == {"mlm": 12, "nsp": 4}
     assert (numbers.loss, numbers.predicted) == (3.5, 12)
-    assert StepNumbers.of(terms, [30.0, 0.0], [12.0, 0.0], 9.0, 0.0, 0.0).loss == 2.5, "a term without one label"
+    assert StepNumbers.of(terms, [30.0, 0.0], [12.0, 0.0], 9.0, 0.0, 0.0).loss == 2.5, "a term without a label"
 
 
 @pytest.mark.parametrize("sums", [(math.nan, 1.0), (math.inf, 1.0), (1.0, math.nan), (1.0, math.inf)])

@@ -1,6 +1,6 @@
-"""Runs on several streams: recorded, validated, resumed, and never mixed otherwise than they began.
+"""Runs on several streams: recorded, validated, resumed, always with the same mixture.
 
-If this breaks, a mixture is trained that nobody can check afterwards, or that changes when a job is restarted.
+If this breaks, a mixture cannot be checked afterwards, or changes when a job is restarted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.data.make_shards import make_documents, make_shards
 
 @pytest.fixture(scope="module")
 def folders(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders of shards, a and b."""
+    """Write folders of shards, a and b."""
     folder = tmp_path_factory.mktemp("streams")
     for seed, (name, lengths) in enumerate({"a": [60] * 40, "b": [300, 500]}.items(), start=41):
         make_shards(folder / name, make_documents(tiny_data / "tokenizer", lengths, seed), tiny_data / "tokenizer")
@@ -35,7 +35,7 @@ def folders(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def words(tiny_run: TinyRun, folders: Path) -> TinyRun:
-    """tiny_run on a, and b, which the second phase reads four times as much of."""
+    """Return tiny_run on a and b; the second phase reads four times as much of b."""
 
     def mixed(*overrides: str) -> list[str]:
         return tiny_run(
@@ -55,14 +55,14 @@ def steps(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.runs
 def test_a_run_records_its_mixture(words: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whether a model was trained on what was asked for can be read from the record."""
+    """The record must show the mixture that was really trained on."""
     assert main(["train", *words("name=whole")]) == 0
     assert "tokens of text were waiting for a row and are not trained on" in capsys.readouterr().out
     whole = steps(tmp_path / "runs/whole")
     for phase, share in (("short", 0.8), ("long", 0.2)):
         mine = [entry["stream_tokens"] for entry in whole if entry["phase"] == phase]
         found = sum(entry["a"] for entry in mine) / sum(sum(entry.values()) for entry in mine)
-        assert abs(found - share) < 0.12  # some 5,000 tokens, of which the packer keeps a few hundred
+        assert abs(found - share) < 0.12  # some 5,000 tokens; a few hundred are still with the packer
     assert whole[0]["epochs"] == {"a": 0, "b": 0} and whole[-1]["epochs"]["b"] >= 2
     assert sum(entry["stream_documents"]["b"] for entry in whole) >= 4 and "epoch" not in whole[0]
 
@@ -71,7 +71,7 @@ def test_a_run_records_its_mixture(words: TinyRun, tmp_path: Path, capsys: pytes
 def test_a_stopped_mixture_goes_on_to_the_same_losses_and_never_over_another(
     words: TinyRun, folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From a checkpoint in each phase; a folder may move, but what is in it may not change."""
+    """From a checkpoint in each phase; a folder may move, but its contents must not change."""
     often = (
         "checkpoint.interval_steps=1",
         "checkpoint.keep=99",
@@ -96,7 +96,7 @@ def test_a_stopped_mixture_goes_on_to_the_same_losses_and_never_over_another(
 
 @pytest.mark.runs
 def test_what_may_change_between_the_starts_of_a_mixture(words: TinyRun, folders: Path, tmp_path: Path) -> None:
-    """A folder may move. Another share, another stream or one less would be another run."""
+    """A folder may move. Another share, an additional or a missing stream would be another run."""
     moved = tmp_path / "moved"
     moved.symlink_to(folders / "a")
     for number, allowed in enumerate(([], [], [f"data.streams.a.path={moved}"])):
@@ -137,7 +137,7 @@ def test_the_fingerprint_covers_every_stream(words: TinyRun, tiny_run: TinyRun, 
 
 @pytest.mark.runs
 def test_the_unigram_baseline_counts_streams_by_their_shares(words: TinyRun, tiny_run: TinyRun, folders: Path) -> None:
-    """Of 6,000 tokens 0.8 * 4,000 + 0.2 * 2,000 are asked of a. One folder counts as it always did."""
+    """Of 6,000 tokens 0.8 * 4,000 + 0.2 * 2,000 come from a. A single folder counts as before."""
     config = read_run(words())
     found = unigram_of(config.data, config.phases.values(), config.model.vocab_size, read_facts(config.data))
     counts = {name: np.load(folders / name / TOKEN_COUNTS) for name in "ab"}

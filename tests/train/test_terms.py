@@ -1,7 +1,7 @@
-"""A loss of several terms: each is divided once, by its count in the global batch, however that was cut.
+"""A loss of several terms: each is divided once, by its count in the global batch, however the batch is cut.
 
-If this breaks, memory or the number of GPUs decides how much a term weighs, and the loss that is printed is not the one
-whose gradient is followed.
+If this breaks, a term's weight depends on memory or the number of GPUs, and the printed loss does not match the
+gradient.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tests.conftest import TinyRun
 from tests.data.make_shards import make_documents, make_shards
 
 TERMS = {"mlm": 1.0, "sop": 0.5}
-# of each row what the two terms sum over: as many tokens here as there, pairs in some, and a row with neither
+# inputs of the two terms in each row: as many tokens as listed, pairs in some rows, and one empty row
 TOKENS = [[1.0, 2.0, 3.0], [4.0], [], [5.0, 6.0], [7.0, 8.0, 9.0, 10.0], [11.0]]
 PAIRS = [[1.0], [], [], [2.0, -4.0], [], [3.0]]
 
 
 class TwoTerms(nn.Module):
-    """Sums of a weight times what is in the rows; their gradients are the sums of the rows' numbers."""
+    """Sums of a weight times the rows' numbers; the gradients are the sums of these numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Step:
             self.loss += float(value.detach())
 
     def run(self) -> tuple[float, list[float]]:
-        """What this rank adds to the loss and to the gradient."""
+        """Return this rank's contributions to the loss and to the gradient."""
         plan = SimpleNamespace(objective=SimpleNamespace(terms=TERMS, compares=False))
         batch: Any = SimpleNamespace(plan=plan, microbatches=self.microbatches)
         gradients(self.model, batch, Compute(torch.device("cpu"), "fp32"), 0, 0, self.passed)
@@ -98,7 +98,7 @@ def test_each_term_is_divided_once_by_its_count_whatever_the_cut(cut: list[list[
 
 @pytest.mark.parametrize("ranks", [[[[0, 1, 2]], [[3, 4, 5]]], [[[0], [1]], [[2, 3], [4, 5]]], [[[2], [1]], CUTS[1]]])
 def test_ranks_make_the_same_step(monkeypatch: pytest.MonkeyPatch, ranks: list[list[list[int]]]) -> None:
-    """Wrappers average gradients over ranks; one rank may have nothing of a term, or of all of them."""
+    """Wrappers average gradients over ranks; a rank may lack a term, or all of them."""
     steps = [Step(cut) for cut in ranks]
     totals = torch.tensor(
         [[sum(part.counts[term] for part in step.microbatches) for term in TERMS] for step in steps]
@@ -117,14 +117,14 @@ def test_ranks_make_the_same_step(monkeypatch: pytest.MonkeyPatch, ranks: list[l
 
 
 def test_a_term_of_which_there_is_nothing_adds_nothing() -> None:
-    """0, with a gradient of 0: neither is divided by 0."""
+    """Loss and gradient are 0: neither is divided by 0."""
     loss, gradient = Step([[1], [4]]).run()
     assert loss == pytest.approx((4 + 7 + 8 + 9 + 10) / 5) and gradient[1] == 0.0
 
 
 @pytest.mark.runs
 def test_texts_too_short_for_pairs_train_their_masked_tokens(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """Batches without any pair: the order's loss is 0 and not 0/0, in training and on held-out text."""
+    """In batches without a pair the loss of the sentence order is 0 and not 0/0, in training and on held-out text."""
     file, *_ = tiny_run()
     run = yaml.safe_load(Path(file).read_text())
     for name, seed in (("train", 21), ("validation", 22)):
@@ -144,7 +144,7 @@ def test_texts_too_short_for_pairs_train_their_masked_tokens(tiny_run: TinyRun, 
 
 
 def test_terms_that_were_not_asked_for_do_not_count() -> None:
-    """What a module computes beside them, for its figures, is not trained."""
+    """Other values that a module computes, for its metrics, are not trained."""
     sums: dict[str, Any] = {"mlm": torch.tensor(6.0), "sop": torch.tensor(8.0), "other": torch.tensor(100.0)}
     assert float(weighted(sums, TERMS, {"mlm": 3.0, "sop": 4.0})) == 6 / 3 + 0.5 * 8 / 4
     assert float(weighted(sums, {"mlm": 1.0}, {"mlm": 3.0})) == 2.0

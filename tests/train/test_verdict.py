@@ -1,6 +1,6 @@
-"""What is judged of a step and what is done about it, case by case; whole runs of the same: train/test_stability.py.
+"""Verdicts on a step and the reactions, case by case; whole runs of the same: train/test_stability.py.
 
-A case that slips through ends weeks of training, or lets a broken update into every later checkpoint.
+A missed case ends weeks of training, or lets a broken update into every later checkpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LIVELY = [1.0, 3.0, 2.0, 2.0, 4.0, 0.0]  # median 2, deviation 1.4826; normal up
 
 
 def run_with(window: int = 4, *overrides: str) -> RunConfig:
-    """Phase short of 100 tokens, of which 20 warm up; long of 100 without."""
+    """Return a run with phase short of 100 tokens, 20 of warmup, and long of 100 without."""
     phase = "row_tokens: 8, batch_rows: 2, microbatch_tokens: 8"
     return load_run(
         [],
@@ -105,7 +105,7 @@ def test_when_the_configured_answer_cannot_be_given(
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints after steps 2, 5 and 8, of ten tokens each."""
+    """Write checkpoints after steps 2, 5 and 8, of ten tokens each."""
     folder = tmp_path_factory.mktemp("saved")
     for step in (2, 5, 8):
         write(folder, step)
@@ -121,8 +121,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param("non_finite", 0, 5, 2, id="not the one of the step itself"),
         pytest.param("non_finite", 3, 6, 5, id="only spikes are gone back from further"),
         pytest.param("spike", 0, 6, 5, id="a spike, as near as can be"),
-        pytest.param("spike", 2, 8, 5, id="a spike, exactly as far as asked"),
-        pytest.param("spike", 3, 8, 2, id="a spike, at least as far as asked"),
+        pytest.param("spike", 2, 8, 5, id="a spike, exactly as far as configured"),
+        pytest.param("spike", 3, 8, 2, id="a spike, at least as far as configured"),
         pytest.param("spike", 5, 8, 2, id="a spike, as far as the first"),
         pytest.param("spike", 6, 8, None, id="further than the first checkpoint"),
         pytest.param("spike", 100, 8, None, id="further than the run"),
@@ -133,7 +133,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_which_checkpoint_is_gone_back_to(
     saved: Path, fault: str, distance: int, step: int, target: int | None
 ) -> None:
-    """Another phase has other rows and rates: its weights are not those from which this one would have gone on."""
+    """Another phase has other rows and rates: this phase would not have continued from its weights."""
     config = run_with(4, f"stability.spike_roll_back_batches={distance}", "phases.short.tokens=85")
     found = find_target(
         config.stability, Clock.of(config), saved, fault=fault, step=step, tokens_before=10 * (step - 1)
@@ -167,7 +167,7 @@ def test_a_second_life_goes_back_to_the_same(saved: Path, name: str, tokens_befo
 
 @pytest.mark.runs
 def test_a_damaged_checkpoint_is_passed_over_and_only_damaged_ones_are_an_error(tmp_path: Path) -> None:
-    """Going back to nothing would be told as "there is no checkpoint", which is not what is wrong."""
+    """Otherwise the error would be "there is no checkpoint", which is wrong."""
     for step in (2, 5):
         write(tmp_path, step)
     (tmp_path / "step-00000005" / STATE).write_text("torn")

@@ -1,4 +1,4 @@
-"""What a training step waits for: each number that the host reads leaves a GPU idle until the host goes on."""
+"""Host syncs of a training step: while the host reads a number from a GPU, the GPU becomes idle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOST_READS = ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool_
 
 @contextmanager
 def noting_reads(patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Names of the modules that read a tensor's numbers, one for each time."""
+    """Collect the names of modules that read a tensor's numbers, one for each read."""
     found: list[str] = []
 
     def noted(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,8 +43,8 @@ def noting_reads(patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def test_a_step_waits_for_its_numbers_and_for_nothing_else(
     tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch, optimizer: str
 ) -> None:
-    """Of everything in a step of `train`, Composer's loop and the record included, one thing is waited for: what
-    must be known before the update. The norm of the update is copied behind it, see report/record.py."""
+    """In a whole step of `train`, Composer's loop and the record included, the host waits only for the numbers that the
+    update needs. The norm of the update is copied after it, see report/record.py."""
     from composer import Callback
 
     steps: list[Counter[str]] = []
@@ -52,7 +52,7 @@ def test_a_step_waits_for_its_numbers_and_for_nothing_else(
     with noting_reads(monkeypatch) as reads:
 
         class Steps(Callback):
-            """Runs after all others but the one that saves, which is not due."""
+            """Runs after all others except the checkpoint callback, which is not due."""
 
             def batch_end(self, state: Any, logger: Any) -> None:
                 steps.append(Counter(reads))
@@ -63,14 +63,14 @@ def test_a_step_waits_for_its_numbers_and_for_nothing_else(
         words = tiny_run(*short, "data.validation=null", "data.num_workers=0", f"optim.name={optimizer}")
         assert main(["train", *words]) == 0
     assert len(steps) > 3
-    on_host_anyway = ("sdpa", "optimizer")  # the kernel of CPUs, and AdamW's step counts
+    on_host_anyway = ("sdpa", "optimizer")  # the CPU's kernel, and AdamW's step counts
     expected = {"group": 1, "record": 1} if optimizer == "stable_adamw" else {"group": 1}  # sums_over_ranks
     for step in steps[1:]:
         assert {name: count for name, count in step.items() if name not in on_host_anyway} == expected
 
 
 def test_what_the_host_counts_goes_to_the_device_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy of its own accord waits for all that a GPU was asked for: the update of the step before, at each step."""
+    """A blocking copy waits for all pending work of a GPU: the previous step's update, in each step."""
     waits: list[bool] = []
     move = torch.Tensor.to
 
@@ -86,7 +86,7 @@ def test_what_the_host_counts_goes_to_the_device_without_a_wait(monkeypatch: pyt
 
 
 class Late(Reading):
-    """A number that a GPU has not come to yet when it is asked for."""
+    """A number that a GPU has not computed yet when it is requested."""
 
     waited = 0
 
@@ -102,8 +102,8 @@ class Late(Reading):
 def test_lines_that_are_written_a_step_later_are_the_same_record(
     tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU a step's line waits for the norm of its update. None may be lost, moved behind a validation or a
-    checkpoint that came after it, or carry the numbers of the step that was computed meanwhile."""
+    """On a GPU a step's line waits for the norm of its update. None may be lost, written after a later validation or
+    checkpoint, or contain numbers of the next step."""
 
     def record(name: str) -> list[dict[str, Any]]:
         assert main(["train", *tiny_run(f"name={name}", "phases.long=null", "checkpoint.interval_steps=4")]) == 0
@@ -112,7 +112,7 @@ def test_lines_that_are_written_a_step_later_are_the_same_record(
         return [
             {key: value for key, value in json.loads(line).items() if not any(word in key for word in timed)}
             for line in lines
-            if json.loads(line)["kind"] != "checkpoint"  # which comes when it is on the disk
+            if json.loads(line)["kind"] != "checkpoint"  # written when the checkpoint is on the disk
         ]
 
     expected = record("at-once")
