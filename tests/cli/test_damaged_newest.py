@@ -1,4 +1,4 @@
-"""Where the newest checkpoint of a run is damaged, each verb takes the newest that is whole, and says which and why.
+"""If the newest checkpoint of a run is damaged, each verb uses the newest whole one, and reports which and why.
 
 If this breaks, a flipped bit is published, or a run that can be evaluated looks lost.
 """
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.runs, pytest.mark.timeout(200)]
 
 @pytest.fixture(scope="module")
 def trained(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of some checkpoints, trained once for all tests here."""
+    """Return a run with some checkpoints, trained once for all tests here."""
     from tests.conftest import TINY_YAML
 
     folder = tmp_path_factory.mktemp("trained")
@@ -35,7 +35,7 @@ def trained(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(trained: Path, tmp_path: Path, tiny_run: TinyRun) -> Path:
-    """A copy of it whose newest checkpoint has one flipped bit."""
+    """Return a copy of it whose newest checkpoint has one flipped bit."""
     folder = tmp_path / "runs/tiny"
     shutil.copytree(trained, folder)
     weights = step_folders(folder / "checkpoints")[-1] / "model.safetensors"
@@ -68,7 +68,7 @@ def test_the_newest_that_is_whole_is_taken_and_said(verb: str, run: Path, capsys
     said = said_by(VERBS[verb](run), capsys)
     assert re.search(rf"warning: passed over a damaged checkpoint: {bad}/model\.safetensors: damaged; found ", said)
     assert good.name in said
-    if verb != "average --last":  # which names each
+    if verb != "average --last":  # it names each one
         assert f"taken instead: {good.name}, " in said and "the newest that is whole" in said
 
 

@@ -1,6 +1,6 @@
-"""Every place that a user names for a file or a folder, where it cannot be written: one line, code 74, nothing left.
+"""Every output path of a verb, on a disk that cannot be written: one line, code 74, no partial files.
 
-A full disk is met after hours of work; a traceback and the wrong code then send the user to look for a bug.
+A disk fills after hours of work; a traceback and the wrong code would then send the user to look for a bug.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from modernbert_train.__main__ import main
 from tests.conftest import TINY_YAML
 
-# verb -> its words; RUN: a trained run, OUT: the place
+# verb -> its words; RUN: a trained run, OUT: the output path
 WORDS: dict[str, str] = {
     "report": "report RUN --out OUT/page.html",
     "init from": "init from HERE/config.json --out OUT/mine.yaml",
@@ -32,7 +32,7 @@ WORDS: dict[str, str] = {
     "adopt": "adopt DATA/train --tokenizer DATA/tokenizer --out OUT/adopted",
     "pretrain": "pretrain HERE/texts --size tiny --yes --out OUT/all",
 }
-MAKES_FOLDERS = {  # the others want the folder of the file that they write
+MAKES_FOLDERS = {  # the other verbs need an existing folder for their file
     *("init", "average", "export", "finetune", "eval", "tokenizer", "prepare", "prepare of pairs", "adopt", "pretrain")
 }
 Typed = Callable[[str, Path], list[str]]
@@ -78,7 +78,7 @@ def typed(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Typed:
 
 @pytest.fixture(params=["full", "read-only"])
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """A disk of one page, which is taken; or one that cannot be written."""
+    """Mount a disk of one page that is full, or one that is read-only."""
     place = tmp_path / "disk"
     place.mkdir()
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "none", place], capture_output=True, check=False)

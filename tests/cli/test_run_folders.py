@@ -1,6 +1,6 @@
-"""The folder of a run that a command line names, wherever it lies now.
+"""A run's folder on the command line, after it was moved or copied.
 
-If this breaks, a copied run that is named trains, judges or publishes the run that it was copied from.
+If this breaks, a verb given a copied run trains, evaluates or publishes the original instead.
 """
 
 from __future__ import annotations

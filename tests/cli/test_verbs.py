@@ -1,7 +1,7 @@
-"""Verbs as a user types them, in a folder of their own, each in a process of its own.
+"""Verbs as a user types them, in an empty folder, each in a separate process.
 
-If this breaks, a script of an earlier version ends without a word on what to type instead, or a verb that has two uses
-takes one for the other.
+If this breaks, a script for an earlier version ends without naming the new command, or a verb with two uses confuses
+them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.runs
 
 @pytest.fixture
 def program(tmp_path: Path) -> Program:
-    """The installed command in tmp_path."""
+    """Return a function that runs the installed command in tmp_path."""
     start = "import sys; sys.argv[0] = 'modernbert-train'; from modernbert_train.__main__ import program; program()"
 
     def run(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -39,7 +39,7 @@ def program(tmp_path: Path) -> Program:
 
 
 def same(program: Program, old: list[object], new: list[object], code: int = 0) -> str:
-    """What both commands print; the old one has its answer on stderr besides."""
+    """Return the output of both commands, which must be equal; the old one also prints a notice on stderr."""
     first, second = program(*old, code=code), program(*new, code=code)
     answer, _, rest = first.stderr.partition("\n")
     assert answer.startswith(f"{old[0]}: now `{new[0]} ") and answer.endswith("; continuing")
@@ -71,7 +71,7 @@ def test_an_old_verb_with_other_words_is_refused_with_the_new_command(program: P
 
 
 def test_a_spec_of_pairs_is_prepared_as_pairs(program: Program, tmp_path: Path) -> None:
-    """By the file that `init` prints, with other paths; a mistake in it is answered with the keys of pairs."""
+    """With `init`'s example and other paths; a mistake in it is answered with the keys of pairs."""
     make_tokenizer(tmp_path / "tokenizer", make_texts(40))
     rows = [{"query": text[:40], "positive": text[40:90]} for text in make_texts(40)]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,4 +1,4 @@
-"""A small run, a second file laid over it, and the lines of the error that loading ends with."""
+"""A small run, a second file merged over it, and the lines of the error of loading."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Load = Callable[..., RunConfig]
 
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
-    """Load BASE, then a second file with the given text, then overrides."""
+    """Return a function that loads BASE, then a second file with the given text, then overrides."""
 
     def call(text: str = "", *overrides: str) -> RunConfig:
         base, extra = tmp_path / "base.yaml", tmp_path / "extra.yaml"
@@ -37,7 +37,7 @@ def load(tmp_path: Path) -> Load:
 
 @pytest.fixture
 def refused(load: Load, tmp_path: Path) -> Callable[..., list[str]]:
-    """The lines of the error that loading ends with, the folder of the files left out."""
+    """Return a function that returns the lines of the error of loading, without the folder of the files."""
 
     def call(text: str = "", *overrides: str) -> list[str]:
         with pytest.raises(ConfigError) as error:

@@ -1,4 +1,4 @@
-"""Configurations that are small to send and huge to read: each is refused, with the file, the limit and the remedy.
+"""Small configurations that would expand to huge ones: each is refused, with file, limit and remedy.
 
 If this breaks, a file from the internet hangs `check` on a login node, fills its memory, or ends in a traceback.
 """
@@ -56,7 +56,7 @@ def test_a_small_file_that_stands_for_a_huge_one_is_refused(tmp_path: Path, text
 
 @pytest.mark.parametrize("name", ["plain", "run folder", "sweep", "prepare", "init from", "include"])
 def test_every_way_in_has_the_bounds(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Run files, configurations saved with a run, sweeps, specifications of prepare, and files of other projects."""
+    """Run files, saved configurations, sweeps, specs of `prepare`, and files of other projects."""
     file = tmp_path / "config.yaml"
     file.write_text(LAUGHS)
     first = tmp_path / "first.yaml"
@@ -129,7 +129,7 @@ def test_files_that_include_one_another_without_end_are_refused(tmp_path: Path) 
 )
 @pytest.mark.parametrize("count", [10**9, 1 << 62])
 def test_a_count_beyond_any_use_is_refused_at_once(tmp_path: Path, key: str, words: str, count: int) -> None:
-    """One digit too many, or a stranger's file, and `check`, `plan` or `eval` build layers until the memory is full."""
+    """One digit too many, or an untrusted file: `check`, `plan` or `eval` would build layers until memory is full."""
     file = tmp_path / "run.yaml"
     file.write_text(BASE + "model: {name: modernbert}\n")
     with pytest.raises(ConfigError) as error:
@@ -141,7 +141,7 @@ def test_a_count_beyond_any_use_is_refused_at_once(tmp_path: Path, key: str, wor
     "name", ["modernbert", "bert", "distilbert", "albert", "xlnet", "deberta", "llama", "gemma", "neobert"]
 )
 def test_a_model_beyond_any_use_is_refused_where_no_rule_is_asked(tmp_path: Path, name: str) -> None:
-    """As of a checkpoint: verify, eval, export and plan make its shapes out of its config.yaml alone."""
+    """For a checkpoint: verify, eval, export and plan derive its shapes from its config.yaml only."""
     file = tmp_path / "config.yaml"
     file.write_text(BASE + f"model: {{name: {name}, num_layers: 1000000000}}\n")
     with pytest.raises(ConfigError, match=r"model.num_layers=1000000000: must be above 0 and at most 1,000"):
@@ -149,7 +149,7 @@ def test_a_model_beyond_any_use_is_refused_where_no_rule_is_asked(tmp_path: Path
 
 
 def test_every_count_has_a_bound(tmp_path: Path) -> None:
-    """What no field bounds is bounded by what numbers are exact: beyond it schedules and the page of a run are not."""
+    """Fields without a bound are limited to exact numbers: beyond these, schedules and a run's page are wrong."""
     file = tmp_path / "run.yaml"
     file.write_text(BASE)
     for key in ("phases.p.tokens", "checkpoint.interval_steps", "profile.skip", "eval.max_tokens", "checkpoint.keep"):

@@ -1,6 +1,6 @@
-"""The rules between fields: each is broken here alone, and each message names the keys and a value that works.
+"""The rules between fields: each is broken alone, and each message names the keys and a value that works.
 
-If one of these breaks, a run starts that cannot end well, and says so after hours or never.
+If one of these breaks, a run starts that cannot end well, and fails after hours or never.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from modernbert_train.errors import ConfigError
 from modernbert_train.objectives.maskings import MASKINGS
 
 ROOT = Path(__file__).parents[2]
-# a file with phases is a run; others hold a model, or tell data preparation what to read
+# a file with phases is a run; others contain a model, or a spec of data preparation
 YAMLS = sorted((ROOT / "yamls").rglob("*.yaml"))
 RUNS = [path for path in YAMLS if "\nphases:" in path.read_text(encoding="utf-8") and path.name != "common.yaml"]
 GOOD = """\
@@ -120,7 +120,7 @@ BROKEN = {
     "phases.one.objective={name: rtd}": "phases.one.objective.name=rtd: cannot follow objective.name=mlm in one run,",
     "evals.heldout={name: probe, train: a.csv}": "evals.heldout: this name is the held-out text's",
 }
-# overrides of a model that is BERT's -> how the only message starts
+# overrides of a BERT model -> beginning of the only message
 BERT = "model={name: bert}"
 BROKEN_BERT = {
     "compute={precision: bf16, residual_precision: bf16}": "compute.residual_precision=bf16 with model.name=bert: ",
@@ -133,7 +133,7 @@ BROKEN_BERT = {
     "model={position_offset: 1, activation: gelu_tanh}": "model.position_offset=1 with model.activation=gelu_tanh: "
     "positions that begin after the padding's are RoBERTa's",
 }
-# the same of ALBERT's
+# the same for ALBERT
 ALBERT = "model={name: albert}"
 BROKEN_ALBERT = {
     "model={sharing: none, groups: 2}": "model.sharing=none with model.groups=2 and model.group_layers=1: both say "
@@ -163,7 +163,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
 
 
 MIXED = ("data.train=null", "data.streams={web: {path: a}, books: {path: b}}")
-# overrides of MIXED -> how the only message starts
+# overrides of MIXED -> beginning of the only message
 BROKEN_STREAMS = {
     "data.streams.web.repeat=-1": "data.streams.web.repeat=-1.0: must be at least 0",
     "data.streams.web.tokens=-1": "data.streams.web.tokens=-1: must be at least 0",
@@ -205,7 +205,7 @@ def test_a_good_run_passes(load: Load) -> None:
 
 
 def test_weights_of_one_over_the_rate_want_a_masking_that_keeps_the_rate(load: Load) -> None:
-    """With whole words the weights of a text of 2 tokens came to 0.43 of them, of one of 5 to 0.77."""
+    """With whole words the weights of a text of 2 tokens summed to 0.43 of them, of one of 5 to 0.77."""
     for masking in ("exact", "bernoulli"):
         check(load(f"objective={{name: mlm, mask_weight: 1/rate, masking: {masking}}}"))
     (line,) = messages(load("objective={name: mlm, mask_weight: 1/rate, masking: ngram}"))
@@ -217,7 +217,7 @@ def test_every_masking_of_the_configuration_is_in_the_table() -> None:
 
 
 def test_words_of_a_segmenter_are_masked_by_ngram_alone(load: Load) -> None:
-    """Anything else would ignore them; pairs have none, and held-out text is masked exactly."""
+    """Other maskings would ignore them; pairs lack them, and held-out text is masked exactly."""
     for name in ("mlm", "sop"):
         config = load(f"objective={{name: {name}, masking: ngram, words: segmenter}}")
         check(config)
@@ -232,7 +232,7 @@ def test_words_of_a_segmenter_are_masked_by_ngram_alone(load: Load) -> None:
 
 
 def in_words(override: str) -> list[str]:
-    """One override, or several sections of one."""
+    """Format one override, or several sections of one, as words."""
     if not override.startswith("{"):
         return [override]
     return [f"{section}={value}" for section, value in yaml.safe_load(override).items()]
@@ -241,14 +241,14 @@ def in_words(override: str) -> list[str]:
 @pytest.mark.runs
 @pytest.mark.parametrize(("words", "override", "message"), CASES)
 def test_one_broken_rule_gives_one_message(load: Load, words: tuple[str, ...], override: str, message: str) -> None:
-    """Of a mixture too: a wrong share would train a model of other text than was asked for, and nothing would tell."""
+    """Also for a mixture: a wrong share would silently train on other text than configured."""
     (line,) = messages(load(*words, *in_words(override)))
     assert line.startswith(message)
 
 
 @pytest.mark.runs
 def test_a_generator_is_a_fraction_of_the_model(load: Load) -> None:
-    """In whole heads; of a ModernBERT it ends in a global layer, as the model does."""
+    """With whole heads; a ModernBERT's generator ends in a global layer, like the model."""
     for objective, sizes in {
         "{name: rtd}": (22, 4, 256, 384),
         "{name: rtd, generator_width: 0.25, generator_depth: 0.5}": (10, 3, 192, 288),
@@ -268,7 +268,7 @@ def test_a_generator_is_a_fraction_of_the_model(load: Load) -> None:
 
 
 def test_a_kernel_must_serve_the_order_of_every_phase(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is asked is a table, so that another kernel is one row of it."""
+    """Abilities of kernels are a table, so another kernel is one more row."""
     asked = ["compute={device: auto, attention: flash}", "objective={name: causal}"]
     check(load(*asked))
     monkeypatch.setitem(KERNEL_ORDERS, "flash", ("all",))
@@ -304,7 +304,7 @@ def test_a_llama_that_cannot_be_is_refused(load: Load, keys: str, message: str) 
 
 
 def test_distances_in_no_fixed_order_are_refused_where_bits_must_repeat(load: Load) -> None:
-    """Of flex, which sums gradients of distances atomically: a resumed run would differ in silence."""
+    """flex sums gradients of distances atomically: a resumed run would differ silently."""
     deberta, flex = "model={name: deberta}", "compute={device: auto, attention: flex"
     check(load(deberta, flex + "}", "phases.one.row_tokens=512", "phases.one.microbatch_tokens=2048"))
     words = messages(load(deberta, flex + ", deterministic: true}"))
@@ -313,7 +313,7 @@ def test_distances_in_no_fixed_order_are_refused_where_bits_must_repeat(load: Lo
 
 
 def test_heads_that_tiles_cannot_cut_are_refused(load: Load) -> None:
-    """A kernel of Triton takes powers of two; else the run would end in its first step, in Triton's words."""
+    """Triton kernels need powers of two; otherwise the run would fail in its first step, with Triton's error."""
     check(load("compute={device: auto, attention: tiles}"))
     (line,) = messages(load("compute={device: auto, attention: tiles}", "model.num_heads=4", "model.hidden_size=192"))
     assert line == (
@@ -324,7 +324,7 @@ def test_heads_that_tiles_cannot_cut_are_refused(load: Load) -> None:
 
 @pytest.mark.parametrize("key", ["attention", "global_attention"])
 def test_what_cudnn_cannot_compute_is_refused(load: Load, key: str) -> None:
-    """Before a GPU is asked for: wide heads have no backward pass there, and none adds in a fixed order."""
+    """Before a GPU is needed: it lacks a backward pass for wide heads, and a fixed order of summation."""
     check(load(f"compute={{device: auto, {key}: cudnn}}"))
     (line,) = messages(load(f"compute={{device: auto, {key}: cudnn}}", "model.num_heads=1", "model.hidden_size=192"))
     assert line == (
@@ -339,7 +339,7 @@ def test_what_cudnn_cannot_compute_is_refused(load: Load, key: str) -> None:
 @pytest.mark.parametrize("kernel", ["flash", "varlen", "flex", "sdpa", "cudnn"])
 @pytest.mark.parametrize("key", ["attention", "global_attention"])
 def test_permuted_orders_need_a_kernel_with_masks(load: Load, kernel: str, key: str) -> None:
-    """It must be known before a GPU is asked for."""
+    """The error must come before a GPU is needed."""
     run = load(f"compute={{device: auto, {key}: {kernel}}}", "objective={name: permutation}")
     if kernel in ("flex", "sdpa"):
         return check(run)
@@ -353,7 +353,7 @@ def test_permuted_orders_need_a_kernel_with_masks(load: Load, kernel: str, key: 
 @pytest.mark.runs
 @pytest.mark.parametrize("kernel", ["flash", "varlen", "flex"])
 def test_xlnet_needs_a_kernel_that_adds_to_scores(load: Load, kernel: str) -> None:
-    """Without what is added it would not know where a token stands."""
+    """Without this bias the model would not know positions."""
     xlnet = "model={name: xlnet, hidden_size: 64, num_heads: 1}"
     (line,) = messages(load(xlnet, f"compute={{device: auto, attention: {kernel}}}"))
     assert line == (
@@ -367,7 +367,7 @@ def test_xlnet_needs_a_kernel_that_adds_to_scores(load: Load, kernel: str) -> No
 
 
 def test_positions_of_a_deberta_reach_as_far_as_rows(load: Load) -> None:
-    """No weight depends on them, so a phase of longer rows may raise them."""
+    """They do not change any weight's shape, so a phase of longer rows may raise them."""
     deberta = "model={name: deberta, hidden_size: 64, num_heads: 1}"
     (line,) = messages(load(deberta, "phases.one={row_tokens: 1024, microbatch_tokens: 2048}"))
     assert line.startswith(
@@ -377,7 +377,7 @@ def test_positions_of_a_deberta_reach_as_far_as_rows(load: Load) -> None:
 
 
 def test_a_deberta_has_buckets_for_its_distances(load: Load) -> None:
-    """In every phase; those of version 1 are of one distance each, and are weights."""
+    """In every phase; version 1 has one bucket for each distance, and these are weights."""
     deberta = "model={name: deberta, hidden_size: 64, num_heads: 1"
     (line,) = messages(load(deberta + ", buckets: 512, max_distance: 200}"))
     assert line.startswith("model.max_distance=200 with model.buckets=512: the first 256 distances have a bucket each")
@@ -422,10 +422,10 @@ def test_mixtures_that_can_be_trained_pass(load: Load, overrides: list[str]) -> 
 
 @pytest.mark.runs
 def test_every_rule_is_broken_by_one_of_the_cases(load: Load) -> None:
-    """A rule without a case here could stop working unseen."""
+    """A rule without a case here could stop working unnoticed."""
     configs = [load(*words, *in_words(override)) for words, override, _ in CASES]
     broken = {rule for rule in RULES for config in configs if list(rule(config, 1))}
-    assert broken == set(RULES) - {kernels_and_orders, labelled}  # which have tests of their own, here and in evaluate/
+    assert broken == set(RULES) - {kernels_and_orders, labelled}  # tested separately, here and in evaluate/
 
 
 def test_every_broken_rule_is_told_at_once(load: Load) -> None:
@@ -435,7 +435,7 @@ def test_every_broken_rule_is_told_at_once(load: Load) -> None:
 
 
 def test_groups_that_share_the_weights_divide_the_ranks(load: Load) -> None:
-    """And where the number of ranks is not known yet, as in `check` on a login node, nothing is said of it."""
+    """If the number of ranks is unknown, as in `check` on a login node, there is no message."""
     config = load("distributed={strategy: hsdp, shard_ranks: 2}", "phases.one={batch_rows: 6, batch_warmup: null}")
     for num_ranks in (1, 2, 6):
         check(config, num_ranks)
@@ -464,7 +464,7 @@ def test_an_evaluation_interval_needs_held_out_shards(load: Load) -> None:
 
 
 def test_a_vocabulary_of_any_size_is_taken_and_a_faster_one_advised(load: Load) -> None:
-    """BERT's 30,522 or GPT-2's 50,257 entries must not keep anybody from going on with a published model."""
+    """BERT's 30,522 or GPT-2's 50,257 entries must not prevent continuing a published model."""
     config = load("model.vocab_size=50_257")
     check(config)
     (line,) = [line for line in describe(config).splitlines() if line.startswith("advice: ")]

@@ -1,4 +1,4 @@
-"""`init`: a file to begin with must be whole, say what its keys mean, and train what the recipe trains."""
+"""`init`: a starting file must be complete, explain its keys, and train the same as the recipe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INCLUDING = [file for file in sorted(YAMLS.rglob("*.yaml")) if f"\n{INCLUDE}:" i
 @pytest.mark.runs
 @pytest.mark.parametrize("file", INCLUDING, ids=lambda file: str(file.relative_to(YAMLS)))
 def test_one_file_says_what_several_said(file: Path, tmp_path: Path) -> None:
-    """Whoever installed a wheel has no checkout whose files a recipe could include."""
+    """A user of a wheel lacks the checkout whose files a recipe could include."""
     one = tmp_path / "one.yaml"
     one.write_text(starting_point(file))
     errors: list[str] = []
@@ -47,7 +47,7 @@ def test_braces_become_lines_where_two_files_say_something_of_a_section(tmp_path
 
 
 def test_what_cannot_be_put_together_as_text_is_written_without_comments(tmp_path: Path) -> None:
-    """Keys in quotes: wrong values would be worse than no comments."""
+    """For quoted keys: wrong values would be worse than missing comments."""
     (tmp_path / "base.yaml").write_text("model: # which\n  'width': 8\n")
     (tmp_path / "mine.yaml").write_text("# mine\ninclude: base.yaml\nmodel:\n  depth: 2 # deep\n")
     assert starting_point(tmp_path / "mine.yaml") == "# mine\n\nmodel:\n  width: 8\n  depth: 2\n"

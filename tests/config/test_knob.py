@@ -1,4 +1,4 @@
-"""The facts of a key stand beside it. If this breaks, a senseless value trains, or a restart is refused for nothing."""
+"""The properties of a key are declared with it. If this breaks, a senseless value trains, or a restart is refused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_values_inside_and_absent_ones_are_no_mistake() -> None:
 
 
 def test_every_value_is_reached_with_its_dotted_key() -> None:
-    """In sections, in optional ones and in those that stand under names of the user's choice."""
+    """In sections, in optional ones and in sections with names chosen by the user."""
     found = {key: value for key, value, _ in knobs(Whole(part=Part(), parts={"a": Part(share=0.1)}))}
     assert found == {
         "part.share": 0.5, "part.pair": (0.1, 0.2), "parts.a.share": 0.1, "parts.a.pair": (0.1, 0.2), "folder": "a",
@@ -60,7 +60,7 @@ def test_a_fact_of_a_section_holds_within_it() -> None:
 
 
 def test_what_may_change_is_what_trains_nothing_else() -> None:
-    """The list that was kept by hand before, in samples."""
+    """Samples of the list that used to be kept by hand."""
     changeable = (
         "name",
         "compute.attention",
@@ -80,7 +80,7 @@ def test_what_may_change_is_what_trains_nothing_else() -> None:
 
 @pytest.mark.parametrize(("section", "base"), [("model", ModelConfig), ("optim", OptimConfig)])
 def test_a_variant_keeps_the_bounds_of_the_keys_that_all_have(section: str, base: type) -> None:
-    """A variant writes a key again to give it a default; without its bounds a rate of -1 would train."""
+    """A variant redeclares a key to change its default; without its bounds a rate of -1 would train."""
     common = {key: facts for key, _, facts in knobs(base())}
     for schema in VARIANTS[section].values():
         own = {key: facts for key, _, facts in knobs(schema())}

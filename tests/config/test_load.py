@@ -1,4 +1,4 @@
-"""Loading a configuration: every mistake is told at once, with its key, place and remedy, and nothing is guessed.
+"""Loading a configuration: all mistakes are reported at once, with key, place and remedy, and no value is guessed.
 
 If this breaks, a typo trains for days with a default, or a user fixes mistakes one start at a time.
 """
@@ -52,7 +52,7 @@ def test_mistakes_of_every_kind_and_place_are_told_together(refused: Callable[..
         "seed: 1\nseed: 2\nmodel: {num_headz: 4}\noptim: {lr: fast}\n", "compute.device=gpu", "eval.x.y=1", "nonsense"
     )
     assert [line.split(" ")[0] for line in lines] == [
-        "seed",  # given twice
+        "seed",  # duplicate
         "'nonsense':",
         "optim.lr='fast'",
         "model.num_headz",
@@ -229,7 +229,7 @@ def test_the_name_of_a_variant_chooses_its_defaults_once_everything_is_merged(lo
 def test_an_unknown_or_unfit_plugin_of_composer_is_refused_without_composer(
     refused: Callable[..., list[str]], text: str, message: str
 ) -> None:
-    """A misspelt monitor must not be found out after a week without its figures."""
+    """A misspelt monitor must not be noticed after a week without its metrics."""
     (line,) = refused(text)
     assert line.startswith(message)
 
@@ -287,7 +287,7 @@ def test_no_secret_of_the_environment_reaches_the_configuration(
     ],
 )
 def test_a_secret_below_a_key_is_refused_however_deep(refused: Callable[..., list[str]], override: str) -> None:
-    """It would stand in config.yaml, in every checkpoint and in the report, which are copied and published."""
+    """It would be in config.yaml, in every checkpoint and in the report, which are copied and published."""
     (line,) = refused("", override)
     assert "hunter2" not in line and line.startswith("loggers.wandb") and "init_kwargs" in line
     assert "holds what looks like a key" in line
@@ -342,7 +342,7 @@ def test_differences_name_keys_with_both_values(load: Load) -> None:
 
 
 def test_included_files_come_first_and_the_file_itself_wins(tmp_path: Path) -> None:
-    """A recipe's phases are written once: alone they are runs, included in order they are one."""
+    """A recipe's phases are written once: each file is a run, and included in order they are one."""
     (tmp_path / "parts").mkdir()
     (tmp_path / "common.yaml").write_text(BASE, encoding="utf-8")
     (tmp_path / "parts/one.yaml").write_text("include: ../common.yaml\nname: one\noptim: {lr: 2.0e-3}\n")
@@ -351,7 +351,7 @@ def test_included_files_come_first_and_the_file_itself_wins(tmp_path: Path) -> N
     assert load_run([tmp_path / "parts/one.yaml"]).optim.lr == 2e-3
     everything = load_run([tmp_path / "all.yaml"], ["seed=3"])
     assert (everything.name, everything.seed, everything.phases["decay"].tokens) == ("all", 3, 7_000)
-    assert everything.optim.lr == 2e-3, "common.yaml counts once, at its first place, and undoes nothing later"
+    assert everything.optim.lr == 2e-3, "common.yaml is merged once, at its first place, and undoes no later value"
 
 
 def test_a_bad_include_is_told_with_its_place(tmp_path: Path) -> None:
@@ -368,7 +368,7 @@ def test_a_bad_include_is_told_with_its_place(tmp_path: Path) -> None:
 
 
 def test_words_of_other_frameworks_are_answered_with_ours(load: Load) -> None:
-    """Whoever comes from another trainer writes its words first; a list of thirty keys would be no answer."""
+    """Users of another trainer write its keys first; a list of thirty keys would not help."""
     for key, said in (
         ("optim.learning_rate", "Here it is optim.lr."),
         ("batch_size", "Here it is phases.NAME.batch_rows, in packed rows of the global batch."),
@@ -384,9 +384,9 @@ def test_words_of_other_frameworks_are_answered_with_ours(load: Load) -> None:
 
 
 def test_every_key_that_is_answered_with_exists() -> None:
-    """An answer that names a key which is gone sends its reader in a circle."""
+    """An answer that names a removed key would send its reader in a circle."""
     sections = {field.name: type(getattr(RunConfig(), field.name)) for field in fields(RunConfig)}
-    sections["optim"] = AdamWConfig  # of optimizers the one with all keys that others have too
+    sections["optim"] = AdamWConfig  # the optimizer with all keys that others share
     for word in SYNONYMS.values():
         for key in re.findall(r"\b[a-z_]+\.[a-zA-Z_.]+[a-z]\b", word.replace("docs/stability.md", "")):
             section, *rest = key.split(".")

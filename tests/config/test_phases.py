@@ -1,5 +1,5 @@
-"""A phase overrides the run in the run's own keys. If this breaks, a phase trains with values that nobody wrote, or a
-file of an earlier version is read as if half of it were not there."""
+"""A phase overrides the run with the run's own keys. If this breaks, a phase trains with values that the user did not
+write, or a file of an earlier version is read incompletely."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def test_the_run_is_in_each_phase_what_the_phase_says(load: Load) -> None:
     assert (last.modernbert.global_rope_theta, last.modernbert.local_rope_theta) == (160_000.0, 5_000.0)
     assert (last.objective.mask_rate, last.optim.weight_decay) == (0.1, 0.0)
     assert last.modernbert.num_layers == config.modernbert.num_layers and last.optim.lr == config.optim.lr
-    assert last.in_phase["decay"] == last, "asked twice it is the same"
+    assert last.in_phase["decay"] == last, "a second lookup gives the same"
 
 
 def test_the_clock_says_which_phase_is_now(load: Load) -> None:
-    """Up to the first token of a phase the one before it holds; past the end the last."""
+    """Before the first token of a phase the previous one applies; past the end the last."""
     config = load(OWN)
     found = [
         config.in_phase[Clock.of(config).at(tokens).name].modernbert.global_rope_theta
@@ -38,7 +38,7 @@ def test_the_clock_says_which_phase_is_now(load: Load) -> None:
 
 
 def test_a_phase_takes_values_as_the_run_does(load: Load) -> None:
-    """Later files win, null takes a change back, references are resolved, whole numbers become what the key is."""
+    """Later files win, null reverts a change, references are resolved, whole numbers take the key's type."""
     config = load(OWN, "phases.decay.model.global_rope_theta=null", "phases.stable.optim.weight_decay=${optim.eps}")
     assert config.in_phase["decay"].model == config.model and config.in_phase["decay"].objective.mask_rate == 0.1
     assert config.in_phase["stable"].optim.weight_decay == 1e-6
@@ -103,7 +103,7 @@ def test_an_old_key_is_answered_with_the_new_one(refused: Callable[..., list[str
 def test_a_key_that_was_removed_is_answered_with_what_replaces_it(
     load: Load, refused: Callable[..., list[str]], tmp_path: Path, key: str, answer: str
 ) -> None:
-    """But what a run has saved still loads: it was written by a version that had the key."""
+    """A saved run still loads: it was written by a version that had the key."""
     assert refused("", f"{key}=1") == [f"{key} (command line): {answer}"]
     section, name = key.split(".")
     (line,) = refused(f"{section}: {{{name}: none}}")

@@ -1,10 +1,10 @@
-"""In place of launch/run.py: a run of ten steps of 100 tokens that stops, resumes and records like a real one.
+"""Stands in for launch/run.py: a run of ten steps of 100 tokens that stops, resumes and records like a real one.
 
     python fake_run.py TRIAL.yaml
 
-Its figure is a function of optim.lr. `fake.txt` beside the sweep's folder says, line by line, what to play instead:
-`SLOT exit CODE`, `SLOT diverge`, `SLOT silent`, `SLOT slow`. `log.txt` there is told of every start, step and end, and
-of every meeting of two processes in one folder.
+Its figure is a function of optim.lr. `fake.txt` in the parent folder of the sweep changes its behaviour, line by line:
+`SLOT exit CODE`, `SLOT diverge`, `SLOT silent`, `SLOT slow`. `log.txt` there gets a line for every start, step and end,
+and for every time that two processes use one folder.
 """
 
 from __future__ import annotations

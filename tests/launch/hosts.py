@@ -1,4 +1,4 @@
-"""Several hosts on one machine: network namespaces, each with a host name and some files of its own."""
+"""Several hosts on one machine: network namespaces, each with a host name and some separate files."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ON_HOST = str(Path(__file__).with_name("on_host.py"))
 
 
 class Host:
-    """One of them.
+    """A host.
 
     Attributes:
-        name: what `hostname` says on it.
-        address: by which the others reach it.
+        name: its `hostname`.
+        address: its address for the others.
     """
 
     def __init__(self, name: str, address: str, namespace: str, folder: Path) -> None:
@@ -33,7 +33,7 @@ class Host:
         (self._folder / "boot_id").write_text(f"{uuid.uuid4()}\n")
 
     def start(self, command: list[str], output: IO[str], **environment: str) -> subprocess.Popen[str]:
-        """Start `python SCRIPT ...` on this host; the Popen's id is that of the script's process."""
+        """Start `python SCRIPT ...` on this host; the Popen's id is the script's process id."""
         return warm.Popen(
             [command[0], ON_HOST, self.namespace, self.name, str(self._folder), *command[1:]],
             env=os.environ | environment,
@@ -43,22 +43,22 @@ class Host:
         )
 
     def cut(self) -> None:
-        """Pull the cable: nothing is refused or closed, it only never arrives."""
+        """Pull the cable: packets are lost, and no connection is refused or closed."""
         _ip("-n", self.namespace, "link", "set", "cable", "down")
 
     def lose_packets_to(self, other: Host) -> None:
-        """Send to a machine that is not there what is meant for another; the way back stays as it is."""
+        """Route packets for another host to a machine that does not exist; the way back still works."""
         wrong = ("lladdr", "02:00:00:00:00:99", "dev", "cable", "nud", "permanent")
         _ip("-n", self.namespace, "neigh", "replace", other.address, *wrong)
 
     def write_etc_hosts(self, addresses: dict[str, str]) -> None:
-        """Let names stand for addresses, for what is started on this host from now on."""
+        """Map names to addresses for processes that are started on this host from now on."""
         lines = [f"{address} {name}\n" for name, address in {"localhost": "127.0.0.1", **addresses}.items()]
         (self._folder / "hosts").write_text("".join(lines))
 
 
 def missing() -> str | None:
-    """Why there can be no such hosts here, or None."""
+    """Return the reason why such hosts are impossible here, or None."""
     if shutil.which("ip") is None or shutil.which("unshare") is None:
         return "no `ip` or `unshare` here"
     name = f"mt-probe-{os.getpid()}"
@@ -73,7 +73,7 @@ def missing() -> str | None:
 
 @contextmanager
 def two_hosts(network: str = "10.77.0") -> Iterator[tuple[Host, Host]]:
-    """Make two with a cable between them; take them away afterwards with every process that is left on them."""
+    """Create two hosts connected by a cable; afterwards remove them and kill their processes."""
     with _hosts(2, network) as (first, second):
         ends = ("netns", first.namespace), ("netns", second.namespace)
         _ip("link", "add", "cable", *ends[0], "type", "veth", "peer", "name", "cable", *ends[1])
@@ -83,7 +83,7 @@ def two_hosts(network: str = "10.77.0") -> Iterator[tuple[Host, Host]]:
 
 @contextmanager
 def three_hosts() -> Iterator[tuple[Host, Host, Host]]:
-    """Make three with a cable each to a switch, which is a bridge in a fourth namespace."""
+    """Create three hosts, each connected to a switch, which is a bridge in a fourth namespace."""
     switch = f"mt-{os.getpid()}-switch"
     _ip("netns", "add", switch)
     try:
@@ -102,12 +102,12 @@ def three_hosts() -> Iterator[tuple[Host, Host, Host]]:
 
 @contextmanager
 def hosts_with_a_hub() -> Iterator[tuple[Hub, tuple[Host, Host]]]:
-    """Make two that meet through a hub, which can lose packets."""
+    """Create two hosts connected by a hub, which can lose packets."""
     hub = Hub()
     try:
         with _hosts(2, "10.77.0") as (first, second):
             for host in (first, second):
-                device = f"mt{host.name[-1]}{os.getpid()}"  # for a moment among this machine's own
+                device = f"mt{host.name[-1]}{os.getpid()}"  # briefly among this machine's devices
                 hub.device(device, host.address)
                 _ip("link", "set", device, "netns", host.namespace)
                 _ip("-n", host.namespace, "link", "set", device, "name", "cable")
@@ -120,7 +120,7 @@ def hosts_with_a_hub() -> Iterator[tuple[Hub, tuple[Host, Host]]]:
 
 @contextmanager
 def _hosts(count: int, network: str) -> Iterator[list[Host]]:
-    """Make namespaces without any connection, and take them away."""
+    """Create namespaces without any connection, and remove them afterwards."""
     letters = "abc"[:count]
     names = [f"mt-{os.getpid()}-{letter}" for letter in letters]
     with tempfile.TemporaryDirectory() as folder:

@@ -14,22 +14,22 @@ _TCP = 6
 
 
 class Hub:
-    """Devices that hosts are given, one each, and a thread that carries IPv4 packets between them.
+    """Network devices for hosts, one each, and a thread that forwards IPv4 packets between them.
 
     Attributes:
-        loss: share of the packets that never arrive.
-        port: if given, TCP packets that neither come from it nor go to it never arrive.
+        loss: share of the packets that are lost.
+        port: if given, TCP packets from and to other ports are lost.
     """
 
     def __init__(self) -> None:
         self.loss, self.port = 0.0, 0
-        self._devices: dict[bytes, int] = {}  # by the address of the host that has it
+        self._devices: dict[bytes, int] = {}  # address of the host -> device
         self._random = random.Random(1)
         self._end, self._ends = os.pipe()
         self._thread = threading.Thread(target=self._carry, daemon=True)
 
     def device(self, name: str, address: str) -> None:
-        """Make a device, in the network namespace of this process; it stays the hub's wherever it is moved."""
+        """Create a device in this process's network namespace; the hub keeps it when it is moved to another."""
         handle = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
         fcntl.ioctl(handle, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _TUN | _NO_HEADER))
         self._devices[bytes(map(int, address.split(".")))] = handle
@@ -53,7 +53,7 @@ class Hub:
                     to = self._devices.get(packet[16:20])
                     if to is not None and not self._is_lost(packet):
                         os.write(to, packet)
-                except OSError:  # one of the hosts is being taken away, or its queue is full
+                except OSError:  # a host is being removed, or its queue is full
                     continue
 
     def _is_lost(self, packet: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Launched runs for tests: start one, wait until it trains, look at its processes and its record."""
+"""Launched runs for tests: start one, wait until it trains, inspect its processes and its record."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ SHORT = (
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's, without what a launcher around the tests may have set, and one thread."""
+    """Return this process's environment without variables of a surrounding launcher, and with one thread."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "PET_"))}
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | more
 
 
 class Job:
-    """A launcher, warm, with its output in a file, so that nobody waits for a pipe.
+    """A launcher forked from the warm server; its output goes to a file, so that it never blocks on a pipe.
 
     Attributes:
-        folder: of the run.
+        folder: the run's folder.
     """
 
     def __init__(self, command: Sequence[str], folder: Path, log: Path) -> None:
@@ -51,7 +51,7 @@ class Job:
         return children(self.process.pid)
 
     def end(self, seconds: float = 100) -> tuple[int, str]:
-        """Exit code and output."""
+        """Wait for the end; return exit code and output."""
         try:
             code = self.process.wait(seconds)
         finally:
@@ -63,16 +63,16 @@ class Job:
 
 
 def wait_for_steps(folder: Path, steps: int, processes: Sequence[subprocess.Popen[Any]], seconds: float = 150) -> None:
-    """Until the run has recorded so many steps; fails if it ends before."""
+    """Wait until the run has recorded this many steps; fail if it ends before."""
     deadline = time.monotonic() + seconds
     while len(losses(folder)) < steps:
         assert all(process.poll() is None for process in processes), "the run ended before"
-        assert time.monotonic() < deadline, "the run does not come on"
+        assert time.monotonic() < deadline, "the run makes no progress"
         time.sleep(0.05)
 
 
 def losses(folder: Path) -> list[float]:
-    """Of each step on record."""
+    """Return the losses of all recorded steps."""
     file = folder / "metrics.jsonl"
     entries = [json.loads(line) for line in file.read_text().split("\n")[:-1]] if file.exists() else []
     return [entry["loss"] for entry in entries if entry["kind"] == "step"]
@@ -91,7 +91,7 @@ def children(pid: int) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs or is stopped; one that only waits for its parent to ask for its exit code does not."""
+    """Return True if a process runs or is stopped; False for a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -1,4 +1,4 @@
-"""Programs that are signalled at a moment of their start, and what then becomes of them."""
+"""Programs that are signalled at a given time of their start, and how they end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class Ended(NamedTuple):
-    """How a process ended: its exit code, what it wrote to standard error, whether the signal came before."""
+    """End of a process: its exit code, its standard error, and whether the signal came before the end."""
 
     code: int
     errors: str
@@ -27,20 +27,20 @@ class Ended(NamedTuple):
 
 
 def begin(command: Sequence[str], folder: Path, **more: str) -> subprocess.Popen[str]:
-    """Start a program and return once it has taken SIGTERM over, in the first lines of its main."""
+    """Start a program and return once it handles SIGTERM, in the first lines of its main."""
     with (folder / "errors").open("w") as errors:
         process = subprocess.Popen(
             list(command), env=environment(**more), stdout=subprocess.DEVNULL, stderr=errors, cwd=folder, text=True
         )
     deadline = time.monotonic() + 60
     while process.poll() is None and not catches(process.pid, signal.SIGTERM):
-        assert time.monotonic() < deadline, f"SIGTERM has not been taken over: {command}"
+        assert time.monotonic() < deadline, f"SIGTERM is not handled yet: {command}"
         time.sleep(0.001)
     return process
 
 
 def catches(pid: int, number: signal.Signals) -> bool:
-    """Whether a process has a handler for a signal."""
+    """Return True if a process has a handler for a signal."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -51,7 +51,7 @@ def catches(pid: int, number: signal.Signals) -> bool:
 def stop_after(
     command: Sequence[str], folder: Path, seconds: float, number: signal.Signals, there: Path | None = None
 ) -> Ended:
-    """Signal a program so long after it began, or after something is there, and wait for its end."""
+    """Signal a program this long after its start, or after a file exists, and wait for its end."""
     process = begin(command, folder)
     try:
         while there is not None and not there.exists() and process.poll() is None:
@@ -70,7 +70,7 @@ def stop_after(
 
 
 def lifetime(command: Sequence[str], folder: Path) -> float:
-    """Seconds from the first lines of a program's main to its end; it must succeed."""
+    """Return the seconds from the first lines of a program's main to its end; it must succeed."""
     process = begin(command, folder)
     began = time.monotonic()
     assert process.wait(400) == 0, (folder / "errors").read_text()

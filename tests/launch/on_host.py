@@ -1,8 +1,8 @@
 """Run a script on a host of the tests: `python on_host.py NAMESPACE NAME FOLDER SCRIPT ARGUMENTS...`.
 
-The process enters the network namespace NAMESPACE and gets the host name NAME. Each file of FOLDER takes the place of
-one of the machine's: `hosts` of /etc/hosts, `boot_id` of the number of this start of Linux. Two hosts of the tests see
-each other's processes, and the second keeps one from looking there, as it could not on a machine of its own.
+The process enters the network namespace NAMESPACE and gets the host name NAME. Each file of FOLDER replaces one of the
+machine's: `hosts` replaces /etc/hosts, `boot_id` the id of the current boot. Two hosts of the tests can see each
+other's processes, unlike real machines; another boot id keeps a program from looking them up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NEW_NETWORK, _NEW_MOUNTS, _NEW_NAMES = 0x40000000, 0x00020000, 0x04000000  # CL
 
 
 def enter(namespace: str, name: str, folder: str) -> None:
-    """Take this process, which must have a single thread, onto a host."""
+    """Move this process, which must have a single thread, to a host."""
     library = ctypes.CDLL(None, use_errno=True)
     handle = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
     encoded = name.encode()

@@ -1,4 +1,4 @@
-"""A Slurm of one machine, from its own daemons in a folder of its own; needs slurmctld, slurmd, munged and root."""
+"""A Slurm of one machine, from separate daemons in a folder; needs slurmctld, slurmd, munged and root."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def missing() -> str | None:
-    """Why there can be no Slurm here, or None."""
+    """Return the reason why Slurm is impossible here, or None."""
     absent = [name for name in PROGRAMS if shutil.which(name) is None]
     if absent:
         return f"no {', '.join(absent)} here (Debian packages slurmctld, slurmd, slurm-client, munge)"
@@ -55,7 +55,7 @@ def missing() -> str | None:
 
 @contextmanager
 def slurm(folder: Path) -> Iterator[dict[str, str]]:
-    """Run it; yields the environment in which sbatch and the others find it."""
+    """Run it; yield the environment in which sbatch and the others find it."""
     for name in ("state", "spool"):
         (folder / name).mkdir()
     key = folder / "munge.key"

@@ -1,4 +1,4 @@
-"""Sweeps of the fake run (fake_run.py), made in a test's folder."""
+"""Sweeps of the fake run (fake_run.py), created in a test's folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPACE = "{optim.lr: {low: 1e-4, high: 1e-2, log: true}}"
 
 
 def spec(run: Sequence[str], folder: Path, *overrides: str, space: str = SPACE) -> SweepConfig:
-    """A sweep over the run of `tiny_run()`, in folder/home/sweep."""
+    """Return a sweep over the run of `tiny_run()`, in folder/home/sweep."""
     text = (
         f"name: sweep\nruns_folder: {folder}/home\nrun: [{run[0]}]\nsampler: random\ntrials: 3\nheartbeat_seconds: 1\n"
     )
@@ -29,7 +29,7 @@ def spec(run: Sequence[str], folder: Path, *overrides: str, space: str = SPACE) 
 
 
 def run_fake(sweep: SweepConfig, *plays: str) -> dict[int, list[Any]]:
-    """Work on a sweep of the fake run until it is over; returns the attempts at each trial."""
+    """Run a sweep of the fake run to its end; return the attempts at each trial."""
     space = make_space(sweep)
     Path(sweep.runs_folder, "fake.txt").write_text("\n".join(plays))
     Worker(space, FAKE, sweep.workers).run()
@@ -41,6 +41,6 @@ def attempts(space: Space) -> dict[int, list[Any]]:
 
 
 def log(sweep: SweepConfig, kind: str) -> list[str]:
-    """What the fake runs have told of one kind of event, in order."""
+    """Return the logged events of one kind of the fake runs, in order."""
     lines = Path(sweep.runs_folder, "log.txt").read_text().splitlines()
     return [line.removeprefix(f"{kind} ") for line in lines if line.startswith(f"{kind} ")]

@@ -1,4 +1,4 @@
-"""A machine that cannot train says so before it starts, by name: else it is out of memory in its first step, again."""
+"""A machine that cannot train is named before the start: otherwise it runs out of memory in its first step, again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UPTIME = float(Path("/proc/uptime").read_text().split()[0])
 
 
 def machine(used: int = 4, xid: int = 0, ago: float = 60, by: str = "") -> Callable[..., str]:
-    """What nvidia-smi and dmesg say on a machine of two GPUs, of which the second one has something."""
+    """Return a stand-in for nvidia-smi and dmesg on a machine of two GPUs, whose second one has a fault."""
 
     def ask(*command: str) -> str:
         if command[0] == "dmesg":
@@ -37,11 +37,11 @@ def machine(used: int = 4, xid: int = 0, ago: float = 60, by: str = "") -> Calla
 
 
 def test_a_healthy_machine_starts() -> None:
-    """The MMU fault was of a program; a desktop, a notebook or a small run may hold some memory."""
+    """A program's MMU fault is harmless; a desktop, a notebook or a small run may use some memory."""
     refuse_sick_gpus(None, machine(used=6000), wait=0)
     refuse_sick_gpus(
         None, lambda *command: "", wait=0
-    )  # no nvidia-smi, and the kernel's messages are not for everybody
+    )  # without nvidia-smi, and without permission to read the kernel's messages
 
 
 @pytest.mark.parametrize("visible", [None, "0,1", "GPU-bb"])
@@ -59,7 +59,7 @@ def test_a_gpu_that_has_to_be_reset_is_told(xid: int) -> None:
 
 @pytest.mark.parametrize("fallen", [0, 1])
 def test_gpus_that_differ_in_their_pci_domain_alone_are_told_apart(fallen: int) -> None:
-    """As those of a GB200, all of which are bus 01 of a domain of their own."""
+    """A GB200's GPUs are all bus 01, each of a different domain."""
     line = f"[{UPTIME - 60:12.6f}] NVRM: Xid (PCI:000{8 + fallen}:01:00): 79, GPU has fallen off the bus.\n"
     gpus = "0, GPU-aa, 00000008:01:00.0, 4, 81559\n1, GPU-bb, 00000009:01:00.0, 4, 81559\n"
     ask = lambda *command: line if command[0] == "dmesg" else gpus  # noqa: E731
@@ -74,7 +74,7 @@ def test_what_was_long_ago_or_on_another_gpu_is_no_reason() -> None:
 
 
 def test_the_machine_that_is_blamed_is_noted_and_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slurm may give it to the job again."""
+    """Slurm may start the job on it again."""
     file = tmp_path / "blamed"
     monkeypatch.setenv(BLAMED, str(file))
 
@@ -82,7 +82,7 @@ def test_the_machine_that_is_blamed_is_noted_and_warned_of(tmp_path: Path, monke
         sync: Any = SimpleNamespace(first_error=first_error, stop=lambda: None, post_outcome=lambda *_, **__: None)
         _report(sync, 70, "", blames=False)
 
-    for first_error in (None, {"host": "node-1", "blames": False}):  # the network: no machine is left out for it
+    for first_error in (None, {"host": "node-1", "blames": False}):  # a network fault: no machine is excluded
         report(first_error)
     assert not file.exists()
     report({"host": f"{HERE}.cluster", "blames": True})
@@ -92,14 +92,14 @@ def test_the_machine_that_is_blamed_is_noted_and_warned_of(tmp_path: Path, monke
     file.write_text("elsewhere\n")
     assert start_notes(LaunchConfig(), {BLAMED: str(file)}) == []
     assert "launch.retries=0" in start_notes(LaunchConfig(retries=0), {BLAMED: str(file)})[0]
-    assert start_notes(LaunchConfig(retries=0), {}) == []  # by hand
+    assert start_notes(LaunchConfig(retries=0), {}) == []  # started by hand
 
 
 @pytest.mark.runs
 def test_a_run_of_one_rank_does_not_start_on_a_sick_gpu_and_its_machine_is_noted(
     tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the programs that tell of it: one GPU, which fell off the bus a minute ago."""
+    """With stand-ins for the tools: one GPU, which fell off the bus a minute ago."""
     line = f"echo '[{UPTIME - 60:12.6f}] NVRM: Xid (PCI:0000:5e:00): 79, GPU has fallen off the bus.'"
     for name, says in (("nvidia-smi", "echo '0, GPU-bb, 00000000:5E:00.0, 4, 81559'"), ("dmesg", line)):
         (tmp_path / name).write_text(f"#!/bin/sh\n{says}\n")

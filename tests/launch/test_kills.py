@@ -1,6 +1,6 @@
-"""kill -9 of a launcher, a rank or a data worker: the rest ends within seconds, and nothing of it stays on the machine.
+"""kill -9 of a launcher, a rank or a data worker: the rest ends within seconds, and leaves nothing on the machine.
 
-If this breaks, ranks that nobody waits for keep the GPUs' memory, and folders pile up on machines for years.
+If this breaks, orphaned ranks keep the GPUs' memory, and temporary folders pile up for years.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tests.launch.jobs import children, environment
 from tests.launch.moments import LAUNCH, VERB, begin, catches
 
 MARK = "TESTED_BY"
-CACHE = f"torchinductor_{os.getuid()}"  # what torch has compiled is meant to stay
+CACHE = f"torchinductor_{os.getuid()}"  # torch's compilation cache is meant to stay
 
 
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A temporary directory, with a path as short as usual, for the runs of one test, by which they are also known."""
+    """Create a temporary directory with a short path for the runs of one test; the path identifies their processes."""
     with tempfile.TemporaryDirectory(prefix="kills-", ignore_cleanup_errors=True) as folder:
         monkeypatch.setenv("TMPDIR", folder)
         monkeypatch.setenv(MARK, folder)
@@ -35,7 +35,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def processes_of(home: Path) -> list[int]:
-    """The living processes that a test has started, and those started by them."""
+    """Return the living processes that a test has started, and their children."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -48,7 +48,7 @@ def processes_of(home: Path) -> list[int]:
 
 
 def wait_until_gone(home: Path, seconds: float = 60) -> float:
-    """Wait for the end of all processes of a test; returns how long it took."""
+    """Wait until all processes of a test have ended; return the seconds."""
     began = time.monotonic()
     while left := processes_of(home):
         assert time.monotonic() - began < seconds, [Path(f"/proc/{pid}/cmdline").read_text() for pid in left]
@@ -61,7 +61,7 @@ def workers_of(ranks: list[int]) -> list[int]:
 
 
 def wait_for_workers(process: subprocess.Popen[str]) -> None:
-    """Until every rank of a launcher has its data workers."""
+    """Wait until every rank of a launcher has its data workers."""
     while len(workers_of(children(process.pid))) < 4:
         assert process.poll() is None
         time.sleep(0.02)
@@ -74,7 +74,7 @@ def left_in(folder: Path) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_ranks_that_have_not_met_yet_die_with_their_launcher(tiny_run: TinyRun, tmp_path: Path, home: Path) -> None:
-    """They import for half a minute, and used to look for their launcher only after it. The next start tidies up."""
+    """They import for half a minute, and used to check for their launcher only afterwards. The next start cleans up."""
     process = begin([*LAUNCH, *tiny_run(), "--ranks", "2"], tmp_path)
     while len([rank for rank in children(process.pid) if catches(rank, signal.SIGTERM)]) < 2:
         assert process.poll() is None, (tmp_path / "errors").read_text()
@@ -82,13 +82,13 @@ def test_ranks_that_have_not_met_yet_die_with_their_launcher(tiny_run: TinyRun, 
     process.kill()
     process.wait()
     wait_until_gone(home, 10)
-    assert left_in(home)  # what the next start is for
+    assert left_in(home)  # to be removed by the next start
     subprocess.run([*VERB, "check", *tiny_run()], env=environment(), check=True, capture_output=True, timeout=60)
     assert left_in(home) == set()
 
 
 def test_folders_of_the_living_and_of_others_stay(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever holds the lock lives, however old the folder is; without our name it is not ours."""
+    """The owner of a lock is alive, however old the folder is; a folder without our name is not ours."""
     monkeypatch.setattr(scratch.tempfile, "tempdir", str(home))
     monkeypatch.setattr(scratch, "_mine", None)
     mine = scratch.folder()
@@ -106,7 +106,7 @@ def test_folders_of_the_living_and_of_others_stay(home: Path, monkeypatch: pytes
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_nothing_remains_of_many_kills(tiny_run: TinyRun, tmp_path: Path, home: Path) -> None:
-    """Launchers, ranks and data workers in turn, at random moments from the first line of main to some steps."""
+    """Launchers, ranks and data workers one after another, at random times from the first line of main on."""
     words = tiny_run("data.num_workers=2", "phases.short.tokens=400000", "checkpoint.interval_steps=5")
     shared = {path.name for path in Path("/dev/shm").iterdir()}
     draw = random.Random(8)
@@ -141,7 +141,7 @@ def test_nothing_remains_of_many_kills(tiny_run: TinyRun, tmp_path: Path, home: 
     done = subprocess.run([*VERB, "check", *words], env=environment(), capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert left_in(home) == set()
-    deadline = time.monotonic() + 20  # others may be using it
+    deadline = time.monotonic() + 20  # other tests may be using it
     while left := {path.name for path in Path("/dev/shm").iterdir()} - shared:
         assert time.monotonic() < deadline, left
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Ranks of one machine through the launcher: what a signal, a death and a frozen process come to."""
+"""Ranks of one machine through the launcher, after a signal, a death, or with a frozen process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 @pytest.fixture
 def job(tiny_run: TinyRun, tmp_path: Path) -> Job:
-    """Two ranks that train for minutes, in their fourth step or later."""
+    """Return two ranks that train for minutes, in their fourth step or later."""
     words = tiny_run(*LONG, "distributed.timeout_seconds=5", "data.num_workers=1")
     job = Job([*RUN, *words, "--ranks", "2"], tmp_path / "runs/tiny", tmp_path / "log")
     job.wait_for_steps(4)
@@ -34,7 +34,7 @@ def job(tiny_run: TinyRun, tmp_path: Path) -> Job:
 @pytest.mark.runs
 @pytest.mark.timeout(250)
 def test_a_signal_to_one_rank_saves_all(job: Job) -> None:
-    """And to its data worker too, as Slurm sends it to every process of a job."""
+    """Its data worker gets the signal too, since Slurm sends it to every process of a job."""
     rank = job.ranks()[-1]
     for pid in (rank, *(int(pid) for pid in Path(f"/proc/{rank}/task/{rank}/children").read_text().split())):
         os.kill(pid, signal.SIGUSR1)
@@ -48,10 +48,10 @@ def test_a_signal_to_one_rank_saves_all(job: Job) -> None:
 @pytest.mark.runs
 @pytest.mark.timeout(250)
 def test_a_frozen_rank_ends_the_job_with_its_name(job: Job) -> None:
-    """Stated: distributed.timeout_seconds and 30 seconds. Nothing may be left, or the GPU's memory stays taken."""
+    """Documented: distributed.timeout_seconds and 30 seconds. No process may be left, or it keeps the GPU's memory."""
     ranks = job.ranks()
     os.kill(ranks[1], signal.SIGSTOP)
-    code, output = job.end(5 + 30 + 30)  # the last 30 for a machine that is busy with other tests
+    code, output = job.end(5 + 30 + 30)  # the last 30 seconds for a machine that is busy with other tests
     assert code == 124, output
     assert output.splitlines()[-1].startswith(f"error: rank 1 on {HERE} gave no sign of life")
     assert f"error: rank 1 on {HERE}: hangs: no sign of life for 5 s." in output
@@ -61,7 +61,7 @@ def test_a_frozen_rank_ends_the_job_with_its_name(job: Job) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(250)
 def test_a_rank_that_waits_for_its_data_for_too_long_is_named(job: Job) -> None:
-    """It lives, and all wait for it; its own output shows where it stands."""
+    """It is alive, and all others wait for it; its own output names its position."""
     rank = job.ranks()[1]
     (worker,) = (int(pid) for pid in Path(f"/proc/{rank}/task/{rank}/children").read_text().split())
     os.kill(worker, signal.SIGSTOP)
@@ -86,7 +86,7 @@ def test_a_killed_rank_is_named_last(job: Job) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(250)
 def test_a_killed_torchrun_takes_its_ranks_along(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """The store of the ranks dies with it, and who waits for the store must not miss that; ours: test_kills.py."""
+    """The store of the ranks dies with it, and a rank that waits for the store must notice; ours: test_kills.py."""
     command = [*TORCHRUN, RUN[1], *tiny_run(*LONG, "data.num_workers=1")]
     job = Job(command, tmp_path / "runs/tiny", tmp_path / "log")
     job.wait_for_steps(2)
@@ -105,7 +105,7 @@ def test_a_killed_torchrun_takes_its_ranks_along(tiny_run: TinyRun, tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.timeout(250)
 def test_a_second_signal_ends_at_once(job: Job) -> None:
-    """The ranks are stopped, so that they cannot obey the first one."""
+    """The ranks are stopped, so that they cannot react to the first one."""
     ranks = job.ranks()
     for pid in ranks:
         os.kill(pid, signal.SIGSTOP)
@@ -130,7 +130,7 @@ def test_the_time_limit_saves_before_it_comes(tiny_run: TinyRun, tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.timeout(250)
 def test_torchrun_alone_works_too(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """launch/run.py then is one of its ranks, and starts none."""
+    """launch/run.py is then one of its ranks, and starts none."""
     command = [*TORCHRUN, RUN[1], *tiny_run(*SHORT)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -177,7 +177,7 @@ def test_the_quickstart_on_four_ranks_takes_the_steps_of_one(tiny_data: Path, tm
 def test_gpus_that_stay_idle_are_said(
     tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Else a user pays for eight and trains on four."""
+    """Otherwise a user pays for eight and trains on four."""
     started = []
     monkeypatch.setattr("launch.run.count_gpus", lambda: 8)
     monkeypatch.setattr(
@@ -193,12 +193,12 @@ def test_gpus_that_stay_idle_are_said(
     even = ["phases.short.batch_warmup={start_rows: 8, step_rows: 8}", "phases.short.batch_rows=16"]
     assert main([*words, *even, "phases.long.batch_rows=8"]) == 0 and started == [4, 8]
     assert not capsys.readouterr().err
-    assert main([*words, "--ranks", "8"]) == 78 and started == [4, 8]  # who asks for all is told what is in the way
+    assert main([*words, "--ranks", "8"]) == 78 and started == [4, 8]  # an explicit number is obeyed or refused
 
 
 @pytest.mark.runs
 def test_a_single_rank_is_checked_before_torch_is_loaded(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """By `train`, in the launcher's process; nothing of the run's folder is made."""
+    """By `train`, in the launcher's process; the run's folder is not created."""
     done = call_probed("launch", *tiny_run(f"data.train={tmp_path}/absent"))
     assert done.returncode == 65 and done.stdout.splitlines()[-1] == "loaded:", done.stderr
     assert f"data.train={tmp_path}/absent: no such folder" in done.stderr and not (tmp_path / "runs").exists()
@@ -208,7 +208,7 @@ def test_a_single_rank_is_checked_before_torch_is_loaded(tiny_run: TinyRun, tmp_
 def test_mistakes_are_told_before_any_process_starts(
     tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Wrong keys, unequal shares, absent data and nowhere to meet: four codes that no scheduler should retry."""
+    """Wrong keys, unequal shares, absent data and no place to meet: four codes that a scheduler should not retry."""
     import launch.run
 
     def never(*_: object) -> int:

@@ -1,7 +1,7 @@
-"""The launcher syncs: its ranks' bad ends reach the other machines, and their errors end its ranks.
+"""Launchers exchange errors: a failure of one machine's ranks reaches the others and ends their ranks.
 
-If this breaks, a rank that is killed costs all machines the whole timeout, and the code of a hang; and a rank that
-stands in a call of CUDA outlives an error by half an hour.
+If this breaks, a killed rank costs all machines the whole timeout, with a hang's exit code; and a rank inside a CUDA
+call outlives an error by half an hour.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ DEAF = "import time; time.sleep(600)"
 
 
 class Machine:
-    """This machine's ranks, which are processes that do what they are told, and their launcher's sync."""
+    """This machine's ranks, which are scripted processes, and their launcher's sync."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.errors = PrefixStore(STORE_PREFIX, self.store)
         self.ranks: list[subprocess.Popen[bytes]] = []
-        self.syncs: list[LauncherSync] = []  # one that is not stopped ends its process, in the end: this one
+        self.syncs: list[LauncherSync] = []  # a sync that is never stopped would end its process: this one
         self.asked_to_stop = False
 
     def start(self, *programs: str) -> LauncherSync:
@@ -84,7 +84,7 @@ def test_a_killed_rank_is_told_to_all_machines_at_once(machine: Machine) -> None
 
 @pytest.mark.runs
 def test_a_rank_that_ends_by_itself_is_told_with_its_code(machine: Machine) -> None:
-    """It was not ended, so its machine is not to blame, and no scheduler leaves it out."""
+    """It was not killed, so its machine is not to blame, and no scheduler excludes it."""
     machine.start("import os; os._exit(3)", DEAF)
     until(machine.told)
     assert machine.told() | {"text": ""} == {"rank": 0, "host": HERE, "text": "", "blames": False, "code": 3}
@@ -94,7 +94,7 @@ def test_a_rank_that_ends_by_itself_is_told_with_its_code(machine: Machine) -> N
 def test_an_error_of_another_machine_ends_a_rank_that_does_not_hear_it(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is inside CUDA with the interpreter's lock. A rank that has left may take its time."""
+    """It is inside CUDA and holds the interpreter's lock. A rank that is already leaving may take its time."""
     monkeypatch.setattr(launch.launcher_sync, "_HEARD_SECONDS", 0.5)
     sync = machine.start(DEAF, DEAF)
     (machine.folder / "1").write_text(f"{machine.ranks[1].pid} left")
@@ -108,7 +108,7 @@ def test_an_error_of_another_machine_ends_a_rank_that_does_not_hear_it(
 @pytest.mark.runs
 @pytest.mark.parametrize("ended", ["stopped", "finished", "left", "asked"])
 def test_an_end_in_order_is_no_error(machine: Machine, ended: str) -> None:
-    """Else every stop by a signal, and every end of a run, would be a fault on all machines."""
+    """Otherwise every stop by a signal, and every end of a run, would be a fault on all machines."""
     if ended == "asked":
         machine.asked_to_stop = True
     program = {"stopped": "import os; os._exit(75)", "finished": "pass"}.get(ended, DEAF)
@@ -117,7 +117,7 @@ def test_an_end_in_order_is_no_error(machine: Machine, ended: str) -> None:
         (machine.folder / "1").write_text(f"{machine.ranks[1].pid} left")
     if ended in ("left", "asked"):
         machine.ranks[1].kill()
-        machine.ranks[1].wait()  # as the agent may, before the sync has looked
+        machine.ranks[1].wait()  # as the agent may, before the sync has seen it
     else:
         until(lambda: not launch.launcher_sync.ranks_in(machine.folder)[1].runs)
     time.sleep(0.5)
@@ -127,7 +127,7 @@ def test_an_end_in_order_is_no_error(machine: Machine, ended: str) -> None:
 
 @pytest.mark.runs
 def test_how_the_ranks_ended_is_told_when_they_never_came(machine: Machine) -> None:
-    """They failed before they met the others: nobody has heard of them, and the agent knows how they ended."""
+    """They failed before they met the others: only the agent knows how they ended."""
     sync = machine.start()
     sync.stop()
     sync.post_outcome(78, f"rank 4 on {HERE} ended first, with exit code 78; its error is above", blames=False)
@@ -136,5 +136,5 @@ def test_how_the_ranks_ended_is_told_when_they_never_came(machine: Machine) -> N
 
 
 def test_a_rank_that_has_not_said_its_process_is_not_looked_for() -> None:
-    """The sync of a slow start would end with EINVAL in its traceback, and tell of no rank that is lost later."""
+    """Otherwise the sync of a slow start would end with EINVAL, and miss ranks that are lost later."""
     assert launch.launcher_sync.exit_code(0) is None

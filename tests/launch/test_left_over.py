@@ -1,4 +1,4 @@
-"""What a shell or a folder has left in a run's way: variables of another launcher, and files named as Python's own."""
+"""Leftovers in a shell or folder: variables of another launcher, and files named like Python's modules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LEFT_OVER = {
 
 
 def outside(**more: str) -> dict[str, str]:
-    """The environment without a launcher's variables, and with some."""
+    """Return the environment without a launcher's variables, and with some others."""
     return {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES} | more
 
 
@@ -43,7 +43,7 @@ def test_a_variable_that_another_launcher_left_is_named(monkeypatch: pytest.Monk
 
 @pytest.mark.runs
 def test_train_says_which_variable_is_left_over(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """As typed, from another folder: it was a KeyError, and "this is a bug"."""
+    """As typed, from another folder: it used to be a KeyError, and "this is a bug"."""
     ended = subprocess.run(
         [COMMAND, "train", *tiny_run()], cwd=tmp_path, env=outside(WORLD_SIZE="8"), capture_output=True, text=True
     )
@@ -52,7 +52,7 @@ def test_train_says_which_variable_is_left_over(tiny_run: TinyRun, tmp_path: Pat
 
 @pytest.mark.runs
 def test_ranks_do_not_import_a_users_files_named_as_pythons(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """The installed command does not import from the current folder, and neither does what it starts."""
+    """The installed command does not import from the current folder, and neither do its children."""
     (tmp_path / "random.py").write_text('raise RuntimeError("the user\'s own")\n', encoding="utf-8")
     words = tiny_run("phases.long=null", "phases.short.tokens=1500", "phases.short.schedule.decay_tokens=0")
     command = [COMMAND, "launch", *words, "--ranks", "2"]

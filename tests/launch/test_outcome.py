@@ -1,5 +1,5 @@
-"""What the launcher says last, and its exit code. Schedulers act on the code: a wrong one repeats a hopeless job for
-ever, or ends one that was to go on."""
+"""The launcher's last message and its exit code. Schedulers act on the code: a wrong one repeats a hopeless job for
+ever, or ends one that should continue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HERE = socket.gethostname()
 
 
 def failure(rank: int, code: int, folder: Path, said: str = "") -> ProcessFailure:
-    """What torch's agent makes of a rank that has ended, with the error file that the rank wrote."""
+    """Return torch's object for a failed rank, with the error file that the rank wrote."""
     file = folder / f"{rank}.json"
     if said:
         file.write_text(json.dumps({"message": said, "timestamp": int(time.time())}))
@@ -43,7 +43,7 @@ def ended(
 
 def test_saved_on_all_ranks_is_75_whoever_was_signalled(tmp_path: Path) -> None:
     assert ended(tmp_path, {0: 75, 1: 75}) == (75, "")
-    assert ended(tmp_path, {0: -signal.SIGTERM, 1: 75}) == (75, "")  # the agent was faster than the other's exit
+    assert ended(tmp_path, {0: -signal.SIGTERM, 1: 75}) == (75, "")  # the agent killed it before it could exit
 
 
 def test_the_rank_that_told_its_error_is_named_and_gives_the_code(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_the_rank_that_told_its_error_is_named_and_gives_the_code(tmp_path: Path
 
 
 def test_of_several_errors_the_first_is_told(tmp_path: Path) -> None:
-    """A rank that lost the others fails too, a moment later, and its error says nothing of the cause."""
+    """A rank that lost the others fails too, a moment later, and its error does not name the cause."""
     for rank, second in ((0, 30), (1, 20), (2, 40)):
         (tmp_path / f"{rank}.json").write_text(json.dumps({"message": f"of rank {rank}", "timestamp": second}))
     codes = {0: 70, 1: 65, 2: 70}
@@ -66,7 +66,7 @@ def test_a_killed_rank_is_named_before_those_that_only_lost_it(tmp_path: Path) -
 
 
 def test_a_rank_that_was_ended_with_the_one_that_failed_does_not_make_it_a_saved_run(tmp_path: Path) -> None:
-    """The agent ends the others with SIGTERM, and one that has not begun obeys with 75: not a reason to start again."""
+    """The agent ends the others with SIGTERM, and one that is still starting exits with 75: no reason to restart."""
     assert ended(tmp_path, {1: 65, 0: 75}, {1: "rank 1 on x: a shard"}) == (65, "rank 1 on x: a shard")
     code, said = ended(tmp_path, {3: 78, 2: 75})
     assert code == 78 and said.startswith(f"rank 3 on {HERE} ended first, with exit code 78")
@@ -76,7 +76,7 @@ def test_a_rank_that_was_ended_with_the_one_that_failed_does_not_make_it_a_saved
 
 
 def test_the_rank_that_was_killed_first_is_named_and_not_one_that_the_agent_killed(tmp_path: Path) -> None:
-    """Whoever waits for a dead rank obeys no SIGTERM; the agent's failures stand in the order in which it saw them."""
+    """A rank that waits for a dead one ignores SIGTERM; the agent lists failures in the order in which it saw them."""
     _, said = ended(tmp_path, {1: -signal.SIGSEGV, 0: -signal.SIGKILL})
     assert said.startswith(f"rank 1 on {HERE} was ended by SIGSEGV")
 
@@ -92,7 +92,7 @@ def test_stopped_before_training_began_is_75(tmp_path: Path) -> None:
 
 
 def test_a_second_signal_is_no_75(tmp_path: Path) -> None:
-    """Nothing may have been saved, even if one rank came so far as to say so."""
+    """Perhaps nothing was saved, even if one rank exited with 75."""
     code, said = ended(tmp_path, {0: -signal.SIGKILL, 1: 75}, first=signal.SIGTERM, second=signal.SIGINT)
     assert code == 130 and "second signal" in said
 
@@ -104,7 +104,7 @@ def test_an_end_without_a_word_still_names_the_rank(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_before_any_rank_is_there_stops_the_start(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launch.ranks.rank_processes", list)  # workers that an earlier test has left here are none
+    monkeypatch.setattr("launch.ranks.rank_processes", list)  # ignores workers that an earlier test has left
     with handled(number, signal.SIG_DFL):  # these tests may themselves run under nohup
         with pytest.raises(SystemExit) as ended, _Signals():
             signal.raise_signal(number)
@@ -118,7 +118,7 @@ def test_a_run_under_nohup_outlives_its_terminal() -> None:
 
 @contextmanager
 def handled(number: int, handler: signal.Handlers) -> Iterator[None]:
-    """Within it a signal has this handler."""
+    """Set a signal's handler inside this context."""
     before = signal.signal(number, handler)
     try:
         yield
@@ -127,7 +127,7 @@ def handled(number: int, handler: signal.Handlers) -> Iterator[None]:
 
 
 def test_a_rank_that_is_ended_because_of_another_does_not_make_a_mistake_a_stop(tmp_path: Path) -> None:
-    """A scheduler would start for ever what can never work: while it starts, a rank that is ended says 75."""
+    """A rank that is ended while it starts exits with 75; a scheduler would restart a hopeless job for ever."""
     code, said = ended(tmp_path, {0: 75, 1: 78})
     assert code == 78 and said.startswith("rank 1 on ")
     assert ended(tmp_path, {0: 75, 1: 78}, first=signal.SIGTERM)[0] == 78
@@ -135,7 +135,7 @@ def test_a_rank_that_is_ended_because_of_another_does_not_make_a_mistake_a_stop(
 
 
 def test_a_microbatch_that_was_halved_is_told_and_a_stop_is_not_taken_for_it(tmp_path: Path) -> None:
-    """Both end with 75. After the one the launcher starts its ranks again, after the other it must not."""
+    """Both end with 75. After a halving the launcher starts its ranks again, after a stop it must not."""
     said = "rank 1 on x: phases.a.microbatch_tokens=64 does not fit"
     assert ended(tmp_path, {1: 75, 0: -signal.SIGTERM}, {1: said}) == (75, said)
     assert ended(tmp_path, {1: 75, 0: 75}, {1: said}, first=signal.SIGTERM) == (75, "")
@@ -143,7 +143,7 @@ def test_a_microbatch_that_was_halved_is_told_and_a_stop_is_not_taken_for_it(tmp
 
 
 def test_ranks_start_again_once_for_each_halving(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not for ever where nobody can note it, not with --fresh, which would put the note aside, not after a signal."""
+    """Not endlessly if the note cannot be written, not with --fresh (it would move the note), not after a signal."""
     given = {"timeout_seconds": 1.0, "rendezvous_seconds": 1.0, "run_id": "run"}
 
     def starts(*answers: tuple[int, str, bool]) -> tuple[int, list[tuple[list[str], str]]]:

@@ -1,6 +1,6 @@
-"""`pretrain`: whoever has a folder of text and types one command gets a model, or is told what to do instead.
+"""`pretrain`: a user with a folder of text and one command gets a model, or learns how to correct the command.
 
-Bad input is refused within a second, before torch is imported; what was interrupted continues with the same words.
+Bad input is refused within a second, before torch is imported; an interrupted command continues when repeated.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with 60 texts of 7 kB in texts/, where each size of model trains 20,000 tokens a second."""
+    """Create a folder with 60 texts of 7 kB in texts/; each size of model trains 20,000 tokens a second."""
     for number in range(60):
         write(tmp_path, f"texts/{number}.txt", prose(7_000, number))
     monkeypatch.chdir(tmp_path)
@@ -70,14 +70,14 @@ def test_a_dry_run_writes_yamls_that_the_verbs_accept(folder: Path, capsys: pyte
     spec = load_typed(PrepareConfig, ["pretrained/texts/data.yaml"])
     run = load_run(["pretrained/texts/run.yaml"])
     assert not prepare_problems(spec) and spec.tokenizer.vocab_size == run.model.vocab_size
-    assert spec.validation_share == 0.1  # 6 of 60 documents: 3 would say little
+    assert spec.validation_share == 0.1  # 6 of 60 documents: 3 would be too few
     check(run)
     assert run.data.train == f"{spec.out}/train" and run.folder == "pretrained/texts/runs/texts"
 
 
 @pytest.mark.runs
 def test_a_tokenizer_that_exists_keeps_its_ids(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever continues with the vocabulary of another model must not be given a trained one in silence."""
+    """A user who keeps another model's vocabulary must not silently get a new one."""
     make_tokenizer(folder / "theirs")
     said = pretrain(capsys, "texts", "--size", "tiny", "--tokenizer", "theirs", "--dry-run")
     spec, run = load_typed(PrepareConfig, ["pretrained/texts/data.yaml"]), load_run(["pretrained/texts/run.yaml"])
@@ -92,7 +92,7 @@ def test_a_tokenizer_that_exists_keeps_its_ids(folder: Path, capsys: pytest.Capt
 def test_a_large_packed_text_is_measured_and_only_what_the_run_reads_is_prepared(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """351 MB were told of 503, and all of it was tokenised for a run that read a sixteenth: six minutes, not one."""
+    """Formerly 351 of 503 MB were counted, and all of it was tokenised for a run that read a sixteenth of it."""
     pieces, draw = [prose(5_000, number) for number in range(60)], random.Random(0)
     rows = [f"{number} " + " ".join(draw.sample(pieces, 10)) for number in range(1_000)]
     lines = "\n".join(json.dumps({"id": number, "text": text}) for number, text in enumerate(rows))
@@ -125,7 +125,7 @@ def test_hours_say_how_many_tokens_there_are_time_for(folder: Path, capsys: pyte
     """20,000 tokens/s for 0.03 hours less 90 s, nine tenths of it: 324,000 tokens."""
     pretrain(capsys, "texts", "--hours", "0.03", "--dry-run")
     assert load_run(["pretrained/texts/run.yaml"]).total_tokens == pytest.approx(324_000, abs=2_000)
-    said = pretrain(capsys, "texts", "--hours", "50", "--dry-run")  # nothing was run yet, so it is planned anew
+    said = pretrain(capsys, "texts", "--hours", "50", "--dry-run")  # nothing has run yet, so the plan may change
     assert "the text is enough for" in said and "4 passes" in said
     said = pretrain(capsys, "texts", "--hours", "0.001", "--dry-run", code=78)
     assert "Give at least --hours 0.03" in said
@@ -136,7 +136,7 @@ def test_hours_say_how_many_tokens_there_are_time_for(folder: Path, capsys: pyte
 def test_a_machine_that_becomes_slower_is_told_early_and_the_loss_is_set_beside_what_was_expected(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Twelve minutes were promised and twenty-six taken, without a word until the end."""
+    """Twelve minutes were predicted and twenty-six taken, without a warning."""
     pretrain(capsys, "texts", "--hours", "0.03", "--dry-run")
     place = launch.pretrain.Place(Path("pretrained/texts"), "texts")
     place.run.mkdir(parents=True)
@@ -226,7 +226,7 @@ def test_a_few_damaged_files_and_several_languages_are_said_and_trained_on(
 
 @pytest.mark.runs
 def test_a_size_that_does_not_fit_names_the_largest_that_does(folder: Path) -> None:
-    """What fits the GPU is `plan`'s memory; a 4090 has 25 GB."""
+    """A model must fit `plan`'s memory of the GPU; a 4090 has 25 GB."""
     sample = look_at_text(["texts"])
     (folder / "large.yaml").write_text(
         f"include: [{YAMLS / SIZES['1b'].file}]\n"
@@ -239,7 +239,7 @@ def test_a_size_that_does_not_fit_names_the_largest_that_does(folder: Path) -> N
             choose(sample, Device(1, "rtx4090"), None, "1b", None)
     chosen = choose(sample, Device(8, "h100"), 1.0, None, None)
     assert chosen.speed is not None and chosen.speed > 1e5 and chosen.tokens <= 4.1 * chosen.text_tokens
-    assert chosen.tokens >= 0.4 * chosen.size.parameters(chosen.entries)  # no billion parameters for 100 k tokens
+    assert chosen.tokens >= 0.4 * chosen.size.parameters(chosen.entries)  # never a billion parameters for 100 k tokens
 
 
 @pytest.mark.runs
@@ -262,7 +262,7 @@ def _environment() -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_from_a_folder_of_text_to_a_model_through_a_stop_and_a_kill(tmp_path: Path) -> None:
-    """The command as it is typed, ended by SIGTERM while it trains, typed again, ended by SIGKILL, and typed again."""
+    """The command as typed, ended by SIGTERM during training, typed again, ended by SIGKILL, and typed again."""
     for number, text in enumerate(make_texts(300)):
         write(tmp_path, f"texts/{number:03}.txt", text)
     command = [sys.executable, "-m", "modernbert_train", "pretrain", "texts"]
@@ -277,7 +277,7 @@ def test_from_a_folder_of_text_to_a_model_through_a_stop_and_a_kill(tmp_path: Pa
                 time.sleep(0.1)
             process.send_signal(number)
             assert process.wait(300) == code, (tmp_path / "log").read_text()
-            while _at_work(tmp_path):  # of the killed one: its training saves and ends by itself
+            while _at_work(tmp_path):  # the killed command's training saves and ends by itself
                 time.sleep(0.1)
             before = len(_steps(run))
     done = subprocess.run(command, cwd=tmp_path, env=_environment(), capture_output=True, text=True, check=False)
@@ -297,7 +297,7 @@ def test_from_a_folder_of_text_to_a_model_through_a_stop_and_a_kill(tmp_path: Pa
 
 
 def _at_work(folder: Path) -> bool:
-    """Whether a process has its working directory there."""
+    """Return True if a process has its working directory there."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if (process / "cwd").readlink() == folder:
@@ -313,7 +313,7 @@ def _steps(run: Path) -> list[dict[str, int]]:
 
 @pytest.mark.runs
 def test_a_stage_that_is_killed_is_named_with_what_ended_it(capsys: pytest.CaptureFixture[str]) -> None:
-    """A child that the system killed for memory left no word of its own."""
+    """A child killed by the system for its memory leaves no message."""
     killed = Stage("training", ["-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"])
     assert run_stages([killed, Stage("never begun", ["-c", "1"])]) == 70
     said = capsys.readouterr()

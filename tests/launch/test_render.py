@@ -1,4 +1,4 @@
-"""Job files for schedulers. A wrong one is found out after days in a queue, or repeats a hopeless job for ever."""
+"""Job files for schedulers. A wrong one is noticed after days in a queue, or repeats a hopeless job for ever."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_what_is_not_set_is_not_asked_for(tiny_run: TinyRun) -> None:
 
 
 class Job:
-    """The script itself, with stand-ins for srun, which ends as told, and scontrol, which only notes its calls."""
+    """The rendered script, with stand-ins for srun, which exits with a given code, and scontrol, which logs calls."""
 
     def __init__(self, folder: Path, words: list[str]) -> None:
         self.folder = folder
@@ -63,7 +63,7 @@ class Job:
         self.script.write_text(rendered("slurm", words))
 
     def start(self, code: int, blamed: str = "") -> tuple[int, list[str]]:
-        """A start whose launchers end with a code, and blame a machine; what the script made of it."""
+        """Run a start whose launchers exit with a code and blame a machine; return the script's exit code and calls."""
         blame = f'echo {blamed} > "$MODERNBERT_TRAIN_BLAMED"' if blamed else "true"
         shown = f"   ReqNodeList=(null) ExcNodeList={self.excluded}\\n   Features=(null)"
         scontrol = f'[ "$1" = show ] && printf "{shown}\\n" || echo "$@" >> {self.folder}/told'
@@ -97,7 +97,7 @@ def test_slurm_starts_again_after_75_as_often_as_it_takes(slurm_job: Job) -> Non
 @pytest.mark.runs
 @pytest.mark.parametrize("code", [70, 124, 137])
 def test_slurm_starts_again_without_the_machine_that_is_blamed(slurm_job: Job, code: int) -> None:
-    """As often as launch.retries says, in a row: a run of a month has more faults than that."""
+    """launch.retries counts consecutive faults: a run of a month has more than that."""
     assert slurm_job.start(code, "node-7.cluster") == (0, ["requeue 17", "update JobId=17 ExcNodeList=node-7"])
     assert slurm_job.start(code, "node-3") == (0, ["requeue 17", "update JobId=17 ExcNodeList=node-3,node-7"])
     assert slurm_job.start(code, "node-9") == (code, [])
@@ -156,19 +156,19 @@ def pod_of(tiny_run: TinyRun, *words: str) -> dict[str, Any]:
      ("NVIDIA-A100-PCIE-40GB", "NVIDIA-A100-PCIE-40GB"), ("Tesla-V100-SXM2-32GB", "Tesla-V100-SXM2-32GB")],
 )  # fmt: skip
 def test_kubernetes_is_asked_for_the_label_that_nvidia_gives(tiny_run: TinyRun, gpu: str, label: str) -> None:
-    """No node has the label h100, and the job would wait for ever; nor does it come onto nodes kept for GPUs."""
+    """No node has the label h100, so the job would wait for ever; it must also tolerate the taint of GPU nodes."""
     pod = pod_of(tiny_run, f"launch.gpu={gpu}")
     assert pod["nodeSelector"] == {"nvidia.com/gpu.product": label}
     assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
 
 
 def test_plan_and_kubernetes_call_gpus_the_same() -> None:
-    """Those of NVIDIA: a job asks for nvidia.com/gpu."""
+    """NVIDIA's only: a job requests nvidia.com/gpu."""
     assert GPUS.keys() - {"mi250x", "mi300x"} <= LABELS.keys()
 
 
 def test_kubernetes_gives_rdma_devices_and_lets_them_lock_memory(tiny_run: TinyRun) -> None:
-    """Without them NCCL uses TCP between machines, and says nothing."""
+    """Without them NCCL silently uses TCP between machines."""
     (container,) = pod_of(tiny_run, "launch.rdma_resource=vpc.amazonaws.com/efa=32")["containers"]
     assert container["resources"]["limits"]["vpc.amazonaws.com/efa"] == 32
     assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
@@ -182,7 +182,7 @@ def test_a_job_without_gpus_asks_for_no_node_with_them(tiny_run: TinyRun) -> Non
 
 
 def test_slurm_runs_it_in_a_container(tiny_run: TinyRun) -> None:
-    """Clusters have Apptainer and no Docker; --nv gives the GPUs, and /dev/infiniband is there by itself."""
+    """Clusters have Apptainer, not Docker; --nv passes the GPUs, and /dev/infiniband is visible anyway."""
     words = tiny_run(*FULL, "launch.container=/images/my own.sif")
     start = next(line for line in rendered("slurm", words).splitlines() if line.startswith("srun "))
     assert shlex.split(start) == [
@@ -243,7 +243,7 @@ def test_skypilot_itself_takes_it(tiny_run: TinyRun, tmp_path: Path) -> None:
 
 @pytest.mark.runs
 def test_docker_runs_it_once_with_what_it_needs(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """The script itself, with a stand-in for docker that writes down how it was called."""
+    """The rendered script, with a stand-in for docker that records its arguments."""
     (tmp_path / "docker").write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/called\nexit 75\n')
     (tmp_path / "docker").chmod(0o755)
     file = tmp_path / "job.sh"
@@ -290,7 +290,7 @@ def test_the_command_writes_and_submits(
     shown = capsys.readouterr().out
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert main([*words, "--on", "slurm", "--submit"]) == 78  # no sbatch here: written, and said how to go on
+    assert main([*words, "--on", "slurm", "--submit"]) == 78  # no sbatch here: the file is written, the command printed
     assert "there is no sbatch here" in capsys.readouterr().err
     (tmp_path / "sbatch").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/submitted\n')
     (tmp_path / "sbatch").chmod(0o755)

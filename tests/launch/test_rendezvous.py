@@ -1,4 +1,4 @@
-"""Where machines meet: a port that somebody else has must be told at once, and must not hold a cluster for hours."""
+"""The meeting of machines: a port in use must be reported at once, and must not block a cluster for hours."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HERE = "127.0.0.1"
 
 @contextmanager
 def listener(answer: bytes = b"") -> Iterator[int]:
-    """Takes connections and is no store: it says something of its own, or nothing at all."""
+    """Listen on a port that is not a store: answer something else, or nothing."""
     with socket.create_server((HERE, 0)) as server:
         kept = []
 
@@ -56,7 +56,7 @@ def free_port() -> int:
 
 
 def test_a_store_is_told_from_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's own client waits for ever on a listener that is silent."""
+    """torch's client waits for ever for a silent listener."""
     monkeypatch.setattr("modernbert_train.distributed.rendezvous.ANSWER_SECONDS", 0.5)
     store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
     assert who_listens(HERE, store.port) == "store"
@@ -102,7 +102,7 @@ def test_the_store_of_another_run_is_waited_for_no_longer_than_stated(capsys: py
 
 
 def test_whoever_holds_the_store_leaves_last() -> None:
-    """Else the others look for it in vain when all is well, and end their logs with frames of C++."""
+    """Otherwise the others lose the store after a successful run, and end their logs with frames of C++."""
     port, events = free_port(), []
 
     def other_machine() -> None:
@@ -124,7 +124,7 @@ def test_whoever_holds_the_store_leaves_last() -> None:
 def test_after_a_finished_run_the_store_is_kept_while_ranks_elsewhere_live(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They may still copy a checkpoint; torch's agent gives them 300 s, and a frozen launcher too, in silence."""
+    """They may still copy a checkpoint; torch's agent silently waits for them for 300 s, even if they are frozen."""
     monkeypatch.setattr("launch.rendezvous.FINISHED_SECONDS", 1.0)
     monkeypatch.setattr("launch.rendezvous.TELL_SECONDS", 0.1)
     place = Topology(2, 1, 0, f"{HERE}:{free_port()}")
@@ -148,11 +148,11 @@ def test_after_a_finished_run_the_store_is_kept_while_ranks_elsewhere_live(
     monkeypatch.setattr("launch.rendezvous.FINISHED_SECONDS", 60.0)
     with rendezvous(place, "run", 60.0, Leaving(finished=True, hurried=True)):
         begun = time.monotonic()
-    assert time.monotonic() - begun < 30.0, "a signal has asked not to wait"
+    assert time.monotonic() - begun < 30.0, "a signal requests not to wait"
 
 
 def pair(words: list[str], port: int, folder: Path) -> list[subprocess.Popen[str]]:
-    """Two machines that are this one."""
+    """Start two launchers on this machine."""
     return [
         warm.Popen(
             [*RUN, *words, *("--ranks", "1", "--nodes", "2", "--node-rank", str(node)), f"--rendezvous={HERE}:{port}"],
@@ -179,7 +179,7 @@ def test_two_machines_end_without_a_word_when_all_is_well(tiny_run: TinyRun, tmp
 @pytest.mark.slow
 @pytest.mark.timeout(290)
 def test_a_taken_port_ends_both_machines(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """Whatever has it, and however long it lives."""
+    """Whatever program uses it, for however long."""
     with listener() as port:
         machines = pair(tiny_run(*SHORT, "launch.rendezvous_seconds=5"), port, tmp_path)
         ends = [(machine.communicate(timeout=280)[1], machine.returncode) for machine in machines]

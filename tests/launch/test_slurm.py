@@ -17,7 +17,7 @@ from tests.launch.slurm import missing, slurm
 
 
 def show(job: str, environment: dict[str, str]) -> dict[str, str]:
-    """What Slurm knows of a job."""
+    """Return Slurm's data of a job."""
     done = subprocess.run(["scontrol", "show", "job", job], env=environment, capture_output=True, text=True, timeout=30)
     return dict(re.findall(r"(\w+)=(\S+)", done.stdout))
 
@@ -25,8 +25,8 @@ def show(job: str, environment: dict[str, str]) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_a_signalled_job_saves_is_requeued_and_finishes(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """Slurm signals every process of a job: launcher, ranks and data workers. Two requests, or a worker that dies of
-    it, would end the run without a checkpoint, or with a code that is not started again."""
+    """Slurm signals every process of a job: launcher, ranks and data workers. If that counted as two requests, or
+    killed a worker, the run would end without a checkpoint, or with a code that prevents a restart."""
     reason = missing()
     if reason is not None:
         pytest.skip(reason)
@@ -63,7 +63,7 @@ def test_a_signalled_job_saves_is_requeued_and_finishes(tiny_run: TinyRun, tmp_p
 def test_a_job_that_failed_waits_for_another_machine_than_the_one_that_is_blamed(
     tiny_run: TinyRun, tmp_path: Path
 ) -> None:
-    """A running job cannot be told which machines to leave out, and a requeue ends the script that tells it."""
+    """A running job cannot exclude machines, and a requeue ends the script that would do it."""
     reason = missing()
     if reason is not None:
         pytest.skip(reason)
@@ -84,6 +84,6 @@ def test_a_job_that_failed_waits_for_another_machine_than_the_one_that_is_blamed
         while (state := show(job, client)).get("Restarts") != "1" or state["ExcNodeList"] == "(null)":
             assert time.monotonic() < deadline, (state, (tmp_path / f"tiny-{job}.log").read_text())
             time.sleep(0.2)
-        time.sleep(10)  # longer than a job that was requeued waits before it may start
+        time.sleep(10)  # longer than the delay of a requeued job
         state = show(job, client)
         assert state["JobState"] == "PENDING" and state["ExcNodeList"] == socket.gethostname().split(".")[0], state

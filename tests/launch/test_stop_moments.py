@@ -1,7 +1,7 @@
-"""SIGTERM, SIGINT and SIGUSR1 at any moment of a program: 75, one line, no traceback; or 0, where it had finished.
+"""SIGTERM, SIGINT and SIGUSR1 at any time of a program: 75, one line, no traceback; or 0 if it had finished.
 
 If this breaks, a job that is preempted while it starts, which takes minutes for a large checkpoint, ends with a code
-that no scheduler starts again.
+that prevents a restart.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def check_end(ended: Ended) -> None:
 
 
 def stop_at_random(commands: Sequence[list[str]], folder: Path) -> list[int]:
-    """Stop programs that take equally long, four at a time; returns their codes.
+    """Stop programs that take equally long, four at a time; return their codes.
 
     Args:
-        commands: the first four run to their end, which tells how long that takes; the others are signalled, at moments
-            spread from the first line of main to a little beyond the end.
-        folder: each program gets its own in it, as the working directory.
+        commands: the first four run to their end, to measure the duration; the others are signalled, at times spread
+            from the first line of main to a little beyond the end.
+        folder: gets a working directory for each program.
     """
     draw, times, codes = random.Random(13), len(commands) - AT_ONCE, []
     homes = [folder / f"{number}-home" for number in range(len(commands))]
@@ -67,7 +67,7 @@ def stop_at_random(commands: Sequence[list[str]], folder: Path) -> list[int]:
 
 @pytest.mark.slow
 def test_no_import_takes_the_signals_away(tmp_path: Path) -> None:
-    """Composer replaces the handlers when it is imported: a job preempted while it starts then ended with 143."""
+    """Composer replaces the handlers on import: a job preempted while it starts then ended with 143."""
     done = subprocess.run(
         [sys.executable, "-c", TAKEN_OVER], env=environment(), capture_output=True, text=True, cwd=tmp_path, timeout=120
     )
@@ -79,7 +79,7 @@ def test_no_import_takes_the_signals_away(tmp_path: Path) -> None:
 @pytest.mark.timeout(250)
 @pytest.mark.parametrize("place", ["", pytest.param("runs/tiny", marks=pytest.mark.slow)])
 def test_training_can_be_stopped_while_it_starts(tiny_run: TinyRun, tmp_path: Path, place: str) -> None:
-    """At once; with Composer imported and no step computed, where the code used to be 143."""
+    """At once, and with Composer imported but no step computed, where the code used to be 143."""
     words = tiny_run("data.num_workers=1", "phases.short.tokens=400000")
     ended = stop_after([*VERB, "train", *words], tmp_path, 0.0, SIGNALS[len(place) % 2], tmp_path / place)
     check_end(ended)

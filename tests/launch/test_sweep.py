@@ -1,7 +1,7 @@
-"""A sweep from its YAML to its best run, with a fake run in place of training; and two trials of a real one.
+"""A sweep from its YAML to its best run, with a fake run instead of training; and two trials of a real one.
 
-If this breaks, a team searches other values than it asked for, cannot say what it found, or pays for points that could
-have been refused.
+If this breaks, a team searches other values than configured, loses its results, or pays for points that could have been
+rejected.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.launch.sweeps import log, run_fake, spec
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fake runs take a tenth of a second, and are looked at as often as real ones in relation."""
+    """Fake runs take a tenth of a second, so they are polled proportionally often."""
     for name in ("_POLL_SECONDS", "_LOOK_SECONDS"):
         monkeypatch.setattr(many, name, 0.02)
 
@@ -48,7 +48,7 @@ def test_from_the_spec_to_the_best_yaml(tiny_run: TinyRun, tmp_path: Path) -> No
     assert len(set(rates.values())) == 9 and all(1e-4 <= rate <= 1e-2 for rate in rates.values())
     best = min(rates, key=lambda slot: rates[slot])
     assert text.splitlines()[1].split()[:4] == [str(best), f"{loss(rates[best], STEPS):.5g}", "complete", "1,000"]
-    assert "optim.lr  100%" in text  # all that decides
+    assert "optim.lr  100%" in text  # the only key that matters
     own, trial = read_run([str(folder / "best.yaml")]), read_run([str(folder / f"trial-000{best}/trial.yaml")])
     assert own.optim.lr == rates[best] and own.seed == 6
     assert {key for key, _, _ in differences(own, trial)} <= {"name", "runs_folder"}
@@ -56,7 +56,7 @@ def test_from_the_spec_to_the_best_yaml(tiny_run: TinyRun, tmp_path: Path) -> No
     page = (folder / "results.html").read_text()
     assert all(f'"name":"trial-000{slot}"' in page for slot in rates)
 
-    assert run_fake(sweep) and log(sweep, "start") == sorted(log(sweep, "start"))  # over: nothing starts again
+    assert run_fake(sweep) and log(sweep, "start") == sorted(log(sweep, "start"))  # over: no trial starts again
     assert len(log(sweep, "start")) == 9
 
 
@@ -69,7 +69,7 @@ def test_what_becomes_of_trials_that_do_not_finish(tiny_run: TinyRun, tmp_path: 
     ends = {slot: (len(tries), tries[-1].state, tries[-1].user_attrs.get(REASON)) for slot, tries in found.items()}
     assert ends == {
         0: (1, TrialState.FAIL, "exit code 65: Error: as told"),
-        # the second attempt goes on behind the fifth step, where the first one crashed
+        # the second attempt resumes after the fifth step, where the first one crashed
         1: (2, TrialState.COMPLETE, None),
         2: (1, TrialState.PRUNED, "diverged: non_finite at 500 tokens"),
         3: (1, TrialState.FAIL, "finished without recording validation.loss"),
@@ -89,7 +89,7 @@ def test_a_trial_that_always_crashes_is_given_up(tiny_run: TinyRun, tmp_path: Pa
 
 @pytest.mark.runs
 def test_a_full_disk_ends_the_worker_and_no_trial(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """The one beside it ends in its time, none is begun, and the next start has all of them."""
+    """The parallel trial finishes, no new one begins, and the next start continues all of them."""
     sweep = spec(tiny_run(), tmp_path, "trials=3", "workers=2")
     with pytest.raises(StorageError, match="as told"):
         run_fake(sweep, "0 exit 74", "1 slow")
@@ -100,7 +100,7 @@ def test_a_full_disk_ends_the_worker_and_no_trial(tiny_run: TinyRun, tmp_path: P
 
 @pytest.mark.runs
 def test_bad_points_are_refused_before_they_start(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """And told to the sampler as bad, with the reason that `check` gives."""
+    """They are reported to the sampler as bad, with `check`'s reason."""
     space = "{model.num_layers: {choices: [4, 5]}}"
     sweep = spec(tiny_run(), tmp_path, "sampler=grid", "trials=null", space=space)
     found = run_fake(sweep)
@@ -111,7 +111,7 @@ def test_bad_points_are_refused_before_they_start(tiny_run: TinyRun, tmp_path: P
 
 @pytest.mark.runs
 def test_lagging_trials_end_early(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """By the figures of others at the same number of tokens."""
+    """Compared with other trials at the same number of tokens."""
     sweep = spec(
         tiny_run(), tmp_path, "sampler=grid", "trials=null", "startup_trials=3",
         "prune={name: median, interval_tokens: 200, min_tokens: 400}",
@@ -126,7 +126,7 @@ def test_lagging_trials_end_early(tiny_run: TinyRun, tmp_path: Path) -> None:
 
 @pytest.mark.runs
 def test_a_sweep_grows_but_never_changes(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """Figures of two different searches in one table would mean nothing."""
+    """One table must not mix figures of two different searches."""
     run = tiny_run()
     first = run_fake(spec(run, tmp_path, "trials=1"))
     more = run_fake(spec(run, tmp_path, "trials=2"))
@@ -139,19 +139,19 @@ def test_a_sweep_grows_but_never_changes(tiny_run: TinyRun, tmp_path: Path) -> N
 
 @pytest.mark.runs
 def test_two_workers_that_fill_a_trial_at_the_same_moment_run_it_once(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """Both have looked before either has written. Run by both, one overwrites the other."""
+    """Both check before either writes. If both ran it, one would overwrite the other."""
     store = Store(make_space(spec(tiny_run(), tmp_path, "trials=1")))
     store._fill()
     [first] = store.attempts()
     store.study.add_trial(create_trial(state=TrialState.WAITING, user_attrs=dict(first.user_attrs)))
     claimed = store.claim()
     assert claimed is not None and (claimed[0], claimed[1].number) == (0, first.number)
-    assert store.claim() is None, "the second attempt runs beside the first"
+    assert store.claim() is None, "the second attempt runs at the same time as the first"
     assert [each.state for each in store.attempts()] == [TrialState.RUNNING, TrialState.FAIL]
 
 
 def test_the_best_is_the_highest_where_that_is_asked_for() -> None:
-    """direction=maximize, of an accuracy or a speed: best.yaml must not hold the worst."""
+    """direction=maximize, for an accuracy or a speed: best.yaml must not hold the worst."""
     rows = [TrialRow(slot, "complete", value, 0, {}, None, ()) for slot, value in enumerate((0.2, 0.9, 0.9, 0.1))]
     rows.append(TrialRow(4, "failed", None, 0, {}, "exit code 70", ()))
     for direction, order in (("minimize", [3, 0, 1, 2, 4]), ("maximize", [1, 2, 0, 3, 4])):

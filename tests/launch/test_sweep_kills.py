@@ -1,7 +1,7 @@
-"""A sweep whose workers are killed at any moment: nothing is lost, nothing is done twice, nothing is stuck.
+"""A sweep whose workers are killed at any time: no work is lost, repeated or stuck.
 
 If this breaks, a night on a cluster with preemptions ends with trials that count as running for ever, or with hours of
-finished training thrown away.
+finished training lost.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TRIALS, KILLS = 24, 50
 
 
 def start_worker(space: Space) -> int:
-    """A worker in a process of its own, forked so that it need not import everything again."""
+    """Fork a worker process, so that it need not import everything again."""
     process = os.fork()
     if process == 0:
         code = 1
@@ -47,7 +47,7 @@ def start_worker(space: Space) -> int:
 
 
 def wait_for_lines(file: Path, lines: int) -> None:
-    """Until so much more has happened; or for long, since all that is left may wait for a dead worker's grace."""
+    """Wait for this many more lines; or for a long time, since all trials may wait for a dead worker's timeout."""
     size = file.stat().st_size if file.exists() else 0
     deadline = time.monotonic() + 2.5
     while time.monotonic() < deadline and (file.stat().st_size if file.exists() else 0) < size + 18 * lines:
@@ -55,7 +55,7 @@ def wait_for_lines(file: Path, lines: int) -> None:
 
 
 def completed(database: Path) -> list[tuple[int, float]]:
-    """Number and figure of the completed attempts; opened to write, since a kill may have left a write half done."""
+    """Return number and figure of completed attempts; opened for writing, since a kill may leave a partial write."""
     words = "SELECT number, value FROM trials JOIN trial_values USING (trial_id) WHERE state = 'COMPLETE'"
     with contextlib.closing(sqlite3.connect(f"file:{database}?mode=rw", uri=True, timeout=60)) as connection:
         return connection.execute(words).fetchall()
@@ -68,7 +68,7 @@ def test_workers_killed_at_fifty_random_moments(tiny_run: TinyRun, tmp_path: Pat
     space = make_space(sweep)
     draw = random.Random(7)
     complete: dict[int, float] = {}
-    Store(space)  # makes the tables
+    Store(space)  # creates the tables
     workers = [start_worker(space), start_worker(space)]
     for _ in range(KILLS):
         wait_for_lines(tmp_path / "home/log.txt", draw.randrange(10))
@@ -87,12 +87,12 @@ def test_workers_killed_at_fifty_random_moments(tiny_run: TinyRun, tmp_path: Pat
         assert [each.state for each in tries].count(TrialState.COMPLETE) == 1, slot
         assert all(each.state in (TrialState.COMPLETE, TrialState.FAIL) for each in tries), slot  # none stuck
         assert all(REASON not in each.user_attrs and each.user_attrs[SLOT] == slot for each in tries)
-        assert len({each.params["optim.lr"] for each in tries if each.params}) == 1, slot  # not drawn anew
+        assert len({each.params["optim.lr"] for each in tries if each.params}) == 1, slot  # drawn once
         [done] = [each for each in tries if each.state == TrialState.COMPLETE]
         assert done.value == pytest.approx(loss(done.params["optim.lr"], STEPS))
     numbers = {each.number for tries in found.values() for each in tries if each.state == TrialState.COMPLETE}
-    assert set(complete) <= numbers  # once complete, for ever complete
-    assert complete and sum(map(len, found.values())) > TRIALS  # kills came in trials and after some
+    assert set(complete) <= numbers  # a completed trial stays complete
+    assert complete and sum(map(len, found.values())) > TRIALS  # kills came during trials and after some
     names = [trial_name(slot) for slot in range(TRIALS)]
     assert sorted(log(sweep, "end")) == names  # each trained to its end once
     assert Counter(log(sweep, "step")) == Counter(f"{name} {step}" for name in names for step in range(1, STEPS + 1))
@@ -101,7 +101,7 @@ def test_workers_killed_at_fifty_random_moments(tiny_run: TinyRun, tmp_path: Pat
 
 @pytest.mark.runs
 def test_a_stopped_worker_saves_and_the_next_goes_on_at_once(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """Without it, Ctrl-C would cost the grace time of a lost worker, or its trials."""
+    """Otherwise Ctrl-C would cost the timeout of a lost worker, or its trials."""
     sweep = spec(tiny_run(), tmp_path, "trials=2", "workers=2", "heartbeat_seconds=1000")
     space = make_space(sweep)
     (tmp_path / "home/fake.txt").write_text("0 slow\n1 slow")

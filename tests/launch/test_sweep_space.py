@@ -1,4 +1,4 @@
-"""What a sweep's YAML may say: the run's own keys and values, each mistake told with its remedy, and W&B's equal file.
+"""A sweep's YAML: the run's own keys and values, each mistake with its remedy, and W&B's equivalent file.
 
 If this breaks, a typo in a space costs a night of trials that all train the same.
 """
@@ -126,7 +126,7 @@ def test_a_grid_tries_every_combination_once(tiny_run: TinyRun, tmp_path: Path) 
 
 
 def test_the_figures_of_a_run() -> None:
-    """The last held-out one; for steps the median of the second half, since the first are slow."""
+    """The last held-out figure; for steps the median of the second half, since the first are slow."""
     entries = [
         {"kind": "step", "tokens": 90 * i, "tokens_per_second": speed} for i, speed in enumerate([1, 1, 8, 9, 7])
     ]
@@ -146,7 +146,7 @@ def test_the_figures_of_a_run() -> None:
 @pytest.mark.runs
 @pytest.mark.parametrize("file", READY, ids=lambda file: file.stem)
 def test_ready_sweeps_are_sweeps(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every corner of their spaces is a run that `check` takes, but for points that the file calls bad."""
+    """Every corner of their spaces is a valid run for `check`, except points that the file calls bad."""
     monkeypatch.chdir(file.parents[2])
     from launch.sweep import read_sweep
 

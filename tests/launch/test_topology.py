@@ -1,4 +1,4 @@
-"""How many processes on how many machines. A wrong answer trains on a part of what was paid for, or waits for ever."""
+"""Number of processes and machines. If it is wrong, paid GPUs stay idle, or a job waits for ever."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_what_to_type_with_fewer_machines_is_a_number_that_shares_the_batches() 
     assert with_fewer_machines(phases, Topology(1, 2), {}) == ""
 
 
-# what is named after `launch` and `sweep` on a page or in a file's own first lines
+# sweeps and runs that a page or a file's first lines name after `launch` and `sweep`
 NAMED = re.compile(r"modernbert-train (?:launch|sweep) (yamls/\S+\.yaml)")
 SMALL = {"quickstart": 2, "tiny": 2, "tiny/1-stable": 4, "tiny/2-context": 2, "tiny/3-decay": 2, "tiny-large": 2}
 
@@ -83,7 +83,7 @@ def test_the_first_line_of_a_page_starts_on_any_number_of_gpus(name: str) -> Non
 
 
 def test_only_a_single_machine_that_was_told_nothing_leaves_gpus_idle() -> None:
-    """Who says how many gets that number or an error; several machines are paid for as a whole."""
+    """An explicit number is obeyed or refused; several machines are paid for as a whole."""
     assert found(gpus=8, usable=2) == Topology(1, 2, idle_gpus=6)
     assert found(gpus=8, usable=2, ranks=8) == Topology(1, 8)
     assert found(gpus=8, usable=2, launch=LaunchConfig(ranks_per_node=8)) == Topology(1, 8)
@@ -130,18 +130,18 @@ def test_kubeflows_variables_say_where_to_meet() -> None:
 
 
 def test_a_process_of_torchrun_or_composer_is_a_rank() -> None:
-    """And starts no ranks of its own."""
+    """It starts no further ranks."""
     assert is_rank({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"})
     assert not is_rank({"RANK": "0", "WORLD_SIZE": "2"})  # an operator's, which numbers machines
 
 
 def test_a_run_saves_before_its_time_ends() -> None:
-    """Slurm's end of the job counts before the limit in the YAML, which the launcher measures from its own start."""
+    """Slurm's end of the job takes precedence over the YAML's limit, which counts from the launcher's start."""
     limit = LaunchConfig(time_limit_minutes=10, save_seconds=100)
     assert seconds_until_stop(LaunchConfig(), {}, 5000.0) is None
     assert seconds_until_stop(limit, {}, 5000.0) == 500
     assert seconds_until_stop(limit, {"SLURM_JOB_END_TIME": "5180"}, 5000.0) == 80
-    with pytest.raises(ConfigError, match=r"save_seconds=100: the job ends in 90 s"):  # or it were started for ever
+    with pytest.raises(ConfigError, match=r"save_seconds=100: the job ends in 90 s"):  # or it would restart for ever
         seconds_until_stop(limit, {"SLURM_JOB_END_TIME": "5090"}, 5000.0)
 
 

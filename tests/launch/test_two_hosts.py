@@ -1,4 +1,4 @@
-"""Several machines, as network namespaces of one: met, one lost, started again, and the same run at the end."""
+"""Several machines, as network namespaces of one: connected, one lost, restarted, with the same result."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.launch.jobs import LONG, RUN, SHORT, alive, children, environment, lo
 
 pytestmark = pytest.mark.timeout(290)
 TIMEOUT = 8  # distributed.timeout_seconds
-BUSY = 30  # seconds more for a machine that has other work
-HEARD = 1.5  # seconds after which each rank has heard of the others, and names their machines
+BUSY = 30  # additional seconds for a busy machine
+HEARD = 1.5  # seconds until each rank knows the others and their machines
 SILENT = r"error: rank 1 on host-b: 10\.77\.0\.1:\d+, where the ranks meet: no answer .* machine \(host-a, with rank 0"
 
 
@@ -34,7 +34,7 @@ def hosts() -> Iterator[tuple[Host, Host]]:
 
 
 class Pair:
-    """A run with one rank on each of two or more hosts; the first is where they meet."""
+    """A run with one rank on each of two or more hosts; the first host is the rendezvous."""
 
     def __init__(
         self, hosts: tuple[Host, ...], words: list[str], folder: Path, meets: str = "", **variables: str
@@ -48,7 +48,7 @@ class Pair:
                 self.launchers.append(host.start([*RUN, *words, *where], output, **environment(**variables)))
 
     def kill(self, number: int) -> None:
-        """All processes of a run on one host, as when it loses its power."""
+        """Kill all processes of a run on one host, as in a power loss."""
         launcher = self.launchers[number].pid
         for pid in [launcher, *children(launcher)]:
             os.kill(pid, signal.SIGKILL)
@@ -61,7 +61,7 @@ class Pair:
 
 @pytest.mark.runs
 def test_a_name_that_is_a_loopback_address_at_home_is_no_place_to_meet(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """Debian and Ubuntu write 127.0.1.1 beside a machine's own name, where no other machine reaches it."""
+    """Debian and Ubuntu write 127.0.1.1 for a machine's own name, which other machines cannot reach."""
     if reason := missing():
         pytest.skip(reason)
     with two_hosts("192.168.77") as hosts:
@@ -103,7 +103,7 @@ def test_a_lost_host_is_named_and_the_run_goes_on_as_if_never_stopped(
     pair = Pair(hosts, words, tmp_path)
     wait_for_steps(folder, 6, pair.launchers)
     pair.kill(1)
-    code, output = pair.end(0, TIMEOUT + 30 + 30)  # stated: 30 seconds over the timeout; and 30 for a busy machine
+    code, output = pair.end(0, TIMEOUT + 30 + 30)  # documented: timeout plus 30 seconds; 30 more for a busy machine
     assert code == 70, output
     assert output.splitlines()[-1].startswith("error: rank 1 on host-b: is gone")
     again = Pair(hosts, words, tmp_path)
@@ -115,7 +115,7 @@ def test_a_lost_host_is_named_and_the_run_goes_on_as_if_never_stopped(
 
 @pytest.mark.slow
 def test_a_cut_cable_ends_both_sides(hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path) -> None:
-    """Nothing is closed or refused, so only the silence tells; each side must come to an end by itself."""
+    """Nothing is closed or refused, so only the silence is noticed; each side must end by itself."""
     words = tiny_run(
         "phases.short.tokens=400000", "phases.short.batch_warmup=null", f"distributed.timeout_seconds={TIMEOUT}"
     )
@@ -133,7 +133,7 @@ def test_a_cut_cable_ends_both_sides(hosts: tuple[Host, Host], tiny_run: TinyRun
 
 @pytest.mark.slow
 def test_a_frozen_first_host_is_named_by_the_other(hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path) -> None:
-    """It holds what all meet through, so who asks waits; the other must not take its own healthy rank for frozen."""
+    """It holds the store, so requests to it block; the other must not take its own healthy rank for frozen."""
     words = tiny_run(
         "phases.short.tokens=400000", "phases.short.batch_warmup=null", f"distributed.timeout_seconds={TIMEOUT}"
     )
@@ -159,7 +159,7 @@ def test_a_signal_on_one_host_saves_on_both(hosts: tuple[Host, Host], tiny_run: 
 def test_the_first_host_that_is_lost_ends_the_other(
     hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path
 ) -> None:
-    """It held what all meet through, so nobody can tell; the address is what is left to name, by rank or launcher."""
+    """It held the store, so no message can be exchanged; only its address can be named, by a rank or a launcher."""
     pair = Pair(hosts, tiny_run("phases.short.tokens=400000", "phases.short.batch_warmup=null"), tmp_path)
     wait_for_steps(tmp_path / "runs/tiny", 4, pair.launchers)
     pair.kill(0)
@@ -225,7 +225,7 @@ def test_a_network_that_loses_a_third_of_all_packets_is_slow_and_no_more(
 def test_a_network_that_carries_no_collectives_blames_no_machine(
     hub: tuple[Hub, tuple[Host, Host]], tiny_run: TinyRun, tmp_path: Path
 ) -> None:
-    """Both ranks live and give signs of life; what is blamed would be left out by the scheduler."""
+    """Both ranks are alive and send heartbeats; a blamed machine would be excluded by the scheduler."""
     network, hosts = hub
     blamed = tmp_path / "blamed"
     words = tiny_run(*LONG, f"distributed.timeout_seconds={TIMEOUT}")
@@ -255,7 +255,7 @@ def test_a_launcher_that_is_frozen_after_a_finished_run_is_not_waited_for(
 def test_a_frozen_launcher_that_holds_the_store_is_not_waited_for_either(
     hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path
 ) -> None:
-    """The other one's next question to the store is never answered, and torch's agent would wait without a limit."""
+    """Its next request to the store is never answered, and torch's agent would wait without a limit."""
     pair = _with_finished_ranks(hosts, tiny_run(*SHORT), tmp_path)
     os.kill(pair.launchers[0].pid, signal.SIGSTOP)
     os.kill(pair.launchers[1].pid, signal.SIGCONT)
@@ -266,13 +266,13 @@ def test_a_frozen_launcher_that_holds_the_store_is_not_waited_for_either(
 
 
 def _with_finished_ranks(hosts: tuple[Host, Host], words: list[str], folder: Path) -> Pair:
-    """Run to the end, with the second launcher frozen before it can see that; the first one waits for it."""
+    """Run to the end, with the second launcher frozen before it notices; the first one waits for it."""
     pair = Pair(hosts, words, folder)
     wait_for_steps(folder / "runs/tiny", 2, pair.launchers)
     ranks = [pid for launcher in pair.launchers for pid in children(launcher.pid)]
     os.kill(pair.launchers[1].pid, signal.SIGSTOP)
     deadline = time.monotonic() + 150
     while any(map(alive, ranks)):
-        assert time.monotonic() < deadline, "the run does not come to its end"
+        assert time.monotonic() < deadline, "the run does not end"
         time.sleep(0.1)
     return pair

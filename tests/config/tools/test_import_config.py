@@ -1,4 +1,4 @@
-"""A run file of AnswerDotAI's repository becomes one of ours, or is refused; else keys are lost in silence."""
+"""A run file of AnswerDotAI's repository is converted, or refused; otherwise keys are lost silently."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from modernbert_train.config.tools.import_config import FIXED, SAME, import_conf
 from modernbert_train.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
-# the keys that their published files set, with the values of base's first phase
+# keys that their published files set, with the values of base's first phase
 THEIRS = """\
 data_local: /data
 data_remote:
@@ -121,11 +121,11 @@ def test_base_pretraining_becomes_our_recipe(theirs: Path, tmp_path: Path, capsy
     assert "data.train: first python -m modernbert_train adopt /data/train --tokenizer data/my_text/tokenizer" in notes
     assert "train_loader.dataset.shuffle_seed: seed keys the order too" in notes
     assert "made_up" in notes and "train_loader.name: text is the only kind" in notes
-    assert main(["init", "from", str(theirs), "--out", str(out)]) == 78, "nothing is overwritten"
+    assert main(["init", "from", str(theirs), "--out", str(out)]) == 78, "existing files are kept"
 
 
 def test_another_architecture_is_refused_with_every_difference(theirs: Path) -> None:
-    """Their defaults are another model, so a key that is left out counts as well."""
+    """Their defaults are another model, so a missing key counts as well."""
     text = THEIRS.replace("    normalization: layernorm\n", "").replace("mlp_layer: glu", "mlp_layer: parallel_glu")
     theirs.write_text(text.replace("1_719_000_000_000tok", "1ep"))
     with pytest.raises(ConfigError) as error:
@@ -146,7 +146,7 @@ def test_tiling_and_decay_are_understood(theirs: Path) -> None:
 
 
 def test_where_the_shards_are_is_carried_over(theirs: Path) -> None:
-    """mmBERT's files have lengths and mask rate in the loader alone; Streaming's streams become ours."""
+    """mmBERT's files have lengths and mask rate only in the loader; Streaming's streams are converted."""
     text = THEIRS.replace("data_remote:\n", "data_remote: s3://bucket/corpus/\n").replace("max_seq_len: 1024\n", "")
     text = text.replace("mlm_probability: 0.3\n", "").replace("${mlm_probability}", "0.3\n    max_seq_len: 512")
     text = text.replace("    batch_size_warmup_min_size: 768\n", "").replace(
@@ -171,7 +171,7 @@ def test_where_the_shards_are_is_carried_over(theirs: Path) -> None:
 
 
 def test_intervals_in_tokens_and_beyond_the_run(theirs: Path) -> None:
-    """Ettin's and mmBERT's files save by tokens, and switch evaluation off by a number that nobody reaches."""
+    """Ettin's and mmBERT's files save by tokens, and switch evaluation off by an unreachable number."""
     theirs.write_text(
         THEIRS.replace("4000ba", "8_500tok", 2).replace("eval_interval: 8_500tok", f"eval_interval: {9**40}ba")
     )
@@ -181,7 +181,7 @@ def test_intervals_in_tokens_and_beyond_the_run(theirs: Path) -> None:
 
 
 def test_the_page_has_every_key() -> None:
-    """Those without a counterpart are in the command's output, each with its reason."""
+    """Keys without a counterpart are in the command's output, each with its reason."""
     page = (ROOT / "docs/moving.md").read_text(encoding="utf-8")
     missing = [key for key in (*SAME, *(f"model.model_config.{key}" for key in FIXED)) if f"`{key}`" not in page]
     assert not missing

@@ -1,4 +1,4 @@
-"""The page of every key is what the code says; if this breaks, users read of keys that do not exist, or miss some."""
+"""The page of every key matches the code; if this breaks, users read of keys that do not exist, or miss some."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_page_is_the_one_that_the_code_writes(page: str) -> None:
 
 @pytest.mark.runs
 def test_every_key_is_on_it_with_its_meaning_and_default(page: str) -> None:
-    """Each under a heading of its own, its whole name: a search leads to it, and no column cuts it in two."""
+    """Each under a separate heading with its whole name: a search finds it, and no table column breaks it."""
     keys = re.findall(r"^#### `([\w.<>]+)`", page, re.MULTILINE)
     assert {f"data.{field.name}" for field in dataclasses.fields(DataConfig)} <= {*keys, "data.streams"}
     assert {"phases.<name>.row_tokens", "phases.<name>.schedule.decay_tokens", "start.checkpoint", "out"} <= {*keys}
@@ -47,14 +47,14 @@ def test_every_key_is_on_it_with_its_meaning_and_default(page: str) -> None:
     assert f"#### `optim.weight_decay` (adamw)\n\n{facts}<br>\nnorms" in page
     assert "#### `optim.name` (adamw)\n\n`adamw` chooses these keys\n" in page
     assert "#### `name`\n\ntext; must be set; may change at a restart<br>\nletters, digits" in page
-    assert "`start`: null: from scratch" in page  # what stands beside a section is said too
+    assert "`start`: null: from scratch" in page  # the comment of a section is included too
     sections = {field.name for root in (RunConfig, PrepareConfig) for field in dataclasses.fields(root)}
     assert all(re.search(rf"^###+ `{name}\b", page, re.MULTILINE) for name in sections)
 
 
 @pytest.mark.runs
 def test_what_stands_in_angle_brackets_is_seen(page: str) -> None:
-    """Outside of code Markdown takes <name> for HTML, and shows nothing."""
+    """Outside of code Markdown takes <name> for HTML, and hides it."""
     prose = re.sub(r"`[^`]*`", "", page)
     assert "&lt;runs_folder>/&lt;name>" in prose and "&lt;run folder>/profile" in prose
     assert set(re.findall(r"<\w*", prose)) == {"<br"}
@@ -80,7 +80,7 @@ def test_links_within_the_page_and_to_others_lead_somewhere(page: str) -> None:
 
 
 def test_a_section_without_a_docstring_is_refused() -> None:
-    """Its readers would get the signature that dataclasses make up."""
+    """Its readers would get the signature that dataclasses generate."""
     with pytest.raises(ValueError, match=r"^Unsaid \(the page of every key\): it has no docstring"):
         _docstring(Unsaid)
 
@@ -91,7 +91,7 @@ class Unsaid:
 
 
 def test_choices_of_the_same_values_stand_in_one_order() -> None:
-    """`typing` takes Literals of other orders for equal: the page would follow from which was imported first."""
+    """`typing` considers Literals in another order equal: the page would depend on the order of imports."""
     orders: dict[frozenset[str], set[tuple[str, ...]]] = {}
     for file in (PAGE.parents[1] / "modernbert_train").rglob("*.py"):
         for words in re.findall(r"\bLiteral\[([^\]]*)\]", file.read_text(encoding="utf-8")):
