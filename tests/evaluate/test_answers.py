@@ -1,4 +1,4 @@
-"""Answers told from logits, and SQuAD's metrics: against code of others, and spans against every one there is."""
+"""Answers from logits, and SQuAD's metrics: compared with other code, and spans with all possible ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ONE = st.tuples(TEXT, st.lists(TEXT, min_size=1, max_size=3))
 @given(st.lists(ONE, min_size=1, max_size=8))
 @settings(max_examples=60, deadline=None)
 def test_version_1_is_torchmetrics_squad(asked: list[tuple[str, list[str]]]) -> None:
-    """Figures that compare with published ones; of texts without a word torchmetrics goes with version 2."""
+    """Figures comparable with published ones; for texts without a word torchmetrics follows version 2."""
     from torchmetrics.functional.text import squad
 
     asked = [(told, rights) for told, rights in asked if any(c.isalnum() and c not in "aAnthe" for c in told)]
@@ -51,7 +51,7 @@ def test_version_1_has_no_words_in_common_with_a_text_without_words() -> None:
 @given(st.lists(st.tuples(TEXT | st.just(""), st.lists(TEXT, max_size=3)), min_size=1, max_size=8))
 @settings(max_examples=60, deadline=None)
 def test_version_2_is_the_official_evaluation(asked: list[tuple[str, list[str]]]) -> None:
-    """As transformers keeps it, with and without an answer apart."""
+    """As in transformers, also for questions with and without an answer separately."""
     from transformers.data.metrics.squad_metrics import squad_evaluate
 
     class Asked:
@@ -68,7 +68,7 @@ def test_version_2_is_the_official_evaluation(asked: list[tuple[str, list[str]]]
 
 
 def asked_of(draw: np.random.Generator, windows: list[tuple[int, int]]) -> tuple[dict[str, Any], np.ndarray]:
-    """A question of three tokens whose context has the words w0 w1 ..., and logits of its windows."""
+    """Return a question of three tokens whose context has the words w0 w1 ..., and logits of its windows."""
     words = [f"w{number}" for number in range(max(first + number for first, number in windows))]
     ends = (np.cumsum([len(word) + 1 for word in words]) - 1).tolist()
     starts = [end - len(word) for end, word in zip(ends, words, strict=True)]
@@ -80,7 +80,7 @@ def asked_of(draw: np.random.Generator, windows: list[tuple[int, int]]) -> tuple
 @pytest.mark.parametrize("most", [1, 3, 30])
 @pytest.mark.parametrize("unanswerable", [False, True])
 def test_the_likeliest_span_of_all_windows_is_told(most: int, unanswerable: bool) -> None:
-    """By trying every one; questions, ends and what is outside of a window are none."""
+    """By trying all of them; question tokens, special tokens and tokens outside a window are excluded."""
     draw = np.random.default_rng(most)
     texts, logits = zip(*(asked_of(draw, [(0, 6), (4, 6), (8, 3)]) for _ in range(40)), strict=True)
     texts = (*texts, texts[0] | {"windows": []}, texts[1])

@@ -1,4 +1,4 @@
-"""`embed`: the vectors of a file are those of `load_model(...).embed`, in order, whole or not there."""
+"""`embed`: a file's vectors equal `load_model(...).embed`, in order; the file is complete or absent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pyarrow = pytest.importorskip("pyarrow")
 from pyarrow import parquet  # noqa: E402
 
 TEXTS = [" ".join(f"w{(3 * number + place) % 300}" for place in range(1 + number * 7 % 23)) for number in range(30)]
-TEXTS[4] = " ".join(["w7 w8"] * 200)  # of more tokens than fit
+TEXTS[4] = " ".join(["w7 w8"] * 200)  # more tokens than fit
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def trained(tiny_run: TinyRun, tmp_path: Path) -> Path:
 def test_vectors_of_a_file_are_those_of_the_exported_model(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever indexes texts with one and asks with the other would find nothing."""
+    """Otherwise an index made with one could not be searched with the other."""
     from transformers import AutoModel, AutoTokenizer
 
     def embed(texts: str, out: str, *options: str) -> Path:

@@ -1,6 +1,6 @@
-"""Measuring a checkpoint that is named: the figure must be of that one, or there must be none.
+"""Evaluation of a named checkpoint: the figure must belong to it, or there must be none.
 
-If this breaks, people compare checkpoints of a run and read the same number, of the newest, each time.
+If this breaks, users who compare checkpoints of a run see the newest one's number each time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.train.test_run import records
 def test_eval_measures_the_checkpoint_that_is_named(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Compared with what the run itself measured at those steps; the phases differ in row length and RoPE base."""
+    """Compared with the run's own measurements at those steps; the phases differ in row length and RoPE base."""
     assert main(["train", *tiny_run()]) == 0
     folder = tmp_path / "runs/tiny"
     recorded = (folder / "metrics.jsonl").read_bytes()
@@ -38,7 +38,7 @@ def test_eval_measures_the_checkpoint_that_is_named(
     assert first["loss"] != last["loss"]
     assert main(["eval", str(folder)]) == 0
     assert capsys.readouterr().out == text, "a run's folder means its newest checkpoint"
-    assert (folder / "metrics.jsonl").read_bytes() == recorded, "the run's own record is left alone"
+    assert (folder / "metrics.jsonl").read_bytes() == recorded, "the run's own record is unchanged"
     kept = read_results(folder)  # each was measured more than once
     assert [(each.step, each.checkpoint) for each in kept] == [
         (entry["step"], f"step-{entry['step']:08d}") for entry in (first, last)

@@ -1,4 +1,4 @@
-"""Held-out text is measured without dropout; base and large train with it, and would be judged by a noisy figure."""
+"""Held-out text is measured without dropout; base and large train with it, and would get a noisy figure."""
 
 from __future__ import annotations
 

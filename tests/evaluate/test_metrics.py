@@ -1,4 +1,4 @@
-"""The metrics, on values worked out by hand or taken from the libraries that define them."""
+"""The metrics, on values computed by hand or by the libraries that define them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def metric(kind: str, name: str, told: list[object], so: list[object]) -> float:
     ],
 )
 def test_known_values(kind: str, name: str, told: list[object], so: list[object], expected: float) -> None:
-    """A table of these is what a model is chosen by."""
+    """Models are chosen by a table of these."""
     if name == "matthews" and len(told) == 5:  # (c s - sum p t) / sqrt((s² - sum p²)(s² - sum t²)), Gorodkin 2004
         expected = (3 * 5 - (1 * 2 + 2 * 2 + 2 * 1)) / math.sqrt((25 - 9) * (25 - 9))
     assert metric(kind, name, told, so) == pytest.approx(expected, abs=1e-6)
@@ -49,7 +49,7 @@ def test_a_correlation_with_one_score_is_no_number() -> None:
 
 
 def test_spans_are_exact_with_their_type() -> None:
-    """seqeval's own example: an entity found one word too early is wrong; and both ways of writing tags."""
+    """seqeval's own example: an entity predicted one word too early is wrong; for both ways of writing tags."""
     so = [["O", "O", "O", "B-MISC", "I-MISC", "I-MISC", "O"], ["B-PER", "I-PER", "O"]]
     told = [["O", "O", "B-MISC", "I-MISC", "I-MISC", "I-MISC", "O"], ["B-PER", "I-PER", "O"]]
     assert entity_figures(told, so) == {"entity_f1": 0.5, "entity_precision": 0.5, "entity_recall": 0.5}
@@ -71,7 +71,7 @@ def test_every_word_of_a_span_is_found_once() -> None:
 
 
 def test_seqeval_counts_the_same_entities() -> None:
-    """Published figures of CoNLL and WNUT are its; random tags have every broken order that a model can tell."""
+    """Published figures of CoNLL and WNUT are computed by it; random tags contain every possible broken order."""
     judge = pytest.importorskip("seqeval.metrics", reason="seqeval is not installed: pip install seqeval")
     draw = random.Random(3)
     for prefixes in ("BI", "BIES"):
@@ -87,7 +87,7 @@ def test_seqeval_counts_the_same_entities() -> None:
 
 @pytest.mark.runs
 def test_scikit_learn_and_scipy_measure_the_same() -> None:
-    """GLUE's own figures are theirs."""
+    """GLUE's own figures are computed by them."""
     judge = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
     stats = pytest.importorskip("scipy.stats", reason="SciPy is not installed")
     theirs = {
@@ -111,7 +111,7 @@ def test_scikit_learn_and_scipy_measure_the_same() -> None:
     for (kind, name), judged in theirs.items():
         for _ in range(20):
             size = (23, 4) if kind == "multi-label" else (23,)
-            most = 2 if kind == "multi-label" or name == "f1" else 5  # few scores: many are equal
+            most = 2 if kind == "multi-label" or name == "f1" else 5  # few scores, so that many are equal
             told, so = (torch.randint(0, most, size, generator=generator) for _ in range(2))
             if kind == "regression":
                 told, so = told.double(), so.double()

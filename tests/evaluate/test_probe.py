@@ -1,5 +1,5 @@
-"""The probe of the encoder. If this breaks, a number of a run says something that is not so: of other texts, of one
-rank's share, of what was learned by heart; or a mistake in a file costs a run its night."""
+"""The probe of the encoder. If this breaks, a run's figure is of other texts, of one rank's share, or of memorised
+texts; or a mistake in a file costs a run its night."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHARED = Path(__file__).parents[3] / "shared/data"
 
 
 def write_texts(path: Path, *, shuffled: bool = False, number: int = 120, seed: int = 1) -> Path:
-    """Texts of two vocabularies, the letters a to m and n to z; shuffled: their labels say nothing."""
+    """Write texts of two vocabularies, the letters a to m and n to z; shuffled: labels are random."""
     draw = random.Random(seed)
     rows = []
     for each in range(number):
@@ -78,7 +78,7 @@ ENCODERS = {"modernbert": lambda config: config, "bert": as_bert}
 def test_a_planted_signal_is_found_and_chance_is_not_taken_for_one(
     tiny_run: TinyRun, tmp_path: Path, classifier: str, encoder: str
 ) -> None:
-    """Texts of two vocabularies are told apart by any encoder; labels that were thrown by a coin are not."""
+    """Any encoder distinguishes texts of two vocabularies; random labels cannot be learned."""
     found = {}
     for shuffled in (False, True):
         file = write_texts(tmp_path / "texts.jsonl", shuffled=shuffled)
@@ -95,7 +95,7 @@ def test_a_planted_signal_is_found_and_chance_is_not_taken_for_one(
 def test_an_embedding_is_the_mean_over_the_texts_own_tokens(
     tiny_run: TinyRun, tmp_path: Path, encoder: str, order: str
 ) -> None:
-    """As if each text were alone, whatever it is packed with: [CLS] and [SEP] count, neighbours and pads do not."""
+    """As if each text were alone, for any packing: [CLS] and [SEP] count, neighbours and pads do not."""
     words = tiny_run(*(["objective={name: causal}"] if order == "causal" else []))
     config = ENCODERS[encoder](with_probe(words, train=str(write_texts(tmp_path / "texts.jsonl"))))
     vocabulary, model = read_vocabulary(config.data.tokenizer), fresh_model(config)
@@ -114,7 +114,7 @@ def test_an_embedding_is_the_mean_over_the_texts_own_tokens(
 
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_after_permuted_orders_a_text_is_read_as_it_is(tiny_run: TinyRun, tmp_path: Path, encoder: str) -> None:
-    """Every token sees all of its text, as where masked tokens are learned: the same weights, the same embeddings."""
+    """Every token sees all of its text, as with masked tokens: the same weights, the same embeddings."""
     found = []
     for name in ("mlm", "permutation"):
         words = tiny_run(f"objective={{name: {name}}}")
@@ -151,7 +151,8 @@ def evaluations(folder: Path) -> list[dict[str, Any]]:
 def test_a_run_records_its_evaluations_and_goes_on_as_if_never_stopped(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Due by the clock alone; a stopped run has the same lines as one that was not, and `eval` prints the last."""
+    """The clock decides when they are due; a stopped run has the same lines as an uninterrupted one, and `eval`
+    prints the last."""
     probe = {"name": "probe", "train": str(write_texts(tmp_path / "texts.jsonl")), "every_tokens": 1500}
     words = tiny_run(f"evals={{planted: {json.dumps(probe)}, ends: {json.dumps(probe | {'every_tokens': None})}}}")
     assert main(["train", *words]) == 0
@@ -184,7 +185,7 @@ def test_a_run_records_its_evaluations_and_goes_on_as_if_never_stopped(
 @pytest.mark.slow
 @pytest.mark.timeout(290)
 def test_sharded_weights_are_measured_as_whole_ones(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """FSDP2 gathers what an evaluation needs, and training goes on as on one rank."""
+    """FSDP2 gathers the weights for an evaluation, and training continues as on one rank."""
     from tests.distributed.test_train_ranks import assert_same_run, launch
 
     probe = {"name": "probe", "train": str(write_texts(tmp_path / "texts.jsonl")), "every_tokens": 1500}
@@ -204,7 +205,7 @@ def test_sharded_weights_are_measured_as_whole_ones(tiny_run: TinyRun, tmp_path:
     "objective", ["sop", *(pytest.param(each, marks=pytest.mark.slow) for each in ("causal", "permutation"))]
 )
 def test_a_run_of_another_encoder_and_objective_is_probed(tiny_run: TinyRun, tmp_path: Path, objective: str) -> None:
-    """BERT, whose pairs have segments and one special token more, and an order in which a token sees what is before."""
+    """BERT, whose pairs have segments and one more special token, and an order in which a token sees earlier ones."""
     probe = {"name": "probe", "train": str(write_texts(tmp_path / "texts.jsonl"))}
     words = system([*tiny_run(), f"evals.planted={json.dumps(probe)}"], "bert", objective)
     assert main(["train", *words]) == 0
@@ -217,7 +218,7 @@ def test_a_run_of_another_encoder_and_objective_is_probed(tiny_run: TinyRun, tmp
 
 @pytest.mark.runs
 def test_logistic_regression_is_that_of_its_definition() -> None:
-    """Held against plain gradient descent; other scales, and a width that never varies, change nothing."""
+    """Compared with plain gradient descent; other scales, and a constant dimension, have no effect."""
     draw = torch.Generator().manual_seed(1)
     inputs_LD, told_ND = torch.randn(2, 90, 4, generator=draw, dtype=torch.float64)
     labels_L = (inputs_LD[:, :3] + torch.randn(90, 3, generator=draw, dtype=torch.float64)).argmax(dim=1)
@@ -243,7 +244,7 @@ def test_the_nearest_by_cosine_and_not_by_distance() -> None:
 
 
 def test_embeddings_that_are_no_numbers_give_figures_that_are_none(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """A model that broke must neither end the run here nor get a figure."""
+    """A broken model must neither end the run here nor get a figure."""
     config = with_probe(tiny_run(), train=str(write_texts(tmp_path / "texts.jsonl")))
     (evaluator,) = build_evaluators(config.evals, texts_of(config)).values()
     model = fresh_model(config)
@@ -262,7 +263,7 @@ def write(path: Path, text: str) -> str:
 
 
 def test_what_is_drawn_and_how_it_is_divided_depends_on_the_seed_alone(tmp_path: Path) -> None:
-    """Each class has as many texts in each fold, give or take one; no text is told by what was learned from it."""
+    """Folds have equally many texts of each class, up to one; a text is never classified by a model trained on it."""
     file = str(write_texts(tmp_path / "texts.jsonl", number=203))
     settings = ProbeConfig(train=file, max_examples=101, folds=4)
     found, again = read_labelled("evals.x", settings), read_labelled("evals.x", settings)
@@ -279,7 +280,7 @@ def test_what_is_drawn_and_how_it_is_divided_depends_on_the_seed_alone(tmp_path:
 
 
 def test_tables_are_read_as_those_who_write_them_do(tmp_path: Path) -> None:
-    """A .csv quotes; a .tsv, as GLUE's, takes quotes as they are. A byte order mark is none of the first name."""
+    """A .csv quotes; a .tsv, as in GLUE, takes quotes literally. A byte order mark is not part of the first name."""
     table = 'index,text,label\n0,"a, ""b""\nc",yes\n1,d,no\n2,"",no\n3,e,yes\n4,f,no\n'
     found = read_labelled("evals.x", ProbeConfig(train=write(tmp_path / "t.csv", "\ufeff" + table)))
     assert found.texts == (('a, "b"\nc',), ("d",), ("e",), ("f",)) and found.empty == 1
@@ -395,9 +396,9 @@ def test_every_kind_has_a_row() -> None:
 def test_real_tasks_are_read_and_told_better_than_by_guessing(
     tiny_run: TinyRun, train: str, test: str | None, settings: dict[str, Any], least: float
 ) -> None:
-    """By an encoder that has learned nothing: its mean of random embeddings is a bag of words, enough for BANKING77."""
+    """By an untrained encoder: its mean of random embeddings is a bag of words, enough for BANKING77."""
     if not (SHARED / train).exists():
-        pytest.skip(f"{SHARED / train} is not there; see its README for what it is")
+        pytest.skip(f"{SHARED / train} is missing; see its README")
     files = {"train": str(SHARED / train)} | ({} if test is None else {"test": str(SHARED / test)})
     config = with_probe(tiny_run(), **files, **settings, max_examples=1500)
     found = measure(config)

@@ -1,4 +1,4 @@
-"""What a model fills in: the right word at the right place, the same places every time, and nothing else changed."""
+"""A model's predictions in text samples: the right word at the right place, and always the same places."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PREDICTS = torch.eye(40) * 9
 
 
 class Model(nn.Module):
-    """Is sure of a token at each place."""
+    """Predicts a fixed token at each place with certainty."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Model(nn.Module):
 
 
 def batch(order: str = "all") -> Batch:
-    """A row of two texts and a pad, and another row."""
+    """Return a row of two texts and a pad, and another row."""
     ids = torch.tensor([2, 4, 1, 6, 3, 2, 1, 8, 3, 0, 2, 1, 5, 3, 0, 0, 0, 0, 0, 0])
     boundaries = torch.tensor([0, 5, 9, 10, 14, 20, 20], dtype=torch.int32)
     packed = Packed(ids, torch.zeros_like(ids), boundaries, 10, order=order)  # type: ignore[arg-type]
@@ -71,14 +71,14 @@ def test_words_of_every_kind_of_vocabulary() -> None:
 
 @pytest.mark.runs
 def test_a_run_keeps_the_same_places_and_trains_the_same(tiny_run: Callable[..., list[str]], tmp_path: Path) -> None:
-    """On any number of texts, also 0; and the file is what the report reads."""
+    """For any number of texts, also 0; the report reads the file."""
     records = []
     for number in (0, 2):
         name = f"samples-{number}"
         assert main(["train", *tiny_run(f"name={name}", f"eval.samples={number}")]) == 0
         folder = tmp_path / "runs" / name
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        trained = [line for line in lines if line["kind"] != "checkpoint"]  # which is said when it is on the disk
+        trained = [line for line in lines if line["kind"] != "checkpoint"]  # written when it is on the disk
         records.append([(line["kind"], line.get("loss"), line.get("accuracy")) for line in trained])
         assert (folder / "samples.jsonl").exists() == bool(number)
     assert records[0] == records[1]

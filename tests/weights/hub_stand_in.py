@@ -1,4 +1,4 @@
-"""A hub on this machine that keeps models in memory: as much of the hub's interface as uploading needs."""
+"""A local stand-in for the hub that keeps models in memory, with the interface that uploading needs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from urllib.parse import unquote, urlsplit
 
 
 class StandIn:
-    """The models it has: by id, then by branch, the files.
+    """Its models: id -> branch -> files.
 
     Attributes:
-        commits: branch of each commit, in their order.
-        refuses: answer all writing with this code, 0: none.
+        commits: branch of each commit, in order.
+        refuses: answer all writes with this code; 0: accept them.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class StandIn:
         parts = [unquote(part) for part in urlsplit(path).path.strip("/").split("/")]
         if self.refuses and method == "POST":
             return self.refuses, {}, b'{"error": "not yours"}'
-        if parts == ["api", "validate-yaml"]:  # of a card
+        if parts == ["api", "validate-yaml"]:  # for a card
             return 200, {}, b'{"errors": [], "warnings": []}'
         if parts[:3] == ["api", "repos", "create"]:
             asked = json.loads(body)
@@ -84,7 +84,7 @@ class StandIn:
 
 @contextmanager
 def running() -> Iterator[StandIn]:
-    """A stand-in that listens on `address` as long as the block runs."""
+    """Run a stand-in that listens on `address` inside this context."""
     hub = StandIn()
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,6 +1,6 @@
-"""A checkpoint as AnswerDotAI's training code leaves it: Composer's own Trainer, run on a model with that code's names.
+"""A checkpoint in the format of AnswerDotAI's training code: Composer's Trainer, run on a model with that code's names.
 
-Written from the published names and configuration keys (arXiv 2412.13663's repository); none of its code is here.
+Written from the published names and configuration keys (arXiv 2412.13663's repository), without any of its code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from modernbert_train.models.modernbert import ModernBertForMaskedLM
 
 
 def flexbert_settings(config: ModernBertConfig, theta: float, local_theta: float) -> dict[str, Any]:
-    """What that code's model_config says about one of our architectures, and what it inherits from bert-base."""
+    """Return that code's model_config for one of our architectures, with the keys inherited from bert-base."""
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -71,7 +71,7 @@ def flexbert_settings(config: ModernBertConfig, theta: float, local_theta: float
 
 
 class FlexBertConfig(transformers.BertConfig):
-    """bert-base's configuration with more keys, which is what the reference has."""
+    """bert-base's configuration with more keys, like the reference."""
 
 
 class FlexBertForMaskedLM(transformers.PreTrainedModel):
@@ -101,14 +101,14 @@ def write_reference_checkpoint(
     """Train two batches with Composer and let it save.
 
     Args:
-        folder: where to.
+        folder: folder of the file.
         config: the architecture.
-        tokenizer: a tokenizer folder, which goes into the file; None: the model stands in Composer without
-            transformers' wrapper, and its configuration and tokenizer are not in the file.
-        theta, local_theta: as the reference writes them; a local base of -1 there means the global one.
+        tokenizer: a tokenizer folder, stored in the file; None: Composer holds the model without transformers' wrapper,
+            and configuration and tokenizer are not in the file.
+        theta, local_theta: as the reference writes them; a local base of -1 means the global one.
 
     Returns:
-        The file, and the weights in it under our names, decoder.weight left out.
+        The file, and its weights under our names, without decoder.weight.
     """
     import_stubs.install()
     from composer import Trainer

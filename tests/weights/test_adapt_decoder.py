@@ -1,4 +1,4 @@
-"""A decoder of transformers becomes an encoder. If this breaks, it begins with weights that compute something else."""
+"""A decoder of transformers becomes an encoder. If this breaks, it starts from weights that compute something else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.weights.test_source import records
 
 @pytest.fixture
 def decoder(tiny_data: Path, tmp_path: Path) -> Path:
-    """A Qwen3 with random weights, as transformers saves it."""
+    """Write a Qwen3 with random weights, as transformers saves it."""
     torch.manual_seed(1)
     config = transformers.Qwen3Config(
         vocab_size=512, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
@@ -45,7 +45,8 @@ def test_a_decoder_goes_on_as_an_encoder(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The first loss is transformers' own, of masks told by the tokens before them; the export tells them there too."""
+    """The first loss is transformers' loss of predicting each masked token from the token before it; the export
+    predicts the same way."""
     file = adapting(Path(tiny_run()[0]), decoder)
     seen: list[Batch] = []
     forward = ForMaskedLM.forward
@@ -68,7 +69,7 @@ def test_a_decoder_goes_on_as_an_encoder(
 
 
 def adapting(file: Path, decoder: Path) -> Path:
-    """A run that begins with the weights of the decoder."""
+    """Write a run that starts from the decoder's weights."""
     run = yaml.safe_load(file.read_text())
     run["model"] = {
         "name": "llama", "vocab_size": 512, "hidden_size": 32, "num_layers": 2, "num_heads": 2, "key_value_heads": 1,
@@ -85,7 +86,7 @@ def adapting(file: Path, decoder: Path) -> Path:
 def test_a_decoder_whose_tokenizer_has_no_mask_gets_a_row_for_it(
     tiny_run: TinyRun, decoder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a tokenizer that `prepare` extended: the mean of all rows, and said; without `extend` it is refused."""
+    """With a tokenizer that `prepare` extended, the row is the mean of all, and reported; otherwise it is refused."""
     path = decoder / "tokenizer.json"
     told = json.loads(path.read_text())
     mask = told["model"]["vocab"].pop("[MASK]")
@@ -107,7 +108,7 @@ def test_a_decoder_whose_tokenizer_has_no_mask_gets_a_row_for_it(
         capsys.readouterr().out
     )
     old, new = begun[0]
-    ordinary = [*range(5, 512)]  # behind [PAD], [UNK], [CLS], [SEP] and [MASK]
+    ordinary = [*range(5, 512)]  # after [PAD], [UNK], [CLS], [SEP] and [MASK]
     torch.testing.assert_close(new[mask], old[ordinary].mean(0))
     others = [i for i in range(512) if i != mask]
     assert torch.equal(new[others], old[others])
@@ -117,7 +118,7 @@ def test_a_decoder_whose_tokenizer_has_no_mask_gets_a_row_for_it(
 def test_a_decoder_with_a_head_of_its_own_is_not_taken_for_a_tied_one(
     tiny_run: TinyRun, decoder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its predictions would come from the embedding; but a copy of the embedding, as Qwen3-0.6B has it, is none."""
+    """Its predictions would come from the embedding; an exact copy of the embedding, as in Qwen3-0.6B, is accepted."""
     file = str(adapting(Path(tiny_run()[0]), decoder))
     first = load_weights(decoder)
     tensors = load_file(decoder / "model.safetensors")
@@ -138,7 +139,7 @@ def test_a_decoder_with_a_head_of_its_own_is_not_taken_for_a_tied_one(
 
 @torch.no_grad()
 def loss_of(decoder: Path, batches: list[Batch]) -> float:
-    """Of microbatches, by transformers: each sequence alone, the logits before a mask against what stood there."""
+    """Return transformers' loss of microbatches: each sequence alone, the logits before a mask against its target."""
     config = transformers.AutoConfig.from_pretrained(decoder)
     config.is_causal = False
     model = transformers.AutoModelForCausalLM.from_pretrained(decoder, config=config).eval()
@@ -150,6 +151,6 @@ def loss_of(decoder: Path, batches: list[Batch]) -> float:
         real_M = labels_M != IGNORED_LABEL
         logits_MV = torch.cat(logits)[batch.targets[POSITIONS][real_M]]
         losses.append(F.cross_entropy(logits_MV, labels_M[real_M], reduction="none"))
-        masked_M = ids_T[batch.targets[POSITIONS][real_M] + 1]  # most of them are [MASK], one behind
+        masked_M = ids_T[batch.targets[POSITIONS][real_M] + 1]  # most of them are [MASK], one position later
         assert float((masked_M == masked_M.mode().values).float().mean()) > 0.6
     return float(torch.cat(losses).mean())

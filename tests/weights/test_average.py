@@ -1,4 +1,4 @@
-"""Averages of checkpoints: the right numbers, usable wherever a run is, and refused where a mean has no meaning."""
+"""Averages of checkpoints: correct numbers, usable like a run, and refused if a mean would be meaningless."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def other(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
 def test_the_last_checkpoints_of_a_decay_are_averaged_measured_and_exported(
     run: Path, tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the published base is. Then: `eval` and `export` take the folder, a run starts from it, and none goes on."""
+    """Like the published base. `eval` and `export` accept the folder; a run can start from it, but not resume."""
     out = tmp_path / "runs/mean"
     assert main(["average", str(run), "--last", "3", "--out", str(out)]) == 0
     kept, mean = checkpoints(run), average_of(out)
-    assert len(kept) == 5  # keep is 1: the others are there because of interval_tokens
+    assert len(kept) == 5  # keep is 1: the others are kept by interval_tokens
     for name, tensor in mean.weights().items():
         stacked = torch.stack([each.weights()[name].double() for each in kept[-3:]])
         assert tensor.dtype == torch.float32
@@ -82,7 +82,7 @@ def test_the_last_checkpoints_of_a_decay_are_averaged_measured_and_exported(
     assert all(f"| {each.folder.name} | {each.step:,} | " in card for each in kept[-3:])
 
     one_step = ("phases.short={tokens: 200, batch_warmup: null, schedule: {warmup_tokens: 0}}", "phases.long=null")
-    still = ("optim.lr=1e-30", "optim.weight_decay=0", "name=next", f"weights.init_from={out}")  # it changes nothing
+    still = ("optim.lr=1e-30", "optim.weight_decay=0", "name=next", f"weights.init_from={out}")  # changes no weight
     assert main(["train", *tiny_run(*one_step, *still)]) == 0
     for name, tensor in average_of(tmp_path / "runs/next").weights().items():
         torch.testing.assert_close(tensor, mean.weights()[name], rtol=0, atol=1e-25)
@@ -97,7 +97,7 @@ def test_the_last_checkpoints_of_a_decay_are_averaged_measured_and_exported(
 
 @pytest.mark.runs
 def test_checkpoints_of_several_runs_are_weighed_as_asked(run: Path, other: Path, tmp_path: Path) -> None:
-    """Runs of other seeds from one start may be averaged too; the sum of weights must not matter."""
+    """Runs of other seeds with one start may be averaged too; only ratios of the weights count."""
     first, out = checkpoints(run)[0], tmp_path / "mean"
     words = ["average", str(first.folder), str(other), "--weights", "1", "3", "--out", str(out)]
     assert main(words) == 0
@@ -110,7 +110,7 @@ def test_checkpoints_of_several_runs_are_weighed_as_asked(run: Path, other: Path
 def test_what_has_no_mean_is_refused_with_both_values(
     run: Path, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Another architecture, another RoPE base, another tokenizer, damage, too few; and nothing is written."""
+    """Another architecture, RoPE base or tokenizer, damage, too few; in each case no files are written."""
     changes = ("model.local_attention=8", "phases.short.model.global_rope_theta=1e5", "phases.short.tokens=2000")
     newest = checkpoints(trained(tmp_path, tiny_data, *changes))[-1].folder
     state = json.loads((newest / "state.json").read_text(encoding="utf-8"))
@@ -137,7 +137,7 @@ def test_what_has_no_mean_is_refused_with_both_values(
 
 
 def copy_of(folder: Path, step: int, tokens: int, copies: Path) -> Path:
-    """A checkpoint of a run once more, as if of another step."""
+    """Copy a checkpoint of a run under another step."""
     found = verify(folder)
     assert found.state.training is not None
     training = replace(
@@ -161,8 +161,8 @@ def copy_of(folder: Path, step: int, tokens: int, copies: Path) -> Path:
 def test_an_average_is_as_old_as_the_newest_of_them_and_of_the_decay_alone(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Named in any order: its tokens stand on the card. And the checkpoint at which the decay begins has a rate that
-    was never lowered."""
+    """In any order: its tokens are on the card. The checkpoint at which the decay begins is excluded, since its
+    learning rate was not lowered yet."""
     copies, newest = tmp_path / "runs/copies", checkpoints(run)[-1].folder
     old, new = (str(copy_of(newest, step, tokens, copies)) for step, tokens in ((3, 1000), (7, 2222)))
     for number, names in enumerate(((old, new), (new, old))):
@@ -186,7 +186,7 @@ def test_nothing_that_is_there_is_overwritten(run: Path, tmp_path: Path, capsys:
 
 @pytest.mark.runs
 def test_two_runs_of_one_start_are_joined_on_their_arc_and_by_signs(run: Path, other: Path, tmp_path: Path) -> None:
-    """slerp by its formula, ties by the published steps, written out number by number; the record says how."""
+    """slerp by its formula, ties by the published steps, computed number by number; the record names the method."""
     base, end = checkpoints(run)[0], checkpoints(run)[-1]
     names = [str(end.folder), str(other)]
     arc, signs = tmp_path / "arc", tmp_path / "signs"
@@ -243,7 +243,7 @@ def test_ways_that_cannot_be_are_refused(
 
 @pytest.mark.runs
 def test_an_average_that_breaks_off_does_not_stand_in_the_way_of_the_next(run: Path, tmp_path: Path) -> None:
-    """Its folder was there already, half of it, so the same command was refused from then on."""
+    """A partial folder used to make the same command fail from then on."""
     words, out = ["average", str(run), "--last", "3", "--out", str(tmp_path / "mean")], tmp_path / "mean"
     broken = "import os, modernbert_train.weights.average as a; from modernbert_train.__main__ import main\n"
     broken += f"a.commit = lambda folder, **_: (folder.mkdir(), os.kill(os.getpid(), 9)); main({words})"

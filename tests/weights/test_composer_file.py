@@ -1,4 +1,4 @@
-"""Checkpoints of AnswerDotAI's training code. If this breaks, nobody can go on from the weights it left behind."""
+"""Checkpoints of AnswerDotAI's training code. If this breaks, its weights cannot be continued."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ Edit = Callable[[Callable[[dict[str, Any]], None]], Path]
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Reference:
-    """A file that Composer wrote after two batches, and the weights that are in it."""
+    """Return a file that Composer wrote after two batches, and its weights."""
     return write_reference_checkpoint(tmp_path_factory.mktemp("reference"), CONFIG, tiny_data / "tokenizer")
 
 
 @pytest.fixture
 def edited(reference: Reference, tmp_path: Path) -> Edit:
-    """Writes a copy of the file after changing what is in its state."""
+    """Return a function that writes a copy of the file with an edited state."""
 
     def edit(change: Callable[[dict[str, Any]], None]) -> Path:
         content = torch.load(reference[0], weights_only=False)
@@ -55,7 +55,7 @@ def settings(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_file_is_what_composer_writes(reference: Reference) -> None:
-    """Guards the other tests: with everything in it that makes such a file hard to open safely."""
+    """Guards the other tests: the file contains everything that makes such files hard to open safely."""
     content = torch.load(reference[0], weights_only=False)
     assert content.keys() == {"state", "rng"}
     kinds = {"optimizers", "schedulers", "callbacks", "timestamp", "integrations", "metadata"}
@@ -67,7 +67,7 @@ def test_the_file_is_what_composer_writes(reference: Reference) -> None:
 
 
 def test_weights_and_architecture_are_read(reference: Reference, tiny_data: Path) -> None:
-    """Every tensor, bit for bit, under our names; the architecture from the file itself; and its tokenizer."""
+    """Every tensor, bit for bit, under our names; the architecture and the tokenizer from the file itself."""
     file = open_composer(reference[0])
     assert file.model == replace(CONFIG, global_rope_theta=10_000.0, local_rope_theta=10_000.0)
     weights = file.weights()
@@ -87,13 +87,13 @@ def test_weights_and_architecture_are_read(reference: Reference, tiny_data: Path
 def test_a_local_base_of_minus_one_is_the_global_one(
     edited: Edit, theta: float, local: float | None, expected: float
 ) -> None:
-    """The reference's own converter took it for a base, and the converted model gave NaN."""
+    """The reference's converter took it for a base, and the converted model gave NaN."""
     file = open_composer(edited(lambda s: settings(s).update(rotary_emb_base=theta, local_attn_rotary_emb_base=local)))
     assert (file.model.global_rope_theta, file.model.local_rope_theta) == (theta, expected)
 
 
 def test_what_the_file_leaves_to_torch_is_torchs(edited: Edit) -> None:
-    """eps of the norms: the model would compute something else, by little, and nobody would know."""
+    """eps of the norms: a wrong one would change outputs slightly and unnoticed."""
 
     def leave_out(state: dict[str, Any]) -> None:
         settings(state)["norm_kwargs"] = {"bias": False}
@@ -112,7 +112,7 @@ def test_bf16_becomes_fp32(edited: Edit, reference: Reference) -> None:
 
 
 def test_transformers_own_model_under_composer_is_read(edited: Edit, reference: Reference) -> None:
-    """Who continues a released model under Composer has that class in the file, and other names."""
+    """A user who continues a released model under Composer has that class, and other names, in the file."""
 
     def rename(state: dict[str, Any]) -> None:
         state["model"] = {
@@ -148,7 +148,7 @@ def test_transformers_own_model_under_composer_is_read(edited: Edit, reference: 
 def test_without_its_configuration_a_config_beside_it_counts(
     tmp_path: Path, edited: Edit, reference: Reference
 ) -> None:
-    """Composer stores a configuration only for models in its transformers wrapper; a bare state dict has none."""
+    """Composer stores a configuration only for models in its transformers wrapper; a bare state dict lacks it."""
     path, weights = write_reference_checkpoint(tmp_path, CONFIG, None)
     bare = tmp_path / "bare.pt"
     torch.save(torch.load(path, weights_only=False)["state"]["model"], bare)
@@ -180,7 +180,7 @@ def test_without_its_configuration_a_config_beside_it_counts(
         ({"skip_first_prenorm": False}, "skip_first_prenorm=False"),
         ({"rotary_emb_interleaved": True}, "rotary_emb_interleaved=True"),
         ({"rotary_emb_dim": 8}, "rotary_emb_dim=8, hidden_size=32, num_attention_heads=2"),
-        ({"norm_kwargs": {"eps": 1e-5}}, "norm_bias=True"),  # torch's default, were it not switched off
+        ({"norm_kwargs": {"eps": 1e-5}}, "norm_bias=True"),  # torch's default
         ({"sliding_window": -1, "global_attn_every_n_layers": -1}, "sliding_window=-1, global_attn_every_n_layers=-1"),
         ({"sliding_window": None}, "lacks sliding_window"),
     ],
@@ -193,7 +193,7 @@ def test_another_architecture_is_refused(edited: Edit, changes: dict[str, Any], 
 
 
 class _Runs:
-    """Pickled, it asks for a function to be called with an argument."""
+    """When unpickled, it calls a function with an argument."""
 
     def __init__(self, function: Callable[[str], object], argument: str) -> None:
         self.call = (function, (argument,))
@@ -203,13 +203,13 @@ class _Runs:
 
 
 def test_nothing_in_a_file_runs(edited: Edit, reference: Reference, tmp_path: Path) -> None:
-    """A pickle from the internet may call anything; ours is opened for its tensors alone."""
+    """A pickle from the internet may call anything; only the tensors of the file are read."""
     import os
 
     victim = tmp_path / "victim"
     victim.mkdir()
     path = edited(lambda state: state.update(callbacks=_Runs(shutil.rmtree, str(victim))))
-    weights = open_composer(path).weights()  # what is asked for beside the weights is not done, and not needed
+    weights = open_composer(path).weights()  # other pickled calls are neither executed nor needed
     assert all(torch.equal(weights[name], tensor) for name, tensor in reference[1].items())
     with pytest.raises(DataError, match="no tensors under state, model"):
         open_composer(edited(lambda state: state.update(model=_Runs(shutil.rmtree, str(victim)))))
@@ -219,7 +219,7 @@ def test_nothing_in_a_file_runs(edited: Edit, reference: Reference, tmp_path: Pa
 
 
 def test_a_file_that_is_no_checkpoint_is_named(reference: Reference, tmp_path: Path) -> None:
-    """Cut short, something else altogether, not there."""
+    """Truncated, another kind of file, missing."""
     path = tmp_path / "cut.pt"
     path.write_bytes(reference[0].read_bytes()[:-5000])
     with pytest.raises(DataError, match=r"cut\.pt: damaged, or no checkpoint of torch.*Copy it again"):

@@ -1,7 +1,7 @@
 """Models as their authors publish them: tokenizers with other names, no head, old buffers, wrapped state dicts.
 
-People begin from what they have. If this breaks, a RoBERTa or an embedding model is refused, or reads other tokens than
-its authors' code does.
+Users start from such models. If this breaks, a RoBERTa or an embedding model is refused, or reads other tokens than its
+authors' code.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SIZE: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
     "max_position_embeddings": 130,
 }  # fmt: skip
-# names of the special tokens of published tokenizers: cls, pad, sep, unk, mask
+# names of the special tokens in published tokenizers: cls, pad, sep, unk, mask
 ROBERTA, MMBERT = ("<s>", "<pad>", "</s>", "<unk>", "<mask>"), ("<bos>", "<pad>", "<eos>", "<unk>", "<mask>")
 EUROBERT = ("<|begin_of_text|>", "<|pad|>", "<|end_of_text|>", "<|unk|>", "<|mask|>")
 BERT = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
@@ -44,10 +44,10 @@ def tokenizer_with(names: tuple[str, ...], folder: Path, *, says: str = "roles",
 
     Args:
         names: of cls, pad, sep, unk, mask, with the ids 0 to 4.
-        folder: where to.
-        says: which keys tokenizer_config.json has: roles; decoder, bos_token and eos_token for cls and sep; map, none
-            but those of special_tokens_map.json.
-        processor: kind of its post-processor; none for no post-processor.
+        folder: folder of the tokenizer.
+        says: keys of tokenizer_config.json: roles; decoder, bos_token and eos_token for cls and sep; map, only the keys
+            of special_tokens_map.json.
+        processor: kind of its post-processor; "none" for no post-processor.
     """
     cls, pad, sep, unk, mask = names
     tokenizer = Tokenizer(models.BPE(unk_token=unk))
@@ -78,7 +78,7 @@ def tokenizer_with(names: tuple[str, ...], folder: Path, *, says: str = "roles",
 
 
 def saved(kind: type[Any], folder: Path, names: tuple[str, ...] = BERT, **settings: Any) -> Path:
-    """Write a model as its authors would; `settings` are of its configuration but for `says` and `processor`."""
+    """Write a model as its authors would; `settings` are configuration keys, except `says` and `processor`."""
     own = {key: settings.pop(key) for key in ("says", "processor") if key in settings}
     tokenizer_with(names, folder, **own)
     entries = len(read_vocabulary(folder).ordinary) + 5
@@ -88,7 +88,7 @@ def saved(kind: type[Any], folder: Path, names: tuple[str, ...] = BERT, **settin
 
 
 def mean_of_states(folder: Path, text: str) -> torch.Tensor:
-    """What sentence-transformers computes of a model: the mean of its last hidden states."""
+    """Return the mean of the last hidden states, as sentence-transformers computes it."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModel.from_pretrained(folder).eval()
     with torch.no_grad():
@@ -102,7 +102,7 @@ FOREIGN: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "roberta without a head": (transformers.RobertaModel, ROBERTA, {**PAD_1, "type_vocab_size": 1}),
     "xlm-roberta": (transformers.XLMRobertaModel, ROBERTA, {**PAD_1, "type_vocab_size": 1, "says": "map"}),
     "camembert": (transformers.CamembertForMaskedLM, ROBERTA, {**PAD_1, "type_vocab_size": 1}),
-    # two of three layers are local, the last one too, as in no ModernBERT that this project would begin
+    # two of three layers are local, and so is the last one, unlike in a ModernBERT of this project
     "mmbert": (transformers.ModernBertForMaskedLM, MMBERT, {**PAD_1, "says": "decoder", "num_hidden_layers": 3,
         "global_attn_every_n_layers": 3, "local_attention": 16}),
     "modernbert without a head": (transformers.ModernBertModel, MMBERT, {**PAD_1, "says": "decoder"}),
@@ -132,7 +132,7 @@ def test_a_model_embeds_as_its_authors_code_does(name: str, tmp_path: Path) -> N
     [("roles", "none"), ("map", "none"), ("none", "roberta"), ("none", "template"), ("decoder", "none")],
 )
 def test_roles_are_asked_of_each_file_in_turn(says: str, processor: str, tmp_path: Path) -> None:
-    """Of a tokenizer.json alone the post-processor tells cls and sep, and nothing tells pad and mask."""
+    """A tokenizer.json alone has cls and sep in its post-processor; pad and mask are unknown."""
     names = BERT if says == "none" else ROBERTA
     folder = tokenizer_with(names, tmp_path / "t", says="roles" if says == "none" else says, processor=processor)
     if says == "none":
@@ -154,7 +154,7 @@ def test_a_file_beside_the_tokenizer_that_is_damaged_is_named(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["roberta", "mmbert", "bert without a head"])
 def test_buffers_wrappers_and_an_unnamed_class_change_nothing(name: str, tmp_path: Path) -> None:
-    """Older files hold positions as integers; torch.compile and DDP put a word before all names."""
+    """Older files store positions as integers; torch.compile and DDP prefix all names."""
     kind, names, settings = FOREIGN[name]
     folder = saved(kind, tmp_path / "model", names, **settings)
     expected = load_weights(folder)
@@ -230,7 +230,7 @@ def test_a_folder_with_vocab_txt_alone_says_what_to_do(tmp_path: Path) -> None:
 @pytest.mark.runs
 @pytest.mark.parametrize("name", ["roberta", "bert without a head"])
 def test_pairs_are_classified_as_transformers_reads_them(name: str, tmp_path: Path) -> None:
-    """A RoBERTa has two separators between the texts of a pair, and one of BERT's encoders token types."""
+    """A RoBERTa has two separators between the texts of a pair, and one of BERT's encoders has token types."""
     kind, names, settings = FOREIGN[name]
     folder = saved(kind, tmp_path / "model", names, **settings)
     rows = [{"a": first, "b": second, "label": "yn"[n % 2]} for n, (first, second) in enumerate(pairwise(TEXTS))]
@@ -263,7 +263,7 @@ ENCODERS = ["modernbert", *(pytest.param(name, marks=SLOW) for name in OTHERS)]
 @pytest.mark.runs
 @pytest.mark.parametrize("name", ENCODERS)
 def test_a_run_and_its_export_are_fine_tuned_alike(name: str, tiny_run: TinyRun, tmp_path: Path) -> None:
-    """To the bit, dropout included: config.json says what the weights were trained with."""
+    """To the bit, dropout included: config.json has the dropout of the weights' training."""
     shape = {"vocab_size": 512, "hidden_size": 32, "num_layers": 4, "num_heads": 2, "intermediate_size": 48}
     own: dict[str, dict[str, Any]] = {
         "modernbert": {"local_attention": 16, "attention_out_dropout": 0.2},
@@ -297,7 +297,7 @@ def test_a_run_that_was_copied_is_a_model_anywhere(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Its tokenizer is in it: people copy a run's folder to another machine, and not what stood beside it."""
+    """It contains its tokenizer: users copy only a run's folder to another machine."""
     (tmp_path / "home").mkdir()
     shutil.copytree(tiny_data, tmp_path / "home/data")
     monkeypatch.chdir(tmp_path / "home")
@@ -311,7 +311,7 @@ def test_a_run_that_was_copied_is_a_model_anywhere(
     shutil.rmtree(tmp_path / "home")
     assert torch.equal(load_model("copy").embed(TEXTS[:1]), expected)
     assert main(["export", "copy"]) == 0 and load_model("copy/hf").embed(TEXTS[:1]).isfinite().all()
-    assert main(["fill", "copy", "the quick [MASK] fox"]) == 0, "of a run it is the export"
+    assert main(["fill", "copy", "the quick [MASK] fox"]) == 0, "for a run its export is used"
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     assert main(["embed", "copy", str(tmp_path / "texts.txt"), "--out", "v.npy"]) == 0
     capsys.readouterr()
@@ -325,7 +325,7 @@ def test_a_run_that_was_copied_is_a_model_anywhere(
 def test_any_encoder_is_shrunk_and_teaches_without_a_head(
     name: str, tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A head is asked for only where tokens are predicted with it: by the divergence from a teacher's predictions."""
+    """A head is needed only for predictions of tokens: for the divergence from a teacher's predictions."""
     kind, names, settings = FOREIGN[name]
     folder = saved(kind, tmp_path / "model", names, **settings)
     (tmp_path / "texts.jsonl").write_text("".join(f'{{"text": "{n} {text}"}}\n' for n, text in enumerate(TEXTS)))
@@ -346,7 +346,7 @@ def test_any_encoder_is_shrunk_and_teaches_without_a_head(
 
 
 def test_weights_that_are_not_finite_are_found_when_the_model_is_opened(tmp_path: Path) -> None:
-    """Before texts are read, a run is made or a teacher is asked."""
+    """Before texts are read, a run is created or a teacher is used."""
     folder = saved(transformers.BertModel, tmp_path / "model")
     stored = load_file(folder / "model.safetensors")
     stored["encoder.layer.1.output.dense.bias"][3] = float("nan")
@@ -356,7 +356,7 @@ def test_weights_that_are_not_finite_are_found_when_the_model_is_opened(tmp_path
 
 
 def test_a_table_is_compared_with_the_tokenizer_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With fewer rows a token has none; published models have some more, and many more are of another tokenizer."""
+    """With fewer rows some tokens lack one; published models have a few more, and many more mean another tokenizer."""
     folder = saved(transformers.BertModel, tmp_path / "model")
     path = folder / "tokenizer.json"
     content = json.loads(path.read_text())

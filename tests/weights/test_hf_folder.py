@@ -1,4 +1,4 @@
-"""Export and import. If these break, users cannot load what was trained, or load something else without noticing."""
+"""Export and import. If these break, users cannot load a trained model, or silently load something else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def one_sequence(ids: Tensor) -> Batch:
 def test_transformers_computes_the_same(
     model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Path, theta: float
 ) -> None:
-    """The whole point: AutoModelForMaskedLM and AutoModel, without remote code, compute what we trained."""
+    """The main promise: AutoModelForMaskedLM and AutoModel, without remote code, compute the same as our model."""
     config = replace(CONFIG, global_rope_theta=theta)
     exported = write(model, tokenizer_folder, tmp_path / "hf", config)
     ids = torch.randint(0, 8, (100,), generator=torch.Generator().manual_seed(0))
@@ -65,7 +65,7 @@ def test_config_speaks_to_old_and_new_transformers(exported: Path) -> None:
 
 
 def test_servers_find_the_keys_that_they_require(exported: Path) -> None:
-    """candle's ModernBERT and text-embeddings-inference, which is built on it, refuse a config.json that lacks one."""
+    """candle's ModernBERT and text-embeddings-inference, which uses it, refuse a config.json without one of them."""
     raw = json.loads((exported / "config.json").read_text())
     whole = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
              "max_position_embeddings", "pad_token_id", "global_attn_every_n_layers", "local_attention")  # fmt: skip
@@ -81,7 +81,7 @@ def test_tokenizer_and_card_travel_along(exported: Path, tokenizer_folder: Path)
     assert tokenizer("a b [MASK]").input_ids == [9, 0, 1, 12, 10]
     assert tokenizer.model_max_length == 512
     tokenizer_config = json.loads((exported / "tokenizer_config.json").read_text())
-    assert tokenizer_config["tokenizer_class"] == "PreTrainedTokenizerFast", "transformers 4 knows no TokenizersBackend"
+    assert tokenizer_config["tokenizer_class"] == "PreTrainedTokenizerFast", "transformers 4 lacks TokenizersBackend"
     assert (exported / "tokenizer.json").read_bytes() == (tokenizer_folder / "tokenizer.json").read_bytes()
     assert (exported / "README.md").read_text() == "# A model\n"
 
@@ -89,19 +89,19 @@ def test_tokenizer_and_card_travel_along(exported: Path, tokenizer_folder: Path)
 def test_the_special_tokens_of_an_older_tokenizer_travel_along(
     model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
-    """transformers 4 keeps them in a file of their own; without it [MASK] is no mask there."""
+    """transformers 4 keeps them in a separate file; without it [MASK] is not a mask there."""
     older = tmp_path / "tokenizer"
     shutil.copytree(tokenizer_folder, older)
     (older / "special_tokens_map.json").write_text('{"mask_token": "[MASK]"}')
     exported = write(model, older, tmp_path / "hf")
     assert (exported / "special_tokens_map.json").read_text() == '{"mask_token": "[MASK]"}'
-    write(model, older, exported)  # and is known as our own when it is replaced
+    write(model, older, exported)  # it is recognised as our export when it is replaced
 
 
 def test_an_export_is_on_the_disk_before_it_replaces_the_last_one(
     model: ModernBertForMaskedLM, tokenizer_folder: Path, exported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rename may reach the disk before what is renamed: after a power cut neither model would be there."""
+    """A rename may reach the disk before the contents: after a power cut neither model would exist."""
     synced: set[int] = set()
     ready: list[set[int]] = []
     fsync, rename = os.fsync, Path.rename
@@ -117,17 +117,17 @@ def test_an_export_is_on_the_disk_before_it_replaces_the_last_one(
     monkeypatch.setattr(os, "fsync", note_sync)
     monkeypatch.setattr(Path, "rename", note_rename)
     write(model, tokenizer_folder, exported)
-    assert ready == [set(), set()] and len(synced) >= 5  # the old one aside, the new one in its place
+    assert ready == [set(), set()] and len(synced) >= 5  # the old one moved aside, the new one in its place
 
 
 def test_the_tied_decoder_is_stored_once(exported: Path) -> None:
-    """The largest matrix of a small model; stored twice it could also disagree with itself."""
+    """It is the largest matrix of a small model; two copies could differ."""
     stored = load_file(exported / "model.safetensors")
     assert "decoder.weight" not in stored and "decoder.bias" in stored
 
 
 def test_the_way_back_is_exact(model: ModernBertForMaskedLM, exported: Path) -> None:
-    """Continuing from an export must continue from the same weights, bit for bit, and the same architecture."""
+    """Continuing from an export must use the same weights, bit for bit, and the same architecture."""
     assert read_folder(exported).model == CONFIG
     weights = load_weights(exported)
     original = model.state_dict()
@@ -137,7 +137,7 @@ def test_the_way_back_is_exact(model: ModernBertForMaskedLM, exported: Path) -> 
 
 
 def test_what_transformers_saves_can_be_read(exported: Path, tmp_path: Path, model: ModernBertForMaskedLM) -> None:
-    """Models that others published with transformers 5 are starting points too."""
+    """Models published with transformers 5 can be continued too."""
     transformers.AutoModelForMaskedLM.from_pretrained(exported).save_pretrained(tmp_path / "theirs")
     assert read_folder(tmp_path / "theirs").model == CONFIG
     weights = load_weights(tmp_path / "theirs")
@@ -145,7 +145,7 @@ def test_what_transformers_saves_can_be_read(exported: Path, tmp_path: Path, mod
 
 
 def test_an_old_config_can_be_read(exported: Path) -> None:
-    """The released models carry only the keys of transformers 4; a null local base means the global one."""
+    """The released models have only the keys of transformers 4; a null local base means the global one."""
     edit(exported, rope_parameters="absent", layer_types="absent", local_rope_theta=None)
     assert read_folder(exported).model == replace(CONFIG, local_rope_theta=80_000.0)
 
@@ -158,7 +158,7 @@ def test_a_new_config_without_the_old_keys_can_be_read(exported: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_weights_become_fp32(exported: Path, model: ModernBertForMaskedLM, dtype: torch.dtype) -> None:
-    """Many models are published in bf16; training on those very tensors would round every update away."""
+    """Many models are published in bf16; training on these tensors would round every update away."""
     path = exported / "model.safetensors"
     save_file({name: tensor.to(dtype) for name, tensor in load_file(path).items()}, path)
     weights = load_weights(exported)
@@ -167,7 +167,7 @@ def test_half_precision_weights_become_fp32(exported: Path, model: ModernBertFor
 
 
 def test_weights_in_several_files_are_read(exported: Path, tmp_path: Path, model: ModernBertForMaskedLM) -> None:
-    """transformers splits what is larger than a limit; a missing part must not pass for a smaller model."""
+    """transformers splits files above a limit; a missing part must not pass for a smaller model."""
     sharded = tmp_path / "sharded"
     transformers.AutoModelForMaskedLM.from_pretrained(exported).save_pretrained(sharded, max_shard_size="60KB")
     shards = sorted(sharded.glob("model-*.safetensors"))
@@ -197,7 +197,7 @@ def test_other_formats_are_named_with_the_way_to_convert_them(exported: Path) ->
 def test_a_senseless_theta_is_not_exported(
     model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Path, theta: float
 ) -> None:
-    """The reference converter wrote -1, and the published model gave NaN."""
+    """The reference's converter wrote -1, and the published model gave NaN."""
     with pytest.raises(ConfigError, match="global_rope_theta="):
         write(model, tokenizer_folder, tmp_path / "hf", replace(CONFIG, global_rope_theta=theta))
     assert not list(tmp_path.iterdir())
@@ -224,7 +224,7 @@ def test_a_senseless_theta_is_not_exported(
     ],
 )
 def test_another_architecture_is_refused(exported: Path, changes: dict[str, Any], message: str) -> None:
-    """Its weights might even load, and mean something else."""
+    """Its weights might even load, with another meaning."""
     edit(exported, **changes)
     with pytest.raises(DataError, match=message) as error:
         read_folder(exported)
@@ -247,7 +247,7 @@ def test_damaged_files_are_named(exported: Path) -> None:
 
 @pytest.mark.parametrize("what", BAD_TENSORS)
 def test_tensors_that_are_none_are_named(exported: Path, what: str) -> None:
-    """Whatever the header of a fetched file says, it ends with the file's name and not with a traceback."""
+    """Any header of a downloaded file leads to an error with the file's name and not to a traceback."""
     (exported / "model.safetensors").write_bytes(BAD_TENSORS[what])
     with pytest.raises(DataError, match=r"model\.safetensors: "):
         load_weights(exported)
@@ -257,7 +257,7 @@ def test_tensors_that_are_none_are_named(exported: Path, what: str) -> None:
 def test_an_export_is_readable_by_whom_the_umask_says(
     model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Path, mask: int, mode: str
 ) -> None:
-    """A model in a shared folder whose weights nobody else can open."""
+    """In a shared folder others must be able to open the model's weights."""
     before = os.umask(mask)
     try:
         out = write(model, tokenizer_folder, tmp_path / "hf")
@@ -289,7 +289,7 @@ def test_weights_that_do_not_fit_are_refused(exported: Path) -> None:
 def test_a_state_of_another_model_is_not_exported(
     model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
-    """A folder whose config.json does not describe its weights would load with random ones in between."""
+    """A folder whose config.json does not match its weights would load with some random ones."""
     state = model.state_dict()
     del state["model.final_norm.weight"]
     with pytest.raises(ConfigError, match=r"1 of \d+ tensors are missing, the first is model\.final_norm\.weight"):
@@ -306,7 +306,7 @@ def test_a_state_of_another_model_is_not_exported(
 def test_a_tokenizer_larger_than_the_embedding_is_refused(
     model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
-    """Its last tokens would index past the embedding in users' hands."""
+    """Its last tokens would index past the embedding when a user runs the model."""
     large = tmp_path / "tokenizer"
     large.mkdir()
     content = json.loads((tokenizer_folder / "tokenizer.json").read_text())
@@ -320,7 +320,7 @@ def test_a_tokenizer_larger_than_the_embedding_is_refused(
 def test_only_an_earlier_export_is_replaced(
     model: ModernBertForMaskedLM, tokenizer_folder: Path, exported: Path
 ) -> None:
-    """A mistyped --out must never cost anybody a folder."""
+    """A mistyped --out must never overwrite a folder."""
     write(model, tokenizer_folder, exported, card="# Newer\n")
     assert (exported / "README.md").read_text() == "# Newer\n"
     (exported / "notes.txt").write_text("mine")
@@ -334,7 +334,7 @@ def test_only_an_earlier_export_is_replaced(
 def test_a_failed_export_leaves_nothing_behind(
     model: ModernBertForMaskedLM, tokenizer_folder: Path, exported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk must leave the last good export in place and no half of a new one."""
+    """A full disk must leave the previous export in place, and no partial new one."""
     before = {path.name: path.read_bytes() for path in exported.iterdir()}
 
     def full(*_: Any, **__: Any) -> None:

@@ -1,6 +1,6 @@
-"""Model folders of strangers: whatever their files say, the answer is a sentence that names the file.
+"""Untrusted model folders: any contents lead to an error message that names the file.
 
-If this breaks, a damaged or hostile folder ends in "this is a bug", takes all memory, or runs its own code.
+If this breaks, a damaged or hostile folder ends in "this is a bug", fills the memory, or runs its code.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def test_fill_names_a_folder_that_transformers_cannot_open(
 
 
 def test_fill_runs_no_code_of_the_folder_and_asks_nothing(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """transformers asks whether to run it, and waits 15 s for an answer that a job cannot give."""
+    """transformers would offer to run it, and wait 15 s for an answer that a job cannot give."""
     ran = exported / "ran"
     (exported / "own.py").write_text(f"open({str(ran)!r}, 'w')")
     edit(exported, model_type="perceptron", auto_map={"AutoConfig": "own.C", "AutoModelForMaskedLM": "own.M"})
@@ -95,7 +95,7 @@ def test_fill_runs_no_code_of_the_folder_and_asks_nothing(exported: Path, capsys
 
 
 def test_whatever_a_configuration_says_it_is_read_or_refused(tiny_data: Path) -> None:
-    """Every value in turn, of every wrong kind; a number of layers of 10^30 must not be built before it is refused."""
+    """Every value, one after the other, of every wrong type; 10^30 layers must be refused before they are built."""
     good = describe(CONFIG, "all", {"model"}, 512, read_vocabulary(tiny_data / "tokenizer"))
     assert architecture(good, "here") == CONFIG
     refused = 0

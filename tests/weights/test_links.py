@@ -1,7 +1,7 @@
-"""Links inside model folders.
+"""Symlinks inside model folders.
 
-If this breaks, an archive from the internet publishes a file of somebody's home with the next export; or the hub's own
-cache, which is made of links, cannot be read.
+If this breaks, an archive from the internet publishes a file from a user's home with the next export; or the hub's
+cache, which consists of symlinks, cannot be read.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def test_an_export_publishes_no_file_that_a_tokenizer_folder_links_to(exported: 
 
 
 def test_the_cache_of_the_hub_is_one_folder(exported: Path, tmp_path: Path) -> None:
-    """There every file of a model is a link."""
+    """Every file of a model in it is a symlink."""
     snapshot, blobs = tmp_path / "models--a--b/snapshots/0123", tmp_path / "models--a--b/blobs"
     snapshot.mkdir(parents=True)
     blobs.mkdir()

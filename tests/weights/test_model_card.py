@@ -1,4 +1,4 @@
-"""The model card. If this breaks, a model is published with claims nobody made, or without those the hub asks for."""
+"""The model card. If this breaks, a model is published with invented claims, or without those that the hub requires."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.conftest import TINY_YAML
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
-    """A folder with a finished run, its data beside it."""
+    """Write a folder with a finished run and its data."""
     folder = tmp_path_factory.mktemp("card")
     shutil.copytree(tiny_data, folder / "data")
     held_out = folder / "data/validation"
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
 
 
 def card(folder: Path, *options: str) -> tuple[dict[str, Any], str]:
-    """Header and text of a new export's README."""
+    """Return header and text of a new export's README."""
     out = folder / "out"
     assert main(["export", str(folder / "tiny"), "--out", str(out), *options]) == 0
     content = (out / "README.md").read_text(encoding="utf-8")
@@ -76,7 +76,7 @@ def test_every_section_has_the_numbers_of_the_run(folder: Path) -> None:
 
 @pytest.mark.runs
 def test_the_licence_is_the_users_or_unknown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A licence is a promise in somebody's name: it is passed on or said to be missing, never made up."""
+    """A licence is a legal promise: it is copied or reported as missing, never invented."""
     header, text = card(folder)
     assert header["license"] == "unknown" and "None was stated" in section(text, "Licence")
     header, text = card(folder, "--licence", "cc-by-4.0")
@@ -88,7 +88,7 @@ def test_the_licence_is_the_users_or_unknown(folder: Path, capsys: pytest.Captur
 
 
 def test_an_earlier_checkpoint_is_not_credited_with_later_results(folder: Path) -> None:
-    """Its own measurement, not the run's last."""
+    """It shows its own measurement, not the run's last."""
     first = min((folder / "tiny/checkpoints").glob("step-*"))
     assert main(["export", str(first), "--out", str(folder / "first")]) == 0
     text = (folder / "first/README.md").read_text()
@@ -99,7 +99,7 @@ def test_an_earlier_checkpoint_is_not_credited_with_later_results(folder: Path) 
 
 @pytest.mark.runs
 def test_sources_are_named_only_if_the_report_is_of_these_shards(folder: Path) -> None:
-    """prepare_report.json beside the shards says what they are made of, unless it belongs to others."""
+    """prepare_report.json in the shards' folder names their sources, unless it belongs to other shards."""
     shards = json.loads((folder / "data/train/dataset.json").read_text())
     counts = {key: shards[key] for key in ("documents", "tokens")}
     sources = {
@@ -133,7 +133,7 @@ def test_sources_are_named_only_if_the_report_is_of_these_shards(folder: Path) -
 
 
 def test_an_export_needs_no_shards(folder: Path, tmp_path: Path) -> None:
-    """Models are exported where the data are not; the card then does not pretend to know them."""
+    """Models are exported on machines without the data; the card then makes no statement about them."""
     moved = (folder / "data/train").rename(tmp_path / "train")
     try:
         _, text = card(folder)
@@ -145,7 +145,7 @@ def test_an_export_needs_no_shards(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.runs
 def test_the_card_says_what_trained_it_and_what_was_measured_of_these_weights_alone(folder: Path) -> None:
-    """A figure of other weights, or a host's name, must not be published; the run's folder and its report have both."""
+    """Figures of other weights, or a host's name, must not be published; the run's folder and report have both."""
     run = folder / "tiny"
     starts = [json.loads(line) for line in (run / "starts.jsonl").read_text().splitlines()]
     assert [each["kind"] for each in starts] == ["start", "end"] and starts[1]["outcome"] == "finished"

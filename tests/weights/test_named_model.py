@@ -1,4 +1,4 @@
-"""What a run takes from the model that it continues. With another RoPE base every distance would be another."""
+"""Settings that a run takes from the model it continues. With another RoPE base every distance would change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def bases(words: list[str], phase: str = "short") -> tuple[float, float]:
 def test_rope_bases_come_from_the_model_unless_they_are_given(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[Any]
 ) -> None:
-    """Of a run, of a checkpoint of its first phase, of an export; and once begun, of what the run began with."""
+    """For a run, a checkpoint of its first phase, an export; later the run keeps those it began with."""
     assert main(["train", *tiny_run("name=first", "model.local_rope_theta=5000")]) == 0
     first = tmp_path / "runs/first"
     assert main(["export", *tiny_run("name=first", "model.local_rope_theta=5000"), "--out", str(tmp_path / "hf")]) == 0
@@ -35,15 +35,15 @@ def test_rope_bases_come_from_the_model_unless_they_are_given(
     continued = tiny_run("name=next", f"weights.init_from={tmp_path / 'hf'}", "phases.long=null")
     given = [*continued, "model.global_rope_theta=20_000"]
     assert bases(given) == (20_000, 5_000)
-    assert bases([*continued, "phases.short.model.global_rope_theta=30_000"]) == (30_000, 5_000), "a phase's own"
+    assert bases([*continued, "phases.short.model.global_rope_theta=30_000"]) == (30_000, 5_000), "the phase's value"
 
     capsys.readouterr()
     assert main(["train", *continued]) == 0
-    assert "RoPE base" not in capsys.readouterr().out, "nothing differs that would have to be told"
+    assert "RoPE base" not in capsys.readouterr().out, "no difference to report"
     assert main(["train", *given, "name=given"]) == 0
     assert "global RoPE base 160,000 there, 20,000 here" in capsys.readouterr().out
     shutil.rmtree(tmp_path / "hf")
-    assert main(["train", *continued]) == 0, "what it has begun with it keeps"
+    assert main(["train", *continued]) == 0, "the run keeps the values it began with"
     assert len(records(tmp_path / "runs/next")) > 5
 
 
@@ -51,7 +51,7 @@ def test_rope_bases_come_from_the_model_unless_they_are_given(
 def test_dropout_comes_from_the_model_unless_it_is_given(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[Any]
 ) -> None:
-    """A folder and the run that it was exported from are continued alike; which dropout it is stands in the banner."""
+    """Continuing from a folder or from its run is the same; the banner shows the dropout."""
     begun = tiny_run("name=first", "model.attention_out_dropout=0.3", "phases.long=null")
     assert main(["train", *begun]) == 0
     assert main(["export", *begun, "--out", str(tmp_path / "hf")]) == 0
@@ -70,6 +70,6 @@ def test_dropout_comes_from_the_model_unless_it_is_given(
 def test_a_model_that_is_not_there_is_told_by_who_reads_it(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[Any]
 ) -> None:
-    """A mistake in its name must not be taken for a model without bases."""
+    """A misspelt name must not be taken for a model without bases."""
     assert main(["check", *tiny_run(f"weights.init_from={tmp_path}/none")]) != 0
     assert "none" in capsys.readouterr().err

@@ -1,6 +1,6 @@
-"""First weights of other encoders and objectives: what is published, what lacks a head, and what cannot be.
+"""Initial weights of other encoders and objectives: published models, missing heads, and impossible starts.
 
-If this breaks, a run begins with other weights than it says, or is refused after it has begun.
+If this breaks, a run starts from other weights than it reports, or is refused after it has begun.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MODERNBERT: dict[str, Any] = {"name": "modernbert", **SMALL, "num_layers": 4, "l
 
 
 def run_of(words: list[str], model: dict[str, Any], objective: str = "mlm") -> list[str]:
-    """The tiny run with another encoder and objective."""
+    """Return the tiny run with another encoder and objective."""
     file = Path(words[0])
     run = yaml.safe_load(file.read_text())
     run["model"], run["objective"] = model, {"name": objective}
@@ -44,7 +44,7 @@ def run_of(words: list[str], model: dict[str, Any], objective: str = "mlm") -> l
 
 
 def published(kind: Any, folder: Path, tokenizer: Path, **settings: Any) -> Path:
-    """A model as others publish it: written by transformers, its tokenizer beside it."""
+    """Write a model as others publish it: by transformers, with its tokenizer."""
     shape = {"vocab_size": 512, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = kind.config_class(**{**shape, "intermediate_size": 48, "initializer_range": 0.1, **settings})
     torch.manual_seed(3)
@@ -55,7 +55,7 @@ def published(kind: Any, folder: Path, tokenizer: Path, **settings: Any) -> Path
 
 
 def exported(folder: Path, model: dict[str, Any], tokenizer: Path, order: Any = "all") -> Path:
-    """A model of ours with a pair head, as far as it has a place."""
+    """Write a model of ours with a pair head, if the format has one."""
     settings = {key: value for key, value in model.items() if key != "name"}
     kinds = {"bert": BertConfig, "modernbert": ModernBertConfig, "albert": AlbertConfig}
     config = kinds[model["name"]](**settings)
@@ -66,7 +66,7 @@ def exported(folder: Path, model: dict[str, Any], tokenizer: Path, order: Any = 
 
 
 def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
-    """Bit by bit, but for zeros, which the one step of a run moves by its rate."""
+    """Compare bit by bit, except zeros, which the run's one step moves by its learning rate."""
     expected = {name: tensor for name, tensor in expected.items() if name != "decoder.weight"}
     return found.keys() == expected.keys() and all(
         torch.allclose(found[name], expected[name], rtol=0, atol=1e-29) for name in expected
@@ -80,7 +80,7 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
 def test_published_models_are_trained_from_there(
     kind: Any, tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first weights are theirs, bit by bit, and training goes on from them."""
+    """The first weights equal the published ones, bit by bit, and training continues from them."""
     tokenizer, model = tiny_data / "tokenizer", dict(BERT)
     settings: dict[str, Any] = {"max_position_embeddings": 128}
     if kind is transformers.RobertaForMaskedLM:
@@ -92,7 +92,7 @@ def test_published_models_are_trained_from_there(
     words = run_of(tiny_run(*STILL, f"weights.init_from={folder}"), model)
     assert same(first_weights(words, tmp_path / "runs/tiny"), load_weights(folder))
     said = capsys.readouterr().out
-    assert f"from    weights.init_from={folder}; dropout 0.1, as there\n" in said, "nothing drawn, nothing left out"
+    assert f"from    weights.init_from={folder}; dropout 0.1, as there\n" in said, "all weights are used"
     stored = load_file(folder / "model.safetensors")
     start = "bert" if kind is transformers.BertForMaskedLM else "roberta"
     query = stored[f"{start}.encoder.layer.1.attention.self.query.weight"]
@@ -107,7 +107,7 @@ def test_published_models_are_trained_from_there(
 def test_a_head_that_is_there_is_taken_and_one_that_is_not_is_drawn(
     tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """BertForPreTraining's pooler and classifier, whatever they were trained to tell; and the banner says which."""
+    """BertForPreTraining's pooler and classifier, for any pretraining task; the banner names it."""
     tokenizer = tiny_data / "tokenizer"
     with_head = published(transformers.BertForPreTraining, tmp_path / "with", tokenizer, max_position_embeddings=128)
     without = published(transformers.BertForMaskedLM, tmp_path / "without", tokenizer, max_position_embeddings=128)
@@ -128,9 +128,9 @@ def test_a_head_that_is_there_is_taken_and_one_that_is_not_is_drawn(
     heads = {name: t for name, t in drawn.items() if name.startswith("pair_head")}
     assert same({name: t for name, t in drawn.items() if name not in heads}, load_weights(without))
     fresh = build_model(BertConfig(**{k: v for k, v in BERT.items() if k != "name"}), SentenceOrderConfig())
-    initialize(fresh, fresh.config, seed=5)  # as from scratch, by the run's seed
+    initialize(fresh, fresh.config, seed=5)  # as from scratch, with the run's seed
     assert len(heads) == 4 and same(heads, {name: fresh.state_dict()[name] for name in heads})
-    # of a run, as of a folder
+    # from a run, as from a folder
     _, said = first("on", tmp_path / "runs/left", "sop")
     assert "; no pair_head there, drawn at random" in said
     record = [json.loads(line) for line in (tmp_path / "runs/on/metrics.jsonl").read_text().splitlines()]
@@ -141,7 +141,7 @@ def test_a_head_that_is_there_is_taken_and_one_that_is_not_is_drawn(
 def test_a_decoder_may_become_an_encoder_and_that_is_said(
     tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same weights in another order: allowed, and never silent."""
+    """The same weights in another order: allowed, and always reported."""
     decoder = exported(tmp_path / "decoder", MODERNBERT, tiny_data / "tokenizer", "causal")
     words = run_of(tiny_run(*STILL, f"weights.init_from={decoder}"), MODERNBERT)
     assert same(first_weights(words, tmp_path / "runs/tiny"), load_weights(decoder))
@@ -152,7 +152,7 @@ def test_a_decoder_may_become_an_encoder_and_that_is_said(
     assert "; an encoder, trained to see both sides, and objective.name=causal here" in capsys.readouterr().out
     words = run_of(tiny_run(*STILL, f"weights.init_from={decoder}", "name=on"), MODERNBERT, "causal")
     assert main(["train", *words]) == 0 and "decoder, trained" not in capsys.readouterr().out
-    # a run that ended in causal order is one too
+    # this includes a run that ended in causal order
     words = run_of(tiny_run(*STILL, f"weights.init_from={tmp_path / 'runs/on'}", "name=back"), MODERNBERT)
     assert main(["train", *words]) == 0 and "a decoder, trained in causal order" in capsys.readouterr().out
 
@@ -187,7 +187,7 @@ def test_another_encoder_is_refused_by_both_names(
 def test_every_key_that_the_weights_depend_on_is_compared(
     tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], override: str, message: str
 ) -> None:
-    """Shapes alone would let another activation pass."""
+    """If only shapes were compared, another activation would pass."""
     bert = exported(tmp_path / "bert", BERT, tiny_data / "tokenizer")
     words = run_of(tiny_run(*STILL, f"weights.init_from={bert}", override), BERT)
     assert main(["train", *words]) == 78
@@ -198,7 +198,7 @@ def test_every_key_that_the_weights_depend_on_is_compared(
 def test_a_classifier_begins_with_the_pooler_of_a_model_of_pairs(
     tiny_run: TinyRun, tiny_data: Path, tmp_path: Path
 ) -> None:
-    """As transformers does: on small tasks a matrix drawn at random in its place costs points."""
+    """As transformers does: on small tasks, a random matrix instead costs accuracy."""
     from modernbert_train.__main__ import read_run
 
     bert = exported(tmp_path / "bert", BERT, tiny_data / "tokenizer")
@@ -215,7 +215,7 @@ def test_a_classifier_begins_with_the_pooler_of_a_model_of_pairs(
 
 
 def test_what_only_training_knows_is_not_compared(tiny_run: TinyRun, tiny_data: Path, tmp_path: Path) -> None:
-    """Dropout and initialisation of the run that goes on are its own."""
+    """Dropout and initialisation belong to the new run."""
     from modernbert_train.__main__ import read_run
 
     bert = exported(tmp_path / "bert", BERT, tiny_data / "tokenizer")
@@ -226,7 +226,7 @@ def test_what_only_training_knows_is_not_compared(tiny_run: TinyRun, tiny_data: 
 
 @pytest.mark.runs
 def test_a_branch_needs_the_same_heads(tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Moments of a head that is not there cannot be kept; weights alone can be."""
+    """Moments of a missing head cannot be kept; weights only can be."""
     assert main(["train", *run_of(tiny_run(*STILL), BERT)]) == 0
     capsys.readouterr()
     words = tiny_run(*STILL, f"start.checkpoint={tmp_path / 'runs/tiny'}", "name=branch")
@@ -240,7 +240,7 @@ def test_a_branch_needs_the_same_heads(tiny_run: TinyRun, tmp_path: Path, capsys
 def test_a_decoder_reads_what_stands_before_the_mask(
     tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What follows changes nothing; what stands before does."""
+    """Later tokens have no effect; earlier ones do."""
     decoder = exported(tmp_path / "decoder", MODERNBERT, tiny_data / "tokenizer", "causal")
     assert main(["fill", str(decoder), "ab [MASK] c", "ab [MASK] x y", "xy [MASK] c"]) == 0
     lines = capsys.readouterr().out.splitlines()[1::2]
@@ -251,7 +251,7 @@ def test_a_decoder_reads_what_stands_before_the_mask(
 def test_a_model_without_its_head_fills_nothing(
     tiny_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """transformers would draw the head at random, and the guesses would mean nothing. A head too many is no news."""
+    """transformers would draw the head at random, and the predictions would be meaningless. An extra head is fine."""
     bare = published(transformers.BertModel, tmp_path / "bare", tiny_data / "tokenizer", max_position_embeddings=128)
     assert main(["fill", str(bare), "a [MASK]"]) == 65
     assert "bare: the weights lack cls.predictions." in capfd.readouterr().err
@@ -269,7 +269,7 @@ ALBERT: dict[str, Any] = {
 
 @pytest.mark.runs
 def test_a_published_albert_is_trained_from_there(tiny_run: TinyRun, tiny_data: Path, tmp_path: Path) -> None:
-    """The first weights are theirs, and a run of sentence order takes pooler and classifier where they are."""
+    """The first weights are the published ones, and a run of sentence order uses pooler and classifier if present."""
     shape = {"num_hidden_layers": 4, "embedding_size": 16, "max_position_embeddings": 128, "num_hidden_groups": 2}
     folder = published(transformers.AlbertForPreTraining, tmp_path / "theirs", tiny_data / "tokenizer", **shape)
     words = run_of(tiny_run(*STILL, f"weights.init_from={folder}"), ALBERT | {"groups": 2}, "sop")
@@ -281,7 +281,7 @@ def test_a_published_albert_is_trained_from_there(tiny_run: TinyRun, tiny_data: 
 def test_equal_tensors_of_a_folder_are_one_in_a_run_that_shares_them(
     sharing: str, tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """config.json has no word for it, so the run says how; tensors that differ are refused, not averaged or dropped."""
+    """config.json cannot describe it, so the run must; tensors that differ are refused, not averaged or dropped."""
     folder = exported(tmp_path / "hf", ALBERT | {"sharing": sharing}, tiny_data / "tokenizer")
     words = run_of(tiny_run(*STILL, f"weights.init_from={folder}"), ALBERT | {"sharing": sharing}, "sop")
     found = first_weights(words, tmp_path / "runs/tiny")
@@ -301,7 +301,7 @@ def test_equal_tensors_of_a_folder_are_one_in_a_run_that_shares_them(
 def test_a_distilbert_begins_with_layers_of_a_bert(
     tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And says which; heads of pairs are left out."""
+    """The output says which layers; heads of pairs are left out."""
     kind = transformers.BertForPreTraining
     settings = {"num_hidden_layers": 4, "max_position_embeddings": 128}
     teacher = published(kind, tmp_path / "teacher", tiny_data / "tokenizer", **settings)

@@ -1,4 +1,4 @@
-"""Runs that go on from a model with another tokenizer. If this breaks, they begin with rows that mean nothing."""
+"""Runs that continue a model with another tokenizer. If this breaks, they start with meaningless rows."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from tests.data.make_shards import make_shards, make_texts, make_tokenizer
 from tests.distributed.test_train_ranks import launch
 from tests.weights.test_source import records
 
-SIZES = {"few": 320, "many": 448}  # entries; both are trained on one text, so the second has all tokens of the first
+SIZES = {"few": 320, "many": 448}  # entries; trained on one text, so the second has all tokens of the first
 ONE_PHASE = ("phases.long=null", "phases.short.batch_warmup=null", "model.init_std=0.1", "data.num_workers=0")
 
 
 def sentences(number: int, seed: int) -> list[str]:
-    """Texts of twelve sentences in any order, so that a word follows from those beside it."""
+    """Return texts of twelve sentences in any order, so that a word can be predicted from its neighbours."""
     words = " ".join(make_texts(1, seed=4)).split()
     known, draw = [" ".join(words[i : i + 8]) for i in range(0, 96, 8)], random.Random(seed)
     return [". ".join(draw.choices(known, k=10)) for _ in range(number)]
 
 
 def prepare(folder: Path, tokenizer: Path) -> Path:
-    """Training and validation shards of the same texts with a tokenizer."""
+    """Write training and validation shards of the same texts with a tokenizer."""
     for name, number, seed in (("train", 80, 1), ("validation", 6, 2), ("general", 6, 3)):
         texts = sentences(number, seed) if name != "general" else make_texts(4, seed=seed)
         documents = encode_documents(Tokenizer.from_file(f"{tokenizer}/tokenizer.json"), texts)
@@ -60,7 +60,7 @@ def prepare(folder: Path, tokenizer: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Data with either tokenizer, and a run that was trained with the smaller."""
+    """Write data with both tokenizers, and train a run with the smaller one."""
     folder = tmp_path_factory.mktemp("made")
     for name, size in SIZES.items():
         prepare(folder / name, make_tokenizer(folder / name / "tokenizer", sentences(20, 5), size))
@@ -76,7 +76,7 @@ def words(folder: Path, data: str, *overrides: str) -> list[str]:
 
 
 def go_on(folder: Path, name: str, *overrides: str) -> list[str]:
-    """A run of the larger vocabulary from what was trained with the smaller."""
+    """Return a run with the larger vocabulary that continues the one with the smaller."""
     start = (f"weights.init_from={folder}/runs/first", "phases.short.tokens=2000")
     return ["train", *words(folder, "many", f"name={name}", *start, *overrides)]
 
@@ -92,7 +92,7 @@ def extended(made: Path) -> Path:
 
 
 def first_losses(folder: Path) -> tuple[float, float]:
-    """Held-out loss and that of the other text before the first step."""
+    """Return the held-out loss and the other text's loss before the first step."""
     validation, evaluation = (records(folder, kind)[0] for kind in ("validation", "evaluation"))
     assert validation["step"] == evaluation["step"] == 0
     return validation["loss"], evaluation["figures"]["loss"]
@@ -103,7 +103,7 @@ def first_losses(folder: Path) -> tuple[float, float]:
 def test_the_first_loss_is_far_below_that_of_drawn_rows(
     made: Path, extended: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two runs on text that a third of is new tokens: rows of their pieces, and rows drawn at random."""
+    """Two runs on text with a third of new tokens: rows from their pieces, and random rows."""
     taken_over = TokenRows.of
 
     def drawn(rows: TokenRows, table: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ def test_measuring_first_changes_nothing(made: Path, extended: Path) -> None:
 def test_a_run_that_goes_on_has_its_rows_already(
     made: Path, extended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The rows are taken over once; later the weights need not even be there."""
+    """The rows are converted once; later the original weights are not needed."""
     shutil.copytree(made, tmp_path / "made", ignore=lambda _, names: [n for n in names if n in ("first", "few")])
     folder = tmp_path / "made/runs/extend"
     expected = newest_valid(folder / "checkpoints")[0].weights()  # type: ignore[union-attr]
@@ -187,7 +187,7 @@ def test_an_export_has_the_new_vocabulary(extended: Path, tmp_path: Path) -> Non
 def test_another_vocabulary_is_refused_unless_asked_for(
     made: Path, extended: Path, capsys: pytest.CaptureFixture[str], of: str, to: str, vocabulary: str, message: str
 ) -> None:
-    """By `check`, before anything is loaded, with the key that would take it."""
+    """By `check`, before loading anything, with the key that would accept it."""
     name = {"few": "first", "many": "extend"}[of]
     start = (f"weights.init_from={made}/runs/{name}", f"weights.vocabulary={vocabulary}", "name=refused")
     assert main(["check", *words(made, to, *start)]) == 78
@@ -197,7 +197,7 @@ def test_another_vocabulary_is_refused_unless_asked_for(
 
 @pytest.mark.runs
 def test_rows_of_another_number_name_the_key(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same tokenizer, and a table padded otherwise; with the key the run is checked and says what it does."""
+    """The same tokenizer, and a table with other padding; with the key the run is checked and reports the effect."""
     rows = (f"weights.init_from={made}/runs/first", "name=padded", "model.vocab_size=384")
     assert main(["train", *words(made, "few"), *rows]) == 78
     assert "model.vocab_size=384 here, 320 there" in (said := capsys.readouterr().err)
@@ -230,13 +230,13 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> TokenRows:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_architecture_gets_its_rows(rows: TokenRows, tmp_path: Path, tiny_run: TinyRun, name: str) -> None:
-    """Embedding and bias have their rows, so has a decoder that is not the embedding, everything else is as it was."""
+    """Embedding and bias get new rows, so does an untied decoder; everything else is unchanged."""
     config = read_run(tiny_run("objective={name: rtd, sharing: gdes}" if name == "replaced" else "seed=1"))
     old, new = (replace(config, model=ARCHITECTURES[name](size)) for size in SIZES.values())
     there, here = (build_model(each.model, each.objective, each.compute) for each in (old, new))
     initialize(there, old.model, seed=3)
     weights = {key: tensor for key, tensor in there.state_dict().items() if not key.startswith("generator.")}
-    if name == "replaced":  # as a model alone has it
+    if name == "replaced":  # the model without its generator
         weights["model.embeddings.tok_embeddings.weight"] = torch.randn(320, 32)
         weights.pop("model.embeddings.tok_embeddings.delta.weight")
 

@@ -1,4 +1,4 @@
-"""`push`, against a hub on this machine. If this breaks, other weights are published than those that were trained."""
+"""`push`, against a local hub. If this breaks, other weights are published than the trained ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.weights.hub_stand_in import StandIn, running
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
-    """A run that has learnt next to nothing, so that its first checkpoint has its first weights."""
+    """Return a run that has learned almost nothing, so its first checkpoint has nearly its first weights."""
     folder = tmp_path_factory.mktemp("push")
     (folder / "tiny.yaml").write_text(TINY_YAML.format(runs=folder, data=tiny_data), encoding="utf-8")
     still = ["optim.lr=1e-30", "optim.weight_decay=0", "phases.short.tokens=1000", "phases.long.tokens=1100"]
@@ -62,7 +62,7 @@ def test_every_checkpoint_becomes_a_revision_step_0_included_and_the_newest_is_m
     assert 'license: "mit"' in card and "Trained by modernbert-train" in card and str(trained.parent) not in card
     assert "0 tokens of 2,100 planned, in 0 steps" in model["step-00000000"]["README.md"].decode()
 
-    assert main(words) == 0  # nothing but main, whose card may be another by now
+    assert main(words) == 0  # only main, whose card may have changed
     told = capsys.readouterr().out
     assert hub.commits[4:] == ["main"] and told.count("there already") == 3
     del model[names[0]]
@@ -98,7 +98,7 @@ def test_a_hub_that_fails_halfway_is_gone_on_with(
     assert "the hub failed (500" in capsys.readouterr().err
     hub.fails_after = None
     assert main(words) == 0
-    assert len(hub.commits) == 4, "what was there is not sent again"
+    assert len(hub.commits) == 4, "existing files are not sent again"
 
 
 @pytest.mark.runs
@@ -135,7 +135,7 @@ def test_without_a_network_the_command_says_so(
 def test_a_dry_run_lists_what_would_be_sent_and_calls_nobody(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], every: bool
 ) -> None:
-    """Without a login and without a network; what it lists is what a real one uploads."""
+    """Without a login and without a network; it lists exactly the files of a real upload."""
     monkeypatch.setattr(push, "HfApi", partial(push.HfApi, endpoint="http://127.0.0.1:9"))
     monkeypatch.setattr(push, "get_token", lambda: None)
     assert main(["push", str(trained), "me/tiny", "--dry-run", "--private", *["--every-checkpoint"] * every]) == 0
@@ -161,7 +161,7 @@ def test_a_lost_connection_is_known_by_whichever_library_the_hub_was_built_on() 
 def test_first_weights_from_a_model_that_is_gone_are_left_out_aloud(
     trained: Path, hub: StandIn, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Else a revision would say that training began with what it did not begin with."""
+    """Otherwise a revision would claim wrong initial weights."""
     copy = Path(shutil.copytree(trained, tmp_path / "tiny"))
     begun = tmp_path / "begun.yaml"
     text = (

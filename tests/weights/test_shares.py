@@ -1,4 +1,4 @@
-"""Who writes which rows of a checkpoint. A row without a writer is lost, one with two is written for nothing."""
+"""Which rank writes which rows of a checkpoint. A row without a writer is lost, one with two is written twice."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_row_of_a_replicated_model_has_one_writer_and_all_write_as_much(
 
 @contextmanager
 def as_rank(rank: int, num_ranks: int) -> Iterator[None]:
-    """This process as one of several that nobody else is."""
+    """Pretend to be one of several ranks."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_ranks)
     try:
         yield
@@ -55,7 +55,7 @@ def as_rank(rank: int, num_ranks: int) -> Iterator[None]:
 def test_of_a_sharded_tensor_each_rank_writes_rows_that_it_holds(
     mesh_shape: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:
-    """With copies (HSDP) too; and what a rank reads back is what it held."""
+    """With replicas (HSDP) too; each rank reads back its rows."""
     num_ranks = mesh_shape[0] * (mesh_shape[1] if len(mesh_shape) > 1 else 1)
     whole = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape)
     rows: list[int] = []

@@ -27,7 +27,7 @@ from tests.weights.reference_checkpoint import write_reference_checkpoint
 MODEL = ModernBertConfig(
     vocab_size=512, hidden_size=32, num_layers=4, num_heads=2, intermediate_size=48, local_attention=16, init_std=0.1
 )
-# one step that changes nothing, so that its checkpoint holds the first weights
+# one step with hardly any update, so that its checkpoint holds the first weights
 STILL = (
     "phases.short.tokens=200",
     "phases.short.batch_warmup=null",
@@ -41,7 +41,7 @@ LARGER = ("model.hidden_size=48", "model.num_heads=3", "model.num_layers=7", "mo
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
-    """The folder of a finished run whose first phase has a RoPE base of 10,000 and whose second has 160,000."""
+    """Return the folder of a finished run with a RoPE base of 10,000 in its first phase and 160,000 in its second."""
     folder = tmp_path_factory.mktemp("trained")
     file = folder / "tiny.yaml"
     file.write_text(TINY_YAML.format(runs=folder, data=tiny_data), encoding="utf-8")
@@ -51,7 +51,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> tuple[Path, dict[str, Tensor]]:
-    """A checkpoint of AnswerDotAI's kind, and its weights."""
+    """Return a checkpoint of AnswerDotAI's format, and its weights."""
     return write_reference_checkpoint(tmp_path_factory.mktemp("reference"), MODEL, tiny_data / "tokenizer")
 
 
@@ -92,7 +92,7 @@ def _with_decoder(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @pytest.mark.runs
 def test_ours_to_transformers_and_back_is_exact(tiny_run: TinyRun, trained: Path, tmp_path: Path) -> None:
-    """Also through what transformers writes itself, in one file or several."""
+    """Also through transformers' own files, one or several."""
     assert main(["export", str(trained), "--out", str(tmp_path / "out")]) == 0
     model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
     model.save_pretrained(tmp_path / "theirs", max_shard_size="50KB")
@@ -107,7 +107,7 @@ def test_ours_to_transformers_and_back_is_exact(tiny_run: TinyRun, trained: Path
 def test_the_base_is_kept_or_changed_as_the_first_phase_says(
     tiny_run: TinyRun, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Kept, it is the same function; changed, the same weights compute another one, and the banner says so."""
+    """If the base is kept, the function is the same; if it changes, the banner says so."""
     held_out = records(trained, "validation")[-1]["loss"]
     losses = {}
     for theta in (160_000, 10_000):
@@ -125,7 +125,7 @@ def test_the_base_is_kept_or_changed_as_the_first_phase_says(
 def test_a_checkpoint_of_the_reference_is_a_start(
     tiny_run: TinyRun, reference: tuple[Path, dict[str, Tensor]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Continued from, grown and converted, without a step in between."""
+    """Continued from, grown and converted, without an intermediate step."""
     path, expected = reference
     found = first_weights(tiny_run(*STILL, f"weights.init_from={path}"), tmp_path / "runs/tiny")
     assert same(found, expected)
@@ -148,7 +148,7 @@ def test_a_checkpoint_of_the_reference_is_a_start(
 def test_another_tokenizer_inside_the_file_is_noticed(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The file carries its tokenizer; training with another would start from weights that mean something else."""
+    """The file contains its tokenizer; with another one the weights would be meaningless."""
     other = make_tokenizer(tmp_path / "other", make_texts(40, seed=5))
     path, _ = write_reference_checkpoint(tmp_path, MODEL, tmp_path / "other")
     assert other is not None and main(["train", *tiny_run(*STILL, f"weights.init_from={path}")]) == 78
@@ -159,7 +159,7 @@ def test_another_tokenizer_inside_the_file_is_noticed(
 def test_weights_without_a_tokenizer_are_taken_and_that_is_said(
     tiny_run: TinyRun, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nobody can compare what is not there."""
+    """There is no tokenizer to compare with."""
     assert main(["export", str(trained), "--out", str(tmp_path / "bare")]) == 0
     (tmp_path / "bare/tokenizer.json").unlink()
     assert main(["train", *tiny_run(*STILL, f"weights.init_from={tmp_path / 'bare'}")]) == 0
@@ -183,7 +183,7 @@ def test_weights_without_a_tokenizer_are_taken_and_that_is_said(
 def test_bad_weights_are_refused_before_a_run_is_made(
     tiny_run: TinyRun, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str, message: str
 ) -> None:
-    """By name, with both values, as bad data, and with the run's name still free."""
+    """By name, with both values, as bad data, before the run's folder is created."""
     source = tmp_path / "source"
     assert main(["export", str(trained), "--out", str(source)]) == 0
     path = source / "model.safetensors"

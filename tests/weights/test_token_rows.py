@@ -1,4 +1,4 @@
-"""Rows by token for another vocabulary. If this breaks, a model with a new tokenizer forgets its words."""
+"""Rows of tokens in another vocabulary. If this breaks, a model with a new tokenizer forgets its words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def write(folder: Path, tokenizer: Tokenizer, **roles: str) -> Path:
-    """A tokenizer folder; the special tokens are added unless roles name others."""
+    """Write a tokenizer folder; the special tokens are added unless roles name others."""
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (roles.values() or SPECIAL)])
     folder.mkdir(parents=True)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -25,7 +25,7 @@ def write(folder: Path, tokenizer: Tokenizer, **roles: str) -> Path:
 
 
 def byte_level(folder: Path, *tokens: str) -> Path:
-    """BPE that knows all bytes, and the tokens, spelled with Ġ, by merging letter after letter."""
+    """Write a BPE that has all bytes, and the tokens, spelled with Ġ, by merging letter after letter."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges, entries = [], [*SPECIAL, *alphabet]
     for token in tokens:
@@ -63,7 +63,7 @@ def ids(folder: Path) -> dict[str, int]:
 
 
 def pieces(old: Path, new: Path, token: str, spare: int = 0) -> list[str]:
-    """The old tokens that a new one is made of."""
+    """Return the old tokens that make up a new one."""
     rows = token_rows(old, new, max(ids(old).values()) + 1 + spare, max(ids(new).values()) + 1 + spare)
     names = {i: name for name, i in ids(old).items()}
     end = rows.ends_V[ids(new)[token]]
@@ -71,7 +71,7 @@ def pieces(old: Path, new: Path, token: str, spare: int = 0) -> list[str]:
 
 
 def test_a_vocabulary_in_place_of_itself_changes_nothing(tmp_path: Path) -> None:
-    """To the last bit, spare rows too, of the embedding, [V, D], and of the biases, [V]."""
+    """To the last bit, spare rows too, for the embedding, [V, D], and the biases, [V]."""
     folder = byte_level(tmp_path / "a", "Ġthe", "ion")
     size = len(ids(folder)) + 7
     rows = token_rows(folder, folder, size, size)
@@ -88,7 +88,7 @@ def test_a_new_token_is_the_mean_of_its_old_pieces(tmp_path: Path) -> None:
     for each in (table, bias):
         expected = (each[ids(old)["Ġmyo"]] + each[ids(old)["card"]]) / 2
         assert torch.allclose(rows.of(each)[ids(new)["Ġmyocard"]], expected)
-    # its logit, for any hidden state, is then the mean of theirs
+    # for any hidden state its logit is then the mean of the pieces' logits
     hidden = torch.randn(4)
     new_logits, logits = rows.of(table) @ hidden + rows.of(bias), table @ hidden + bias
     mean = (logits[ids(old)["Ġmyo"]] + logits[ids(old)["card"]]) / 2
@@ -116,13 +116,13 @@ def test_a_piece_is_found_under_another_spelling(
     }
     tokens = [token for token in expected if token != "," or new != "byte_level"]
     if old == "word_piece":
-        expected = expected | {"Ġcardthe": []}  # no piece of it is known
+        expected = expected | {"Ġcardthe": []}  # none of its pieces is known
     there, here = make[old](tmp_path / "old", *of_old[old]), make[new](tmp_path / "new", *tokens)
     assert {token: pieces(there, here, token) for token in expected} == expected
 
 
 def test_special_tokens_are_found_by_name_then_by_role(tmp_path: Path) -> None:
-    """An old tokenizer calls them <s>, </s>, <pad> and <mask>; a mean of brackets and letters would be none of them."""
+    """An old tokenizer names them <s>, </s>, <pad> and <mask>; a mean of letters would be wrong."""
     old, new = sentence_piece(tmp_path / "old", "▁the"), byte_level(tmp_path / "new", "Ġthe")
     found = {token: pieces(old, new, token) for token in SPECIAL}
     assert found == {"[CLS]": ["<s>"], "[SEP]": ["</s>"], "[PAD]": ["<pad>"], "[MASK]": ["<mask>"], "[UNK]": ["<unk>"]}
@@ -144,7 +144,7 @@ def test_what_has_no_pieces_is_the_mean_of_all_ordinary_rows(tmp_path: Path) -> 
 
 
 def test_added_tokens_are_spelled_as_in_a_text(tmp_path: Path) -> None:
-    """`tokenizer.add_tokens(["myocard"])` of transformers; they have no Ġ and are no bytes."""
+    """`tokenizer.add_tokens(["myocard"])` of transformers; they lack a Ġ and are not bytes."""
     old = byte_level(tmp_path / "old", "myo", "card", "Ġmyo")
     tokenizer = Tokenizer.from_file(str(old / "tokenizer.json"))
     tokenizer.add_tokens(["myocard", "日"])

@@ -1,4 +1,4 @@
-"""A tokenizer, tiny models and labelled files, made of generated words that mean their class."""
+"""A tokenizer, tiny models and labelled files, with generated words that determine the class."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CONFIGS: dict[str, ModelConfig] = {"modernbert": MODERNBERT, "bert": BERT, "robe
 CONFIGS["distilbert"] = DistilBertConfig(**SIZE, num_layers=2, max_positions=64, dropout=0.0)
 CONFIGS["xlnet"] = XLNetConfig(**SIZE, num_layers=2, dropout=0.0)
 CONFIGS["deberta"] = DebertaConfig(**SIZE, num_layers=2, max_positions=64, buckets=8, max_distance=16, dropout=0.0)
-# encoders of a decoder's shape: transformers has fewer classes of them
+# encoders with a decoder's architecture: transformers has fewer classes for them
 LLAMA = LlamaConfig(**SIZE, num_layers=2, key_value_heads=1)
 LLAMAS: dict[str, ModelConfig] = {"llama": LLAMA, "qwen2": replace(LLAMA, qkv_bias=True)}
 LLAMAS["qwen3"] = replace(LLAMA, qk_norm=True)
@@ -58,10 +58,10 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def models(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A folder of each architecture, with random weights."""
+    """Write a folder of each architecture, with random weights."""
     made = {}
     for name, config in CONFIGS.items():
-        config = replace(config, init_std=0.08)  # which learns
+        config = replace(config, init_std=0.08)  # large enough to learn
         model = build_model(config, MaskedLmConfig())
         initialize(model, config, 3)
         out = made[name] = tmp_path_factory.mktemp("models") / name
@@ -71,7 +71,7 @@ def models(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 
 def sentences(number: int, seed: int) -> list[tuple[str, str]]:
-    """Texts and their class: one with a word of GOOD is up, one with a word of BAD is down."""
+    """Return texts and classes: a word of GOOD means up, a word of BAD means down."""
     draw = random.Random(seed)
     found = []
     for _ in range(number):
@@ -92,7 +92,7 @@ WriteTask = Callable[..., Path]
 
 @pytest.fixture
 def write_task(tmp_path: Path) -> WriteTask:
-    """Write a task of two classes, other keys as given; returns its YAML."""
+    """Return a function that writes a task of two classes with other keys, and returns its YAML."""
     write_tsv(tmp_path / "train.tsv", ("text", "label"), sentences(96, 1))
     write_tsv(tmp_path / "dev.tsv", ("text", "label"), sentences(40, 2))
 
@@ -112,7 +112,7 @@ def one_thread() -> None:
 
 
 def write_questions(folder: Path, write_task: WriteTask, **keys: object) -> Path:
-    """A task in SQuAD 2's JSON: the answer is the one word of GOOD or BAD in a context; a third has none."""
+    """Write a task in SQuAD 2's JSON: the answer is the only word of GOOD or BAD in a context; a third has none."""
     for name, number, seed in (("train", 96, 1), ("dev", 40, 2)):
         asked = []
         for place, (text, _) in enumerate(sentences(number, seed)):
@@ -135,7 +135,7 @@ def write_questions(folder: Path, write_task: WriteTask, **keys: object) -> Path
 
 
 def write_choices(folder: Path, write_task: WriteTask, **keys: object) -> Path:
-    """A task in HellaSwag's form, of two or three choices: the right one has a word of GOOD, the others of BAD."""
+    """Write a task in HellaSwag's form, of two or three choices: the right one has a word of GOOD, others of BAD."""
     for name, number, seed in (("train", 96, 1), ("dev", 40, 2)):
         draw, lines = random.Random(seed), []
         for _ in range(number):

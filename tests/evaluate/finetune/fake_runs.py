@@ -1,4 +1,4 @@
-"""In place of fine-tunings: processes that take no time, and end as a real one would. They do what BEHAVE says.
+"""Stand-ins for fine-tuning runs: processes that take no time, and end as BEHAVE says.
 
 python -m tests.evaluate.finetune.fake_runs finetune TASK --model MODEL ...   # the verb, with such runs
 """
@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from modernbert_train.evaluate.suite.cells import Cell
 
-BEHAVE = "behave.json"  # in the folder of all: names of runs that "fail" or "wait" for a signal
+BEHAVE = "behave.json"  # in the folder of all runs: names of runs that "fail" or "wait" for a signal
 
 
 def install() -> None:
-    """Have runs be such ones, in this process."""
+    """Replace runs by stand-ins in this process."""
     from modernbert_train.evaluate.suite import cells
 
     cells._command = _command
 
 
 def _command(cell: Cell, out: Path) -> list[str]:
-    """A run that knows its result already, and so imports nothing."""
+    """Return the command of a run whose result is known, so that it imports nothing heavy."""
     from modernbert_train.evaluate.finetune.task import asked, named_model, read_task
 
     figures: dict[str, Any]
@@ -50,12 +50,12 @@ def _command(cell: Cell, out: Path) -> list[str]:
 
 
 def figure_of(name: str) -> float:
-    """What a run comes to."""
+    """Return the figure of a run."""
     return int(hashlib.sha256(name.encode()).hexdigest()[:4], 16) / 65536
 
 
 def run(name: str, source: str, result: str) -> int:
-    """A run, as far as others see it."""
+    """Act as a run, as far as other processes can see."""
     folder = Path(name)
     folder.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda number, frame: _saved(folder))
@@ -66,7 +66,7 @@ def run(name: str, source: str, result: str) -> int:
     while folder.name in behave.get("wait", ()):
         time.sleep(0.05)
     if folder.name in behave.get("fail", ()):
-        print("error: the texts are of nobody. Name others.")
+        print("error: the texts are missing. Name others.")
         return 65
     if folder.name in behave.get("diverge", ()):
         print("error: the loss is not finite.")

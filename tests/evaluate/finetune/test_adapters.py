@@ -1,4 +1,4 @@
-"""Low-rank adapters: trained by `finetune`, loaded by peft, merged for everybody else."""
+"""Low-rank adapters: trained by `finetune`, loaded by peft, merged for other programs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LORA = ["lora.rank=4", "lora.lr=2e-2"]
 def test_peft_loads_what_was_trained(
     name: str, write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The encoder is as it was, the adapter on it tells what the run told, and the merged export tells the same."""
+    """The encoder is unchanged; run, adapter and merged export give the same predictions."""
     peft = pytest.importorskip("peft")
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -64,7 +64,7 @@ def test_peft_loads_what_was_trained(
     assert accuracy == pytest.approx(result["figures"]["dev"]["accuracy"])
     if name == "modernbert":
         assert accuracy > 0.9
-        # the next task goes on from the merged weights
+        # the next task continues from the merged weights
         capsys.readouterr()
         assert main(["eval", str(folder)]) == 0
         other = write_task(epochs=1, metrics=["accuracy"], labels=["down", "up"])
@@ -76,7 +76,7 @@ def test_peft_loads_what_was_trained(
 def test_layers_that_transformers_stores_otherwise(
     write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """XLNet's attention is no linear layer there: the merged model is exported, and the message says so."""
+    """XLNet's attention is not a linear layer there: only the merged model is exported, with a message."""
     finetune(write_task(epochs=1), models["xlnet"], tmp_path / "runs", *LORA)
     assert "which peft does not adapt. Use the merged model in hf/" in capsys.readouterr().out
     folder = tmp_path / "runs" / "tone"
@@ -84,7 +84,7 @@ def test_layers_that_transformers_stores_otherwise(
 
 
 def test_targets_and_dropout_repeat_to_the_bit(write_task: WriteTask, models: dict[str, Path], tmp_path: Path) -> None:
-    """Some targets alone, with dropout: only they have adapters, and a second run has equal weights."""
+    """Some targets only, with dropout: only they have adapters, and a second run has equal weights."""
     task = write_task(epochs=2)
     words = [*LORA, "lora.targets=[Wqkv]", "lora.dropout=0.1"]
     finetune(task, models["modernbert"], tmp_path / "a", *words)

@@ -1,4 +1,4 @@
-"""Baselines by the same code: an encoder that is frozen, and one that was never trained."""
+"""Baselines by the same code: a frozen encoder, and an untrained one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.evaluate.finetune.test_finetune import finetune, weights, write_tags
     ids=lambda each: each.name,
 )
 def test_of_a_frozen_encoder_one_matrix_learns(config: ModelConfig, objective: LabelledConfig) -> None:
-    """No dense matrix between, or the head would not be linear; no dropout, or states would not be what is measured."""
+    """No dense matrix, or the head would not be linear; no dropout, or training would see other states."""
     model = build_model(replace(config, dropout=0.5) if config is BERT else config, replace(objective, freeze=True))
     assert [weight.name for weight in weights_of(model)] == ["classifier.weight", "classifier.bias"]
     assert {name.partition(".")[0] for name, _ in model.named_parameters()} == {"model", "classifier"}
@@ -55,7 +55,7 @@ def test_a_frozen_encoder_is_exported_only_where_transformers_has_no_more(tmp_pa
 
 
 def test_of_a_frozen_encoder_only_the_forward_pass_counts_for_mfu() -> None:
-    """Else it would look three times as fast as it is."""
+    """Otherwise it would seem three times as fast as it is."""
     rows = [(Chunk(0, 0, 0, 40), Chunk(0, 1, 0, 20))]
     tuned, frozen = (
         training_flops(rows, {"classify": 2}, BERT, ClassifyConfig(labels=("a", "b"), freeze=freeze))
@@ -86,7 +86,7 @@ def test_a_frozen_encoder_keeps_its_bits_and_its_head_learns(
 def test_an_untrained_twin_has_fresh_weights_by_the_seed(
     write_task: WriteTask, models: dict[str, Path], tmp_path: Path
 ) -> None:
-    """The same architecture, tokenizer and texts; of the model's own weights nothing. Frozen, they can be looked at."""
+    """It has the same architecture, tokenizer and texts, but fresh weights, visible when it is frozen."""
     task = write_tags(tmp_path, write_task)
     result = finetune(task, Path(f"frozen:untrained:{models['bert']}"), tmp_path / "runs", "seed=5", "frozen.epochs=1")
     folder = tmp_path / "runs" / "tone"

@@ -1,4 +1,4 @@
-"""Classes told from packed texts: equal to transformers' classes on each text alone, both ways of the weights."""
+"""Classes predicted from packed texts: equal to transformers' classes on each text alone, after export and import."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Documents:
 def packed(
     documents: list[list[int]], labels: list[Any], objective: ObjectiveConfig, folder: Path, rows: list[list[int]]
 ) -> Batch:
-    """A microbatch of rows of 64 tokens, each of these documents."""
+    """Return a microbatch of rows of 64 tokens with these documents."""
     vocabulary = read_vocabulary(folder)
     maker = MicrobatchMaker(Documents(documents, labels), lambda c: build_objective(c, vocabulary), vocabulary)
     chunks = tuple(tuple(Chunk(0, number, 0, len(documents[number])) for number in row) for row in rows)
@@ -71,7 +71,7 @@ def packed(
 
 
 def encoded(tokenizer: Path, texts: list[tuple[str, ...]]) -> list[list[int]]:
-    """Documents as `finetune` writes them: two texts with [SEP] between."""
+    """Return documents as `finetune` writes them: two texts with [SEP] between."""
     from tokenizers import Tokenizer
 
     own, sep = Tokenizer.from_file(f"{tokenizer}/tokenizer.json"), read_vocabulary(tokenizer).sep_id
@@ -85,7 +85,7 @@ def encoded(tokenizer: Path, texts: list[tuple[str, ...]]) -> list[list[int]]:
 def made(config: ModelConfig, objective: ObjectiveConfig) -> Classifier:
     model = build_model(config, objective)
     initialize(model, config, 5)
-    with torch.no_grad():  # so that a bias, or a norm that is left out, is seen
+    with torch.no_grad():  # so that a missing bias or norm has an effect
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
                 parameter.add_(0.3 * torch.randn(len(parameter), generator=torch.Generator().manual_seed(len(name))))
@@ -124,7 +124,7 @@ ENCODERS = CONFIGS | LLAMAS
 def test_packed_pairs_have_the_logits_of_transformers_one_by_one(
     name: str, objective: ClassifyConfig, tokenizer: Path, tmp_path: Path
 ) -> None:
-    """Else an exported model tells other classes than the one that was measured."""
+    """Otherwise an exported model predicts other classes than the evaluated one."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     model = made(ENCODERS[name], objective)
@@ -143,17 +143,17 @@ def test_packed_pairs_have_the_logits_of_transformers_one_by_one(
     torch.testing.assert_close(ours, torch.stack(alone), atol=1e-5, rtol=1e-5)
     assert ours.std() > 0.05
 
-    weights = load_weights(folder)  # and back
+    weights = load_weights(folder)  # import
     assert {*weights} == {*model.state_dict()}
     assert all(torch.equal(weights[key], tensor) for key, tensor in model.state_dict().items())
     source = open_model(folder)
-    there = replace(objective, segments=1, labels=objective.labels or ("score",))  # a config.json says no more
+    there = replace(objective, segments=1, labels=objective.labels or ("score",))  # as far as config.json has it
     assert source.objective == there
 
 
 @pytest.mark.parametrize("name", [*ENCODERS])
 def test_tags_of_words_have_the_logits_of_transformers(name: str, tokenizer: Path, tmp_path: Path) -> None:
-    """At each word's first token, in packed rows, and loaded back equal."""
+    """At each word's first token, in packed rows, and equal after loading."""
     from transformers import AutoModelForTokenClassification, AutoTokenizer
 
     objective = TagConfig(labels=("O", "B-x", "I-x"))
@@ -186,7 +186,7 @@ def loss_of(logits: Tensor, labels: Tensor, kind: str) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["single-label", "multi-label", "regression"])
 def test_the_loss_is_the_mean_that_transformers_takes(kind: Any, tokenizer: Path) -> None:
-    """A sum over a count known on the host: however a batch is cut, the same update."""
+    """A sum over a count known on the host: the same update for any cut of a batch."""
     objective = ClassifyConfig(kind=kind, labels=() if kind == "regression" else LABELS)
     model, documents = made(MODERNBERT, objective), encoded(tokenizer, PAIRS)
     labels = {
@@ -205,7 +205,7 @@ def test_the_loss_is_the_mean_that_transformers_takes(kind: Any, tokenizer: Path
 
 
 def test_a_class_that_training_has_not_adds_nothing_to_the_loss(tokenizer: Path) -> None:
-    """Its number is beyond the logits: torch would read another's memory, or end the run."""
+    """Its number is beyond the logits: torch would read other memory, or end the run."""
     objective = ClassifyConfig(labels=("no", "yes"))
     model, documents = made(MODERNBERT, objective), encoded(tokenizer, PAIRS)
     batch = packed(documents, [[[1]], [[2]], [[0]], [[2]]], objective, tokenizer, [[0, 1], [2, 3]])
@@ -215,7 +215,7 @@ def test_a_class_that_training_has_not_adds_nothing_to_the_loss(tokenizer: Path)
 
 
 def test_every_document_of_a_class_gives_the_encoder_a_gradient(tokenizer: Path) -> None:
-    """The mean over real tokens, without pads: two texts in a row do not move each other."""
+    """The mean excludes pads, and two texts in a row do not influence each other."""
     objective = ClassifyConfig(labels=LABELS)
     model, documents = made(MODERNBERT, objective), encoded(tokenizer, PAIRS)
     both = packed(documents, [[[1]], [[0]], [[0]], [[2]]], objective, tokenizer, [[0, 3]])
@@ -236,7 +236,7 @@ def test_every_document_of_a_class_gives_the_encoder_a_gradient(tokenizer: Path)
     ids=["class", "tag", "frozen"],
 )
 def test_the_census_counts_the_real_model(config: ModelConfig, objective: ObjectiveConfig) -> None:
-    """Else banner, plan and MFU tell of a head that predicts tokens, which is not there."""
+    """Otherwise banner, plan and MFU would count a head for tokens that does not exist."""
     real = build_model(config, objective)
     assert count_parameters(config, objective).total == sum(each.numel() for each in real.parameters())
 
@@ -246,7 +246,7 @@ def test_the_census_counts_the_real_model(config: ModelConfig, objective: Object
 def test_what_stands_before_the_classes_is_drawn_as_transformers_draws_it(
     name: str, kind: str, tokenizer: Path, tmp_path: Path
 ) -> None:
-    """A ModernBERT's classifier has hidden^-0.5, seven times its other matrices: drawn like these, it learns later."""
+    """A ModernBERT's classifier has hidden^-0.5, seven times its other matrices; smaller, it would learn later."""
     import transformers
 
     config = replace(ENCODERS[name], hidden_size=64, init_std=0.02)
@@ -289,7 +289,7 @@ def test_what_transformers_cannot_say_is_refused_with_a_reason(tokenizer: Path, 
 
 
 def test_classes_of_a_decoders_shape_that_transformers_has_not(tokenizer: Path, tmp_path: Path) -> None:
-    """Its classes for texts of a Qwen or Gemma read the last token alone: they would tell others than were measured."""
+    """transformers' classes for a Qwen or Gemma use only the last token: they would predict other classes."""
     for config, objective, said in [
         (LLAMA, ClassifyConfig(labels=LABELS, pooling="cls"), "EuroBertForSequenceClassification only reads mean"),
         (LLAMAS["qwen3"], ClassifyConfig(labels=LABELS), "on a qwen3 .its classes of texts read only the last token"),

@@ -1,4 +1,4 @@
-"""A fine-tuning from the command to its result: trained, killed, gone on with, on two ranks, exported, served."""
+"""Fine-tuning from the command to its result: trained, killed, resumed, on two ranks, exported, served."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FAST = ["compute.device=cpu", "data.num_workers=0", "logging.progress_bar=false"
 
 
 def finetune(task: Path | str, model: Path, folder: Path, *overrides: str) -> dict[str, Any]:
-    """Run the verb in this process; its result."""
+    """Run the verb in this process; return its result."""
     words = [f"runs_folder={folder}", "name=tone", *FAST, *overrides]
     assert main(["finetune", str(task), "--model", str(model), *words]) == 0
     return json.loads((folder / "tone" / "result.json").read_text())
@@ -56,7 +56,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def test_a_task_is_learned_measured_and_served(
     write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The figure of result.json is what a user of the export gets by transformers' pipeline, text by text."""
+    """result.json's figure equals the result of transformers' pipeline with the export, text by text."""
     from transformers import pipeline
 
     result = finetune(
@@ -88,7 +88,7 @@ def test_a_task_is_learned_measured_and_served(
     assert main(["report", str(folder)]) == 0
     assert main(["plan", str(folder)]) == 0
 
-    # once more: nothing to do, the same result; and another task from it: fresh classes, the rest is kept
+    # a second time: trained already, the same result; and another task from it: fresh classes, other weights are kept
     assert (
         finetune(
             write_task(epochs=8, metrics=["accuracy", "f1"], labels=["down", "up"]),
@@ -97,7 +97,7 @@ def test_a_task_is_learned_measured_and_served(
         )
         == result
     )
-    # it reads as long texts as its encoder did, though none of this task was: so does whoever serves it, or goes on
+    # the export accepts texts as long as its encoder did, though this task's were short: for serving or continuing
     longest = load_run([folder / "config.yaml"]).phases["finetune"].row_tokens
     assert longest < 40 < 64 == load_model(folder).max_tokens
     limits = {"config.json": "max_position_embeddings", "tokenizer_config.json": "model_max_length"}
@@ -125,7 +125,7 @@ def test_a_task_is_learned_measured_and_served(
 
 
 def killed(words: list[str], steps: int) -> int:
-    """The verb in a process of its own, which the system kills after so many steps; its exit code."""
+    """Run the verb in a separate process, killed after this many steps; return its exit code."""
     code = f"""
 import os, signal
 from modernbert_train.train import checkpointing
@@ -134,7 +134,7 @@ def dies(self, *given, **named):
     stops = after_step(self, *given, **named)
     steps.append(1)
     if len(steps) == {steps}:
-        self.settle(60.0)  # what is being written, so that it is known where the next start begins
+        self.settle(60.0)  # wait for the pending write, so that the next start is predictable
         os.kill(os.getpid(), signal.SIGKILL)
     return stops
 checkpointing.Checkpoints.after_step = dies
@@ -149,7 +149,7 @@ program()
 def test_two_seeds_in_one_command_one_of_them_killed_in_its_middle(
     write_task: WriteTask, models: dict[str, Path], tmp_path: Path
 ) -> None:
-    """kill -9 between two checkpoints of the second seed: the same command goes on, and it ends as it would alone."""
+    """kill -9 between two checkpoints of the second seed: the same command resumes, with the same result as alone."""
     task, keys = write_task(epochs=1), ["checkpoint.interval_steps=2", "batch_texts=8"]
     words = ["finetune", str(task), "--model", str(models["bert"]), *FAST, *keys, f"runs_folder={tmp_path}/cut"]
     words += ["--seeds", "7", "8"]
@@ -183,8 +183,8 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Labels, dropout and the fresh head depend on nothing but keys: a restart must not be another seed."""
-    monkeypatch.setattr(bf16, "cpu_has_bf16", lambda: True)  # or it is imitated
+    """Labels, dropout and the fresh head depend on keys only: a restart must not act like another seed."""
+    monkeypatch.setattr(bf16, "cpu_has_bf16", lambda: True)  # otherwise it is emulated
     written = {"tokens": write_tags, "question-answering": write_questions, "multiple-choice": write_choices}
     task = written[kind](tmp_path, write_task) if kind in written else write_task()
     keys = ["checkpoint.interval_steps=4", "model.dropout=0.1", "objective.dropout=0.2"]
@@ -200,7 +200,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     def dies(self: Any, *given: Any, **named: Any) -> bool:
         after.append(saved(self, *given, **named))
         if len(after) == 6:
-            raise KeyboardInterrupt  # between two checkpoints, as a kill would come
+            raise KeyboardInterrupt  # between two checkpoints, like a kill
         return after[-1]
 
     with monkeypatch.context() as patched:
@@ -239,7 +239,7 @@ def test_words_are_tagged_and_served(write_task: WriteTask, models: dict[str, Pa
     assert sum(mine == its for mine, its in pairs) > 0.95 * len(pairs)
     first, long = predictions(tmp_path / "runs" / "tone", "more")
     assert first["prediction"] == ["O", "B-up", "O"] and min(first["scores"]) > 0.5
-    assert len(long["prediction"]) == 60 and long["prediction"][-1] is None, "beyond the context nothing is said"
+    assert len(long["prediction"]) == 60 and long["prediction"][-1] is None, "no prediction beyond the context"
     assert result["labels"] == ["O", "B-down", "B-up"]
     serve = pipeline(
         "token-classification", str(tmp_path / "runs" / "tone" / "hf"), device="cpu", aggregation_strategy="first"
@@ -279,7 +279,7 @@ def test_two_ranks_give_what_one_gives(
 def test_a_model_of_another_vocabulary_is_refused(
     write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every token would mean something else, and the figures would only be bad."""
+    """Every token would have another meaning, and the figures would just be bad."""
     from tests.data.make_shards import make_tokenizer
 
     other = make_tokenizer(tmp_path / "other")
@@ -289,7 +289,7 @@ def test_a_model_of_another_vocabulary_is_refused(
 
 
 def test_the_run_is_the_papers(write_task: WriteTask, models: dict[str, Path], tmp_path: Path) -> None:
-    """Decoupled decay of the paper's number, linear fall to 0, epochs as tokens of the one clock."""
+    """Decoupled decay with the paper's value, linear decay to 0, epochs as tokens of the clock."""
     finetune(write_task(lr=1e-3, weight_decay=1e-5, epochs=1, warmup=0.1), models["bert"], tmp_path / "runs")
     config = load_run([tmp_path / "runs" / "tone" / "config.yaml"])
     assert (config.optim.name, config.optim.weight_decay) == ("adamw", pytest.approx(1e-5 / 1e-3))

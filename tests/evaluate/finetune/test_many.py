@@ -1,4 +1,4 @@
-"""Many fine-tunings by one command: what is kept, what goes on, what is refused, and what their table says."""
+"""Many fine-tuning runs by one command: results that are kept, resumed or refused, and their table."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def test_a_baseline_stands_before_the_model(text: str, source: str, baseline: tu
 
 
 def test_two_models_of_one_name_have_rows_of_their_own(tmp_path: Path) -> None:
-    """Two checkpoints of a run are what a user compares; one folder for both would be refused, or worse, shared."""
+    """Users compare two checkpoints of a run; one folder for both would be refused, or worse, shared."""
     models = [f"runs/a/checkpoints/step-0000000{n}" for n in (1, 2)] + ["runs/b"]
     assert labels_of(models)["runs/b"] == "b"
     assert len({*labels_of(models).values()}) == 3
     assert len({*labels_of(["a/b", "a-b", "x/../a:b"]).values()}) == 3
     names = {run_name("tone", f"runs/{'long' * 40}", f"01234567-{seed}") for seed in SEEDS}
-    assert len(names) == 2 and {len(name) for name in names} == {100}  # else all seeds would be one run
+    assert len(names) == 2 and {len(name) for name in names} == {100}  # otherwise all seeds would be one run
     with pytest.raises(ConfigError, match="two of them have one name"):
         finetune_many(["rte", "own/rte.yaml"], ["a"], [1], tmp_path, 1, [])
 
@@ -67,25 +67,25 @@ def test_a_frozen_encoder_has_rates_of_its_own() -> None:
 
 
 def test_gpus_and_cores_are_shared_out() -> None:
-    """Two processes on one GPU while another is idle, or each with all cores, would only be slow: nobody would see."""
+    """Two processes on one GPU while another is idle, or each with all cores, would be slow without an error."""
     own = environments(3, {"CUDA_VISIBLE_DEVICES": "4,6"}, 2, 8)
     assert [each["CUDA_VISIBLE_DEVICES"] for each in own] == ["4", "6", "4"]
     assert {each["OMP_NUM_THREADS"] for each in own} == {"2"}
     assert environments(1, {"OMP_NUM_THREADS": "5"}, 0, 8) == [{"OMP_NUM_THREADS": "5"}]
 
 
-# --- with processes in place of runs ----------------------------------------------------------------------------------
+# --- with stand-ins for runs ------------------------------------------------------------------------------------------
 
 
 def make_model(run: Path) -> None:
-    """A run with a checkpoint, as far as it is looked at without torch."""
+    """Write the part of a run with a checkpoint that is read without torch."""
     (run / "checkpoints" / "step-00000004").mkdir(parents=True)
     (run / "config.yaml").write_text("name: x")
 
 
 @pytest.fixture
 def grid(write_task: WriteTask, tmp_path: Path) -> list[str]:
-    """The words of a command: two tasks with two models and two seeds."""
+    """Return the words of a command: two tasks with two models and two seeds."""
     first = write_task()
     second = first.with_name("second.yaml")
     second.write_text(first.read_text())
@@ -97,7 +97,7 @@ def grid(write_task: WriteTask, tmp_path: Path) -> list[str]:
 
 
 def starts(out: Path) -> dict[str, int]:
-    """How often each run was started."""
+    """Count the starts of each run."""
     return {file.parent.name: len(file.read_text().splitlines()) for file in out.glob("*/starts")}
 
 
@@ -112,7 +112,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_of(out: Path, task: str, model: str, seed: int) -> Path:
-    """The folder of a run: its settings are a part of the name."""
+    """Return the folder of a run: its name depends on its settings."""
     (found,) = out.glob(f"{task}-{model}-????????-{seed}")
     return found
 
@@ -121,7 +121,7 @@ def run_of(out: Path, task: str, model: str, seed: int) -> Path:
 def test_a_failed_run_stops_no_other_and_is_repeated_on_request(
     grid: list[str], fakes: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its log is named, the exit code is its own, and --retry starts it alone."""
+    """Its log is named, the exit code is the run's, and --retry starts only it."""
     out = tmp_path / "out"
     assert main([*grid, "--jobs", "2"]) == 0
     lost = run_of(out, "tone", "a", 42)
@@ -130,7 +130,7 @@ def test_a_failed_run_stops_no_other_and_is_repeated_on_request(
     assert main([*grid, "--jobs", "2"]) == 65
     said = capsys.readouterr()
     assert f"{lost.name}: exit code 65; {out / LOGS / lost.name}.log" in said.err
-    assert "error: the texts are of nobody" in said.err
+    assert "error: the texts are missing" in said.err
     table = json.loads((out / "table.json").read_text())
     assert [cell["n"] for cell in table["rows"][0]["cells"]] == [1, 2]
 
@@ -144,7 +144,7 @@ def test_a_failed_run_stops_no_other_and_is_repeated_on_request(
     assert [row["model"] for row in table["rows"]] == ["a", "frozen-b"]
     assert f"| a | {100 * statistics.fmean(own):.2f} ± {100 * statistics.stdev(own):.2f} (2) |" in said.out
 
-    # other settings are other runs; what changes only how fast it goes is none, and another model one more row
+    # other settings are other runs; keys of speed are not settings, and another model is one more row
     assert main([*grid[:3], "name=x", *grid[3:]]) == 78
     assert "each of several runs has its own" in capsys.readouterr().err
     assert main([*grid[:3], "lr=1e-3", *grid[3:-1]]) == 0
@@ -184,7 +184,7 @@ def is_alive(pid: int) -> bool:
 def test_a_killed_command_leaves_nobody_behind_and_goes_on(
     number: signal.Signals, grid: list[str], fakes: None, tmp_path: Path
 ) -> None:
-    """Asked to stop, all save and it ends with 75; killed, the kernel ends them; then only what is missing is run."""
+    """After SIGTERM all save and it ends with 75; after a kill the kernel ends them; then only missing runs start."""
     out = tmp_path / "out"
     grid.remove(next(word for word in grid if word.endswith("second.yaml")))
     assert main([*grid[:-1], "--jobs", "2"]) == 0
@@ -214,7 +214,7 @@ def test_a_killed_command_leaves_nobody_behind_and_goes_on(
 def test_a_result_of_weights_or_texts_that_have_changed_is_refused(
     write_task: WriteTask, fakes: None, tmp_path: Path
 ) -> None:
-    """A run that has trained on since is another model: its old figure beside a new one would be a mixture."""
+    """A run that has trained further is another model: its old figure next to a new one would be inconsistent."""
     run = tmp_path / "mine"
     make_model(run)
     task, out = str(write_task()), tmp_path / "out"
@@ -269,7 +269,7 @@ def test_several_runs_need_a_folder_and_no_launcher(
 def test_mistakes_in_a_task_and_its_model_are_found_before_torch_is_loaded(
     words: tuple[str, ...], code: int, message: str, write_task: WriteTask, tmp_path: Path
 ) -> None:
-    """They are the usual ones, and torch takes ten seconds."""
+    """They are the usual mistakes, and torch takes ten seconds to import."""
     call = f"main(['finetune', {str(write_task())!r}, '--model', {str(tmp_path / 'gone')!r}, *{words!r}])"
     script = f"import sys; from modernbert_train.__main__ import main; print({call}, 'torch' in sys.modules)"
     own = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -282,7 +282,7 @@ def test_mistakes_in_a_task_and_its_model_are_found_before_torch_is_loaded(
 def test_a_real_run(
     write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the fakes leave open: that real processes find the package and the model, and end."""
+    """Not covered by stand-ins: real processes find the package and the model, and end."""
     from tests.evaluate.finetune.test_finetune import FAST
 
     task, out = str(write_task(epochs=1, frozen={"epochs": 1})), tmp_path / "out"

@@ -1,7 +1,6 @@
-"""What a fine-tuning says of each text, of which epoch, and of words in lists and with tags that are no spans.
+"""Predictions of each text, the chosen epoch, lists of words, and tags that are not spans.
 
-If this breaks, nobody can hand in a test set, look at what was told wrongly, or trust that the epoch that was chosen is
-the one that was exported.
+If this breaks, users cannot submit a test set or inspect errors, or the exported epoch is not the chosen one.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ OTHER = {"up": "down", "down": "up"}
 def test_the_best_epoch_is_what_is_exported_and_predicted(
     write_task: WriteTask, models: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Classes of dev are the wrong ones, so the more is learned the higher its loss: the first epoch is the best."""
+    """Classes of dev are wrong, so training increases its loss: the first epoch is the best."""
     from transformers import pipeline
 
     task = write_task(best="loss", epochs=4, id_column="id", predict={"more": str(tmp_path / "more.tsv")})
@@ -48,7 +47,7 @@ def test_the_best_epoch_is_what_is_exported_and_predicted(
     assert result["figures"]["dev"] == epochs[0]["figures"] and result["counted"]["epoch"] == 1
 
     kept = {path.name for path in (folder / "checkpoints").glob("step-*")}
-    assert kept == {f"step-{epochs[n]['step']:08}" for n in (0, -1)}, "the best and the last, and no other"
+    assert kept == {f"step-{epochs[n]['step']:08}" for n in (0, -1)}, "only the best and the last"
     mine = read_tensors(next((folder / "checkpoints" / result["counted"]["checkpoint"]).glob("*model*.safetensors")))
     served = read_tensors(folder / "hf" / "model.safetensors")
     assert np.array_equal(mine["classifier.weight"], served["classifier.weight"])
@@ -61,7 +60,7 @@ def test_the_best_epoch_is_what_is_exported_and_predicted(
     assert right == pytest.approx(result["figures"]["dev"]["accuracy"])
     serve = pipeline("text-classification", str(folder / "hf"), device="cpu")
     unseen = predictions(folder, "more")
-    assert unseen[4] == {"line": 6, "id": "4", "prediction": None, "scores": None}, "without a letter, and in its place"
+    assert unseen[4] == {"line": 6, "id": "4", "prediction": None, "scores": None}, "without a letter, in its place"
     assert all("label" not in each for each in unseen) and len(unseen) == 9
     for text, each in zip([text for text, _ in dev] + more, told + unseen, strict=True):
         if each["prediction"] is not None:
@@ -70,7 +69,7 @@ def test_the_best_epoch_is_what_is_exported_and_predicted(
             assert said["score"] == pytest.approx(each["scores"][each["prediction"]], abs=1e-4)
     before = (folder / "predictions.jsonl").read_bytes()
     assert finetune(task, models["modernbert"], tmp_path / "runs") == result, (
-        "nothing is trained on from the best epoch"
+        "training does not continue from the best epoch"
     )
     assert (folder / "predictions.jsonl").read_bytes() == before
 
@@ -141,7 +140,7 @@ def test_lists_that_are_none_are_refused_with_their_line(
 
 
 def test_words_and_tags_of_the_hub_have_the_names_of_its_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CoNLL-2003 and its like: lists of words, and of numbers whose names the dataset knows."""
+    """CoNLL-2003 and similar sets: lists of words, and of numbers with names in the dataset."""
     import datasets
 
     tags = datasets.Sequence(datasets.ClassLabel(names=["O", "B-x", "I-x"]))
@@ -167,7 +166,7 @@ def test_words_and_tags_of_the_hub_have_the_names_of_its_classes(monkeypatch: py
 def test_parts_of_speech_are_learned(
     end: str, write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Tags that are no spans; as whole numbers they are classes by their place in labels."""
+    """Tags that are not spans; whole numbers are classes by their place in labels."""
     names = ["PLAIN", "GOOD", "BAD-ish"]
     kinds = {"aki": 1, "beru": 1, "domi": 1, "kelo": 2, "lamu": 2, "sitre": 2} | dict.fromkeys(PLAIN, 0)
     for name, seed in (("train", 1), ("dev", 2)):

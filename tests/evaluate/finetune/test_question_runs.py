@@ -1,4 +1,4 @@
-"""Questions from the command to their result: learned, measured, predicted, and told alike by the exported model."""
+"""Questions from the command to the result: learned, measured, and predicted equally by the exported model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.runs
 
 
 def test_answers_are_learned_and_served(write_task: WriteTask, models: dict[str, Path], tmp_path: Path) -> None:
-    """The figures are SQuAD 2's own of predictions.jsonl, and transformers' model tells the same spans."""
+    """The figures equal SQuAD 2's of predictions.jsonl, and transformers' model predicts the same spans."""
     from transformers import AutoModelForQuestionAnswering, AutoTokenizer
     from transformers.data.metrics.squad_metrics import squad_evaluate
 
@@ -58,7 +58,7 @@ def test_answers_are_learned_and_served(write_task: WriteTask, models: dict[str,
 
 
 def test_choices_are_learned_and_served(write_task: WriteTask, models: dict[str, Path], tmp_path: Path) -> None:
-    """Of a BERT, whose positions end far before a document of all choices does; the exported model chooses alike."""
+    """With a BERT, whose positions are too few for a document of all choices; the exported model chooses the same."""
     from transformers import AutoModelForMultipleChoice, AutoTokenizer
 
     result = finetune(write_choices(tmp_path, write_task, epochs=6), models["bert"], tmp_path / "runs")

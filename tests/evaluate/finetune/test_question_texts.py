@@ -1,4 +1,4 @@
-"""Questions from files to shards: windows, answers and choices, and what is refused or counted with its place."""
+"""Questions from files to shards: windows, answers and choices, and rows that are refused or counted."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def prepared_of(folder: Path, tokenizer: Path, *, most: int = 64, **keys: Any) -
 
 
 def test_squads_json_becomes_windows_with_the_tokens_of_the_answer(tmp_path: Path, tokenizer: Path) -> None:
-    """The question before each; an answer counts where a window holds all of it, and all tokens are in some window."""
+    """The question precedes each window; an answer counts if a window contains all of it; windows cover all tokens."""
     squad(tmp_path, asked(0), asked(1, "domi"))
     squad(tmp_path, asked(2), name="dev")
     prepared = prepared_of(tmp_path, tokenizer, most=13)
@@ -75,7 +75,7 @@ def test_squads_json_becomes_windows_with_the_tokens_of_the_answer(tmp_path: Pat
 
 @pytest.mark.parametrize(("tokens", "room", "overlap"), [(1, 9, 4), (9, 9, 4), (10, 9, 4), (100, 9, 8), (57, 7, 40)])
 def test_windows_hold_everything_and_go_on(tokens: int, room: int, overlap: int) -> None:
-    """Also with an overlap that a long question leaves no room for."""
+    """Also with an overlap that does not fit after a long question."""
     found = list(_windows(tokens, room, overlap))
     assert {n for first, number in found for n in range(first, first + number)} == {*range(tokens)}
     assert all(number <= room for _, number in found)
@@ -84,7 +84,7 @@ def test_windows_hold_everything_and_go_on(tokens: int, room: int, overlap: int)
 
 
 def test_jsonl_and_parquet_with_transformers_columns_are_the_same_texts(tmp_path: Path, tokenizer: Path) -> None:
-    """And the hub's, which come as the same rows."""
+    """Also the hub's, which have the same rows."""
     squad(tmp_path, asked(0), asked(1, "domi"))
     rows = []
     for each in (asked(0), asked(1, "domi")):
@@ -103,7 +103,7 @@ def test_jsonl_and_parquet_with_transformers_columns_are_the_same_texts(tmp_path
 
 
 def test_an_answer_that_is_not_where_it_is_said_to_be_is_left_out_and_counted(tmp_path: Path, tokenizer: Path) -> None:
-    """Of training; what is measured is its text, so there it stays. Where none is right, the file is refused."""
+    """In training; for evaluation its text is compared, so it stays. If all are wrong, the file is refused."""
     squad(tmp_path, asked(0), asked(1, "domi", start=3))
     squad(tmp_path, asked(2, "domi", start=3), name="dev")
     prepared = prepared_of(tmp_path, tokenizer)
@@ -120,7 +120,7 @@ def test_an_answer_that_is_not_where_it_is_said_to_be_is_left_out_and_counted(tm
 
 
 def test_a_question_without_an_answer_is_of_version_2(tmp_path: Path, tokenizer: Path) -> None:
-    """In version 1 it is refused, with its place; in version 2 every window of it says [CLS]."""
+    """In version 1 it is refused, with its place; in version 2 every window of it predicts [CLS]."""
     squad(tmp_path, asked(0), asked(1, None) | {"is_impossible": True})
     squad(tmp_path, asked(2), name="dev")
     with pytest.raises(DataError, match="line 2: has no answer.*unanswerable=true"):
@@ -150,7 +150,7 @@ def test_broken_files_say_where(paragraph: dict[str, Any], message: str, tmp_pat
 
 @pytest.mark.parametrize("name", ["squad", "squad2", "swag"])
 def test_the_tasks_here_read_the_hubs_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As its datasets have them; a renamed column would be found by a user, an hour into a suite."""
+    """With the columns of the hub's datasets; otherwise a user would notice a renamed one an hour into a suite."""
     import datasets
 
     text, answers = datasets.Value("string"), [{"text": ["aki lebi"], "answer_start": [CONTEXT.index("aki lebi")]}]
@@ -189,7 +189,7 @@ ENDINGS = [f"ending{number}" for number in range(3)]
 
 
 def choices_of(folder: Path, rows: list[list[object]], **keys: Any) -> TaskConfig:
-    """A task of choices in columns of a table; the same rows are measured."""
+    """Write a task of choices in columns of a table; the same rows are measured."""
     for name in ("train", "dev"):
         write_tsv(folder / f"{name}.tsv", ("first", "second", *ENDINGS, "label"), rows)
     files = {"train": f"{folder}/train.tsv", "validation": {"dev": f"{folder}/dev.tsv"}}
@@ -203,7 +203,7 @@ ROWS: list[list[object]] = [["nabe ruto", "mosa", "aki", "kelo", "domi", 2], ["t
 
 
 def test_choices_become_one_document_with_a_sequence_each(tmp_path: Path, tokenizer: Path) -> None:
-    """SWAG's shape, the second text before each ending; a question may have fewer."""
+    """SWAG's shape, the second text before each ending; a question may have fewer choices."""
     prepared = prepare(choices_of(tmp_path, ROWS), tokenizer, 32, tmp_path / "run" / "task")
     found, shards = documents(prepared.folder / "train", tokenizer)
     assert decoded(tokenizer, found[0]) == (
@@ -219,7 +219,7 @@ def test_choices_become_one_document_with_a_sequence_each(tmp_path: Path, tokeni
 
 
 def test_a_list_of_choices_and_letters_are_read_as_races_are(tmp_path: Path, tokenizer: Path) -> None:
-    """`options` is one column, `answer` a letter that `labels` gives a place."""
+    """`options` is one column, `answer` a letter whose place is given by `labels`."""
     rows = [{"article": CONTEXT, "question": "aki?", "options": ["nabe", "ruto"], "answer": letter} for letter in "AB"]
     for name in ("train", "dev"):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,4 +1,4 @@
-"""Answers in packed windows, and packed choices: equal to transformers' classes on each alone, and loaded back."""
+"""Answers in packed windows, and packed choices: equal to transformers' classes on each alone, also after loading."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROWS = [[2, 0], [], [1, 3]]
 def test_spans_in_packed_windows_have_the_logits_and_the_loss_of_transformers(
     name: str, tokenizer: Path, tmp_path: Path
 ) -> None:
-    """Else the exported model answers otherwise than the one that was measured, or has learned something else."""
+    """Otherwise the exported model gives other answers than the evaluated one, or has learned something else."""
     from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
     objective = AnswerConfig(segments=SEGMENTS.get(name, 1))
@@ -57,10 +57,10 @@ def test_spans_in_packed_windows_have_the_logits_and_the_loss_of_transformers(
     torch.testing.assert_close(sums.losses["answer"] / 3, torch.stack(losses).mean(), atol=1e-5, rtol=1e-5)
     sums.losses["answer"].backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.classifier.parameters())
-    weights = load_weights(folder)  # and back
+    weights = load_weights(folder)  # import
     assert {*weights} == {*model.state_dict()}
     assert all(torch.equal(weights[key], tensor) for key, tensor in model.state_dict().items())
-    assert open_model(folder).objective == replace(objective, segments=1)  # a config.json says no more
+    assert open_model(folder).objective == replace(objective, segments=1)  # as far as config.json has it
     assert count_parameters(CONFIGS[name], objective).total == sum(p.numel() for p in model.parameters())
 
 
@@ -75,7 +75,7 @@ POOLING = {"modernbert": "mean"}
 def test_packed_choices_have_the_logits_and_the_loss_of_transformers(
     name: str, tokenizer: Path, tmp_path: Path
 ) -> None:
-    """Also of questions with other numbers of choices; no choice sees another."""
+    """Also for questions with other numbers of choices; choices do not see each other."""
     from transformers import AutoModelForMultipleChoice, AutoTokenizer
 
     objective = ChooseConfig(labels=("0", "1", "2"), pooling=POOLING.get(name, "cls"), segments=SEGMENTS.get(name, 1))
@@ -102,14 +102,14 @@ def test_packed_choices_have_the_logits_and_the_loss_of_transformers(
     torch.testing.assert_close(sums.losses["choose"] / 2, torch.stack(losses).mean(), atol=1e-5, rtol=1e-5)
     sums.losses["choose"].backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.classifier.parameters())
-    weights = load_weights(folder)  # and back
+    weights = load_weights(folder)  # import
     assert {*weights} == {*model.state_dict()}
     assert open_model(folder).objective == replace(objective, segments=1)
     assert count_parameters(CONFIGS[name], objective).total == sum(p.numel() for p in model.parameters())
 
 
 def test_choices_of_a_deberta_of_the_first_version_have_no_place_in_transformers() -> None:
-    """They are trained and measured all the same, and the reason is said."""
+    """They are trained and measured nevertheless, and the reason is reported."""
     first = replace(CONFIGS["deberta"], version="v1")
     with pytest.raises(ConfigError, match="no class of transformers has this head on a deberta"):
         classifier_format(first, ChooseConfig(labels=("0", "1"), pooling="cls"))

@@ -1,4 +1,4 @@
-"""Public labelled texts, where they are at hand: read whole, counted as their authors count, learned a little."""
+"""Public labelled texts, if available: read completely, counted as their authors count, learned a little."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
     not (DATA / "glue").is_dir(), reason="no labelled texts here: MODERNBERT_LABELLED=FOLDER"
 )
 
-# task -> its keys, its texts by split, and how many classes it has
+# task -> its keys, its texts by split, and its number of classes
 TASKS: dict[str, tuple[dict[str, Any], dict[str, int], int]] = {
     "qnli": (
         {"train": "glue/QNLI/dev.tsv", "dev": "glue/QNLI/dev.tsv", "text_columns": ["question", "sentence"]},
@@ -80,7 +80,7 @@ def test_every_text_is_read(name: str, tokenizer: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_intents_are_learned_from_scratch(tokenizer: Path, tmp_path: Path) -> None:
-    """77 classes, an untrained encoder of four layers: words alone tell most of them."""
+    """77 classes, an untrained encoder of four layers: single words identify most of them."""
     config = ModernBertConfig(vocab_size=1024, hidden_size=64, num_layers=4, num_heads=2, intermediate_size=96)
     model = build_model(config, MaskedLmConfig())
     initialize(model, config, 3)

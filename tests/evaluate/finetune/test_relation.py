@@ -1,4 +1,4 @@
-"""Relations of two marked spans: a kind that is one file, from the verb to its figures."""
+"""Relations of two marked spans: a kind of task in one file, from the verb to its figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.runs
 
 
 def marked(number: int, seed: int) -> list[tuple[str, str]]:
-    """Texts of three classes, which the words of both marked spans decide."""
+    """Return texts of three classes, determined by the words of both marked spans."""
     draw, found = random.Random(seed), []
     for _ in range(number):
         label = draw.choice(("Other", "up(e1,e2)", "down(e1,e2)"))
@@ -30,7 +30,7 @@ def marked(number: int, seed: int) -> list[tuple[str, str]]:
 def test_a_relation_is_learned_and_measured_without_the_class_that_is_none(
     write_task: WriteTask, models: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Also of a text far longer than the model reads: it is cut around the spans, or it could not be learned."""
+    """Also for a text far longer than the model reads: it is cut around the spans, or it could not be learned."""
     for name, number in (("train", 240), ("dev", 60)):
         write_tsv(tmp_path / f"{name}.tsv", ("text", "label"), marked(number, number))
     long = f"{'nabe ' * 90}<e1>aki</e1> ruto <e2>beru</e2> {'mosa ' * 90}"
@@ -45,7 +45,7 @@ def test_a_relation_is_learned_and_measured_without_the_class_that_is_none(
     right = sum(a == b != "Other" for a, b in zip(told, so, strict=True))
     some = sum(each != "Other" for each in (*told, *so))
     assert result["figures"]["dev"]["relation_f1"] == pytest.approx(2 * right / some)
-    assert told[-1] == "up(e1,e2)"  # of which the first 40 tokens say nothing
+    assert told[-1] == "up(e1,e2)"  # the first 40 tokens are irrelevant
     assert json.loads((tmp_path / "runs/tone/hf/config.json").read_text())["id2label"]["0"] == "Other"
 
 

@@ -1,4 +1,4 @@
-"""From files to shards with labels: what is read, what is cut, what is refused with its place."""
+"""From files to labelled shards: texts that are read, cut, or refused with their place."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_texts_become_documents_with_their_labels(tmp_path: Path, tokenizer: Pat
 def test_texts_that_are_measured_and_learned_and_texts_of_two_classes_are_named(
     tmp_path: Path, tokenizer: Path
 ) -> None:
-    """Else a figure that says what was learned by heart is taken for what the model can."""
+    """Otherwise memorised texts would raise the figure."""
     train = [("aki ruto", "up"), ("kelo", "down"), ("lamu", "up"), ("lamu ", "down")]
     write(tmp_path, train, [("aki  ruto", "up"), ("domi", "down"), ("nabe", "up")])
     prepared = prepare(task_of(tmp_path), tokenizer, 32, tmp_path / "run" / "task")
@@ -85,12 +85,12 @@ def test_texts_that_are_measured_and_learned_and_texts_of_two_classes_are_named(
 
 
 def test_the_longer_text_of_a_pair_is_cut_first_and_counted(tmp_path: Path, tokenizer: Path) -> None:
-    """A stated rule: transformers' longest_first. Otherwise a long premise would push the hypothesis out."""
+    """A documented rule: transformers' longest_first. Otherwise a long premise would displace the hypothesis."""
     rows = [("aki " * 40, "kelo lamu", "up"), ("ruto", "domi", "down")]
     write(tmp_path, rows, rows, "a b label")
     prepared = prepare(task_of(tmp_path, text_columns=["a", "b"]), tokenizer, 16, tmp_path / "run" / "task")
     found, _ = documents(prepared.folder / "train", tokenizer)
-    assert sorted(map(len, found))[-1] == 14  # and [CLS] and [SEP]
+    assert sorted(map(len, found))[-1] == 14  # plus [CLS] and [SEP]
     assert prepared.longest == 16
     longest = decoded(tokenizer, max(found, key=len))
     assert longest.startswith("aki aki")
@@ -101,7 +101,7 @@ def test_the_longer_text_of_a_pair_is_cut_first_and_counted(tmp_path: Path, toke
 @pytest.mark.parametrize("lengths", [(9, 3), (3, 9), (9, 9), (4, 5), (7, 4), (1, 20), (20, 1), (3, 3)])
 @pytest.mark.parametrize("most", [6, 7, 8])
 def test_pairs_are_cut_as_transformers_cuts_them(lengths: tuple[int, int], most: int, tokenizer: Path) -> None:
-    """truncation="longest_first" of the exported tokenizer; else a served pair is another than the measured one."""
+    """truncation="longest_first" of the exported tokenizer; otherwise serving would cut pairs differently."""
     from tokenizers import Tokenizer
 
     theirs = Tokenizer.from_file(f"{tokenizer}/tokenizer.json")
@@ -113,7 +113,7 @@ def test_pairs_are_cut_as_transformers_cuts_them(lengths: tuple[int, int], most:
 
 
 def test_special_tokens_written_out_in_a_text_are_letters(tmp_path: Path, tokenizer: Path) -> None:
-    """Else a text that says [SEP] would be read as a pair."""
+    """Otherwise a text that contains [SEP] would be read as a pair."""
     rows = [("aki [SEP] kelo", "up"), ("domi", "down")]
     write(tmp_path, rows, rows)
     prepared = prepare(task_of(tmp_path), tokenizer, 32, tmp_path / "run" / "task")
@@ -123,12 +123,14 @@ def test_special_tokens_written_out_in_a_text_are_letters(tmp_path: Path, tokeni
 
 
 def test_a_second_call_finds_the_shards_and_another_task_is_refused(tmp_path: Path, tokenizer: Path) -> None:
-    """A restart must train on the same; and never on a mixture of two tasks."""
+    """A restart must train on the same texts, and never on a mixture of two tasks."""
     write(tmp_path, [("aki", "up"), ("kelo", "down")], [("aki", "up"), ("kelo", "down")])
     folder = tmp_path / "run" / "task"
     first = prepare(task_of(tmp_path), tokenizer, 32, folder)
     made = (folder / "task.json").stat().st_mtime_ns
-    assert prepare(task_of(tmp_path, lr=1.0), tokenizer, 32, folder) == first  # a rate decides no shards
+    assert (
+        prepare(task_of(tmp_path, lr=1.0), tokenizer, 32, folder) == first
+    )  # the learning rate does not affect shards
     assert (folder / "task.json").stat().st_mtime_ns == made
     with pytest.raises(ConfigError, match="max_tokens: 32 there, 16 now"):
         prepare(task_of(tmp_path), tokenizer, 16, folder)
@@ -165,7 +167,7 @@ def test_texts_that_cannot_be_learned_are_refused_with_their_place(
 
 
 def test_a_whole_number_is_the_class_of_its_place_where_none_is_called_so(tmp_path: Path) -> None:
-    """GLUE's files write names, its datasets numbers: the same order of logits."""
+    """GLUE's files contain names, its datasets numbers: the order of logits must be the same."""
     write(tmp_path, [("a", "1"), ("b", "0"), ("c", "entailment")], [("a", "not_entailment")])
     task = task_of(tmp_path, labels=["entailment", "not_entailment"])
     labels = kind_of("single-label").numbers(task, read_splits(task))
@@ -189,7 +191,7 @@ def test_several_classes_come_as_a_list_or_between_commas(tmp_path: Path, tokeni
 
 
 def test_half_a_surrogate_pair_is_refused_with_its_line(tmp_path: Path, tokenizer: Path) -> None:
-    """Programs of UTF-16 cut one in two; the tokenizer would end the run with an error of its own."""
+    """Programs that use UTF-16 may cut a pair; the tokenizer would end the run with another error."""
     rows = [{"text": "a \ud83c", "label": "x"}, {"text": "b \U0001f600", "label": "y"}]
     for name, some in (("train", rows[::-1]), ("dev", rows[1:])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
@@ -217,7 +219,7 @@ CONLL = "-DOCSTART- -X- O\n\naki\tB-x\nruto\tI-x\nkelo\tO\n\nlamu\tI-y\n"
 
 
 def test_words_have_their_tag_at_their_first_token(tmp_path: Path, tokenizer: Path) -> None:
-    """As transformers' token classification; the rest of a word tells nothing."""
+    """As in transformers' token classification; the rest of a word has no label."""
     (tmp_path / "train.conll").write_text(CONLL)
     (tmp_path / "dev.conll").write_text("aki\tB-z\n")
     keys = {"kind": "tokens", "train": f"{tmp_path}/train.conll", "validation": {"dev": f"{tmp_path}/dev.conll"}}
@@ -264,7 +266,7 @@ def test_words_beyond_the_context_are_cut_and_counted(tmp_path: Path, tokenizer:
 
 
 def test_a_labelled_document_is_never_cut_over_rows() -> None:
-    """Half a premise with the label of a pair would teach nonsense."""
+    """Half a premise with a pair's label would teach nonsense."""
     labels = DocumentLabels(np.array([[1], [0]]), np.array([5, 3]))
     assert labels.of(0, Chunk(0, 0, 0, 5)).tolist() == [[1]]
     with pytest.raises(DataError, match="document 0 has a label and 5 tokens, and was cut to 3"):
@@ -279,7 +281,7 @@ def test_a_labelled_document_is_never_cut_over_rows() -> None:
 def test_every_built_in_task_reads_local_files_and_the_hub_alike(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GLUE's own form: columns and classes as its datasets have them."""
+    """GLUE's own form: columns and classes as in its datasets."""
     import datasets
 
     task, _ = read_task(name, [])
@@ -347,7 +349,7 @@ def test_a_mistake_in_a_task_is_told_without_its_files(keys: dict[str, Any], mes
 
 
 def test_keys_of_the_task_and_of_the_run_are_told_apart() -> None:
-    """data= is where the texts are, data.num_workers= a key of the run."""
+    """data= is the path of the texts, data.num_workers= a key of the run."""
     task, rest = read_task("rte", ["data=here", "data.num_workers=0", "lr=1e-3", "optim.name=muon", "seed=3"])
     assert (task.data, task.lr) == ("here", 1e-3)
     assert rest == ["data.num_workers=0", "optim.name=muon", "seed=3"]
@@ -356,7 +358,7 @@ def test_keys_of_the_task_and_of_the_run_are_told_apart() -> None:
 
 
 def test_the_papers_table_is_the_default() -> None:
-    """arXiv 2412.13663, table 6; three epochs for base that circulate are others."""
+    """arXiv 2412.13663, table 6; other sources state three epochs for base."""
     base = {"cola": 5, "mnli": 1, "mrpc": 10, "qnli": 2, "qqp": 10, "rte": 3, "sst2": 2, "stsb": 10}
     for name, epochs in base.items():
         assert read_task(name, [])[0].epochs == epochs
@@ -425,7 +427,7 @@ SEVERAL = {"kind": "multi-label", "text_columns": ["text"]}
 def test_a_label_of_another_convention_is_never_made_a_class(
     label: Any, keys: dict[str, Any], message: str, tmp_path: Path, tokenizer: Path
 ) -> None:
-    """A class called "{'a': 1}", or two classes 0 and 1 for everything, trains and means nothing."""
+    """A class called "{'a': 1}", or two classes 0 and 1 for everything, would train without meaning."""
     other = ["up"] if "kind" in keys else "up"
     for name in ("train", "dev"):
         rows = [{"text": "aki", "label": label}, {"text": "kelo", "label": other}]
@@ -436,7 +438,7 @@ def test_a_label_of_another_convention_is_never_made_a_class(
 
 
 def test_a_class_may_be_called_none_and_files_may_be_compressed(tmp_path: Path, tokenizer: Path) -> None:
-    """For, against and none are classes of stance; in a .tsv a missing value looks alike, unless labels names it."""
+    """For, against and none are classes of stance; in a .tsv a missing value looks the same unless labels names it."""
     rows = [{"text": "aki", "label": "none"}, {"text": "kelo", "label": "for"}]
     for name in ("train", "dev"):
         (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(r) + "\n" for r in rows).encode()))
@@ -458,7 +460,7 @@ def test_a_class_may_be_called_none_and_files_may_be_compressed(tmp_path: Path, 
     ],
 )
 def test_words_tags_and_comments_of_conll(content: str, expected: Any, tmp_path: Path) -> None:
-    """A comment that is a word, or a number in place of the word, gives a tagger that has learned the file's layout."""
+    """A comment read as a word, or a number as the word, would make the tagger learn the file's layout."""
     (tmp_path / "a.conll").write_text(content)
     if isinstance(expected, str):
         with pytest.raises(ValueError, match=expected):

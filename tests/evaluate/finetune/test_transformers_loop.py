@@ -36,7 +36,7 @@ KINDS: dict[str, tuple[str, LabelledConfig]] = {
 
 
 def texts_of(reader: Any, draw: random.Random, tokens: int) -> Iterator[str]:
-    """Texts of so many tokens, without special ones."""
+    """Return texts of this many tokens, without special ones."""
     while True:
         text = " ".join(draw.choices(WORDS, k=draw.randint(1, tokens)))
         if len(reader(text, add_special_tokens=False).input_ids) == tokens:
@@ -44,7 +44,7 @@ def texts_of(reader: Any, draw: random.Random, tokens: int) -> Iterator[str]:
 
 
 def write(kind: str, reader: Any, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Write a task's texts; returns its keys, and the batch that transformers' class of the kind takes."""
+    """Write a task's texts; return its keys, and the batch for transformers' class of the kind."""
     draw = random.Random(len(kind))
     alone, short = texts_of(reader, draw, TOKENS - 2), texts_of(reader, draw, 5)
     rows: list[dict[str, Any]]
@@ -113,7 +113,7 @@ def write(kind: str, reader: Any, folder: Path) -> tuple[dict[str, Any], dict[st
 def test_the_losses_are_those_of_a_plain_loop(
     name: str, kind: str, tokenizer: Path, write_task: WriteTask, tmp_path: Path
 ) -> None:
-    """Else papers' settings give other models here, and nobody could say why."""
+    """Otherwise papers' settings would give other models here, for unknown reasons."""
     import transformers
 
     theirs, objective = KINDS[kind]

@@ -1,4 +1,4 @@
-"""A toy of retrieval: words with their twins in another tongue, which only training tells; and a tiny encoder."""
+"""A toy set for retrieval: words with synonyms that only training reveals; and a tiny encoder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TWINS = {word: "".join(_draw.choices("xzvwyq", k=3)) for word in WORDS}
 
 
 def words_about(seed: int, size: int) -> tuple[str, str]:
-    """A query, and a text with the twins of its words among others."""
+    """Return a query, and a text with the synonyms of its words among others."""
     draw = random.Random(seed)
     words = draw.sample(WORDS, size)
     text = [TWINS[word] for word in words] + draw.choices(list(TWINS.values()), k=2)
@@ -54,7 +54,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def encoder(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An exported ModernBERT with random weights, small enough to learn."""
+    """Export a ModernBERT with random weights, small enough to learn."""
     return make_encoder(tmp_path_factory.mktemp("encoder") / "encoder", tokenizer, init_std=0.1)
 
 
@@ -73,7 +73,7 @@ WriteBeir = Callable[..., Path]
 
 @pytest.fixture
 def write_beir(tmp_path: Path) -> WriteBeir:
-    """Write a BEIR folder of tmp_path: corpus and queries by id, judgements (query, document, score) by split."""
+    """Return a function that writes a BEIR folder: corpus and queries by id, judgements by split."""
 
     def write(
         corpus: Mapping[str, str],
@@ -96,7 +96,7 @@ def write_beir(tmp_path: Path) -> WriteBeir:
 
 @pytest.fixture
 def toy(write_beir: WriteBeir) -> Path:
-    """Twenty queries, one text each that has their twins: `train` has other queries than `test`."""
+    """Write twenty queries, each with one text of their synonyms; `train` has other queries than `test`."""
     pairs = {str(seed): words_about(seed, 4) for seed in range(120)}
     train = [(key, f"d{key}", 1) for key in pairs if int(key) >= 20]
     test = [(key, f"d{key}", 1) for key in pairs if int(key) < 20]

@@ -1,4 +1,4 @@
-"""A BEIR folder as a task of mteb, without a network: what it counts, ours is held against."""
+"""A BEIR folder as a task of mteb, without a network: the reference for our figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Encode = Callable[[Sequence[str]], NDArray[np.float32]]
 
 
 def bag_of_words(words: Sequence[str]) -> Encode:
-    """Vectors of counts: their products are whole numbers, equal wherever they should be."""
+    """Return vectors of word counts: their products are whole numbers, and exactly equal where expected."""
     return lambda texts: np.array([[text.split().count(word) for word in words] for text in texts], dtype=np.float32)
 
 
@@ -24,7 +24,7 @@ def _lines(file: Path) -> list[dict[str, Any]]:
 
 
 def mteb_figures(folder: Path, model: Any, split: str = "test") -> dict[str, float]:
-    """The figures as mteb counts them, before it rounds; `model` is a SentenceTransformer or an `Encode`."""
+    """Return mteb's figures before rounding; `model` is a SentenceTransformer or an `Encode`."""
     mteb = pytest.importorskip("mteb")
     from datasets import Dataset
     from mteb.abstasks.retrieval import AbsTaskRetrieval
@@ -69,7 +69,7 @@ def mteb_figures(folder: Path, model: Any, split: str = "test") -> dict[str, flo
     each = kept["scores"].values()
     mean = {ours: sum(one[name] for one in each) / len(each) for ours, name in _NAMES.items()}
     assert all(rounded[name] == pytest.approx(value, abs=6e-6) for name, value in mean.items())
-    return mean | {"mrr_at_10": rounded["mrr_at_10"]}  # which it does not round
+    return mean | {"mrr_at_10": rounded["mrr_at_10"]}  # not rounded by mteb
 
 
 _NAMES = {"ndcg_at_10": "ndcg_cut_10", "recall_at_100": "recall_100", "map_at_10": "map_cut_10"}

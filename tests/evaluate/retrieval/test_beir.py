@@ -1,4 +1,4 @@
-"""BEIR folders and files of pairs: what is broken is told with its file and line before anything heavy is imported."""
+"""BEIR folders and files of pairs: errors are reported with file and line before anything heavy is imported."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_the_recipe_is_right_but_for_its_texts_and_mistakes_are_told_before_torch(
     tmp_path: Path, write_beir: WriteBeir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "sentence_transformers", None)  # would be an ImportError
+    monkeypatch.setitem(__import__("sys").modules, "sentence_transformers", None)  # importing it would fail
     monkeypatch.setattr("modernbert_train.evaluate.retrieval.retrieval.require", lambda *_: None)
     recipe = str(ROOT / "yamls/retrieval/modernbert.yaml")
     folder = write_beir(CORPUS, QUERIES, test=[("q1", "d1", 1)])

@@ -1,4 +1,4 @@
-"""BEIR's public sets by name: fetched once, whole or not at all; without a network the message has the command."""
+"""BEIR's public sets by name: fetched once and atomically; without a network the message has the command."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def served(tmp_path: Path, write_beir: WriteBeir, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """scifact.zip of a server; the folder that is served."""
+    """Serve scifact.zip; yield the folder that is served."""
     folder = write_beir({"d1": "one"}, {"q1": "which"}, name="packed/scifact", test=[("q1", "d1", 1)])
     (tmp_path / "served").mkdir()
     packed = Path(shutil.make_archive(str(tmp_path / "served/scifact"), "zip", folder.parent, "scifact"))

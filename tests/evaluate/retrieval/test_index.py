@@ -1,4 +1,4 @@
-"""An index of late interaction on disk: the same vectors, exact search over it, and a kill costs one part at most."""
+"""An index of late interaction on disk: the same vectors, exact search, and a kill costs at most one part."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZES = [int(size) for size in np.random.default_rng(3).integers(1, 40, size=300
 
 
 def encode(texts: list[str]) -> list[Tensor]:
-    """A matrix of each text that its number alone decides; its length is one of SIZES."""
+    """Return a matrix for each text, determined by its number; its length is one of SIZES."""
     found = []
     for text in texts:
         draw = torch.Generator().manual_seed(int(text))
@@ -35,7 +35,7 @@ def parts(at_once: int = 32) -> Iterator[list[str]]:
 
 @pytest.mark.runs
 def test_search_over_an_index_is_that_of_every_token_with_every_token(tmp_path: Path) -> None:
-    """Whatever the parts: scores and ranks are those of a loop over the stored vectors."""
+    """For any parts: scores and ranks equal a loop over the stored vectors."""
     maxsim = pytest.importorskip("sentence_transformers").util.maxsim
     index = make_index(tmp_path / "index", ABOUT, parts(), encode)
     stored = [matrix.half().float() for matrix in encode([str(number) for number in range(len(SIZES))])]
@@ -55,7 +55,7 @@ def test_search_over_an_index_is_that_of_every_token_with_every_token(tmp_path: 
 
 
 def test_what_a_kill_left_is_gone_on_from(tmp_path: Path) -> None:
-    """Half a part that was written is cut off; what is whole is not embedded again."""
+    """A partially written part is truncated; complete parts are not embedded again."""
     whole = make_index(tmp_path / "whole", ABOUT, parts(), encode)
     calls: list[int] = []
 

@@ -1,6 +1,6 @@
-"""Tasks of mteb by name: every kind runs on packed embeddings and has the figures of sentence-transformers' own.
+"""Tasks of mteb by name: every kind runs on packed embeddings, with the same figures as sentence-transformers.
 
-The tasks are mteb's own classes, with data that is made here: nothing is fetched.
+The tasks are mteb's classes, with generated data and without a network.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tests.evaluate.retrieval.conftest import TWINS, WORDS, words_about
 from tests.needs import needs
 
 needs("mteb", "the extra retrieval is not installed")
-pytestmark = pytest.mark.slow  # mteb imports half of what there is
+pytestmark = pytest.mark.slow  # mteb imports many packages
 TEXTS = [words_about(seed, 5) for seed in range(40)]
 
 
 class _Made:
-    """Data in memory, in place of mteb's mock."""
+    """Data in memory, replacing mteb's mock."""
 
     made: Any = None
 
@@ -80,7 +80,7 @@ DATA = {
 
 @pytest.fixture
 def tasks(monkeypatch: pytest.MonkeyPatch) -> dict[str, type]:
-    """mteb knows them by names, as its own."""
+    """Register them in mteb by name."""
     from mteb import mocks
     from mteb.get_tasks import _TASKS_REGISTRY
 
@@ -107,7 +107,7 @@ def result_of(folder: Path) -> dict[str, Any]:
 def test_a_task_of_each_kind_has_the_figures_of_padded_batches(
     tasks: dict[str, type], encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever compares with a leaderboard needs mteb's figure, and another task's missing data must not cost it."""
+    """A comparison with a leaderboard needs mteb's figure, and another task's missing data must not prevent it."""
     import mteb
 
     from modernbert_train.evaluate.retrieval.mteb_tasks import open_for_mteb

@@ -1,4 +1,4 @@
-"""Search and figures: what stands in a table beside published ones must be counted as they were."""
+"""Search and figures: they must be counted like the published ones they are compared with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.evaluate.retrieval.mteb_task import bag_of_words, mteb_figures
 
 
 def random_ranks(seed: int) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, int]]]:
-    """Scores that are often equal, and judgements: graded, negative, none relevant, of documents not found."""
+    """Return scores that are often equal, and judgements: graded, negative, none relevant, of documents not found."""
     draw = random.Random(seed)
     documents = [f"d{number}" for number in range(150)]
     run = {f"q{q}": {name: draw.randrange(6) / 4 for name in draw.sample(documents, 120)} for q in range(12)}
@@ -48,7 +48,7 @@ def test_figures_worked_by_hand() -> None:
 
 @pytest.mark.parametrize("part", [7, 25, 1000])
 def test_search_is_the_same_however_the_corpus_is_cut_and_ties_go_by_id(part: int) -> None:
-    """Many documents with one score: of them those count whose id is the last, as in trec_eval."""
+    """Many documents have the same score: the one with the last id wins, as in trec_eval."""
     torch.manual_seed(5)
     documents_CD, queries_QD = torch.randint(0, 2, (60, 3)).float(), torch.randint(0, 2, (260, 3)).float()
     ids = [str(number) for number in torch.randperm(60).tolist()]
@@ -65,7 +65,7 @@ def test_search_of_few_documents_gives_all_of_them() -> None:
     assert search(torch.ones(2, 1), parts, ["a", "b", "c"], lambda q, d: q @ d.T) == [["c", "b", "a"]] * 2
 
 
-@pytest.mark.slow  # mteb imports half of what there is
+@pytest.mark.slow  # mteb imports many packages
 @pytest.mark.timeout(280)
 def test_figures_are_those_of_mteb_with_ties(write_beir: WriteBeir) -> None:
     """The same folder, the same vectors, many equal scores; mteb rounds to 5 digits, its parts do not."""

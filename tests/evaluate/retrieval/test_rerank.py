@@ -1,4 +1,4 @@
-"""Reranking: a fine-tuned model of pairs ranks candidates as sentence-transformers' CrossEncoder would."""
+"""Reranking: a fine-tuned model of pairs ranks candidates like sentence-transformers' CrossEncoder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def result_of(folder: Path) -> dict[str, Any]:
 
 
 def reranker(toy: Path, encoder: Path, out: Path, **keys: object) -> Path:
-    """A model that is fine-tuned on queries with the text that answers them, and with another."""
+    """Fine-tune a model on queries with the text that answers them, and with another."""
     beir = read_beir(toy, "train")
     texts = dict(zip(beir.document_ids, next(beir.texts(1000)), strict=True))
     rows = []
@@ -79,7 +79,7 @@ def test_candidates_are_ranked_as_by_a_cross_encoder(
     assert figures(ranked, beir.qrels)["ndcg_at_10"] == pytest.approx(found["ndcg_at_10"], abs=1e-6)
     assert figures(lists, beir.qrels)["ndcg_at_10"] == pytest.approx(found["first_stage_ndcg_at_10"], abs=1e-6)
 
-    # the exported folder is the same model; a model as first stage finds everything that there is
+    # the exported folder is the same model; a first stage with a large top finds all documents
     assert main([*words[:4], str(model / "hf"), *where, "name=search", f"rerank={encoder}", "rerank_top=120"]) == 0
     assert "runs/search/result.json" in capsys.readouterr().out
     whole = {}
@@ -92,7 +92,7 @@ def test_candidates_are_ranked_as_by_a_cross_encoder(
     if not two_classes:
         return
 
-    # what scores no pairs is refused, and no head is made up
+    # a model without a head for pairs is refused
     assert main([*words[:4], str(encoder), *where, f"rerank={tmp_path}/bm25.trec"]) == 78
     assert "scores no pairs of texts. Name a model of `finetune`" in capsys.readouterr().err
     for name, code, said in (("bm26.trec", 78, "no such file"), ("bm26", 65, "no such folder")):
@@ -122,7 +122,7 @@ def test_a_broken_run_is_refused_with_its_line(name: str, write_beir: WriteBeir,
 
 
 def test_a_run_is_read_by_score_in_both_formats(write_beir: WriteBeir, tmp_path: Path) -> None:
-    """trec_eval goes by scores and not by the column of ranks, ties by id backwards."""
+    """trec_eval sorts by scores and not by the column of ranks, ties by id in descending order."""
     corpus = {f"d{number}": "text" for number in range(4)}
     beir = read_beir(write_beir(corpus, {"q1": "which"}, test=[("q1", "d1", 1)]), "test")
     scores = {"d0": 1.0, "d1": 3.5, "d2": 1.0, "d3": -2.0}

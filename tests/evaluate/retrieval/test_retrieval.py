@@ -1,4 +1,4 @@
-"""Training for retrieval: it learns, goes on after a stop to the same bits, and what it leaves loads as it was."""
+"""Training for retrieval: it learns, resumes to the bit after a stop, and its result loads unchanged."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_training_finds_what_the_encoder_did_not_and_says_what_it_did(
 ) -> None:
     from sentence_transformers import SentenceTransformer
 
-    monkeypatch.setattr(bf16, "cpu_has_bf16", lambda: True)  # or it is imitated
+    monkeypatch.setattr(bf16, "cpu_has_bf16", lambda: True)  # otherwise it is emulated
     file = recipe(tmp_path, toy, loss=loss, precision=precision, mini_batch=7, query_prompt="ask ", query_max_tokens=16)
     assert main(["retrieval", "evaluate", str(toy), "--model", str(encoder), f"runs_folder={tmp_path}/runs"]) == 0
     before = result_of(tmp_path / "runs/toy-encoder-test")
@@ -86,7 +86,7 @@ def test_training_finds_what_the_encoder_did_not_and_says_what_it_did(
     vectors = model.encode_query(["aba " * 100, "ase"])
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
 
-    # again: nothing is trained, the same figures; and measured by itself it has them too
+    # a second time: no training, the same figures; also when measured separately
     assert main(["retrieval", "train", file, "--model", str(encoder)]) == 0
     assert "step " not in capsys.readouterr().out
     assert result_of(folder)["figures"] == found["figures"]
@@ -100,7 +100,7 @@ def test_training_finds_what_the_encoder_did_not_and_says_what_it_did(
 def test_late_interaction_is_learned_and_its_figures_are_those_of_every_token_with_every_token(
     encoder: Path, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """MaxSim worked out in fp64, one query and document at a time; accumulated batches make fewer updates."""
+    """MaxSim computed in fp64, one query and document at a time; accumulated batches make fewer updates."""
     from sentence_transformers import MultiVectorEncoder
 
     keys = {"loss": "multi_vector", "vector_width": 8, "mini_batch": 7, "accumulate": 2, "query_prompt": "ask "}
@@ -125,7 +125,7 @@ def test_late_interaction_is_learned_and_its_figures_are_those_of_every_token_wi
     assert main(again) == 0
     assert result_of(tmp_path / "runs/toy-toy-encoder-1618-test")["figures"] == found["figures"]
 
-    # out of an index on disk: the figures of the vectors as they are stored, embedded once
+    # with an index on disk: the figures of the stored vectors, embedded once
     for query, matrix in zip(beir.queries, queries, strict=True):
         scores = [float((matrix @ other.half().float().T).max(dim=1).values.sum()) for other in documents]
         ranked[query] = [beir.document_ids[place] for place in sorted(range(len(scores)), key=lambda at: -scores[at])]
@@ -142,7 +142,7 @@ def test_late_interaction_is_learned_and_its_figures_are_those_of_every_token_wi
 
 @pytest.mark.runs
 def test_both_losses_are_one_and_texts_that_are_saved_load_equal(encoder: Path, toy: Path, tmp_path: Path) -> None:
-    """GradCache is the same gradient: without dropout the same weights, but for the order of sums."""
+    """GradCache has the same gradient: without dropout the same weights, up to the order of sums."""
     from sentence_transformers import SentenceTransformer
 
     texts, vectors = ["aba ibd", "xyz"], {}
@@ -157,7 +157,7 @@ def test_both_losses_are_one_and_texts_that_are_saved_load_equal(encoder: Path, 
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
     encoder: Path, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By a signal, which saves; after a kill or a flipped bit, when an earlier checkpoint is taken."""
+    """After a signal, which saves; after a kill or a flipped bit, when an earlier checkpoint is used."""
     from safetensors.torch import load_file
     from transformers.trainer_callback import CallbackHandler
 
@@ -189,7 +189,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
 
-    # other settings, or another kind of folder, are not gone on with
+    # other settings, or another kind of folder, are not resumed
     assert main([*words("stopped"), "lr=1e-3"]) == 78
     assert "lr=0.001 here, 0.005 there" in capsys.readouterr().err
     (tmp_path / "runs/other").mkdir()
@@ -200,7 +200,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
 
 @pytest.mark.runs
 def test_training_without_a_step_is_an_error(encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Sixteen pairs that share an answer make no batch of eight without a text twice; "trained" would be untrue."""
+    """Sixteen pairs with one answer allow no batch of eight without duplicates; "trained" would be untrue."""
     lines = "".join(f"question {number}\tthe one answer\n" for number in range(16))
     (tmp_path / "same.tsv").write_text(f"query\tpositive\n{lines}")
     file = recipe(tmp_path, tmp_path, train=[str(tmp_path / "same.tsv")], evaluate={}, name="none", batch_size=8)
@@ -212,11 +212,11 @@ def test_training_without_a_step_is_an_error(encoder: Path, tmp_path: Path, caps
 def test_hard_negatives_and_cls_are_trained_with_and_lengths_are_true(
     tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An exported BERT, several negatives a row, and a longest text that the model cannot read is refused."""
+    """An exported BERT, several negatives a row; a maximum length that the model cannot read is refused."""
     from sentence_transformers import SentenceTransformer
 
     bert = make_encoder(tmp_path / "bert", tokenizer, BERT, init_std=0.1)
-    assert SentenceTransformer(str(bert), device="cpu").max_seq_length == LONGEST  # the export alone says it
+    assert SentenceTransformer(str(bert), device="cpu").max_seq_length == LONGEST  # stored in the export
     rows = [f"ask {n}\tanswer {n}\twrong {n}\tfalse {n}\n" for n in range(8)]
     (tmp_path / "a.tsv").write_text("query\tpositive\tone\ttwo\n" + "".join(rows) + f"{'ask ' * 99}\ta\tb\tc\n")
     keys = {"train": [f"{tmp_path}/a.tsv"], "negative_columns": ["one", "two"], "pooling": "cls", "normalize": False}
@@ -234,7 +234,7 @@ def test_hard_negatives_and_cls_are_trained_with_and_lengths_are_true(
 
 @pytest.mark.runs
 def test_a_run_is_measured_as_it_is_exported(tiny_run: TinyRun, toy: Path, tmp_path: Path) -> None:
-    """Run, checkpoint and export are one model; the export alone is a folder that sentence-transformers loads."""
+    """Run, checkpoint and export are one model; only the export is a folder that sentence-transformers loads."""
     from sentence_transformers import SentenceTransformer
 
     assert main(["train", *tiny_run("checkpoint.interval_steps=100")]) == 0
@@ -255,7 +255,7 @@ def test_a_run_is_measured_as_it_is_exported(tiny_run: TinyRun, toy: Path, tmp_p
 def test_an_untrained_twin_has_the_weights_that_a_run_with_its_seed_begins_with(
     tokenizer: Path, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A suite's row of the twin would otherwise be of other weights in each task, or miss retrieval."""
+    """Otherwise a suite's row of the twin would have other weights in each task, or miss retrieval."""
     first = make_encoder(tmp_path / "first", tokenizer, BERT)
     here = load_file(first / "model.safetensors")
     for seed, same in ((3, True), (4, False)):

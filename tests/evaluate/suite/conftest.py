@@ -1,4 +1,4 @@
-"""What fine-tuning's and retrieval's own tests are made of."""
+"""Fixtures shared with the tests of fine-tuning and retrieval."""
 
 from tests.evaluate.finetune.conftest import models, tokenizer, write_task
 from tests.evaluate.retrieval.conftest import toy, write_beir

@@ -1,7 +1,7 @@
-"""A suite by one command: which runs there are, what is chosen, what begins where, and what its table says.
+"""A suite by one command: its runs, choices, chains and table.
 
-Whoever compares encoders by such a table must be able to trust that a cell is of the settings that it names. Runs are
-those of fake_runs.py here, which take no time; the last test has real ones.
+Users who compare encoders by such a table must be able to trust each cell's settings. Runs are fake_runs.py's here,
+which take no time; the last test has real ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WriteSuite = Callable[..., Path]
 
 @pytest.fixture
 def write_suite(write_task: WriteTask, tmp_path: Path) -> WriteSuite:
-    """Write a suite of tasks that are tone.yaml beside it, and more."""
+    """Return a function that writes a suite of tasks, each a tone.yaml in its folder, and more."""
     write_task()
 
     def write(tasks: dict[str, dict[str, Any]], **more: Any) -> Path:
@@ -47,7 +47,7 @@ def write_suite(write_task: WriteTask, tmp_path: Path) -> WriteSuite:
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
-    """Two models, and runs that take no time."""
+    """Return two models, with runs that take no time."""
     monkeypatch.setattr("modernbert_train.evaluate.suite.cells._command", fake_runs._command)
     monkeypatch.setattr("modernbert_train.evaluate.suite.run.look_up", lambda source: NamedModel("file", Path(source)))
     made = [tmp_path / "one", tmp_path / "two"]
@@ -62,7 +62,7 @@ def run(suite: Path, out: Path, *words: object, code: int = 0) -> dict[str, Any]
 
 
 def began(out: Path) -> dict[str, int]:
-    """How often each run was started."""
+    """Count the starts of each run."""
     return {file.parent.name: len(file.read_text().splitlines()) for file in out.glob("*/starts")}
 
 
@@ -90,7 +90,7 @@ def test_a_rate_is_chosen_with_some_seeds_and_counts_with_all(
         and "the best of 3 with 1 of 2 seeds." in text
     )
     picture = ElementTree.parse(tmp_path / "out/table.svg").iter("{http://www.w3.org/2000/svg}circle")
-    assert [dot.get("fill") == "#ffffff" for dot in picture] == [False, False, True] * 2  # the names, then the figures
+    assert [dot.get("fill") == "#ffffff" for dot in picture] == [False, False, True] * 2  # names, then figures
 
 
 @pytest.mark.runs
@@ -129,7 +129,7 @@ def test_more_seeds_and_other_settings_are_added_and_never_mixed(
 def test_a_task_without_its_data_costs_one_start_and_no_other_task(
     write_suite: WriteSuite, fakes: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nobody wants to wait for sixteen runs that miss the same file."""
+    """Otherwise a user would wait for sixteen runs that miss the same file."""
     suite, out = write_suite({"lost": {"keys": {"max_tokens": 16}}, "tone": {}}), tmp_path / "out"
     plan = Plan(*read_suite(str(suite)), [str(fakes[0])], None, out, ())
     lost = [cell.name for cell in plan.cells(["lost"], choosing=True)]
@@ -157,7 +157,7 @@ def behave(plan: Plan, how: str, *names: str) -> None:
 def test_a_value_that_diverges_is_the_worst_of_its_choices_and_costs_no_cell(
     how: str, write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
 ) -> None:
-    """One rate of three is lost; the better of the others counts, with all seeds, and nothing is started again."""
+    """One rate of three is lost; the better of the others counts, with all seeds, and no run is repeated."""
     suite = write_suite({"tone": {"choices": {"lr": [1e-3, 2e-3, 3e-3]}, "choose_seeds": 1}})
     plan = Plan(*read_suite(str(suite)), [str(fakes[0])], None, tmp_path / "out", ())
     best = max((cell.name for cell in plan.cells(["tone"], choosing=True)), key=fake_runs.figure_of)
@@ -183,7 +183,7 @@ def test_a_value_that_diverges_is_the_worst_of_its_choices_and_costs_no_cell(
 def test_a_cell_says_of_how_many_seeds_it_is_and_why(
     write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
 ) -> None:
-    """Also that of a task that begins with the run that failed; the exit code is that of what is missing."""
+    """Also for a task that continues from the failed run; the exit code names the missing result."""
     suite = write_suite({"tone": {}, "second": {"after": "tone"}}, seeds=[1, 2, 3])
     plan = Plan(*read_suite(str(suite)), [str(fakes[0])], None, tmp_path / "out", ())
     lost = [*plan.cells(["tone"], choosing=True)][1]
@@ -198,7 +198,7 @@ def test_a_cell_says_of_how_many_seeds_it_is_and_why(
 
 @pytest.mark.runs
 def test_a_frozen_encoder_stays_frozen_in_a_chain(write_suite: WriteSuite, fakes: list[Path], tmp_path: Path) -> None:
-    """Else the row of a frozen baseline holds figures of a model that was trained whole."""
+    """Otherwise the row of a frozen baseline would contain figures of a fully trained model."""
     tasks: dict[str, Any] = {"first": {}, "second": {"after": "first"}, "set": {"beir": "x", "after": "first"}}
     frozen, tuned, out = f"frozen:untrained:{fakes[0]}", f"untrained:{fakes[0]}", tmp_path / "out"
     table = run(write_suite(tasks, seeds=[1]), out, frozen, tuned)
@@ -217,7 +217,7 @@ def test_a_frozen_encoder_stays_frozen_in_a_chain(write_suite: WriteSuite, fakes
 def test_names_of_files_are_no_markup_and_no_paths(
     write_suite: WriteSuite, fakes: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A model's folder, or a YAML from elsewhere, may be called anything."""
+    """A model's folder, or a YAML from elsewhere, may have any name."""
     odd = tmp_path / "a|b<img src=x>[y](z)\x1b[2J"
     odd.mkdir()
     suite = write_suite({"tone": {}}, published={"*them*\n# x": {"source": "<b>", "figures": {"tone": 90}}})
@@ -278,7 +278,7 @@ def test_mistakes_in_a_suite_are_told_with_their_key(
 def test_a_cell_that_would_stay_empty_is_refused_before_anything_runs(
     write_suite: WriteSuite, tmp_path: Path, task: dict[str, Any], words: tuple[str, ...], message: str
 ) -> None:
-    """Nobody wants to find it after the last of a hundred runs, or after each of them."""
+    """Otherwise a user would notice it after the last of a hundred runs, or after each of them."""
     suite = read_suite(str(write_suite({"tone": task})))
     with pytest.raises(ConfigError, match=message):
         Plan(*suite, [str(tmp_path)], None, tmp_path / "out", words)
@@ -290,7 +290,7 @@ def test_a_cell_that_would_stay_empty_is_refused_before_anything_runs(
 def test_several_sets_are_a_column_each_and_their_mean_and_one_that_is_lost_costs_no_other(
     write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
 ) -> None:
-    """As a table of BEIR or MTEB has them; a task may also measure what another has trained, with each of its seeds."""
+    """As in a table of BEIR or MTEB; a task may also evaluate another task's model, with each of its seeds."""
     sets = {"beir": ["data/one", "nfcorpus"], "keys": {"pooling": "cls"}}
     suite = write_suite(
         {
@@ -323,7 +323,7 @@ def test_several_sets_are_a_column_each_and_their_mean_and_one_that_is_lost_cost
 def test_what_retrieval_has_trained_is_measured_by_other_tasks(
     write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
 ) -> None:
-    """As papers measure MTEB: after training on MS MARCO, of each seed its own; fine-tuning cannot begin with it."""
+    """As papers evaluate MTEB: after training on MS MARCO, seed by seed; fine-tuning cannot start from it."""
     recipe = str(YAMLS / "retrieval/modernbert.yaml")
     tasks = {"pairs": {"retrieval": recipe, "keys": {"train": ["x"], "evaluate": {"own": "y"}}}}
     suite = write_suite(tasks | {"sts": {"mteb": "STS12", "after": "pairs"}})
@@ -342,7 +342,7 @@ def test_what_retrieval_has_trained_is_measured_by_other_tasks(
 def test_a_decoder_is_no_model_of_a_suite(
     write_suite: WriteSuite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its states know nothing of what follows, and its figures would stand beside encoders' without a word."""
+    """Its states ignore later tokens, and its figures would look comparable with encoders'."""
     (tmp_path / "decoder").mkdir()
     config = {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32,
@@ -374,7 +374,7 @@ def test_a_dry_run_names_the_data_that_is_missing_and_the_command_that_brings_it
     write_suite: WriteSuite, fakes: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Nobody wants to learn it from the first failed run of each task, an hour apart."""
+    """Otherwise a user would learn it from the first failed run of each task, an hour apart."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     (tmp_path / "cache/nyu-mll___glue/rte").mkdir(parents=True)
     keys = {"train": ["triplets.jsonl"], "evaluate": {"own": "my/set"}}
@@ -429,7 +429,7 @@ def test_a_table_for_a_paper_and_one_for_a_spreadsheet(
 @pytest.mark.runs
 @pytest.mark.parametrize("name", [path.stem for path in sorted((YAMLS / "suites").glob("*.yaml"))])
 def test_the_suites_here_are_right(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each task and recipe of each is read, with every choice; data is not looked for."""
+    """Each task and recipe is read, with every choice; data is not looked for."""
     suite, home = read_suite(name)
     Plan(suite, home, ["runs/mine"], None, tmp_path, ())
 
@@ -469,7 +469,7 @@ def test_the_best_seed_of_what_was_chosen_is_written_for_a_test_server(
     for cell in plan.cells(["tone"], choosing=True):
         told = [("x", "up"), ("x", None), ("x", "down"), ("ax-y", 5.25), ("ax-y", 1.23456), ("ax-y", None)]
         lines = [{"split": split, "prediction": each, "scores": each and {"down": 0.5}} for split, each in told]
-        lines[0]["scores"] = {cell.name: 1.0, "up": 0.5}  # of an empty text the first class, which here names the run
+        lines[0]["scores"] = {cell.name: 1.0, "up": 0.5}  # for an empty text the first class, which here names the run
         (out / cell.name).mkdir(parents=True)
         (out / cell.name / "submission.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (cell,) = run(suite, out, fakes[0])["rows"][0]["cells"]
@@ -486,7 +486,7 @@ def test_the_best_seed_of_what_was_chosen_is_written_for_a_test_server(
 def test_a_finished_run_predicts_texts_that_it_has_not_seen(
     write_suite: WriteSuite, models: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Also one longer than any before, and of another folder. Texts that are missing are named below the table."""
+    """Also one longer than any before, and from another folder. Missing texts are named below the table."""
     from tests.evaluate.finetune.test_finetune import FAST
 
     fast = {key: value for key, _, value in (word.partition("=") for word in FAST)}
@@ -518,8 +518,8 @@ def test_a_finished_run_predicts_texts_that_it_has_not_seen(
 def test_fine_tuning_retrieval_and_a_missing_text_in_one_table(
     write_suite: WriteSuite, models: dict[str, Path], toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing replaced: two architectures, a choice, a chain, sets of BEIR, one ranked anew by what another task has
-    trained, and tasks whose file or data of the hub is not there."""
+    """With real runs: two architectures, a choice, a chain, sets of BEIR, one reranked by another task's model, and
+    tasks without their file or data of the hub."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     shutil.copytree(toy, tmp_path / "other")
     run_file = "".join(f"{query} Q0 d{query} 1 1 bm25\n" for query in range(9))
@@ -544,7 +544,7 @@ def test_fine_tuning_retrieval_and_a_missing_text_in_one_table(
         first, second, found, other, again, hub, lost, both = row["cells"]
         assert first["n"] == second["n"] == 1 and len(first["runs"]) == 2 and 0 <= found["mean"] <= 1
         assert found["mean"] == other["mean"] == pytest.approx(both["mean"])
-        assert again["mean"] == pytest.approx(9 / 20)  # the one candidate of nine queries is right
+        assert again["mean"] == pytest.approx(9 / 20)  # nine queries' only candidate is right
         assert hub["mean"] is None and "mteb:STS12: its data, mteb/sts12-sts, cannot be had" in hub["failed"][0]
         assert lost["mean"] is None and "nowhere.tsv" in lost["failed"][0]
         begun = json.loads((tmp_path / "out" / second["runs"][0]["run"] / "result.json").read_text())
@@ -567,7 +567,7 @@ def test_fine_tuning_retrieval_and_a_missing_text_in_one_table(
 
 
 def test_texts_to_measure_on_are_as_long_as_they_say() -> None:
-    """The tokens that count are those of texts, and a distribution that leans would flatter one way."""
+    """Their tokens are counted, and a skewed distribution would favour one side."""
     fixed, variable = (draw(512, kind, 100_000, 1000) for kind in ("fixed", "variable"))
     assert {len(ids) + 2 for ids in fixed} == {512} and 190 < len(fixed) < 200
     sizes = [len(ids) + 2 for ids in variable]

@@ -1,4 +1,4 @@
-"""Small models of every kind with weights of which no two are alike, written as exports; for tests of formats."""
+"""Small models of every kind with weights that are all different, written as exports; for tests of formats."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ DEBERTA = DebertaConfig(
     max_distance=16, dropout=0.2,
 )  # fmt: skip
 
-# what a config.json can say
+# architectures that a config.json can describe
 SAID: dict[str, ModelConfig] = {
     "bert": BERT,
     "roberta": ROBERTA,
@@ -61,7 +61,7 @@ SAID: dict[str, ModelConfig] = {
     "deberta v1": replace(DEBERTA, version="v1", buckets=16),
     "deberta, narrow": replace(DEBERTA, embedding_size=16, activation="gelu_tanh", convolution=3),
 }
-# what only the weights show, and how a config.json says it
+# properties that only the weights show, with the config.json
 UNSAID: dict[str, ModelConfig] = {
     "albert, attention": replace(ALBERT, sharing="attention"),
     "albert, ffn": replace(ALBERT, sharing="ffn"),
@@ -69,7 +69,7 @@ UNSAID: dict[str, ModelConfig] = {
 
 
 def randomized(model: Any) -> Any:
-    """With weights of which no two are alike, biases too."""
+    """Return the model with random weights, all different, biases too."""
     initialize(model, model.config, seed=1)
     generator = torch.Generator().manual_seed(2)
     for parameter in model.parameters():
@@ -101,7 +101,7 @@ def stored(config: ModelConfig, weights: dict[str, Tensor]) -> dict[str, Tensor]
 
 
 def write(folder: Path, config: ModelConfig, weights: dict[str, Tensor], order: Order = "all") -> Path:
-    """As an export: the tensors and config.json."""
+    """Write the tensors and config.json, as an export."""
     folder.mkdir()
     modules = tuple({name.partition(".")[0] for name in weights})
     save_file(stored(config, weights), folder / "model.safetensors", metadata={"format": "pt"})

@@ -1,4 +1,4 @@
-"""What layers of ALBERT share, in files that store every layer of its own."""
+"""Weights that ALBERT's layers share, in files that store every layer separately."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAYER = "albert.encoder.albert_layer_groups.{}.albert_layers.{}."
 
 
 def test_what_is_shared_is_stored_once_a_group() -> None:
-    """Three of four layers' copies of the feed-forward are the first's; attentions are four, not one."""
+    """Three of four layers' copies of the feed-forward equal the first; there are four attentions, not one."""
     stored = to_hf(albert, weights_of(UNSAID["albert, ffn"]), UNSAID["albert, ffn"])
     groups = [LAYER.format(group, 0) for group in range(4)]
     for name in ("ffn.weight", "ffn.bias", "ffn_output.weight", "full_layer_layer_norm.bias"):
@@ -34,7 +34,7 @@ def test_what_is_shared_is_stored_once_a_group() -> None:
 
 
 def test_copies_that_differ_are_not_one_tensor() -> None:
-    """By one number in one of them: the run would begin with another model than it names."""
+    """If one number differs, the run would start from another model than it names."""
     config = UNSAID["albert, ffn"]
     stored = to_hf(albert, weights_of(config), config)
     name = LAYER.format(2, 0) + "ffn_output.weight"
@@ -51,7 +51,7 @@ def test_copies_that_differ_are_not_one_tensor() -> None:
 def test_import_config_reads_an_albert_and_sees_what_it_shares(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the weights beside it; without them config.json alone speaks."""
+    """The weights decide; without them only config.json is known."""
     read = {way: config for way, config in SAID.items() if way.startswith("albert")}
     for way, config in {**read, "attention": UNSAID["albert, attention"], "ffn": UNSAID["albert, ffn"]}.items():
         folder = write(tmp_path / way, config, weights_of(config))
@@ -75,7 +75,7 @@ def test_in_causal_order_there_is_nothing_to_export_to() -> None:
 
 @pytest.mark.runs
 def test_weights_are_read_as_the_run_shares(tmp_path: Path) -> None:
-    """The folder says one group a layer; a run that shares the feed-forward takes it as one."""
+    """The folder has one group a layer; a run that shares the feed-forward reads it as one."""
     config = UNSAID["albert, ffn"]
     weights = weights_of(config)
     folder = write(tmp_path / "hf", config, weights)

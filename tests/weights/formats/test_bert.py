@@ -1,4 +1,4 @@
-"""What only BERT and RoBERTa have in transformers' files: decoders of theirs, and positions that begin at [PAD]."""
+"""Properties of BERT and RoBERTa only in transformers' files: their decoders, and positions that begin at [PAD]."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_roberta_has_no_pair_head() -> None:
 @pytest.mark.runs
 @pytest.mark.parametrize("config", [BERT, ROBERTA], ids=["bert", "roberta"])
 def test_what_was_trained_in_causal_order_is_a_decoder(config: BertConfig, tmp_path: Path) -> None:
-    """transformers' BertLMHeadModel and RobertaForCausalLM compute what we trained."""
+    """transformers' BertLMHeadModel and RobertaForCausalLM compute the same as our model."""
     weights = weights_of(config)
     folder = write(tmp_path / "hf", config, weights, "causal")
     twin, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
@@ -70,7 +70,7 @@ def test_roberta_counts_positions_from_its_tokenizers_pad() -> None:
 
 
 def test_a_roberta_has_the_exact_gelu_in_its_head() -> None:
-    """transformers' RobertaLMHead reads no hidden_act: with the other one, logits were off by 1e-3."""
+    """transformers' RobertaLMHead ignores hidden_act: with the other GELU logits were off by 1e-3."""
     with pytest.raises(
         ConfigError, match=r"model\.activation=gelu_tanh: transformers' RoBERTa always has the exact GELU"
     ):
@@ -78,7 +78,7 @@ def test_a_roberta_has_the_exact_gelu_in_its_head() -> None:
 
 
 def test_an_xlm_roberta_is_read_as_the_roberta_that_it_is(tmp_path: Path) -> None:
-    """As it was released; every tensor has a place."""
+    """As it was released; every tensor is used."""
     settings = transformers.XLMRobertaConfig(
         vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
         max_position_embeddings=42, type_vocab_size=1, pad_token_id=1,

@@ -1,4 +1,4 @@
-"""DeBERTa as transformers writes it, and as it was released. A bit that is lost here makes another model."""
+"""DeBERTa as transformers writes it, and as it was released. A single lost bit makes another model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def theirs(config: DebertaConfig) -> tuple[Any, Any]:
 
 @BOTH
 def test_what_transformers_saves_comes_back_from_us_bit_by_bit(tmp_path: Path, config: DebertaConfig) -> None:
-    """Import and export of a model that began there; its config.json as it writes it again too."""
+    """Import and export of transformers' model, and its config.json after another save."""
     model, settings = theirs(config)
     model(settings(**describe(config))).save_pretrained(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
@@ -56,7 +56,7 @@ def test_what_transformers_saves_comes_back_from_us_bit_by_bit(tmp_path: Path, c
 
 @torch.no_grad()
 def test_the_head_of_released_files_is_read_as_transformers_does(tmp_path: Path) -> None:
-    """With legacy=False, as `save_pretrained` writes it again; without it transformers draws a new head."""
+    """With legacy=False, as `save_pretrained` stores it; otherwise transformers draws a new head."""
     torch.manual_seed(3)
     settings = transformers.DebertaV2Config(**describe(V2) | {"legacy": False, "initializer_range": 0.3})
     twin = transformers.DebertaV2ForMaskedLM(settings).eval()
@@ -73,7 +73,7 @@ def test_the_head_of_released_files_is_read_as_transformers_does(tmp_path: Path)
 @pytest.mark.runs
 @BOTH
 def test_there_and_back_keeps_every_bit(config: DebertaConfig) -> None:
-    """Under the names of released files too, whose head is called otherwise and which have positions of no use here."""
+    """Also with the names of released files, whose head is named differently and which have unused positions."""
     weights = weights_of(config)
     there = to_hf(deberta, weights, config)
     assert_equal(from_hf(deberta, there, config, "file"), weights)
@@ -86,7 +86,7 @@ def test_there_and_back_keeps_every_bit(config: DebertaConfig) -> None:
 
 
 def test_the_configs_of_released_models_are_read() -> None:
-    """V3-base has our defaults; its sizes; and the first base, whose distances are as many as its positions."""
+    """V3-base has our defaults; also the other sizes, and the first base, with as many distances as positions."""
     assert deberta.read(RELEASED, "file")[:4] == (DebertaConfig(), 512, "all", False)
     small = {"num_hidden_layers": 6}
     xsmall = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
@@ -109,7 +109,7 @@ def test_import_config_makes_a_run_of_a_released_model(tmp_path: Path, capsys: p
 
 @torch.no_grad()
 def test_a_head_that_tells_replaced_tokens_is_v3s() -> None:
-    """Under the names of the released files, and computed as there: the first token's state is added, then norm, dense
+    """With the names of the released files, and computed the same: the first token's state is added, then norm, dense
     matrix, GELU and one logit."""
     with torch.device("cpu"):
         encoder = build_model(V2, MaskedLmConfig()).model

@@ -1,4 +1,4 @@
-"""Every kind of model as transformers writes it. A bit that is lost here makes another model, without a word."""
+"""Every kind of model as transformers writes it. A single lost bit silently makes another model."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def read_tensors(found: dict[str, Tensor], config: ModelConfig, where: str = "fi
 @pytest.mark.runs
 @pytest.mark.parametrize("name", MODELS)
 def test_transformers_loads_the_export_computes_the_same_and_gives_it_back(name: str, tmp_path: Path) -> None:
-    """Through the usual classes, without remote code; bit by bit through our file and through theirs."""
+    """Through the usual classes, without remote code; bit by bit through our file and through transformers'."""
     config = MODELS[name]
     weights = weights_of(config)
     folder = write(tmp_path / "hf", config, weights)
@@ -79,7 +79,7 @@ def test_transformers_loads_the_export_computes_the_same_and_gives_it_back(name:
     twin.save_pretrained(tmp_path / "theirs")
     for each in (folder, tmp_path / "theirs"):
         said: Any = model_in(json.loads((each / "config.json").read_text()))
-        apart = {"sharing": "none", "groups": 1, "group_layers": 1}  # what a config.json cannot say
+        apart = {"sharing": "none", "groups": 1, "group_layers": 1}  # a config.json cannot describe sharing
         assert said == (config if name in SAID else replace(config, **apart))  # type: ignore[arg-type]
         assert said.stored == config.stored
         assert_equal(read_tensors(load_file(each / "model.safetensors"), config), weights)
@@ -108,7 +108,7 @@ NARROW = SIZES | {"embedding_size": 16}
 def test_what_transformers_saves_comes_back_from_us_bit_by_bit(
     kind: str, settings: dict[str, int], tmp_path: Path
 ) -> None:
-    """Import and export of a model that began there, all its shapes, and its pair head if it has one."""
+    """Import and export of transformers' model, all its shapes, and its pair head if it has one."""
     theirs = getattr(transformers, kind)
     theirs(theirs.config_class(**settings)).save_pretrained(tmp_path)
     found, raw = load_file(tmp_path / "model.safetensors"), json.loads((tmp_path / "config.json").read_text())
@@ -124,7 +124,7 @@ def test_what_transformers_saves_comes_back_from_us_bit_by_bit(
     assert written["architectures"] == [kind]
     alone = {name: tensor for name, tensor in weights.items() if not name.startswith("pair_head")}
     build_model(config, PermutationLmConfig()).load_state_dict(alone, strict=True)
-    # half a head is none: a masked-LM model may be stored with the pooler that it does not use
+    # an incomplete head is ignored: a masked-LM model may be stored with a pooler that it does not use
     half = {name: tensor for name, tensor in found.items() if "seq_relationship" not in name and "sop" not in name}
     assert_equal(read_tensors(half, config), alone)
 
@@ -149,7 +149,7 @@ def test_an_export_with_a_pair_head_is_the_model_for_pretraining(
     ("config", "start", "head"), [(BERT, "bert", "cls.predictions"), (ALBERT, "albert", "predictions")]
 )
 def test_old_files_are_read(config: ModelConfig, start: str, head: str) -> None:
-    """TensorFlow's names of norms, buffers as tensors, the decoder a second time, pooler and pair head."""
+    """TensorFlow's names of norms, buffers as tensors, a duplicate decoder, pooler and pair head."""
     weights = weights_with_pairs(config)
     today = stored(config, weights)
     names = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")) if start == "bert" else ()
@@ -269,7 +269,7 @@ def test_tensors_that_do_not_fit_are_named(
     ],
 )
 def test_another_architecture_is_refused(config: ModelConfig, changes: dict[str, Any], message: str) -> None:
-    """Its weights might even load, and mean something else."""
+    """Its weights might even load, with another meaning."""
     with pytest.raises(DataError, match=f"^there: .*{message}"):
         export_format(config, "all").read(describe(config) | changes, "there")
 
@@ -284,7 +284,7 @@ WINDOWED = ModernBertConfig(vocab_size=64, hidden_size=32, num_layers=3, num_hea
     ids=["bert", "roberta", "albert", "xlnet", "deberta", "modernbert's decoder"],
 )
 def test_no_value_of_any_key_ends_in_a_traceback(config: ModelConfig, order: Order, odd: Any) -> None:
-    """Whatever a fetched file says, it is read or refused."""
+    """Any value in a downloaded file is accepted or refused."""
     described = describe(config, order)
     for key in described:
         with contextlib.suppress(DataError):
@@ -327,7 +327,7 @@ RELEASED: dict[str, tuple[dict[str, Any], ModelConfig]] = {
         },
         XLNetConfig(),
     ),
-    # old files state little; each class has its own defaults
+    # old files omit most keys; each class has its defaults
     "bert that says nothing": ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, BertConfig()),
     "roberta that says nothing": (
         {"model_type": "roberta", "architectures": ["RobertaForMaskedLM"]},

@@ -1,6 +1,6 @@
-"""Every field of transformers' config classes is done, refused by name, or known to change nothing here.
+"""Every field of transformers' config classes is implemented, refused by name, or known to have an effect nowhere here.
 
-A field that was ignored made another model of the same weights: hidden states were off, and nothing said so.
+An ignored field would silently make another model of the same weights, with wrong hidden states.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from huggingface_hub.errors import StrictDataclassError
 from modernbert_train.errors import DataError
 from modernbert_train.weights.formats import FORMATS, format_of
 
-# training alone, special ids that the tokenizer has, heads that are not read here, and caches of generation
+# training, special ids that the tokenizer has, heads that are not read here, and caches of generation
 NO_EFFECT = {
     "use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id",
     "attention_probs_dropout_prob", "embedding_dropout", "mlp_dropout", "classifier_dropout",
@@ -30,7 +30,7 @@ NO_EFFECT = {
     "attention_dropout of qwen2", "attention_dropout of qwen3", "attention_dropout of gemma3_text",
 }  # fmt: skip
 COMMON = {field.name for field in dataclasses.fields(transformers.PreTrainedConfig)}
-KINDS = [kind for kind in FORMATS if kind != "neobert"]  # of which transformers has no class
+KINDS = [kind for kind in FORMATS if kind != "neobert"]  # transformers lacks a class of NeoBERT
 SMALL = {
     "vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 96,
     "max_position_embeddings": 130, "dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 96, "d_model": 64,
@@ -44,7 +44,7 @@ V2 = {"share_att_key": True, "norm_rel_ebd": "layer_norm", "position_buckets": 1
 
 
 def small(kind: str) -> dict[str, Any]:
-    """The content of a config.json of this kind, as transformers writes it."""
+    """Return the content of a config.json of this kind, as transformers writes it."""
     return filled(kind, given(kind))
 
 
@@ -65,7 +65,7 @@ def architectures(kind: str) -> list[str] | None:
 
 
 def read(raw: dict[str, Any]) -> object:
-    """What we read; refused: the message."""
+    """Return the configuration that we read, or the message of a refusal."""
     try:
         return format_of(raw, "x").read(raw, "x")
     except DataError as error:
@@ -73,7 +73,7 @@ def read(raw: dict[str, Any]) -> object:
 
 
 def another(value: Any) -> list[Any]:
-    """Values in the place of this one, of which each is a model of its own."""
+    """Return other values for a field, each of which makes another model."""
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, int | float):
@@ -102,14 +102,14 @@ def test_a_field_is_done_or_refused_by_name(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_field_that_is_left_out_is_what_transformers_fills_in(kind: str) -> None:
-    """Of each field by itself, beside sizes that are not the defaults: some defaults follow from others."""
+    """Field by field, with sizes other than the defaults, since some defaults follow from others."""
     compared = 0
     for name in given(kind):
         less = {key: value for key, value in given(kind).items() if key != name}
         try:
             whole = filled(kind, less)
         except StrictDataclassError:
-            continue  # nor would transformers open it
+            continue  # transformers cannot open it either
         ours, theirs = read(less | {"model_type": kind, "architectures": architectures(kind)}), read(whole)
         if not isinstance(theirs, str):
             assert ours == theirs, name

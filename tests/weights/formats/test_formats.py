@@ -1,6 +1,6 @@
-"""Formats as a whole: what is exported as what, and ModernBERT's decoder against transformers'.
+"""Formats as a whole: which models are exported as what, and ModernBERT's decoder compared with transformers'.
 
-If this breaks, what was trained in causal order is published as a model that computes something else.
+If this breaks, a model trained in causal order is published as one that computes something else.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from modernbert_train.weights.formats.tensors import from_hf, heads_among, place
 from modernbert_train.weights.hf_folder import load_weights
 from tests.weights.conftest import CONFIG, edit, write
 
-# window of 8: local layers see a token and 3 before it; the longest sequence is many times that
+# window of 8: local layers see a token and 3 before it; the longest sequence is many times longer
 BOUNDARIES = [0, 3, 70, 71, 160]
 
 
@@ -82,7 +82,7 @@ def test_the_decoder_computes_the_same_in_transformers(model: ModernBertForMaske
 
 
 def test_one_more_token_in_the_window_is_another_model(model: ModernBertForMaskedLM, decoder: Path) -> None:
-    """Ettin's training saw one token more than transformers does. That the test above would notice is shown here."""
+    """Ettin's training saw one token more than transformers does; this shows that the test above would notice."""
     edit(decoder, sliding_window=5, local_attention=10)
     twin = transformers.AutoModelForCausalLM.from_pretrained(decoder).eval()
     ids_T = torch.randint(0, 8, (160,), generator=torch.Generator().manual_seed(0))
@@ -93,7 +93,7 @@ def test_one_more_token_in_the_window_is_another_model(model: ModernBertForMaske
 
 @pytest.mark.runs
 def test_a_decoder_comes_back_bit_by_bit(model: ModernBertForMaskedLM, decoder: Path, tmp_path: Path) -> None:
-    """From our file and from transformers' own, and it says what it is."""
+    """From our file and from transformers', including its kind."""
     transformers.AutoModelForCausalLM.from_pretrained(decoder).save_pretrained(tmp_path / "theirs")
     original = model.state_dict()
     for folder in (decoder, tmp_path / "theirs"):
@@ -141,13 +141,13 @@ NAMES = ["modernbert", "bert", "roberta", "albert", "albert that shares its ffn"
 NAMES += ["distilbert", "neobert"]
 ORDERS: list[tuple[ModelConfig, Any]] = [
     *((config, order) for config in MODELS for order in ("all", "causal") if (type(config), order) in EXPORTS),
-    *((config, "given") for config in MODELS),  # as those that see all
+    *((config, "given") for config in MODELS),  # as for models that see all
 ]
 
 
 @pytest.mark.parametrize(("config", "order"), ORDERS)
 def test_every_parameter_has_a_place_of_its_own(config: ModelConfig, order: Any) -> None:
-    """Of every encoder with every head: two with one name would overwrite each other, one without would be lost."""
+    """For every encoder with every head: two with one name would overwrite each other, a nameless one would be lost."""
     hub = export_format(config, order)
     shapes = all_shapes(config)
     places = [name for ours in shapes for parts in places_of(hub, ours, config) for name in parts]
@@ -162,7 +162,7 @@ def test_every_parameter_has_a_place_of_its_own(config: ModelConfig, order: Any)
 
 @pytest.mark.parametrize("config", MODELS[:2], ids=["modernbert", "bert"])
 def test_a_head_that_tells_replaced_tokens_has_a_place_of_its_own(config: ModelConfig) -> None:
-    """In a format of its own, in which there is none for predictions of tokens but in a generator's."""
+    """The head has a separate format; only a generator's predictions of tokens have a place there."""
     hub = export_format(config, "all", {"model", "token_head"})
     shapes = [name for name in all_shapes(config) if name.startswith(("model.", "token_head."))]
     places = [name for ours in shapes for parts in places_of(hub, ours, config) for name in parts]
@@ -183,7 +183,7 @@ def test_a_pair_head_is_kept_where_it_has_a_place(config: ModelConfig) -> None:
 
 
 def test_tables_are_of_one_another() -> None:
-    """Whatever can be exported can be read again."""
+    """Every model that can be exported can be read again."""
     assert {*EXPORTS.values(), *DISCRIMINATORS.values()} == {*FORMATS.values(), modernbert_tokens}
     assert (
         {*CLASSES} == {*KINDS} > {modernbert_tokens.ARCHITECTURE}
@@ -208,7 +208,7 @@ def test_an_untied_decoder_is_not_exported() -> None:
 
 @pytest.mark.parametrize("kind", [*FORMATS])
 def test_what_a_config_json_leaves_out_is_what_transformers_fills_in(kind: str) -> None:
-    """Older files leave out what was the default; a norm's eps of ours in the place of theirs changes every output."""
+    """Older files omit defaults; our norm's eps instead of transformers' would change every output."""
     if kind == "neobert":
         pytest.skip("transformers has no such class")
     given = {"model_type": kind, "architectures": None}
@@ -226,7 +226,7 @@ def test_what_a_config_json_leaves_out_is_what_transformers_fills_in(kind: str) 
 
 
 def test_scaled_positions_of_local_layers_are_refused_and_layer_types_win() -> None:
-    """A Gemma 3 whose scaling was ignored read its local layers otherwise than transformers."""
+    """If the scaling were ignored, a Gemma 3 would compute its local layers differently from transformers."""
     raw = json.loads(transformers.CONFIG_MAPPING["gemma3_text"]().to_json_string(use_diff=False))
     scaled = {"rope_type": "linear", "factor": 8.0, "rope_theta": 10_000.0}
     with pytest.raises(DataError, match="cannot scale positions in its local layers"):

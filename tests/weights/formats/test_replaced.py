@@ -1,4 +1,4 @@
-"""Discriminators and generators in transformers' files: theirs go on here, and what is another model is refused."""
+"""Discriminators and generators in transformers' files: continued here, or refused if they are another model."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def written(request: pytest.FixtureRequest, tokenizer_folder: Path, tmp_path: Pa
 
 @pytest.mark.runs
 def test_it_comes_back_bit_by_bit(written: tuple[str, Path], tmp_path: Path) -> None:
-    """From our file and from transformers' own, and it says what it is."""
+    """From our file and from transformers', including its kind."""
     name, folder = written
     original = weights_of(MODELS[name])
     getattr(transformers, NAMED[name]).from_pretrained(folder).save_pretrained(tmp_path / "theirs")
@@ -62,7 +62,7 @@ def test_it_comes_back_bit_by_bit(written: tuple[str, Path], tmp_path: Path) -> 
 
 
 def test_import_config_goes_on_to_detect(written: tuple[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    """What its generator was is not known, and said."""
+    """Its generator is unknown, and the output says so."""
     name, folder = written
     assert main(["init", "from", str(folder / "config.json")]) == 0
     said = capsys.readouterr()
@@ -73,7 +73,7 @@ def test_import_config_goes_on_to_detect(written: tuple[str, Path], capsys: pyte
 
 
 def test_a_generator_comes_back(tmp_path: Path) -> None:
-    """An ElectraForMaskedLM of transformers is a BERT that predicts tokens."""
+    """transformers' ElectraForMaskedLM is a BERT that predicts tokens."""
     theirs = transformers.ElectraForMaskedLM(
         transformers.ElectraConfig(
             vocab_size=64, embedding_size=32, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
@@ -118,7 +118,7 @@ def test_no_value_of_any_key_ends_in_a_traceback(written: tuple[str, Path], odd:
 
 
 def test_a_class_that_is_not_zero_is_another_model(tokenizer_folder: Path, tmp_path: Path) -> None:
-    """Fine-tuned for two labels of its own, it would be read with half of what it learnt."""
+    """A model fine-tuned for two labels would be read without half of its classifier."""
     config = MODELS["modernbert"]
     folder = tmp_path / "hf"
     export(weights_of(config), config, max_tokens=40, tokenizer_folder=tokenizer_folder, out=folder, card="")
@@ -142,7 +142,7 @@ def test_a_part_of_a_head_is_no_head(missing: str, tokenizer_folder: Path, tmp_p
 
 
 def test_a_generator_of_another_gelu_is_not_exported(tokenizer_folder: Path) -> None:
-    """transformers' would compute something else; its discriminator is as good as any."""
+    """transformers' would compute something else; its discriminator is unaffected."""
     config = BertConfig(**SHAPE, activation="gelu_tanh")
     vocabulary = read_vocabulary(tokenizer_folder)
     with pytest.raises(ConfigError, match="Export only the discriminator"):

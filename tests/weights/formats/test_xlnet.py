@@ -1,4 +1,4 @@
-"""XLNet as transformers writes it. A matrix turned the wrong way would load, and compute something else."""
+"""XLNet as transformers writes it. A transposed matrix would load, and compute something else."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.weights.formats.models import XLNET, assert_equal, describe, randomiz
 @pytest.mark.parametrize("order", ["all", "causal", "given"])
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
 def test_a_config_is_read_as_it_was_written(order: Order, activation: Any) -> None:
-    """And as transformers writes it again."""
+    """Also after transformers has saved it again."""
     config = replace(XLNET, activation=activation)
     again = transformers.XLNetConfig(**describe(config, order)).to_dict()
     for raw in (describe(config, order), again | {"architectures": ["XLNetLMHeadModel"]}):
@@ -48,7 +48,7 @@ def test_there_and_back_keeps_every_bit() -> None:
 def test_import_config_goes_on_with_what_it_was_trained_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], order: Order, objective: str
 ) -> None:
-    """Of a config.json of ours; a published one is of permuted orders."""
+    """For our config.json; a published one means permuted orders."""
     (tmp_path / "config.json").write_text(json.dumps(describe(XLNET, order)))
     assert main(["init", "from", str(tmp_path / "config.json")]) == 0
     ours = yaml.safe_load(capsys.readouterr().out)
@@ -59,7 +59,7 @@ def test_import_config_goes_on_with_what_it_was_trained_on(
 
 @pytest.mark.runs
 def test_a_mask_is_filled_by_what_was_trained_to(tiny_data: Path, tmp_path: Path) -> None:
-    """After permuted orders by a query token, after masks where [MASK] stands: the other was never trained."""
+    """After permuted orders by a query token, after masks at [MASK]: the other was never trained."""
     config = replace(XLNET, vocab_size=512)
     model, vocabulary = randomized(build_model(config, PermutationLmConfig())), read_vocabulary(tiny_data / "tokenizer")
     words = "the day was [MASK] and long"
