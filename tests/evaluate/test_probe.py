@@ -218,7 +218,7 @@ def test_a_run_of_another_encoder_and_objective_is_probed(tiny_run: TinyRun, tmp
 
 @pytest.mark.runs
 def test_logistic_regression_is_that_of_its_definition() -> None:
-    """Compared with plain gradient descent; other scales, and a constant dimension, have no effect."""
+    """Compared with plain gradient descent; other scales, and a constant dimension, change nothing."""
     draw = torch.Generator().manual_seed(1)
     inputs_LD, told_ND = torch.randn(2, 90, 4, generator=draw, dtype=torch.float64)
     labels_L = (inputs_LD[:, :3] + torch.randn(90, 3, generator=draw, dtype=torch.float64)).argmax(dim=1)

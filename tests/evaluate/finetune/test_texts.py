@@ -219,7 +219,7 @@ CONLL = "-DOCSTART- -X- O\n\naki\tB-x\nruto\tI-x\nkelo\tO\n\nlamu\tI-y\n"
 
 
 def test_words_have_their_tag_at_their_first_token(tmp_path: Path, tokenizer: Path) -> None:
-    """As in transformers' token classification; the rest of a word has no label."""
+    """As in transformers' token classification; the rest of a word is unlabelled."""
     (tmp_path / "train.conll").write_text(CONLL)
     (tmp_path / "dev.conll").write_text("aki\tB-z\n")
     keys = {"kind": "tokens", "train": f"{tmp_path}/train.conll", "validation": {"dev": f"{tmp_path}/dev.conll"}}

@@ -374,7 +374,7 @@ def test_a_dry_run_names_the_data_that_is_missing_and_the_command_that_brings_it
     write_suite: WriteSuite, fakes: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Otherwise a user would learn it from the first failed run of each task, an hour apart."""
+    """Otherwise a user would learn it one by one from the first failed run of each task, once an hour."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     (tmp_path / "cache/nyu-mll___glue/rte").mkdir(parents=True)
     keys = {"train": ["triplets.jsonl"], "evaluate": {"own": "my/set"}}
