@@ -1,7 +1,7 @@
 """Compiled layers alone and under DDP, on the null device: python -m tests.cuda_build.buckets SIZE ...
 
-Of widths whose gradients fill several of DDP's buckets, at whose bounds torch would cut each layer's graph. This
-process is rank 0 of two; what the other would say is what it says. Prints JSON.
+Their gradients fill several of DDP's buckets, at whose boundaries torch would split each layer's graph. This process is
+rank 0 of two; the other rank's contributions equal its own. Prints JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROW, ROWS = 1024, 4
 
 
 def look_at(size: str, strategy: str, traffic: Traffic) -> dict[str, Any]:
-    """Three microbatches: DDP chooses its buckets with the first, and the last is counted."""
+    """Run three microbatches: DDP chooses its buckets with the first, and the last is counted."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     config = ModernBertConfig(num_layers=5, **WIDTHS[size])
@@ -59,9 +59,9 @@ def look_at(size: str, strategy: str, traffic: Traffic) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    distributed._verify_param_shape_across_processes = lambda *_, **__: None  # read from the device
+    distributed._verify_param_shape_across_processes = lambda *_, **__: None  # it would read from the device
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=2)
     seen = Traffic()
     print(json.dumps({size: {form: look_at(size, form, seen) for form in ("alone", "ddp")} for size in sys.argv[1:]}))
     sys.stdout.flush()
-    os._exit(0)  # not in order: a group of two would wait for the other
+    os._exit(0)  # without cleanup: a group of two would wait for the other rank

@@ -1,4 +1,4 @@
-"""What can be proven of the CUDA build without a GPU: `make test-cuda`. Elsewhere all of this folder is skipped."""
+"""Tests of the CUDA build without a GPU: `make test-cuda`. With other builds the whole folder is skipped."""
 
 from __future__ import annotations
 

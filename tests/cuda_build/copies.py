@@ -1,4 +1,4 @@
-"""The copies of a checkpoint, on GPU 1 of two that compute nothing: python -m tests.cuda_build.copies."""
+"""The copies of a checkpoint, on GPU 1 of two null devices: python -m tests.cuda_build.copies."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def main() -> None:
     share, _ = copier.copy(model, optimizer)
     assert share is not None
     before = awaiting_free()
-    optimizer.state.clear()  # as a phase that resets moments does
+    optimizer.state.clear()  # like a phase that resets moments
     pending = awaiting_free() - before
     thread = threading.Thread(target=copier.wait)
     thread.start()

@@ -1,4 +1,4 @@
-"""What a process of `train` asks of a GPU when it first needs memory; run by test_memory.py on the null device."""
+"""Print a `train` process's first GPU memory requests; run by test_memory.py on the null device."""
 
 import json
 

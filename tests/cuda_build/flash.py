@@ -1,9 +1,9 @@
-"""What takes FlashAttention's place where it cannot be installed: its structure, its arguments, what it asks of them.
+"""Stand-ins for FlashAttention where it cannot be installed, with its structure, arguments and checks.
 
-The second is a function of a package: an autograd.Function around two custom operators, given the boundaries of queries
-and of keys, as in flash-attn 2.8. The third is an extension with the operators `flash_attn_3::fwd` and `bwd`, which
-torch's own switch calls, as in flash_attn_interface 3.0. What these do not take would be refused there too. The work of
-the second is that of torch's own function; the third writes its outputs and computes nothing.
+flash2 is a function of a package: an autograd.Function around two custom operators, called with the boundaries of
+queries and keys, as in flash-attn 2.8. flash3 is an extension with the operators `flash_attn_3::fwd` and `bwd`, called
+by torch's own switch, as in flash_attn_interface 3.0. Arguments that these reject would be rejected there too. flash2
+calls torch's own function; flash3 writes its outputs and computes nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Both = tuple[Tensor, Tensor]
 
 @contextmanager
 def installed(version: str) -> Iterator[None]:
-    """As if flash2 or flash3 were installed and nothing else; flash4: the real one; any other name: none of them."""
+    """Pretend that only flash2 or flash3 is installed; flash4: the real one; any other name: none of them."""
     choose_kernel.cache_clear()
     there = {"flash2": flash2, "flash3": _PACKAGE}
     if version == "flash3":
@@ -37,7 +37,7 @@ def installed(version: str) -> Iterator[None]:
     ):
         yield
         flash.switch_back()
-    # not by patch.dict, which would take away whatever was imported meanwhile: Inductor bears no second import
+    # not by patch.dict, which would also remove modules imported meanwhile: Inductor fails if it is imported twice
     sys.modules.pop(_PACKAGE.__name__, None)
     choose_kernel.cache_clear()
 
@@ -134,7 +134,7 @@ _THIRD.define(
     "int? max_seqlen_q, int? max_seqlen_k, float? softmax_scale, bool is_causal, int window_size_left, "
     "int window_size_right, float softcap, bool deterministic, int sm_margin) -> (Tensor, Tensor, Tensor, Tensor)"
 )
-WINDOWS: set[tuple[str, int, int]] = set()  # that the third was given: (fwd or bwd, left, right)
+WINDOWS: set[tuple[str, int, int]] = set()  # arguments of flash3: (fwd or bwd, left, right)
 
 
 @torch.library.impl(_THIRD, "fwd", "CUDA")

@@ -1,7 +1,8 @@
-"""The real FlashAttention-4 on the null device: python -m tests.cuda_build.flash4 FOLDER, where its cubins are left.
+"""The real FlashAttention-4 on the null device: python -m tests.cuda_build.flash4 FOLDER, which keeps its cubins.
 
-The package compiles its kernels for sm_90a, and all its checks see tensors of the null device. Launches are left out:
-the package brings its own CUDA runtime, which needs more of the driver than the null device offers. Prints JSON.
+The package compiles its kernels for sm_90a, and all its checks see tensors of the null device. Kernels are not
+launched: the package brings another CUDA runtime, which needs more of the driver than the null device offers. Prints
+JSON.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-FOLDER = Path(sys.prefix, "flash-attn-4")  # where run.sh installs it, away from what other tests import
+FOLDER = Path(sys.prefix, "flash-attn-4")  # run.sh installs it there, hidden from other tests' imports
 HOPPER = {"CUTE_DSL_ARCH": "sm_90a"}
 
 
 def find() -> str | None:
-    """Return why the package cannot be tested here, None if it can. Puts it onto sys.path."""
+    """Return the reason why the package cannot be tested here, or None. Adds it to sys.path."""
     if FOLDER.is_dir():
         site.addsitedir(str(FOLDER))
     from modernbert_train.config.packages import flash_4_refusal
@@ -29,7 +30,7 @@ def find() -> str | None:
 
 
 def look(kept: Path) -> dict[str, Any]:
-    """Compile and call it: from compiled layers of ModernBERT, and each kind of call by hand."""
+    """Compile and call it: from compiled layers of ModernBERT, and directly with each kind of call."""
     import torch
 
     from modernbert_train.models.attention import flash4
@@ -61,7 +62,7 @@ def look(kept: Path) -> dict[str, Any]:
         unproven = train_step.train(kept, "flash4 eager alone")
         for each in (forward, backward):
             each.compile_cache.clear()
-        patches.enter_context(patch.object(flash4, "_prove", lambda *given: None))  # nothing is computed here
+        patches.enter_context(patch.object(flash4, "_prove", lambda *given: None))  # the device computes no values
         patches.enter_context(patch.object(flash4, "load", lambda: both))
         found = layers.look_at("modernbert-flash4", layers.Traffic())
         in_layers = [*calls]

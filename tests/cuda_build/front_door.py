@@ -1,4 +1,4 @@
-"""Start `launch/run.py` on the null device's GPUs, with nothing of the product replaced, and read what came of it."""
+"""Start the unmodified `launch/run.py` on the null device's GPUs, and read its results."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from typing import Any
 from tests.conftest import TINY_YAML
 from tests.cuda_build.null import ROOT, environment
 
-# a width whose gradients fill several of DDP's buckets, in as few layers as have both kinds of attention
+# widths whose gradients fill several of DDP's buckets, with as few layers as possible for both kinds of attention
 WIDTHS = {
     "tiny": ("model.hidden_size=128", "model.num_heads=2", "model.intermediate_size=192"),
     "base": ("model.hidden_size=768", "model.num_heads=12", "model.intermediate_size=1152"),
     "large": ("model.hidden_size=1024", "model.num_heads=16", "model.intermediate_size=2624"),
 }
 JOURNEY = ("phases.short.tokens=15000", "phases.short.microbatch_tokens=64", "checkpoint.interval_steps=5")
-PLAIN = ("compute.compile=false", "optim.fused=false")  # whatever a case does not ask for otherwise: it starts sooner
+PLAIN = ("compute.compile=false", "optim.fused=false")  # defaults of a case, for a faster start
 
 
 @dataclass
@@ -33,9 +33,9 @@ class Machine:
     """A machine with GPUs that compute nothing.
 
     Attributes:
-        folder: of the runs and of what the device writes.
+        folder: folder of the runs and of the device's files.
         data: prepared text.
-        gpus: that it has.
+        gpus: number of GPUs.
         root: the checkout whose launcher is started.
         settings: further environment variables.
     """
@@ -48,21 +48,21 @@ class Machine:
 
     @property
     def faults(self) -> list[str]:
-        """What broke a rule of CUDA's or NCCL's since the machine was made."""
+        """Violations of CUDA's or NCCL's rules since the machine was created."""
         file = self.folder / "faults"
         return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
 
     def words(self, name: str, *overrides: str, width: str = "tiny") -> list[str]:
-        """The arguments of a run of 70 steps: batch warmup, two phases, validation, checkpoints."""
+        """Return the arguments of a run of 70 steps: batch warmup, two phases, validation, checkpoints."""
         file = self.folder / f"{name}.yaml"
         file.write_text(TINY_YAML.format(runs=self.folder / "runs", data=self.data), encoding="utf-8")
         return [str(file), f"name={name}", "compute.device=cuda", *WIDTHS[width], *JOURNEY, *PLAIN, *overrides]
 
     @contextmanager
     def launched(self, *words: str, visible: str | None = None) -> Iterator[Launch]:
-        """The launcher and its ranks; they are ended with the block."""
+        """Start the launcher and its ranks; end them with the context."""
         meeting = self.folder / "nccl"
-        meeting.unlink(missing_ok=True)  # where the ranks of one start meet
+        meeting.unlink(missing_ok=True)  # rendezvous file of one start's ranks
         settings = environment() | {
             "NULL_DEVICES": str(self.gpus),
             "CUDA_VISIBLE_DEVICES": visible or ",".join(map(str, range(self.gpus))),
@@ -88,18 +88,18 @@ class Machine:
                 process.wait()
 
     def train(self, *words: str, seconds: float, visible: str | None = None) -> tuple[int, str]:
-        """Start a run and wait for its end; the exit code, and what was printed."""
+        """Start a run and wait for its end; return the exit code and the output."""
         with self.launched(*words, visible=visible) as launch:
             return launch.end(seconds)
 
     def metrics(self, name: str) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl so far."""
+        """Return the lines of metrics.jsonl so far."""
         file = self.folder / "runs" / name / "metrics.jsonl"
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         return [json.loads(line) for line in lines if line.endswith("}")]
 
     def steps(self, name: str) -> list[dict[str, Any]]:
-        """Of these, the lines of steps."""
+        """Return the lines of steps only."""
         return [line for line in self.metrics(name) if "lr" in line]
 
 
@@ -113,10 +113,10 @@ class Launch:
         return self.log.read_text(encoding="utf-8")
 
     def end(self, seconds: float) -> tuple[int, str]:
-        """The exit code, and what was printed.
+        """Wait for the end; return the exit code and the output.
 
         Raises:
-            TimeoutError: it goes on; with what was printed.
+            TimeoutError: it is still running; with the output.
         """
         try:
             return self.process.wait(seconds), self.output
@@ -124,7 +124,7 @@ class Launch:
             raise TimeoutError(f"still there after {seconds} s:\n{self.output[-4000:]}") from None
 
     def until(self, found: Any, seconds: float) -> None:
-        """Wait until `found()` is true, or the launcher has ended, or that takes too long."""
+        """Wait until `found()` is true; fail if the launcher ends or the time is over."""
         deadline = time.monotonic() + seconds
         while not found():
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -133,7 +133,7 @@ class Launch:
 
 
 def planted_tree(to: Path, *changes: tuple[str, str, str]) -> Path:
-    """A copy of the product in which some lines (file, line that is there once, what replaces it) are others."""
+    """Copy the product and replace some lines: (file, line that occurs once, its replacement)."""
     for folder in ("modernbert_train", "launch", "data_prep"):
         shutil.copytree(ROOT / folder, to / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for file, line, instead in changes:
@@ -145,7 +145,7 @@ def planted_tree(to: Path, *changes: tuple[str, str, str]) -> Path:
 
 
 def journey(machine: Machine, name: str, ranks: int, overrides: Sequence[str], width: str, seconds: float) -> str:
-    """A run that is stopped by a signal after some steps, and then goes on to its end; what both starts printed."""
+    """Run until a signal stops it after some steps, then resume to the end; return both outputs."""
     words = [*machine.words(name, *overrides, width=width), "--ranks", str(ranks)]
     with machine.launched(*words) as launch:
         launch.until(lambda: len(machine.steps(name)) > 6, seconds)

@@ -1,10 +1,10 @@
-"""What a compiled layer of base reads and writes beside its matrix products and its attention, layer by layer; and what
-stands outside the layers, the loss included, with its launches.
+"""Memory traffic of a compiled layer of base without matrix products and attention, by layer; and of all operations
+outside the layers, the loss included, with their launches.
 
 `python -m tests.cuda_build.layer_bytes DROPOUT ...`, on the null device, prints JSON; DROPOUT-bf16 has the residual in
-bf16, DROPOUT-tiles local layers by our own kernels, which are counted too, apart. A generated kernel counts each
-tensor that it is given once, whole, and twice where it writes into it. Of one kernel that is too much: what turns q and
-k reads two thirds of Wqkv's output. The microbatch is that of the recipe: on few tokens Inductor fuses less.
+bf16, DROPOUT-tiles local layers by our own kernels, which are counted separately. A generated kernel counts each of its
+tensors once, whole, and twice if it writes into it. For one kernel that is too much: the rotation of q and k reads two
+thirds of Wqkv's output. The microbatch is the recipe's: with few tokens Inductor fuses less.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from modernbert_train.models.compiler import REGIONS
 from tests.cuda_build.microbatch import Operations
 from tests.gpu.parts import make_batch
 
-ROW, ROWS = 1024, 95  # about 98,304 tokens, and a number that divides no weight: so what follows the tokens is told
+ROW, ROWS = 1024, 95  # about 98,304 tokens; 95 divides no weight's size, which identifies dimensions of tokens
 TOKENS = ROW * ROWS
 LAYERS = {"first": 0, "local": 1, "global": 3}
 OF_BASE = {"first": 1, "local": 14, "global": 7}
@@ -36,7 +36,7 @@ OUTSIDE = (None, "outside")
 
 
 class LayerTraffic:
-    """Bytes by (layer, direction) and kernel; those of tensors that are as long as the microbatch, and the others."""
+    """Bytes by (layer, direction) and kernel: of tensors as long as the microbatch, and of others."""
 
     def __init__(self) -> None:
         self.where: tuple[int | None, str] = OUTSIDE
@@ -75,7 +75,7 @@ class LayerTraffic:
         self.of_tiles.clear()
 
     def watch(self, layer: Any, index: int) -> None:
-        """Know when a compiled layer is at work, in either direction."""
+        """Track when a compiled layer runs, in either direction."""
         call = layer._compiled_call_impl
 
         def enter(direction: str) -> None:
@@ -97,8 +97,8 @@ class LayerTraffic:
 
 
 class Outside(Operations):
-    """The operations outside the layers that run one by one. Compiled functions are called without this mode, in which
-    torch would run them uncompiled."""
+    """The eager operations outside the layers. Compiled functions are called without this mode, in which torch would
+    run them eagerly."""
 
     def __init__(self, traffic: LayerTraffic, model: Any) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ def _without_modes(call: Any) -> Any:
 
 
 def look_at(dropout: float, residual: Any, attention: Any, traffic: LayerTraffic) -> dict[str, Any]:
-    """Base's kinds of layers with one rate of dropout, one precision of the residual and one kernel."""
+    """Run base's kinds of layers with one dropout rate, one precision of the residual and one kernel."""
     torch._dynamo.reset()
     config = ModernBertConfig(num_layers=4, attention_out_dropout=dropout)
     compute = ComputeConfig(attention=attention, compile=True, residual_precision=residual)
@@ -158,7 +158,7 @@ def look_at(dropout: float, residual: Any, attention: Any, traffic: LayerTraffic
             found[name]["attention"] = {kernel: round(b / TOKENS) for kernel, b in sorted(tiles.items())}
     layers = sum(times * found[name]["bytes_per_token"] for name, times in OF_BASE.items())
     once = sum(traffic.of_tokens.get(OUTSIDE, Counter()).values()) + traffic.others[OUTSIDE]
-    # of compiled kernels, and of operations one by one
+    # of compiled kernels, and of eager operations
     outside = {"compiled": [traffic.launches[OUTSIDE], round(once / TOKENS)]}
     outside |= {name: [operations.launches[name], round(b / TOKENS)] for name, b in sorted(operations.bytes.items())}
     return found | {"base_bytes_per_token": layers, "outside": outside}

@@ -1,7 +1,8 @@
 """Compiled layers and loss on the null device: python -m tests.cuda_build.layers CASE ..., see `CASES`.
 
-Inductor generates them for the GPU and Triton compiles what it wrote, forward and backward; nothing of that runs. Three
-batches with other documents go through, then a phase with other settings, then rows of another length. Prints JSON.
+Inductor generates them for the GPU and Triton compiles the generated code, forward and backward; kernels do not run.
+Three batches with other documents are processed, then a phase with other settings, then rows of another length. Prints
+JSON.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ TOKENS, ROW = 4096, 1024
 
 @dataclass(frozen=True)
 class Case:
-    """What is compiled. The kinds of layers of a model are among its first ones, which are of base's width.
+    """A model to compile; its first layers cover all kinds, and have base's width.
 
     Attributes:
         model: the encoder.
-        phase: what another phase has otherwise.
+        phase: overrides of another phase.
         objective: the heads.
-        attention: the kernel; of FlashAttention with its version.
+        attention: the kernel; for FlashAttention with its version.
     """
 
     model: ModelConfig
@@ -76,7 +77,7 @@ DOCUMENTS = ([1000, 900, 700, 600], [1024] * 3, [100] * 35)
 
 
 class Traffic:
-    """What the generated kernels read and write, each tensor of each once: bytes for a token."""
+    """Bytes that generated kernels read and write per token, each of its tensors once."""
 
     def __init__(self) -> None:
         self.launches: Counter[str] = Counter()
@@ -100,7 +101,7 @@ def graphs() -> int:
 
 
 def batch_of(case: Case, seed: int) -> Batch:
-    """A microbatch of some of the documents; what replaced-token detection has besides is made by hand."""
+    """Build a microbatch of some of the documents; the extra inputs of replaced-token detection are built by hand."""
     rows, vocab = TOKENS // ROW, case.model.vocab_size
     batch = make_batch(DOCUMENTS[seed], ROW, vocab, boundaries=64 * (1 + seed), rows=rows, seed=seed)
     longest = max(*DOCUMENTS[seed], TOKENS - sum(DOCUMENTS[seed]))
@@ -116,7 +117,7 @@ def batch_of(case: Case, seed: int) -> Batch:
 
 
 def look_at(name: str, traffic: Traffic) -> dict[str, Any]:
-    """One case."""
+    """Run one case."""
     case = CASES[name]
     config, phase = case.model, case.phase
     torch._dynamo.reset()

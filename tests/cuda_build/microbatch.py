@@ -1,9 +1,9 @@
-"""What a microbatch asks of a GPU: python -m tests.cuda_build.microbatch
+"""GPU work of a microbatch: python -m tests.cuda_build.microbatch
 
-Base and large go through the null device, forward and backward, compiled and eager, with two numbers of tokens: what
-grows with them is said for each token, what does not (weights) beside it. Compiled, bytes are those of the tensors that
-each generated kernel is given; eager, those that each operation reads and writes. A view moves nothing, and a kernel
-that reads a part of a tensor is taken to read that part alone where it is given a view of it. Prints JSON.
+Base and large run on the null device, forward and backward, compiled and eager, with two numbers of tokens: parts that
+grow with these are reported per token, constant parts (weights) separately. Compiled, the bytes of all tensors that
+each generated kernel receives are counted; eager, those that each operation reads and writes. A view moves no data, and
+a kernel that receives a view is assumed to read that part only. Prints JSON.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "modernbert_train.varlen", "at
 
 
 class Operations(TorchDispatchMode):
-    """The bytes that operations read and write, one by one; products and attention are not among them."""
+    """Bytes that eager operations read and write, without products and attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Operations(TorchDispatchMode):
 
 
 def at_two_sizes(counts: list[Counter[str]]) -> dict[str, list[int]]:
-    """Name -> what grows with tokens, for each of them, and what does not."""
+    """Return name -> the part that grows with tokens, per token, and the constant part."""
     found = {}
     for name in sorted(set().union(*counts)):
         few, many = (count[name] for count in counts)
@@ -66,10 +66,10 @@ def at_two_sizes(counts: list[Counter[str]]) -> dict[str, list[int]]:
 
 
 def look_at(model: Any, config: ModelConfig, counter: Traffic | Operations) -> dict[str, Any]:
-    """A microbatch of each number of tokens.
+    """Run a microbatch of each number of tokens.
 
     Returns:
-        kernels: name -> how often, bytes for each token, bytes besides. products: how many; FLOPs for each token.
+        kernels: name -> launches, bytes for each token, constant bytes. products: number; FLOPs for each token.
         launches: of all kinds. kinds: of launches, by kind.
     """
     account = Account()

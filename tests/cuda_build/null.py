@@ -1,4 +1,4 @@
-"""The null device of null_device.c: builds it, runs programs on it, and reads what it has counted."""
+"""The null device of null_device.c: builds it, runs programs on it, and reads its counters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NVML = "libnvidia-ml.so.1"  # the same file, as torch's allocator looks for it
 
 
 def why_not() -> str | None:
-    """Why nothing of this folder can run here; None if it can."""
+    """Return the reason why this folder's tests cannot run here; None if they can."""
     import torch
 
     if os.environ.get("CUDA_BUILD") != "1" or torch.version.cuda is None:
@@ -39,7 +39,7 @@ def why_not() -> str | None:
 
 
 def build() -> Path:
-    """The library, built once for each state of its source, beside this environment."""
+    """Return the library, built once for each version of its source, in this environment's folder."""
     sources = b"".join(each.read_bytes() for each in SOURCES)
     folder = Path(sys.prefix, "null_device", hashlib.sha256(sources).hexdigest()[:12])
     library = folder / NAME
@@ -62,7 +62,7 @@ _WITH_HEADERS = ("nvidia.cu13", "triton.backends.nvidia", "nvidia.nccl")
 
 
 def environment() -> dict[str, str]:
-    """Of a process that is to run on the null device."""
+    """Return the environment of a process on the null device."""
     library = build()
     return {
         "LD_PRELOAD": str(library),
@@ -82,7 +82,7 @@ def _nccl_version() -> str:
 
 
 def run(module: str, *words: str, timeout: float = 900, **settings: str) -> Any:
-    """Run a module of this folder on the null device; what it prints as its last line is JSON."""
+    """Run a module of this folder on the null device; return its last output line, parsed as JSON."""
     command = [sys.executable, "-m", f"tests.cuda_build.{module}", *words]
     done = subprocess.run(
         command,
@@ -101,17 +101,17 @@ def run(module: str, *words: str, timeout: float = 900, **settings: str) -> Any:
 
 
 class Account:
-    """Of the device that this process runs on: what was asked of it, by name."""
+    """Counters of this process's device: calls by name."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(os.environ["LD_PRELOAD"].split(":")[-1])
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Set all counters to 0."""
         self._library.null_device_reset()
 
     def read(self) -> dict[str, tuple[int, int]]:
-        """Name -> how often, and how much: bytes of copies, FLOPs of products, threads of kernels."""
+        """Return name -> number of calls, and amount: bytes of copies, FLOPs of products, threads of kernels."""
         with tempfile.NamedTemporaryFile("r") as file:
             self._library.null_device_dump(file.name.encode())
             lines = [line.rstrip("\n").split("\t", 2) for line in file]
@@ -119,7 +119,7 @@ class Account:
 
 
 def by_kind(account: dict[str, tuple[int, int]]) -> dict[str, int]:
-    """How often each kind of thing was asked for; kernels, products and collectives of all names together."""
+    """Count calls by kind; kernels, products and collectives of all names are added up."""
     found: Counter[str] = Counter()
     for name, (times, _) in account.items():
         kind = name.split()[0]

@@ -1,4 +1,4 @@
-"""A plugin of pytest: plants the mistakes that the variable PLANTED names into the program, before any test runs."""
+"""A pytest plugin: plants the mistakes named in the variable PLANTED into the program, before any test runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def pytest_configure(config: Any) -> None:
 
 
 def pytest_collection_finish(session: Any) -> None:
-    """Into the program that a test starts."""
+    """Plant them into a program that a test starts."""
     if os.environ.get("PLANTED") == OTHER_NOISE:
         for module in {item.module for item in session.items}:
             module.PROGRAM = module.PROGRAM.replace("sys.exit", f"{_NOISE_OF_EACH_START}\nsys.exit")
@@ -33,7 +33,7 @@ def _half_the_dropout() -> None:
 
 
 def _no_gradient_of_one_weight() -> None:
-    """Of a sharded model alone, as a hook that is lost would."""
+    """Only for a sharded model, like a lost hook."""
     from torch.distributed.tensor import DTensor
 
     from modernbert_train.optim.stable_adamw import StableAdamW
@@ -63,7 +63,7 @@ def _compiled_layers_are_off() -> None:
 
 
 def _compiled_for_each_call() -> None:
-    """A number that changes from call to call becomes part of the graph."""
+    """Make a number that changes from call to call part of the graph."""
     from modernbert_train.models.layers import EncoderLayer
 
     forward = EncoderLayer.forward
@@ -76,7 +76,7 @@ def _compiled_for_each_call() -> None:
 
 
 def _bf16_goes_on_with_the_first_weights() -> None:
-    """As a cache of cast weights that nobody empties would."""
+    """Like a cache of cast weights that is never cleared."""
     import torch
     from torch.nn import functional
 
@@ -119,7 +119,7 @@ def _the_optimizer_reads_a_number() -> None:
 
 
 def _sdpa_stands_in() -> None:
-    """For `varlen`, which needs a GPU: what holds a kernel against the plain one can be tried with the plain one."""
+    """Replace `varlen`, which needs a GPU: comparisons with the plain kernel can be tried with the plain one."""
     from modernbert_train.models.attention import sdpa, varlen
 
     varlen.support = sdpa.support  # type: ignore[assignment]

@@ -1,7 +1,7 @@
 """Graphs that a whole run compiles, one microbatch after the other: python -m tests.cuda_build.recompiles FOLDER
 
-The whole of `train` on the null device: batch warmup, two phases of other rows, validation. Prints JSON: of each call
-of the model whether it trains, its tokens, its predicted positions, and how many graphs were compiled for it.
+The whole of `train` on the null device: batch warmup, two phases of other rows, validation. Prints JSON: for each call
+of the model whether it trains, its tokens, its predicted positions, and the number of graphs compiled for it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main(here: Path) -> list[dict[str, Any]]:
         calls.append(call | {"boundaries": len(batch.packed.cu_seqlens_S), "longest": batch.packed.longest})
         return found
 
-    # the device has no contents: the counts, which the host knows, would be read back as zeros
+    # counts are known to the host, but would be read back from the device as zeros
     known = patch.object(heldout, "sums_over_ranks", lambda sums, counts: [0.0] * len(sums) + counts)
     with known, patch.object(ForMaskedLM, "forward", counted):
         session.train(read_run([str(file), *WORDS]))

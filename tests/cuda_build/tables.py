@@ -1,6 +1,6 @@
-"""The recorded tables: what a change of torch, Triton or our own code alters, and whoever alters it should see.
+"""The recorded tables: they show the effects of a change of torch, Triton or our own code to its author.
 
-`MODERNBERT_RECORD=1 make test-cuda` writes them anew; the difference belongs into the commit that makes it.
+`MODERNBERT_RECORD=1 make test-cuda` records them again; the difference belongs in the commit that causes it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import pytest
 import torch
 
 FOLDER = Path(__file__).with_name("recorded")
-RECORDED_WITH = "2.13"  # the tables of other versions of torch lie in folders of theirs, where they differ
+RECORDED_WITH = "2.13"  # tables of other torch versions are in separate folders, if they differ
 
 
 def compare(name: str, found: Any, within: float = 0.0) -> None:
-    """Compare with what is recorded under a name, or record it if asked to; numbers may differ by a share of them."""
+    """Compare with the recorded table, or record it if configured; numbers may differ by a relative tolerance."""
     version = ".".join(torch.__version__.split(".")[:2])
     file, own = FOLDER / f"{name}.json", FOLDER / f"torch-{version}" / f"{name}.json"
     if version != RECORDED_WITH and (own.exists() or os.environ.get("MODERNBERT_RECORD") == "1"):
@@ -28,4 +28,4 @@ def compare(name: str, found: Any, within: float = 0.0) -> None:
         file.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     recorded = json.loads(file.read_text(encoding="utf-8"))
     expected = pytest.approx(recorded, rel=within) if within else recorded
-    assert found == expected, f"not as in {file.relative_to(FOLDER)}; MODERNBERT_RECORD=1 records it anew"
+    assert found == expected, f"not as in {file.relative_to(FOLDER)}; MODERNBERT_RECORD=1 records it again"

@@ -20,8 +20,8 @@ def looked_at() -> dict[str, Any]:
 
 @pytest.mark.parametrize("size", WIDTHS)
 def test_a_compiled_layer_is_the_same_under_ddp(looked_at: dict[str, Any], size: str) -> None:
-    """Cut at the bounds of DDP's buckets, which torch does unless told otherwise, layers of large moved 13 % more bytes
-    and kept 3.2 GB more."""
+    """If graphs were split at the boundaries of DDP's buckets, torch's default, layers of large would move 13 % more
+    bytes and keep 3.2 GB more."""
     alone, ddp = looked_at[size]["alone"], looked_at[size]["ddp"]
     assert alone.pop("all_reduces") == 0 and ddp.pop("all_reduces") >= 4
     # four kinds of layers; embedding, final norm, head and loss

@@ -1,6 +1,6 @@
-"""A run on GPUs for which nothing is set: what it takes, and what becomes of it where that is too much.
+"""A run on GPUs with all settings left open: its settings, and its reaction to too little memory.
 
-If this breaks, a run trains at half of its GPUs' speed, or ends out of memory where half of a microbatch would do.
+If this breaks, a run trains at half of its GPUs' speed, or ends out of memory although half a microbatch would fit.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def saved(machine: Machine) -> RunConfig:
 
 
 def test_a_run_with_nothing_set_compiles_is_fused_and_takes_the_microbatch_of_plan(tmp_path: Path, data: Path) -> None:
-    """Of two GPUs of 1.65 GiB; it has the steps that it would have with any other microbatch, and no rule is broken."""
+    """Two GPUs of 1.65 GiB; the steps are the same as with any other microbatch, and all rules are kept."""
     machine = Machine(tmp_path, data, gpus=2, settings={"NULL_DEVICE_GB": "1.65"})
     words = machine.words("run", *NOTHING_SET)
     code, said = machine.train(*words, "--ranks", "2", seconds=900)
@@ -53,14 +53,14 @@ def test_a_run_with_nothing_set_compiles_is_fused_and_takes_the_microbatch_of_pl
 
 
 def too_hopeful(folder: Path, data: Path, gpus: int) -> Machine:
-    """GPUs of a quarter of a GiB, of which `plan` is made to believe that they have four."""
+    """Return GPUs of a quarter of a GiB, with `plan` patched to believe in four."""
     planted = (SETTINGS, "gpu.total_memory, ", "16 * gpu.total_memory, ")
     return Machine(folder, data, gpus, planted_tree(folder / "tree", planted), {"NULL_DEVICE_GB": "0.25"})
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_first_step_that_runs_out_of_memory_is_halved_and_resumes_so(tmp_path: Path, data: Path, ranks: int) -> None:
-    """All ranks start again, without a hand's turn."""
+    """All ranks start again automatically."""
     machine = too_hopeful(tmp_path, data, ranks)
     words = [*machine.words("run", *NOTHING_SET, "compute.compile=false"), "--ranks", str(ranks)]
     code, said = machine.train(*words, "--fresh", seconds=900)
@@ -98,7 +98,7 @@ def test_what_is_beyond_the_gpu_is_refused_with_the_number_to_set(tmp_path: Path
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_adamw_has_its_fused_form_and_resumes_from_one_that_had_not(tmp_path: Path, data: Path, strategy: str) -> None:
-    """torch counts steps where its fused kernel reads them: on the GPU, and on the CPU without it."""
+    """torch keeps the step count where its fused kernel reads it: on the GPU, and on the CPU without it."""
     machine = Machine(tmp_path, data, gpus=2)
     adamw = ("optim={name: adamw, lr: 1e-3}", "compute.compile=false", f"distributed.strategy={strategy}")
     for count, form in enumerate(("optim.fused=false", "optim.fused=true", "optim.fused=false"), 1):

@@ -1,4 +1,4 @@
-"""A number that is not finite is looked for in a full memory. Otherwise a NaN ends as "out of memory"."""
+"""A number that is not finite is searched for while memory is full. Otherwise a NaN ends as "out of memory"."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def test_the_search_needs_no_more_memory_than_a_step(size: str) -> None:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """Two GPUs. When the file `when` appears, rank 1 reads a NaN, and another program takes its GPU's free memory."""
+    """Return two GPUs. When the file `when` appears, rank 1 reads a NaN, and another program takes its GPU's memory."""
     settings = {"NULL_DEVICE_TRUE": "1", "NULL_FAULT": "1:search", "NULL_FAULT_WHEN": str(tmp_path / "when")}
     return Machine(tmp_path, make_tiny_data(tmp_path / "data"), gpus=2, settings=settings)
 
 
 def words(machine: Machine, *overrides: str) -> list[str]:
     return [
-        # 8,192 tokens a microbatch: what its tensors need is not left over in blocks that torch keeps
+        # 8,192 tokens a microbatch: its tensors must not fit into blocks that torch has cached
         *machine.words("run", "phases.long=null", "phases.short.batch_rows=256", "phases.short.batch_warmup=null",
                        "phases.short.microbatch_tokens=8192", "phases.short.tokens=400_000", "data.validation=null",
                        "checkpoint.interval_steps=1", *overrides),
@@ -47,7 +47,7 @@ def faults(machine: Machine) -> list[dict[str, Any]]:
 
 
 def begin_fault(machine: Machine, launch: Launch) -> None:
-    """Wait for steps and a checkpoint, and have the fault come."""
+    """Wait for steps and a checkpoint, then trigger the fault."""
     saved = machine.folder / "runs/run/checkpoints"
     launch.until(lambda: len(machine.steps("run")) >= 3 and any(saved.glob("step-*[1-9]")), 300)
     (machine.folder / "when").touch()
@@ -65,7 +65,7 @@ def require_fault(machine: Machine, action: str) -> dict[str, Any]:
 def test_a_search_without_memory_stops_the_run_as_a_nan_and_halves_no_microbatch(
     machine: Machine, strategy: str
 ) -> None:
-    """The microbatch is open and no checkpoint has seen the phase: running out in a step would halve it."""
+    """The microbatch is open and no checkpoint contains the phase: running out in a step would halve it."""
     more = (f"distributed.strategy={strategy}", "phases.short.microbatch_tokens=null", "checkpoint.interval_steps=1000")
     with machine.launched(*words(machine, "stability.non_finite=stop", *more)) as launch:
         launch.until(lambda: len(machine.steps("run")) >= 3, 300)
@@ -80,7 +80,7 @@ def test_a_search_without_memory_stops_the_run_as_a_nan_and_halves_no_microbatch
 
 
 def test_replicated_ranks_skip_the_step_together(machine: Machine) -> None:
-    """The run continues. The next step has no memory either, and reports that."""
+    """The run continues. The next step also lacks memory, and reports that."""
     with machine.launched(*words(machine, "stability.non_finite=skip")) as launch:
         begin_fault(machine, launch)
         code, output = launch.end(120)
@@ -91,7 +91,7 @@ def test_replicated_ranks_skip_the_step_together(machine: Machine) -> None:
 
 @pytest.mark.parametrize("action", ["skip", "roll_back"])
 def test_sharded_ranks_start_again_and_do_as_was_decided(machine: Machine, action: str) -> None:
-    """One rank has left the others in the middle of a layer. The next start needs no search."""
+    """One rank has left the others in the middle of a layer. The next start skips the search."""
     with machine.launched(*words(machine, f"stability.non_finite={action}", "distributed.strategy=fsdp2")) as launch:
         begin_fault(machine, launch)
         launch.until(lambda: faults(machine), 120)

@@ -1,8 +1,8 @@
-"""Faults as GPUs bring them: what the product says, on which machine, after how long, and with which exit code.
+"""Faults as on GPUs: the product's message, the blamed machine, the time, and the exit code.
 
-Two launchers of two ranks, torch's real ProcessGroupNCCL and its watchdog, on a device that waits as a GPU does; what
-NCCL itself does is not seen here. With NCCL the main thread hears nothing of a lost peer, ever: if this breaks, a fault
-costs a cluster its whole timeout, or the night, and somebody looks at the wrong machine.
+Two launchers of two ranks, torch's real ProcessGroupNCCL and its watchdog, on a device that waits like a GPU; NCCL
+itself is simulated. With NCCL the main thread never learns of a lost peer: if this breaks, a fault costs a cluster its
+whole timeout, or the night, and the wrong machine is examined.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tests.launch.jobs import children
 
 pytestmark = [pytest.mark.runs, pytest.mark.slow, pytest.mark.timeout(600)]
 
-TIMEOUT = 20  # distributed.timeout_seconds, of 300; a silent rank has no longer
-PATIENT = 120  # the same for faults that are not found by waiting
+TIMEOUT = 20  # distributed.timeout_seconds, instead of 300; also the limit of a silent rank
+PATIENT = 120  # the same for faults that are found without waiting
 SOON, IN_TIME = 30.0, TIMEOUT + 20.0  # limits for machines with more processes than cores
 ALL = "0:{0},1:{0},2:{0},3:{0}"
 RAISED = "RuntimeError: a mistake of the program. Its own output has the traceback."
@@ -31,8 +31,8 @@ BEHIND = "hangs: it has not come beyond"
 
 
 class Case(NamedTuple):
-    """A fault, what every launcher that is left says, its exit code, after how many seconds at most, and the machine
-    that a scheduler is to leave out."""
+    """A fault, the message of every remaining launcher, its exit code, the maximum seconds, and the machine that a
+    scheduler should exclude."""
 
     fault: str
     says: str
@@ -53,7 +53,7 @@ FAULTS = {
 }
 
 
-IN_CI = ("the first rank of a machine that is killed", "a rank that raises")  # those that are named in seconds
+IN_CI = ("the first rank of a machine that is killed", "a rank that raises")  # found within seconds
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def machine(tmp_path: Path, data: Path) -> Machine:
 
 
 def run(machine: Machine, *more: str, timeout: int = TIMEOUT) -> list[str]:
-    """A run of minutes, eagerly, so that it starts in seconds."""
+    """Return a run of minutes, eager, so that it starts in seconds."""
     return machine.words(
         "run", "compute.compile=false", f"distributed.timeout_seconds={timeout}", "phases.short.tokens=400000",
         "phases.short.batch_rows=8", "phases.short.batch_warmup=null", "data.validation=null", *more,
@@ -82,7 +82,7 @@ def require(pair: Pair, ends: list[End], case: Case, name: str) -> None:
         assert end.code == case.code and case.says in end.last, (end.code, end.seconds, end.output[-3000:])
         assert end.blamed == case.blamed, (end.blamed, end.last)
         assert end.seconds < case.seconds
-    assert all(not children(process.pid) for process in pair.processes)  # nothing is left on either machine
+    assert all(not children(process.pid) for process in pair.processes)  # no process is left on either machine
     row = {"fault": name, "says": ends[0].last, "blamed": ends[0].blamed, "codes": [end.code for end in ends],
            "seconds": [round(end.seconds, 1) for end in ends]}  # fmt: skip
     if "FAULT_TABLE" in os.environ:
@@ -103,7 +103,7 @@ def test_a_fault_in_a_step_is_named_on_every_machine(machine: Machine, name: str
 
 
 def test_a_gpu_without_memory_is_told_with_what_to_set(machine: Machine) -> None:
-    """Another process takes what a step needs. That machine is healthy, so the next start may have it."""
+    """Another process takes the memory of a step. That machine is healthy, so the next start may use it."""
     case = Case("2:memory", "rank 2 on node-1: step", 70, SOON, "")
     more = ("phases.short.batch_rows=32", "phases.short.microbatch_tokens=512")
     with started(machine, run(machine, *more, timeout=PATIENT), case.fault) as pair:
@@ -116,10 +116,10 @@ def test_a_gpu_without_memory_is_told_with_what_to_set(machine: Machine) -> None
 
 
 def test_a_number_that_is_not_finite_and_does_not_come_again_blames_its_machine(machine: Machine) -> None:
-    """Where all ranks learn of the number and compute the step again: a GPU that errs must not come back each start."""
+    """If all ranks learn of the number and repeat the step: a faulty GPU must not be used again at each start."""
     words = "rank 2, microbatch 0, nothing wrong when computed again, which points to the hardware of node-1"
     case = Case("2:nan", words, 70, SOON, "node-1")
-    machine.settings["NULL_DEVICE_TRUE"] = "1"  # so is all else
+    machine.settings["NULL_DEVICE_TRUE"] = "1"  # all other values are right
     with started(machine, run(machine, timeout=PATIENT), case.fault) as pair:
         pair.until_settled("run", 300)
         pair.when.touch()
@@ -127,7 +127,7 @@ def test_a_number_that_is_not_finite_and_does_not_come_again_blames_its_machine(
 
 
 def test_compiled_ranks_hear_of_an_error(machine: Machine) -> None:
-    """A rank raises between two steps, and the others launch a whole step behind a sum that it does not come to."""
+    """A rank raises between two steps, and the others launch a whole step after a sum that it never joins."""
     case = Case("2:raise", f"rank 2 on node-1: {RAISED}", 70, SOON, "")
     more = ("compute.compile=true", "phases.short.batch_rows=128")  # thousands of launches in a step
     words = run(machine, *more, timeout=PATIENT)
@@ -136,12 +136,12 @@ def test_compiled_ranks_hear_of_an_error(machine: Machine) -> None:
         pair.when.touch()
         ends = pair.ends(case.seconds + 60)
         require(pair, ends, case, "a rank that raises, compiled")
-    assert ends[0].output.count("error: rank 2 on node-1") == 3  # the launcher and, by themselves, both of its ranks
+    assert ends[0].output.count("error: rank 2 on node-1") == 3  # the launcher and both of its ranks
 
 
 @pytest.mark.parametrize("told", [False, True], ids=["silently", "with errors of NCCL"])
 def test_a_lost_machine_is_named_and_not_one_that_waits_for_it(machine: Machine, told: bool) -> None:
-    """The connections to it may break, and torch's watchdog then ends the ranks that are left, after a while."""
+    """Connections to it may break, and torch's watchdog then ends the remaining ranks, after a while."""
     case = Case("0:remote,1:remote" if told else "", "on node-1: hangs: no sign of life", 124, IN_TIME, "node-1")
     with started(machine, run(machine), case.fault) as pair:
         pair.until_settled("run", 300)

@@ -1,7 +1,7 @@
 """The first GPU hour from end to end, on two GPUs that compute nothing.
 
-Somebody lends a node for an hour, once. A part that cannot start, whose output cannot be read, or that ends the others,
-would be found there.
+A node may be available for one hour, once. If a part cannot start, prints unreadable output, or ends the others, that
+hour is lost.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tests.cuda_build.null import ROOT, environment
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(3000)]
 
-# what holds numbers against their true values must fail on a device that computes none
+# comparisons with true values must fail on a device that computes none
 FAILS = {
     "doctor": "not usable: attention kernel varlen",
     "shared-collectives": "collectives are wrong",
     "shared-collectives-4": "collectives are wrong",
 }
-# those that need more GPUs, and those that stand for two on one
+# parts that need more GPUs, and parts that replace them with two ranks on one
 MORE_GPUS = {"all-ddp", "all-fsdp2", "all-compiled", "all-fsdp2-compiled"} | {
     "shared-ddp", "shared-fsdp2", "shared-compiled",
 }  # fmt: skip
@@ -35,7 +35,7 @@ COLLECTIVES = ("shared-collectives", "shared-collectives-4")
 
 
 def test_two_and_four_ranks_on_one_gpu(tmp_path: Path) -> None:
-    """All that NCCL can be tried for where there is a single GPU; what compares values fails, as it must."""
+    """All uses of NCCL that are possible with a single GPU; comparisons of values fail, as they must."""
     out, faults = tmp_path / "hour", tmp_path / "faults"
     machine = {
         "NULL_DEVICES": "1", "NULL_DEVICE_GB": "200", "NULL_DEVICE_FAULTS": str(faults), "CUDA_VISIBLE_DEVICES": "0",
@@ -51,7 +51,7 @@ def test_two_and_four_ranks_on_one_gpu(tmp_path: Path) -> None:
     )
     found = {part["name"]: part for part in json.loads((out / "summary.json").read_text())["parts"]}
     assert {name: found[name]["outcome"] for name in SHARED} == dict.fromkeys(SHARED, "passed"), done.stdout
-    for name in COLLECTIVES:  # but a barrier, which is of the processes; short messages may be right by chance
+    for name in COLLECTIVES:  # except a barrier, which exchanges no values; short messages may be right by chance
         assert found[name]["outcome"] == "failed" and FAILS[name] in found[name]["reason"], found[name]
         assert found[name]["numbers"]["wrong"] > 15
         assert "ok    barrier on" in (out / f"parts/{name}.log").read_text()

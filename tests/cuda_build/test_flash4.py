@@ -20,7 +20,7 @@ def looked_at(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_compiled_layers_stay_whole(looked_at: dict[str, Any]) -> None:
-    """No break, and nothing is compiled again for other documents or another phase."""
+    """No graph break, and no recompilation for other documents or another phase."""
     found = looked_at["layers"]
     assert found["graph_breaks"] == 0
     # four kinds of layers; embedding, final norm, head and loss
@@ -35,7 +35,7 @@ def test_a_run_goes_through(looked_at: dict[str, Any]) -> None:
 
 
 def test_a_run_ends_before_its_first_step_where_gradients_are_wrong(looked_at: dict[str, Any]) -> None:
-    """The null device computes nothing, so all of them are."""
+    """The null device computes nothing, so all gradients are wrong."""
     message = looked_at["unproven"]
     assert message.startswith("FlashAttention-4 (flash-attn-4 4.0.0")
     assert "with heads of 64 in bfloat16, computes something else than attention: relative errors of " in message
@@ -43,7 +43,7 @@ def test_a_run_ends_before_its_first_step_where_gradients_are_wrong(looked_at: d
 
 
 def test_layers_give_it_their_windows_and_boundaries(looked_at: dict[str, Any]) -> None:
-    """None for a side without a limit: in its code -1 next to a limit is a window of no token."""
+    """None for an unlimited side: in its code -1 next to a limit means a window without tokens."""
     calls = looked_at["calls_of_layers"]
     for function in ("forward", "backward"):
         mine = [call for call in calls if call["function"] == function]
@@ -65,8 +65,8 @@ def test_its_kernels_compile_for_hopper(looked_at: dict[str, Any]) -> None:
         *((63, 0, None), (63, 0, True)),
         *((None, None, None), (None, None, False)),
     ]
-    # global, local, causal, many sequences; the backward pass of the first two deterministic too. A causal window is
-    # a window
+    # global, local, causal, many sequences; the backward pass of the first two deterministic too. A causal window
+    # counts as a window a window
     assert looked_at["compiled"] == [4, 6]
-    # fewer files than kernels: kernels with like arguments share a file name
+    # fewer files than kernels: kernels with similar arguments share a file name
     assert len(looked_at["for_hopper"]) >= 4 and all(looked_at["for_hopper"])

@@ -1,7 +1,7 @@
-"""`launch/run.py` on several GPUs that compute nothing, among real processes that keep NCCL's rules.
+"""`launch/run.py` on several GPUs that compute nothing, in real processes that keep NCCL's rules.
 
-If this breaks, no run on two or more GPUs starts, or its ranks wait for each other for ever. What NCCL sends is not
-seen here, but for what comes from the host; see null_nccl.c.
+If this breaks, runs on two or more GPUs do not start, or their ranks wait for each other for ever. Values sent by NCCL
+are not simulated, except those from the host; see null_nccl.c.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ON_TWO = {
     "fsdp2 compiled recomputed fused tiny": (COMPILED, RECOMPUTED, "optim.fused=true", *FSDP2),
 }
 QUICK = pytest.mark.cuda_quick
-# in `.ci/run` too: each strategy, eager and compiled
+# also in `.ci/run`: each strategy, eager and compiled
 FIRST = ("ddp eager base", "ddp compiled recomputed fused base", "fsdp2 eager muon tiny", "fsdp2 compiled base")
 ON_EIGHT = {
     "ddp eager base": (EAGER,),
@@ -67,7 +67,7 @@ def two(tmp_path: Path, data: Path) -> Machine:
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[QUICK] * (case in FIRST)) for case in ON_TWO])
 def test_two_gpus_train_stop_and_resume(two: Machine, case: str) -> None:
-    """Batch warmup, two phases, validation, checkpoints, a signal, a resume; no rule of CUDA's or NCCL's is broken."""
+    """Batch warmup, two phases, validation, checkpoints, a signal, a resume; all rules of CUDA and NCCL are kept."""
     said = journey(two, "run", 2, ON_TWO[case], case.split()[-1], seconds=400)
     assert two.faults == []
     assert "2 x NVIDIA H100" in said and "validation at" in said
@@ -75,7 +75,7 @@ def test_two_gpus_train_stop_and_resume(two: Machine, case: str) -> None:
 
 @pytest.mark.parametrize("case", ON_EIGHT)
 def test_eight_gpus_train_stop_and_resume(tmp_path: Path, data: Path, case: str) -> None:
-    patient = {"NULL_NCCL_PATIENCE": "600"}  # eight ranks that compile on a few cores come minutes apart
+    patient = {"NULL_NCCL_PATIENCE": "600"}  # eight ranks that compile on a few cores arrive minutes after each other
     machine = Machine(tmp_path, data, gpus=8, settings=patient)
     journey(machine, "run", 8, [*MORE_ROWS, *ON_EIGHT[case]], case.split()[-1], seconds=800)
     assert machine.faults == []
@@ -90,7 +90,7 @@ def test_two_ranks_on_one_gpu_are_refused_by_name(two: Machine) -> None:
 
 @QUICK
 def test_two_ranks_share_a_gpu_where_the_user_says_so(tmp_path: Path, data: Path) -> None:
-    """For a trial of the collectives: they train, with one warning."""
+    """To try the collectives: they train, with one warning."""
     machine = Machine(tmp_path, data, gpus=1, settings={"NCCL_HOSTID": "shared"})
     code, said = machine.train(*machine.words("run", *SHORT), "--ranks", "2", seconds=300)
     assert code == 0, said[-3000:]
@@ -98,7 +98,7 @@ def test_two_ranks_share_a_gpu_where_the_user_says_so(tmp_path: Path, data: Path
 
 
 def test_the_switch_of_newer_nccl_shares_a_gpu_too(tmp_path: Path, data: Path) -> None:
-    """NCCL 2.30 reads it; an older one would refuse the second rank by its own words, so this program does before."""
+    """NCCL 2.30 reads it; an older one would reject the second rank with its own message, so we check first."""
     reads_it = torch.cuda.nccl.version() >= (2, 30)
     machine = Machine(tmp_path, data, gpus=1, settings={"NCCL_MULTI_RANK_GPU_ENABLE": "1"})
     code, said = machine.train(*machine.words("run", *SHORT), "--ranks", "2", seconds=300)
@@ -108,7 +108,7 @@ def test_the_switch_of_newer_nccl_shares_a_gpu_too(tmp_path: Path, data: Path) -
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_each_rank_may_be_shown_one_gpu(two: Machine, strategy: str) -> None:
-    """As Slurm does with --gpus-per-task=1: LOCAL_RANK counts, and the only GPU that a rank sees is number 0."""
+    """As Slurm does with --gpus-per-task=1: LOCAL_RANK counts up, and the only GPU that a rank sees is number 0."""
     words = ["train", *two.words("run", *SHORT, f"distributed.strategy={strategy}")]
     common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     common |= {"MASTER_PORT": str(29_500 + os.getpid() % 1000), "NULL_DEVICES": "2", "PYTHONPATH": str(ROOT)}
@@ -128,7 +128,7 @@ def test_each_rank_may_be_shown_one_gpu(two: Machine, strategy: str) -> None:
 
 @QUICK
 def test_a_rank_takes_its_own_gpu_first(tmp_path: Path) -> None:
-    """Whatever computes, exchanges or makes a stream before the model is built would be on the GPU of rank 0."""
+    """Otherwise computations, exchanges or streams before the model is built would be on the GPU of rank 0."""
     script = (
         "import torch\nfrom modernbert_train.distributed.compute import choose_device\n"
         "from modernbert_train.config.schema import ComputeConfig\n"
@@ -144,7 +144,7 @@ def test_a_rank_takes_its_own_gpu_first(tmp_path: Path) -> None:
 
 @QUICK
 def test_a_deterministic_run_says_so_before_what_it_governs(tmp_path: Path) -> None:
-    """After cuBLAS has its workspace, NCCL its network and the compiler its first kernel it would change nothing."""
+    """After cuBLAS has its workspace, NCCL its network and the compiler its first kernel, it would have no effect."""
     script = (
         "import os, torch\n"
         "from modernbert_train.distributed.compute import Compute\n"
@@ -163,7 +163,7 @@ def test_a_deterministic_run_says_so_before_what_it_governs(tmp_path: Path) -> N
 
 
 def test_a_node_that_cannot_be_reached_is_told_by_the_rank_that_saw_it(two: Machine) -> None:
-    """Within the timeout, with NCCL's own words and what to look at."""
+    """Within the timeout, with NCCL's own message and advice."""
     two.settings["NULL_NCCL_UNREACHABLE"] = "1"
     code, said = two.train(*two.words("run"), "--ranks", "2", seconds=200)
     assert code == 70
@@ -171,10 +171,10 @@ def test_a_node_that_cannot_be_reached_is_told_by_the_rank_that_saw_it(two: Mach
 
 
 class TestBrokenRulesAreSeen:
-    """Else the runs above would say nothing."""
+    """Otherwise the runs above would prove nothing."""
 
     def test_a_rank_whose_current_device_is_another(self, tmp_path: Path, data: Path) -> None:
-        """As it was before: the device is not set, and what a start exchanges goes over NCCL from the current one."""
+        """A former fault: the device is not set, and exchanges at the start use NCCL on the current one."""
         tree = planted_tree(
             tmp_path / "tree",
             (
@@ -198,7 +198,7 @@ class TestBrokenRulesAreSeen:
 
     @QUICK
     def test_a_rank_that_skips_a_collective(self, tmp_path: Path, data: Path) -> None:
-        """The call after it is another on this rank than on the others, and both are named."""
+        """Its next call differs from the others', and both are named."""
         line = "    values[split:].copy_(torch.tensor(of_host, dtype=values.dtype), non_blocking=True)\n"
         skipped = line + "    if this_rank() == 1:\n        return [0.0] * len(values)\n"
         tree = planted_tree(tmp_path / "tree", (GROUP, line, skipped))
@@ -208,7 +208,7 @@ class TestBrokenRulesAreSeen:
         assert any("is allReduce of" in fault and "on rank" in fault for fault in machine.faults), machine.faults
 
     def test_a_rank_that_never_comes_is_named(self, tmp_path: Path, data: Path) -> None:
-        """By the device, and by the product: that rank, within the timeout."""
+        """By the device and by the product: that rank, within the timeout."""
         line = "    split = len(of_device)\n"
         stuck = line + "    import time\n    time.sleep(1e6 if this_rank() == 1 else 0)\n"
         tree = planted_tree(tmp_path / "tree", (GROUP, line, stuck))

@@ -1,8 +1,8 @@
-"""The tests that wait for a GPU: they are found and import in a CUDA build, and fail when something is wrong.
+"""The tests for GPUs: they are collected and imported in a CUDA build, and fail when something is wrong.
 
-A test that never failed is no evidence. Most tests of tests/gpu mean something without a GPU, on the CPU or on the
-device that computes nothing: they are run there with a mistake planted, and must fail, and without, and must pass. All
-that are run in the same way are run by one process.
+A test that has never failed proves little. Most tests of tests/gpu are meaningful on the CPU or on the null device:
+they run there with a planted mistake, and must fail, and without, and must pass. Tests with the same setup share a
+process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KERNEL = "test_kernels.py::test_kernel_equals_sdpa[varlen-torch.bfloat16-[1, 64,
 MEMORY = "test_memory.py::test_a_step_takes_the_memory_that_plan_says"
 CURVES = "test_curves.py::test_the_fast_path_follows_fp32_as_plain_bf16_does[eager]"
 WINDOW = "test_kernels.py::test_a_token_sees_64_to_each_side_and_no_more[sdpa]"
-# where it means something, test, what is wrong in the second run
+# device on which it is meaningful, test, planted mistake of the second run
 PLANTED = (
     ("cpu", "test_parity.py::test_the_model_equals_transformers[fp32]", "a window one token wider"),
     ("cpu", "test_parity.py::test_the_model_equals_transformers[bf16]", "a window one token wider"),
@@ -49,8 +49,8 @@ PLANTED = (
 
 @functools.cache
 def outcomes(device: str, planted: str = "") -> str:
-    """What pytest says of all tests that are run like this: on the CPU, there with the plain kernel in the place of one
-    for GPUs, or on the null device."""
+    """Return pytest's output of all tests with this setup: on the CPU, on the CPU with the plain kernel instead of a
+    GPU kernel, or on the null device."""
     library = null.build()
     folder = str(library.parent)
     where = {

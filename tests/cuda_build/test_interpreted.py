@@ -1,4 +1,4 @@
-"""Tests of Triton kernels by values: `make test` skips them where the CPU build of torch is, which brings no Triton."""
+"""Tests of Triton kernels by values: `make test` skips them with the CPU build of torch, which lacks Triton."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What base's compiled layers read and write for each token, at the recipe's microbatch."""
+"""Memory traffic of base's compiled layers per token, at the recipe's microbatch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def counted() -> dict[str, Any]:
 
 
 def test_bytes_of_each_layer_are_on_record(counted: dict[str, Any]) -> None:
-    """By kernel: one that is no longer fused, or a tensor in fp32 where it was in bf16, is lost speed."""
+    """By kernel: a lost fusion, or a tensor in fp32 instead of bf16, is lost speed."""
     compare("layer_bytes", counted)
 
 
@@ -27,12 +27,12 @@ def test_bytes_of_each_layer_are_on_record(counted: dict[str, Any]) -> None:
     ("dropout", "most"), [("dropout 0.1", 81_000), ("dropout 0.0", 79_000), ("dropout 0.1, residual in bf16", 64_000)]
 )
 def test_a_layer_of_base_moves_less_than_it_may(counted: dict[str, Any], dropout: str, most: int) -> None:
-    """Before the residual was added in the next layer's norm, and rotary positions became one kernel, it was 106 KB."""
+    """It was 106 KB before the residual was added in the next layer's norm, and rotary positions became one kernel."""
     assert all(counted[dropout][kind]["bytes_per_token"] < most for kind in ("first", "local", "global"))
 
 
 def test_what_stands_outside_the_layers_is_compiled(counted: dict[str, Any]) -> None:
-    """Uncompiled it was 75 operations and 265 KB a token with the loss; norms, GELU and casts have no kernel left."""
+    """Eager, it was 75 operations and 265 KB a token with the loss; now norms, GELU and casts are all fused."""
     outside = counted["dropout 0.1"]["outside"]
     assert not any(word in name for name in outside for word in ("layer_norm", "gelu", "sin", "embedding.default"))
     assert sum(moved for _, moved in outside.values()) < 230_000
@@ -40,7 +40,7 @@ def test_what_stands_outside_the_layers_is_compiled(counted: dict[str, Any]) -> 
 
 
 def test_rotary_positions_of_local_layers_cost_no_pass_of_their_own(counted: dict[str, Any]) -> None:
-    """The tile kernels rotate, and write dq, dk and dv where the next product reads them: nothing else does either."""
+    """The tile kernels rotate, and write dq, dk and dv where the next product reads them; no other kernel does."""
     apart, within = (counted[each]["local"] for each in ("dropout 0.1", "dropout 0.1, tiles"))
     kernels = [name for way in ("forward", "backward") for name in within[way]]
     assert not any("flip" in name or "cat" in name or "stack" in name for name in kernels)

@@ -1,4 +1,4 @@
-"""Memory of GPUs that compute nothing, which have as much as NULL_DEVICE_GB says."""
+"""Memory of GPUs that compute nothing, with a size of NULL_DEVICE_GB."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ pytestmark = [pytest.mark.runs, pytest.mark.timeout(600)]
 
 
 def test_torch_takes_the_expandable_segments_that_are_asked_for() -> None:
-    """The variable has had three names, and a wrong one is ignored in silence."""
+    """The variable has had three names, and a wrong one is ignored silently."""
     assert null.run("expandable", CUDA_VISIBLE_DEVICES="0") == ["cuMemCreate"]

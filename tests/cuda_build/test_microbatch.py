@@ -1,4 +1,4 @@
-"""What a microbatch of base and of large asks of a GPU, from which `benchmarks.roofline` says where its time goes."""
+"""GPU work of a microbatch of base and of large, the input of `benchmarks.roofline`."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ pytestmark = [pytest.mark.runs, pytest.mark.timeout(1200)]
 
 
 def test_what_a_microbatch_asks_for_is_on_record() -> None:
-    """Launches, bytes and products, compiled and eager: the roofline stands on them."""
+    """Launches, bytes and products, compiled and eager: the roofline uses them."""
     compare("microbatch", null.run("microbatch"))

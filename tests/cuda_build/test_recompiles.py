@@ -1,4 +1,4 @@
-"""How often a whole run compiles, and for what: each graph of a real layer takes its ranks some ten seconds."""
+"""Number of graphs that a whole run compiles: each graph of a real layer takes some ten seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TRAINED, VALIDATED = 8, 7  # three kinds of layers, embedding, rotary tables, fi
 
 
 def test_a_run_compiles_once_for_each_shape_and_never_again(tmp_path: Path) -> None:
-    """Batch warmup, two phases, validation. Neither the documents nor the steps may ask for another graph."""
+    """Batch warmup, two phases, validation. Neither documents nor steps may require another graph."""
     calls = null.run("recompiles", str(tmp_path))
     seen: dict[tuple[bool, int, int], int] = {}
     for number, call in enumerate(calls):

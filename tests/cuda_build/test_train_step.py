@@ -1,8 +1,7 @@
-"""`train` on a CUDA device that computes nothing: everything that the host does in a step, for each way to train.
+"""`train` on a CUDA device that computes nothing: all host work of a step, for each way to train.
 
-If this breaks, a first run on a GPU meets an error of devices, dtypes or shapes, waits for the device where it should
-not, or writes a checkpoint of memory that has not been copied yet. What a kernel computes, and how long that takes, is
-not seen here.
+If this breaks, a first run on a GPU meets an error of devices, dtypes or shapes, waits for the device unnecessarily, or
+writes a checkpoint before its copies are complete. Values and durations of kernels are not simulated.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ PLANTED = [
     *("varlen eager alone no wait for the copies", "varlen eager alone a wait more"),
     *("varlen eager alone no wait of the device", "flash2 eager alone boundaries of 64 bits"),
 ]
-WORKSPACES = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}  # or they were most of the memory
+WORKSPACES = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}  # else they would dominate memory
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """All cases, one after the other in one process for each group of ranks."""
+    """Run all cases, one after the other in one process for each group of ranks."""
     folder = str(tmp_path_factory.mktemp("runs"))
     by_group = (sorted(ONE_GROUP + PLANTED, key=lambda case: "alone" not in case), COPIES)
     found = [null.run("train_step", folder, *cases, **WORKSPACES) for cases in by_group]
@@ -42,27 +41,27 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_goes_through_and_waits_once_a_step(runs: dict[str, Any], case: str) -> None:
-    """One wait for the stream, for the numbers of the step; and one for what the step before left to be read, with a
-    whole step queued behind it. Memory is not asked for again and again, nothing that is being copied is touched."""
+    """One stream synchronization for the step's numbers; and one for the previous step's pending value, while a whole
+    step is queued. Memory is not allocated repeatedly, and memory that is being copied is not touched."""
     found = runs[case]
     assert found["outcome"] == "done" and found["faults"] == []
     waits = {name: times for name, times in found["step"].items() if name.startswith("wait")}
     assert waits == {"wait cudaStreamSynchronize": 1, "wait cudaEventSynchronize": 1}
-    assert found["step"].get("cudaMalloc", 0) <= 1  # a block more, where runs before in this process left holes
+    assert found["step"].get("cudaMalloc", 0) <= 1  # one more block, if earlier runs in this process left gaps
     assert found["graph_breaks"] == 0
 
 
 def test_what_a_step_asks_for_is_on_record(runs: dict[str, Any]) -> None:
-    """Launches, products, copies, collectives, graphs: a change that adds to one of them is seen."""
+    """Launches, products, copies, collectives, graphs: an additional one is noticed."""
     kept = {case: {**runs[case]["step"], "graphs": runs[case]["graphs"]} for case in CASES}
     for each in kept.values():
-        for allocation in ("cudaMalloc", "cudaHostAlloc"):  # by whoever comes first, now or a step later
+        for allocation in ("cudaMalloc", "cudaHostAlloc"):  # these may occur in this step or the next
             each.pop(allocation, None)
     compare("train_step", kept)
 
 
 def test_the_peak_of_memory_is_what_plan_says_and_on_record(runs: dict[str, Any]) -> None:
-    """Of a small model, whose largest part is the update, or what FSDP2 gathers; see test_gpu_tests.py for base."""
+    """For a small model, whose largest part is the update, or FSDP2's gathered weights; base: test_gpu_tests.py."""
     found = {case: {"found": runs[case]["peak"], "planned": runs[case]["planned"]} for case in CASES}
     for case, each in found.items():
         assert 0.75 <= each["found"] / each["planned"] <= 1.1, (case, each)
@@ -70,8 +69,8 @@ def test_the_peak_of_memory_is_what_plan_says_and_on_record(runs: dict[str, Any]
 
 
 def test_a_checkpoint_costs_a_step_its_copies_and_no_wait(runs: dict[str, Any]) -> None:
-    """The step after it is asked for: one copy for each tensor into pinned memory, beside its work, and two waits of
-    streams. What is waited for besides is the writer's, in a thread of its own."""
+    """In the next step: one copy for each tensor into pinned memory, and two waits between streams. Other waits are the
+    writer's, in a separate thread."""
     for case in CASES:
         step, after = runs[case]["step"], runs[case]["after_checkpoint"]
         assert after["wait cudaStreamSynchronize"] == 1, case
@@ -91,19 +90,19 @@ def test_a_checkpoint_pins_what_it_copies_in_one_piece(runs: dict[str, Any]) -> 
 
 
 def test_a_checkpoint_read_before_it_is_copied_is_seen(runs: dict[str, Any]) -> None:
-    """The null device copies when somebody waits, and not before: the first time that the copier's wait is on trial."""
+    """The null device copies only when a thread waits for it, which tests the copier's wait."""
     assert "not finite" in runs["varlen eager alone no wait for the copies"]["outcome"]
 
 
 def test_the_device_waits_with_the_update_for_the_copies(runs: dict[str, Any]) -> None:
-    """Else weights would change while they are copied; two waits of streams, one each way."""
+    """Otherwise weights would change while they are copied; two waits between streams, one each way."""
     waits = "stream waits for event"
     assert runs["varlen eager alone"]["after_checkpoint"][waits] == 2
     assert runs["varlen eager alone no wait of the device"]["after_checkpoint"][waits] == 1
 
 
 def test_flash_attention_is_called_with_what_it_takes(runs: dict[str, Any]) -> None:
-    """In bf16, with boundaries of 32 bits on the device: a stand-in with its arguments and its demands says so."""
+    """In bf16, with 32-bit boundaries on the device: a stand-in with its arguments and checks."""
     assert "dtype int32" in runs["flash2 eager alone boundaries of 64 bits"]["outcome"]
 
 
@@ -112,7 +111,7 @@ def test_a_second_wait_in_a_step_is_seen(runs: dict[str, Any]) -> None:
 
 
 def test_the_device_notices_memory_that_is_touched_while_it_is_copied(tmp_path: Path) -> None:
-    """Else the counts of no faults above would say nothing."""
+    """Otherwise the absence of faults above would prove nothing."""
     found = null.run("touched")
     changed, freed = ["FAULT changed before it was copied"], ["FAULT freed before it was copied"]
     assert found == {"waited": [], "changed": changed, "freed": freed, "early": True, "late": 0.0}

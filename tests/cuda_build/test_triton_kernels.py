@@ -1,4 +1,4 @@
-"""Every Triton kernel of ours is compiled for every GPU we name, by the assembler that a user's run would use."""
+"""Every Triton kernel of ours is compiled for every GPU we name, by the assembler of a user's run."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def compiled() -> dict[str, dict[str, dict[str, int]]]:
 
 
 def test_every_kernel_fits_every_gpu() -> None:
-    """No register is spilled to memory but a few of the tile kernels, no block wants more shared memory than there is,
-    aligned tensors are read and written 16 bytes at a time; and the rest is on record. A kernel that does not fit into
-    the tensor memory of sm_100 is compiled without an error, to 16 instructions."""
+    """Only a few tile kernels spill registers, all fit into shared memory, and aligned tensors are accessed 16 bytes at
+    a time; the rest is recorded. A kernel that exceeds the tensor memory of sm_100 is compiled without an error, to 16
+    instructions."""
     from tests.cuda_build.triton_kernels import AMD, MAX_SPILLED, MOST_REGISTERS, SHARED_MEMORY
 
     found = compiled()
@@ -45,7 +45,7 @@ def test_every_kernel_fits_every_gpu() -> None:
 
 
 def test_no_kernel_is_left_out() -> None:
-    """Every function under @triton.jit that a program starts; those that only other kernels call are part of them."""
+    """Every function with @triton.jit that a program launches; functions called only by kernels are part of them."""
     from tests.cuda_build.triton_kernels import SIGNATURES
 
     kernels, called = set(), set()

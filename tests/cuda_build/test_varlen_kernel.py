@@ -30,8 +30,8 @@ def release(found: dict[str, Any]) -> tuple[int, ...]:
 
 
 def test_varlen_calls_flash_attention_whatever_torch_prefers(found: dict[str, Any]) -> None:
-    """Eager and compiled, global and local, in both orders; a compiled layer is one graph. torch's own function goes to
-    cuDNN in the same place, or this test would prove nothing."""
+    """Eager and compiled, global and local, in both orders; a compiled layer is one graph. torch's own function uses
+    cuDNN in the same situation, which validates the test."""
     assert found["torch's own"] == {"flash": False, "cudnn": 1}
     ours = {name: each for name, each in found.items() if name.startswith("varlen ")}
     assert len(ours) == 8 and all(each == FLASH for each in ours.values()), ours
@@ -66,8 +66,8 @@ def test_cudnn_computes_global_layers_and_varlen_local_ones(found: dict[str, Any
 
 
 def test_cudnn_reads_the_packed_buffer_as_it_lies(found: dict[str, Any]) -> None:
-    """No copy of q, k and v, each token where its strides say, documents by their boundaries; gradients are packed by
-    themselves. The graph serves later microbatches of other documents, up to an eighth of the row longer or shorter."""
+    """q, k and v are not copied: strides locate tokens, boundaries locate documents; gradients are packed separately.
+    The graph serves later microbatches of other documents, up to an eighth of the row longer or shorter."""
     if "microbatch first" not in found:
         pytest.skip("cuDNN attention cannot train with this torch")
     first, alike, longer = (found[f"microbatch {name}"] for name in ("first", "like it", "longer"))

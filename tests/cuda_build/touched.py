@@ -13,7 +13,7 @@ from tests.cuda_build.null import Account, faults
 
 
 def copy_from(host: torch.Tensor, *, touch: bool) -> list[str]:
-    """The faults of a copy from pinned memory that is changed while it is under way, or after."""
+    """Return the faults of a copy from pinned memory that is changed during the copy, or after."""
     account = Account()
     account.reset()
     device = torch.empty(host.shape, device="cuda")
@@ -26,7 +26,7 @@ def copy_from(host: torch.Tensor, *, touch: bool) -> list[str]:
 
 
 def free_early() -> list[str]:
-    """The faults of pinned memory that is freed while it is being copied; torch's own allocator keeps it until then."""
+    """Return the faults of pinned memory freed during a copy; torch's own allocator keeps it until the end."""
     device = ctypes.CDLL(os.environ["LD_PRELOAD"])
     account, host, size = Account(), ctypes.c_void_p(), 4096
     account.reset()

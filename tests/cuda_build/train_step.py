@@ -1,8 +1,8 @@
 """`train` on the null device: python -m tests.cuda_build.train_step FOLDER CASE ..., see `train`.
 
 The whole program, from the configuration to the last checkpoint; under ddp and fsdp2 as rank 0 of two, under hsdp of
-four, through torch's NCCL and that of the null device. Prints what a step asked of the device, as JSON. A process has
-one group of ranks: hsdp wants one of its own.
+four, through torch's NCCL and the null device's. Prints the device calls of a step, as JSON. A process has one group of
+ranks, so hsdp needs a separate process.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from tests.cuda_build.null import Account, by_kind, faults
 RANKS = {"ddp": 2, "fsdp2": 2, "hsdp": 4}
 STEPS = 8
 SAVED = 6  # a checkpoint is taken at its end
-WATCHED = 5  # the step that is counted: nothing is warming up, and no checkpoint is taken
+WATCHED = 5  # the step that is counted: after warmup, and without a checkpoint
 
 
 class Watch(Callback):
-    """Counts one step; and of all steps the faults."""
+    """Counts one step; collects faults of all steps."""
 
     def __init__(self) -> None:
         self.account, self.peak = Account(), 0
@@ -78,7 +78,7 @@ class Watch(Callback):
 
 
 def train(here: Path, case: str) -> dict[str, Any]:
-    """Train one case, `KERNEL eager|compiled|fused alone|ddp|fsdp2|hsdp [PLANTED]`; what came of it."""
+    """Train one case, `KERNEL eager|compiled|fused alone|ddp|fsdp2|hsdp [PLANTED]`; return its counts."""
     kernel, form, strategy, *planted = case.split(maxsplit=3)
     ranks = RANKS.get(strategy, 1)
     rows = max(8, 4 * ranks)  # two microbatches for each of several ranks
@@ -132,7 +132,7 @@ def train(here: Path, case: str) -> dict[str, Any]:
 
 
 def planned(run: RunConfig, ranks: int, predicted: int) -> int:
-    """The peak of memory that `plan` says."""
+    """Return the peak memory predicted by `plan`."""
     (phase,) = run.phases.values()
     strategy = run.distributed.strategy
     shards = {"ddp": 1, "fsdp2": ranks, "hsdp": run.distributed.shard_ranks or ranks}[strategy]
@@ -152,7 +152,7 @@ def planned(run: RunConfig, ranks: int, predicted: int) -> int:
 
 
 def plant(planted: str, patches: ExitStack) -> None:
-    """A mistake that the device must notice."""
+    """Plant a mistake that the device must notice."""
     if planted == "no wait for the copies":
         patches.enter_context(patch.object(Copier, "wait", lambda self: None))
     elif planted == "no wait of the device":
@@ -175,7 +175,7 @@ def plant(planted: str, patches: ExitStack) -> None:
 
 
 def pretend(patches: ExitStack, ranks: int) -> None:
-    """This process is rank 0 of several; what the others would say is what this one says."""
+    """Make this process rank 0 of several; the other ranks' contributions equal its own."""
     names = {"RANK": 0, "WORLD_SIZE": ranks, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "NODE_RANK": 0, "MASTER_PORT": 1}
     here = {each: str(value) for each, value in names.items()} | {"MASTER_ADDR": "127.0.0.1"}
     patches.enter_context(patch.dict(os.environ, here))
@@ -195,13 +195,13 @@ def pretend(patches: ExitStack, ranks: int) -> None:
     for thing, each, instead in (
         (dist, "all_gather_object", gather),
         (composer_dist, "all_gather_object", lambda value: [value] * ranks),
-        (distributed, "_verify_param_shape_across_processes", lambda *_, **__: None),  # read from the device
+        (distributed, "_verify_param_shape_across_processes", lambda *_, **__: None),  # it would read from the device
         (session, "joined", lambda *_: nullcontext()),
         (saver.Saver, "_run", written),
     ):
         patches.enter_context(patch.object(thing, each, instead))
     patches.enter_context(patch.dict(composer_internals.BACKENDS, cuda="nccl"))
-    if not dist.is_initialized():  # and it stays: to end a group, its ranks wait for each other
+    if not dist.is_initialized():  # never ended, since the ranks of a group wait for each other
         dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=ranks)
 
 
@@ -211,4 +211,4 @@ if __name__ == "__main__":
         make_tiny_data(Path(folder, "data"))
     found = {case: train(Path(folder), case) for case in cases}
     print(json.dumps(found), flush=True)
-    os._exit(0)  # not in order: a group of two would wait for the other
+    os._exit(0)  # without cleanup: a group of two would wait for the other rank

@@ -1,7 +1,7 @@
-"""Compiles every Triton kernel of ours for GPUs that are not here: python -m tests.cuda_build.triton_kernels.
+"""Compile every Triton kernel of ours for absent GPUs: python -m tests.cuda_build.triton_kernels.
 
-Needs no device, not even the null one: Triton brings its assembler. Prints JSON: GPU -> kernel -> what it needs, for
-tensors that accesses of 16 bytes fit and for others.
+Needs no device, not even the null one: Triton brings its assembler. Prints JSON: GPU -> kernel -> resources, for
+tensors aligned to 16 bytes and for others.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from triton.compiler import ASTSource
 from modernbert_train.models.attention import tile_kernels
 from modernbert_train.optim import fused
 
-SHARED_MEMORY = {80: 166_912, 90: 232_448, 100: 232_448}  # bytes that a block may have
+SHARED_MEMORY = {80: 166_912, 90: 232_448, 100: 232_448}  # maximum bytes of a block
 AMD = {"gfx90a": 65_536, "gfx942": 65_536}  # MI250X, MI300X
 MOST_REGISTERS = {"sm": 255, "gfx": 512}  # of a thread
 # bytes of a thread of a tile kernel: 16 registers of 255, in a loop of more than 2,000 instructions; `_backward_wide`
 # for heads of 128 on Hopper spills 128 with Triton 3.8 (torch 2.14) and 104 with Triton 3.9 (torch 2.15)
 MAX_SPILLED = 64 if version("triton") < "3.8" else 128
-# kernel -> types of its arguments, as they are called; what is missing is a constant
+# kernel -> types of its arguments, as called; missing ones are constants
 SIGNATURES: dict[Any, dict[str, str]] = {
     fused._move_moments: {
         "table": "*i64", "owner_K": "*i32", "start_K": "*i64", "size_P": "*i64", "sums_K3": "*fp64",
@@ -64,7 +64,7 @@ CASES = [
 
 
 def is_started(kernel: Any, constants: dict[str, Any], gpu: str) -> bool:
-    """True if a kernel is ever started on a GPU; of heads of 128 only what Hopper's take is looked at."""
+    """Return True if a kernel is ever launched on a GPU; heads of 128 are tested with Hopper's settings only."""
     if "TILE" not in constants:
         return True
     if gpu in AMD:  # it would spill there, and is refused
@@ -79,7 +79,7 @@ def major(gpu: str) -> int:
 
 
 def needs(compiled: Any) -> dict[str, int]:
-    """Registers, spilled bytes and shared memory of a compiled kernel, and its instructions."""
+    """Return registers, spilled bytes, shared memory and instructions of a compiled kernel."""
     tools = Path(triton.backends.nvidia.__file__).parent / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
@@ -101,7 +101,7 @@ def needs(compiled: Any) -> dict[str, int]:
 
 
 def needs_of_amd(compiled: Any) -> dict[str, int]:
-    """The same of an AMD GPU; of its instructions those that reach global memory."""
+    """Return the same for an AMD GPU; of the instructions only accesses to global memory."""
     code = compiled.asm["amdgcn"]
 
     def told(name: str) -> int:
@@ -122,7 +122,7 @@ def _tool(*command: Any) -> str:
 
 
 def table() -> dict[str, dict[str, dict[str, int]]]:
-    """What every kernel needs on every GPU."""
+    """Return the resources of every kernel on every GPU."""
     found: dict[str, dict[str, dict[str, int]]] = {}
     targets = {f"sm_{each}": GPUTarget("cuda", each, 32) for each in SHARED_MEMORY}
     targets |= {name: GPUTarget("hip", name, 64) for name in AMD}
@@ -132,7 +132,7 @@ def table() -> dict[str, dict[str, dict[str, int]]]:
                 continue
             signature = SIGNATURES[kernel] | dict.fromkeys(constants, "constexpr")
             signature = {name: signature[name] for name in kernel.arg_names}
-            whole = STRIDES.keys() | OF_GRADIENT.keys()  # multiples of 16, as tensors and the number of tokens are
+            whole = STRIDES.keys() | OF_GRADIENT.keys()  # multiples of 16, like tensors and the number of tokens
             whole |= {name for name in kernel.arg_names if name.endswith(("NH", "_NT", "_T", "E", "PR", "num_tokens"))}
             places = [
                 place

@@ -1,7 +1,7 @@
 """Two machines of two GPUs that compute nothing, as two launchers of the product, and a fault in one of them.
 
-Each has a name, and processes of its own that the other cannot see: namespaces of Linux. Nothing of the product is
-replaced; the fault is the null device's (null_faults.c), or a signal.
+Linux namespaces give each a name and processes that the other cannot see. The product is unmodified; the fault comes
+from the null device (null_faults.c), or is a signal.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from modernbert_train.distributed.launched import BLAMED
 from tests.cuda_build.front_door import Machine
 from tests.cuda_build.null import ROOT, environment
 
-GPUS = 2  # of each machine
+GPUS = 2  # in each machine
 _INSIDE = ("unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
-_SETTLED = 3  # steps of a start after which its limits are the usual ones
+_SETTLED = 3  # steps of a start after which the usual limits apply
 
 
 def why_not() -> str | None:
-    """Why there can be no such machines here; None if there can."""
+    """Return the reason why such machines are impossible here, or None."""
     if shutil.which("unshare") is None:
         return "no `unshare` here"
     tried = subprocess.run([*_INSIDE, "true"], capture_output=True, text=True, check=False)
@@ -37,14 +37,14 @@ def why_not() -> str | None:
 
 @dataclass(frozen=True)
 class End:
-    """How a launcher ended.
+    """End of a launcher.
 
     Attributes:
-        code: its exit code; None if it was still there.
-        seconds: after the fault.
-        last: line of its output.
-        output: the whole.
-        blamed: the machine that a job file would leave out at the next start; "" if none.
+        code: its exit code; None if it was still running.
+        seconds: time after the fault.
+        last: last line of its output.
+        output: all of its output.
+        blamed: the machine that a job file would exclude at the next start; "" if none.
     """
 
     code: int | None
@@ -59,8 +59,8 @@ class Pair:
     """The two launchers of a run.
 
     Attributes:
-        machine: that has the GPUs of both.
-        processes: of the launchers, or rather of the namespace of each.
+        machine: has the GPUs of both.
+        processes: each launcher's namespace process.
     """
 
     machine: Machine
@@ -68,7 +68,7 @@ class Pair:
 
     @property
     def when(self) -> Path:
-        """The file with which the fault comes."""
+        """The file that triggers the fault."""
         return self.machine.folder / "when"
 
     def output(self, node: int) -> str:
@@ -92,11 +92,11 @@ class Pair:
             time.sleep(0.1)
 
     def lose(self, node: int) -> None:
-        """All processes of a machine are gone, its launcher too, as when it loses its power."""
+        """Kill all processes of a machine, including its launcher, as in a power loss."""
         self.processes[node].kill()
 
     def ends(self, seconds: float, missing: Sequence[int] = ()) -> list[End]:
-        """Wait for the launchers, but those that are missing, for so long from now; the fault is now."""
+        """Wait this long for the launchers, except missing ones; the fault is now."""
         began = time.monotonic()
         took: dict[int, float] = {}
         waited = [node for node in (0, 1) if node not in missing]
@@ -116,7 +116,7 @@ class Pair:
 
 @contextmanager
 def started(machine: Machine, words: Sequence[str], fault: str = "", fault_seconds: float = 1) -> Iterator[Pair]:
-    """Both launchers of a run, which are ended with the block."""
+    """Start both launchers of a run, and end them with the context."""
     meeting = machine.folder / "nccl"
     meeting.unlink(missing_ok=True)
     with socket.socket() as probe:
@@ -137,7 +137,7 @@ def started(machine: Machine, words: Sequence[str], fault: str = "", fault_secon
             BLAMED: str(machine.folder / f"blamed-{node}"),
         }
         place = ["--nodes", "2", "--ranks", str(GPUS), "--node-rank", str(node), "--rendezvous", f"127.0.0.1:{port}"]
-        # torch's agent tells machines apart by address and process id, and both addresses are this machine's
+        # torch's agent identifies machines by address and process id, and both have this machine's address
         begin = 'hostname node-$0; for other in $(seq $0); do /bin/true; done; "$@"; exit $?'
         command = ["sh", "-c", begin, str(node), sys.executable, "launch/run.py"]
         with (machine.folder / f"node-{node}.txt").open("wb") as output:

@@ -1,4 +1,4 @@
-"""A small corpus of distinct texts, and one way to call the command."""
+"""A small corpus of distinct texts, and a function that runs the command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Command = Callable[..., int]
 
 @pytest.fixture(scope="session")
 def texts() -> list[str]:
-    """60 distinct documents of some 100 words, the same in every run."""
+    """Return 60 distinct documents of some 100 words, the same in every run."""
     draw = random.Random(7)
     words = ["".join(draw.choices("aeioubdklmnrst", k=draw.randint(2, 9))) for _ in range(300)]
     return [f"Document {i}\n" + " ".join(draw.choices(words, k=100)) + ".\n" for i in range(60)]
@@ -24,7 +24,7 @@ def texts() -> list[str]:
 
 @pytest.fixture
 def corpus(tmp_path: Path, texts: list[str]) -> Path:
-    """The texts as files, some of them in folders."""
+    """Write the texts as files, some of them in folders."""
     return write_corpus(tmp_path / "corpus", texts)
 
 
@@ -38,7 +38,7 @@ def write_corpus(folder: Path, texts: list[str]) -> Path:
 
 @pytest.fixture
 def command(tmp_path: Path, corpus: Path) -> Command:
-    """Prepare `corpus` into tmp_path/out; words given win over the usual ones."""
+    """Prepare `corpus` into tmp_path/out; given words override the usual ones."""
 
     def run(*words: str) -> int:
         usual = [
@@ -55,7 +55,7 @@ def command(tmp_path: Path, corpus: Path) -> Command:
 
 @pytest.fixture
 def files_of() -> Callable[[Path], dict[str, bytes]]:
-    """All files of a dataset by name, without what its report says about time and place."""
+    """Return all files of a dataset by name, without time and place in its report."""
 
     def read(folder: Path) -> dict[str, bytes]:
         files = {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}

@@ -1,4 +1,4 @@
-"""Tasks for tests of the worker processes, which import them from here."""
+"""Tasks for tests of the worker processes, which import them from this module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The card beside the shards: without it a run can train on another tokenizer's ids and only look unlucky."""
+"""The card of a folder of shards: without it a run may train on another tokenizer's ids and just look unlucky."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_missing_folder_and_card(folder: Path) -> None:
     ],
 )
 def test_card_that_is_not_one(folder: Path, change: dict[str, Any], message: str) -> None:
-    """A card of another version, or edited by hand, must not be half understood."""
+    """A card of another version, or edited by hand, must not be read in part."""
     content = json.loads((folder / "dataset.json").read_text()) | change
     (folder / "dataset.json").write_text(json.dumps(content))
     with pytest.raises(DataError, match=message):
@@ -74,7 +74,7 @@ def test_card_that_is_not_one(folder: Path, change: dict[str, Any], message: str
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "{}", "null"])
 def test_card_that_is_damaged(folder: Path, text: str) -> None:
-    """An empty file is what a full disk leaves."""
+    """A full disk leaves an empty file."""
     (folder / "dataset.json").write_text(text)
     with pytest.raises(DataError, match=r"dataset\.json: .*`prepare` again"):
         read_card(folder)
@@ -82,7 +82,7 @@ def test_card_that_is_damaged(folder: Path, text: str) -> None:
 
 @pytest.mark.parametrize("name", ["index.json", "lengths.npy"])
 def test_files_of_another_dataset_are_found(folder: Path, name: str) -> None:
-    """Half of a copy overwritten by another leaves files that are each fine."""
+    """A copy partly overwritten by another contains files that are each valid."""
     (folder / name).write_bytes(b"other")
     with pytest.raises(DataError, match=rf"{name}: sha256 .* dataset\.json says"):
         read_card(folder)
@@ -104,7 +104,7 @@ def test_one_flipped_bit_of_the_lengths_is_told_with_and_without_the_fast_hash(f
 
 
 def test_where_the_fast_hash_fits_no_other_is_computed_and_where_it_does_not_sha256_decides(folder: Path) -> None:
-    """Computed six seconds at each start; and a card must not be refused for what only the fast hash says."""
+    """Computing it took six seconds at each start; a mismatch of only the fast hash must not be an error."""
     lengths, plain = folder / "lengths.npy", parse_card((folder / "dataset.json").read_bytes(), "here")
     fast = file_xxh3(lengths)
     assert other_sha256(lengths, Hashes("0" * 64, fast)) is None

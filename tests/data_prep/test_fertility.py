@@ -1,4 +1,4 @@
-"""A tokenizer over languages. If this breaks, a tokenizer is chosen that spells some language byte by byte."""
+"""A tokenizer over languages. If this breaks, a tokenizer is chosen that splits some language into bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ THAI = ["แมวหลับ", "หมาด้วย"]
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
-    """The same two sentences in three languages, as JSONL."""
+    """Write the same two sentences in three languages, as JSONL."""
     for name, texts in {"en": ENGLISH, "de": GERMAN, "th": THAI}.items():
         lines = (json.dumps({"text": text}) for text in texts)
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
@@ -28,7 +28,7 @@ def files(tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def whole_words(tmp_path: Path) -> str:
-    """A tokenizer that knows all of the English, `Katze` and marks, and no special token."""
+    """Write a tokenizer with all of the English words, `Katze` and punctuation, without special tokens."""
     known = ["<unk>", "The", "cat", "sleeps", "dog", "too", ".", ",", "Katze"]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(known)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -50,7 +50,7 @@ def test_counts_worked_by_hand(files: list[str], whole_words: str, capsys: Any) 
 
 
 def test_a_language_that_the_tokenizer_never_saw(files: list[str], tmp_path: Path, capsys: Any) -> None:
-    """Byte by byte: three tokens for a Thai letter, and none is unknown; each letter with its signs is a word."""
+    """Byte by byte: three tokens for a Thai letter, and none unknown; each letter with its signs is a word."""
     save_tokenizer(train_tokenizer(iter(ENGLISH * 9), 320), tmp_path / "bytes")
     assert main(["fertility", str(tmp_path / "bytes"), *files, "--kind", "jsonl", "--parallel"]) == 0
     head, english, _, thai = (line.split("  ") for line in capsys.readouterr().out.splitlines())
@@ -65,7 +65,7 @@ def test_a_language_that_the_tokenizer_never_saw(files: list[str], tmp_path: Pat
 
 
 def test_bad_input(files: list[str], whole_words: str, tmp_path: Path, capsys: Any) -> None:
-    """Parity of texts that are no translations of each other would be a number without meaning."""
+    """Parity of texts that are not translations of each other would be meaningless."""
     (tmp_path / "one.jsonl").write_text('{"text": "The cat"}')
     (tmp_path / "empty.jsonl").write_text('{"text": ""}')
     read = ["--kind", "jsonl"]

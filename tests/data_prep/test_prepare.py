@@ -1,4 +1,4 @@
-"""The command from text to shards, and every way in which its input can be wrong."""
+"""The command from text to shards, and all mistakes in its input."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def report_of(out: Path) -> dict[str, Any]:
 
 
 def tokens_of(folder: Path) -> list[list[int]]:
-    """All documents, read by mosaicml-streaming itself."""
+    """Return all documents, read by mosaicml-streaming itself."""
     from streaming import (
-        StreamingDataset,  # after modernbert_train.data.shard_writer, which lets it be imported without torchvision
+        StreamingDataset,  # after modernbert_train.data.shard_writer, which allows importing it without torchvision
     )
 
     dataset = StreamingDataset(local=str(folder), shuffle=False, batch_size=1, validate_hash="xxh64")
@@ -46,7 +46,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def test_shards_hold_every_text_once_and_the_splits_share_none(
     command: Command, corpus: Path, texts: list[str], tmp_path: Path
 ) -> None:
-    """The whole chain: each text comes out of the shards as it went in, on one side only."""
+    """The whole chain: each text comes out of the shards unchanged, in exactly one split."""
     (corpus / "copy.txt").write_text(texts[0])
     assert command("shard_bytes=65536") == 0
     out = tmp_path / "out"
@@ -73,7 +73,7 @@ def test_shards_hold_every_text_once_and_the_splits_share_none(
 
 
 def test_same_input_same_bytes(command: Command, tmp_path: Path) -> None:
-    """A dataset that can be made again need not be copied, and its hash can be published."""
+    """A reproducible dataset need not be copied, and its hash can be published."""
     assert command(f"out={tmp_path / 'a'}") == command(f"out={tmp_path / 'b'}") == 0
     a, b = files_of(tmp_path / "a"), files_of(tmp_path / "b")
     report = "prepare_report.json"
@@ -97,7 +97,7 @@ def test_tokenizer_never_sees_validation_text(command: Command, corpus: Path, tm
 
 
 def test_every_damaged_document_is_counted(command: Command, corpus: Path, tmp_path: Path) -> None:
-    """Nothing may vanish uncounted: what was read is what was written and what was left out."""
+    """All that was read is either written or counted as left out."""
     (corpus / "1.txt").write_bytes(b"caf\xe9")
     (corpus / "2.txt").write_bytes(b"nul\0byte")
     (corpus / "3.txt").write_bytes(b" \n\t")
@@ -125,7 +125,7 @@ def test_every_damaged_document_is_counted(command: Command, corpus: Path, tmp_p
 
 
 def test_stop_names_file_and_byte(command: Command, corpus: Path, tmp_path: Path, capsys: Any) -> None:
-    """Who wants no damaged text at all gets the place, the exit code that means "fix the input", and no folder."""
+    """A user who accepts no damaged text gets the place, the exit code for "fix the input", and no folder."""
     (corpus / "part1" / "bad.txt").write_bytes(b"caf\xe9")
     assert command("on_error=stop") == DATA
     error = capsys.readouterr().err
@@ -134,14 +134,14 @@ def test_stop_names_file_and_byte(command: Command, corpus: Path, tmp_path: Path
 
 
 def test_empty_folder(command: Command, tmp_path: Path, capsys: Any) -> None:
-    """Names the folder and the pattern that found nothing."""
+    """Names the folder and the pattern without matches."""
     (tmp_path / "empty").mkdir()
     assert command(f"sources.mine.path={tmp_path / 'empty'}", "sources.mine.glob='*.text'") == DATA
     assert f"no file in {tmp_path / 'empty'} matches *.text" in capsys.readouterr().err
 
 
 def test_nothing_left_says_why(command: Command, corpus: Path, capsys: Any) -> None:
-    """A wrong text_field makes every line useless; the message shows which fields there are."""
+    """With a wrong text_field every line is unusable; the message lists the available fields."""
     (corpus / "a.jsonl").write_text('{"body": "x"}\n{"body": "y"}\n')
     assert command("sources.mine.kind=jsonl") == DATA
     error = capsys.readouterr().err
@@ -153,7 +153,7 @@ def test_nothing_left_says_why(command: Command, corpus: Path, capsys: Any) -> N
 
 
 def test_too_small_corpora(command: Command, corpus: Path, texts: list[str], tmp_path: Path, capsys: Any) -> None:
-    """One file is no validation set; little text is no large vocabulary: each says what is possible."""
+    """One file cannot be split into two sets; little text allows no large vocabulary: errors state the limits."""
     assert command("tokenizer.vocab_size=32768") == DATA
     assert "Set tokenizer.vocab_size=" in capsys.readouterr().err
     assert command(f"sources.mine.path={corpus / 'part0' / '000.txt'}") == DATA
@@ -172,7 +172,7 @@ def test_no_space_before_writing(command: Command, tmp_path: Path, monkeypatch: 
 
 
 def test_disk_fills_up_while_writing(command: Command, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    """The estimate can be wrong, and others fill disks too; the same command then works once there is space."""
+    """The estimate may be wrong, and others use the disk too; after freeing space the same command works."""
     with monkeypatch.context() as patched:
 
         def full(self: Any, sample: Any) -> None:
@@ -190,7 +190,7 @@ def test_disk_fills_up_while_writing(command: Command, tmp_path: Path, monkeypat
 def test_repeating_is_free_and_changing_is_refused(
     command: Command, corpus: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
-    """Nobody should train on a dataset made by yesterday's spec, nor wait twice for the same one."""
+    """A dataset of an outdated spec must not be used, nor the same one prepared twice."""
     assert command() == 0
     with monkeypatch.context() as patched:
         patched.setattr(prepare_module, "_run", None)
@@ -209,7 +209,7 @@ def test_repeating_is_free_and_changing_is_refused(
 
 
 def test_damage_in_a_finished_dataset_is_found(command: Command, tmp_path: Path, capsys: Any) -> None:
-    """What calls itself complete must be complete."""
+    """A dataset that claims to be complete must be complete."""
     assert command() == 0
     (tmp_path / "out" / "train" / "index.json").write_text("{}")
     assert command() == DATA
@@ -227,7 +227,7 @@ def test_foreign_folder_is_never_touched(command: Command, tmp_path: Path, capsy
 
 
 def test_sources_that_change_while_they_are_read(command: Command, corpus: Path, monkeypatch: Any, capsys: Any) -> None:
-    """The disk estimate, the tokenizer and the report would describe another text than the shards hold."""
+    """Otherwise disk estimate, tokenizer and report would describe another text than the shards."""
     save = stages.save_tokenizer
 
     def save_and_change(*arguments: Any) -> str:
@@ -241,7 +241,7 @@ def test_sources_that_change_while_they_are_read(command: Command, corpus: Path,
 
 
 def test_existing_tokenizer_is_used(command: Command, tmp_path: Path, capsys: Any) -> None:
-    """Continuing someone's model needs their ids; a dataset remembers which tokenizer file it was made with."""
+    """Continuing another model needs its ids; a dataset records its tokenizer file."""
     assert command() == 0
     made = tmp_path / "out" / "tokenizer"
     again = [f"out={tmp_path / 'again'}", f"tokenizer.path={made}"]
@@ -258,7 +258,7 @@ def test_existing_tokenizer_is_used(command: Command, tmp_path: Path, capsys: An
 
 
 def test_text_of_which_the_tokenizer_makes_nothing(command: Command, corpus: Path, tmp_path: Path) -> None:
-    """A normalizer may delete all of a text; an empty sample could not even be stored."""
+    """A normalizer may delete all of a text; an empty sample could not be stored."""
     assert command() == 0
     content = json.loads((tmp_path / "out" / "tokenizer" / "tokenizer.json").read_text())
     content["normalizer"] = {"type": "Replace", "pattern": {"String": "~"}, "content": ""}

@@ -1,4 +1,4 @@
-"""Fields and streams from files of every kind to the cards, and the mistakes of a spec that asks for them."""
+"""Fields and streams from files of every kind to the cards, and mistakes in their spec."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def write(kind: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", pytest.param("csv", marks=pytest.mark.slow), "mds"])
 def test_every_kind_of_file_has_fields(kind: str, tmp_path: Path) -> None:
-    """A field that is missing is no error, and one that nobody asked for is not read."""
+    """A missing field is not an error, and fields that are not configured are not read."""
     write(kind, tmp_path)
     source = SourceConfig(kind=kind, path=str(tmp_path), fields=FIELDS, fixed_fields={"from": "here"})  # type: ignore[arg-type]
     documents = [item for item in read_source("mine", source, 1000) if isinstance(item, Document)]
@@ -65,7 +65,7 @@ def test_every_kind_of_file_has_fields(kind: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def lines(tmp_path: Path, texts: list[str]) -> list[str]:
-    """Words that add a source with fields to the command: 40 texts of three languages, one of them with two copies."""
+    """Return words that add a source with fields: 40 texts of three languages, one of them with two copies."""
     rows = [
         {"text": f"{text} again", "lang": ["en", "de", "nl"][i % 3], "score": i / 10} for i, text in enumerate(texts)
     ]
@@ -79,7 +79,7 @@ def lines(tmp_path: Path, texts: list[str]) -> list[str]:
 def test_documents_become_streams_and_none_is_lost(
     command: Command, lines: list[str], tmp_path: Path, capsys: Any
 ) -> None:
-    """What a run weighs by language is all that was kept, each document in one folder, and the cards tell of all."""
+    """The streams by language contain all that was kept, each document in one folder, and the cards describe all."""
     assert command(*lines, "streams={field: language, values: {english: [en], german: [de]}}") == 0
     said = capsys.readouterr().out
     out = tmp_path / "out"
@@ -116,7 +116,7 @@ def test_documents_become_streams_and_none_is_lost(
 def test_a_stream_that_stays_empty_is_told_with_what_the_field_holds(
     command: Command, lines: list[str], capsys: Any
 ) -> None:
-    """`eng` for `en` would cost the run a language, and nobody would notice."""
+    """`eng` instead of `en` would silently cost the run a language."""
     assert command(*lines, "streams={field: language, values: {english: [eng]}}") == 65
     error = capsys.readouterr().err
     assert (

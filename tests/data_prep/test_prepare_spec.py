@@ -1,4 +1,4 @@
-"""Mistakes in a spec: all told at once, before any text is read."""
+"""Mistakes in a spec: all reported together, before any text is read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFIG = 78
 
 
 def test_spec_with_typos(tmp_path: Path, capsys: Any) -> None:
-    """All mistakes at once, each with its file and the nearest key, before any text is read."""
+    """All mistakes together, each with its file and the nearest key, before any text is read."""
     spec = tmp_path / "spec.yaml"
     spec.write_text("out: x\nsources:\n  a: {kind: txt, pth: p}\ntokeniser: {vocab_size: 64}\nvalidation_share: much\n")
     assert main([str(spec)]) == CONFIG
@@ -30,7 +30,7 @@ def test_spec_with_typos(tmp_path: Path, capsys: Any) -> None:
 
 
 def test_a_file_of_another_verb_is_told_as_what_it_is(tmp_path: Path, capsys: Any) -> None:
-    """Six lines of unknown keys hide that the file is a right one, of another verb."""
+    """Six lines of unknown keys would hide that the file is valid for another verb."""
     root, texts = Path(__file__).parents[2] / "yamls", tmp_path / "texts"
     texts.mkdir()
     assert main([str(root / "quickstart.yaml")]) == CONFIG
@@ -47,7 +47,7 @@ def test_a_file_of_another_verb_is_told_as_what_it_is(tmp_path: Path, capsys: An
 def test_a_share_of_the_documents_is_the_same_in_any_number_of_tasks(
     command: Command, tmp_path: Path, capsys: Any
 ) -> None:
-    """A short run tokenised sixteen times the text that it read; which documents it reads must be no race."""
+    """A short run used to tokenise sixteen times its text; the selection must not depend on a race."""
     reports = []
     for name, task in (("one", 1 << 27), ("many", 2_000)):
         assert command("document_share=0.5", f"out={tmp_path}/{name}", f"task_bytes={task}") == 0
@@ -60,7 +60,7 @@ def test_a_share_of_the_documents_is_the_same_in_any_number_of_tasks(
 
 
 def test_rules_that_span_keys(command: Command, capsys: Any) -> None:
-    """A key that its source ignores would be a request not honoured."""
+    """A key that its source ignores would be silently dropped."""
     words = ["sources.mine.split=train", "sources.lib.kind=python_stdlib", "sources.lib.path=x", "sources.b.kind=csv"]
     words += ["tokenizer.vocab_size=1000", "validation_share=1", "min_characters=0", "shard_bytes=10"]
     assert command(*words, "tokenizer.training_share=0") == CONFIG
@@ -81,7 +81,7 @@ def test_rules_that_span_keys(command: Command, capsys: Any) -> None:
 
 @pytest.mark.parametrize("name", ["quickstart", "own_text"])
 def test_shipped_specs_are_valid(name: str) -> None:
-    """The first command a user copies."""
+    """They are the first commands that a user copies."""
     root = Path(__file__).parents[2]
     config = load_typed(PrepareConfig, [str(root / "yamls" / "data" / f"{name}.yaml")], [])
     assert prepare_problems(config) == []

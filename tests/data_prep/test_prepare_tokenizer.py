@@ -68,7 +68,7 @@ def test_composed_and_decomposed_accents_are_one(trained: Tokenizer) -> None:
 
 
 def test_too_little_text_names_the_reachable_size(texts: list[str]) -> None:
-    """A vocabulary with unused rows trains a worse model without saying so."""
+    """A vocabulary with unused rows silently trains a worse model."""
     tokenizer = train_tokenizer(iter(texts[:20]), 65536)
     with pytest.raises(DataError, match=r"vocab_size=65536.*they give \d+ entries.*vocab_size=\d+ or") as caught:
         require_size(tokenizer, 65536)
@@ -79,7 +79,7 @@ def test_too_little_text_names_the_reachable_size(texts: list[str]) -> None:
 
 
 def test_existing_tokenizer_is_adapted(trained: Tokenizer, tmp_path: Path) -> None:
-    """Ids must stay; what masked-language modelling needs must be there even if the file lacks it."""
+    """Ids must stay; tokens that masked-language modelling needs are added if the file lacks them."""
     content = json.loads(trained.to_str())
     content["post_processor"] = None
     content["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
@@ -95,7 +95,7 @@ def test_existing_tokenizer_is_adapted(trained: Tokenizer, tmp_path: Path) -> No
 def test_dropout_of_a_tokenizer_is_put_off_and_said(
     command: Command, trained: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same spec gave other tokens each time, and a dataset that no hash describes."""
+    """Otherwise the same spec gives other tokens each time, and the dataset's hash is useless."""
     save_tokenizer(trained, tmp_path / "theirs")
     content = json.loads((tmp_path / "theirs/tokenizer.json").read_text())
     content["model"]["dropout"] = 0.5
@@ -108,7 +108,7 @@ def test_dropout_of_a_tokenizer_is_put_off_and_said(
 
 
 def test_errors_name_what_is_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`tokenizer` has neither tokenizer.vocab_size nor sources.text0.path."""
+    """The arguments of `tokenizer` include neither tokenizer.vocab_size nor sources.text0.path."""
     (tmp_path / "a.txt").write_text("a few words")
     assert command_main(["train", str(tmp_path / "t"), str(tmp_path / "a.txt"), "--entries", "100"]) == 78
     assert command_main(["train", str(tmp_path / "t"), str(tmp_path / "none"), "--entries", "384"]) == 65
@@ -136,7 +136,7 @@ def test_existing_tokenizer_without_specials_is_refused(tmp_path: Path) -> None:
 
 
 def test_tokenizer_that_reads_specials_out_of_text_is_refused() -> None:
-    """A whitespace tokenizer finds [MASK] as a word of its vocabulary, flags or not."""
+    """A whitespace tokenizer finds [MASK] as a word of its vocabulary, with any flags."""
     words = {token: i for i, token in enumerate([*SPECIAL_TOKENS, "say"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -147,7 +147,7 @@ def test_tokenizer_that_reads_specials_out_of_text_is_refused() -> None:
 
 
 def test_spare_entries_are_at_the_end_and_no_text_gives_them(texts: list[str], tmp_path: Path) -> None:
-    """Room for tokens that a later use needs; a text that names one must not train it by accident."""
+    """They are for tokens of a later use; a text that names one must not train it by accident."""
     tokenizer = train_tokenizer(iter(texts), 384, spare_entries=10)
     require_size(tokenizer, 384)
     assert [tokenizer.token_to_id(f"[unused{i}]") for i in range(10)] == list(range(374, 384))
@@ -175,7 +175,7 @@ def test_tokenizer_without_specials_is_extended_as_modernbert_extended_olmo(tmp_
 
 
 def test_command_of_its_own(texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A tokenizer that several datasets share is made once."""
+    """A tokenizer that several datasets share is trained once."""
     lines = "".join(json.dumps({"body": text}) + "\n" for text in [*texts, " "])
     (tmp_path / "a.jsonl").write_text(lines)
     words = ["train", str(tmp_path / "t"), str(tmp_path / "a.jsonl"), "--kind", "jsonl", "--text-field", "body"]

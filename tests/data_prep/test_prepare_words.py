@@ -1,7 +1,7 @@
-"""Words of a segmenter, from a column beside the text to a mark on each token.
+"""Words of a segmenter, from a column of the input to a mark on each token.
 
-If this breaks, whole words are masked where there are none: the marks lie beside the tokens, or rows whose words are of
-another text are trained on without a word.
+If this breaks, whole-word masking uses wrong words: the marks are shifted against the tokens, or rows with another
+text's words are silently trained on.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CHARACTERS = "天地玄黃宇宙洪荒日月盈昃辰宿列張"
 
 
 def chinese_bert() -> Tokenizer:
-    """Each character of Chinese is a token, and Latin words are pieces."""
+    """Train a tokenizer with a token for each Chinese character, and pieces of Latin words."""
     entries = ["[UNK]", *CHARACTERS, "。", "play", "##ing", "caf", "##e"]
     tokenizer = Tokenizer(models.WordPiece({entry: i for i, entry in enumerate(entries)}, unk_token="[UNK]"))  # type: ignore[call-arg]
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -43,14 +43,14 @@ def chinese_bert() -> Tokenizer:
 
 
 def marks(tokenizer: Tokenizer, words: list[str], text: str) -> list[tuple[str, int]]:
-    """What each token stands for in the text, and its mark."""
+    """Return each token's text, and its mark."""
     ((_, offsets_T2),) = encode_with_offsets(tokenizer, [text])
     inside = inside_words(words, text, offsets_T2)
     return [(text[a:b], int(mark)) for (a, b), mark in zip(offsets_T2.tolist(), inside, strict=True)]
 
 
 def test_a_token_that_begins_within_a_word_continues_it() -> None:
-    """By its place in the text as it was, whatever the tokenizer's normaliser makes of it; a mark is a word."""
+    """By its place in the original text, for any normaliser of the tokenizer; punctuation is a word."""
     words = ["天地", "玄", "Playing", "黃宇宙", "。", "洪", "Café"]
     text = "天地玄Playing 黃宇宙。\n洪 Café"
     assert marks(chinese_bert(), words, text) == [
@@ -60,8 +60,8 @@ def test_a_token_that_begins_within_a_word_continues_it() -> None:
 
 
 def test_parts_of_a_character_and_tokens_across_words_stay_together() -> None:
-    """Else a part of a word would be masked and the rest read. Three bytes each, which nothing joins; and tokens as a
-    vocabulary that knows no words may have them."""
+    """Otherwise part of a word would be masked and the rest visible. Three unmerged bytes each; and tokens of a
+    vocabulary that ignores word boundaries."""
     tokenizer = train_tokenizer(iter(["a b " * 99]), 320)
     assert marks(tokenizer, ["天", "地玄"], "天地 玄") == [
         *[("天", 0), ("天", 1), ("天", 1), ("地", 0), ("地", 1), ("地", 1), (" ", 1), ("玄", 1), ("玄", 1), ("玄", 1)]
@@ -82,7 +82,7 @@ ROWS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv"])
 def test_every_kind_of_file_has_words(kind: str, tmp_path: Path) -> None:
-    """A list, or a text with spaces; what does not spell its text is left out, with its place and what is wrong."""
+    """A list, or a text with spaces; words that do not spell their text are left out, with place and reason."""
     file = tmp_path / f"a.{kind}"
     if kind == "jsonl":
         file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
@@ -104,7 +104,7 @@ def test_every_kind_of_file_has_words(kind: str, tmp_path: Path) -> None:
 
 
 def write_corpus(folder: Path, documents: int = 80) -> tuple[Path, list[dict[str, Any]]]:
-    """Texts without spaces of words of one to four characters, the same in every run."""
+    """Write texts without spaces of words of one to four characters, the same in every run."""
     draw = random.Random(5)
     rows = []
     for _ in range(documents):
@@ -117,7 +117,7 @@ def write_corpus(folder: Path, documents: int = 80) -> tuple[Path, list[dict[str
 
 @pytest.mark.runs
 def test_words_reach_the_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Document by document, in several tasks and after a row that is not its words'; every character is its bytes."""
+    """Document by document, in several tasks and after a row with wrong words; every character is its bytes."""
     file, rows = write_corpus(tmp_path)
     with file.open("a") as lines:
         lines.write(json.dumps({"text": "天地玄", "words": ["天地"]}) + "\n" + json.dumps(rows[0]) + "\n")
@@ -140,7 +140,7 @@ def test_words_reach_the_shards(tmp_path: Path, capsys: pytest.CaptureFixture[st
         starts = np.flatnonzero(inside == 0).tolist()
         found = [tokenizer.decode(part.tolist()) for part in np.split(shards.read(number), starts[1:])]
         words, at = row["words"], 0
-        for each in found:  # a word, or several that a token joins
+        for each in found:  # a word, or several joined by a token
             first = at
             while "".join(words[first:at]) != each:
                 at += 1
@@ -148,7 +148,7 @@ def test_words_reach_the_shards(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_what_cannot_be_honoured_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Before any text is read: a source without words, a filter that changes texts, kinds without such a column."""
+    """Before any text is read: a source without words, a filter that changes texts, formats without such a column."""
     sources = ["sources.zh={kind: jsonl, path: a.jsonl, words_field: words}", "sources.de={kind: jsonl, path: c.jsonl}"]
     sources += ["sources.en={kind: text, path: b, words_field: words}"]
     others = ["decontaminate.rte={kind: jsonl, path: d.jsonl, words_field: words}"]
@@ -161,7 +161,7 @@ def test_what_cannot_be_honoured_is_refused(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_datasets_without_words_stay_what_they_are(tmp_path: Path) -> None:
-    """Else every corpus that was prepared before there was the key would have to be prepared again."""
+    """Otherwise every corpus prepared before the key existed would have to be prepared again."""
     (tmp_path / "a.jsonl").write_text("{}")
     without, within = (
         SourceConfig(kind="jsonl", path=str(tmp_path / "a.jsonl"), words_field=field) for field in (None, "words")

@@ -1,4 +1,4 @@
-"""The look at text before a run: what it misses, somebody prepares for hours and trains for days."""
+"""The sample of a text before a run: if it misses something, a user prepares for hours and trains for days in vain."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_files_of_every_kind_are_found_and_binaries_are_passed_over(tmp_path: Pa
 
 
 def test_a_line_can_be_sampled_from_the_middle_of_a_file_of_any_size(tmp_path: Path) -> None:
-    """100 GB, most of it a hole: whoever reads it whole needs minutes, and who reads on to the end of a line too."""
+    """100 GB, mostly a hole: reading the whole file, or on to the end of a line, takes minutes."""
     file = write(tmp_path, "huge.jsonl", "".join(json.dumps({"text": prose(300, n)}) + "\n" for n in range(3_000)))
     with file.open("r+b") as content:
         content.truncate(100 << 30)
@@ -109,7 +109,7 @@ def test_tokens_are_estimated_as_a_tokenizer_would_make_them() -> None:
 
 @pytest.mark.runs
 def test_files_that_sort_first_are_not_all_that_is_seen(tmp_path: Path) -> None:
-    """60 copies of a long file before 120 others: a sample of the copies alone would say that all is one document."""
+    """60 copies of a long file before 120 others: a sample of the copies only would see a single document."""
     for number in range(60):
         write(tmp_path, f"texts/0{number:02}.txt", prose(80_000, 0))
     for number in range(120):

@@ -1,4 +1,4 @@
-"""`inspect` of a dataset: figures from the small files beside its shards."""
+"""`inspect` of a dataset: figures from the small files in its folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Command = Callable[..., int]
 def test_table_and_json_agree_with_the_shards(
     command: Command, corpus: Path, texts: list[str], tmp_path: Path, capsys: Any
 ) -> None:
-    """Whoever mixes sources by these numbers must be able to trust them."""
+    """Users who mix sources by these numbers must be able to trust them."""
     (corpus / "copy.txt").write_text(texts[0])
     (corpus / "empty.txt").write_text(" ")
     assert command() == 0
@@ -46,7 +46,7 @@ def test_table_and_json_agree_with_the_shards(
         ["mine", "62", "60", f"{total:,}", "1", "0", "1", "0"]
     ]
     assert f"train: {len(lengths)} documents, {lengths.sum():,} tokens" in table
-    # every text but the doubled one is in one of the two, so bytes of both add up
+    # every text except the duplicate is in one of the two, so the bytes of both add up
     assert sum(split["text_bytes"] for split in facts["splits"].values()) == sum(len(t.encode()) for t in texts)
     folder, split, _, ratio, beside = table.splitlines()[-1].split()
     found = train["text_bytes"] / train["tokens"]
@@ -54,7 +54,7 @@ def test_table_and_json_agree_with_the_shards(
 
 
 def test_folder_without_a_dataset(tmp_path: Path, tiny_data: Path, tiny_run: TinyRun, capsys: Any) -> None:
-    """It is named, and words of a run are not taken for those of a dataset."""
+    """It is named, and a run's words are not taken for a dataset's."""
     assert main(["inspect", str(tmp_path)]) == 65
     assert f"{tmp_path}: no run, and no dataset of `prepare`" in capsys.readouterr().err
     for words in ([str(tiny_data / "train"), "--rows", "1"], [str(tiny_data / "train"), *tiny_run()]):
@@ -67,7 +67,7 @@ def test_folder_without_a_dataset(tmp_path: Path, tiny_data: Path, tiny_run: Tin
 @pytest.mark.runs
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY\x01\x00\x10\x00{'descr': f()}  \n", b"lengths"])
 def test_lengths_that_are_none_are_named(command: Command, tmp_path: Path, capsys: Any, content: bytes) -> None:
-    """With the right hash on the card, as whoever means harm would have it."""
+    """With the right hash on the card, as a malicious file would have it."""
     assert command() == 0
     folder = tmp_path / "out/train"
     (folder / "lengths.npy").write_bytes(content)

@@ -1,4 +1,4 @@
-"""A smaller vocabulary. If this breaks, a student's tokens are not those of its teacher, or text becomes [UNK]."""
+"""A smaller vocabulary. If this breaks, a student's tokens differ from its teacher's, or text becomes [UNK]."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENTRIES = {"bytes": 320, "BPE": 200, "Unigram": 70, "WordPiece": 150}
 
 
 def made(kind: str) -> Tokenizer:
-    """A tokenizer of 512 entries of which eight are spare."""
+    """Train a tokenizer of 512 entries, eight of them spare."""
     texts = make_texts(40)
     if kind == "bytes":
         return train_tokenizer(iter(texts), 512, 8)
@@ -41,7 +41,7 @@ def made(kind: str) -> Tokenizer:
 
 @pytest.mark.parametrize("kind", ["bytes", "BPE", "Unigram", "WordPiece"])
 def test_the_tokens_that_a_text_uses_most_stay(kind: str) -> None:
-    """And special ones, and what spells every other word; what is made of them is read as before."""
+    """Special tokens stay too, and pieces that spell every other word; the text is tokenised as before."""
     old, text = made(kind), make_texts(8)
     new, stays = trim_tokenizer(old, text, ENTRIES[kind])
     before, after = old.get_vocab(), new.get_vocab()
@@ -69,7 +69,7 @@ def test_the_tokens_that_a_text_uses_most_stay(kind: str) -> None:
 
 
 def test_a_merge_stays_with_what_it_merges() -> None:
-    """A token without its parts could never be read out of a text."""
+    """A token without its parts could never be produced."""
     new, _ = trim_tokenizer(made("bytes"), make_texts(3), 300)
     model = json.loads(new.to_str())["model"]
     merged = {a + b for a, b in model["merges"]}

@@ -1,7 +1,7 @@
 """Datasets as other projects write them, by the stock MDSWriter and Streaming's own merge_index.
 
-The columns, types and folders are those of the programs that the projects publish; every document is given without
-special tokens, and put there as the project does.
+Columns, types and folders match the programs that the projects publish; documents are given without special tokens,
+which are added as in the project.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SHARD_BYTES = 1 << 11
 
 
 def write_mds(folder: Path, columns: Mapping[str, str], samples: Sequence[Mapping[str, Any]], **settings: Any) -> None:
-    """One folder of shards with its index."""
+    """Write one folder of shards with its index."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     settings = {"size_limit": SHARD_BYTES} | settings
     with MDSWriter(columns=dict(columns), out=str(folder), **settings) as writer:
@@ -35,12 +35,12 @@ def write_mds(folder: Path, columns: Mapping[str, str], samples: Sequence[Mappin
 
 
 def around(document: NDArray[np.int64], vocabulary: Vocabulary) -> NDArray[np.int64]:
-    """[CLS] document [SEP]."""
+    """Return [CLS] document [SEP]."""
     return np.concatenate([[vocabulary.cls_id], document, [vocabulary.sep_id]])
 
 
 def ettin(folder: Path, documents: Documents, vocabulary: Vocabulary) -> None:
-    """Sources in folders, shards in folders below, indexes merged level by level; uint32, zstd, named documents."""
+    """Write sources in folders, shards in subfolders, indexes merged level by level; uint32, zstd, named documents."""
     halves = (documents[: len(documents) // 2], documents[len(documents) // 2 :])
     for number, half in enumerate(halves):
         samples = [
@@ -53,7 +53,7 @@ def ettin(folder: Path, documents: Documents, vocabulary: Vocabulary) -> None:
 
 
 def mmbert(folder: Path, documents: Documents, vocabulary: Vocabulary) -> None:
-    """As Ettin's, unpacked, and no index above those of the shards; a begin token alone."""
+    """Write Ettin's layout, unpacked, with indexes only next to the shards; only a begin token."""
     for number, each in enumerate((documents[: len(documents) // 3], documents[len(documents) // 3 :])):
         samples = [
             {"input_ids": np.concatenate([[vocabulary.cls_id], ids]).astype(np.uint32), "id": str(i)}
@@ -63,7 +63,7 @@ def mmbert(folder: Path, documents: Documents, vocabulary: Vocabulary) -> None:
 
 
 def answerdotai(folder: Path, documents: Documents, vocabulary: Vocabulary) -> None:
-    """One folder; arrays of a type that only the sample tells, an attention mask beside them, padded."""
+    """Write one folder; arrays with a type known only from the sample, an attention mask, padding."""
     longest = max(map(len, documents)) + 5
     samples = []
     for i, document in enumerate(documents):
@@ -77,13 +77,13 @@ def answerdotai(folder: Path, documents: Documents, vocabulary: Vocabulary) -> N
 
 
 def llm_foundry(folder: Path, documents: Documents, vocabulary: Vocabulary) -> None:
-    """No concatenation: `tokens` as int32 with an end token."""
+    """Write without concatenation: `tokens` as int32 with an end token."""
     samples = [{"tokens": np.append(each, vocabulary.sep_id).astype(np.int32)} for each in documents]
     write_mds(folder, {"tokens": "ndarray:int32"}, samples)
 
 
 def raw_bytes(folder: Path, documents: Documents, vocabulary: Vocabulary) -> None:
-    """Old versions of llm-foundry, and AnswerDotAI's convert_dataset.py: numpy's int64 as bytes."""
+    """Write numpy's int64 as bytes, as old versions of llm-foundry and AnswerDotAI's convert_dataset.py do."""
     samples = [{"tokens": around(each, vocabulary).astype(np.int64).tobytes()} for each in documents]
     write_mds(folder, {"tokens": "bytes"}, samples)
 

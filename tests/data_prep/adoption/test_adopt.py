@@ -1,6 +1,6 @@
-"""Shards that others wrote are read as the same documents prepared here would be, or refused with what is wrong.
+"""Shards of other projects are read like the same documents prepared here, or refused with the reason.
 
-If this breaks, a model is trained on other text than its corpus holds, or on two [CLS] in a row.
+If this breaks, a model is trained on other text than its corpus contains, or on two [CLS] in a row.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def theirs(tmp_path: Path, documents: Documents, vocabulary: Vocabulary) -> Callable[[str], Path]:
-    """A dataset in somebody's layout."""
+    """Return a function that writes a dataset in another project's layout."""
 
     def write(layout: str) -> Path:
         LAYOUTS[layout](tmp_path / "theirs", documents, vocabulary)
@@ -79,7 +79,7 @@ def theirs(tmp_path: Path, documents: Documents, vocabulary: Vocabulary) -> Call
 def test_documents_are_those_of_prepared_shards_to_the_bit(
     theirs: Callable[[str], Path], documents: Documents, tokenizer: str, tmp_path: Path, layout: str, apart: bool
 ) -> None:
-    """Special tokens at the ends are not read, because the loader adds its own; and nothing of theirs is changed."""
+    """Special tokens at the ends are skipped, because the loader adds its own; the original files are unchanged."""
     folder = theirs(layout)
     before = files_of(folder)
     out = tmp_path / "out" if apart else folder
@@ -100,7 +100,7 @@ def test_documents_are_those_of_prepared_shards_to_the_bit(
 
 
 def test_what_was_found_is_told(theirs: Callable[[str], Path], tokenizer: str) -> None:
-    """Which tokens were taken off, which hashes were there, and what the text looks like."""
+    """The removed tokens, the existing hashes, and a sample of the text."""
     said = adopt(str(theirs("answerdotai")), tokenizer)
     assert "100.0% of the documents begin with [CLS] (2): taken off, the loader adds its own" in said
     assert "100.0% of the documents end with [PAD] (0)" in said and "12 [SEP]" in said
@@ -116,7 +116,7 @@ def test_ettin_says_uint32_and_has_hashes_afterwards(theirs: Callable[[str], Pat
 
 
 def test_blocks_of_joined_documents_are_recognised(tmp_path: Path, tokenizer: str, vocabulary: Vocabulary) -> None:
-    """What was joined cannot be parted; whoever trains on it should know that texts see their neighbours."""
+    """Joined documents cannot be separated; the user should know that texts see their neighbours."""
     stream = np.concatenate(
         [np.append(each, vocabulary.sep_id) for each in make_documents(Path(tokenizer), [50] * 40, seed=4)]
     )
@@ -144,7 +144,7 @@ def test_lines_stored_as_a_row_of_a_matrix_are_read(tmp_path: Path, tokenizer: s
 
 
 def test_unpacked_shards_of_an_index_that_names_archives(theirs: Callable[[str], Path], tokenizer: str) -> None:
-    """NoStreamingDataset wants them unpacked, and their script leaves the index as it was."""
+    """NoStreamingDataset requires unpacked shards, and their script does not update the index."""
     from streaming.base.compression import decompress
 
     folder = theirs("ettin")
@@ -162,7 +162,7 @@ def test_shards_that_no_index_names_are_told(theirs: Callable[[str], Path], toke
     assert "1 file of shards that no index names, such as more/shard.00007.mds.zstd" in adopt(str(folder), tokenizer)
 
 
-# what can be wrong: (layout, what is done to the folder, arguments, message)
+# possible mistakes: (layout, change to the folder, arguments, message)
 def remove_one(folder: Path) -> None:
     sorted(folder.rglob("*.mds*"))[1].unlink()
 
@@ -305,7 +305,7 @@ def test_what_is_wrong_is_said_and_nothing_looks_adopted(
 
 
 def test_shards_of_another_tokenizer_are_shown(theirs: Callable[[str], Path], tmp_path: Path, tokenizer: str) -> None:
-    """Every token would mean something else, and no loss would say so."""
+    """Every token would have another meaning, and no loss would show it."""
     folder = theirs("llm-foundry")
     other = make_tokenizer(tmp_path / "other", make_texts(40, seed=99))
     with pytest.raises(DataError, match="in their order when their text is encoded again with .*They decode to:\n  "):
@@ -378,7 +378,7 @@ def test_a_folder_that_cannot_be_written_asks_for_another(
 def test_a_killed_pass_goes_on_where_it_was(
     theirs: Callable[[str], Path], tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parts that are done are not done again, and what comes out is the same to the byte."""
+    """Finished parts are not repeated, and the result is the same to the byte."""
     folder = theirs("mmbert")
     monkeypatch.setattr(survey, "PART_BYTES", 1 << 9)
     adopt(str(folder), tokenizer, out=str(tmp_path / "whole"))
@@ -402,7 +402,7 @@ def test_a_killed_pass_goes_on_where_it_was(
 
 
 def test_damage_after_the_adoption_is_found_when_it_is_read(theirs: Callable[[str], Path], tokenizer: str) -> None:
-    """Theirs had no hashes; now there are."""
+    """The original had no hashes; now it has."""
     folder = theirs("llm-foundry")
     adopt(str(folder), tokenizer)
     flip_one(folder)

@@ -1,6 +1,6 @@
-"""Shards of others in a store: adopted without a copy of them, and read from there through the cache.
+"""Shards of other projects in a store: adopted without a copy, and read from there through the cache.
 
-If this breaks, a corpus of terabytes has to be copied, or a stranger's card makes a machine fetch what it says.
+If this breaks, a corpus of terabytes has to be copied, or an untrusted card makes a machine fetch files of its choice.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def read_all(path: str, tokenizer: Path, cache: Path) -> list[list[int]]:
 
 
 def test_shards_in_a_store_are_adopted_and_read(store: Store, tiny_data: Path, tmp_path: Path) -> None:
-    """By a folder of small files here, or by those files beside the shards there; each shard fetched once."""
+    """By a local folder of small files, or by the same files in the store; each shard is fetched once."""
     tokenizer = tiny_data / "tokenizer"
     documents = make_documents(tokenizer, [40] * 20, seed=12)
     layouts.ettin(tmp_path / "theirs", documents, read_vocabulary(tokenizer))
@@ -75,7 +75,7 @@ def test_shards_in_a_store_are_adopted_and_read(store: Store, tiny_data: Path, t
 
 @pytest.mark.slow
 def test_archives_that_were_unpacked_before_the_upload(store: Store, tiny_data: Path, tmp_path: Path) -> None:
-    """Their index names archives; what was uploaded are the files out of them."""
+    """Their index names archives; the files extracted from them were uploaded."""
     from streaming.base.compression import decompress
 
     tokenizer = tiny_data / "tokenizer"

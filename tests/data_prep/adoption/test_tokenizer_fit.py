@@ -1,4 +1,4 @@
-"""Ids of another tokenizer are noticed in every shard. If this breaks, a model is trained on text that nobody wrote."""
+"""Ids of another tokenizer are noticed in every shard. If this breaks, a model is trained on meaningless text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DOCUMENTS = [text[at : at + 900] for text in TEXTS for at in range(0, 30_000, 90
 
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """One trained on code, and another of the same size, trained on the same code in capital letters."""
+    """Train a tokenizer on code, and another of the same size on the same code in capital letters."""
     folder = tmp_path_factory.mktemp("tokenizers")
     make_tokenizer(folder / "one", TEXTS, 1024)
     make_tokenizer(folder / "two", [text.swapcase() for text in TEXTS], 1024)
@@ -51,7 +51,7 @@ def test_the_right_tokenizer_is_taken_also_of_documents_that_were_cut(tokenizers
 
 @pytest.mark.parametrize("shift", [1, 2, 4, 7])
 def test_ids_shifted_by_a_constant_are_refused(tokenizers: tuple[str, str], shift: int) -> None:
-    """As where special tokens were added in front of a vocabulary afterwards; most decode to words of their own."""
+    """As when special tokens were added in front of a vocabulary later; most ids decode to plausible words."""
     own, _ = tokenizers
     shifted = [np.minimum(ids_of(own, text) + shift, 1023) for text in DOCUMENTS[:8]]
     with pytest.raises(DataError, match=r"come back in their order .* and 98% are asked for"):
@@ -60,7 +60,7 @@ def test_ids_shifted_by_a_constant_are_refused(tokenizers: tuple[str, str], shif
 
 @pytest.mark.runs
 def test_ids_of_a_unigram_are_held_against_its_scores(tmp_path: Path) -> None:
-    """Its entries are mostly whole words, and come back of whatever ids: 100 % of ids that are 50 too high."""
+    """Its entries are mostly whole words, which any ids decode to: 100 % of ids that are 50 too high."""
     own = Tokenizer(models.Unigram())
     own.pre_tokenizer, own.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -70,7 +70,7 @@ def test_ids_of_a_unigram_are_held_against_its_scores(tmp_path: Path) -> None:
     folder, entries = str(tmp_path), own.get_vocab_size()
     rows = [ids_of(folder, text) for text in DOCUMENTS[:12]]
     judge(rows, folder)
-    judge([ids_of(folder, inspect.getsource(argparse)[:5_000])], folder)  # text that it was not trained on
+    judge([ids_of(folder, inspect.getsource(argparse)[:5_000])], folder)  # text outside its training set
     shuffled = np.random.default_rng(0).permutation(np.arange(5, entries))
     for wrong in ([row + 50 for row in rows], [row + 300 for row in rows], [shuffled[row - 5] for row in rows]):
         with pytest.raises(DataError, match=r"the likeliest entries of .* of what its own scores promise|come back in"):

@@ -1,6 +1,6 @@
-"""Training on shards that others wrote: the losses of the same documents prepared here, to the last bit.
+"""Training on adopted shards: the same losses as with documents prepared here, to the last bit.
 
-If this breaks, published corpora cannot be trained on, or are trained on as something else than they are.
+If this breaks, published corpora cannot be trained on, or are misread.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def test_layouts_of_others_train_as_prepared_shards_do(
 
 @pytest.mark.slow
 def test_a_killed_command_goes_on(tiny_data: Path, tmp_path: Path) -> None:
-    """With two processes, killed in the middle: nothing looks complete, no process stays, the outcome is the same."""
+    """With two processes, killed in the middle: no output looks complete, no process stays, the result is the same."""
     documents = make_documents(tiny_data / "tokenizer", [30] * 400, seed=9)
     layouts.mmbert(tmp_path / "theirs", documents, read_vocabulary(tiny_data / "tokenizer"))
     script = tmp_path / "slow.py"
@@ -96,7 +96,7 @@ def test_a_killed_command_goes_on(tiny_data: Path, tmp_path: Path) -> None:
     killed.communicate()
     _, said = whole.communicate(timeout=200)
     assert whole.returncode == 0, said
-    if not (tmp_path / "killed/dataset.json").exists():  # it was not faster than the kill
+    if not (tmp_path / "killed/dataset.json").exists():  # unless it finished before the kill
         _, said = (again := start("killed")).communicate(timeout=200)
         assert again.returncode == 0, said
     assert read_card(tmp_path / "killed") == read_card(tmp_path / "whole")

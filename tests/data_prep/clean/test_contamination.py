@@ -1,4 +1,4 @@
-"""Evaluation sets kept out of the text. If this breaks, a benchmark measures what was learned by heart."""
+"""Evaluation sets kept out of the text. If this breaks, a benchmark measures memorisation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_run_of_words_is_found_whatever_stands_around_it() -> None:
 
 
 def test_texts_shorter_than_a_run_are_found_as_whole_documents_and_lines() -> None:
-    """Else a set of short texts, such as SNLI's hypotheses, keeps nothing out, and the figures measure memory."""
+    """Otherwise a set of short texts, such as SNLI's hypotheses, would not be filtered, and figures measure memory."""
     sets = Evaluations({"snli": ["A man sleeps.", "A dog runs in the park.", "?", QUESTION]}, 13)
     for text, words in (
         ("a man sleeps", "a man sleeps"),
@@ -62,7 +62,7 @@ def test_texts_shorter_than_a_run_are_found_as_whole_documents_and_lines() -> No
 
 
 def test_words_of_any_script_and_spelling_are_compared() -> None:
-    """Vowel signs belong to their words, emphasis is none, and a letter may be written in several ways."""
+    """Vowel signs belong to their words, emphasis does not, and a letter may be encoded in several ways."""
     hindi = "सभी मनुष्यों को गौरव और अधिकारों के मामले में जन्मजात स्वतन्त्रता और समानता प्राप्त है"
     korean = "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다"
     emphasis = "it was _never_ the __case__ that they had met before"

@@ -1,4 +1,4 @@
-"""Fields of documents: a licence that is counted wrongly is a claim that somebody publishes."""
+"""Fields of documents: a licence that is counted wrongly is published as a claim."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from modernbert_train.data.field_counts import FieldCounts
     ],
 )  # fmt: skip
 def test_a_value_is_counted_as_what_a_reader_would_call_it(value: Any, text: str | None) -> None:
-    """Nothing, no spans and no such column are three things."""
+    """An empty value, no spans and a missing column are three different things."""
     assert as_text(value) == text
 
 
@@ -38,12 +38,12 @@ def test_long_values_are_cut() -> None:
     ("value", "score"), [("2.5", 2.5), (2, 2.0), ("much", None), (None, None), ("inf", None), ([], None)]
 )
 def test_scores_are_numbers_however_they_are_written(value: Any, score: float | None) -> None:
-    """A CSV file has only text."""
+    """A CSV file contains only text."""
     assert as_score(value) == score
 
 
 def test_a_score_belongs_to_the_highest_stream_that_it_reaches() -> None:
-    """A stream ends where the next one begins, whatever their order in the spec."""
+    """A stream ends where the next one begins, in any order of the spec."""
     streams = StreamsConfig(field="score", scores={"best": 4.0, "good": 2.5})
     found = [stream_of(streams, {"score": score}) for score in (4.0, "3.999", 2.5, 2.4999, None, "none")]
     assert found == ["best", "good", "good", "rest", "rest", "rest"]
@@ -51,7 +51,7 @@ def test_a_score_belongs_to_the_highest_stream_that_it_reaches() -> None:
 
 
 def test_values_belong_to_their_stream() -> None:
-    """What no stream names goes to the rest, and so into the counts."""
+    """Values that no stream names go to the rest, and so into the counts."""
     streams = StreamsConfig(field="language", values={"english": ["en"], "romance": ["fr", "it"]})
     assert [stream_of(streams, {"language": each}) for each in ("en", "it", "de", None)] == [
         "english", "romance", "rest", "rest",
@@ -64,7 +64,7 @@ VALUES = st.lists(st.one_of(st.none(), st.integers(0, 1500).map(str)), max_size=
 @pytest.mark.runs
 @given(parts=st.lists(VALUES, max_size=6))
 def test_nothing_is_lost_in_adding_up(parts: list[list[str | None]]) -> None:
-    """The tasks' counts are those of the whole; the totals are those of the dataset."""
+    """The tasks' counts add up to the whole; the totals are the dataset's."""
     total, whole = Tally(), Tally()
     for part in parts:
         found = Tally()

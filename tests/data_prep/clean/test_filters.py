@@ -1,4 +1,4 @@
-"""datatrove's filters and near duplicates: what is dropped or altered must be counted, and be the right thing."""
+"""datatrove's filters and near duplicates: dropped or altered texts must be counted, and be the right ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def written(out: Path) -> list[str]:
 
 @pytest.mark.runs
 def test_filters_drop_and_alter_and_all_is_counted(command: Command, corpus: Path, tmp_path: Path) -> None:
-    """By source and reason; the sums must hold whatever a filter does."""
+    """By source and reason; the sums must hold for any filter."""
     (corpus / "bad.txt").write_text("a badword in an otherwise quite ordinary text of some length\n")
     (corpus / "prose.txt").write_text("\n".join([f"{PROSE} Number {i}." for i in range(6)] + ["no end of a sentence"]))
     (corpus / "marked.txt").write_bytes(b"\xef\xbb\xbfwith a byte order mark and more than three words of text.")
@@ -61,7 +61,7 @@ def test_filters_drop_and_alter_and_all_is_counted(command: Command, corpus: Pat
 
 @pytest.mark.runs
 def test_filters_run_once_and_decisions_are_looked_up(command: Command, corpus: Path, monkeypatch: Any) -> None:
-    """A language model costs as much as tokenising; three readings must not cost it three times."""
+    """A language model costs as much as tokenising; it must not run in each of the three readings."""
     from datatrove.pipeline.filters import GopherQualityFilter
 
     seen: list[str] = []
@@ -71,7 +71,7 @@ def test_filters_run_once_and_decisions_are_looked_up(command: Command, corpus: 
 
 
 def test_words_without_spacy() -> None:
-    """Ratios of words must mean something in scripts without spaces too."""
+    """Ratios of words must be meaningful in scripts without spaces too."""
     words = PlainWords()
     assert words.word_tokenize("Don't _stop_ it, 3.14 u\u0308ber") == ["Don't", "stop", "it", "3.14", "u\u0308ber"]
     assert words.word_tokenize("日本語 text") == ["日", "本", "語", "text"]
@@ -91,13 +91,13 @@ def test_words_without_spacy() -> None:
     ],
 )
 def test_wrong_arguments_are_refused_before_reading(filter: dict[str, Any], message: str) -> None:
-    """A misspelt threshold would filter by the default, and nobody would know."""
+    """A misspelt threshold would silently filter by the default."""
     with pytest.raises(ConfigError, match=message):
         make_screen({"f": FilterConfig(**filter)})
 
 
 def test_rules_of_filters_and_executors(command: Command, capsys: Any) -> None:
-    """All at once, before anything is imported."""
+    """All together, before anything is imported."""
     words = ["filters.a.filter=LanguageFilter", "filters.b.filter=RegexFilter", "filters.b.model=x"]
     words += ["near_duplicates.buckets=0", "tokenizer.spare_entries=400", "tokenizer.extend=true", "task_bytes=3"]
     words += ["executor.name=slurm", "executor.workers=0", "executor.options={partition: p, tasks: 3}"]
@@ -141,7 +141,7 @@ def test_language_filter_with_a_model_of_its_own(command: Command, corpus: Path,
 
 @pytest.mark.runs
 def test_the_first_of_equal_texts_survives_and_near_duplicates_go(tmp_path: Path, texts: list[str]) -> None:
-    """Which copy is kept decides which source is credited with it; it must not be a race between tasks."""
+    """The kept copy's source is credited; it must not depend on a race between tasks."""
     changed = [re.sub(r"^Document \d+", f"Copy {i}", text) for i, text in enumerate(texts[:20])]
     for name, content in (("a", texts), ("b", [*texts[10:30], *changed, "alone and short"])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in content))

@@ -1,4 +1,4 @@
-"""A source that is lost to a wrong column, delimiter or encoding must not become a smaller dataset with exit code 0."""
+"""A source lost to a wrong column, delimiter or encoding must not become a smaller dataset with exit code 0."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DATA = 65
 
 
 def rows(kind: str, file: Path, names: str = "body") -> None:
-    """40 documents in a column that is not called text."""
+    """Write 40 documents in a column that is not called text."""
     texts = [f"{names} of document {i}, with some words" for i in range(40)]
     if kind == "jsonl":
         file.write_text("\n".join(json.dumps({"n": i, names: text}) for i, text in enumerate(texts)))
@@ -77,7 +77,7 @@ def test_a_wrong_text_column_does_not_cost_its_source(
 def test_bad_input_is_named_and_nothing_is_written(
     command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, content: bytes, said: str
 ) -> None:
-    """Each was a source less, with exit code 0."""
+    """In each case a source was missing, with exit code 0."""
     file = tmp_path / f"more.{kind}"
     file.write_bytes(content)
     assert command(f"sources.more.kind={kind}", f"sources.more.path={file}") == DATA
@@ -90,7 +90,7 @@ def test_bad_input_is_named_and_nothing_is_written(
 def test_a_file_cut_short_counts_by_its_bytes(
     command: Command, corpus: Path, texts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The rest of a file is one item, however many documents stood in it."""
+    """The rest of a file counts as one item, however many documents it contained."""
     for number in range(3):
         lines = b"\n".join(json.dumps({"text": f"{number}{text * 20}"}).encode() for text in texts * 4)
         packed = gzip.compress(lines)
@@ -115,7 +115,7 @@ def test_rows_with_too_many_cells_are_not_shifted(tmp_path: Path) -> None:
 
 
 def test_one_bad_byte_in_a_csv_costs_one_row(tmp_path: Path) -> None:
-    """The rest of the file was lost with it."""
+    """The rest of the file used to be lost with it."""
     (tmp_path / "a.csv").write_bytes(b"text\none\ncaf\xe9\nthree\n")
     items = list(read_source("a", SourceConfig(kind="csv", path=str(tmp_path / "a.csv")), 1000))
     assert [item.text if isinstance(item, Document) else item.reason for item in items] == ["one", "not_utf8", "three"]
@@ -126,16 +126,16 @@ def test_one_bad_byte_in_a_csv_costs_one_row(tmp_path: Path) -> None:
     [
         (1000, {}, {"no_text": 10}, None),  # a share of 0.01 is allowed
         (1000, {}, {"no_text": 11}, "11 of 1,000 documents"),
-        (1000, {"too_short": 900}, {}, None),  # what nothing is wrong with is no loss
-        (1000, {}, {"empty": 400}, None),  # nothing stands in them
-        (1000, {}, {"empty": 600}, "600 of 1,000"),  # but that is not the column of the text
+        (1000, {"too_short": 900}, {}, None),  # dropping sound text is not a loss
+        (1000, {}, {"empty": 400}, None),  # many documents may be empty
+        (1000, {}, {"empty": 600}, "600 of 1,000"),  # but so many mean a wrong column
         (1000, {"gopher": 1000}, {}, "none of its 1,000"),
         (1000, {"duplicate": 1000}, {}, None),  # another source has them
         (0, {}, {}, "it holds no document"),
     ],
 )
 def test_how_much_is_too_much(read: int, dropped: Any, damaged: Any, said: str | None) -> None:
-    """A key that lets all pass, or refuses what is fine, would be switched off."""
+    """A check that lets all pass, or refuses sound data, would be switched off."""
     counts = SourceTally(read)
     counts.dropped.update(dropped | damaged)
     counts.damaged.update(damaged)
@@ -148,7 +148,7 @@ def test_how_much_is_too_much(read: int, dropped: Any, damaged: Any, said: str |
 
 
 def test_shares_that_are_none_are_refused() -> None:
-    """max_left_out: 1 % of a hundred would be 100 %."""
+    """max_left_out: 1 % written as 1 would be 100 %."""
     sources = {"a": SourceConfig(kind="csv", path="x", max_left_out=2.0, delimiter=";;")}
     problems = prepare_problems(PrepareConfig(out="out", sources=sources, decontaminate=sources, max_left_out=-1))
     assert [problem.split("=")[0].split(": ")[0] for problem in problems] == [
@@ -159,7 +159,7 @@ def test_shares_that_are_none_are_refused() -> None:
 
 @pytest.mark.runs
 def test_a_tokenizer_is_not_trained_on_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same wrong column there made a tokenizer of the other files."""
+    """The same wrong column used to train a tokenizer on the other files only."""
     rows("jsonl", tmp_path / "a.jsonl", "text")
     rows("jsonl", tmp_path / "b.jsonl", "body")
     line = ["train", str(tmp_path / "out"), str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl"), "--kind", "jsonl"]

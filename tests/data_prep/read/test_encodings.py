@@ -1,4 +1,4 @@
-"""Text that is not UTF-8: read as what it is where that is asked for, counted, and never guessed out of damage.
+"""Text that is not UTF-8: read in the configured encoding, counted, and never guessed from damaged bytes.
 
 If this breaks, half of a European corpus is left out, or mojibake is trained on.
 """
@@ -51,7 +51,7 @@ def found(items: list[Document | LeftOut]) -> list[tuple[str, str | None]]:
         (b"\xfe\xff" + JAPANESE.encode("utf-16-be"), "utf-16-be"),
         (FRENCH.encode("utf-16-le"), "utf-16-le"),
         (FRENCH.encode("utf-16-be"), "utf-16-be"),
-        # what must not be guessed
+        # cases that must not be guessed
         (RUSSIAN.encode("koi8-r"), None),
         (RUSSIAN.encode("cp1251"), None),
         (JAPANESE.encode("shift-jis"), None),
@@ -63,7 +63,7 @@ def found(items: list[Document | LeftOut]) -> list[tuple[str, str | None]]:
     ],
 )
 def test_what_bytes_are_taken_for(raw: bytes, expected: str | None) -> None:
-    """Only what looks like text of the western languages is taken for it."""
+    """Only bytes that look like text of western languages are decoded as such."""
     assert guess(raw) == expected
 
 
@@ -73,7 +73,7 @@ def test_no_random_bytes_are_text() -> None:
 
 
 def test_files_of_text(tmp_path: Path) -> None:
-    """By default what is no UTF-8 is left out, as before; each encoding is read where it is asked for."""
+    """By default other encodings are left out, as before; each is read if it is configured."""
     (tmp_path / "1.txt").write_bytes(FRENCH.encode("cp1252"))
     (tmp_path / "2.txt").write_bytes(FRENCH.encode("utf-16"))
     (tmp_path / "3.txt").write_bytes(FRENCH.encode("utf-8-sig"))
@@ -95,7 +95,7 @@ def test_files_of_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 def test_lines_of_jsonl(tmp_path: Path, suffix: str) -> None:
-    """UTF-16 by the file's mark, others line by line: one program may have appended to another's file."""
+    """UTF-16 by the file's byte order mark, others line by line: programs may have appended to another's file."""
     pack = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[suffix]
     lines = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in (FRENCH, "b", FRENCH)]
     mixed = lines[0].encode("cp1252") + lines[1].encode() + lines[2].encode()
@@ -158,7 +158,7 @@ def test_archives_of_several_parts_are_read_to_the_end(tmp_path: Path, suffix: s
 
 
 def test_the_key_leaves_fingerprints_of_before_alone(tmp_path: Path) -> None:
-    """A dataset that was prepared without the key is complete, and not refused as one of another spec."""
+    """A dataset prepared without the key is complete, and not refused as another spec's."""
     (tmp_path / "a.txt").write_text("a")
     source: dict[str, Any] = {"kind": "text", "path": str(tmp_path)}
     plain = fingerprint(PrepareConfig(out="x", sources={"a": SourceConfig(**source)}))
@@ -190,7 +190,7 @@ def test_what_was_assumed_is_counted_and_the_rest_says_what_to_ask(
 
 @pytest.mark.runs
 def test_text_in_mds_shards(tmp_path: Path) -> None:
-    """llm-foundry's and AnswerDotAI's text; each shard once, also where it lies unpacked beside its archive."""
+    """llm-foundry's and AnswerDotAI's text; each shard once, also if it is both unpacked and in an archive."""
     from tests.data_prep.adoption.layouts import write_mds
 
     samples = [{"text": f"{FRENCH}{i}", "id": str(i)} for i in range(60)]

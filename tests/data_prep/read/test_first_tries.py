@@ -1,4 +1,4 @@
-"""What people try first, and what lies in a folder: files passed over, other encodings, arrays of JSON, dots."""
+"""Common first mistakes, and contents of real folders: unread files, other encodings, arrays of JSON, dots."""
 
 # ruff: noqa: RUF001
 from __future__ import annotations
@@ -51,7 +51,7 @@ def read(file: Path, kind: str, encoding: str = "utf-8", text_field: str | None 
 
 @pytest.mark.parametrize("text", WESTERN)
 def test_auto_still_reads_western_text(text: str) -> None:
-    """Or it would be left out, and a spec that is valid today would end."""
+    """Otherwise it would be left out, and a spec that is valid today would fail."""
     assert guess(text.encode("cp1252")) == "cp1252"
     assert guess("".join(WESTERN).encode("cp1252")) == "cp1252"
 
@@ -64,7 +64,7 @@ def test_auto_still_reads_western_text(text: str) -> None:
     ],
 )  # fmt: skip
 def test_auto_makes_no_mojibake_of_other_languages(tmp_path: Path, text: str, encoding: str) -> None:
-    """Polish, Czech, Turkish, Hungarian and Romanian JSONL was read as Windows-1252 and trained on."""
+    """Polish, Czech, Turkish, Hungarian and Romanian JSONL used to be read as Windows-1252 and trained on."""
     (tmp_path / "a.jsonl").write_bytes(json.dumps({"text": text}, ensure_ascii=False).encode(encoding))
     assert read(tmp_path / "a.jsonl", "jsonl", "auto") == ["not_utf8"]
     assert read(tmp_path / "a.jsonl", "jsonl", encoding) == [text]
@@ -72,13 +72,13 @@ def test_auto_makes_no_mojibake_of_other_languages(tmp_path: Path, text: str, en
 
 
 def test_a_guess_names_the_encoding(tmp_path: Path) -> None:
-    """Who is not told which encoding it is tries `auto` again."""
+    """Without its name a user would try `auto` again."""
     (tmp_path / "a.txt").write_bytes((RUSSIAN.removeprefix("Dear ") * 30).encode("cp1251"))
     assert look_at(tmp_path / "a.txt") == "cp1251"
 
 
 def test_utf_8_is_not_read_as_what_is_asked_for(tmp_path: Path) -> None:
-    """`encoding: latin-1` of a file that is UTF-8 gave "Ã©" and exit code 0; it applies to other files."""
+    """`encoding: latin-1` of a file in UTF-8 gave "Ã©" and exit code 0; it applies to other files."""
     (tmp_path / "a.txt").write_text(WESTERN[0])
     (tmp_path / "b.csv").write_text(f'text\n"{WESTERN[0]}"\n')
     assert read(tmp_path / "a.txt", "text", "latin-1") == [WESTERN[0]]
@@ -113,14 +113,14 @@ def test_every_usual_compression_is_read(tmp_path: Path, kind: str) -> None:
         (tmp_path / f"b.{end}").write_bytes(data[: len(data) // 2])
         assert read(tmp_path / f"b.{end}", kind)[-1] == "unreadable"
     (tmp_path / "b.gz").write_bytes(b"\x1f\x8b\x08" + b"\0" * 7 + zlib.compress(content)[2:-8] + b"\xff" * 20)
-    assert read(tmp_path / "b.gz", kind)[-1] == "unreadable"  # zlib.error is none of the usual errors
+    assert read(tmp_path / "b.gz", kind)[-1] == "unreadable"  # zlib.error is not an OSError
 
 
 @pytest.mark.runs
 def test_files_that_no_pattern_takes_are_counted(
     command: Command, corpus: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Of six spellings of JSONL one was read, and of 30 mixed files 8."""
+    """Of six spellings of JSONL one used to be read, and of 30 mixed files 8."""
     for name in ("a.TXT", "b.txt.gz", "c.md", "d.md", "e", ".hidden", "f.jsonl"):
         (corpus / name).write_text('{"text": "' + "some words " * 9 + '"}')
     assert command("sources.more.kind=jsonl", f"sources.more.path={corpus}", "max_left_out=1") == 0
@@ -130,7 +130,7 @@ def test_files_that_no_pattern_takes_are_counted(
         frozenset(line.partition("not read: ")[2].split(". To")[0].split(", ")) for line in printed.err.split("\n")
     }
     assert frozenset(said.partition("not read: ")[2].rstrip(".").split(", ")) in shown
-    assert (printed.err + printed.out).count("files of its folder are not read") == 1  # both sources are of one folder
+    assert (printed.err + printed.out).count("files of its folder are not read") == 1  # both sources use one folder
     report = json.loads((tmp_path / "out/prepare_report.json").read_text())
     assert report["not_read"]["mine"] == {".md": 2, ".TXT": 1, ".txt.gz": 1, "hidden": 1, "without an ending": 1}
     sources = {"a": SourceConfig(kind="text", path=str(corpus), glob="**/*.{txt,TXT,md}")}
@@ -140,7 +140,7 @@ def test_files_that_no_pattern_takes_are_counted(
 
 
 def test_braces_in_a_pattern(tmp_path: Path) -> None:
-    """The shell takes them, and so does everybody's first pattern."""
+    """Shells accept them, so users write them first."""
     for name in ("a.md", "b.txt", "c.rst", "deep/d.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
@@ -158,7 +158,7 @@ def test_a_pattern_needs_no_quotes_within_quotes() -> None:
 
 
 def test_text_within_objects(tmp_path: Path) -> None:
-    """`fields` took dots, `text_field` did not."""
+    """`fields` accepted dots, `text_field` did not."""
     rows = [{"doc": {"text": "one"}}, {"doc": {}}, {"doc.text": "whole"}, {"other": 1}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert read(tmp_path / "a.jsonl", "jsonl", text_field="doc.text") == ["one", "no_text", "whole", "no_text"]
@@ -168,7 +168,7 @@ def test_text_within_objects(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ['[{"text": "a"}]', '[\n{"text": "a"}\n]', '{\n"text": "a"\n}'])
 def test_an_array_of_json_says_how_it_becomes_jsonl(tmp_path: Path, content: str) -> None:
-    """ "list, not an object" helped nobody."""
+    """ "list, not an object" did not help."""
     (tmp_path / "a.json").write_text(content)
     first = next(iter(read_source("a", SourceConfig(kind="jsonl", path=str(tmp_path / "a.json")), 100)))
     assert isinstance(first, LeftOut) and "one object a line: jq -c" in first.detail
@@ -178,7 +178,7 @@ def test_an_array_of_json_says_how_it_becomes_jsonl(tmp_path: Path, content: str
 def test_an_empty_validation_set_says_which_share_works(
     command: Command, corpus: Path, texts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Shares from 0.01 to 0.3 failed one after the other on eight files."""
+    """Shares from 0.01 to 0.3 used to fail one after the other on eight files."""
 
     path = f"sources.mine.path={corpus / 'part0'}/00?.txt"
     assert command(path, "validation_share=0.001") == 65

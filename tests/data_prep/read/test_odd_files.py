@@ -1,4 +1,4 @@
-"""Files that are no text, and small files that unpack to gigabytes: a program that opens them never ends."""
+"""Files that are not text, and small files that unpack to gigabytes: a program that opens them never ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def source(path: Path, kind: str = "text", **keys: str) -> SourceConfig:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A text file among files that are no text."""
+    """Write a text file among files that are not text."""
     folder = tmp_path / "text"
     (folder / ".venv").mkdir(parents=True)
     (folder / "a.txt").write_text("words of a text " * 4000)
@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_folder_means_its_regular_files_and_names_the_others(folder: Path) -> None:
-    """A pipe or /dev/zero never ends, and the target of a link may be private."""
+    """A pipe or /dev/zero never ends, and the target of a symlink may be private."""
     config = source(folder)
     assert [file.name for file in source_files("x", config)] == ["a.txt", "same.txt"]
     others = passed_over(PrepareConfig(sources={"x": config}, out="out"))["x"]  # type: ignore[call-arg]
@@ -53,7 +53,7 @@ def test_a_folder_means_its_regular_files_and_names_the_others(folder: Path) -> 
 
 
 def test_pretrain_reads_no_file_twice_and_no_html_as_text(folder: Path) -> None:
-    """Where a file ended in a bare .gz, each .jsonl.gz became a document of raw JSON besides its rows."""
+    """If a file ended in a bare .gz, each .jsonl.gz also became a document of raw JSON."""
     found = look_at_text([str(folder)])
     files = [file for name, each in found.sources.items() for file in source_files(name, each)]
     assert sorted(file.name for file in files) == ["a.txt", "notes.gz", "rows.jsonl.gz", "same.txt"]
@@ -61,7 +61,7 @@ def test_pretrain_reads_no_file_twice_and_no_html_as_text(folder: Path) -> None:
 
 
 def test_a_pipe_is_refused_by_every_verb(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each of them would wait for ever."""
+    """Each verb would wait for ever."""
     pipe = folder / "pipe.txt"
     os.mkfifo(tmp_path / "pipe.jsonl")
     with pytest.raises(DataError, match="pipes or devices are not read"):
@@ -75,7 +75,7 @@ def test_a_pipe_is_refused_by_every_verb(folder: Path, tmp_path: Path, capsys: p
 
 
 def test_a_small_file_never_takes_gigabytes(tmp_path: Path) -> None:
-    """A dictionary of Parquet and a frame of zstd spell 32 GB in kilobytes."""
+    """A Parquet dictionary and a zstd frame encode 32 GB in kilobytes."""
     long = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 2000, pyarrow.int32()), ["b" * (16 << 20)])
     parquet.write_table(pyarrow.table({"text": long}), tmp_path / "a.parquet", compression="zstd")
     rows = (b'{"text": "' + b"b" * 20_000 + b'"}\n') * 1000

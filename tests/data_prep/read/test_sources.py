@@ -1,4 +1,4 @@
-"""Reading text: what a broken reader costs is training on damaged text, or on less text than one believes."""
+"""Reading text: a broken reader means training on damaged text, or on less text than expected."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def texts_of(items: list[Document | LeftOut]) -> list[str]:
 
 
 def test_text_files_come_sorted_and_whole(tmp_path: Path) -> None:
-    """Files in another order, or with their newlines or byte order mark changed, would make other shards."""
+    """Files in another order, or with changed newlines or byte order marks, would make other shards."""
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "1.txt").write_bytes("\ufeffz\r\nz".encode())
     (tmp_path / "a.txt").write_bytes(b"a\n")
@@ -41,7 +41,7 @@ def test_text_files_come_sorted_and_whole(tmp_path: Path) -> None:
 
 
 def test_damaged_text_files_say_what_and_where(tmp_path: Path) -> None:
-    """Without file and offset nobody finds one bad byte in a million files."""
+    """Without file and offset one bad byte in a million files cannot be found."""
     (tmp_path / "1.txt").write_bytes("né".encode("latin-1"))
     (tmp_path / "2.txt").write_bytes("text".encode("utf-16-le"))
     (tmp_path / "3.txt").symlink_to(tmp_path / "gone")
@@ -56,7 +56,7 @@ def test_damaged_text_files_say_what_and_where(tmp_path: Path) -> None:
 
 
 def test_permission_error_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that belongs to somebody else must not end a run of hours, nor vanish."""
+    """A file of another user must not end a run of hours, nor be skipped silently."""
     (tmp_path / "1.txt").write_text("one")
 
     def refuse(path: Path, *_: int) -> int:
@@ -68,7 +68,7 @@ def test_permission_error_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_folder_that_cannot_be_listed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Globbing alone passes over such a folder in silence, with everything in it."""
+    """Plain globbing silently skips such a folder with all its files."""
     (tmp_path / "1.txt").write_text("one")
 
     def refuse(path: object) -> None:
@@ -98,7 +98,7 @@ def test_empty_folder_names_path_and_pattern(tmp_path: Path, kind: str) -> None:
     ],
 )
 def test_glob_that_is_no_pattern(tmp_path: Path, glob: str, why: str) -> None:
-    """**.txt is what everybody writes first. Python 3.13 takes it for *.txt, so that it misses all files in folders."""
+    """**.txt is a common first try. Python 3.13 treats it as *.txt, which misses all files in folders."""
     (tmp_path / "a.txt").write_text("a")
     with pytest.raises(ConfigError, match=rf"sources\.mine: .* is not a pattern .*{why}.*Write one like \*\*/\*\.txt"):
         read(kind="text", path=str(tmp_path), glob=glob)
@@ -108,20 +108,20 @@ def test_glob_that_is_no_pattern(tmp_path: Path, glob: str, why: str) -> None:
     ("glob", "texts"),
     [
         ("*", ["a"]),
-        ("**", ["a", "c", "d"]),  # until Python 3.12 Path.glob gives folders alone
+        ("**", ["a", "c", "d"]),  # until Python 3.12 Path.glob returns folders only
         ("**/*", ["a", "c", "d"]),
         ("**/**/d", ["d"]),
         ("in/**/[c-d]", ["c", "d"]),
         ("in/*/d", ["d"]),
         ("link/*", ["c"]),
         ("in/.*", [".b"]),
-        ("l*/deep/*", ["d"]),  # **/* passes over the link: one that leads up would be followed for ever
+        ("l*/deep/*", ["d"]),  # **/* skips the symlink: one that leads up would be followed for ever
         ("in/deep/../c", ["c"]),
-        ("gone", ["unreadable"]),  # a link to nothing; until 3.12 it is missed if it is named in full
+        ("gone", ["unreadable"]),  # a broken symlink; until 3.12 it is missed if it is named in full
     ],
 )
 def test_a_pattern_means_the_same_on_every_python(tmp_path: Path, glob: str, texts: list[str]) -> None:
-    """Or the same YAML makes another data set on another machine."""
+    """Otherwise the same YAML makes another data set on another machine."""
     for file in ("a", "in/.b", "in/c", "in/deep/d"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(Path(file).name)
@@ -154,7 +154,7 @@ def test_jsonl_keeps_the_lines_after_a_bad_one(tmp_path: Path, suffix: str) -> N
 @pytest.mark.runs
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 def test_truncated_archive_is_not_the_end_of_the_data(tmp_path: Path, suffix: str) -> None:
-    """A copy cut short would otherwise look like a smaller dataset."""
+    """A truncated copy would otherwise look like a smaller dataset."""
     lines = b"".join(json.dumps({"text": f"{i} {i * i}"}).encode() + b"\n" for i in range(20_000))
     whole = gzip.compress(lines) if suffix == ".gz" else zstandard.compress(lines)
     (tmp_path / f"a.jsonl{suffix}").write_bytes(whole[: len(whole) // 2])
@@ -163,13 +163,13 @@ def test_truncated_archive_is_not_the_end_of_the_data(tmp_path: Path, suffix: st
 
 
 def test_csv_is_text_whatever_it_looks_like(tmp_path: Path) -> None:
-    """Readers that guess types turn 007 into 7 and NA into nothing."""
+    """Readers that guess types turn 007 into 7 and NA into a missing value."""
     (tmp_path / "a.csv").write_text('n,text\n1,"two\nlines, one cell"\n2,007\n3,NA\n4,\n')
     assert texts_of(read(kind="csv", path=str(tmp_path))) == ["two\nlines, one cell", "007", "NA", ""]
 
 
 def test_parquet_reads_the_named_column(tmp_path: Path) -> None:
-    """Null cells are counted, and a wrong column name is reported with what the file has."""
+    """Null cells are counted, and for a wrong column name the error lists the file's columns."""
     path = str(tmp_path / "a.parquet")
     datasets.Dataset.from_dict({"body": ["one", None], "n": [1, 2]}).to_parquet(path)
     assert texts_of(read(kind="parquet", path=path, text_field="body")) == ["one", "no_text"]
@@ -180,7 +180,7 @@ def test_parquet_reads_the_named_column(tmp_path: Path) -> None:
 
 
 def test_damaged_csv_and_parquet_are_counted(tmp_path: Path) -> None:
-    """The rows after the damage are lost, and the report has to say so."""
+    """The rows after the damage are lost, and the report must say so."""
     (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
     (tmp_path / "a.csv").write_bytes(b'text\n"never closed\n')
     for kind in ("csv", "parquet"):
@@ -189,7 +189,7 @@ def test_damaged_csv_and_parquet_are_counted(tmp_path: Path) -> None:
 
 
 def test_hub_layout_on_disk(tmp_path: Path) -> None:
-    """A dataset downloaded once must train without a network; a wrong split stops under any on_error."""
+    """A downloaded dataset must train without a network; a wrong split is an error under any on_error."""
     (tmp_path / "train.jsonl").write_text('{"body": "one"}\n{"body": null}\n')
     assert texts_of(read(kind="hub", path=str(tmp_path), text_field="body")) == ["one", "no_text"]
     with pytest.raises(DataError, match=r"sources\.mine\.path=.*split validation.*Correct path, subset and split"):
@@ -198,7 +198,7 @@ def test_hub_layout_on_disk(tmp_path: Path) -> None:
 
 @pytest.mark.runs
 def test_standard_library_has_no_tests_and_no_packages() -> None:
-    """Third-party packages would make the quickstart's data depend on what is installed."""
+    """Third-party packages would make the quickstart's data depend on the installation."""
     items = list(read_source("std", SourceConfig(kind="python_stdlib"), 5_000_000))
     ids = [item.id for item in items]
     assert any(id.endswith("json/decoder.py") for id in ids) and "pydoc_data.topics:if" in ids
@@ -207,7 +207,7 @@ def test_standard_library_has_no_tests_and_no_packages() -> None:
 
 
 def test_hidden_files_and_folders_are_read_only_where_a_pattern_names_them(tmp_path: Path) -> None:
-    """.venv, .git and .ipynb_checkpoints hold the text of others, and passwords."""
+    """.venv, .git and .ipynb_checkpoints contain other people's text, and passwords."""
     for name in ("a.txt", ".git/config.txt", ".venv/lib/b.txt", "c/._d.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
@@ -218,7 +218,7 @@ def test_hidden_files_and_folders_are_read_only_where_a_pattern_names_them(tmp_p
 
 
 def test_a_long_window_of_zstd_is_read(tmp_path: Path) -> None:
-    """As `zstd --long=31` writes it; Pushshift's archives were lost as damaged."""
+    """As `zstd --long=31` writes it; Pushshift's archives used to be lost as damaged."""
     settings = zstandard.ZstdCompressionParameters(window_log=31, enable_ldm=True)
     compressor = zstandard.ZstdCompressor(compression_params=settings)
     with (tmp_path / "a.jsonl.zst").open("wb") as file, compressor.stream_writer(file) as packed:

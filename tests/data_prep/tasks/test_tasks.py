@@ -1,4 +1,4 @@
-"""Many tasks, many processes, kills: the dataset must be the same to the byte, or its hash says nothing."""
+"""Many tasks, many processes, kills: the dataset must be the same to the byte, or its hash is meaningless."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ Words = Callable[..., list[str]]
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the corpus and all that is made of it: its path stands in what is made."""
+    """Return the folder of the corpus and all its outputs, which contain its path."""
     return tmp_path_factory.mktemp("tasks")
 
 
 @pytest.fixture(scope="module")
 def words(home: Path, texts: list[str]) -> Words:
-    """A command line with three sources, duplicates between them, and a dozen tasks."""
+    """Return a command line with three sources, duplicates between them, and a dozen tasks."""
     corpus = write_corpus(home / "corpus", texts)
     backwards = [text[::-1] for text in texts[:18]]
     every = enumerate([*texts[5:20], *(f"{text}more" for text in texts[:30]), *backwards, "", "x"])
@@ -61,16 +61,16 @@ def words(home: Path, texts: list[str]) -> Words:
 
 @pytest.fixture(scope="module")
 def one(words: Words, home: Path) -> Path:
-    """What one process makes without a stop."""
+    """Return the output of one uninterrupted process."""
     assert main(words("one")) == 0
     return home / "one"
 
 
 def start(line: list[str]) -> int:
-    """Run the command in a fork of this process, which has imported everything; returns the fork's number.
+    """Run the command in a fork of this process, which has imported everything; return the fork's process id.
 
-    It gets a lock of its own for tqdm: the usual one is shared by forks, and one that is killed while it holds it would
-    leave this process waiting for ever.
+    It gets a separate lock for tqdm: the usual one is shared by forks, and if one is killed while holding it, this
+    process would wait for ever.
     """
     child = os.fork()
     if child == 0:
@@ -81,7 +81,7 @@ def start(line: list[str]) -> int:
 
 
 def run_and_kill(line: list[str], seconds: float) -> bool:
-    """Start the command and kill it after so long; returns whether it had finished."""
+    """Start the command and kill it after this long; return True if it had finished."""
     child = start(line)
     time.sleep(seconds)
     os.kill(child, signal.SIGKILL)
@@ -92,7 +92,7 @@ def run_and_kill(line: list[str], seconds: float) -> bool:
 def test_killed_anywhere_and_started_again_gives_the_same_bytes(
     words: Words, one: Path, home: Path, files_of: Files
 ) -> None:
-    """A preemption in hour ten must cost minutes, and nobody may have to ask whether the data is still good."""
+    """A preemption in hour ten must cost minutes, and must leave no doubt about the data."""
     near = ["duplicates=near", "near_duplicates.buckets=4", "near_duplicates.hashes_per_bucket=6"]
     near += ["streams.field=licence", "streams.values={open: [MIT, CC0], own: [mine]}"]
     started = time.monotonic()
@@ -102,10 +102,10 @@ def test_killed_anywhere_and_started_again_gives_the_same_bytes(
     completed = []
     while not run_and_kill(words("killed", *near), draw.uniform(0.02, 0.4) * whole):
         completed.append(sum(1 for _ in (home / "killed.work").rglob("completions/*")))
-        if (home / "killed").exists():  # killed while it cleared away
+        if (home / "killed").exists():  # otherwise killed during the clean-up
             break
         assert len(completed) < 200
-    assert len(set(completed)) >= 3  # each time it had got further
+    assert len(set(completed)) >= 3  # it made progress each time
     assert main(words("killed", *near)) == 0
     assert files_of(home / "killed") == files_of(home / "whole")
     assert {path.name for path in (home / "killed").glob("train-*")} == {"train-open", "train-own", "train-rest"}
@@ -114,7 +114,7 @@ def test_killed_anywhere_and_started_again_gives_the_same_bytes(
 
 @pytest.mark.slow
 def test_two_processes_killed_with_all_their_children(words: Words, one: Path, home: Path, files_of: Files) -> None:
-    """The scheduler kills the command, and its processes must not go on writing under the next one's feet."""
+    """The scheduler kills the command, and its processes must not write on into the next one's files."""
     root = str(Path(data_prep.__file__).parent.parent)
     line = [sys.executable, f"{root}/data_prep/prepare.py", *words("two")]
     process = warm.Popen([*line, "executor.workers=2"], stdout=subprocess.DEVNULL)
@@ -137,7 +137,7 @@ def test_two_processes_killed_with_all_their_children(words: Words, one: Path, h
 
 @pytest.mark.slow
 def test_two_machines_with_a_shared_folder(words: Words, one: Path, home: Path, files_of: Files) -> None:
-    """Neither an engine nor a network between them is needed, and the outcome is that of one machine."""
+    """Without an engine or a network between them; the result equals one machine's."""
     children = [start([*words("both"), "--part", part]) for part in ("2/2", "1/2")]
     assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
     assert files_of(home / "both") == files_of(one)
@@ -146,7 +146,7 @@ def test_two_machines_with_a_shared_folder(words: Words, one: Path, home: Path, 
 
 @pytest.mark.runs
 def test_machines_that_disagree_on_their_number_are_told(words: Words, home: Path, capfd: Any) -> None:
-    """Parts of two divisions wait for each other for ever; a part that nobody does is named, and can still be begun."""
+    """Parts of two divisions would wait for each other for ever; a missing part is named, and can still be started."""
     child = start([*words("parted"), "--part", "1/2"])
     lock = home / "parted.work" / ".lock-1-of-2"
     while not lock.exists() or not is_at_work(home / "parted.work", (1, 2)):
@@ -166,7 +166,7 @@ def test_machines_that_disagree_on_their_number_are_told(words: Words, home: Pat
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_thousand_tasks_need_no_thousand_open_files(tmp_path: Path, texts: list[str], capfd: Any) -> None:
-    """A corpus of 130 GB has as many, and is refused after its whole survey where a merge opens a file for each."""
+    """A corpus of 130 GB has that many, and fails after its whole survey if a merge opens a file for each."""
     distinct = [f"{i} {texts[i % 60]} {texts[(i * 7 + 1) % 60]} {texts[(i * 11 + 2) % 60]}" for i in range(700)]
     rows = [*distinct, *distinct[:9], *(f"{text} more" for text in distinct[:9])]
     lines = "\n".join(json.dumps({"text": text}) for text in rows)
@@ -189,7 +189,7 @@ def test_a_thousand_tasks_need_no_thousand_open_files(tmp_path: Path, texts: lis
 def test_a_machine_that_fails_ends_the_others(words: Words, capfd: Any) -> None:
     """Seven machines that wait for ever for the eighth cost more than the eighth's failure."""
     child = start([*words("out", "tokenizer.vocab_size=65536"), "--part", "1/2"])
-    assert main([*words("out", "tokenizer.vocab_size=65536"), "--part", "2/2"]) == 65  # the last does what is one task
+    assert main([*words("out", "tokenizer.vocab_size=65536"), "--part", "2/2"]) == 65  # the last part runs single tasks
     assert os.waitpid(child, 0)[1] != 0
     said = capfd.readouterr().err
     assert said.count("the training documents hold too little text") == 2
@@ -198,7 +198,7 @@ def test_a_machine_that_fails_ends_the_others(words: Words, capfd: Any) -> None:
 
 @pytest.mark.runs
 def test_unfinished_work_of_another_spec_is_not_mixed_in(words: Words, home: Path, capsys: Any) -> None:
-    """Half the tasks with one filter and half with another would be a dataset that no spec describes."""
+    """Half the tasks with one filter and half with another would make a dataset that no spec describes."""
     child = start(words("changed"))
     while not (home / "changed.work/tasks.json").exists():
         time.sleep(0.005)
@@ -212,7 +212,7 @@ def test_unfinished_work_of_another_spec_is_not_mixed_in(words: Words, home: Pat
 
 @pytest.mark.runs
 def test_number_of_tasks_changes_no_document(words: Words, one: Path, home: Path) -> None:
-    """How the corpus is cut is a matter of speed; which documents are kept must not depend on it."""
+    """The division of the corpus affects speed only; the kept documents must not depend on it."""
     assert main(words("uncut", "task_bytes=1000000000")) == 0
     uncut, cut = (json.loads((out / "prepare_report.json").read_text()) for out in (home / "uncut", one))
     assert uncut["tasks"] == 1 and cut["tasks"] > 10
@@ -221,7 +221,7 @@ def test_number_of_tasks_changes_no_document(words: Words, one: Path, home: Path
 
 @pytest.mark.runs
 def test_a_worker_that_dies_ends_the_run_by_name() -> None:
-    """The kernel kills what takes too much memory; a pool that waits for it waits for ever."""
+    """The kernel kills a process that takes too much memory; a pool would wait for it for ever."""
     with Workers(2) as workers, pytest.raises(RunError, match=r"a process was killed by SIGKILL.*resumes"):
         workers.run(KilledAtTwo(), list(range(20)), "tasks", 20)
     with Workers(2) as workers, pytest.raises(DataError, match="bad line 3"):
@@ -230,7 +230,7 @@ def test_a_worker_that_dies_ends_the_run_by_name() -> None:
 
 @pytest.mark.runs
 def test_workers_do_every_task_once(tmp_path: Path) -> None:
-    """And serve several stages."""
+    """They also serve several stages."""
     with Workers(2) as workers:
         for stage in ("a", "b"):
             workers.run(Squares(tmp_path / stage), list(range(25)), stage, 25)

@@ -1,4 +1,4 @@
-"""Cutting large files: a document on a boundary must be read once, by one task, whoever that is."""
+"""Division of large files: a document on a boundary must be read once, by exactly one task."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def config_of(path: Path, kind: str, **keys: object) -> PrepareConfig:
 def test_jsonl_cut_at_any_bytes_is_read_once(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], data: st.DataObject, ends: bool
 ) -> None:
-    """Whether the cut falls before, on or after a newline, or into a character of several bytes."""
+    """For a cut before, on or after a newline, or inside a character of several bytes."""
     file = tmp_path_factory.mktemp("cut") / "a.jsonl"
     lines = [json.dumps({"text": text}, ensure_ascii=bool(i % 2)) for i, text in enumerate(texts)]
     file.write_bytes(("\n".join(lines) + "\n" * ends).encode("utf-8", "surrogatepass"))
@@ -53,7 +53,7 @@ def test_jsonl_cut_at_any_bytes_is_read_once(
 
 
 def test_lines_later_in_a_file_are_named_by_their_byte(tmp_path: Path) -> None:
-    """Nobody has counted the lines before them; the byte finds them as well (`tail -c +N`)."""
+    """The lines before them have not been counted; the byte locates them as well (`tail -c +N`)."""
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": 2}\n')
     items = lines_of(tmp_path / "a.jsonl", begin=3)
     assert [item.id for item in items] == [f"{tmp_path}/a.jsonl at byte 16"]
@@ -91,7 +91,7 @@ def test_parquet_is_cut_between_row_groups(tmp_path: Path) -> None:
 
 @pytest.mark.runs
 def test_hub_dataset_is_read_in_the_parts_that_datasets_gives(tmp_path: Path) -> None:
-    """A folder downloaded from the hub has many files, and one process would read them all."""
+    """A folder downloaded from the hub has many files, which one process would read alone."""
     for i in range(3):
         datasets.Dataset.from_dict({"text": [f"{i}a", f"{i}b"]}).to_parquet(str(tmp_path / f"train-{i}.parquet"))
     source = SourceConfig(kind="hub", path=str(tmp_path))
@@ -102,7 +102,7 @@ def test_hub_dataset_is_read_in_the_parts_that_datasets_gives(tmp_path: Path) ->
 
 
 def test_tasks_depend_on_spec_and_files_alone(tmp_path: Path) -> None:
-    """The number of cores, or the order in which a disk lists its files, must not."""
+    """The number of cores, or the order in which a disk lists its files, must have none."""
     for i in range(40):
         (tmp_path / f"{i:02}.jsonl").write_text("{}\n" * (100 * (i % 4)))
     config = config_of(tmp_path, "jsonl", task_bytes=2000)

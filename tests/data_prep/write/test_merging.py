@@ -1,4 +1,4 @@
-"""Joining what the tasks wrote: every document of every shard of every task, once and in order."""
+"""Joining the tasks' shards: every document of every shard of every task, once and in order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from modernbert_train.errors import StorageError
 
 
 def part(folder: Path, documents: list[list[int]]) -> Path:
-    """A task's folder, with a few documents in each of its shards."""
+    """Write a task's folder, with a few documents in each of its shards."""
     writer = ShardWriter(folder, 1000, "0" * 64, shard_bytes=128)
     for ids in documents:
         writer.write(ids)
@@ -25,7 +25,7 @@ def part(folder: Path, documents: list[list[int]]) -> Path:
 
 @pytest.mark.runs
 def test_every_shard_of_every_task_is_there_in_order(tmp_path: Path) -> None:
-    """Tasks number their shards from 0, each for itself: one that takes another's place loses what the other held."""
+    """Each task numbers its shards from 0: if one replaces another's, its documents are lost."""
     documents = [[task * 100 + number] * 20 for task in range(3) for number in range(7)]
     parts = [part(tmp_path / f"{task:05d}", documents[task * 7 : task * 7 + 7]) for task in range(3)]
     merge_split([*parts, tmp_path / "of a task without any"], tmp_path / "out")
@@ -39,7 +39,7 @@ def test_every_shard_of_every_task_is_there_in_order(tmp_path: Path) -> None:
 
 
 def test_a_shard_never_takes_the_place_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where hard links cannot be made shards are copied; what is there already is no reason to."""
+    """Without hard links shards are copied; an existing file must not be overwritten."""
     from data_prep.write import merging
 
     (tmp_path / "a").write_text("a")
@@ -58,7 +58,7 @@ def test_a_shard_never_takes_the_place_of_another(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.runs
 def test_a_shard_that_is_cut_short_is_told(tmp_path: Path) -> None:
-    """A machine that crashed may have left a name without all of its bytes."""
+    """A machine that crashed may have left a truncated file."""
     folder = part(tmp_path / "survey/x/00000/train", [[1] * 20])
     shard = max(folder.glob("shard.*"))
     shard.write_bytes(shard.read_bytes()[:-1])

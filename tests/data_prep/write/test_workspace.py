@@ -1,4 +1,4 @@
-"""Whole or invisible: what half a dataset costs is a run trained on half the text."""
+"""Complete or invisible: a partial dataset means a run trained on half the text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write_half(out: Path) -> None:
 
 
 def test_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    """A failure in the middle leaves what was there before, and no litter."""
+    """A failure in the middle leaves the previous files, and no litter."""
     out = tmp_path / "deep" / "out"
     with workspace(out) as folder:
         (folder / "a").write_text("first")
@@ -50,7 +50,7 @@ def test_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_link_to_another_disk_stays_a_link(tmp_path: Path) -> None:
-    """data/ -> /scratch is how people keep large data off a small disk."""
+    """data/ -> /scratch is how users keep large data off a small disk."""
     (tmp_path / "scratch").mkdir()
     (tmp_path / "home").mkdir()
     link = tmp_path / "home" / "out"
@@ -64,7 +64,7 @@ def test_link_to_another_disk_stays_a_link(tmp_path: Path) -> None:
 
 @pytest.mark.runs
 def test_killed_writer_leaves_nothing_and_a_live_one_is_respected(tmp_path: Path) -> None:
-    """kill -9 runs no clean-up: the next start must; and it must never delete the work of a live process."""
+    """After kill -9 the next start must clean up; and it must never delete the work of a live process."""
     out = tmp_path / "out"
     root = str(Path(data_prep.__file__).parent.parent)
     process = subprocess.Popen(
@@ -87,7 +87,7 @@ def test_killed_writer_leaves_nothing_and_a_live_one_is_respected(tmp_path: Path
 
 
 def test_too_little_space_is_refused_with_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that fills up after hours is a night lost."""
+    """A disk that fills up after hours costs a night."""
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(9000, 8000, 1000))
     require_space(tmp_path / "not" / "yet", 1000)
@@ -96,7 +96,7 @@ def test_too_little_space_is_refused_with_both_numbers(tmp_path: Path, monkeypat
 
 
 def test_what_the_disk_has_no_part_in_is_not_blamed_on_it(tmp_path: Path) -> None:
-    """Whoever is told to free space at a limit of open files frees terabytes, and starts in vain."""
+    """At a limit of open files, a user who is asked to free space would free terabytes in vain."""
     for number, remedy in ((errno.EMFILE, "ulimit -n 4096"), (errno.ENOMEM, "Free memory"), (errno.ENOSPC, "Free spa")):
         found = pytest.raises(StorageError, match=f"{os.strerror(number)}.*{remedy}.*the same command again")
         with found as error, told(tmp_path, "out=..."):
