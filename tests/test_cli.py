@@ -261,7 +261,7 @@ def test_a_run_of_a_gpu_is_measured_on_a_cpu(tiny_run: TinyRun, capsys: pytest.C
 def test_ranks_that_cannot_share_the_batch_end_with_78(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", *tiny_run(), "--ranks", "4"]) == 0
     assert main(["check", *tiny_run(), "--ranks", "3"]) == 78
-    assert "cannot be shared evenly by 3 ranks" in capsys.readouterr().err
+    assert "cannot be divided evenly among 3 ranks" in capsys.readouterr().err
 
 
 @pytest.mark.runs

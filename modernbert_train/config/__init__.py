@@ -1,5 +1,5 @@
-"""The configuration of a run: schema, YAML and overrides, and the rules that span several keys. Imports no torch.
+"""The configuration of a run: schema, YAML and overrides, and rules across several keys. Imports no torch.
 
-A key, its bounds and its rules change here alone; `tools/` has the specs that are not runs.
+Each key has its bounds and rules here, once; `tools/` holds the specs of other verbs.
 Imports: core.
 """

@@ -1,4 +1,4 @@
-"""The architecture of ALBERT, as a variant of `model`: a narrow embedding, and layers that have weights in common."""
+"""The architecture of ALBERT, as a variant of `model`: a narrow embedding, and layers that share weights."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from modernbert_train.config.knob import knob
 from modernbert_train.config.model import MOST_LAYERS, MOST_WIDTH, ModelConfig
 from modernbert_train.core.text import plural
 
-_LAYERS = "model.layers."  # how parameters of `Encoder.layers` begin
+_LAYERS = "model.layers."  # prefix of the parameters of `Encoder.layers`
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlbertConfig(ModelConfig):
     """ALBERT (arXiv 1909.11942). The defaults are ALBERT-base, version 2; the other sizes are in the comments.
 
-    Layers form `groups` of equal length, one after the other. `group_layers` different layers take turns within a
-    group, and `sharing` says what those that are the same have in common.
-    There is no dropout of attention probabilities, see `BertConfig`; version 2 was trained without any.
+    Layers form `groups` of equal length, one after the other. Within a group `group_layers` different layers alternate,
+    and `sharing` says which weights the repeats of a layer share. There is no dropout of attention probabilities, see
+    `BertConfig`; version 2 was trained without any.
     """
 
     name: str = "albert"
@@ -29,14 +29,14 @@ class AlbertConfig(ModelConfig):
         128, above=0, high=MOST_WIDTH
     )  # width of the tables, before the projection to hidden_size
     hidden_size: int = knob(768, above=0, high=MOST_WIDTH)  # large: 1,024; xlarge: 2,048; xxlarge: 4,096
-    # layers that a token passes through, whether they share weights or not; large and xlarge: 24
+    # layers that a token passes through, with or without shared weights; large and xlarge: 24
     num_layers: int = knob(12, above=0, high=MOST_LAYERS)
     num_heads: int = knob(12, above=0, high=MOST_WIDTH)  # large and xlarge: 16; xxlarge: 64
     intermediate_size: int = knob(3072, above=0, high=MOST_WIDTH)  # 4 times hidden_size in all
     # attention and feed-forward, each with the norm after it; none: every layer has its own
     sharing: Literal["all", "attention", "ffn", "none"] = "all"
     groups: int = knob(1, above=0, high=MOST_LAYERS)  # layers of different groups share nothing
-    group_layers: int = knob(1, above=0, high=MOST_LAYERS)  # of a group: different layers, which take turns
+    group_layers: int = knob(1, above=0, high=MOST_LAYERS)  # different layers of a group, which alternate
     # tokens of the longest sequence, special ones included; each has a learned vector
     max_positions: int = knob(512, above=0, high=MOST_WIDTH)
     segments: int = knob(2, above=0, high=MOST_WIDTH)  # token types: 2 for pairs of texts
@@ -54,7 +54,7 @@ class AlbertConfig(ModelConfig):
     @property
     def details(self) -> str:
         groups = "" if self.sharing == "none" else f", in {plural(self.groups, 'group')}"
-        turns = f" of {self.group_layers} layers that take turns" if self.group_layers > 1 else ""
+        turns = f" of {self.group_layers} alternating layers" if self.group_layers > 1 else ""
         return (
             f"embeddings of width {self.embedding_size}, {self.max_positions:,} learned positions,\n"
             f"  {plural(self.segments, 'segment')}; layers share: {self.sharing}{groups}{turns};\n"
@@ -67,12 +67,12 @@ class AlbertConfig(ModelConfig):
         return self.embedding_size
 
     def layers_at(self, depth: float) -> int:
-        """See `ModelConfig`; every group has as many, in whole turns."""
+        """See `ModelConfig`; every group has the same number of layers, in whole turns."""
         turn = self.groups * self.group_layers
         return turn * super().layers_at(depth / turn)
 
     def weights_of(self, part: Literal["attention", "ffn"]) -> tuple[int, ...]:
-        """Of each layer, whose attention (or feed-forward) it has: a number from 0, equal where it is the same."""
+        """For each layer, the number of its attention (or feed-forward) from 0; layers that share it have the same."""
         if self.sharing not in ("all", part):
             return tuple(range(self.num_layers))
         length = self.num_layers // self.groups
@@ -80,13 +80,13 @@ class AlbertConfig(ModelConfig):
         return tuple(group * self.group_layers + place % self.group_layers for group, place in turns)
 
     def passes(self, part: Literal["attention", "ffn"]) -> tuple[int, ...]:
-        """Of each different attention (or feed-forward), how many layers have it."""
+        """For each different attention (or feed-forward), the number of layers that use it."""
         numbers = self.weights_of(part)
         return tuple(numbers.count(each) for each in range(max(numbers) + 1))
 
     @property
     def path(self) -> tuple[tuple[int, int], ...]:
-        """Of each layer, its attention and its feed-forward as indices into `Encoder.layers`."""
+        """For each layer, its attention and its feed-forward as indices into `Encoder.layers`."""
         attentions, ffns = self.weights_of("attention"), self.weights_of("ffn")
         return tuple((attention, max(attentions) + 1 + ffn) for attention, ffn in zip(attentions, ffns, strict=True))
 
@@ -114,14 +114,14 @@ class AlbertConfig(ModelConfig):
         """See `ModelConfig`."""
         if self.sharing == "none" and (self.groups, self.group_layers) != (1, 1):
             yield (
-                f"model.sharing=none with model.groups={self.groups} and model.group_layers={self.group_layers}: both "
-                "say which layers share, and none do. Remove them, or set model.sharing=all."
+                f"model.sharing=none with model.groups={self.groups} and model.group_layers={self.group_layers}: these "
+                "two define which layers share, and none do. Remove them, or set model.sharing=all."
             )
         elif self.num_layers % (self.groups * self.group_layers):
             turn = self.groups * self.group_layers
             near = max(1, round(self.num_layers / turn)) * turn
             yield (
                 f"model.num_layers={self.num_layers} is not a multiple of model.groups={self.groups} times "
-                f"model.group_layers={self.group_layers}, and each group has as many layers, in whole turns. Set "
+                f"model.group_layers={self.group_layers}, and each group has equally many layers, in whole turns. Set "
                 f"model.num_layers={near}, or other groups."
             )

@@ -1,4 +1,4 @@
-"""Keys that decide how fast a run is and may be left open, and how open ones are filled in.
+"""Keys that decide how fast a run is and may be left open, and how open keys are filled in.
 
 A key is open while it has the value of `OPEN`; a value that the user gives is never replaced. plan/speed_settings.py
 closes the keys of a run that starts; a resumed run keeps its settings.
@@ -15,7 +15,7 @@ from modernbert_train.config.schema import PLAIN_WORKERS, RunConfig
 
 
 class Open(NamedTuple):
-    """The value by which a key is open, and the plain one, which works on every device."""
+    """The value that leaves a key open, and the plain value, which works on every device."""
 
     value: Any
     plain: Any
@@ -31,22 +31,22 @@ OPEN: dict[str, Open] = {
     "optim.fused": Open(None, False),
     "data.num_workers": Open(None, PLAIN_WORKERS),
 }
-MICROBATCH = "microbatch_tokens"  # of a phase, the one key that each phase has its own of
+MICROBATCH = "microbatch_tokens"  # key of a phase; each phase has one
 
 
 def microbatch_key(phase: str) -> str:
-    """The dotted key of a phase's microbatch."""
+    """Return the dotted key of a phase's microbatch."""
     return f"phases.{phase}.{MICROBATCH}"
 
 
 def open_settings(config: RunConfig) -> dict[str, Any]:
-    """The dotted keys that a run leaves open, each with its plain value; a microbatch's is one row."""
+    """Return the dotted keys that a run leaves open, each with its plain value; a microbatch's is one row."""
     found = {}
     for key, setting in OPEN.items():
         section, name = key.split(".")
         if getattr(getattr(config, section), name) == setting.value:
             found[key] = setting.plain
-    if config.compute.attention != "auto":  # then global layers have the same, as its comment says
+    if config.compute.attention != "auto":  # then global layers use the same kernel
         found.pop("compute.global_attention", None)
     for name, phase in config.phases.items():
         if phase.microbatch_tokens is None:
@@ -55,26 +55,26 @@ def open_settings(config: RunConfig) -> dict[str, Any]:
 
 
 def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
-    """The run with these values of dotted keys."""
+    """Return the run with these values of dotted keys."""
     for key, value in settings.items():
         config = _replaced(config, key.split("."), value)
     return config
 
 
 def filled(config: RunConfig, found: Mapping[str, Any]) -> RunConfig:
-    """The run with nothing open: each key as given, else as found, else plain."""
+    """Return the run without open keys: an open key gets its value in `found`, or the plain one."""
     return with_settings(config, {key: found.get(key, plain) for key, plain in open_settings(config).items()})
 
 
 def recorded(config: RunConfig, last: RunConfig) -> RunConfig:
-    """The run with its open keys as they were when it was trained last; those that were open then, too, were plain."""
+    """Return the run with its open keys as last trained; keys that were open then had plain values."""
     return filled(config, kept(config, last))
 
 
 def kept(config: RunConfig, last: RunConfig) -> dict[str, Any]:
-    """The open keys of a run with the values that it was trained with last.
+    """Return the open keys of a run with the values of its last training.
 
-    The microbatch of a phase that is new, or has other rows now, is left out: it is yet to be chosen.
+    The microbatch of a phase that is new or has another row length is left out, to be chosen again.
     """
     plain = open_settings(last)
     found = {key: plain.get(key, value_of(last, key)) for key in open_settings(config)}
@@ -88,7 +88,7 @@ ABSENT = object()
 
 
 def value_of(config: RunConfig, key: str) -> Any:
-    """The value of a dotted key; ABSENT where the run has no such phase, or its optimizer no such key."""
+    """Return the value of a dotted key; ABSENT if the run lacks the phase, or its optimizer the key."""
     found: Any = config
     for part in key.split("."):
         found = found.get(part, ABSENT) if isinstance(found, dict) else getattr(found, part, ABSENT)
@@ -96,7 +96,7 @@ def value_of(config: RunConfig, key: str) -> Any:
 
 
 def assigned(key: str, value: Any) -> str:
-    """KEY=VALUE as it is written on a command line."""
+    """Return KEY=VALUE as on a command line."""
     return f"{key}={value if isinstance(value, str) else json.dumps(value)}"
 
 

@@ -1,7 +1,7 @@
 """The architectures of BERT, RoBERTa and DistilBERT, as variants of `model`.
 
-BERT and RoBERTa are one encoder: RoBERTa has no second segment, and its positions begin after the padding's. DistilBERT
-has no token types at all.
+BERT and RoBERTa are one encoder: RoBERTa lacks the second segment, and its positions start after the padding's.
+DistilBERT lacks token types altogether.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from modernbert_train.core.text import plural
 
 @dataclass(frozen=True, kw_only=True)
 class BertShape(ModelConfig):
-    """What BERT and DistilBERT have in common. The defaults are BERT-base, uncased."""
+    """Common keys of BERT and DistilBERT. The defaults are BERT-base, uncased."""
 
     # rows of the embedding, at least the tokenizer's entries; RoBERTa: 50,265
     vocab_size: int = knob(30522, above=0, high=MOST_WIDTH)
@@ -30,7 +30,7 @@ class BertShape(ModelConfig):
     max_positions: int = knob(512, above=0, high=MOST_WIDTH)
     activation: Literal["gelu", "gelu_tanh"] = "gelu"  # exact (erf), as in transformers; or Google's tanh formula
     norm_eps: float = knob(1e-12, above=0)  # RoBERTa: 1e-5
-    # after the embeddings, the attention's projection (not of a DistilBERT) and the feed-forward, in training only
+    # after the embeddings, the attention's projection (not in DistilBERT) and the feed-forward, in training only
     dropout: float = knob(0.1, low=0, below=1, phased=True)
     # truncated normal, the same for all matrices (google-research/bert, modeling.py)
     init_std: float = knob(0.02, above=0, training=True)
@@ -45,7 +45,7 @@ class BertConfig(BertShape):
     """BERT (arXiv 1810.04805). The defaults are BERT-base, uncased; RoBERTa's (arXiv 1907.11692) are in the comments.
 
     There is no dropout of attention probabilities, which both were trained with (0.1): no kernel for packed sequences
-    can draw it by key, and models since MosaicBERT (arXiv 2312.17482) are trained without.
+    can draw it by key, and models since MosaicBERT (arXiv 2312.17482) are trained without it.
     """
 
     name: str = "bert"
@@ -73,18 +73,18 @@ class BertConfig(BertShape):
         """See `ModelConfig`."""
         if self.position_offset > 0 and self.activation != "gelu":
             yield (
-                f"model.position_offset={self.position_offset} with model.activation={self.activation}: positions that "
-                "begin after the padding's are RoBERTa's, which transformers only has with the exact GELU. Set "
+                f"model.position_offset={self.position_offset} with model.activation={self.activation}: a position "
+                "offset makes it a RoBERTa, which transformers only has with the exact GELU. Set "
                 "model.activation=gelu, or model.position_offset=0."
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistilBertConfig(BertShape):
-    """DistilBERT (arXiv 1910.01108): BERT without token types, and half of its layers. The defaults are
+    """DistilBERT (arXiv 1910.01108): BERT without token types, with half of its layers. The defaults are
     distilbert-base-uncased.
 
-    Published models had dropout of attention probabilities (0.1) and none after the projection; here there is neither.
+    Published models had dropout of attention probabilities (0.1) and none after the projection; here both are off.
     """
 
     name: str = "distilbert"
@@ -96,7 +96,7 @@ class DistilBertConfig(BertShape):
     def mistakes(self) -> Iterator[str]:
         """See `ModelConfig`."""
         if self.norm_eps != 1e-12:
-            yield f"model.norm_eps={self.norm_eps:g}: transformers' DistilBERT has 1e-12 whatever is said. Remove it."
+            yield f"model.norm_eps={self.norm_eps:g}: transformers' DistilBERT always has 1e-12. Remove it."
 
     title = "DistilBERT", "1910.01108"
 

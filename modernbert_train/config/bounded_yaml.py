@@ -1,4 +1,4 @@
-"""YAML text to nodes, within bounds: through aliases a hundred bytes stand for a billion values."""
+"""Parse YAML text to nodes, within bounds: through aliases, a hundred bytes can expand to a billion values."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from yaml.events import CollectionEndEvent, CollectionStartEvent
 
 MAX_BYTES = 1_000_000  # of one file
 MAX_NODES = 20_000  # keys, values and list items together, aliases written out
-MAX_DEPTH = 50  # sections and lists within each other
+MAX_DEPTH = 50  # nesting of sections and lists
 MAX_KEY = 200  # characters
-MAX_NUMBER = 200  # characters; the time to make a number of digits grows with their square
+MAX_NUMBER = 200  # characters; parsing a number takes time in the square of its digits
 
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
 
 
 class Loader(yaml.SafeLoader):
-    """YAML as people mean it: `1e-4` is a number, `on` and `010` are not silently something else."""
+    """YAML as users expect it: `1e-4` is a number, `on` and `010` are not silently converted."""
 
 
 class _InC(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """The same by libyaml, in a tenth of the time; it says less of mistakes, and a deep text would end the process."""
+    """The same by libyaml, ten times faster; its messages are poorer, and deep nesting would crash the process."""
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """Writes what `Loader` reads: a text that it would take for a number is quoted."""
+    """Write YAML for `Loader`: a text that it would read as a number is quoted."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -46,22 +46,22 @@ _InC.yaml_implicit_resolvers = Loader.yaml_implicit_resolvers
 
 
 class _Size(NamedTuple):
-    """Of a node with all that is in it, aliases written out."""
+    """Size of a node with its contents, aliases expanded."""
 
     nodes: int
     height: int
 
 
 def compose(text: str) -> yaml.Node | None:
-    """The root node of a text; None if it is empty.
+    """Return the root node of a text; None if it is empty.
 
     Raises:
-        yaml.YAMLError: it is not valid, or beyond a bound.
+        yaml.YAMLError: the text is not valid, or exceeds a bound.
     """
     try:
         node = _composed(text)
     except RecursionError:
-        raise yaml.YAMLError(f"more than {MAX_DEPTH} sections or lists within each other") from None
+        raise yaml.YAMLError(f"more than {MAX_DEPTH} nested sections or lists") from None
     if node is not None:
         _measure(node, {})
     return node
@@ -70,21 +70,21 @@ def compose(text: str) -> yaml.Node | None:
 def _composed(text: str) -> yaml.Node | None:
     depth = 0
     try:
-        for event in yaml.parse(text, Loader=_InC):  # one after the other, however deep
+        for event in yaml.parse(text, Loader=_InC):  # events do not recurse, however deep the text
             depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
             if depth > MAX_DEPTH:
                 raise RecursionError
         return yaml.compose(text, Loader=_InC)
     except yaml.YAMLError:
-        return yaml.compose(text, Loader=Loader)  # which says what is wrong
+        return yaml.compose(text, Loader=Loader)  # for its better message
 
 
 def _measure(node: yaml.Node, known: dict[yaml.Node, _Size | None]) -> _Size:
-    """How large a node is; None in `known` while it is looked at."""
+    """Return the size of a node; it is None in `known` while it is being measured."""
     if node in known:
         size = known[node]
         if size is None:
-            raise yaml.YAMLError("an alias contains itself. Write its content in its place.")
+            raise yaml.YAMLError("an alias contains itself. Replace it by its content.")
         return size
     if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBERS and len(node.value) > MAX_NUMBER:
         raise yaml.YAMLError(f"a number or date of {len(node.value):,} characters. Quote it if it is text.")
@@ -94,7 +94,7 @@ def _measure(node: yaml.Node, known: dict[yaml.Node, _Size | None]) -> _Size:
     if size.nodes > MAX_NODES or size.height > MAX_DEPTH:
         raise yaml.YAMLError(
             f"more than {MAX_NODES:,} keys and values, each alias counted with all its content, or {MAX_DEPTH} "
-            "sections or lists within each other. Remove aliases, or look for a missing bracket."
+            "nested sections or lists. Remove aliases, or look for a missing bracket."
         )
     known[node] = size
     return size
@@ -107,12 +107,12 @@ def _inside(node: yaml.Node) -> list[yaml.Node]:
 
 
 def dump(tree: Any) -> str:
-    """Plain values as YAML, in their order."""
+    """Return plain values as YAML, in their order."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def read_bounded(file: Path) -> str:
-    """The text of a file of at most MAX_BYTES; what is behind them is never read, be it endless.
+    """Return the text of a file of at most MAX_BYTES, without reading further, even if the file is endless.
 
     Raises:
         OSError: it cannot be read, or is larger.

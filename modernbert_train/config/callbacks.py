@@ -1,7 +1,7 @@
-"""Which of Composer's callbacks and loggers a run may name, with which arguments: data, so `check` needs no Composer.
+"""Composer's callbacks and loggers that a run may use, with their arguments, as data: `check` works without Composer.
 
-The names are Composer's own, as in YAML files of its users; train/callbacks.py has the classes, and a test holds
-the arguments against their constructors. What cannot work in this trainer is refused with the reason, not left silent.
+The names are Composer's, as in YAML files of its users. train/callbacks.py has the classes; a test compares the
+arguments with their constructors. Plugins that cannot work in this trainer are refused with the reason.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ PACKAGES = {
 
 GPU_ONLY = ("memory_monitor", "memory_snapshot", "oom_observer")  # callbacks that measure nothing on a CPU
 
-_OUR_CHECKPOINTS = "checkpoints here are written and found by the checkpoint: section, not by Composer"
+_OUR_CHECKPOINTS = "the checkpoint: section writes and finds checkpoints here, not Composer"
 _OUR_VALIDATION = "it reads Composer's metrics, and validation here is measured by the eval: section"
-_RANK_ZERO = "loggers run on rank 0 alone here, so that one that fails cannot leave the others waiting"
-_ONE_FILE = "every start writes a file of its own into the run's folder, named by its time"
+_RANK_ZERO = "loggers run only on rank 0 here, so a failing one cannot leave the other ranks waiting"
+_ONE_FILE = "every start writes a new file into the run's folder, named by its time"
 _NO_UPLOADS = "nothing here uploads files through loggers; copy them yourself"
 _SECRET = "it would be saved with the run's configuration; set the environment variable {} instead"
 
 # path below the root -> why it cannot work here
 REFUSED: dict[str, str] = {
-    "callbacks.activation_monitor": "it logs every first index of a tensor by itself, and that is a token here",
+    "callbacks.activation_monitor": "it logs each first index of a tensor separately, which is a token here",
     "callbacks.checkpoint_saver": _OUR_CHECKPOINTS,
     "callbacks.early_stopper": _OUR_VALIDATION,
     "callbacks.export_for_inference": "`python -m modernbert_train export` writes a Hugging Face model",
@@ -88,7 +88,7 @@ REFUSED: dict[str, str] = {
     "loggers.mlflow.model_registry_prefix": _NO_UPLOADS,
     "loggers.mlflow.model_registry_uri": _NO_UPLOADS,
     "loggers.mlflow.rank_zero_only": _RANK_ZERO,
-    "loggers.mosaicml": "it reports to a platform that this trainer is not started by",
+    "loggers.mosaicml": "it reports to a platform that does not start this trainer",
     "loggers.neptune.api_token": _SECRET.format("NEPTUNE_API_TOKEN"),
     "loggers.neptune.rank_zero_only": _RANK_ZERO,
     "loggers.neptune.upload_checkpoints": _OUR_CHECKPOINTS,

@@ -1,8 +1,8 @@
-"""Rules, one small function each; `check` runs them all and reports every broken one. The bounds of a single field are
-written at the field, see knob.py; all others span several fields.
+"""Rules for a run's configuration, one small function each; `check` runs all of them and reports every broken one. The
+bounds of a single field are written at the field, see knob.py; the rules here compare several fields.
 
-A rule yields messages of three parts: the keys with their values, why they cannot be, what to change. Rules see only
-the configuration (and the number of ranks when it is known), never a file, a GPU or torch.
+A rule yields messages of three parts: the keys with their values, the reason, the remedy. Rules read only the
+configuration (and the number of ranks if it is known), never a file, a GPU or torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from modernbert_train.config.stream_rules import one_source, phase_shares, strea
 from modernbert_train.core.files import TABLE_ENDS, ending
 from modernbert_train.errors import ConfigError
 
-# kernel -> orders that it serves; models/attention checks device and precision
+# kernel -> supported orders; models/attention checks device and precision
 KERNEL_ORDERS: dict[str, tuple[Order, ...]] = {
     "varlen": ("all", "causal"),
     "flash": ("all", "causal"),
@@ -45,7 +45,7 @@ KERNEL_ORDERS: dict[str, tuple[Order, ...]] = {
     "sdpa": ("all", "causal", "given"),
 }
 
-# bias of a model's scores -> kernels that serve it
+# bias of a model's attention scores -> kernels that support it
 BIAS_KERNELS: dict[Bias, tuple[str, ...]] = {"sequences": ("sdpa",), "pairs": ("flex", "sdpa")}
 
 Rule = Callable[[RunConfig, int], Iterator[str]]
@@ -56,10 +56,10 @@ def check(config: RunConfig, num_ranks: int = 1) -> None:
 
     Args:
         config: the loaded run.
-        num_ranks: processes that would train.
+        num_ranks: processes that will train.
 
     Raises:
-        ConfigError: one line for each broken rule.
+        ConfigError: a rule is broken; one line for each.
     """
     refuse_too_many(config)
     messages = [message for rule in RULES for message in rule(config, num_ranks)]
@@ -73,27 +73,27 @@ def run_name(config: RunConfig, num_ranks: int) -> Iterator[str]:
 
 
 def bounds(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    """Every number against the bounds at its field; see knob.py."""
+    """Check every number against the bounds at its field; see knob.py."""
     for key, value, knob in knobs(config):
         yield from knob.mistakes(key, value)
     for name, phase in config.phases.items():
         for section in phase.overridden:
-            now = getattr(config.in_phase[name], section)  # which may be another variant than the run's
+            now = getattr(config.in_phase[name], section)  # may be another variant than the run's
             facts = {field.name: facts_of(field) for field in fields(now)}
             for key, value in getattr(phase, section).items():
                 yield from facts[key].mistakes(f"phases.{name}.{section}.{key}", value)
 
 
 def objectives_of_phases(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    """Phases may change the objective if text is packed the same way and the encoder has the heads that it needs."""
+    """Phases may change the objective if text is packed the same way and the encoder has the needed heads."""
     own = config.objective
     for name, now in config.in_phase.items():
         other = now.objective
         lesser = own.heads if own.named_teacher is None else ("tokens",)
         if other.special_tokens != own.special_tokens or other.heads not in (own.heads, own.idle_heads, lesser):
-            remedy = "Make it a run of its own with weights.init_from."
+            remedy = "Make it a separate run with weights.init_from."
             if hasattr(own, "mlm_head") and other.heads == ("tokens",):
-                remedy = "Set objective.mlm_head=true, or make it a run of its own with weights.init_from."
+                remedy = "Set objective.mlm_head=true, or make it a separate run with weights.init_from."
             elif other.named_teacher is not None and own.heads == ("tokens",):
                 remedy = (
                     f"Set objective={{name: {other.name}, ...}} for the run, whose model is built for it, and "
@@ -101,8 +101,8 @@ def objectives_of_phases(config: RunConfig, num_ranks: int) -> Iterator[str]:
                 )
             elif hasattr(other, "mlm_head") and own.heads == ("tokens",):
                 remedy = (
-                    f"Set objective={{name: {other.name}, mlm_head: true}}, which the model is built for, and "
-                    f"objective={{name: {own.name}}} in the phases of that; or make it a run of its own with "
+                    f"Set objective={{name: {other.name}, mlm_head: true}} for the run, whose model is built for it, "
+                    f"and objective={{name: {own.name}}} in its phases; or make it a separate run with "
                     "weights.init_from."
                 )
             yield (
@@ -113,8 +113,8 @@ def objectives_of_phases(config: RunConfig, num_ranks: int) -> Iterator[str]:
 
 
 def kinds(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    """Mistakes that the model and the objective report, in the run and in each phase."""
-    model, told = config.model, set[str]()
+    """Check the model and the objective by their own rules, in the run and in each phase."""
+    model, reported = config.model, set[str]()
     if min(model.hidden_size, model.num_heads) > 0 and model.hidden_size % model.num_heads:
         yield (
             f"model.hidden_size={model.hidden_size} is not a multiple of model.num_heads={model.num_heads}. "
@@ -127,12 +127,12 @@ def kinds(config: RunConfig, num_ranks: int) -> Iterator[str]:
         messages = [*now.model.mistakes(), *(now.model.mistakes_from_scratch() if config.from_scratch else ())]
         if not messages and not _outside("objective", now.objective):
             messages = [*now.objective.mistakes(now.model), *now.objective.mistakes_after(config.objective)]
-        yield from (here + message for message in messages if message not in told)
-        told.update(messages)
+        yield from (here + message for message in messages if message not in reported)
+        reported.update(messages)
 
 
 def _outside(section: str, config: ModelConfig | ObjectiveConfig) -> bool:
-    """True if a number of it is out of its bounds, which `bounds` reports."""
+    """Return True if one of its numbers is out of bounds, which `bounds` reports."""
     return any(message for key, value, knob in knobs(config, (section,)) for message in knob.mistakes(key, value))
 
 
@@ -141,35 +141,35 @@ def one_origin(config: RunConfig, num_ranks: int) -> Iterator[str]:
     if len(weights.named) > 1:
         (key, name), (second, other), *_ = weights.named.items()
         yield (
-            f"weights.{key}={name} and weights.{second}={other}: both would give the first weights. Keep init_from for "
+            f"weights.{key}={name} and weights.{second}={other}: both define the first weights. Keep init_from for "
             "a model of this size, grow_from for a smaller one, shrink_from for a larger one."
         )
     if weights.vocabulary != "same" and weights.init_from is None and weights.shrink_from is None:
         yield (
             f"weights.vocabulary={weights.vocabulary}: only weights of weights.init_from and weights.shrink_from get "
-            "another vocabulary. Name them there, or remove it."
+            "another vocabulary. Name a model there, or remove the key."
         )
     for key, name in weights.named.items():
         if key != "init_from" and config.objective.generator_of(config.model) is not None:
             yield (
-                f"weights.{key}={name} with objective.name={config.objective.name}: only what predicts masked tokens "
-                f"is {'grown' if key == 'grow_from' else 'shrunk'}. Train the model so first, and name it as "
+                f"weights.{key}={name} with objective.name={config.objective.name}: only masked-language models are "
+                f"{'grown' if key == 'grow_from' else 'shrunk'}. Train such a model first, and name it as "
                 "weights.init_from."
             )
     if config.start is not None and weights.named:
         key, other = next(iter(weights.named.items()))
         yield (
-            f"start.checkpoint={config.start.checkpoint} and weights.{key}={other}: both would give the first weights. "
-            f"Keep start to continue from a checkpoint, weights.{key} for weights alone."
+            f"start.checkpoint={config.start.checkpoint} and weights.{key}={other}: both define the first weights. "
+            f"Keep start to continue from a checkpoint, weights.{key} to use only its weights."
         )
 
 
 def positions(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    """Positions end somewhere; rows must not be longer."""
+    """Rows must not be longer than the model's positions."""
     bounds = {name: now.model.max_positions for name, now in config.in_phase.items() if now.model.max_positions}
     for name, most in bounds.items():
         phase = config.phases[name]
-        whole = not isinstance(config.in_phase[name].objective, ChooseConfig)  # a document is one sequence, not several
+        whole = not isinstance(config.in_phase[name].objective, ChooseConfig)  # a choice splits a document
         if phase.row_tokens > most and whole:
             here = f"phases.{name}"
             fitting = phase.tokens_at_once // most * most or most
@@ -181,22 +181,22 @@ def positions(config: RunConfig, num_ranks: int) -> Iterator[str]:
     if bounds and config.eval.row_tokens is not None and config.eval.row_tokens > (most := min(bounds.values())):
         yield (
             f"eval.row_tokens={config.eval.row_tokens} exceeds model.max_positions={most}, and a sequence may fill its "
-            "row. Remove eval.row_tokens, which then is the phase's, or lower it."
+            "row. Remove eval.row_tokens, so that the phase's is used, or lower it."
         )
 
 
 def labelled(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    """Labelled texts have separate evaluations."""
+    """Labelled objectives predict no tokens, so held-out text cannot measure them."""
     validation, objective = config.data.validation, config.objective
     if objective.is_labelled and validation is not None:
         yield (
-            f"data.validation={validation} with objective.name={objective.name}: it is text whose tokens are "
-            "predicted, and none are here. Remove it; labelled texts are measured by evals, with name: scores."
+            f"data.validation={validation} with objective.name={objective.name}: validation predicts tokens, which "
+            "this objective does not. Remove it; labelled texts are measured by evals, with name: scores."
         )
 
 
 def kernels_and_orders(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    """Kernel and encoder must serve the order of every phase; kernels check this machine later."""
+    """Kernel and encoder must support the order of every phase; the kernels check this machine later."""
     yield from _neighbours(config)
     compute = config.compute
     for key, kernel in {"attention": compute.attention, "global_attention": compute.global_attention}.items():
@@ -205,24 +205,25 @@ def kernels_and_orders(config: RunConfig, num_ranks: int) -> Iterator[str]:
         bias = config.model.score_bias
         if bias and kernel not in BIAS_KERNELS[bias]:
             yield (
-                f"compute.{key}={kernel} with model.name={config.model.name}: it adds to the scores of attention, and "
-                f"that kernel takes nothing to add. Set compute.{key}=auto, or {' or '.join(BIAS_KERNELS[bias])}."
+                f"compute.{key}={kernel} with model.name={config.model.name}: this model adds a bias to attention "
+                f"scores, which the kernel does not support. Set compute.{key}=auto, or "
+                f"{' or '.join(BIAS_KERNELS[bias])}."
             )
             continue
         if bias and kernel == "flex" and compute.deterministic:
             yield (
                 f"compute.{key}=flex with model.name={config.model.name} and compute.deterministic=true: that kernel "
-                f"sums gradients of distances in no fixed order. Set compute.{key}=auto, which takes sdpa."
+                f"sums gradients of distances in no fixed order. Set compute.{key}=auto, which uses sdpa."
             )
             continue
         if kernel == "tiles" and config.model.head_size not in TILE_HEADS:
             yield (
-                f"compute.{key}={kernel} with heads of {config.model.head_size}: that kernel takes heads of "
+                f"compute.{key}={kernel} with heads of {config.model.head_size}: that kernel supports heads of "
                 f"{', '.join(map(str, TILE_HEADS))}. Set compute.{key}=auto."
             )
         if kernel == "cudnn" and config.model.head_size not in CUDNN_HEADS:
             yield (
-                f"compute.{key}={kernel} with heads of {config.model.head_size}: cuDNN takes multiples of 8 up to "
+                f"compute.{key}={kernel} with heads of {config.model.head_size}: cuDNN supports multiples of 8 up to "
                 f"{CUDNN_HEADS[-1]}. Set compute.{key}=auto."
             )
         if kernel == "cudnn" and compute.deterministic:
@@ -236,19 +237,19 @@ def kernels_and_orders(config: RunConfig, num_ranks: int) -> Iterator[str]:
                 able = ", ".join(each for each, orders in KERNEL_ORDERS.items() if order in orders)
                 yield (
                     f"compute.{key}={kernel} with objective.name={now.objective.name} in phases.{name}: that kernel "
-                    f"has no {order} order. Set compute.{key}=auto, or one of {able}."
+                    f"does not support order {order}. Set compute.{key}=auto, or one of {able}."
                 )
                 break
 
 
 def _neighbours(config: RunConfig) -> Iterator[str]:
-    """A convolution reads the next token in every order."""
+    """A convolution always reads the next token, so it allows no causal order."""
     convolution = config.model.convolution
     for name, now in config.in_phase.items():
         if convolution and now.objective.order != "all":
             yield (
                 f"model.convolution={convolution} with objective.name={now.objective.name} in phases.{name}: it reads "
-                "both neighbours of a token, and the next one is to be predicted. Set model.convolution=0, or "
+                "both neighbours of a token, also the next one, which is predicted. Set model.convolution=0, or "
                 "objective.name=mlm."
             )
 
@@ -279,15 +280,16 @@ def phase_schedule(config: RunConfig, num_ranks: int) -> Iterator[str]:
             )
         if schedule.plateau == "inverse_sqrt" and schedule.warmup_tokens < 1:
             yield (
-                f"{here}.schedule.plateau=inverse_sqrt: falls from the end of the warmup on, and "
+                f"{here}.schedule.plateau=inverse_sqrt: the learning rate falls from the end of the warmup, and "
                 f"{here}.schedule.warmup_tokens={schedule.warmup_tokens}. Set warmup_tokens above 0."
             )
         elif schedule.plateau == "inverse_sqrt" and 0 < schedule.decay_tokens < phase.tokens:
             reached = (schedule.warmup_tokens / (phase.tokens - schedule.decay_tokens)) ** 0.5
             if schedule.final_lr_ratio > reached:
                 yield (
-                    f"{here}.schedule.final_lr_ratio={schedule.final_lr_ratio}: the rate has fallen to {reached:.3g} "
-                    "of its peak when the decay begins, which would raise it again. Lower it, or decay earlier."
+                    f"{here}.schedule.final_lr_ratio={schedule.final_lr_ratio}: the learning rate has fallen to "
+                    f"{reached:.3g} of its peak when the decay begins, which would raise it. Lower it, or decay "
+                    "earlier."
                 )
 
 
@@ -319,8 +321,8 @@ def _divisible(here: str, phase: PhaseConfig, warmup: BatchWarmupConfig | None, 
             f" and start_rows and step_rows to multiples of {num_ranks}." if warmup else "."
         )
         yield (
-            f"{here}: a global batch of {uneven[0]} rows cannot be shared evenly by {num_ranks} ranks, and every rank "
-            f"must make the same number of rows. {hint}"
+            f"{here}: a global batch of {uneven[0]} rows cannot be divided evenly among {num_ranks} ranks, and every "
+            f"rank must compute the same number of rows. {hint}"
         )
 
 
@@ -337,7 +339,7 @@ def validation_rows(config: RunConfig, num_ranks: int) -> Iterator[str]:
     if config.eval.times_per_phase is not None and config.eval.interval_tokens is not None:
         yield (
             f"eval.times_per_phase={config.eval.times_per_phase} and eval.interval_tokens="
-            f"{config.eval.interval_tokens}: both would say when to validate. Remove one of them."
+            f"{config.eval.interval_tokens}: both define when to validate. Remove one of them."
         )
 
 
@@ -346,7 +348,7 @@ def evaluations(config: RunConfig, num_ranks: int) -> Iterator[str]:
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name):
             yield f"evals.{name}: the name is used in metrics. Use at most 40 letters, digits, '_' and '-'."
         elif name == "heldout":
-            yield "evals.heldout: this name is the held-out text's, whose section is eval. Choose another."
+            yield "evals.heldout: this name is reserved for the held-out text of section eval. Choose another."
         if isinstance(settings, ProbeConfig):
             yield from _probe(f"evals.{name}", settings)
         elif isinstance(settings, ScoresConfig):
@@ -357,30 +359,30 @@ def evaluations(config: RunConfig, num_ranks: int) -> Iterator[str]:
 
 def _scores(here: str, scores: ScoresConfig, objective: ObjectiveConfig) -> Iterator[str]:
     if not isinstance(objective, LabelledConfig):
-        yield f"{here}.name=scores with objective.name={objective.name}: it tells no classes. Set {here}.name=probe."
+        yield f"{here}.name=scores with objective.name={objective.name}: it predicts no labels. Set {here}.name=probe."
         return
     known = KINDS[objective.task_kind].metrics
     for metric in scores.metrics:
         if metric not in known:
-            yield f"{here}.metrics: {metric} is none of this objective. Choose from {', '.join(known)}."
+            yield f"{here}.metrics: {metric} is not a metric of this objective. Choose from {', '.join(known)}."
     if "f1" in scores.metrics and len(objective.labels) != 2:
-        yield f"{here}.metrics: f1 is that of the second of two classes, and there are {len(objective.labels)}."
+        yield f"{here}.metrics: f1 is for the second of two classes, and there are {len(objective.labels)}."
 
 
 def _probe(here: str, probe: ProbeConfig) -> Iterator[str]:
     for key, file in (("train", probe.train), ("test", probe.test)):
         if file is not None and ending(Path(file)) not in TABLE_ENDS:
-            yield f"{here}.{key}={file}: of which kind is it? Name one of {', '.join(TABLE_ENDS)}."
+            yield f"{here}.{key}={file}: unknown kind of file. Name one of {', '.join(TABLE_ENDS)}."
     if probe.test == probe.train:
         yield (
-            f"{here}.test={probe.test} is {here}.train too: the probe would be tested on its training texts. Remove "
-            "test, and each text is classified by a probe trained on the others."
+            f"{here}.test={probe.test} is also {here}.train: the probe would be tested on its training texts. Remove "
+            "test, so that each text is classified by a probe trained on the other folds."
         )
     if not probe.text_columns:
-        yield f"{here}.text_columns=[]: there would be nothing to read. Name the column of the text."
+        yield f"{here}.text_columns=[]: no text to read. Name the column of the text."
     if probe.label_column in probe.text_columns:
         yield (
-            f"{here}.label_column={probe.label_column} is one of {here}.text_columns too: the text would hold its "
+            f"{here}.label_column={probe.label_column} is also one of {here}.text_columns: the text would contain its "
             "class. Name another."
         )
 
@@ -400,11 +402,11 @@ def residual_precision(config: RunConfig, num_ranks: int) -> Iterator[str]:
     if compute.residual_precision == "fp32":
         return
     if not isinstance(config.model, ModernBertConfig):
-        yield f"{here} with model.name={config.model.name}: ModernBERT's layers alone have it. Set it to fp32."
+        yield f"{here} with model.name={config.model.name}: only ModernBERT supports it. Set it to fp32."
     if compute.precision == "fp32" or (compute.precision == "auto" and compute.device == "cpu"):
         yield (
-            f"{here} with compute.precision={compute.precision}: products are in fp32 then, and rounding what they are "
-            "added to wins nothing. Set compute.precision=bf16, or compute.residual_precision=fp32."
+            f"{here} with compute.precision={compute.precision}: products are in fp32 then, and rounding the residual "
+            "saves nothing. Set compute.precision=bf16, or compute.residual_precision=fp32."
         )
 
 
@@ -415,13 +417,13 @@ def search(config: RunConfig, num_ranks: int) -> Iterator[str]:
 
 
 def search_refused(*, compiled: bool) -> str:
-    """Return the message for compute.search=true where no kernel is generated for a GPU."""
+    """Return the message for compute.search=true if no GPU kernel is generated."""
     if not compiled:
         return (
             "compute.search=true without compute.compile: it tunes the kernels that torch.compile generates. Set "
             "compute.compile=true, or compute.search=false."
         )
-    return "compute.search=true on a CPU: it tunes kernels of GPUs alone. Set compute.search=false."
+    return "compute.search=true on a CPU: it only tunes kernels of GPUs. Set compute.search=false."
 
 
 def precision_and_device(config: RunConfig, num_ranks: int) -> Iterator[str]:
@@ -444,14 +446,14 @@ def sharding(config: RunConfig, num_ranks: int) -> Iterator[str]:
     here = f"distributed.shard_ranks={shard_ranks}"
     if strategy != "hsdp":
         if shard_ranks is not None:
-            yield f"{here} with distributed.strategy={strategy}: only hsdp divides the ranks. Remove it, or set hsdp."
+            yield f"{here} with distributed.strategy={strategy}: only hsdp groups the ranks. Remove it, or set hsdp."
     elif shard_ranks is None:
         yield (
-            "distributed.strategy=hsdp without distributed.shard_ranks: how many ranks share one copy of the weights? "
-            "Usually those of one machine: distributed.shard_ranks=8."
+            "distributed.strategy=hsdp without distributed.shard_ranks: how many ranks share one replica? "
+            "Usually the ranks of one machine: distributed.shard_ranks=8."
         )
     elif shard_ranks < 2:
-        yield f"{here}: a copy on each rank is distributed.strategy=ddp. Use that, or at least 2."
+        yield f"{here}: a replica on each rank is distributed.strategy=ddp. Use that, or at least 2."
     elif num_ranks > 1 and num_ranks % shard_ranks:
         yield f"{here} does not divide {num_ranks} ranks into equal groups. Use a divisor of {num_ranks}, or fsdp2."
 

@@ -1,6 +1,6 @@
-"""Objectives on labelled texts: its class, classes or score, or a class for each of its words.
+"""Objectives for labelled texts: a class, several classes or a score for a text, or a class for each of its words.
 
-`labels` are the names in the order of the logits, so that a checkpoint can be exported without the data.
+`labels` lists the names in the order of the logits, so a checkpoint can be exported without the data.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from modernbert_train.config.knob import knob
 from modernbert_train.config.model import ModelConfig
 from modernbert_train.config.objective import ObjectiveConfig
 
-LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"  # end the names of an adapter's matrices, as in peft
+LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"  # suffixes of an adapter's matrices, as in peft
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
-    """Keys of low-rank adapters, those of peft's LoraConfig; see models/lora.py."""
+    """Low-rank adapters, with the keys of peft's LoraConfig; see models/lora.py."""
 
     rank: int = knob(8, low=1, high=1024)
     alpha: float | None = knob(None, above=0)  # the product is scaled by alpha / rank; None: twice the rank
     dropout: float = knob(0.0, low=0, below=1)  # of an adapter's input, in training only
-    targets: tuple[str, ...] = ()  # linear layers by the last part of their name, such as Wqkv; (): all of the layers
+    targets: tuple[str, ...] = ()  # last parts of linear layers' names, such as Wqkv; (): all of the layers
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "targets", tuple(self.targets))  # out of YAML it is a list, which has no hash
+        object.__setattr__(self, "targets", tuple(self.targets))  # YAML gives a list, which cannot be hashed
 
     @property
     def scale(self) -> float:
@@ -36,21 +36,21 @@ class LoraConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledConfig(ObjectiveConfig):
-    """Keys that all of them have. Documents have labels beside them, as `finetune` writes them."""
+    """Keys of all labelled objectives. Documents are stored with labels, as `finetune` writes them."""
 
     labels: tuple[str, ...] = ()  # names of the classes, in the order of the logits
     dropout: float = knob(0.0, low=0, below=1)  # before the last matrix, in training only
-    # the encoder keeps its weights and has no dropout; one matrix on its states, nothing between, is all that learns
+    # freezes the encoder, without dropout; only one matrix on its hidden states is trained
     freeze: bool = False
-    # the encoder keeps its weights and learns by low-rank adapters; the head after it is trained in full
+    # low-rank adapters, trained instead of the encoder's weights; the head is trained in full
     lora: LoraConfig | None = None
-    # longest text that the encoder was trained on, whatever the labelled texts: the limit of the exported model and of
-    # the next fine-tuning; None: the rows of the last phase
+    # longest text that the encoder was trained on, independent of the labelled texts: the limit of the exported model
+    # and the next fine-tuning; None: the rows of the last phase
     max_tokens: int | None = knob(None, above=0, restart=True)
     predicted_share = 0.0  # no token is predicted
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "labels", tuple(self.labels))  # out of YAML it is a list, which has no hash
+        object.__setattr__(self, "labels", tuple(self.labels))  # YAML gives a list, which cannot be hashed
 
     @property
     def num_logits(self) -> int:
@@ -89,13 +89,13 @@ class LabelledConfig(ObjectiveConfig):
         """See `ObjectiveConfig`."""
         here = f"objective.labels={list(self.labels)}"
         if len(self.labels) < self.min_labels:
-            yield f"{here} with objective.name={self.name}: one class cannot be distinguished from none. Name two."
+            yield f"{here} with objective.name={self.name}: one class leaves nothing to distinguish. Name two."
         if len({*self.labels}) < len(self.labels):
             yield f"{here}: a name is listed twice. Remove one."
         if self.freeze and self.lora is not None:
             yield "objective.freeze=true with objective.lora: a frozen encoder learns nothing. Remove one of them."
         if self.segments > max(1, model.segments):
-            yield f"objective.segments=2 with model.name={model.name}: it has no second token type. Set 1."
+            yield f"objective.segments=2 with model.name={model.name}: it lacks a second token type. Set 1."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ class ClassifyConfig(LabelledConfig):
     # single-label: one class, cross-entropy; multi-label: any number of them, binary cross-entropy of each;
     # regression: a score, squared error
     kind: Literal["single-label", "multi-label", "regression"] = "single-label"
-    # what is read of the hidden states: that of [CLS], or their mean over the text, [CLS] and [SEP] included
+    # input of the head: the hidden state of [CLS], or the mean over the text, [CLS] and [SEP] included
     pooling: Literal["cls", "mean"] = "mean"
     segments: int = knob(1, low=1, high=2)  # 2: the second text of a pair has token type 1
     pools = True
@@ -127,7 +127,7 @@ class ClassifyConfig(LabelledConfig):
 
     @property
     def told_classes(self) -> tuple[str, ...]:
-        return (self.kind,) if self.kind == "regression" else super().told_classes  # an export names its one score
+        return (self.kind,) if self.kind == "regression" else super().told_classes  # an export names the one score
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """See `ObjectiveConfig`."""
@@ -166,5 +166,5 @@ class TagConfig(LabelledConfig):
     tells = "words"
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
-        """See `ObjectiveConfig`: of all tokens, which bounds it; words are fewer."""
+        """See `ObjectiveConfig`: every token, an upper bound; words are fewer."""
         return {"tag": 1.0}

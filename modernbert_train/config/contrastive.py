@@ -10,61 +10,61 @@ from modernbert_train.config.knob import knob
 from modernbert_train.config.model import ModelConfig
 from modernbert_train.config.objective import ObjectiveConfig
 
-SCORE_UNIT = 1 << 20  # a teacher's scores, 0 to 1, travel as whole numbers of this unit
-TOKEN_PROJECTION = "token_projection"  # module of the matrix from hidden states to vectors of tokens
+SCORE_UNIT = 1 << 20  # a teacher's scores, 0 to 1, are stored as whole numbers of this unit
+TOKEN_PROJECTION = "token_projection"  # module of the matrix from hidden states to token vectors
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContrastiveConfig(ObjectiveConfig):
-    """A query's positive among all texts of the global batch (InfoNCE, arXiv 1807.03748), by cosine or MaxSim.
+    """Finding a query's positive among all texts of the global batch (InfoNCE, arXiv 1807.03748), by cosine or MaxSim.
 
     Documents are pairs, or pairs with mined negatives, as `prepare` writes them with a section `pairs`.
     """
 
     name: str = "contrastive"
-    # a text's vector: the state of [CLS], or the mean of its states, [CLS] and [SEP] included. late: a vector for each
-    # token, and for the cosine MaxSim, the sum over a query's tokens of the highest cosine among those of a text (late
-    # interaction: ColBERT, arXiv 2004.12832)
+    # a text's vector: the hidden state of [CLS], or the mean of its hidden states, [CLS] and [SEP] included. late: one
+    # vector for each token, and MaxSim instead of cosine, the sum over a query's tokens of the highest cosine with a
+    # token of the text (late interaction: ColBERT, arXiv 2004.12832)
     pooling: Literal["cls", "mean", "late"] = "mean"
     # late: width of a token's vector, by a matrix without bias that is trained with the encoder
     token_vectors: int = knob(128, low=1)
-    # what scores are divided by; None: 0.05, and 1 of MaxSim, as sentence-transformers' scales of 20 and 1
+    # divisor of scores; None: 0.05, and 1 for MaxSim, as sentence-transformers' scales of 20 and 1
     temperature: float | None = knob(None, above=0, phased=True)
-    # temperature is only where it begins, and is trained as the logarithm of its inverse, without weight decay; it
-    # stays within 0.01 and 1 (CLIP, arXiv 2103.00020)
+    # trains the temperature from its value here, as the logarithm of its inverse, without weight decay, within 0.01 and
+    # 1 (CLIP, arXiv 2103.00020)
     learn_temperature: bool = False
-    # all pairs of a global batch are of one stream; streams take turns, so that each keeps to its share within a batch
+    # all pairs of a global batch come from one stream; streams alternate so that each keeps its share within a batch
     one_source: bool = knob(False, phased=True)
-    # each positive looks for its query too, and the two losses are averaged
+    # each positive also searches for its query, and the two losses are averaged
     symmetric: bool = knob(False, phased=True)
-    # a negative whose cosine exceeds that of the positive by more than this is taken for a positive that nobody judged,
-    # and left out (arXiv 2506.05176 has 0.1); of MaxSim, for each token of the query; None: none is
+    # a negative whose cosine exceeds the positive's by more than this counts as an unlabelled positive and is left out
+    # (arXiv 2506.05176 has 0.1); for MaxSim, per token of the query; None: all negatives are kept
     margin: float | None = knob(None, low=-2, high=2, phased=True)
-    # further widths: the first numbers of a vector are trained as a vector too, and the losses of all widths averaged
+    # further widths: the first numbers of a vector are also trained as a vector, and the losses of all widths averaged
     # (arXiv 2205.13147)
     matryoshka: tuple[int, ...] = knob((), phased=True)
-    # weight of the squared difference of two margins, of cosines and of a teacher's scores, each that of a query with
-    # its positive less that with a negative (arXiv 2010.02666); `prepare` stores them as shares of
+    # weight of the squared difference of two margins, of cosines and of a teacher's scores: a query's score with its
+    # positive minus the score with a negative (arXiv 2010.02666); `prepare` stores them as shares of
     # pairs.score_range. 0: scores are not read
     score_weight: float = knob(0.0, low=0)
-    # the model has a head that predicts tokens too, so that phases may train it by mlm, causal or permutation
+    # gives the model a masked-LM head too, so that phases may train it by mlm, causal or permutation
     mlm_head: bool = False
-    # longest text that the model reads, however short the pairs are: the limit of the exported model; None: what the
-    # first weights read, and without any the rows of the last phase
+    # longest text that the model reads, even if the pairs are shorter: the limit of the exported model; None: the limit
+    # of the first weights, or without any the rows of the last phase
     max_tokens: int | None = knob(None, above=0, restart=True)
     predicted_share = 0.0  # no token is predicted
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "matryoshka", tuple(self.matryoshka))  # out of YAML it is a list, which has no hash
+        object.__setattr__(self, "matryoshka", tuple(self.matryoshka))  # YAML gives a list, which cannot be hashed
 
     @property
     def is_late(self) -> bool:
-        """Whether each token has a vector."""
+        """True if each token has a vector."""
         return self.pooling == "late"
 
     @property
     def first_temperature(self) -> float:
-        """The divisor of scores before it is trained."""
+        """The divisor of scores before training."""
         return self.temperature or (1.0 if self.is_late else 0.05)
 
     title = "contrastive training on pairs of texts", "2101.06983"
@@ -75,11 +75,11 @@ class ContrastiveConfig(ObjectiveConfig):
 
     @property
     def details(self) -> str:
-        learnt = " to begin with, learnt" if self.learn_temperature else ""
+        learnt = " initially, learnt" if self.learn_temperature else ""
         how = f"MaxSim of tokens in {self.token_vectors} numbers" if self.is_late else f"{self.pooling} pooling"
         parts = [f"{how}, temperature {self.first_temperature:g}{learnt}"]
         parts += ["both directions"] if self.symmetric else []
-        parts += ["each batch of one stream"] if self.one_source else []
+        parts += ["each batch from one stream"] if self.one_source else []
         parts += [] if self.margin is None else [f"negatives beyond a margin of {self.margin:g} left out"]
         parts += [f"margins of a teacher's scores, weight {self.score_weight:g}"] if self.score_weight else []
         parts += [f"widths {', '.join(map(str, self.matryoshka))} too"] if self.matryoshka else []
@@ -103,19 +103,19 @@ class ContrastiveConfig(ObjectiveConfig):
         return ("tokens",) if self.mlm_head else ()
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
-        """See `ObjectiveConfig`: only the vectors of tokens have weights of their own."""
+        """See `ObjectiveConfig`: only the projection to token vectors has weights."""
         return dict.fromkeys((*self.heads, *self.idle_heads), 0.0) | {"vectors": float(self.is_late)}
 
     def for_validation(self) -> ContrastiveConfig:
-        """See `ObjectiveConfig`: whether the positive is found."""
+        """See `ObjectiveConfig`: finding the positive, without a teacher's scores."""
         return replace(self, score_weight=0.0)
 
     def mistakes(self, model: ModelConfig) -> Iterator[str]:
         """See `ObjectiveConfig`."""
         if self.learn_temperature and not 0.01 <= self.first_temperature <= 1:
             yield (
-                f"objective.temperature={self.first_temperature:g} with objective.learn_temperature=true: it stays "
-                "within 0.01 and 1. Begin there, or set objective.learn_temperature=false."
+                f"objective.temperature={self.first_temperature:g} with objective.learn_temperature=true: it must stay "
+                "within 0.01 and 1. Start there, or set objective.learn_temperature=false."
             )
         if self.is_late and self.score_weight:
             yield (
@@ -127,19 +127,19 @@ class ContrastiveConfig(ObjectiveConfig):
             key, most = "objective.token_vectors", self.token_vectors
         if other := [width for width in widths if not 1 <= width < most]:
             yield (
-                f"objective.matryoshka={list(widths)} with {key}={most}: {other[0]} is no part of a vector of {most}, "
-                "which is trained too. Remove it."
+                f"objective.matryoshka={list(widths)} with {key}={most}: {other[0]} is not below {most}, the full "
+                "width, which is trained anyway. Remove it."
             )
         if len({*widths}) < len(widths):
             yield f"objective.matryoshka={list(widths)} names a width twice. Remove one."
 
     def mistakes_after(self, own: ObjectiveConfig) -> Iterator[str]:
-        """See `ObjectiveConfig`: a temperature that is learnt begins once in a run."""
+        """See `ObjectiveConfig`: a learnt temperature starts once in a run."""
         yield from super().mistakes_after(own)
         first = self.first_temperature
         if self.learn_temperature and isinstance(own, ContrastiveConfig) and first != own.first_temperature:
             yield (
-                f"objective.temperature={first:g}, and objective.learn_temperature=true begins at "
-                f"{own.first_temperature:g}: a phase cannot set what is learnt. Remove it from the phase, or set "
+                f"objective.temperature={first:g}, and objective.learn_temperature=true starts at "
+                f"{own.first_temperature:g}: a phase cannot set a learnt value. Remove it from the phase, or set "
                 "objective.learn_temperature=false."
             )

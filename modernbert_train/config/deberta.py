@@ -1,4 +1,4 @@
-"""The architecture of DeBERTa, as a variant of `model`: its second version, which DeBERTaV3 is too, and the first."""
+"""The architecture of DeBERTa, as a variant of `model`: version 1, and version 2, which is also DeBERTaV3's."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from modernbert_train.config.model import MOST_LAYERS, MOST_WIDTH, ModelConfig
 class DebertaConfig(ModelConfig):
     """DeBERTa (arXiv 2006.03654, 2111.09543). The defaults are DeBERTaV3-base.
 
-    Only the distance of two tokens counts. Below half of `buckets` each distance has a vector of its own in either
-    direction; from there to `max_distance` they share buckets that widen as its logarithm, and all farther ones share
-    the last. So no sequence is too long for the weights: a phase that extends the context raises `max_positions`, and
-    with `max_distance` as it is shorter texts are computed as before; raised too, the same buckets reach farther.
+    Positions enter only as the distance of two tokens. Below half of `buckets` each distance has one vector per
+    direction; from there to `max_distance` distances share buckets that widen with their logarithm, and all larger ones
+    share the last. So no sequence is too long for the weights. A phase that extends the context raises `max_positions`;
+    with `max_distance` unchanged, shorter texts are computed as before; raised too, the same buckets reach farther.
     There is no dropout of attention probabilities, see `BertConfig`.
     """
 
     name: str = "deberta"
-    # v2: distances pass through the projections of the tokens, in log buckets and with a norm; v1: through two of their
-    # own, one vector for each distance, and the projection of keys has no bias
+    # v2: distances pass through the projections of the tokens, in log buckets and with a norm; v1: through two separate
+    # projections, one vector for each distance, and the projection of keys lacks a bias
     version: Literal["v1", "v2"] = "v2"
     # rows of the embedding, at least the tokenizer's entries; v1: 50,265
     vocab_size: int = knob(128100, above=0, high=MOST_WIDTH)
@@ -35,9 +35,9 @@ class DebertaConfig(ModelConfig):
     # width between the two matrices of the feed-forward; xsmall: 1,536; large: 4,096
     intermediate_size: int = knob(3072, above=0, high=MOST_WIDTH)
     max_positions: int = knob(512, above=0, high=MOST_WIDTH, phased=True)  # tokens of the longest sequence
-    # vectors of distances in each direction; v1: 512, of one distance each
+    # vectors of distances in each direction; v1: 512, for one distance each
     buckets: int = knob(256, above=1, high=MOST_WIDTH)
-    # tokens that are farther count as this far; v1: the same as buckets
+    # larger distances count as this one; v1: the same as buckets
     max_distance: int = knob(512, above=0, high=MOST_WIDTH, phased=True)
     # tokens that a convolution of the embedding spans, added after the first layer; 0: none; v2-xlarge: 3
     convolution: int = knob(0, low=0, high=99)
@@ -46,10 +46,10 @@ class DebertaConfig(ModelConfig):
     # of embeddings, of distances in each layer, after the attention's projection and the feed-forward, in training
     dropout: float = knob(0.1, low=0, below=1, phased=True)
     init_std: float = knob(0.02, above=0, training=True)  # of all matrices
-    # truncation, in standard deviations; the published code has none, which differs in one number of 1.7 million
+    # truncation, in standard deviations; the published code has none, which changes one number in 1.7 million
     init_cutoff: float = knob(5.0, above=0, training=True)
-    token_head_vectors = 3  # a bias, and a norm with one
-    key_products = 4  # content with distance, and distance with content, too
+    token_head_vectors = 3  # a bias, and a norm's weight and bias
+    key_products = 4  # also content with distance, and distance with content
 
     title = "DeBERTa", "2006.03654"
 
@@ -75,7 +75,7 @@ class DebertaConfig(ModelConfig):
 
     @property
     def distance_rows(self) -> int:
-        """Rows of the table of distances: those ahead, then those behind."""
+        """Rows of the table of distances: ahead, then behind."""
         return 2 * self.buckets
 
     score_bias = "pairs"
@@ -84,17 +84,17 @@ class DebertaConfig(ModelConfig):
         """See `ModelConfig`."""
         if self.convolution and (self.version == "v1" or not self.convolution % 2):
             yield (
-                f"model.convolution={self.convolution} with model.version={self.version}: it is of version v2, with as "
-                "many tokens on each side. Set 0, or an odd number and v2."
+                f"model.convolution={self.convolution} with model.version={self.version}: only version v2 has one, "
+                "with an equal number of tokens on each side. Set 0, or an odd number and v2."
             )
         if self.version == "v1" and self.max_distance != self.buckets:
             yield (
                 f"model.max_distance={self.max_distance} with model.buckets={self.buckets}: version v1 has a vector "
-                "for each distance. Set both to the same; published: 512."
+                "for each distance. Set both to the same number; published: 512."
             )
         if self.version == "v2" and self.max_distance <= self.buckets // 2 + 1:
             yield (
                 f"model.max_distance={self.max_distance} with model.buckets={self.buckets}: the first "
-                f"{self.buckets // 2} distances have a bucket each, and the others reach farther. Set "
+                f"{self.buckets // 2} distances have one bucket each, and the others must reach farther. Set "
                 f"model.max_distance to {self.buckets // 2 + 2} or more; published: twice the buckets."
             )

@@ -1,4 +1,4 @@
-"""Describe a configuration in a few lines of text, from the configuration alone."""
+"""Describe a configuration in a few lines of text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from modernbert_train.core.text import table
 
 
 def describe(config: RunConfig) -> str:
-    """The run's phases, batch sizes, learning rates and expected steps, one phase a line; and what is advised."""
+    """Return a table of the run's phases, batch sizes, learning rates and expected steps, and advice."""
     head = ("phase", "tokens", "row", "batch rows", "steps", "peak lr", "decay", "its own")
     rows = [head, *(_row(config, name, phase) for name, phase in config.phases.items())]
     advised = [f"advice: {text}" for text in advice(config.model, config.optim, config.phases)]
@@ -19,7 +19,7 @@ def describe(config: RunConfig) -> str:
 
 
 def advice(model: ModelConfig, optim: OptimConfig, phases: Mapping[str, PhaseConfig]) -> list[str]:
-    """What will run as it is, and might be better otherwise."""
+    """Return advice on settings that work but may be improved."""
     found, size, most = [], model.vocab_size, optim.max_usual_lr
     if size % 64:
         found.append(
@@ -30,8 +30,8 @@ def advice(model: ModelConfig, optim: OptimConfig, phases: Mapping[str, PhaseCon
     if most is not None and peak > most:
         found.append(
             f"optim.lr={optim.lr:g} with optim.name={optim.name}: a peak of {peak:g}, and usual ones are "
-            f"at most {most:g}. In each step weights would move by more than their initial size; a loss that rises or "
-            "stays at the unigram loss is the sign of it. Set one between 1e-5 and 1e-2."
+            f"at most {most:g}. Each step would move weights by more than their initial size; the loss would rise or "
+            "stay at the unigram loss. Set one between 1e-5 and 1e-2."
         )
     return found
 
@@ -53,14 +53,14 @@ def _row(config: RunConfig, name: str, phase: PhaseConfig) -> tuple[str, ...]:
 
 
 def _own(phase: PhaseConfig) -> Iterator[str]:
-    """What the phase overrides, in the run's own keys."""
+    """Yield the phase's overrides, as keys of the run."""
     for section in phase.overridden:
         for key, value in getattr(phase, section).items():
             yield f"{section}.{key} {value:,g}" if isinstance(value, float) else f"{section}.{key} {value}"
 
 
 def expected_steps(phase: PhaseConfig) -> int:
-    """Optimizer steps of a phase if every row were full; real rows are about 99 % full."""
+    """Return the optimizer steps of a phase if every row were full; real rows are about 99 % full."""
     warmup_tokens, warmup_steps = 0, 0.0
     if phase.batch_warmup is not None:
         sizes = phase.batch_sizes[:-1]

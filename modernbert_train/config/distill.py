@@ -10,36 +10,37 @@ from modernbert_train.config.knob import knob
 from modernbert_train.config.model import MOST_WIDTH, ModelConfig
 from modernbert_train.config.objective import MaskedLmConfig
 
-BESIDE = ("kl", "cosine", "mse", "pooled")  # terms that ask the teacher
+BESIDE = ("kl", "cosine", "mse", "pooled")  # terms that need the teacher
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistillConfig(MaskedLmConfig):
-    """Masked-language modelling beside a teacher, another encoder that reads the same masked text (DistilBERT, arXiv
-    1910.01108). The model is trained towards the teacher's predictions, last hidden states, vectors of texts, or some
-    of them. Phases may have other objectives that predict tokens.
+    """Masked-language modelling with a teacher, another encoder that reads the same masked text (DistilBERT, arXiv
+    1910.01108). The model is trained towards the teacher's predictions, last hidden states, text embeddings, or several
+    of these. Phases may have other objectives that predict tokens.
 
-    The weights are those of DistilBERT's published code. Held-out text is measured by masked tokens alone.
+    The default weights are from DistilBERT's published code. Held-out text is measured by masked tokens only.
     """
 
     name: str = "distill"
-    # run, checkpoint, Hugging Face folder or id, .pt of Composer: of any architecture, and of the run's tokenizer. Its
-    # weights are fixed, and not saved; a checkpoint has their hash
+    # run, checkpoint, Hugging Face folder or id, .pt of Composer: any architecture, with the run's tokenizer. Its
+    # weights are frozen and not saved; a checkpoint stores their hash
     teacher: str = knob(restart=True, local=True)
     mask_rate: float = knob(
         0.15, above=0, high=1, why="as a share of the tokens; DistilBERT was trained with 0.15", phased=True
     )
-    mlm_weight: float = knob(2.0, low=0)  # of the masked tokens' loss
-    # of the divergence (KL) from the teacher's predictions to the model's, over the masked tokens, times temperature^2
+    mlm_weight: float = knob(2.0, low=0)  # weight of the masked tokens' loss
+    # weight of the divergence (KL) from the teacher's predictions to the model's, over masked tokens, times
+    # temperature^2
     kl_weight: float = knob(5.0, low=0)
     temperature: float = knob(2.0, above=0)  # divides the logits of both
-    cosine_weight: float = knob(1.0, low=0)  # of 1 - cosine of both last hidden states, over all tokens
-    mse_weight: float = knob(0.0, low=0)  # of their mean squared difference
-    # of 1 - cosine of both vectors of a text: the means of its hidden states, as embedding models have them
+    cosine_weight: float = knob(1.0, low=0)  # weight of 1 - cosine of both last hidden states, over all tokens
+    mse_weight: float = knob(0.0, low=0)  # weight of their mean squared difference
+    # weight of 1 - cosine of both text embeddings: the means of the hidden states, as in embedding models
     pooled_weight: float = knob(0.0, low=0)
-    # the teacher's hidden_size, if it is another than the model's: a matrix takes hidden states there
+    # the teacher's hidden_size, if it differs from the model's: a trained matrix projects hidden states to it
     teacher_width: int | None = knob(None, above=0, high=MOST_WIDTH)
-    teacher_precision: Literal["auto", "fp32", "bf16"] = "auto"  # that the teacher computes in; auto: as the run
+    teacher_precision: Literal["auto", "fp32", "bf16"] = "auto"  # precision of the teacher; auto: the run's
 
     title = "masked-language modelling with a teacher (knowledge distillation)", "1910.01108"
 
@@ -58,12 +59,12 @@ class DistillConfig(MaskedLmConfig):
 
     @property
     def terms(self) -> Mapping[str, float]:
-        beside = {term: float(getattr(self, f"{term}_weight")) for term in BESIDE}
-        return {"mlm": self.mlm_weight} | {term: weight for term, weight in beside.items() if weight}
+        of_teacher = {term: float(getattr(self, f"{term}_weight")) for term in BESIDE}
+        return {"mlm": self.mlm_weight} | {term: weight for term, weight in of_teacher.items() if weight}
 
     @property
     def compares_states(self) -> bool:
-        """Whether hidden states are trained towards the teacher's."""
+        """True if hidden states are trained towards the teacher's."""
         return bool(self.cosine_weight or self.mse_weight or self.pooled_weight)
 
     @property
@@ -76,7 +77,7 @@ class DistillConfig(MaskedLmConfig):
         return ("tokens", *list(self.terms)[1:])
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
-        """See `ObjectiveConfig`: hidden states of all tokens are compared or averaged, special ones too."""
+        """See `ObjectiveConfig`: hidden states of all tokens are compared or averaged, special tokens included."""
         tokens = super().uses_of_heads(sequence_tokens)["tokens"]
         return {head: tokens if head in ("tokens", "kl") else 1.0 for head in self.heads}
 
@@ -86,7 +87,7 @@ class DistillConfig(MaskedLmConfig):
         if self.terms.keys() == {"mlm"}:
             yield (
                 f"objective.teacher={self.teacher} with kl_weight, cosine_weight, mse_weight and pooled_weight of 0: "
-                "nothing would be learnt from it. Set one above 0, or objective.name=mlm."
+                "the model would learn nothing from it. Set one above 0, or objective.name=mlm."
             )
 
     def for_validation(self) -> MaskedLmConfig:

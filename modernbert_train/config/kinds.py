@@ -1,7 +1,7 @@
-"""Kinds of labelled tasks, by the name that a task gives: `kind` of a task's YAML.
+"""Kinds of labelled tasks, by the name in a task's YAML, `kind`.
 
-A new kind is a file in evaluate/finetune/ and a row here. The row holds the facts that a configuration is checked with;
-the class that it names is imported by the first task of that kind.
+A new kind is a file in evaluate/finetune/ and a row here. The row holds the facts for checking a configuration; the
+class that it names is imported by the first task of that kind.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ class KindRow(NamedTuple):
 
     Attributes:
         code: module in evaluate/finetune/ and class, see `evaluate.finetune.kinds.Kind`.
-        metrics: those that can be measured; the first is the default.
-        keys: keys of a task that are of this kind alone.
+        metrics: the available ones; the first is the default.
+        keys: keys of a task that only this kind has.
     """
 
     code: str
@@ -23,7 +23,7 @@ class KindRow(NamedTuple):
     keys: tuple[str, ...] = ()
 
 
-SPANS = "entity_"  # begins the name of a metric of spans: tags are O, B-x, I-x, E-x, S-x
+SPANS = "entity_"  # prefix of metrics of spans: tags are O, B-x, I-x, E-x, S-x
 KINDS: dict[str, KindRow] = {
     "single-label": KindRow("classes:OneClass", ("accuracy", "f1", "macro_f1", "relation_f1", "matthews")),
     "multi-label": KindRow("classes:SeveralClasses", ("micro_f1", "macro_f1", "accuracy")),

@@ -1,10 +1,10 @@
-"""A field of the configuration with what is true of it: its bounds, and who or what may change it.
+"""A field of the configuration with its facts: its bounds, and who or what may change it.
 
     mask_rate: float = knob(0.3, above=0, high=1, phased=True)  # share of the tokens that are predicted
 
-The facts of a key stand beside the key and nowhere else. Whoever needs one loops over the fields: check.py for bounds,
-load.py for what a phase may override, checkpoints/run_folder.py for what may change at a restart,
-distributed/same_run.py for what may differ between machines, tools/reference.py for the page of every key.
+The facts of a key are stored only at the key. Code that needs one loops over the fields: check.py for bounds, load.py
+for the keys that a phase may override, checkpoints/run_folder.py for keys that may change at a restart,
+distributed/same_run.py for keys that may differ between machines, tools/reference.py for the page of every key.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from modernbert_train.config.value_types import hints_of, without_none
 from modernbert_train.errors import ConfigError
 
 _KEY = "knob"
-MOST = 1 << 53  # of a whole number with no bound of its own: JSON, and the arithmetic of schedules, hold these exactly
+MOST = 1 << 53  # largest whole number without a bound: exact in JSON and in the arithmetic of schedules
 
 
 @dataclass(frozen=True, kw_only=True)
 class Knob:
-    """The facts of a field; those of a section hold for every field within it.
+    """The facts of a field; a section's facts apply to every field in it.
 
     Attributes:
-        above, low, high, below: the value lies above, at or above, at or below, below these; so does each of a list.
-        why: ends the sentence of a value that does not.
+        above, low, high, below: bounds of the value, or of each value of a list: value > above, value >= low, value <=
+            high, value < below.
+        why: last part of the message for a value out of bounds.
         phased: a phase may override it, see `RunConfig.in_phase`.
-        training: it matters in training alone: weights that were trained with another value are of the same model.
-        overrides: the field is a phase's, and holds what it overrides of the run's section of that name.
-        restart: may change between the starts of one run; it decides how fast or how visibly it trains, not what.
+        training: it only matters in training: weights trained with another value belong to the same model.
+        overrides: the field of a phase that overrides keys of the run's section of that name.
+        restart: may change between the starts of one run; it decides how fast or how visibly it trains, not the result.
         local: may differ between the machines of one run.
     """
 
@@ -50,16 +51,16 @@ class Knob:
     local: bool = False
 
     def bounds(self) -> str:
-        """Where a value lies, in words; empty where nothing bounds it."""
+        """Return the bounds in words; empty without bounds."""
         words = (("above", self.above), ("at least", self.low), ("at most", self.high), ("below", self.below))
         return " and ".join(f"{word} {bound:,}" for word, bound in words if bound is not None)
 
     def too_many(self, value: Any) -> bool:
-        """Whether it is a count beyond any use: what is done so often, or made so large, would never end."""
+        """Return True for a count beyond any use, which would take endless time or memory."""
         return isinstance(value, int) and not isinstance(value, bool) and self.high is not None and value > self.high
 
     def mistakes(self, key: str, value: Any) -> Iterator[str]:
-        """A message for the value, or for each of a list, that lies outside the bounds; None lies nowhere."""
+        """Yield a message for the value, or each value of a list, that is out of bounds; None never is."""
         if isinstance(value, (tuple, list)):
             for index, each in enumerate(value):
                 yield from self.mistakes(f"{key}[{index}]", each)
@@ -81,7 +82,7 @@ def knob(default: Any = MISSING, *, factory: Callable[[], Any] | None = None, **
     """A dataclass field with facts; see `Knob` for their names.
 
     Args:
-        default: its value where none is given; without one the user must choose.
+        default: its value if none is given; without a default the user must choose.
         factory: makes the default of a section or a mapping.
         facts: the fields of `Knob`.
     """
@@ -92,13 +93,13 @@ def knob(default: Any = MISSING, *, factory: Callable[[], Any] | None = None, **
 
 
 def facts_of(field: dataclasses.Field[Any]) -> Knob:
-    """The facts of one field; none where it was not made by `knob`."""
+    """Return the facts of a field; defaults if it was not made by `knob`."""
     facts: Knob = field.metadata.get(_KEY, Knob())
     return facts
 
 
 def knobs(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any, Knob]]:
-    """Every value of a configuration that is no section: its dotted key, itself, and its own facts."""
+    """Yield every value of a configuration that is not a section: dotted key, value, and facts."""
     if isinstance(config, dict):
         for name, entry in config.items():
             if dataclasses.is_dataclass(entry):
@@ -113,14 +114,14 @@ def knobs(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any, K
 
 
 def refuse_too_many(config: Any, path: tuple[str, ...] = ()) -> None:
-    """Refuse counts that no other rule, and nothing that loads the configuration, would come to an end with.
+    """Refuse counts so large that other rules, or loading the configuration, would never finish.
 
     Args:
         config: a run, or a section of one.
         path: of keys to the section.
 
     Raises:
-        ConfigError: one line for each.
+        ConfigError: a count is too large; one line for each.
     """
     found = [
         message
@@ -133,23 +134,23 @@ def refuse_too_many(config: Any, path: tuple[str, ...] = ()) -> None:
 
 
 def phased_keys(section: Any) -> list[str]:
-    """What a phase may override of a section, given as its dataclass or an instance of it."""
+    """Return the keys of a section that a phase may override; `section` is a dataclass or an instance."""
     return [field.name for field in dataclasses.fields(section) if facts_of(field).phased]
 
 
 def architecture_keys(section: Any) -> list[str]:
-    """What weights are only of one model with, of a `model` section: keys that are neither `phased` nor `training`."""
+    """Return the keys that determine the shapes of the weights: those neither `phased` nor `training`."""
     facts = {field.name: facts_of(field) for field in dataclasses.fields(section)}
     return [name for name, knob in facts.items() if not (knob.phased or knob.training)]
 
 
-def may(what: Literal["restart", "local"], schema: type, key: str) -> bool:
-    """Whether a dotted key, or a section that it lies in, is marked so.
+def may(fact: Literal["restart", "local"], schema: type, key: str) -> bool:
+    """Return True if a dotted key, or a section that contains it, has this fact.
 
     Args:
-        what: the fact.
+        fact: its name.
         schema: dataclass at the root.
-        key: dotted; names of entries of a mapping are passed over.
+        key: dotted; names of entries of a mapping are skipped.
     """
     inner: Any = schema
     for part in key.split("."):
@@ -157,7 +158,7 @@ def may(what: Literal["restart", "local"], schema: type, key: str) -> bool:
             inner = typing.get_args(inner)[1]
             continue
         owner = next((each for each in _variants(inner) if part in each.__dataclass_fields__), None)
-        if owner is None or getattr(facts_of(owner.__dataclass_fields__[part]), what):
+        if owner is None or getattr(facts_of(owner.__dataclass_fields__[part]), fact):
             return owner is not None
         inner = without_none(hints_of(owner)[part])
         if not dataclasses.is_dataclass(inner) and typing.get_origin(inner) is not dict:
@@ -166,7 +167,7 @@ def may(what: Literal["restart", "local"], schema: type, key: str) -> bool:
 
 
 def _variants(schema: type) -> Iterator[Any]:
-    """A section's dataclass, and those that have keys of their own besides."""
+    """Yield a section's dataclass and its subclasses, which may have further keys."""
     yield schema
     more: list[type] = schema.__subclasses__()
     for each in more:

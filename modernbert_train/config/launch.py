@@ -1,6 +1,6 @@
-"""Placement of a run's processes: read by `launch` and by nothing that trains, so it may change between starts.
+"""Placement of a run's processes: read only by `launch` and not in training, so it may change between starts.
 
-The command line and a scheduler's environment win over it; see docs/clusters.md.
+The command line and a scheduler's environment take precedence; see docs/clusters.md.
 """
 
 from __future__ import annotations
@@ -14,43 +14,43 @@ from modernbert_train.config.knob import knob
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchConfig:
-    """Machines of the run, and what a job file asks a scheduler for; see docs/clusters.md."""
+    """Machines of the run, and the requests of a job file to the scheduler; see docs/clusters.md."""
 
     nodes: int = knob(1, above=0, high=1 << 20)  # machines
-    # processes on each; None: one per GPU, on one machine no more than can share every batch evenly; or one. A job file
-    # needs the number
+    # processes on each; None: one per GPU, on one machine at most as many as divide every batch evenly; without GPUs
+    # one. A job file needs the number
     ranks_per_node: int | None = knob(None, above=0, high=1 << 10)
-    rendezvous: str | None = None  # HOST:PORT of the first machine, where the others meet it
-    rendezvous_seconds: float = knob(600.0, above=0)  # a machine that has not come for so long ends the start
-    # so long before the time limit the run saves and ends; longer than a step and a save
+    rendezvous: str | None = None  # HOST:PORT of the first machine, where the others connect
+    rendezvous_seconds: float = knob(600.0, above=0)  # timeout for machines that do not connect, which ends the start
+    # the run saves and ends this long before the time limit; longer than a step and a save
     save_seconds: int = knob(120, low=1, why="since a step and a checkpoint take time")
     time_limit_minutes: int | None = knob(
         None, above=0
     )  # of one job, which then ends with code 75; the next one resumes
-    # new starts after failures, where the scheduler counts; after code 75 it always starts again
+    # restarts after failures, where the scheduler counts them; after code 75 it always restarts
     retries: int = knob(3, low=0)
-    # cores that a job file asks for: for the rank, its data workers and torch's threads
+    # cores that a job file requests per rank: for the rank, its data workers and torch's threads
     cpus_per_rank: int = knob(8, above=0)
-    memory_gib: int | None = knob(None, above=0)  # of one machine; None: what the scheduler gives
-    gpu: str | None = None  # kind of GPU, as the scheduler calls it; on kubernetes h100, say, or the node's label
+    memory_gib: int | None = knob(None, above=0)  # of one machine; None: the scheduler's default
+    gpu: str | None = None  # kind of GPU in the scheduler's terms; on kubernetes h100, say, or the node's label
     image: str | None = None  # container with this project, see Dockerfile; docker and kubernetes need it
     partition: str | None = None  # slurm
     account: str | None = None  # slurm
-    sbatch: list[str] = field(default_factory=list)  # slurm: more options of sbatch, as --qos=high; they win over ours
+    sbatch: list[str] = field(default_factory=list)  # slurm: more options of sbatch, as --qos=high; they win
     container: str | None = None  # slurm: an image that Apptainer runs this in, a .sif file or docker://...
     namespace: str | None = None  # kubernetes
     volume_claim: str | None = None  # kubernetes: a disk that all machines share, mounted as /work
-    rdma_resource: str | None = None  # kubernetes: what the cluster calls its InfiniBand or RoCE devices, or NAME=COUNT
+    rdma_resource: str | None = None  # kubernetes: the cluster's resource of InfiniBand or RoCE devices, or NAME=COUNT
     setup: str | None = None  # shell commands before the start on each machine: modules, a virtual environment
     env: dict[str, str] = field(default_factory=dict)  # environment of the ranks; no secrets, it is saved with the run
 
 
 def launch_mistakes(launch: LaunchConfig) -> Iterator[str]:
-    """One message for each value that cannot be."""
+    """Yield a message for each invalid value."""
     limit = launch.time_limit_minutes
     if limit is not None and 0 < 60 * limit <= launch.save_seconds:
         yield (
-            f"launch.save_seconds={launch.save_seconds} leaves nothing of launch.time_limit_minutes={limit}. Lower it, "
+            f"launch.save_seconds={launch.save_seconds} leaves no time of launch.time_limit_minutes={limit}. Lower it, "
             "or raise the limit."
         )
     if launch.rendezvous is not None and split_endpoint(launch.rendezvous) is None:
@@ -69,7 +69,7 @@ def launch_mistakes(launch: LaunchConfig) -> Iterator[str]:
 
 
 def split_endpoint(text: str) -> tuple[str, int] | None:
-    """HOST:PORT as its two parts, None if it is anything else; an IPv6 address stands in brackets."""
+    """Split HOST:PORT into its parts; None if the text is anything else. IPv6 addresses are in brackets."""
     found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/]+)):(\d{1,5})", text)
     if found is None or not 0 < int(found[3]) < 1 << 16:
         return None
@@ -77,7 +77,7 @@ def split_endpoint(text: str) -> tuple[str, int] | None:
 
 
 def split_resource(text: str) -> tuple[str, int] | None:
-    """A resource of Kubernetes and how many of it a machine needs, from DOMAIN/NAME or DOMAIN/NAME=COUNT."""
+    """Return a Kubernetes resource and its number per machine, from DOMAIN/NAME or DOMAIN/NAME=COUNT."""
     found = re.fullmatch(
         r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)(?:=(\d{1,4}))?", text
     )

@@ -23,21 +23,21 @@ class LlamaConfig(ModelConfig):
     hidden_size: int = knob(768, above=0, high=MOST_WIDTH)
     num_layers: int = knob(12, above=0, high=MOST_LAYERS)
     num_heads: int = knob(12, above=0, high=MOST_WIDTH)
-    # heads of keys and values, each of which serves num_heads / key_value_heads of queries; None: num_heads
+    # heads of keys and values, each shared by num_heads / key_value_heads heads of queries; None: num_heads
     key_value_heads: int | None = knob(None, above=0, high=MOST_WIDTH)
     head_width: int | None = knob(None, above=0, high=MOST_WIDTH)  # None: hidden_size / num_heads
     # width after the gate; the input projection is twice as wide
     intermediate_size: int = knob(3072, above=0, high=MOST_WIDTH)
     rope_theta: float = knob(250_000.0, above=0, phased=True)  # base of the rotary positions
-    # how the angles of positions are stretched: not at all, all by rope_factor, or as Llama 3.1: slow ones by
-    # rope_factor, fast ones not, between them by degrees
+    # scaling of the angles of positions: none, all by rope_factor, or as in Llama 3.1: slow ones by rope_factor, fast
+    # ones not, with a gradual transition
     rope_scaling: Literal["none", "linear", "llama3"] = knob("none", phased=True)
     rope_factor: float = knob(1.0, low=1, phased=True)
-    rope_original_tokens: int = knob(8192, above=0, high=MOST_WIDTH, phased=True)  # of texts before they were stretched
-    rope_low_freq: float = knob(1.0, above=0, phased=True)  # angles that turn less often in such a text are slow
-    rope_high_freq: float = knob(4.0, above=0, phased=True)  # and those that turn more often fast
-    qk_norm: bool = False  # a norm of each head's queries and of its keys, before they are turned
-    qkv_bias: bool = False  # of the projections to queries, keys and values
+    rope_original_tokens: int = knob(8192, above=0, high=MOST_WIDTH, phased=True)  # text length before the scaling
+    rope_low_freq: float = knob(1.0, above=0, phased=True)  # angles with fewer turns in such a text are slow
+    rope_high_freq: float = knob(4.0, above=0, phased=True)  # and angles with more turns are fast
+    qk_norm: bool = False  # a norm of each head's queries and keys, before the rotation
+    qkv_bias: bool = False  # biases of the projections to queries, keys and values
     tied: bool = True  # the decoder is the embedding; EuroBERT: false
     norm_eps: float = knob(1e-5, above=0)
     # truncated normal, the same for all matrices
@@ -68,7 +68,7 @@ class LlamaConfig(ModelConfig):
     def details(self) -> str:
         return (
             f"{self.kv_heads} heads of keys and values, RMSNorm, SwiGLU, no dropout;\n"
-            f"  decoder {'tied to the embedding' if self.tied else 'of its own'}"
+            f"  decoder {'tied to the embedding' if self.tied else 'not tied'}"
         )
 
     @property
@@ -82,7 +82,7 @@ class LlamaConfig(ModelConfig):
 
     @property
     def model_type(self) -> str:
-        """See `ModelConfig`: of an encoder, which sees both sides."""
+        """See `ModelConfig`: for an encoder, which sees both sides."""
         if self.qk_norm:
             return "qwen3"
         return "qwen2" if self.qkv_bias else "eurobert"
@@ -95,18 +95,18 @@ class LlamaConfig(ModelConfig):
         return "mean"
 
     def architecture(self) -> dict[str, object]:
-        """See `ModelConfig`: exports write the numbers of heads and their width out."""
+        """See `ModelConfig`; exports write the numbers of heads and their width explicitly."""
         return super().architecture() | {"key_value_heads": self.kv_heads, "head_width": self.head_size}
 
     def mistakes(self) -> Iterator[str]:
         """See `ModelConfig`."""
         if self.num_heads % self.kv_heads:
             yield (
-                f"model.key_value_heads={self.key_value_heads}: each serves as many of the {self.num_heads} heads of "
-                "queries. Set a divisor of model.num_heads."
+                f"model.key_value_heads={self.key_value_heads}: each must be shared by equally many of the "
+                f"{self.num_heads} heads of queries. Set a divisor of model.num_heads."
             )
         if self.head_size % 2:
-            yield f"model.head_width={self.head_size}: rotary embeddings turn pairs. Make it even."
+            yield f"model.head_width={self.head_size}: rotary embeddings turn pairs of numbers. Make it even."
         if self.qk_norm and self.qkv_bias:
             yield "model.qkv_bias=true with model.qk_norm=true: no released model has both. Set one of them to false."
         if self.rope_factor != 1 and self.rope_scaling == "none":
@@ -118,7 +118,7 @@ class LlamaConfig(ModelConfig):
             )
 
     def scaled(self, depth: float, width: float) -> Self:
-        """See `ModelConfig`; as many queries share a head of keys as here, or one where that does not come out even."""
+        """See `ModelConfig`; a head of keys serves as many queries as here, or one if that does not divide evenly."""
         small = super().scaled(depth, width)
         shared = self.num_heads // self.kv_heads
         hidden = small.num_heads * (self.hidden_size // self.num_heads)

@@ -1,10 +1,9 @@
-"""YAML files and a.b=c overrides to a typed, frozen configuration; every mistake is reported at once.
+"""Load YAML files and a.b=c overrides into a typed, frozen configuration; every mistake is reported at once.
 
-Files merge left to right, then the overrides; later wins. The merged tree is then written leaf by leaf over the
-defaults, so that each leaf is checked against its dataclass and one wrong key does not hide the next; OmegaConf
-resolves what stands for another key. A section that carries `name` (see schema.VARIANTS) takes the dataclass of that
-name as its schema. What a phase overrides of another section is checked against that section's schema, and must be
-marked `phased` there.
+Files merge left to right, then the overrides; later wins. The merged tree is written leaf by leaf over the defaults, so
+each leaf is checked against its dataclass and one wrong key does not hide the next. OmegaConf resolves interpolations.
+A section with a `name` (see schema.VARIANTS) has the dataclass of that name as its schema. A phase's override of
+another section is checked against that section's schema, and its key must be marked `phased` there.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ _MAX_ERRORS = 100
 
 
 class WrongKeys(ConfigError):
-    """Keys or values that no configuration has.
+    """Unknown keys or invalid values.
 
     Attributes:
-        rest: the configuration without them, with placeholders for values that must be given; None where a file cannot
-            be read or a section is unknown. It serves to find more mistakes, and nothing else.
-        sections: those with a mistake or a placeholder; each phase and evaluation is one.
+        rest: the configuration without them, with placeholders for required values; None if a file cannot be read or a
+            section is unknown. It only serves to find more mistakes.
+        sections: the sections with a mistake or a placeholder; each phase and evaluation is one.
     """
 
     def __init__(self, message: str, rest: Any, sections: frozenset[str]) -> None:
@@ -55,15 +54,15 @@ class WrongKeys(ConfigError):
 
 _NO_RESOLVERS = "a value, or another key as ${section.key}; resolvers are not run"
 _NO_SECRETS = (
-    "holds what looks like a key, a token or a password, and a configuration is saved with the run and printed. Put it "
-    "into the environment, where the libraries look for it, and leave it out here. See docs/security.md."
+    "looks like a key, a token or a password, and a configuration is saved with the run and printed. Put it "
+    "into the environment variable that the library reads, and leave it out here. See docs/security.md."
 )
 
 
 def load_run(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunConfig:
-    """Load a run's configuration. See `load_typed`; the rules of config/check.py are not applied here.
+    """Load a run's configuration without the rules of config/check.py; see `load_typed`.
 
-    But a model that nothing could build is refused, since `eval`, `export` and others build it from a file alone.
+    A model too large to build is refused, since `eval`, `export` and others build it from a file without `check`.
     """
     config = load_typed(RunConfig, files, overrides)
     refuse_too_many(config.model, ("model",))
@@ -71,7 +70,7 @@ def load_run(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunC
 
 
 def load_given(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> tuple[RunConfig, frozenset[str]]:
-    """The same, with the dotted keys that files and overrides give; all others have their defaults."""
+    """Load a run, and return the dotted keys that files and overrides give; all others have their defaults."""
     origins: Origins = {}
     config = _load(RunConfig, files, overrides, origins)
     return config, frozenset(".".join(path) for path in origins)
@@ -89,14 +88,14 @@ def load_typed(schema: type[T], files: Sequence[str | Path], overrides: Sequence
         An instance of `schema` with every interpolation resolved.
 
     Raises:
-        ConfigError: lists every unknown key and bad value with its file, line and remedy; every missing value when
-            nothing else is wrong, since a misspelt key is missing too.
+        ConfigError: lists every unknown key and bad value with its file, line and remedy; lists missing values only if
+            there is no other mistake, since a misspelt key is missing too.
         PluginError: a plugin of the run cannot be imported.
     """
     return _load(schema, files, overrides, {})
 
 
-_OF_VERBS = {  # a key that files of no other verb have
+_OF_VERBS = {  # key -> the only kind of file that has it
     "phases": "the file of a run, which `train`, `check` and `plan` read",
     "sources": "a spec of data, which `prepare` reads",
 }
@@ -109,7 +108,7 @@ def _load(schema: type[T], files: Sequence[str | Path], overrides: Sequence[str]
         found = read_yaml(file, origins, errors)
         for key, what in _OF_VERBS.items():
             if key in found and key not in hints_of(schema):
-                raise ConfigError(f"{file}: is {what}, for it has `{key}`. Give a file of this verb's own.")
+                raise ConfigError(f"{file}: is {what}, for it has `{key}`. Give a file for this verb.")
         merge(tree, without_removed(found) if is_saved(file) else found)
     for override in overrides:
         merge(tree, read_override(override, origins, errors))
@@ -132,7 +131,7 @@ def _load(schema: type[T], files: Sequence[str | Path], overrides: Sequence[str]
 
 
 def _sound_part(filling: _Filling, errors: Sequence[str]) -> tuple[Any, frozenset[str]]:
-    """`rest` and `sections` of WrongKeys."""
+    """Return `rest` and `sections` of WrongKeys."""
     found = [re.match(r"\w+(\.[\w-]+)*", error) for error in errors]
     keys = [tuple(key[0].split(".")) for key in found if key is not None and key[0].split(".")[0] in filling.root]
     if len(keys) < len(errors) or list(filling.resolve()):
@@ -152,21 +151,21 @@ def _sound_part(filling: _Filling, errors: Sequence[str]) -> tuple[Any, frozense
 
 
 def to_yaml(config: Any) -> str:
-    """The configuration as YAML that loads to the same configuration."""
+    """Return the configuration as YAML that loads to the same configuration."""
     return dump(dataclasses.asdict(config))
 
 
 def differences(old: Any, new: Any) -> list[tuple[str, Any, Any]]:
-    """Dotted keys whose values differ between two configurations, with both values (None where a key is absent)."""
+    """Return the dotted keys whose values differ, with both values (None if a key is absent)."""
     before, after = flat(old), flat(new)
     keys = [*before, *(key for key in after if key not in before)]
     changed = [(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
-    # a section that is empty on one side: what stands in it on the other is there key by key
+    # a section that is empty on one side: the other side's values are listed key by key
     return [each for each in changed if {} not in each or not any(key.startswith(f"{each[0]}.") for key in keys)]
 
 
 def flat(config: Any) -> dict[str, Any]:
-    """Every value of a configuration by its dotted key."""
+    """Return every value of a configuration by its dotted key."""
     return {".".join(path): value for path, value in _leaves(dataclasses.asdict(config))}
 
 
@@ -174,7 +173,7 @@ def flat(config: Any) -> dict[str, Any]:
 
 
 class _Section(dict[str, Any]):
-    """The values of a section that is being filled, by key; at first its defaults, or those of an instance."""
+    """The values of a section that is being filled, by key; at first the defaults, or an instance's values."""
 
     def __init__(self, schema: type, instance: Any = None) -> None:
         super().__init__()
@@ -199,7 +198,7 @@ def _editable(value: Any) -> Any:
 
 
 def _made(value: Any) -> Any:
-    """The dataclass of a section, and so of every section in it."""
+    """Build the dataclass of a section and of every section in it."""
     if isinstance(value, dict):
         entries = {key: _made(each) for key, each in value.items()}
         return value.schema(**entries) if isinstance(value, _Section) else entries
@@ -219,7 +218,7 @@ def _section_of(root: Any, path: KeyPath) -> Any:
 
 
 class _Filling:
-    """Defaults that a plain tree is written over, key by key, and the mistakes that are met."""
+    """Defaults that a plain tree is written over, key by key, and the mistakes found."""
 
     def __init__(self, schema: type, origins: Origins, errors: list[str]) -> None:
         self.root = _Section(schema)
@@ -230,7 +229,7 @@ class _Filling:
         schema = config.schema
         hints, names = hints_of(schema), _names(schema)
         facts = {field.name: facts_of(field) for field in dataclasses.fields(schema)}
-        for key, value in sorted(tree.items(), key=lambda item: item[0] == "phases"):  # after what they override
+        for key, value in sorted(tree.items(), key=lambda item: item[0] == "phases"):  # last: they override others
             here = (*path, key)
             if key not in names:
                 of_the_run = schema is PhaseConfig and key in RunConfig.__dataclass_fields__ and new_name(here) is None
@@ -255,7 +254,7 @@ class _Filling:
                 self._section(config, key, here, here, value, typing.cast(type, hint))
 
     def resolve(self) -> Iterator[str]:
-        """Replace what stands for other keys by what they have; gives the mistakes."""
+        """Replace interpolations by their values; yield the mistakes."""
         if not self._interpolated:
             return
         try:
@@ -274,7 +273,7 @@ class _Filling:
             _section_of(self.root, path)[path[-1]] = value
 
     def _section(self, config: Any, key: str, section: KeyPath, here: KeyPath, value: Any, base: type) -> None:
-        """The section at `here`, of `base` or of the variant that it names."""
+        """Fill the section at `here`, with the schema `base` or the variant that it names."""
         there = config.get(key)
         schema = self._variant(section, here, value, base, there if isinstance(there, _Section) else None)
         if schema is None:
@@ -285,9 +284,9 @@ class _Filling:
             self.fill(config[key], value, here)
 
     def _variant(self, section: KeyPath, here: KeyPath, value: Any, base: type, default: Any) -> type | None:
-        """The schema of what stands at `here`: `base`, or that of its name in the table of the section.
+        """Return the schema of the section at `here`: `base`, or the dataclass of its name.
 
-        The section is `here` itself or, where it has an entry for each name, the one above.
+        The table of names belongs to `section`: `here` itself, or its parent if that has one entry for each name.
         """
         table = VARIANTS.get(".".join(section))
         if table is None:
@@ -301,7 +300,7 @@ class _Filling:
         return table[name]
 
     def _overrides(self, config: Any, section: str, value: Any, here: KeyPath) -> None:
-        """What a phase changes of a section of the run, as typed as it is there; null takes a change back."""
+        """Read a phase's overrides of a section, typed as in the run; null removes an override."""
         of_run: _Section = self.root[section]
         schema = of_run.schema
         allowed = phased_keys(schema)
@@ -321,7 +320,7 @@ class _Filling:
                 self._leaf(config[section], key, item, hints_of(schema)[key], (*here, key))
 
     def _arguments(self, config: Any, section: str, value: Any) -> None:
-        """`callbacks:` and `loggers:`, whose entries are what Composer's constructors take; see config/callbacks.py."""
+        """Read `callbacks:` and `loggers:`, with arguments of Composer's constructors; see config/callbacks.py."""
         if not self._is_section((section,), value, "one entry for each name"):
             return
         known = ARGUMENTS[section]
@@ -388,7 +387,7 @@ class _Filling:
 
     def _unphased(self, here: KeyPath, section: str, allowed: list[str]) -> None:
         may = ", ".join(f"{section}.{name}" for name in allowed) or f"nothing of {section}"
-        instead = f" Its peak rate follows from {'.'.join(here[:2])}.lr_ratio." if here[2:] == ("optim", "lr") else ""
+        instead = f" Set {'.'.join(here[:2])}.lr_ratio for its peak rate." if here[2:] == ("optim", "lr") else ""
         self._say(here, f"the same in all phases. A phase may change {may}.{instead}")
 
     def _unknown(self, here: KeyPath, names: list[str]) -> None:
@@ -396,7 +395,7 @@ class _Filling:
         if (removed := REMOVED_KEYS.get(".".join(here))) is not None:
             self._say(here, removed)
         elif renamed is not None:
-            self._say(here, f"is {renamed} now. Rename it.")
+            self._say(here, f"is now {renamed}. Rename it.")
         elif word:
             self._say(here, f"unknown key. {word}.")
         else:
@@ -414,7 +413,7 @@ class _Filling:
 
 
 def _plain(value: Any) -> Any:
-    """Without dataclasses, as OmegaConf takes it."""
+    """Return values without dataclasses, for OmegaConf."""
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     return list(value) if isinstance(value, tuple) else value
@@ -443,7 +442,7 @@ def _nearest_value(word: str, choices: list[str]) -> str:
 
 
 def _secret_in(value: Any) -> tuple[str, ...] | None:
-    """Where within a value, however deep, something is named or shaped as secrets are; None if nothing is."""
+    """Return the path within a value, however deep, of a secret by its name or shape; None without one."""
     if isinstance(value, Mapping):
         entries = [(str(name), each) for name, each in value.items()]
     elif isinstance(value, (list, tuple)):

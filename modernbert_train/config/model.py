@@ -1,5 +1,5 @@
-"""The architecture: keys that every encoder has, and ModernBERT's. Another encoder is another file of this kind and a
-row in schema.VARIANTS. Keys that a phase may change are marked `phased`; all others determine the weights' shapes.
+"""The architecture: keys of every encoder, and ModernBERT's. Another encoder is another file like this and a row in
+schema.VARIANTS. Keys that a phase may change are marked `phased`; all others determine the weights' shapes.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from omegaconf import MISSING
 
 from modernbert_train.config.knob import architecture_keys, knob
 
-# Beyond every model there is; a number out of a stranger's file would build layers, or fill memory, without end.
+# Beyond every known model; larger numbers in an untrusted file would build layers, or fill memory, without end.
 MOST_LAYERS = 1_000
 MOST_WIDTH = 1 << 24
-CLASSIFIER_WEIGHT, POOLER_WEIGHT = "classifier.weight", "pooler.dense.weight"  # drawn by a fine-tuning
+CLASSIFIER_WEIGHT, POOLER_WEIGHT = "classifier.weight", "pooler.dense.weight"  # initialized by a fine-tuning
 
 
-# for a whole sequence alone, or for each pair of tokens too, out of tables that grow with the tokens
+# for a whole sequence, or for each pair of tokens, from tables that grow with the tokens
 Bias = Literal["sequences", "pairs"]
-TILE_HEADS = (16, 32, 64, 128)  # widths of heads of the attention kernel tiles
-CUDNN_HEADS = range(8, 129, 8)  # of the attention kernel cudnn, whose backward pass takes no wider ones
+TILE_HEADS = (16, 32, 64, 128)  # widths of heads that the attention kernel tiles supports
+CUDNN_HEADS = range(8, 129, 8)  # of the attention kernel cudnn, whose backward pass supports no wider ones
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Keys that every encoder has."""
+    """Keys of every encoder."""
 
     name: str = MISSING
     vocab_size: int = knob(above=0, high=MOST_WIDTH)
@@ -40,7 +40,7 @@ class ModelConfig:
     init_cutoff: float = knob(above=0, training=True)
 
     def architecture(self) -> dict[str, object]:
-        """Return the keys that weights depend on with their effective values, also of open keys."""
+        """Return the keys that weights depend on with their effective values, including open keys."""
         return {key: getattr(self, key) for key in architecture_keys(self)}
 
     @property
@@ -64,16 +64,15 @@ class ModelConfig:
 
     @property
     def single_class(self) -> bool:
-        """Whether transformers has one class for all objectives that predict tokens, and calls it causal."""
+        """True if transformers has one class for all objectives that predict tokens, and calls it causal."""
         return False
 
     pooler_activation: ClassVar[Literal["tanh", "relu", "gelu"] | None] = "tanh"
-    """Activation of the pooler that a classifier reads, see models/classifier.py; None: it reads the head that
-    predicts tokens."""
+    """Activation of the pooler that a classifier reads, see models/classifier.py; None: the masked-LM head."""
 
     @property
     def pooling(self) -> Literal["cls", "mean"]:
-        """The usual pooling for a classifier, which can be exported."""
+        """The usual pooling of a classifier, which can be exported."""
         return "cls"
 
     @property
@@ -82,15 +81,15 @@ class ModelConfig:
         return self.name
 
     own_code: ClassVar[bool] = False
-    """True if transformers lacks a class of it, and fetches one where a user allows that."""
+    """True if transformers lacks a class of it, and fetches code if a user allows that."""
 
     def is_global(self, layer: int) -> bool:
-        """Whether a token of a layer sees all of its sequence, and not a window alone."""
+        """Return True if a token of this layer sees its whole sequence, not only a window."""
         return True
 
     @property
     def local_heads(self) -> int | None:
-        """Width of the heads of layers that see a window alone; None if there is no such layer."""
+        """Width of the heads of windowed layers; None if there is no such layer."""
         return None if all(map(self.is_global, range(self.num_layers))) else self.head_size
 
     @property
@@ -105,17 +104,17 @@ class ModelConfig:
 
     @property
     def segments(self) -> int:
-        """Token types; 0: a token has none."""
+        """Token types; 0: none."""
         return 0
 
     @property
     def convolution(self) -> int:
-        """Tokens that a convolution spans, the next one among them; 0: no convolution."""
+        """Tokens that a convolution spans, including the next one; 0: no convolution."""
         return 0
 
     @property
     def dropout(self) -> float:
-        """Dropout before the classes of a fine-tuning, as transformers' classes have it."""
+        """Dropout before the classes of a fine-tuning, as in transformers' classes."""
         return 0.0
 
     @property
@@ -130,36 +129,36 @@ class ModelConfig:
 
     @property
     def attention_width(self) -> int:
-        """Of a token's queries, all heads together."""
+        """Width of a token's queries, all heads together."""
         return self.hidden_size
 
     decoder_bias: ClassVar[bool] = True
-    """Whether the decoder adds a number to each token's logit."""
+    """True if the decoder adds a bias to each token's logit."""
 
     @property
     def tied(self) -> bool:
-        """Whether the decoder is the embedding."""
+        """True if the decoder is the embedding."""
         return True
 
     @property
     def unit_passes(self) -> tuple[int, ...]:
-        """Of each of `Encoder.layers`, how often a token passes through it; more than once where weights are shared."""
+        """For each of `Encoder.layers`, the number of passes of a token through it; above 1 if weights are shared."""
         return (1,) * self.num_layers
 
     @property
     def stored(self) -> ModelConfig:
-        """The same function as files of other libraries can say it: itself, or one that shares less."""
+        """The same function in the form of other libraries' files: itself, or a model that shares less."""
         return self
 
     def stored_names(self, name: str) -> tuple[str, ...]:
-        """The parameters of `stored` that a parameter is: itself, or several, which are equal."""
+        """Return the parameters of `stored` that equal a parameter: itself, or several."""
         return (name,)
 
     score_bias: ClassVar[Bias | None] = None
-    """The form of the bias that is added to scores of attention, which few kernels serve; None: no bias."""
+    """The form of the bias that is added to attention scores, which few kernels support; None: no bias."""
 
     token_head_vectors: ClassVar[int] = 1
-    """Vectors of the model's width in the head that tells replaced tokens: a bias or a norm's weight."""
+    """Vectors of the model's width in the replaced-token head: a bias or a norm's weight."""
 
     key_products: ClassVar[int] = 2
     """Products of the model's width for each pair of tokens in attention: score, weighted sum."""
@@ -169,22 +168,22 @@ class ModelConfig:
         yield from ()
 
     def mistakes_from_scratch(self) -> Iterator[str]:
-        """Yield a message for each setting that a model from elsewhere may have, and a new one should not."""
+        """Yield a message for each setting that an existing model may have but a new one should not."""
         yield from ()
 
     def init_of(self, name: str) -> tuple[float, float | None]:
-        """Return the standard deviation of a matrix, by its parameter's name, and where it is truncated, in standard
-        deviations; None: it is not.
+        """Return a matrix's initial standard deviation and truncation, in standard deviations, by its parameter's name.
 
-        Pooler and classifier are drawn as transformers draws them, which truncates only a ModernBERT's.
+        Without truncation the second is None. Pooler and classifier are initialized as in transformers, which truncates
+        only ModernBERT's.
         """
         return self.init_std, None if name in (CLASSIFIER_WEIGHT, POOLER_WEIGHT) else self.init_cutoff
 
     def scaled(self, depth: float, width: float) -> Self:
-        """The same architecture with these fractions of its layers and of its width, both to the nearest whole.
+        """Return the same architecture with these fractions of its layers and width, rounded to whole numbers.
 
-        Heads keep their size, so the width is in whole heads; the hidden width follows it. Nothing is raised to one:
-        `check` refuses a fraction that leaves no layer or no head.
+        Heads keep their size, so the width is in whole heads; the hidden width follows it. A fraction may leave no
+        layer or no head, which `check` refuses.
         """
         heads = _nearest(self.num_heads * width)
         hidden = heads * self.head_size
@@ -197,12 +196,12 @@ class ModelConfig:
         )
 
     def layers_at(self, depth: float) -> int:
-        """How many layers a fraction of them is."""
+        """Return a fraction of the layers, rounded."""
         return _nearest(self.num_layers * depth)
 
     def logit_chunk(self, *, on_gpu: bool, bytes_per_logit: int) -> int:
-        """Predicted positions whose logits exist at the same time in training: as many as keep products efficient.
-        `compute.logit_chunk` may say another number."""
+        """Return the number of predicted positions whose logits exist at the same time in training: enough for
+        efficient products. `compute.logit_chunk` overrides it."""
         budget = 1 << 30 if on_gpu else 1 << 26
         return max(1, budget // (self.vocab_size * bytes_per_logit * 128)) * 128
 
@@ -260,7 +259,7 @@ class ModernBertConfig(ModelConfig):
         return "mean"
 
     def init_of(self, name: str) -> tuple[float, float | None]:
-        """See `ModelConfig`; output projections are smaller, and the classifier is as in transformers."""
+        """See `ModelConfig`; output projections are smaller, and the classifier is initialized as in transformers."""
         if name == CLASSIFIER_WEIGHT:
             return float(self.hidden_size**-0.5), self.init_cutoff
         narrower = math.sqrt(2 * self.num_layers) if name.endswith("Wo.weight") else 1.0
@@ -271,7 +270,7 @@ class ModernBertConfig(ModelConfig):
         if self.head_size % 2:
             yield f"model.hidden_size/num_heads={self.head_size}: rotary embeddings turn pairs. Make it even."
         if self.local_attention % 2:
-            yield f"model.local_attention={self.local_attention}: half the window lies on each side. Make it even."
+            yield f"model.local_attention={self.local_attention}: half of the window is on each side. Make it even."
 
     def mistakes_from_scratch(self) -> Iterator[str]:
         """See `ModelConfig`."""
@@ -284,7 +283,7 @@ class ModernBertConfig(ModelConfig):
             )
 
     def layers_at(self, depth: float) -> int:
-        """See `ModelConfig`; the last is a global one, as the first."""
+        """See `ModelConfig`; the first and the last layer are global."""
         every = self.global_attn_every_n_layers
         wanted = self.num_layers * depth
         return 1 + every * _nearest((wanted - 1) / every) if _nearest(wanted) else 0

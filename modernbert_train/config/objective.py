@@ -1,7 +1,7 @@
-"""Training objectives: keys that every objective has, and a dataclass for each.
+"""Training objectives: keys of every objective, and a dataclass for each.
 
-Another objective is one more here, a row in schema.VARIANTS and a file in objectives/. Properties say what planning has
-to know of it.
+Another objective is a dataclass here, a row in schema.VARIANTS and a file in objectives/. Properties give the planner
+the facts that it needs.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from omegaconf import MISSING
 from modernbert_train.config.knob import knob
 from modernbert_train.config.model import ModelConfig
 
-# a token sees: all, both sides; causal, itself and what stands before it; given, what the objective says of each token
+# visible tokens: all: both sides; causal: the token and those before it; given: defined by the objective for each token
 Order = Literal["all", "causal", "given"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
-    """Keys that every objective has."""
+    """Keys of every objective."""
 
     name: str = MISSING
     # weight of the squared log-partition added to the loss; the release used none
@@ -35,7 +35,7 @@ class ObjectiveConfig:
 
     @property
     def summary(self) -> str:
-        """In a few words, for a line on the screen."""
+        """In a few words, for one line of output."""
         return f"objective {self.name}"
 
     @property
@@ -50,7 +50,7 @@ class ObjectiveConfig:
 
     @property
     def reads_labels(self) -> bool:
-        """True if it reads what `labels.npy` says of each document: classes, tags, answers, hashes of pairs.
+        """True if it reads `labels.npy` for each document: classes, tags, answers, hashes of pairs.
 
         Such a document must be whole: the label of a part is unknown.
         """
@@ -58,7 +58,7 @@ class ObjectiveConfig:
 
     @property
     def reads_words(self) -> bool:
-        """Whether it needs the words that a segmenter found in the texts."""
+        """True if it needs a segmenter's words of the texts."""
         return False
 
     @property
@@ -68,7 +68,7 @@ class ObjectiveConfig:
 
     @property
     def masking(self) -> str | None:
-        """How the tokens that are predicted are chosen; None: none are masked."""
+        """The choice of the predicted tokens; None: no masking."""
         return None
 
     @property
@@ -78,12 +78,12 @@ class ObjectiveConfig:
 
     @property
     def pooling(self) -> str | None:
-        """The pooling of a text's hidden states; None: a text has no vector."""
+        """The pooling of a text's hidden states; None: texts are not pooled."""
         return None
 
     @property
     def segments(self) -> int:
-        """Token types that a pair's texts have."""
+        """Number of token types for a pair."""
         return 1
 
     @property
@@ -93,27 +93,27 @@ class ObjectiveConfig:
 
     @property
     def compares(self) -> bool:
-        """True if the loss of a text depends on all others of the global batch: every text is encoded twice, first for
-        the vectors of all, then to go backward."""
+        """True if the loss of a text depends on all others of the global batch. Then every text is encoded twice: for
+        all embeddings, then for the backward pass."""
         return "vectors" in self.heads
 
     @property
     def named_teacher(self) -> str | None:
-        """The model whose outputs are trained towards, as it is named; None: no teacher."""
+        """The name of the model that is the teacher; None: no teacher."""
         return None
 
     @property
     def projected_width(self) -> int | None:
-        """Columns that a matrix takes hidden states to, such as a teacher's width; None: there is no such matrix."""
+        """Width of a projection of the hidden states, such as to a teacher's width; None: no projection."""
         return None
 
     @property
     def trains_encoder(self) -> bool:
-        """Whether the encoder's weights change."""
+        """True if the encoder's weights change."""
         return True
 
     special_tokens: ClassVar[int] = 2
-    """That each chunk of text gets: [CLS] before it, [SEP] after it, and others."""
+    """Special tokens of each chunk of text: [CLS] before it, [SEP] after it, and others."""
 
     @property
     def terms(self) -> Mapping[str, float]:
@@ -122,17 +122,17 @@ class ObjectiveConfig:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether the first term is a mean over the tokens of text, predicted or not."""
+        """True if the first term is a mean over the tokens of text, predicted or not."""
         return False
 
     @property
     def predicted_share(self) -> float:
-        """Of the tokens of text, how many are predicted."""
+        """Share of the tokens of text that are predicted."""
         raise NotImplementedError
 
     @property
     def most_predicted(self) -> float:
-        """The same of the sequence that has most, at any moment of a phase."""
+        """The largest such share of a sequence, at any moment of a phase."""
         return self.predicted_share
 
     order: ClassVar[Order] = "all"
@@ -140,8 +140,8 @@ class ObjectiveConfig:
 
     @property
     def plain_order(self) -> Order:
-        """The order for texts that are only read, by evaluations and in an export; "all" where the objective draws an
-        order, as XLNet is fine-tuned."""
+        """The order for evaluations and exports, which only read texts; "all" if the objective draws orders, as XLNet
+        is fine-tuned."""
         return "all" if self.order == "given" else self.order
 
     @property
@@ -162,7 +162,7 @@ class ObjectiveConfig:
         return ()
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
-        """How often each head is applied for each token that is not padding, in sequences of this mean length."""
+        """Return how often each head is applied per token that is not padding, in sequences of this mean length."""
         return {"tokens": self.predicted_share * (1 - self.special_tokens / sequence_tokens)}
 
     def generator_of(self, model: ModelConfig) -> ModelConfig | None:
@@ -174,31 +174,31 @@ class ObjectiveConfig:
 
     @property
     def forward_passes(self) -> int:
-        """Of each microbatch, in training; one backward pass follows."""
+        """Forward passes of each microbatch in training; one backward pass follows."""
         return 2 if self.compares else 1
 
     def encoded_tokens(self, sequence_tokens: float) -> float:
-        """Tokens that the encoder reads for each that is not padding, in sequences of this mean length."""
+        """Return the tokens that the encoder reads per token that is not padding, in sequences of this mean length."""
         return 1 + self.query_share * (1 - self.special_tokens / sequence_tokens)
 
     def at(self, done: float) -> Self:
-        """The same at a moment of a phase, of which this share is done. Shapes of targets do not change on the way."""
+        """Return the objective at a moment of a phase, with this share done. The shapes of targets stay the same."""
         return self
 
     def for_validation(self) -> ObjectiveConfig:
-        """Return the objective for held-out text, the same for every training, so that figures of all runs compare."""
+        """Return the objective for held-out text, independent of training settings, so that runs can be compared."""
         return self
 
     def mistakes(self, model: ModelConfig) -> Iterator[str]:
-        """Yield a message for every combination of these keys, and of them with the model's, that cannot be.
+        """Yield a message for every impossible combination of these keys, among themselves and with the model's.
 
         `check` calls it for the run and for each phase, once every number of both is within its bounds.
         """
         yield from ()
 
     def mistakes_after(self, own: ObjectiveConfig) -> Iterator[str]:
-        """Yield a message for each key of a phase's objective that must be as in the run's own, for which the model is
-        built."""
+        """Yield a message for each key of a phase's objective that must equal the run's, because the model is built for
+        it."""
         if self.z_loss != own.z_loss:
             yield (
                 f"objective.z_loss={self.z_loss}: must be objective.z_loss={own.z_loss} of the run, which the model is "
@@ -211,30 +211,30 @@ class MaskedLmConfig(ObjectiveConfig):
     """Masked-language modelling."""
 
     name: str = "mlm"
-    # which tokens in training; ngram: whole words, up to three together; see objectives/mlm.py
+    # choice of tokens in training; ngram: whole words, up to three together; see objectives/mlm.py
     masking: Literal["exact", "bernoulli", "reference", "ngram"] = "exact"
-    # whose words with ngram: the tokenizer's pieces, or a segmenter's, stored by `prepare` (sources.NAME.words_field)
+    # words for ngram: the tokenizer's pieces, or a segmenter's, stored by `prepare` (sources.NAME.words_field)
     words: Literal["tokenizer", "segmenter"] = "tokenizer"
-    # share of the tokens that may be predicted that are, in training
+    # share of the eligible tokens that are predicted, in training
     mask_rate: float = knob(
         0.3, above=0, high=1, why="as a share of the tokens; the published recipe uses 0.3", phased=True
     )
-    # the share at the end of the phase, which it comes to by mask_curve; None: mask_rate throughout
+    # share at the end of the phase, reached along mask_curve; None: mask_rate throughout
     mask_rate_end: float | None = knob(None, above=0, high=1, phased=True)
     mask_curve: Literal["linear", "cosine"] = knob("linear", phased=True)
-    # each sequence has a share of its own, drawn from so much below the share to so much above it, all alike likely
+    # each sequence draws its own share, uniformly, from this much below the share to this much above it
     mask_spread: float = knob(0.0, low=0, high=0.5, phased=True)
-    # of a prediction in the loss. 1/rate: one over the rate of its sequence, which is at least 0.001, and the sum is
-    # divided by the tokens of text, predicted or not. With mask_rate and mask_spread 0.5, masking bernoulli and
-    # mask_token_share 1 that is the bound of masked diffusion (LLaDA, arXiv 2502.09992)
+    # weight of a prediction in the loss. 1/rate: one over its sequence's rate, at least 0.001, and the sum is divided
+    # by all tokens of text, predicted or not. With mask_rate and mask_spread 0.5, masking bernoulli and
+    # mask_token_share 1 this is the bound of masked diffusion (LLaDA, arXiv 2502.09992)
     mask_weight: Literal["none", "1/rate"] = knob("none", phased=True)
-    # the same in validation, whose masking is always exact and never changes
+    # mask rate in validation, whose masking is always exact and never changes
     eval_mask_rate: float = knob(0.15, above=0, high=1, why="as a share of the tokens; the published recipe uses 0.15")
-    # where a token is predicted: in its own place, or in that of the token before it, as a decoder that is made an
-    # encoder has learnt to (arXiv 2404.05961)
+    # where a token is predicted: at its own position, or at the position of the token before it, as in a decoder that
+    # is turned into an encoder (arXiv 2404.05961)
     predict_from: Literal["itself", "before"] = knob("itself", phased=True)
-    mask_token_share: float = knob(0.8, low=0)  # of the predicted positions: replaced by [MASK]
-    # of the predicted positions: replaced by a random token; the rest stay
+    mask_token_share: float = knob(0.8, low=0)  # share of the predicted tokens that are replaced by [MASK]
+    # share of the predicted tokens that are replaced by a random token; the rest stay
     random_token_share: float = knob(0.1, low=0)
 
     title = "masked-language modelling", None
@@ -260,7 +260,7 @@ class MaskedLmConfig(ObjectiveConfig):
             f"{self.masking} masking, rate {self._rate};\n"
             f"  of the predicted tokens {self.mask_token_share:.0%} become `[MASK]`,\n"
             f"  {self.random_token_share:.0%} a random token, {rest:.0%} stay"
-            + ("; predicted in the place of the token before" if self.predict_from == "before" else "")
+            + ("; predicted at the position of the token before" if self.predict_from == "before" else "")
             + ("; each weighs 1/rate" if self.counts_tokens else "")
             + ("; words are a segmenter's" if self.reads_words else "")
         )
@@ -285,9 +285,9 @@ class MaskedLmConfig(ObjectiveConfig):
         return min(1.0, max(self.mask_rate, self.mask_rate_end or 0.0) + self.mask_spread)
 
     def at(self, done: float) -> Self:
-        """See `ObjectiveConfig`; to six digits, so that no machine's cosine makes another mask.
+        """See `ObjectiveConfig`; rounded to six digits, so that every machine's cosine gives the same masks.
 
-        `mask_rate_end` of the copy is the larger of both ends, so that `most_predicted` is the same throughout.
+        `mask_rate_end` of the copy is the larger of both ends, so that `most_predicted` stays the same.
         """
         if self.mask_rate_end is None:
             return self
@@ -302,7 +302,7 @@ class MaskedLmConfig(ObjectiveConfig):
         if self.mask_spread > min(ends) or max(ends) + self.mask_spread > 1:
             yield (
                 f"objective.mask_spread={self.mask_spread:g} with a mask_rate of {min(ends):g} to {max(ends):g}: "
-                "shares of sequences must lie between 0 and 1. Set a smaller one."
+                "shares of sequences must be between 0 and 1. Set a smaller one."
             )
         if self.reads_words and self.masking != "ngram":
             yield (
@@ -311,21 +311,21 @@ class MaskedLmConfig(ObjectiveConfig):
             )
         if self.counts_tokens and self.masking == "ngram":
             yield (
-                "objective.mask_weight=1/rate with objective.masking=ngram: whole words come to less than the rate of "
-                "a short sequence, so the weights would not add up to its tokens. Set masking to exact or bernoulli, "
+                "objective.mask_weight=1/rate with objective.masking=ngram: in a short sequence whole words mask fewer "
+                "tokens than the rate, so the weights would not add up. Set masking to exact or bernoulli, "
                 "or mask_weight=none."
             )
         alone = self.heads == ("tokens",) and self.masking != "reference" and not isinstance(self, TranslationConfig)
         if self.predict_from == "before" and not alone:
             yield (
-                f"objective.predict_from=before with {here}, objective.masking={self.masking}: there a token without "
-                "one before it is predicted, or each in its place is read again. Set objective.predict_from=itself, or "
-                "objective={name: mlm, masking: exact}."
+                f"objective.predict_from=before with {here}, objective.masking={self.masking}: this objective predicts "
+                "a token without one before it, or reads each at its own position. Set objective.predict_from=itself, "
+                "or objective={name: mlm, masking: exact}."
             )
         if self.mask_token_share + self.random_token_share > 1:
             yield (
                 f"objective.mask_token_share={self.mask_token_share} and objective.random_token_share="
-                f"{self.random_token_share}: both are shares of the predicted tokens. Their sum must lie between 0 "
+                f"{self.random_token_share}: both are shares of the predicted tokens. Their sum must be between 0 "
                 "and 1."
             )
 
@@ -336,21 +336,21 @@ class MaskedLmConfig(ObjectiveConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationConfig(MaskedLmConfig):
-    """Translation language modelling: masked tokens of a text and of its translation, each of which sees both.
+    """Translation language modelling: masked tokens of a text and its translation, where each sees both.
 
-    Documents are pairs, as `prepare` writes them with a section `pairs`; others are masked as by mlm.
+    Documents are pairs, as `prepare` writes them with a section `pairs`; others are masked as in mlm.
     """
 
     name: str = "tlm"
-    # positions of the translation begin at 0 again, as in XLM; otherwise they continue. A program that reads pairs with
-    # the exported model must give it such position_ids
+    # positions of the translation restart at 0, as in XLM; otherwise they continue. A program that feeds pairs to the
+    # exported model must pass such position_ids
     reset_positions: bool = knob(False, phased=True)
 
     title = "translation language modelling", "1901.07291"
 
     @property
     def details(self) -> str:
-        return super().details + ("; positions of a translation begin at 0" if self.reset_positions else "")
+        return super().details + ("; positions of a translation start at 0" if self.reset_positions else "")
 
     def mistakes(self, model: ModelConfig) -> Iterator[str]:
         """See `ObjectiveConfig`."""
@@ -370,9 +370,9 @@ class TranslationConfig(MaskedLmConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CausalLmConfig(ObjectiveConfig):
-    """Causal language modelling: every token is predicted from those before it, and nothing sees what follows it.
+    """Causal language modelling: every token is predicted from those before it and sees none after it.
 
-    Exported as a decoder. As a phase it may come before masked-language modelling in one run (arXiv 2507.00994).
+    Exported as a decoder. As a phase it may precede masked-language modelling in one run (arXiv 2507.00994).
     """
 
     name: str = "causal"
@@ -395,14 +395,14 @@ class CausalLmConfig(ObjectiveConfig):
 class PermutationLmConfig(ObjectiveConfig):
     """Permutation language modelling (XLNet, arXiv 1906.08237, section 2.2), with any encoder that has positions.
 
-    Spans of tokens are predicted one token after the other in an order of their own, each from all tokens that are not
-    predicted and from those before it in that order. Nothing is replaced by [MASK]; see objectives/permutation.py.
+    Spans of tokens are predicted token by token in a random order, each from all unpredicted tokens and from those
+    before it in that order. No token is replaced by [MASK]; see objectives/permutation.py.
     """
 
     name: str = "permutation"
-    # K: one token in so many is predicted, and a span of n tokens is in a context of K n; XLNet: 6
+    # K: one token in K is predicted, and a span of n tokens has a context of K n; XLNet: 6
     context_ratio: int = knob(6, low=1, high=10)
-    # longest span in tokens; of length n with a probability that falls as 1/n; XLNet: 5
+    # longest span in tokens; length n has a probability proportional to 1/n; XLNet: 5
     longest_span: int = knob(5, low=1, high=50)
 
     title = "permutation language modelling", "1906.08237"
@@ -427,8 +427,8 @@ class SentenceOrderConfig(MaskedLmConfig):
     """Masked-language modelling and the order of two halves of a text (ALBERT, arXiv 1909.11942, section 3.1)."""
 
     name: str = "sop"
-    swapped_share: float = knob(0.5, above=0, below=1)  # of the pairs: the second half comes first
-    order_weight: float = knob(1.0, above=0)  # of the order's loss beside that of the masked tokens
+    swapped_share: float = knob(0.5, above=0, below=1)  # share of the pairs with the second half first
+    order_weight: float = knob(1.0, above=0)  # weight of the order's loss; the masked tokens' is 1
     special_tokens = 3
 
     title = "masked-language modelling and sentence order", "1909.11942"
@@ -436,8 +436,8 @@ class SentenceOrderConfig(MaskedLmConfig):
     @property
     def details(self) -> str:
         return super().details + (
-            f"; the two halves of {self.swapped_share:.0%} of the texts\n"
-            f"  change places, which the pair head is to tell, with weight {self.order_weight:g}"
+            f"; in {self.swapped_share:.0%} of the texts the two halves\n"
+            f"  are swapped, which the pair head predicts, with weight {self.order_weight:g}"
         )
 
     @property
@@ -447,11 +447,11 @@ class SentenceOrderConfig(MaskedLmConfig):
     heads = ("tokens", "pair")
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
-        """See `ObjectiveConfig`: every sequence is a pair, but for texts of one token."""
+        """See `ObjectiveConfig`: every sequence is a pair, except texts of one token."""
         return {**super().uses_of_heads(sequence_tokens), "pair": 1 / sequence_tokens}
 
     def mistakes(self, model: ModelConfig) -> Iterator[str]:
-        """See `ObjectiveConfig`; an encoder without token types reads pairs by [SEP] alone."""
+        """See `ObjectiveConfig`; an encoder without token types separates pairs by [SEP]."""
         yield from super().mistakes(model)
         if model.segments == 1:
             yield (

@@ -1,4 +1,4 @@
-"""Which packages and programs a run needs by name and this environment lacks; they are looked for, and not imported."""
+"""Find packages and programs that a run requests and this environment lacks, without importing them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from modernbert_train.config.callbacks import PACKAGES
 from modernbert_train.config.schema import ComputeConfig, OptimConfig, StableAdamWConfig
 
 _FLASH = ("flash_attn", "flash_attn_interface")
-# the first release of flash-attn-4 with every known fix of races in gradients (flash-attention #2481, #2510, #2756)
+# first release of flash-attn-4 with every known fix of races in gradients (flash-attention #2481, #2510, #2756)
 FLASH_4_OLDEST = "4.0.0b26"
-FLASH_4_INSTALL = f"pip install --upgrade 'flash-attn-4[cu13]>={FLASH_4_OLDEST}'"  # what the extra `flash` brings
+FLASH_4_INSTALL = f"pip install --upgrade 'flash-attn-4[cu13]>={FLASH_4_OLDEST}'"  # as the extra `flash` installs it
 
 
 def missing_packages(
@@ -30,11 +30,11 @@ def missing_packages(
     *,
     on_gpu: bool = False,
 ) -> Iterator[str]:
-    """Everything that is asked for by name and is not there, for all sections.
+    """Yield a message for each missing package that a section requests by name.
 
     Args:
         compute, optim, callbacks, loggers: of the run.
-        on_gpu: whether it computes on a GPU where compute.device=auto.
+        on_gpu: True if compute.device=auto means a GPU here.
     """
     yield from missing_for("callbacks", callbacks)
     yield from missing_for("loggers", loggers)
@@ -44,7 +44,7 @@ def missing_packages(
 
 
 def missing_for(section: str, names: Iterable[str]) -> Iterator[str]:
-    """Packages of the callbacks or the loggers."""
+    """Check the packages of the callbacks or the loggers."""
     for name in names:
         package = PACKAGES.get(name)
         if package is not None and not _is_there(package):
@@ -55,7 +55,7 @@ def missing_for(section: str, names: Iterable[str]) -> Iterator[str]:
 
 
 def missing_kernels(compute: ComputeConfig) -> Iterator[str]:
-    """Packages of attention kernels; whether one that is there fits the GPU is asked when the model is built."""
+    """Check the packages of attention kernels; whether one fits the GPU is checked when the model is built."""
     kernels = {"compute.attention": compute.attention, "compute.global_attention": compute.global_attention}
     for key, kernel in kernels.items():
         if kernel == "flash" and not any(map(_is_there, _FLASH)):
@@ -64,7 +64,7 @@ def missing_kernels(compute: ComputeConfig) -> Iterator[str]:
                 f"and GPU ({FLASH_4_INSTALL}), or set {key}=auto."
             )
         elif kernel == "flash" and not _is_there("flash_attn_interface") and installed_version("flash-attn") is None:
-            reason = flash_4_refusal()  # the folder flash_attn is of the fourth, if of any
+            reason = flash_4_refusal()  # the folder flash_attn can only be version 4's
             if reason is not None:
                 yield f"{key}=flash: {reason} Or set {key}=auto."
         if kernel in ("flex", "tiles"):
@@ -85,7 +85,7 @@ def flash_4_refusal() -> str | None:
 
 
 def missing_compiler(compute: ComputeConfig, *, on_gpu: bool = False) -> Iterator[str]:
-    """What torch.compile builds its programs with: on a CPU a C++ compiler, on a GPU what Triton needs."""
+    """Check the tools of torch.compile: on a CPU a C++ compiler, on a GPU Triton's requirements."""
     if not compute.compile:
         return
     if compute.device == "cuda" or (compute.device == "auto" and on_gpu):
@@ -102,28 +102,28 @@ def missing_compiler(compute: ComputeConfig, *, on_gpu: bool = False) -> Iterato
 
 
 def missing_fused(optim: OptimConfig) -> Iterator[str]:
-    """What Triton needs, if StableAdamW is to be fused; torch brings the fused form of its own."""
+    """Check Triton's requirements for a fused StableAdamW; the fused form of AdamW is part of torch."""
     if optim.fused and isinstance(optim, StableAdamWConfig):
         yield from _refusals("optim.fused=true", "optim.fused=false")
 
 
 def missing_on_gpu() -> list[str]:
-    """What compiled layers and fused kernels need on a GPU and this machine lacks, each with its remedy."""
+    """Return what this machine lacks for compiled layers and fused kernels on a GPU, each with its remedy."""
     found = []
     if not _is_there("triton"):
         found.append("Triton is not installed (CUDA builds of torch have it)")
     if not any(map(shutil.which, _c_compilers())):
         names = ", ".join(_c_compilers())
         found.append(f"there is no C compiler ({names}; on Debian and Ubuntu: apt install gcc)")
-    if not Path(sysconfig.get_path("include"), "Python.h").is_file():  # Triton builds what starts a kernel with them
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():  # Triton compiles kernel launchers with them
         found.append("Python's headers are not installed (on Debian and Ubuntu: apt install python3-dev)")
     return found
 
 
-def _refusals(asked: str, instead: str) -> Iterator[str]:
-    """Of what is asked for and needs Triton."""
+def _refusals(setting: str, instead: str) -> Iterator[str]:
+    """Yield a message for each missing requirement of a setting that needs Triton."""
     for lack in missing_on_gpu():
-        yield f"{asked}: {lack}. Install what is missing, or set {instead}."
+        yield f"{setting}: {lack}. Install what is missing, or set {instead}."
 
 
 def _c_compilers() -> list[str]:
@@ -131,7 +131,7 @@ def _c_compilers() -> list[str]:
 
 
 def installed_version(distribution: str) -> str | None:
-    """Return the version of an installed distribution, None if there is none."""
+    """Return the version of an installed distribution, None if it is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:

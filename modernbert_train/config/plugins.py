@@ -1,10 +1,10 @@
-"""Packages of users that add encoders, objectives, optimizers and evaluations: `plugins:` in a run's YAML.
+"""Users' packages that add encoders, objectives, optimizers or evaluations: `plugins:` in a run's YAML.
 
-Importing a plugin calls `add` with the dataclass of each. The code behind it is named as text, "package.module:name",
-and imported when a run builds it, so that `check` needs no torch where the plugin's first module needs none.
+Importing a plugin calls `add` with the dataclass of each. The code is named as text, "package.module:name", and
+imported when a run builds it, so `check` works without torch if the plugin's first module does.
 
-A configuration may come from a stranger. It can name a package that is installed here, not bring one, and a package
-that does not mention modernbert_train in the named module is refused before any of it runs.
+A configuration may be untrusted. It can name an installed package but not bring one, and a package whose named module
+does not mention modernbert_train is refused before any of it runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BASES: dict[str, type] = {
     "optim": OptimConfig,
     "evals": EvaluatorConfig,
 }
-# section -> what is imported later, by the table that it is a row of
+# section -> keywords of `add` for its code, each the name of a table
 _PLACES = {
     "model": {"encoder", "count"},
     "objective": {"objective"},
@@ -45,17 +45,17 @@ V = TypeVar("V")
 
 
 class Rows(dict[K, V]):
-    """A table of kinds, by dataclass, whose rows may be text: "package.module:name" is imported when it is looked up.
+    """A table from dataclass to code, whose rows may be text: "package.module:name", imported at lookup.
 
-    So a run imports the kinds that it uses, those of this package as those that `add` has named.
+    So a run imports only the kinds that it uses, from this package or from plugins.
 
     Args:
-        table: the word by which `add` names a row of it.
-        rows: those of this package.
+        table: keyword of `add` for its rows.
+        rows: the rows of this package.
     """
 
     def __init__(self, table: str, rows: Mapping[K, V | str]) -> None:
-        super().__init__(rows)  # type: ignore[arg-type]  # text, until it is looked up
+        super().__init__(rows)  # type: ignore[arg-type]  # text until its lookup
         self._table = table
 
     def __getitem__(self, key: K) -> V:
@@ -66,10 +66,10 @@ class Rows(dict[K, V]):
         return row
 
     def __missing__(self, config: Any) -> V:
-        """Import the row.
+        """Import the row that a plugin has added.
 
         Raises:
-            KeyError: there is none.
+            KeyError: the row is missing.
             PluginError: it cannot be imported.
         """
         place = _added[self._table, config]
@@ -80,26 +80,26 @@ class Rows(dict[K, V]):
 
 
 def add(config: type[Any], **places: str) -> None:
-    """Add an encoder, objective, optimizer or evaluation, as the import of a plugin does.
+    """Add an encoder, objective, optimizer or evaluation; called when a plugin is imported.
 
     Args:
         config: its frozen dataclass, a ModelConfig, ObjectiveConfig, OptimConfig or EvaluatorConfig with a `name`.
-        places: "package.module:name" of what a run builds: `encoder` and `count` of a model, `objective`, `optimizer`,
+        places: "package.module:name" of the code: `encoder` and `count` of a model, `objective`, `optimizer`,
             or `evaluator`; see docs/extending.md.
 
     Raises:
-        ConfigError: another has the name, or something is missing.
+        ConfigError: the name is taken, or something is missing.
     """
     where = _path(config)
     section = next((name for name, base in _BASES.items() if issubclass(config, base)), None)
     if section is None:
         raise ConfigError(
-            f"{where}: is of no known kind. Derive it from {', '.join(b.__name__ for b in _BASES.values())}."
+            f"{where}: not a known kind. Derive it from {', '.join(b.__name__ for b in _BASES.values())}."
         )
     name = config.__dataclass_fields__["name"].default
     if not isinstance(name, str) or name == "???" or "__dataclass_params__" not in vars(config):
         raise ConfigError(
-            f'{where}: has no name. Begin it with @dataclass(frozen=True, kw_only=True) and name: str = "...".'
+            f'{where}: lacks a name. Begin it with @dataclass(frozen=True, kw_only=True) and name: str = "...".'
         )
     if places.keys() != _PLACES[section] or not all(re.fullmatch(r"[\w.]+:\w+", place) for place in places.values()):
         needed = ", ".join(f'{each}="package.module:name"' for each in sorted(_PLACES[section]))
@@ -115,14 +115,14 @@ def _path(config: type[Any]) -> str:
 
 
 def import_plugins(names: Sequence[str], place: str) -> None:
-    """Import the plugins of a run, each once in a process.
+    """Import the plugins of a run, each once per process.
 
     Args:
         names: of modules.
-        place: file and line that name them, for messages.
+        place: file and line of the names, for messages.
 
     Raises:
-        PluginError: one is not there, is no plugin, or fails.
+        PluginError: a module is missing, is not a plugin, or fails.
     """
     for number, name in enumerate(names):
         where = f"plugins[{number}]={name} ({place})"
@@ -130,7 +130,7 @@ def import_plugins(names: Sequence[str], place: str) -> None:
         if spec is None or spec.origin is None or not spec.has_location:
             raise PluginError(
                 f"{where}: cannot be imported: no such module. Install its package (pip install -e FOLDER), or start "
-                "with PYTHONPATH=FOLDER, the folder that it is in."
+                "with PYTHONPATH=FOLDER, the folder that contains it."
             )
         if b"modernbert_train" not in Path(spec.origin).read_bytes():
             raise PluginError(
@@ -141,22 +141,22 @@ def import_plugins(names: Sequence[str], place: str) -> None:
 
 
 def _imported(module: str, where: str, name: str | None = None) -> Any:
-    """A module of a plugin, or what it calls by a name."""
+    """Import a module of a plugin, or a name in it."""
     try:
         found = importlib.import_module(module)
         return found if name is None else getattr(found, name)
-    except Exception as error:  # whatever the code of a user raises
+    except Exception as error:  # a user's code may raise anything
         raise PluginError(
-            f"{where}: cannot be imported: {_described(error)}. Mend the plugin, or install what it needs."
+            f"{where}: cannot be imported: {_described(error)}. Fix the plugin, or install what it needs."
         ) from error
 
 
 def versions(names: Sequence[str]) -> dict[str, str]:
-    """Version of each plugin's package and a hash of its source, which changes with the version or without."""
+    """Return the version of each plugin's package with a hash of its source."""
     return {name: f"{_version(name)} ({_hash(name)})" for name in names}
 
 
-_distributions = functools.cache(importlib.metadata.packages_distributions)  # a fifth of a second
+_distributions = functools.cache(importlib.metadata.packages_distributions)  # takes a fifth of a second
 
 
 def _version(name: str) -> str:
@@ -166,7 +166,7 @@ def _version(name: str) -> str:
 
 
 def _hash(name: str) -> str:
-    """Of all modules of the package."""
+    """Hash all modules of the package."""
     spec, found = _find(name.partition(".")[0]), hashlib.sha256()
     for place in [] if spec is None else spec.submodule_search_locations or [str(spec.origin)]:
         top = Path(place)
@@ -176,7 +176,7 @@ def _hash(name: str) -> str:
 
 
 def _find(name: str) -> ModuleSpec | None:
-    """Where a module is, without importing it or the packages that it is in."""
+    """Find a module without importing it or its packages."""
     package, *inner = name.split(".")
     spec = None
     with suppress(ImportError, ValueError):
@@ -189,7 +189,7 @@ def _find(name: str) -> ModuleSpec | None:
 
 
 def _described(error: Exception) -> str:
-    """An error and the line that raised it; a syntax error and a mistake that `add` reports have theirs."""
+    """Describe an error with the line that raised it; syntax errors and errors of `add` name it already."""
     if isinstance(error, ConfigError):
         return str(error).rstrip(".")
     at = ""

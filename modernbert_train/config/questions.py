@@ -1,4 +1,4 @@
-"""Objectives on questions: where in a text the answer stands, or which of several choices it is."""
+"""Objectives for questions: the span of an answer in a text, or one of several choices."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from modernbert_train.config.knob import knob
 class AnswerConfig(LabelledConfig):
     """The first and the last token of the answer to a question, in a window of its context.
 
-    Of a window without the answer both are [CLS]. Documents are pairs, the question first.
+    In a window without the answer both are [CLS]. Documents are pairs, the question first.
     """
 
     name: str = "answer"
     labels: tuple[str, ...] = ("start", "end")
     segments: int = knob(1, low=1, high=2)  # 2: the context has token type 1
-    unanswerable: bool = False  # whether a context may hold no answer, as in SQuAD 2; else one is always given
-    # no answer is given where [CLS] beats the best answer by more than this; transformers' null_score_diff_threshold
+    unanswerable: bool = False  # true: a context may hold no answer, as in SQuAD 2; else a span is always predicted
+    # predict no answer if the score of [CLS] exceeds the best span's by more than this; transformers'
+    # null_score_diff_threshold
     null_threshold: float = 0.0
     max_answer_tokens: int = knob(30, above=0)  # longest answer
     task_kind = "question-answering"
@@ -43,15 +44,15 @@ class AnswerConfig(LabelledConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ChooseConfig(LabelledConfig):
-    """One of several choices: a score of each, and cross-entropy over those of a question.
+    """One of several choices: a score of each, and cross-entropy over the choices of a question.
 
-    A document holds all choices of a question, each a sequence of its own. `labels` are their names by place, as many
-    as the question with the most has.
+    A document holds all choices of a question, each as one sequence. `labels` are their names by place, as many as the
+    longest list of choices.
     """
 
     name: str = "choose"
     pooling: Literal["cls", "mean"] = "mean"  # see `ClassifyConfig`
-    segments: int = knob(1, low=1, high=2)  # 2: the text behind the first [SEP] of a choice has token type 1
+    segments: int = knob(1, low=1, high=2)  # 2: the text after the first [SEP] of a choice has token type 1
     task_kind = "multiple-choice"
     num_logits = 1
     pools = True
@@ -66,12 +67,12 @@ class ChooseConfig(LabelledConfig):
 
     @property
     def told_classes(self) -> tuple[str, ...]:
-        return (self.task_kind,)  # a score of each choice is no matter of how many there are
+        return (self.task_kind,)  # the score of a choice does not depend on their number
 
     @property
     def num_told(self) -> int:
         return len(self.labels)
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
-        """See `ObjectiveConfig`: of each choice, of which a document has at least two."""
+        """See `ObjectiveConfig`: for each choice; a document has at least two."""
         return {"choice": max(2, len(self.labels)) / sequence_tokens}

@@ -1,7 +1,7 @@
-"""YAML files and a.b=c overrides to one plain tree, with the file and line of every key.
+"""Read YAML files and a.b=c overrides into one plain tree, with the file and line of every key.
 
-A file may begin with `include: [other.yaml]`, relative to itself: the files named are read first, in order, and the
-file's own keys win over theirs. So a recipe's phases are written once and used alone or together.
+A file may begin with `include: [other.yaml]`, relative to itself: these files are read first, in order, and the file's
+own keys take precedence. So a recipe's phases are written once and used alone or together.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ def read_yaml(
         file: its path.
         origins: filled with the file and line of every key.
         errors: filled with every mistake.
-        including: files that are being read and include this one.
-        done: files included already; a file that several others include counts once, at its first place.
+        including: files being read that include this one.
+        done: files included already; a file that several others include is read once, at its first place.
 
     Returns:
-        The merged tree; what could not be read is left out.
+        The merged tree, without parts that could not be read.
     """
     if len(including) > MAX_DEPTH:
         errors.append(f"{file}: more than {MAX_DEPTH} files include one another. Write fewer, larger files.")
         return {}
     try:
-        if including and file.exists() and not file.is_file():  # a terminal or a pipe would be waited for
+        if including and file.exists() and not file.is_file():  # reading a terminal or a pipe would block
             raise OSError("not a regular file")
         node = compose(read_bounded(file))
     except FileNotFoundError:
@@ -56,7 +56,7 @@ def read_yaml(
         errors.append(f"{file}: cannot be read ({error}). Check that it is a readable UTF-8 text file.")
         return {}
     except yaml.YAMLError as error:
-        spaces = " Use spaces in place of tabs." if r"'\t'" in str(error) else ""
+        spaces = " Use spaces instead of tabs." if r"'\t'" in str(error) else ""
         errors.append(f"{file}: not valid YAML. {' '.join(str(error).split())}{spaces}")
         return {}
     if node is None:
@@ -88,7 +88,7 @@ def is_saved(file: Path) -> bool:
 
 
 def runs_beside(folder: Path) -> str:
-    """What to name in place of a run that is not there: those that are in the same folder."""
+    """Suggest existing runs in the folder of a missing one."""
     runs = sorted(str(path.parent) for path in folder.parent.glob("*/config.yaml"))
     if not runs:
         return f"No runs are in {folder.parent}; name a YAML file or a run's folder, relative to the current folder."
@@ -97,7 +97,7 @@ def runs_beside(folder: Path) -> str:
 
 
 def _included(file: Path, value: Any, origins: Origins, errors: list[str]) -> list[Path]:
-    """The files that an `include:` names, relative to the file that it stands in."""
+    """Return the files of an `include:`, relative to the file with it."""
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         errors.append(
@@ -108,7 +108,7 @@ def _included(file: Path, value: Any, origins: Origins, errors: list[str]) -> li
 
 
 def read_override(override: str, origins: Origins, errors: list[str]) -> dict[str, Any]:
-    """Read `a.b=c`; a mistake goes into `errors` and gives an empty tree."""
+    """Read `a.b=c`; for a mistake, append to `errors` and return an empty tree."""
     key, equals, text = override.partition("=")
     path = key.split(".")
     if any("\ud800" <= character <= "\udfff" for character in override):
@@ -126,7 +126,7 @@ def read_override(override: str, origins: Origins, errors: list[str]) -> dict[st
         )
         return {}
     try:
-        # a pattern of files, and no alias: an override has nothing that it could be one of
+        # a pattern of files, not a YAML alias: an override cannot have anchors
         text = text if not text.startswith("*") else json.dumps(text)
         node = compose(text) or yaml.ScalarNode("tag:yaml.org,2002:null", "")
     except yaml.YAMLError as error:
@@ -141,7 +141,7 @@ def read_override(override: str, origins: Origins, errors: list[str]) -> dict[st
 def _construct(
     node: yaml.MappingNode, place: _Place, path: tuple[str, ...], origins: Origins, errors: list[str]
 ) -> dict[str, Any]:
-    """A mapping as plain values; what is no plain value is reported and left out."""
+    """Return a mapping as plain values; report other values and leave them out."""
     found: dict[str, Any] = {}
     for key_node, value_node in node.value:
         line = place(key_node)
@@ -180,13 +180,13 @@ def _octals(node: yaml.Node) -> list[str]:
 
 
 def shown(value: Any) -> str:
-    """A value as messages show it, cut off where it would fill the screen."""
+    """Format a value for messages, shortened if it is long."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:160]}... ({len(text):,} characters)"
 
 
 def merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
-    """Put `other` over `tree`, section by section; it wins."""
+    """Merge `other` into `tree`, section by section; `other` takes precedence."""
     for key, value in other.items():
         if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
             merge(tree[key], value)

@@ -1,6 +1,6 @@
-"""Old keys: the renamed, old -> new, where `*` is any name, and the removed, so that an old file is answered.
+"""Old keys, so that an old file gets an answer: renamed ones as old -> new, where `*` is any name, and removed ones.
 
-docs/config.md shows the renamed. A line stays as long as files with the old key may be around.
+docs/config.md lists the renamed keys. A row stays as long as files with the old key may exist.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RENAMED = {
     "phases.*.weight_decay": "phases.*.optim.weight_decay",
 }
 
-# keys of earlier versions -> what replaces them; a configuration that a run has saved may still hold them
+# keys of earlier versions -> their replacement; configurations saved by old runs may still have them
 REMOVED_KEYS = {
     "compute.tuned": "was removed with the verb `tune`. Remove it. To use what `tune` found, write the settings of its "
     "settings.json as keys of the run, microbatch_tokens as phases.NAME.microbatch_tokens.",
@@ -47,7 +47,7 @@ def without_removed(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def new_name(path: Sequence[str]) -> str | None:
-    """The present name of an old key; None for a key that never was."""
+    """Return the current name of an old key; None if it is not an old key."""
     for old, new in RENAMED.items():
         parts = old.split(".")
         if len(parts) == len(path) and all(part in ("*", word) for part, word in zip(parts, path, strict=True)):
@@ -56,7 +56,7 @@ def new_name(path: Sequence[str]) -> str | None:
     return None
 
 
-# what others call a key, by the last part of its name -> what it is here, or a sentence
+# other frameworks' name of a key, by its last part -> this program's key, or a sentence
 SYNONYMS = {
     **dict.fromkeys(("learning_rate", "peak_lr", "base_lr"), "optim.lr"),
     **dict.fromkeys(
@@ -124,7 +124,7 @@ SYNONYMS = {
     **dict.fromkeys(("report_to", "wandb", "use_wandb"), "loggers.wandb"),
 }  # fmt: skip
 
-# what others write for one of a few allowed values -> what it is here
+# other frameworks' names of allowed values -> this program's
 VALUE_SYNONYMS = {
     **dict.fromkeys(("gpu", "gpus", "nvidia", "cuda:0"), "cuda"),
     **dict.fromkeys(("bfloat16", "bf16-mixed", "amp_bf16", "mixed"), "bf16"),
@@ -135,11 +135,11 @@ VALUE_SYNONYMS = {
 
 
 def own_word(path: Sequence[str], names: Sequence[str]) -> str | None:
-    """A sentence on what a key of other frameworks is called here; None for a key that nobody has.
+    """Return a sentence with this program's name for a key of other frameworks; None for unknown keys.
 
     Args:
         path: the key.
-        names: of the keys that may stand in its place.
+        names: of the keys that exist in its place.
     """
     word = SYNONYMS.get(path[-1])
     if word is None or (len(path) == 1 and "phases" not in names):  # not a run's

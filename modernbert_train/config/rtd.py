@@ -1,4 +1,4 @@
-"""Replaced-token detection, as a variant of `objective`, and the generator that it derives from a run's `model`."""
+"""Replaced-token detection, as a variant of `objective`, and its generator, derived from a run's `model`."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from modernbert_train.config.objective import MaskedLmConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ReplacedTokensConfig(MaskedLmConfig):
-    """Replaced-token detection (ELECTRA, arXiv 2003.10555): a generator, smaller than the model, puts likely tokens in
-    place of masked ones, and the model says of every token whether it was put there.
+    """Replaced-token detection (ELECTRA, arXiv 2003.10555): a generator, smaller than the model, replaces masked tokens
+    by likely ones, and the model predicts for every token whether it was replaced.
 
-    The defaults are ELECTRA-base's; DeBERTaV3's (arXiv 2111.09543) are sharing=gdes with what follows from it.
+    The defaults are ELECTRA-base's; for DeBERTaV3's (arXiv 2111.09543) set sharing=gdes and the values in the comments.
     """
 
     name: str = "rtd"
-    masking: Literal["exact", "bernoulli"] = "exact"  # which tokens are replaced; see objectives/mlm.py
+    masking: Literal["exact", "bernoulli"] = "exact"  # choice of the replaced tokens; see objectives/mlm.py
     words: Literal["tokenizer"] = "tokenizer"  # whole words are not replaced
     # share of the text that the generator predicts and replaces; ELECTRA: 0.15, large 0.25
     mask_rate: float = knob(0.15, above=0, high=1, why="as a share of the tokens; ELECTRA used 0.15", phased=True)
-    # of the replaced positions: the generator reads [MASK]; ELECTRA: 0.85 (and the rest as it is), DeBERTaV3: 1
+    # share of the replaced positions where the generator reads [MASK]; ELECTRA: 0.85 (else the token), DeBERTaV3: 1
     mask_token_share: float = knob(0.85, low=0)
-    # of the replaced positions: the generator reads a random token; both: 0
+    # share of the replaced positions where the generator reads a random token; both: 0
     random_token_share: float = knob(0.0, low=0)
-    # of the detection's loss beside the generator's; ELECTRA: 50, DeBERTaV3's code: 10
+    # weight of the detection's loss; the generator's is 1; ELECTRA: 50, DeBERTaV3's code: 10
     rtd_weight: float = knob(50.0, above=0, phased=True)
-    # what generator and model have in common. embeddings: their embeddings, norm included (ELECTRA). gdes: the
-    # generator's tables of tokens and positions, which the detection does not train, and a difference, which it does
-    # (DeBERTaV3). none: nothing
+    # weights that generator and model share. embeddings: the embeddings, norm included (ELECTRA). gdes: the generator's
+    # tables of tokens and positions, which the detection does not train, plus a difference, which it trains
+    # (DeBERTaV3). none: no weights
     sharing: Literal["none", "embeddings", "gdes"] = "embeddings"
     # layers of the generator over the model's. None: 1, with gdes 0.5
     generator_depth: float | None = knob(None, above=0)
-    # its width over the model's, in whole heads. None: a third (ELECTRA-base; small and large a quarter), with gdes 1
+    # its width over the model's, in whole heads. None: a third (ELECTRA-base; small and large: a quarter), with gdes 1
     generator_width: float | None = knob(None, above=0)
-    # the model has a head that predicts tokens too, so that phases may train it by mlm, causal or permutation. In these
-    # generator and detection do not train, in those of rtd that head does
+    # gives the model a masked-LM head too, so that phases may train it by mlm, causal or permutation. Such phases do
+    # not train generator and detection; phases of rtd do not train that head
     mlm_head: bool = False
 
     title = "replaced-token detection", "2003.10555"
@@ -49,7 +49,7 @@ class ReplacedTokensConfig(MaskedLmConfig):
     def details(self) -> str:
         return super().details + (
             f"; a generator of {self.depth:.3g} of the\n"
-            f"  layers and {self.width:.3g} of the width puts likely tokens there, which the model is to tell,\n"
+            f"  layers and {self.width:.3g} of the width replaces them by likely tokens, which the model detects,\n"
             f"  with weight {self.rtd_weight:g}; sharing {self.sharing}"
         )
 
@@ -64,7 +64,7 @@ class ReplacedTokensConfig(MaskedLmConfig):
         return ("tokens",) if self.mlm_head else ()
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
-        """See `ObjectiveConfig`: the model judges every token, special ones too."""
+        """See `ObjectiveConfig`: the model classifies every token, special ones included."""
         uses = {"generator": self.predicted_share * (1 - self.special_tokens / sequence_tokens), "replaced": 1.0}
         return uses | dict.fromkeys(self.idle_heads, 0.0)
 
@@ -81,12 +81,12 @@ class ReplacedTokensConfig(MaskedLmConfig):
         return model.scaled(self.depth, self.width)
 
     def mistakes(self, model: ModelConfig) -> Iterator[str]:
-        """See `ObjectiveConfig`: the generator must be an encoder, and may share only what fits."""
+        """See `ObjectiveConfig`: the generator must be an encoder, and shared tables must have its width."""
         yield from super().mistakes(model)
         if not model.tied:
             yield (
                 f"objective.name={self.name} with model.tied=false: a generator predicts with the embedding. Set "
-                "model.tied=true, or take another model."
+                "model.tied=true, or choose another model."
             )
         generator = self.generator_of(model)
         for key, fraction, whole, what, left in (
@@ -101,7 +101,8 @@ class ReplacedTokensConfig(MaskedLmConfig):
         if self.sharing == "gdes" and generator.hidden_size != model.hidden_size:
             yield (
                 f"objective.generator_width={self.width:.3g} with objective.sharing=gdes: the tables of the generator "
-                "are part of the model's, so both are as wide. Set objective.generator_width=1, or sharing=embeddings."
+                "are part of the model's, so both must have the same width. Set objective.generator_width=1, or "
+                "sharing=embeddings."
             )
         if self.sharing == "embeddings" and generator.hidden_size > model.hidden_size:
             yield (

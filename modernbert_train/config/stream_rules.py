@@ -1,4 +1,4 @@
-"""Rules about the streams of training text and their shares; config/check.py runs them with the others."""
+"""Rules for the streams of training text and their shares; config/check.py runs them with the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from modernbert_train.config.schema import DataConfig, PhaseConfig
 
-_CLOSE = 1e-6  # shares that add up to 1 within this do; the rest is rounding of the one who wrote them
+_CLOSE = 1e-6  # tolerance of a sum of shares, for a user's rounding
 
 
 def one_source(data: DataConfig) -> Iterator[str]:
@@ -33,12 +33,12 @@ def stream_shares(data: DataConfig) -> Iterator[str]:
         here = f"data.streams.{name}"
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
             yield f"{here}: a stream's name is used in keys and records. Use letters, digits, '_' and '-'."
-        asked = {"proportion": stream.proportion, "repeat": stream.repeat, "tokens": stream.tokens}
-        given = {key: value for key, value in asked.items() if value is not None}
+        every = {"proportion": stream.proportion, "repeat": stream.repeat, "tokens": stream.tokens}
+        given = {key: value for key, value in every.items() if value is not None}
         if len(given) > 1:
             yield (
                 f"{here}: " + " and ".join(f"{key}={value}" for key, value in given.items()) + " are different ways to "
-                "say how much of it. Keep one."
+                "define its share. Keep one."
             )
         if stream.tokens is not None and data.mix_by == "documents":
             yield f"{here}.tokens={stream.tokens} with data.mix_by=documents: shares of documents. Use proportion."
@@ -46,18 +46,18 @@ def stream_shares(data: DataConfig) -> Iterator[str]:
             proportions[name] = stream.proportion
         else:
             weights.append(next(iter(given.values()), 1.0))
-    if data.alpha is not None and (said := next(iter(proportions), None)) is not None:
+    if data.alpha is not None and (stated := next(iter(proportions), None)) is not None:
         yield (
-            f"data.alpha={data.alpha:g} and data.streams.{said}.proportion={proportions[said]:g}: both say how "
-            "much of it. Keep one."
+            f"data.alpha={data.alpha:g} and data.streams.{stated}.proportion={proportions[stated]:g}: both define "
+            "its share. Keep one."
         )
     elif data.alpha is not None and any(weight != 1 for weight in weights):
-        yield f"data.alpha={data.alpha:g} with repeat or tokens of a stream: both say how much of it. Keep one."
+        yield f"data.alpha={data.alpha:g} with repeat or tokens of a stream: both define its share. Keep one."
     if proportions and weights:
         without = [name for name in data.streams if name not in proportions]
         yield (
-            f"data.streams.{without[0]} has no proportion and data.streams.{next(iter(proportions))} has one: all "
-            "streams have it, or none has. Give it to each, or use repeat or tokens."
+            f"data.streams.{without[0]} lacks a proportion and data.streams.{next(iter(proportions))} has one. Give it "
+            "to all streams or to none, or use repeat or tokens."
         )
     elif proportions:
         yield from _sum("data.streams", proportions)
@@ -82,11 +82,11 @@ def phase_shares(data: DataConfig, phases: Mapping[str, PhaseConfig]) -> Iterato
         alpha = data.alpha if phase.alpha is None else phase.alpha
         if phase.alpha is not None and proportions:
             yield (
-                f"phases.{phase_name}.alpha={phase.alpha:g} and {here}.{next(iter(proportions))}.proportion: both say "
-                "how much of it. Keep one."
+                f"phases.{phase_name}.alpha={phase.alpha:g} and {here}.{next(iter(proportions))}.proportion: both "
+                "define its share. Keep one."
             )
         elif bare and (proportions or alpha is None):
-            yield f"{here}.{bare[0]} has no proportion. Give it one, or set alpha and give it to none."
+            yield f"{here}.{bare[0]} lacks a proportion. Give it one, or set alpha and give it to none."
         elif proportions:
             yield from _sum(here, proportions)
 
@@ -95,4 +95,4 @@ def _sum(here: str, proportions: Mapping[str, float]) -> Iterator[str]:
     total = math.fsum(proportions.values())
     if abs(total - 1) > _CLOSE and min(proportions.values()) >= 0:
         listed = ", ".join(f"{name} {proportion:g}" for name, proportion in proportions.items())
-        yield f"{here}: the proportions add up to {total:.6g} ({listed}), and should to 1. Change one of them."
+        yield f"{here}: the proportions add up to {total:.6g} ({listed}), not to 1. Change one of them."

@@ -1,4 +1,4 @@
-"""The types of keys: what YAML has in place of them, whether a value is of one, and how one is said."""
+"""Types of keys: convert YAML's values to them, check values against them, and describe them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _ZEROS = {"k": 3, "m": 6, "b": 9, "g": 9, "t": 12}
 
 @functools.cache
 def hints_of(schema: type) -> dict[str, Any]:
-    """The types of its fields, by name."""
+    """Return the types of a dataclass's fields, by name."""
     return typing.get_type_hints(schema)
 
 
 def without_none(hint: Any) -> Any:
-    """The type of a value that may also be None, where there is one."""
+    """Return the type of an optional value; any other type as it is."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         inner = [arg for arg in typing.get_args(hint) if arg is not type(None)]
         return inner[0] if len(inner) == 1 else hint
@@ -29,11 +29,11 @@ def without_none(hint: Any) -> Any:
 
 
 def as_meant(value: Any, hint: Any) -> Any:
-    """A value of the type of its key, where YAML has another for it."""
+    """Convert a value to the type of its key where YAML gives another one."""
     hint = without_none(hint)
     kinds, origin = typing.get_args(hint), typing.get_origin(hint)
     if hint is int and isinstance(value, float) and value.is_integer():
-        return int(value)  # 1e9 tokens is a whole number, whatever YAML thinks
+        return int(value)  # YAML reads 1e9 as a float
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if origin in (list, tuple) and isinstance(value, list):
@@ -45,14 +45,14 @@ def as_meant(value: Any, hint: Any) -> Any:
 
 
 def spelled(value: Any, hint: Any) -> Any:
-    """A text where one is meant: true and 1 among the values of a name, or as what another key has."""
+    """Convert to text where the key has text: true and 1 in a list of names, or an interpolated value."""
     if typing.get_origin(hint) is list and isinstance(value, list):
         return [spelled(item, typing.get_args(hint)[0]) for item in value]
     return json.dumps(value) if hint is str and isinstance(value, (bool, int, float)) else as_meant(value, hint)
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of the very type asked for; numbers are finite."""
+    """Return True if a value is exactly of this type; numbers must be finite."""
     kinds, origin = typing.get_args(hint), typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, kind) for kind in kinds)
@@ -84,7 +84,7 @@ def describe(hint: Any) -> str:
 
 
 def spelled_out(value: Any, hint: Any) -> str:
-    """A number with a letter for its thousands, as YAML has it."""
+    """Suggest YAML's form for a number with a letter for its thousands."""
     found = re.fullmatch(r"([0-9.]{1,20})\s?([kKmMgGbBtT])", value) if isinstance(value, str) else None
     if found is None or hint not in (int, float):
         return ""

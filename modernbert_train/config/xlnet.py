@@ -14,7 +14,7 @@ from modernbert_train.config.model import MOST_LAYERS, MOST_WIDTH, ModelConfig
 class XLNetConfig(ModelConfig):
     """XLNet (arXiv 1906.08237). The defaults are XLNet-base, cased.
 
-    There is no recurrence memory, see docs/encoders.md, and no dropout of attention probabilities: no kernel for packed
+    It has neither recurrence memory, see docs/encoders.md, nor dropout of attention probabilities: no kernel for packed
     sequences can draw it by key.
     """
 
@@ -31,12 +31,12 @@ class XLNetConfig(ModelConfig):
     # of embeddings, of the table of distances, after the attention's projection, within and after the feed-forward, and
     # after the last layer; in training only
     dropout: float = knob(0.1, low=0, below=1, phased=True)
-    # truncated normal, the same for all matrices, and for what is added to queries
+    # truncated normal, the same for all matrices and for the biases added to queries
     init_std: float = knob(0.02, above=0, training=True)
     init_cutoff: float = knob(2.0, above=0, training=True)  # truncation, in standard deviations
     single_class = True
-    segments = 2  # token types: a token knows whether another is of its own
-    key_products = 3  # a score for the distance too
+    segments = 2  # token types: a token knows whether another has the same one
+    key_products = 3  # also a score for the distance
 
     title = "XLNet", "1906.08237"
 

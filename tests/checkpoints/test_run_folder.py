@@ -97,7 +97,7 @@ def test_a_folder_of_an_earlier_version_says_so_and_what_to_do(tiny_run: TinyRun
     saved.write_text(saved.read_text() + "device: cpu\n")
     with pytest.raises(ConfigError, match="not written by this version") as error:
         folder.open()
-    assert "is compute.device now. Rename it." in str(error.value) and "--fresh" in str(error.value)
+    assert "is now compute.device. Rename it." in str(error.value) and "--fresh" in str(error.value)
 
 
 def test_the_saved_configuration_runs_by_itself(tiny_run: TinyRun) -> None:

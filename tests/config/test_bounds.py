@@ -80,7 +80,7 @@ def test_every_way_in_has_the_bounds(tmp_path: Path, name: str, capsys: pytest.C
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("callbacks=" + "[" * 3000, "sections or lists within each other"),
+        ("callbacks=" + "[" * 3000, "nested sections or lists"),
         (".".join("a" * 3000) + "=1", f"a key of 3000 parts, the longest of 1 characters; the limits are {MAX_DEPTH}"),
     ],
     ids=lambda value: value[:12],

@@ -60,13 +60,13 @@ BROKEN = {
     "optim.lr=0": "optim.lr=0.0: must be above 0 and at most 1, usual rates lie between 1e-5 and 1e-2",
     "optim.betas=[0.9, 1.0]": "optim.betas[1]=1.0: must be at least 0 and below 1.",
     "seed=-1": "seed=-1: must be at least 0",
-    "eval={times_per_phase: 3, interval_tokens: 5}": "eval.times_per_phase=3 and eval.interval_tokens=5: both would",
+    "eval={times_per_phase: 3, interval_tokens: 5}": "eval.times_per_phase=3 and eval.interval_tokens=5: both define",
     "eval.row_tokens=7": "eval.row_tokens=7: must be at least 8",
     "distributed.strategy=hsdp": "distributed.strategy=hsdp without distributed.shard_ranks: how many ranks share",
-    "distributed.shard_ranks=2": "distributed.shard_ranks=2 with distributed.strategy=ddp: only hsdp divides the",
-    "distributed={strategy: hsdp, shard_ranks: 1}": "distributed.shard_ranks=1: a copy on each rank is",
+    "distributed.shard_ranks=2": "distributed.shard_ranks=2 with distributed.strategy=ddp: only hsdp groups the",
+    "distributed={strategy: hsdp, shard_ranks: 1}": "distributed.shard_ranks=1: a replica on each rank is",
     "launch.retries=-1": "launch.retries=-1: must be at least 0",
-    "launch.time_limit_minutes=2": "launch.save_seconds=120 leaves nothing of launch.time_limit_minutes=2.",
+    "launch.time_limit_minutes=2": "launch.save_seconds=120 leaves no time of launch.time_limit_minutes=2.",
     "launch.rendezvous=node-1": "launch.rendezvous='node-1': HOST:PORT is expected",
     "launch.env.A-B=1": "launch.env.A-B: not a name of an environment variable.",
     "callbacks.memory_monitor={}": "callbacks.memory_monitor with compute.device=cpu: it measures GPUs only.",
@@ -78,13 +78,13 @@ BROKEN = {
     "model.num_layers=21": "model.num_layers=21 with model.global_attn_every_n_layers=3 ends in a local layer, "
     "and the last must see the whole sequence. Use 19 or 22 layers.",
     "phases.one.schedule={warmup_tokens: 0, decay_tokens: 10, plateau: inverse_sqrt}": (
-        "phases.one.schedule.plateau=inverse_sqrt: falls from the end of the warmup on"
+        "phases.one.schedule.plateau=inverse_sqrt: the learning rate falls from the end of the warmup"
     ),
     "phases.one.schedule={warmup_tokens: 1, decay_tokens: 900, plateau: inverse_sqrt, final_lr_ratio: 0.2}": (
-        "phases.one.schedule.final_lr_ratio=0.2: the rate has fallen to 0.1 of"
+        "phases.one.schedule.final_lr_ratio=0.2: the learning rate has fallen to 0.1 of"
     ),
     "weights.vocabulary=extend": "weights.vocabulary=extend: only weights of weights.init_from and weights.shrink_from",
-    "weights={init_from: a, grow_from: b}": "weights.init_from=a and weights.grow_from=b: both would give the first",
+    "weights={init_from: a, grow_from: b}": "weights.init_from=a and weights.grow_from=b: both define the first",
     "phases.one=null": "phases: empty, so there is nothing to train.",
     "data.train=null": "data.train: missing, and so is data.streams.",
     "data.streams={web: {path: a}}": "data.train=shards/train and data.streams (web): both name the training text.",
@@ -101,7 +101,7 @@ BROKEN = {
     "phases.one.batch_warmup.tokens=1001": "phases.one.batch_warmup.tokens=1001 exceeds phases.one.tokens=1000:",
     "compute.attention=varlen": "compute.attention=varlen with compute.device=cpu: that kernel needs a GPU.",
     "optim.fused=true": "optim.fused=true with compute.device=cpu: those kernels need a GPU.",
-    "compute={device: cpu, compile: true, search: true}": "compute.search=true on a CPU: it tunes kernels of GPUs",
+    "compute={device: cpu, compile: true, search: true}": "compute.search=true on a CPU: it only tunes kernels of GPUs",
     "compute={device: cuda, compile: false, search: true}": "compute.search=true without compute.compile: it tunes",
     "compute.global_attention=flex": "compute.global_attention=flex with compute.device=cpu: that kernel needs a GPU.",
     "phases.one.objective={name: sop}": "phases.one.objective.name=sop: cannot follow objective.name=mlm in one run,",
@@ -118,7 +118,7 @@ BROKEN = {
     "objective={name: rtd, mask_rate: 0}": "objective.mask_rate=0.0: must be above 0 and at most 1, as a share",
     "objective={name: rtd, mask_token_share: 0.9, random_token_share: 0.2}": "objective.mask_token_share=0.9 and ",
     "phases.one.objective={name: rtd}": "phases.one.objective.name=rtd: cannot follow objective.name=mlm in one run,",
-    "evals.heldout={name: probe, train: a.csv}": "evals.heldout: this name is the held-out text's",
+    "evals.heldout={name: probe, train: a.csv}": "evals.heldout: this name is reserved for the held-out text",
 }
 # overrides of a BERT model -> beginning of the only message
 BERT = "model={name: bert}"
@@ -131,7 +131,7 @@ BROKEN_BERT = {
     "Remove eval.row_tokens",
     "{model: {segments: 1}, objective: {name: sop}}": "objective.name=sop with model.segments=1: it makes pairs,",
     "model={position_offset: 1, activation: gelu_tanh}": "model.position_offset=1 with model.activation=gelu_tanh: "
-    "positions that begin after the padding's are RoBERTa's",
+    "a position offset makes it a RoBERTa",
 }
 # the same for ALBERT
 ALBERT = "model={name: albert}"
@@ -142,7 +142,7 @@ BROKEN_ALBERT = {
     "model.groups=5": "model.num_layers=12 is not a multiple of model.groups=5 times model.group_layers=1, and each "
     "group has as many layers, in whole turns. Set model.num_layers=10, or other groups.",
     "model={groups: 4, group_layers: 2, sharing: ffn}": "model.num_layers=12 is not a multiple of model.groups=4 times "
-    "model.group_layers=2, and each group has as many layers, in whole turns. Set model.num_layers=16, or",
+    "model.group_layers=2, and each group has equally many layers, in whole turns. Set model.num_layers=16, or",
     "model.groups=24": "model.num_layers=12 is not a multiple of model.groups=24 times model.group_layers=1, and each "
     "group has as many layers, in whole turns. Set model.num_layers=24,",
     "model.groups=0": "model.groups=0: must be above 0 and at most ",
@@ -168,7 +168,7 @@ BROKEN_STREAMS = {
     "data.streams.web.repeat=-1": "data.streams.web.repeat=-1.0: must be at least 0",
     "data.streams.web.tokens=-1": "data.streams.web.tokens=-1: must be at least 0",
     "data.streams.web={repeat: 2, tokens: 5}": "data.streams.web: repeat=2.0 and tokens=5 are different ways",
-    "data.streams.web.proportion=0.5": "data.streams.books has no proportion and data.streams.web has one:",
+    "data.streams.web.proportion=0.5": "data.streams.books lacks a proportion and data.streams.web has one.",
     "data.streams={web: {proportion: 0.5}, books: {proportion: 0.4}}": "data.streams: the proportions add up to 0.9 (",
     "data.streams={web: {proportion: 1.5}, books: {proportion: -0.5}}": "data.streams.books.proportion=-0.5: must be",
     "data.streams={web: {repeat: 0}, books: {tokens: 0}}": "data.streams: every stream weighs 0,",
@@ -177,7 +177,7 @@ BROKEN_STREAMS = {
     "data.alpha=1.5": "data.alpha=1.5: must be at least 0 and at most 1.",
     "phases.one.alpha=-0.1": "phases.one.alpha=-0.1: must be at least 0 and at most 1.",
     "phases.one={alpha: 0.5, streams: {web: {proportion: 1}}}": "phases.one.alpha=0.5 and phases.one.streams.web",
-    "phases.one.streams={web: {}}": "phases.one.streams.web has no proportion. Give it one, or set alpha",
+    "phases.one.streams={web: {}}": "phases.one.streams.web lacks a proportion. Give it one, or set alpha",
     "phases.one.streams={book: {proportion: 1}}": "phases.one.streams.book: no stream of data.streams. Did you mean "
     "phases.one.streams.books?",
     "phases.one.streams={xyz: {proportion: 1}}": "phases.one.streams.xyz: no stream of data.streams. Known: web, books",
@@ -274,8 +274,8 @@ def test_a_kernel_must_serve_the_order_of_every_phase(load: Load, monkeypatch: p
     monkeypatch.setitem(KERNEL_ORDERS, "flash", ("all",))
     (line,) = messages(load(*asked))
     assert line == (
-        "compute.attention=flash with objective.name=causal in phases.one: that kernel has no causal order. Set "
-        "compute.attention=auto, or one of varlen, tiles, cudnn, flex, sdpa."
+        "compute.attention=flash with objective.name=causal in phases.one: that kernel does not support order causal. "
+        "Set compute.attention=auto, or one of varlen, tiles, cudnn, flex, sdpa."
     )
     check(load(asked[0]))
     (line,) = messages(load(asked[0], "phases.one.objective={name: causal}"))
@@ -291,7 +291,7 @@ def test_a_generator_needs_a_tied_model(load: Load) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ("key_value_heads: 5", "model.key_value_heads=5: each serves as many of the 12 heads"),
+        ("key_value_heads: 5", "model.key_value_heads=5: each must be shared by equally many of the 12 heads"),
         ("head_width: 33", "model.head_width=33: rotary embeddings turn pairs."),
         ("rope_factor: 8", "model.rope_factor=8 with model.rope_scaling=none"),
         ("rope_scaling: llama3, rope_low_freq: 4", "model.rope_high_freq=4 with model.rope_low_freq=4"),
@@ -309,7 +309,11 @@ def test_distances_in_no_fixed_order_are_refused_where_bits_must_repeat(load: Lo
     check(load(deberta, flex + "}", "phases.one.row_tokens=512", "phases.one.microbatch_tokens=2048"))
     words = messages(load(deberta, flex + ", deterministic: true}"))
     assert [line for line in words if line.startswith("compute.attention=flex with model.name=deberta")]
-    assert [line for line in messages(load("model={name: xlnet}", flex + "}")) if "takes nothing to add" in line]
+    assert [
+        line
+        for line in messages(load("model={name: xlnet}", flex + "}"))
+        if "which the kernel does not support" in line
+    ]
 
 
 def test_heads_that_tiles_cannot_cut_are_refused(load: Load) -> None:
@@ -317,7 +321,7 @@ def test_heads_that_tiles_cannot_cut_are_refused(load: Load) -> None:
     check(load("compute={device: auto, attention: tiles}"))
     (line,) = messages(load("compute={device: auto, attention: tiles}", "model.num_heads=4", "model.hidden_size=192"))
     assert line == (
-        "compute.attention=tiles with heads of 48: that kernel takes heads of 16, 32, 64, 128. Set "
+        "compute.attention=tiles with heads of 48: that kernel supports heads of 16, 32, 64, 128. Set "
         "compute.attention=auto."
     )
 
@@ -328,7 +332,7 @@ def test_what_cudnn_cannot_compute_is_refused(load: Load, key: str) -> None:
     check(load(f"compute={{device: auto, {key}: cudnn}}"))
     (line,) = messages(load(f"compute={{device: auto, {key}: cudnn}}", "model.num_heads=1", "model.hidden_size=192"))
     assert line == (
-        f"compute.{key}=cudnn with heads of 192: cuDNN takes multiples of 8 up to 128. Set compute.{key}=auto."
+        f"compute.{key}=cudnn with heads of 192: cuDNN supports multiples of 8 up to 128. Set compute.{key}=auto."
     )
     words = messages(load(f"compute={{device: auto, deterministic: true, {key}: cudnn}}"))
     assert [line for line in words if line.startswith(f"compute.{key}=cudnn with compute.deterministic=true: ")]
@@ -345,7 +349,7 @@ def test_permuted_orders_need_a_kernel_with_masks(load: Load, kernel: str, key: 
         return check(run)
     (line,) = messages(run)
     assert line == (
-        f"compute.{key}={kernel} with objective.name=permutation in phases.one: that kernel has no given order. Set "
+        f"compute.{key}={kernel} with objective.name=permutation in phases.one: that kernel does not support order given. Set "
         f"compute.{key}=auto, or one of flex, sdpa."
     )
 
@@ -357,8 +361,8 @@ def test_xlnet_needs_a_kernel_that_adds_to_scores(load: Load, kernel: str) -> No
     xlnet = "model={name: xlnet, hidden_size: 64, num_heads: 1}"
     (line,) = messages(load(xlnet, f"compute={{device: auto, attention: {kernel}}}"))
     assert line == (
-        f"compute.attention={kernel} with model.name=xlnet: it adds to the scores of attention, and that kernel takes "
-        "nothing to add. Set compute.attention=auto, or sdpa."
+        f"compute.attention={kernel} with model.name=xlnet: this model adds a bias to attention "
+        "scores, which the kernel does not support. Set compute.attention=auto, or sdpa."
     )
     for words in ("compute={device: auto, attention: auto}", "compute={device: auto, attention: sdpa}"):
         check(load(xlnet, words))
@@ -380,11 +384,15 @@ def test_a_deberta_has_buckets_for_its_distances(load: Load) -> None:
     """In every phase; version 1 has one bucket for each distance, and these are weights."""
     deberta = "model={name: deberta, hidden_size: 64, num_heads: 1"
     (line,) = messages(load(deberta + ", buckets: 512, max_distance: 200}"))
-    assert line.startswith("model.max_distance=200 with model.buckets=512: the first 256 distances have a bucket each")
+    assert line.startswith(
+        "model.max_distance=200 with model.buckets=512: the first 256 distances have one bucket each"
+    )
     (line,) = messages(load(deberta + "}", "phases.one.model={max_distance: 100}"))
     assert line.startswith("phases.one.model.max_distance=100 with model.buckets=256")
     (line,) = messages(load(deberta + ", convolution: 2}"))
-    assert line.startswith("model.convolution=2 with model.version=v2: it is of version v2, with as many tokens")
+    assert line.startswith(
+        "model.convolution=2 with model.version=v2: only version v2 has one, with an equal number of tokens"
+    )
     (line,) = messages(load(deberta + ", convolution: 3}", "objective={name: causal}"))
     assert line.startswith("model.convolution=3 with objective.name=causal in phases.one: it reads both neighbours")
     (line,) = messages(load(deberta + ", version: v1, buckets: 512}", "phases.one.model={max_distance: 600}"))
@@ -446,7 +454,7 @@ def test_groups_that_share_the_weights_divide_the_ranks(load: Load) -> None:
 @pytest.mark.parametrize("num_ranks", [3, 4, 5, 8])
 def test_every_batch_size_must_divide_among_the_ranks(load: Load, num_ranks: int) -> None:
     (line,) = messages(load(), num_ranks)  # 4, 6 and 8 rows
-    assert f"rows cannot be shared evenly by {num_ranks} ranks" in line
+    assert f"rows cannot be divided evenly among {num_ranks} ranks" in line
 
 
 def test_the_proposed_batch_size_works(load: Load) -> None:
@@ -459,7 +467,7 @@ def test_an_evaluation_interval_needs_held_out_shards(load: Load) -> None:
     (line,) = messages(load("data.validation=null", "eval.interval_tokens=100"))
     assert line.startswith("eval.interval_tokens is set but data.validation is not.")
     (line,) = messages(load("eval.times_per_phase=3", "eval.interval_tokens=100"))
-    assert "both would say when to validate" in line
+    assert "both define when to validate" in line
     check(load("eval.interval_tokens=100"))
 
 

@@ -68,8 +68,8 @@ def test_what_is_saved_is_what_was_loaded(load: Load) -> None:
         ),
         (
             "phases: {decay: {optim: {lr: 1.0e-4}}}",
-            "phases.decay.optim.lr (extra.yaml:1): the same in all phases. A phase may change optim.weight_decay. Its "
-            "peak rate follows from phases.decay.lr_ratio.",
+            "phases.decay.optim.lr (extra.yaml:1): the same in all phases. A phase may change optim.weight_decay. Set "
+            "phases.decay.lr_ratio for its peak rate.",
         ),
         (
             "phases: {decay: {compute: {compile: true}}}",
@@ -95,7 +95,7 @@ def test_what_a_phase_cannot_have_is_told(refused: Callable[..., list[str]], tex
 def test_an_old_key_is_answered_with_the_new_one(refused: Callable[..., list[str]], old: str, new: str) -> None:
     """And the new one exists."""
     old, new = old.replace("*", "decay"), new.replace("*", "decay")
-    assert refused("", f"{old}=1") == [f"{old} (command line): is {new} now. Rename it."]
+    assert refused("", f"{old}=1") == [f"{old} (command line): is now {new}. Rename it."]
     assert "unknown key" not in refused("", f"{new}={{x: 1}}")[0]
 
 

@@ -118,7 +118,7 @@ def test_scores_are_shares_of_their_range_and_follow_their_texts(pairs: Path, tm
         (
             [{"query": "a", "positive": "b", "s": 1}],
             {"scores": ["s"]},
-            "pairs.score_range go together",
+            "pairs.score_range need each other",
         ),
         (
             [{"query": "a", "positive": "b", "s": 1}],
@@ -163,7 +163,7 @@ def test_a_finished_dataset_is_kept_and_another_spec_is_not_taken_for_it(
         (["data.train={text}"], "its documents are no pairs of texts"),
         (["objective.score_weight=1"], "lacks the scores that objective.score_weight weighs"),
         (["objective.score_weight=1", "objective.pooling=late"], "compared with cosines of one vector a text"),
-        (["objective.matryoshka=[32]"], "32 is no part of a vector of 32"),
+        (["objective.matryoshka=[32]"], "32 is not below 32"),
         (["phases.main.row_tokens=32", "phases.main.microbatch_tokens=64"], "has examples of up to 36 tokens"),
         (["phases.main={row_tokens: 48, batch_rows: 1, microbatch_tokens: 48}"], "holds about one example"),
         (["phases.main.objective={name: mlm}"], "Set objective.mlm_head=true"),

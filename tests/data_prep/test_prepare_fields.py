@@ -134,18 +134,18 @@ def test_mistakes_in_fields_are_told_at_once(command: Command, capsys: Any) -> N
     error = capsys.readouterr().err
     for expected in (
         "sources.mine.fields={'licence': 'x'}: a source of kind text does not read it",
-        "sources.j.fixed_fields.a: is among its fields too",
+        "sources.j.fixed_fields.a: is also among its fields",
         "sources.j: field empty is empty",
         "streams.field=language: not among the fields of the sources (a, empty, licence)",
         "streams: 'rest' cannot be a stream's name",
         "streams: 'a b' cannot be a stream's name",
-        "streams.values.a b: 'a' belongs to rest already",
+        "streams.values.a b: 'a' already belongs to rest",
         "streams.values.none: empty",
-        "decontaminate.e: no fields are counted of an evaluation set",
+        "decontaminate.e: fields of an evaluation set are not counted",
     ):
         assert expected in error
     assert command("streams.scores={a: 1}") == 78
-    assert "streams.field: missing, and streams a are asked for" in capsys.readouterr().err
+    assert "streams.field: missing, and there are streams a" in capsys.readouterr().err
     assert main(["out=x", "sources.a={kind: jsonl, path: x, fields: {s: s}}", "streams.field=s"]) == 78
     assert "streams: needs either values or scores" in capsys.readouterr().err
     assert (

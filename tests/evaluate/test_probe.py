@@ -357,8 +357,8 @@ def test_classes_that_were_never_seen_cannot_be_told(tmp_path: Path) -> None:
     [
         ("evals.x={name: probe, train: a.txt}", "Name one of .jsonl, .tsv, .csv, .parquet."),
         ("evals.x={name: probe, train: a.csv, test: a.csv}", "the probe would be tested on its training texts"),
-        ("evals.x={name: probe, train: a.csv, text_columns: []}", "there would be nothing to read"),
-        ("evals.x={name: probe, train: a.csv, text_columns: [label]}", "the text would hold its class"),
+        ("evals.x={name: probe, train: a.csv, text_columns: []}", "no text to read"),
+        ("evals.x={name: probe, train: a.csv, text_columns: [label]}", "the text would contain its class"),
         ("evals.heldout={name: probe, train: a.csv}", "Choose another"),
         ("'evals={a/b: {name: probe, train: a.csv}}'", "letters, digits"),
     ],

@@ -65,7 +65,7 @@ def test_the_kinds_are_listed_and_mistakes_are_answered(
         "encoder": "add the name of your package, such as my_encoder",
         "encoder Mine": "cannot be a module's name",
         "encoder lambda": "cannot be a module's name",
-        "optimizer json": "there is a module, or a optim.name, of that name",
+        "optimizer json": "a module, or a optim.name, already has that name",
         "objective sop": "of that name. Choose another",
         "evaluation there": "--out=there: exists already",
     }.items():

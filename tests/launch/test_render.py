@@ -265,7 +265,7 @@ def test_docker_runs_it_once_with_what_it_needs(tiny_run: TinyRun, tmp_path: Pat
     ("target", "words", "message"),
     [
         ("slurm", ("compute.device=auto",), r"launch\.ranks_per_node is not set"),
-        ("slurm", ("launch.nodes=3",), "cannot be shared evenly by 3 ranks"),
+        ("slurm", ("launch.nodes=3",), "cannot be divided evenly among 3 ranks"),
         ("kubernetes", (), r"launch\.image is not set"),
         ("kubernetes", ("launch.image=x",), r"launch\.volume_claim is not set"),
         ("kubernetes", (*FULL, "launch.gpu=h1000"), "launch.gpu=h1000: on Kubernetes one of .*h100.*kubectl get nodes"),

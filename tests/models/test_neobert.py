@@ -139,5 +139,5 @@ def test_what_this_encoder_cannot_compute_is_named(change: dict[str, Any], messa
 def test_a_width_that_its_code_would_round_is_refused() -> None:
     """An export of it would not load."""
     (line,) = replace(NEOBERT, intermediate_size=60).mistakes()
-    assert line.startswith("model.intermediate_size=60: the published code makes it a multiple of 8")
+    assert line.startswith("model.intermediate_size=60: the published code rounds it to a multiple of 8")
     assert not [*NEOBERT.mistakes()]

@@ -192,7 +192,7 @@ def test_wrong_options_end_with_64(words: list[str], message: str, capsys: pytes
 @pytest.mark.runs
 def test_mistakes_are_told_before_anything_is_planned(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *tiny_run(), "--ranks", "3"]) == 78
-    assert "cannot be shared evenly by 3 ranks" in capsys.readouterr().err
+    assert "cannot be divided evenly among 3 ranks" in capsys.readouterr().err
     assert main(["plan", *tiny_run("model.vocab_size=448")]) == 78  # the data exists and does not match
     assert "Set model.vocab_size=512." in capsys.readouterr().err
 

@@ -143,7 +143,7 @@ def test_a_teacher_that_does_not_fit_is_refused_before_the_first_batch(
     cases = {
         ("weights.shrink_from=null", narrow): "its hidden states are 32 wide, and the model compares 16 with them",
         ("weights.shrink_from=null", "model.vocab_size=576"): "predicts 512 tokens, and model.vocab_size=576",
-        ("objective={kl_weight: 0, cosine_weight: 0, mse_weight: 0}",): "nothing would be learnt from it",
+        ("objective={kl_weight: 0, cosine_weight: 0, mse_weight: 0}",): "the model would learn nothing from it",
         (f"objective.teacher={tmp_path / 'runs/none'}",): "runs/none: no such run.",
     }
     for overrides, message in cases.items():

@@ -147,7 +147,7 @@ def test_exported_it_computes_the_same_in_transformers(
     assert ("left out: pair_head" in said) is (objective == "sop" and encoder not in ("bert", "albert"))
     card = (run / "hf/README.md").read_text()
     assert f"arxiv.org/abs/{ARXIV[encoder]}" in card
-    assert ("layers share: all, in 1 group of 2 layers that take turns" in card) is (encoder == "albert")
+    assert ("layers share: all, in 1 group of 2 alternating layers" in card) is (encoder == "albert")
     assert ("trust_remote_code" in card) is (encoder == "neobert")
     assert ("AutoModelForCausalLM" in card) is (objective == "causal" or encoder in ("xlnet", "gemma"))
     assert ("arxiv.org/abs/1909.11942" in card) is (objective == "sop" or encoder == "albert")

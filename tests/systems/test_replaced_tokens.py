@@ -454,7 +454,7 @@ def test_a_phase_needs_the_heads_that_it_trains(tiny_run: TinyRun, capsys: pytes
     assert main(["check", *tiny_run(*masked)]) == 78
     said = capsys.readouterr().err
     assert "phases.short.objective.name=mlm: cannot follow objective.name=rtd" in said
-    assert "Set objective.mlm_head=true, or make it a run of its own with weights.init_from." in said
+    assert "Set objective.mlm_head=true, or make it a separate run with weights.init_from." in said
     assert main(["check", *tiny_run(*masked, "objective.mlm_head=true")]) == 0
     capsys.readouterr()
     for other in ("sop", "{name: classify, labels: [a, b]}"):

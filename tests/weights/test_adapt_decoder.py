@@ -64,7 +64,7 @@ def test_a_decoder_goes_on_as_an_encoder(
     assert main(["export", str(folder)]) == 0
     config = transformers.AutoConfig.from_pretrained(folder / "hf")
     assert (config.model_type, config.is_causal, config.predicts_from) == ("qwen3", False, "before")
-    assert "predicted in the place of the token before" in (folder / "hf/README.md").read_text()
+    assert "predicted at the position of the token before" in (folder / "hf/README.md").read_text()
     assert "%" in fill(folder / "hf", ["a [MASK] b"])
 
 

@@ -314,4 +314,4 @@ def test_a_distilbert_begins_with_layers_of_a_bert(
     assert torch.equal(found["model.layers.1.attn.Wqkv.weight"], there["model.layers.3.attn.Wqkv.weight"])
     assert torch.equal(found["head.dense.weight"], there["head.dense.weight"])
     assert main(["train", *run_of(tiny_run(*STILL, f"weights.shrink_from={teacher}", "name=b"), BERT, "rtd")]) == 78
-    assert "only what predicts masked tokens is shrunk." in capsys.readouterr().err
+    assert "only masked-language models are shrunk." in capsys.readouterr().err

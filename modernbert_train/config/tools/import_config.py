@@ -1,7 +1,7 @@
-"""A run file of AnswerDotAI/ModernBERT as a run of ours, key by key, with nothing passed over in silence.
+"""Translate a run file of AnswerDotAI/ModernBERT to a run of this program, key by key; every key is accounted for.
 
-Every key of the old file ends in one of three ways: it becomes one of ours; it is named with the reason why it has none
-(LEFT); or the file is refused, because its model is another architecture (FIXED) or a value has no counterpart.
+Every key of the old file has one of three outcomes: it is translated; it is listed with the reason why it lacks a
+counterpart (LEFT); or the file is refused, because its model is another architecture (FIXED) or a value is unsupported.
 The tables below are also the page docs/moving.md.
 """
 
@@ -16,7 +16,7 @@ import yaml
 from modernbert_train.config.read import read_yaml
 from modernbert_train.errors import ConfigError
 
-# Their key -> ours, for a value that is taken as it is.
+# Their key -> this program's, with the same value.
 SAME = {
     "seed": "seed",
     "mlm_probability": "objective.mask_rate",
@@ -41,8 +41,8 @@ SAME = {
     "train_loader.num_workers": "data.num_workers",
 }
 
-# What their model can be and this encoder is not. Their defaults are another model, so a missing key counts as one.
-FIXED: dict[str, tuple[Any, Any]] = {  # key of model.model_config -> (needed, what a file without the key gets)
+# Options that this encoder lacks. FlexBERT's defaults are another architecture, so a missing key counts as its default.
+FIXED: dict[str, tuple[Any, Any]] = {  # key of model.model_config -> (required value, FlexBERT's default)
     "attention_layer": ("rope", "base"),
     "bert_layer": ("prenorm", "prenorm"),
     "mlp_layer": ("glu", "mlp"),
@@ -68,7 +68,7 @@ FIXED: dict[str, tuple[Any, Any]] = {  # key of model.model_config -> (needed, w
     "local_attn_rotary_emb_dim": (None, None),
 }
 
-# Keys (or sections) without a counterpart, and why.
+# Keys (or sections) without a counterpart, and the reason.
 LEFT = {
     "model.name": "there is one model",
     "model.pretrained_model_name": "nothing is taken from another model's configuration",
@@ -131,16 +131,16 @@ TOKENIZER = "data/my_text/tokenizer"
 
 
 def import_config(file: Path) -> tuple[str, list[str]]:
-    """Translate one of their run files.
+    """Translate a run file of AnswerDotAI/ModernBERT.
 
     Args:
-        file: YAML as their main.py takes it; `${name}` of its own keys is resolved.
+        file: YAML for their main.py; `${name}` of a key in it is resolved.
 
     Returns:
-        Our YAML, and a note for each key that has no counterpart or must be looked at.
+        YAML of this program, and a note for each key without a counterpart or that needs attention.
 
     Raises:
-        ConfigError: the file cannot be read, or asks for something that does not exist here; lists everything.
+        ConfigError: the file cannot be read, or requires unsupported features; lists everything.
     """
     theirs = _Keys(file)
     ours: dict[str, Any] = {"name": re.sub(r"[^A-Za-z0-9._-]", "-", str(theirs.take("run_name", file.stem)))}
@@ -161,12 +161,12 @@ def import_config(file: Path) -> tuple[str, list[str]]:
 
 
 def as_yaml(ours: dict[str, Any]) -> str:
-    """Sections of a run as YAML, in their order."""
+    """Return the sections of a run as YAML, in their order."""
     return yaml.safe_dump(ours, sort_keys=False)
 
 
 class _Keys:
-    """Their keys, dotted, each to be taken once."""
+    """Keys of the old file, dotted; each is taken once."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -193,17 +193,17 @@ class _Keys:
         return self._values.pop(key, default)
 
     def settle(self, key: str, instead: str) -> None:
-        """Where a key is not there, another stands for it."""
+        """Use the value of `instead` if a key is missing."""
         if instead in self._values:
             self._values.setdefault(key, self._values[instead])
 
     def below(self, section: str) -> list[str]:
-        """Names of the sections in a section, in their order."""
+        """Return the names of the sections in a section, in their order."""
         inner = (key.removeprefix(f"{section}.").split(".")[0] for key in self._values if key.startswith(f"{section}."))
         return list(dict.fromkeys(inner))
 
     def whole(self, key: str, unit: str, default: Any = _ABSENT) -> Any:
-        """A number with a unit, such as `3_000_000_000tok`; without a unit, samples or rows."""
+        """Take a number with a unit, such as `3_000_000_000tok`; without a unit, samples or rows."""
         value = self.take(key, default)
         match = re.fullmatch(r"([\d_]+)\s*(\w*)", str(value))
         if value is default or value is None:
@@ -214,23 +214,23 @@ class _Keys:
         return int(match[1].replace("_", ""))
 
     def interval(self, key: str, tokens_per_step: int) -> tuple[int, str] | None:
-        """A number of `steps` or of `tokens`; None where there is none, or one that no run reaches."""
+        """Take a number of `steps` or `tokens`; None if it is missing, or beyond the end of any run."""
         value = str(self._values.get(key))
         tokens = value.endswith("tok")
         number = self.whole(key, "tok" if tokens else "ba", None)
         if number is not None and number * (1 if tokens else tokens_per_step) >= 1 << 50:
-            self.notes.append(f"{key}={value}: beyond the end of any run, so the default stands")
+            self.notes.append(f"{key}={value}: beyond the end of any run, so the default is used")
             return None
         return None if number is None else (number, "tokens" if tokens else "steps")
 
     def either(self, key: str, unit: str) -> Any:
-        """As `whole`, of the train loader or of its dataset."""
+        """Take a number by `whole`, from the train loader or from its dataset."""
         of_loader = self.whole(f"train_loader.{key}", unit)
         of_dataset = self.whole(f"train_loader.dataset.{key}", unit)
         return of_dataset if of_loader is _ABSENT else of_loader
 
     def left(self) -> list[str]:
-        """A note for each key that nothing took."""
+        """Return a note for each key that was not taken."""
         notes = {}
         for key in self._values:
             reason = next((LEFT[part] for part in _parents(key) if part in LEFT), None)
@@ -252,8 +252,8 @@ def _put(tree: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _data(theirs: _Keys, ours: dict[str, Any]) -> None:
-    """Folders of shards, and the commands that make theirs trainable."""
-    theirs.take("data_local"), theirs.take("data_remote")  # written out where `${data_local}` stands
+    """Translate folders of shards, with the commands that make them trainable here."""
+    theirs.take("data_local"), theirs.take("data_remote")  # already resolved in `${data_local}`
     streams = _streams(theirs, "train_loader.dataset")
     if streams:
         _put(ours, "data.streams", streams)
@@ -271,7 +271,7 @@ def _data(theirs: _Keys, ours: dict[str, Any]) -> None:
 
 
 def _folder(theirs: _Keys, section: str, key: str, placeholder: str) -> str:
-    """The folder of shards that a section names, as a value for one of our keys."""
+    """Return the folder of shards of a section, as a value for a key here."""
     local, remote = theirs.take(f"{section}.local", None), theirs.take(f"{section}.remote", None)
     split = theirs.take(f"{section}.split", None)
     if local is None and remote is None:
@@ -289,7 +289,7 @@ def _folder(theirs: _Keys, section: str, key: str, placeholder: str) -> str:
 
 
 def _streams(theirs: _Keys, section: str) -> dict[str, dict[str, Any]]:
-    """Streaming's streams as ours: proportions that add up to 1, or repetitions."""
+    """Translate Streaming's streams: proportions that add up to 1, or repetitions."""
     found: dict[str, dict[str, Any]] = {}
     for name in theirs.below(f"{section}.streams"):
         here = f"{section}.streams.{name}"
@@ -314,7 +314,7 @@ def _architecture(theirs: _Keys) -> None:
         found = theirs.take(f"model.model_config.{key}", default)
         if found != needed:
             theirs.problems.append(
-                f"model.model_config.{key}={found} ({theirs.file}): this encoder has {needed}, so it cannot "
+                f"model.model_config.{key}={found} ({theirs.file}): this encoder only supports {needed}, so it cannot "
                 "be trained here."
             )
 
@@ -335,7 +335,7 @@ def _phase(theirs: _Keys, ours: dict[str, Any]) -> dict[str, Any]:
         tokens = 0
     micro = theirs.take("device_train_microbatch_size", 1)
     if not isinstance(micro, int):
-        theirs.notes.append(f"device_train_microbatch_size={micro}: set to one row; `plan` says what fits")
+        theirs.notes.append(f"device_train_microbatch_size={micro}: set to one row; `plan` predicts what fits")
         micro = 1
     phase: dict[str, Any] = {
         "tokens": tokens,
@@ -381,8 +381,8 @@ def _start(theirs: _Keys, ours: dict[str, Any]) -> None:
     path, reset = theirs.take("load_path", None), theirs.take("reset_time", False)
     if path is not None:
         theirs.notes.append(
-            f"load_path={path}: a checkpoint of theirs gives weights alone, as weights.init_from; to continue a run "
-            f"of ours use start.checkpoint{', with start.clock=reset as reset_time said' if reset else ''}"
+            f"load_path={path}: from their checkpoint only weights are used, as weights.init_from; to continue a run "
+            f"of this program use start.checkpoint{', with start.clock=reset for reset_time' if reset else ''}"
         )
         _put(ours, "weights.init_from", path)
     grown = theirs.take("init_from_checkpoint.checkpoint_load_path", None)

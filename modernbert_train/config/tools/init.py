@@ -1,4 +1,4 @@
-"""A file of yamls/ with what it includes, as one file with the comments of all: what `init` prints."""
+"""Merge a file of yamls/ with its includes into one file, with the comments of all: the output of `init`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KEY = re.compile(r"( *)([\w-]+):( |$)")
 
 
 def starting_point(path: Path) -> str:
-    """The text of a file; if it includes others their keys stand in it, and a later file's wins."""
+    """Return the text of a file, with the keys of its includes merged in; a later file's keys win."""
     text = path.read_text(encoding="utf-8")
     if INCLUDE not in yaml.safe_load(text):
         return text
@@ -31,7 +31,7 @@ def starting_point(path: Path) -> str:
 
 @dataclass
 class _Block:
-    """A key with the comments above it: its first line, then keys of its own, or other lines."""
+    """A key with the comments above it: its first line, then its subkeys, or other lines."""
 
     above: list[str]
     line: str
@@ -47,7 +47,7 @@ def _included(path: Path) -> list[Path]:
 def _merged(path: Path, done: set[Path]) -> dict[str, _Block]:
     keys: dict[str, _Block] = {}
     for other in _included(path):
-        if other.resolve() not in done:  # what several include counts once, at its first place
+        if other.resolve() not in done:  # a file that several include counts once, at its first place
             done.add(other.resolve())
             _put(keys, _merged(other, done))
     _, body = _divided(path.read_text(encoding="utf-8"))
@@ -67,7 +67,7 @@ def _put(keys: dict[str, _Block], others: Mapping[str, _Block]) -> None:
 
 
 def _opened(block: _Block) -> bool:
-    """Whether it has keys of its own; those in braces get lines, so that they can be put together with others."""
+    """Return True if a key has subkeys; subkeys in braces are split into lines, so that they can be merged."""
     value = yaml.safe_load(block.line.strip())
     (braces,) = value.values()
     if isinstance(braces, dict) and not block.lines:
@@ -81,14 +81,14 @@ def _opened(block: _Block) -> bool:
 
 
 def _divided(text: str) -> tuple[list[str], list[str]]:
-    """The comment at the head of a file, and the rest."""
+    """Split a file into the comment at its head and the rest."""
     lines = text.splitlines()
     end = next((at for at, line in enumerate(lines) if not line.startswith("#")), len(lines))
     return lines[:end], lines[end:]
 
 
 def _blocks(lines: list[str]) -> dict[str, _Block]:
-    """Keys of one depth; empty where the lines are something else, such as a list."""
+    """Return the keys of one depth; empty if the lines are something else, such as a list."""
     indents = [len(line) - len(line.lstrip()) for line in lines if line.strip() and not line.lstrip().startswith("#")]
     blocks: dict[str, _Block] = {}
     above: list[str] = []

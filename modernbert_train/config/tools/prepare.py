@@ -1,8 +1,14 @@
-"""Every knob of data preparation: what `prepare` reads, how it cleans and splits, where it writes.
+"""Every key of data preparation: its sources, cleaning, splits and output.
 
+<<<<<<< HEAD
 A spec with a section `pairs` is one of pairs of texts, see pairs.py; any other one of text (PrepareConfig). One source
 dataclass serves all kinds, because `sources` is an open dictionary and its entries are checked key by key; the table
 FIELDS lists the keys that a kind reads, and a key that the chosen kind would ignore is refused.
+=======
+A spec with a section `pairs` prepares pairs of texts (PairsConfig), any other one text (PrepareConfig). One source
+dataclass serves all kinds, because `sources` is an open dictionary and its entries are checked key by key. The table
+FIELDS lists the keys that a kind reads; a key that the chosen kind would ignore is refused.
+>>>>>>> f3922e49 (Configuration in plain English: comments of keys, docstrings, messages; its bounds are 1.0)
 """
 
 from __future__ import annotations
@@ -23,22 +29,28 @@ from modernbert_train.config.read import read_override, read_yaml
 
 SMALLEST_VOCABULARY = 320  # 256 bytes and 5 special tokens, rounded up to a multiple of 64
 LANGUAGE_FILTER = "LanguageFilter"
-ALTERING_FILTERS = ("C4QualityFilter",)  # return other text than they were given
+ALTERING_FILTERS = ("C4QualityFilter",)  # change the text of documents
 MOST_FIELDS = 10
 MOST_STREAMS = 100
-REST = "rest"  # the stream of what belongs to no other
+REST = "rest"  # the stream of documents that belong to no other
 _STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 
 
 @dataclass(frozen=True, kw_only=True)
+<<<<<<< HEAD
 class RowSourceConfig:
     """Where rows come from."""
+=======
+class SourceConfig:
+    """A source of documents."""
+>>>>>>> f3922e49 (Configuration in plain English: comments of keys, docstrings, messages; its bounds are 1.0)
 
     kind: str = MISSING
     path: str | None = None  # a file, a folder, or a pattern such as in/*.jsonl.zst; for hub a name or a local folder
     glob: str | None = (
-        None  # files of a folder, such as **/*.{md,txt}; None takes what is usual for the kind, see GLOBS
+        None  # pattern of files in a folder, such as **/*.{md,txt}; None: the usual ones of the kind, see GLOBS
     )
+<<<<<<< HEAD
     delimiter: str | None = None  # csv: the character between cells; None is a comma
     subset: str | None = None  # hub: configuration of the dataset, where it has several
     split: str | None = None  # hub: split of the dataset; None is `train`
@@ -68,23 +80,40 @@ class SourceConfig(RowSourceConfig):
 
     def text_key(self, name: str) -> str | None:
         return f"sources.{name}.text_field" if "text_field" in FIELDS[self.kind] else None
+=======
+    text_field: str | None = None  # column or key with the text, with dots into objects; None: `text`
+    # column or key with a segmenter's words of the text (jieba, MeCab, ...): a list, or a text with white space between
+    # words; stored for objective.words=segmenter. Either all sources of a dataset have one, or none
+    words_field: str | None = None
+    delimiter: str | None = None  # csv: the character between cells; None: a comma
+    subset: str | None = None  # hub: configuration of the dataset, if it has several
+    split: str | None = None  # hub: split of the dataset; None: `train`
+    # text, jsonl, csv: `auto` reads text that is not UTF-8 as UTF-16 or Windows-1252 if it looks like it, and counts
+    # it; utf-8 never guesses; any other of Python's codecs (cp1250, cp1251, gb18030, shift_jis, ...) is used as named
+    encoding: str = "utf-8"
+    # metadata of a document, by names of your choice: the column or key of each, such as licence: meta.license;
+    # documents and tokens are counted by value
+    fields: dict[str, str] = field(default_factory=dict)
+    fixed_fields: dict[str, str] = field(default_factory=dict)  # metadata with the same value for all its documents
+    max_left_out: float | None = knob(None, low=0, high=1)  # for this source; None: the spec's
+>>>>>>> f3922e49 (Configuration in plain English: comments of keys, docstrings, messages; its bounds are 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
-    """The tokenizer: one trained on the training documents, or one that exists."""
+    """The tokenizer: trained on the training documents, or an existing one."""
 
-    path: str | None = None  # tokenizer.json or its folder, to be used with the ids it has; None trains one
-    extend: bool = False  # add the special tokens that it lacks, and spare entries up to a multiple of 64
+    path: str | None = None  # tokenizer.json or its folder, used with its ids; None trains one
+    extend: bool = False  # add missing special tokens, and spare entries up to a multiple of 64
     vocab_size: int = 8192  # entries of a trained tokenizer, special and spare ones included; a multiple of 64
-    spare_entries: int = 0  # entries [unused0], ... that no text gives; with `extend` at least so many
-    # share of the training documents, picked by hash, that a tokenizer is trained on
+    spare_entries: int = 0  # entries [unused0], ... that no text contains; with `extend` at least this many
+    # share of the training documents, chosen by hash, for training a tokenizer
     training_share: float = knob(1.0, above=0, high=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FilterConfig:
-    """One of datatrove's filters: documents that it does not pass are left out and counted."""
+    """A filter of datatrove: documents that do not pass are dropped and counted."""
 
     filter: Literal[
         "LanguageFilter",
@@ -103,17 +132,17 @@ class FilterConfig:
 class NearDuplicatesConfig:
     """MinHash (Broder 1997): two documents are near duplicates if they agree on all hashes of any one bucket."""
 
-    ngram_words: int = knob(5, low=1)  # words in a shingle; a document of fewer words is never a near duplicate
+    ngram_words: int = knob(5, low=1)  # words in a shingle; a shorter document is never a near duplicate
     buckets: int = knob(14, low=1)  # more buckets find less similar pairs
-    # more hashes find only more similar pairs; 14 x 8 finds 92 % of those 80 % alike
+    # more hashes find only more similar pairs; 14 x 8 finds 92 % of the pairs that are 80 % similar
     hashes_per_bucket: int = knob(8, low=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamsConfig:
-    """Training documents in folders of their own by one of their fields, to be weighed by data.streams of a run.
+    """Training documents in separate folders by one of their fields, to be weighted by data.streams of a run.
 
-    Stream NAME is the folder train-NAME; what belongs to none is train-rest.
+    Stream NAME is the folder train-NAME; documents without a stream are in train-rest.
     """
 
     field: str | None = None  # one of the sources' fields; None: all training documents in one folder, train
@@ -123,10 +152,10 @@ class StreamsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorConfig:
-    """Who runs the tasks: nothing here changes what is written."""
+    """The executor of the tasks; it does not change the output."""
 
     name: Literal["local", "slurm", "ray"] = "local"
-    workers: int | None = knob(None, low=1)  # tasks run at a time; None is one per core; slurm, ray: no limit
+    workers: int | None = knob(None, low=1)  # tasks at a time; None: one per core; slurm, ray: no limit
     options: dict[str, Any] = field(default_factory=dict)  # slurm, ray: arguments of datatrove's executor
 
 
@@ -134,6 +163,7 @@ class ExecutorConfig:
 class DatasetConfig:
     """A dataset of tokenised shards: what every kind of spec says."""
 
+<<<<<<< HEAD
     out: str = MISSING  # folder of the dataset; appears only when it is complete
     sources: Mapping[str, RowSourceConfig] = field(default_factory=dict)
     validation_share: float = 0.0
@@ -186,22 +216,41 @@ class DatasetConfig:
 class PrepareConfig(DatasetConfig):
     """Text on disk to one dataset of tokenised shards."""
 
+=======
+    out: str = MISSING  # folder of the dataset; it exists only once complete
+>>>>>>> f3922e49 (Configuration in plain English: comments of keys, docstrings, messages; its bounds are 1.0)
     sources: dict[str, SourceConfig] = field(default_factory=dict)  # read in this order; at least one
     filters: dict[str, FilterConfig] = field(default_factory=dict)  # applied in this order
-    duplicates: Literal["keep", "exact", "near"] = "exact"  # left out: none, equal texts, near duplicates as well
+    duplicates: Literal["keep", "exact", "near"] = "exact"  # dropped: none, equal texts, near duplicates as well
     near_duplicates: NearDuplicatesConfig = field(default_factory=NearDuplicatesConfig)  # how near, for `near`
-    # evaluation sets by name: documents that share overlap_words words in a row with one are left out
+    # evaluation sets by name: documents that share overlap_words consecutive words with one are dropped
     decontaminate: dict[str, SourceConfig] = field(default_factory=dict)
-    # fewer find more, and leave more out by chance; shorter texts are compared whole
+    # fewer words find more overlaps, and more by chance; shorter texts are compared whole
     overlap_words: int = knob(13, low=1, high=1000)
     streams: StreamsConfig = field(default_factory=StreamsConfig)  # training documents by language, score, ...
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
-    # share of the documents, by hash of their text, that is held out; 0 holds out none
+    # share of the documents, by hash of their text, that is held out; 0: none
     validation_share: float = knob(0.05, low=0, below=1)
-    # share of the documents, by hash of their text, that the dataset is made of; 1 takes all
+    # share of the documents, by hash of their text, in the dataset; 1: all
     document_share: float = knob(1.0, above=0, high=1)
+<<<<<<< HEAD
     min_characters: int = 1  # shorter documents are left out and counted
     on_error: Literal["skip", "stop"] = "skip"  # damaged documents: leave out and count, or stop at the first
+=======
+    min_characters: int = 1  # shorter documents are dropped and counted
+    max_characters: int = (
+        5_000_000  # longer ones count as damaged: tokenising takes about 200 bytes of memory a character
+    )
+    on_error: Literal["skip", "stop"] = "skip"  # damaged documents: drop and count, or stop at the first
+    # maximum share of a source's documents that may be damaged and dropped; more is an error, and so is a source
+    # without any document left
+    max_left_out: float = knob(0.01, low=0, high=1)
+    # size of one shard before compression, in bytes
+    shard_bytes: int = knob(1 << 24, low=1 << 16, high=1 << 31, why="16777216 for local disks, 67108864 for stores")
+    # input read by one task, in bytes; a file that cannot be split may be larger
+    task_bytes: int = knob(1 << 27, low=1024)
+    executor: ExecutorConfig = field(default_factory=ExecutorConfig)
+>>>>>>> f3922e49 (Configuration in plain English: comments of keys, docstrings, messages; its bounds are 1.0)
 
     @property
     def home(self) -> str:
@@ -211,15 +260,23 @@ class PrepareConfig(DatasetConfig):
     def evaluation_sets(self) -> Mapping[str, SourceConfig]:
         return self.decontaminate
 
+<<<<<<< HEAD
     @property
     def files(self) -> dict[str, str]:
         tokenizer = {} if self.tokenizer.path is None else {"tokenizer.path": self.tokenizer.path}
         models = {f"filters.{name}.model": each.model for name, each in self.filters.items() if each.model is not None}
         return tokenizer | models
+=======
+    kind: Literal["jsonl", "tsv", "csv", "parquet", "hub"] = MISSING  # also the suffix of a file's name
+    path: str = MISSING  # the file; for hub a name or a local folder
+    subset: str | None = None  # hub: configuration of the dataset, if it has several
+    split: str | None = None  # hub: split of the dataset; None: `train`
+>>>>>>> f3922e49 (Configuration in plain English: comments of keys, docstrings, messages; its bounds are 1.0)
 
     def problems(self) -> list[str]:
         return prepare_problems(self)
 
+<<<<<<< HEAD
     def identity(self) -> dict[str, Any]:
         spec = super().identity()
         if self.streams.field is None:
@@ -228,6 +285,42 @@ class PrepareConfig(DatasetConfig):
             del spec["decontaminate"], spec["overlap_words"]
         drop_defaults(spec, self.__class__(), "document_share")
         return spec
+=======
+@dataclass(frozen=True, kw_only=True)
+class PairTextsConfig:
+    """Columns of the texts in a row, and how each text is changed."""
+
+    query: str = "query"  # column of the queries
+    positive: str = "positive"  # column of the texts that answer them
+    negatives: list[str] = field(default_factory=list)  # columns of texts that do not, each a text or a list of texts
+    # columns of a teacher's scores: first the positive's, then each negative's, equally many scores as texts
+    scores: list[str] = field(default_factory=list)
+    score_range: list[float] = field(default_factory=list)  # lowest and highest score; they are stored as shares of it
+    max_negatives: int | None = None  # of a query; None: all columns
+    query_prefix: str = ""  # put before each query, with its space
+    document_prefix: str = ""  # put before each other text
+    max_tokens: int = knob(256, low=3)  # of a text, special tokens included; longer ones are truncated
+    query_max_tokens: int | None = knob(None, low=3)  # of a query; None: max_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenTokenizerConfig:
+    """The tokenizer of the model."""
+
+    path: str = MISSING  # its folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairsConfig:
+    """Pairs of texts to one dataset of tokenised shards, for objective.name=contrastive."""
+
+    out: str = MISSING  # folder of the dataset; it exists only once complete
+    sources: dict[str, PairSourceConfig] = field(default_factory=dict)  # read in this order; at least one
+    pairs: PairTextsConfig = field(default_factory=PairTextsConfig)
+    tokenizer: GivenTokenizerConfig = field(default_factory=GivenTokenizerConfig)
+    # share of the queries, by hash of their text, that is held out; 0: none
+    validation_share: float = knob(0.01, low=0, below=1)
+>>>>>>> f3922e49 (Configuration in plain English: comments of keys, docstrings, messages; its bounds are 1.0)
 
 
 # kind -> the keys of SourceConfig that it reads
@@ -244,7 +337,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
 
 _KEYS = tuple(dict.fromkeys(key for keys in FIELDS.values() for key in keys))
 
-# kind -> patterns of the files taken from a folder when `glob` is not given
+# kind -> patterns of files in a folder if `glob` is not given
 GLOBS: dict[str, tuple[str, ...]] = {
     "text": ("**/*.txt",),
     "jsonl": ("**/*.jsonl", "**/*.jsonl.gz", "**/*.jsonl.zst"),
@@ -255,7 +348,7 @@ GLOBS: dict[str, tuple[str, ...]] = {
 }
 
 
-# arguments of datatrove's executors that are not the user's to choose
+# arguments of datatrove's executors that `prepare` sets
 _OURS = ("pipeline", "tasks", "workers", "depends", "logging_dir", "skip_completed")
 
 
@@ -267,14 +360,42 @@ def drop_defaults(spec: dict[str, Any], usual: object, *keys: str) -> None:
 
 
 def is_of_pairs(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> bool:
-    """True if a spec is one of pairs; mistakes in it are for `load_typed` to report."""
+    """Return True if a spec is of pairs; mistakes in it are reported by `load_typed`."""
     trees = [read_yaml(Path(file), {}, []) for file in files]
     trees += [read_override(override, {}, []) for override in overrides]
     return any("pairs" in tree for tree in trees)
 
 
+<<<<<<< HEAD
+=======
+def pairs_problems(config: PairsConfig) -> Iterator[str]:
+    """Yield a message for each mistake across the keys of a spec of pairs; see `prepare_problems`."""
+    if not config.sources:
+        yield "sources: empty. Add at least one, for example sources.mine={kind: jsonl, path: pairs.jsonl}."
+    for name, source in config.sources.items():
+        if source.kind != "hub" and Path(source.path).suffix != f".{source.kind}":
+            yield f"sources.{name}.path={source.path}: does not end in .{source.kind}. Correct it or the kind."
+        if source.kind != "hub" and (source.subset or source.split):
+            yield f"sources.{name}: subset and split are only for kind hub. Remove them."
+    texts = config.pairs
+    columns = [texts.query, texts.positive, *texts.negatives]
+    if len({*columns}) < len(columns):
+        yield f"pairs.query, pairs.positive and pairs.negatives name {', '.join(columns)}. Name each column once."
+    if texts.scores and len(texts.scores) != 1 + len(texts.negatives):
+        number = 1 + len(texts.negatives)
+        yield f"pairs.scores={texts.scores}: name {number}, for pairs.positive and for each of pairs.negatives."
+    ends = texts.score_range
+    if bool(texts.scores) != bool(ends) or (ends and not (len(ends) == 2 and 0 < ends[1] - ends[0] < inf)):
+        yield "pairs.scores and pairs.score_range need each other, the lower end of the range first. Give both."
+    if texts.max_negatives is not None and texts.max_negatives < bool(texts.negatives):
+        yield f"pairs.max_negatives={texts.max_negatives}: leave out pairs.negatives, or give at least 1."
+    for key, value, facts in knobs(config):
+        yield from facts.mistakes(key, value)
+
+
+>>>>>>> f3922e49 (Configuration in plain English: comments of keys, docstrings, messages; its bounds are 1.0)
 def prepare_problems(config: PrepareConfig) -> list[str]:
-    """Find what no single key shows: sources that lack or ignore a key, numbers out of range.
+    """Find mistakes across keys: sources that lack or ignore a key, numbers out of range.
 
     Returns:
         One message per problem (what, where, what to do); empty when the spec can be run.
@@ -320,7 +441,7 @@ def _encoding_problem(encoding: str) -> str | None:
         "text".encode(encoding)
     except (LookupError, ValueError):
         return "Python has no such encoding. Name one, such as cp1250 or gb18030, or auto."
-    return "written otherwise than here. Set it to utf-8." if name == "utf-8" else None
+    return "another spelling of utf-8. Set it to utf-8." if name == "utf-8" else None
 
 
 def _field_problems(config: PrepareConfig) -> Iterator[str]:
@@ -328,10 +449,10 @@ def _field_problems(config: PrepareConfig) -> Iterator[str]:
         if source.max_left_out is not None:
             yield f"decontaminate.{name}.max_left_out: an evaluation set must be whole. Remove it."
         if source.fields or source.fixed_fields:
-            yield f"decontaminate.{name}: no fields are counted of an evaluation set. Remove fields and fixed_fields."
+            yield f"decontaminate.{name}: fields of an evaluation set are not counted. Remove fields and fixed_fields."
     for name, source in config.sources.items():
         for both in sorted(source.fields.keys() & source.fixed_fields.keys()):
-            yield f"sources.{name}.fixed_fields.{both}: is among its fields too. Remove one of the two."
+            yield f"sources.{name}.fixed_fields.{both}: is also among its fields. Remove one of the two."
         for key, empty in [*source.fields.items(), *source.fixed_fields.items()]:
             if not empty:
                 yield f"sources.{name}: field {key} is empty. Name its column, or its value under fixed_fields."
@@ -351,7 +472,7 @@ def _word_problems(config: PrepareConfig) -> Iterator[str]:
         if source.words_field is None:
             yield (
                 f"sources.{name}.words_field: missing, and other sources have one. Name it too, or prepare this source "
-                "as a dataset of its own."
+                "as a separate dataset."
             )
     for name, each in config.filters.items():
         if each.filter in ALTERING_FILTERS:
@@ -362,33 +483,33 @@ def _word_problems(config: PrepareConfig) -> Iterator[str]:
 
 
 def has_words(config: PrepareConfig) -> bool:
-    """Whether the words of a segmenter are stored beside the tokens."""
+    """Return True if a segmenter's words are stored with the tokens."""
     return any(source.words_field is not None for source in config.sources.values())
 
 
 def _stream_problems(streams: StreamsConfig, names: list[str]) -> Iterator[str]:
-    asked = [*streams.values, *streams.scores]
+    named = [*streams.values, *streams.scores]
     if streams.field is None:
-        if asked:
-            yield f"streams.field: missing, and streams {', '.join(asked)} are asked for. Name one of the fields."
+        if named:
+            yield f"streams.field: missing, and there are streams {', '.join(named)}. Name one of the fields."
         return
     if streams.field not in names:
         known = ", ".join(names) or "none; add sources.NAME.fields"
         yield f"streams.field={streams.field}: not among the fields of the sources ({known}). Correct it."
     if bool(streams.values) == bool(streams.scores):
         yield "streams: needs either values or scores, see docs/data.md. Give one of the two."
-    for name in asked:
+    for name in named:
         if not _STREAM.fullmatch(name) or name == REST:
             yield f"streams: {name!r} cannot be a stream's name. Use at most 40 letters, digits, _ and -; not {REST}."
-    if len(asked) > MOST_STREAMS:
-        yield f"streams: {len(asked)} of them, at most {MOST_STREAMS}. Put values together."
+    if len(named) > MOST_STREAMS:
+        yield f"streams: {len(named)} of them, at most {MOST_STREAMS}. Merge values."
     homes: dict[str, str] = {}
     for name, values in streams.values.items():
         if not values:
             yield f"streams.values.{name}: empty. Name the values of {streams.field} that belong to it."
         for value in values:
             if homes.setdefault(value, name) != name:
-                yield f"streams.values.{name}: {value!r} belongs to {homes[value]} already. Remove one of the two."
+                yield f"streams.values.{name}: {value!r} already belongs to {homes[value]}. Remove one of the two."
     for name, lowest in streams.scores.items():
         if not isfinite(lowest):
             yield f"streams.scores.{name}={lowest}: must be a number; lower scores go to {REST}."
@@ -397,9 +518,9 @@ def _stream_problems(streams: StreamsConfig, names: list[str]) -> Iterator[str]:
 
 
 def field_names(config: PrepareConfig) -> list[str]:
-    """The fields that any source has, in the order of their names."""
+    """Return the fields of any source, in the order of their names."""
     names: set[str] = set()
-    for source in config.sources.values():  # asked for each document
+    for source in config.sources.values():  # called for each document
         if source.fields or source.fixed_fields:
             names.update(source.fields, source.fixed_fields)
     return sorted(names)
@@ -410,12 +531,12 @@ def _filter_problems(config: PrepareConfig) -> Iterator[str]:
         if each.filter == LANGUAGE_FILTER and each.model is None:
             yield (
                 f"filters.{name}.model: missing. {LANGUAGE_FILTER} needs a fastText model for language "
-                "identification. Fetch lid.176.bin once where there is a network, and name the file here."
+                "identification. Download lid.176.bin where there is a network, and name the file here."
             )
         if each.filter != LANGUAGE_FILTER and each.model is not None:
             yield f"filters.{name}.model={each.model}: {each.filter} does not read it. Remove it."
         if "exclusion_writer" in each.arguments:
-            yield f"filters.{name}.arguments.exclusion_writer: not supported; what is left out is counted. Remove it."
+            yield f"filters.{name}.arguments.exclusion_writer: not supported; dropped documents are counted. Remove it."
     near = config.near_duplicates
     if near != NearDuplicatesConfig() and config.duplicates != "near":
         yield f"near_duplicates: not read with duplicates={config.duplicates}. Set duplicates=near, or remove it."
@@ -434,7 +555,7 @@ def _tokenizer_problems(settings: TokenizerConfig) -> Iterator[str]:
     if settings.extend and settings.path is None:
         yield "tokenizer.extend=true: there is no tokenizer.path to extend. Name one, or remove extend."
     if spare and settings.path is not None and not settings.extend:
-        yield f"tokenizer.spare_entries={spare}: a given tokenizer stays as it is. Set tokenizer.extend=true."
+        yield f"tokenizer.spare_entries={spare}: a given tokenizer is not changed. Set tokenizer.extend=true."
 
 
 def _number_problems(config: PrepareConfig) -> Iterator[str]:

@@ -1,10 +1,10 @@
-"""Every key of runs, data preparation and sweeps as Markdown, read from the dataclasses, their comments and facts.
+"""Write every key of runs, data preparation and sweeps as Markdown, from the dataclasses, their comments and facts.
 
     python -m modernbert_train.config.tools.reference > docs/config.md
 
-The comment beside a field is its documentation, so there is one place to keep right. A test compares the page. Each key
-has a heading of its own, its whole dotted name, so that a search finds it, a link leads to it, and no column cuts it;
-names stand in backticks, because what is in angle brackets is lost elsewhere.
+A field's comment is its documentation, so there is one place to keep right. A test compares the page. Each key
+has its own heading, its full dotted name, so that a search finds it, a link leads to it, and no column cuts it; names
+are in backticks, because some renderers drop text in angle brackets.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HEAD = """\
 Written from the code by `python -m modernbert_train.config.tools.reference > docs/config.md`; do not edit.
 
 A run is a YAML file with these keys; `a.b=c` on the command line changes one. A file may begin with
-`include: [other.yaml]`, relative to itself: what it names is read first. Unknown keys are refused. `<name>` is a
+`include: [other.yaml]`, relative to itself, to read other files first. Unknown keys are refused. `<name>` is a
 name of your choice.
 """
 _ROOTS: dict[str, type] = {  # the heading on the page -> the tree of keys
@@ -57,8 +57,8 @@ class _Section:
 
     Attributes:
         path: dotted; empty at the root.
-        schema: what stands there.
-        variant: the `name` that chooses this schema, where there are several.
+        schema: the dataclass.
+        variant: the `name` that chooses this schema, if there are several.
         note: the name and the comment of the field that holds it.
     """
 
@@ -68,12 +68,12 @@ class _Section:
     note: str = ""
 
     def title(self, path: str) -> str:
-        """The heading of the section, or of a key in it."""
+        """Return the heading of the section, or of a key in it."""
         return f"`{path}`" + (f" ({self.variant})" if self.variant else "")
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [_HEAD]
     for title, root in _ROOTS.items():
         parts.append(f"## {title}\n")
@@ -89,12 +89,12 @@ def reference() -> str:
 
 
 def slug(title: str) -> str:
-    """The anchor that GitHub and mkdocs give a heading which no earlier one equals."""
+    """Return the anchor of GitHub and mkdocs for a heading that is unique so far."""
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 def _sections(section: _Section) -> Iterator[_Section]:
-    """A section, then those within it."""
+    """Yield a section, then those within it."""
     yield section
     comments, hints = _comments(section.schema), typing.get_type_hints(section.schema)
     for field in dataclasses.fields(section.schema):
@@ -112,7 +112,7 @@ def _sections(section: _Section) -> Iterator[_Section]:
 
 
 def _written(section: _Section) -> Iterator[str]:
-    """A section's heading and sentences, then each of its own keys."""
+    """Yield a section's heading and sentences, then each of its keys."""
     comments, hints = _comments(section.schema), typing.get_type_hints(section.schema)
     if section.path:
         yield f"### {section.title(section.path)}\n"
@@ -129,15 +129,15 @@ def _written(section: _Section) -> Iterator[str]:
         yield f"#### {section.title(path)}\n"
         meaning = _prose(comments.get(field.name, ""))
         facts = facts_of(field)
-        told = [_kind(hints[field.name]), _default(field), facts.bounds(), *_changes(facts)]
-        about = "; ".join(text for text in told if text)
+        parts = [_kind(hints[field.name]), _default(field), facts.bounds(), *_changes(facts)]
+        about = "; ".join(text for text in parts if text)
         if section.variant and field.name == "name":
             about = f"`{section.variant}` chooses these keys"
         yield f"{about}<br>\n{meaning}\n" if meaning else f"{about}\n"
 
 
 def _overrides(path: str, section: str) -> Iterator[str]:
-    """The keys of a section of the run that a phase may have, each once whatever the variants."""
+    """Yield the keys of a section that a phase may override, each once for all variants."""
     keys = dict.fromkeys(key for schema in VARIANTS[section].values() for key in phased_keys(schema))
     for key in keys:
         yield f"#### `{path}.{key}`\n"
@@ -150,7 +150,7 @@ def _join(path: str, name: str) -> str:
 
 @functools.cache
 def _source(schema: type) -> tuple[list[str], ast.ClassDef]:
-    """The lines of a class, and what they say."""
+    """Return the lines of a class and its syntax tree."""
     source = inspect.getsource(schema)
     [node] = ast.parse(source).body
     assert isinstance(node, ast.ClassDef)
@@ -158,15 +158,15 @@ def _source(schema: type) -> tuple[list[str], ast.ClassDef]:
 
 
 def _docstring(schema: type) -> str:
-    """What is written in the source; dataclasses make up a signature where nothing is."""
+    """Return the docstring in the source; dataclasses generate one where it is missing."""
     text = ast.get_docstring(_source(schema)[1])
     if text is None:
-        raise ValueError(f"{schema.__qualname__} (the page of every key): it has no docstring. Write what it is.")
+        raise ValueError(f"{schema.__qualname__} (the page of every key): the docstring is missing. Write one.")
     return text
 
 
 def _comments(schema: type) -> dict[str, str]:
-    """Field name -> the comment on its line, or above it; the classes that it inherits from included."""
+    """Return field name -> the comment on its line, or above it, including inherited fields."""
     found: dict[str, str] = {}
     for owner in reversed(schema.__mro__):
         if not dataclasses.is_dataclass(owner):
@@ -185,14 +185,14 @@ def _comments(schema: type) -> dict[str, str]:
 
 
 def _dataclass(hint: Any) -> type | None:
-    """The dataclass that a key holds, alone, optionally, or as the entries of a dictionary."""
+    """Return the dataclass that a key holds, alone, optional, or as the entries of a dictionary."""
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return hint
     return next((found for part in typing.get_args(hint) if (found := _dataclass(part)) is not None), None)
 
 
 def _kind(hint: Any) -> str:
-    """What may be written, in words."""
+    """Describe the accepted values."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return ", ".join(f"`{part}`" for part in parts)
@@ -224,7 +224,7 @@ _WORDS: dict[Any, tuple[str, str]] = {
 
 
 def _changes(facts: Knob) -> Iterator[str]:
-    """What may change the key, in words."""
+    """Describe what may change the key."""
     if facts.phased:
         yield "a phase may have its own"
     if facts.restart:
@@ -245,7 +245,7 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 
 def _literal(value: Any) -> str:
-    """A default as it would stand in YAML."""
+    """Format a default as in YAML."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -258,7 +258,7 @@ def _literal(value: Any) -> str:
 
 
 def _prose(text: str) -> str:
-    """Sentences as Markdown that shows every character of them; the pages that they name are links."""
+    """Escape sentences for Markdown, and link the pages that they name."""
     parts = text.split("`")  # every second one is code
     for index in range(0, len(parts), 2):
         part = re.sub(r"\bNone\b", "null", parts[index])

@@ -1,4 +1,4 @@
-"""Every knob of retrieval: what `retrieval train` and `retrieval evaluate` read."""
+"""Every key of `retrieval train` and `retrieval evaluate`."""
 
 from __future__ import annotations
 
@@ -11,86 +11,88 @@ from omegaconf import MISSING
 
 from modernbert_train.config.knob import knob, knobs
 
-MTEB = "mteb:"  # before the name of a task of mteb, where a folder could stand
-RANKING = ("ndcg_at_10", "recall_at_100", "mrr_at_10", "map_at_10")  # what is measured of a ranking
+MTEB = "mteb:"  # prefix of a task of mteb
+RANKING = ("ndcg_at_10", "recall_at_100", "mrr_at_10", "map_at_10")  # metrics of a ranking
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig:
-    """How texts become vectors, and what is measured with them."""
+    """Encoding of texts, and the evaluation."""
 
-    name: str | None = None  # of the run; None: made of the data, the model and, where it is trained, the seed
+    name: str | None = None  # of the run; None: derived from the data, the model and, in a training, the seed
     runs_folder: str = "runs"  # results are in <runs_folder>/<name>
     device: Literal["auto", "cpu", "cuda"] = "auto"
     split: str = "test"  # of a BEIR folder: the file in qrels/
-    beir_folder: str = "data/beir"  # of BEIR's public sets, by name; one that is not there is downloaded
-    encode_batch: int = knob(32, low=1)  # texts that are encoded at once; changes speed and memory alone
-    ignore_identical_ids: bool = False  # leave out the document that has the query's id, as for ArguAna and Quora
-    # over all tokens, or the first; None: mean. A folder of sentence-transformers has its own, and of the next three
+    beir_folder: str = "data/beir"  # folder of BEIR's public sets, by name; a missing one is downloaded
+    encode_batch: int = knob(32, low=1)  # texts encoded at the same time; changes only speed and memory
+    ignore_identical_ids: bool = False  # omit the document with the query's id, as for ArguAna and Quora
+    # over all tokens, or the first; None: mean. A folder of sentence-transformers defines its own, also of the next
+    # three
     pooling: Literal["cls", "mean"] | None = None
     normalize: bool | None = None  # vectors of length 1; None: true
-    query_prompt: str | None = None  # put before each query, its space included; None: nothing
-    document_prompt: str | None = None  # before each document
-    # longer texts are cut, special tokens included; None: what the model was trained on
+    query_prompt: str | None = None  # put before each query, with its space; None: no prompt
+    document_prompt: str | None = None  # put before each document
+    # longer texts are truncated, special tokens included; None: the longest text of the model's training
     max_tokens: int | None = knob(None, low=8)
-    query_max_tokens: int | None = knob(None, low=8)  # of queries, where it is fewer
+    query_max_tokens: int | None = knob(None, low=8)  # of queries, if lower
 
     @property
     def seed(self) -> int | None:
-        """Seed of a training; None: nothing is trained."""
+        """Seed of a training; None: no training."""
         return None
 
     @property
     def index(self) -> str | None:
-        """Folder that keeps the vectors of documents; None: they are not kept."""
+        """Folder that stores the vectors of documents; None: they are not stored."""
         return None
 
     @property
     def token_vectors(self) -> int | None:
-        """Width of the vectors of a model that is to have one for each token; None: one for each text."""
+        """Width of token vectors, for a model with one vector for each token; None: one for each text."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureConfig(EvaluateConfig):
-    """What `retrieval evaluate` alone can do."""
+    """Keys that only `retrieval evaluate` has."""
 
-    # late interaction: a folder that keeps the vectors of documents, in fp16, for another search or after a kill
+    # late interaction: a folder that stores the vectors of documents, in fp16, for another search or after a kill
     index: str | None = None
-    # what a model with one output, or two classes, ranks anew by reading query and document together: candidates in
-    # TREC's run format or BEIR's JSON, or a model of `retrieval evaluate`, whose best are taken
+    # candidates that a model with one output, or two classes, reranks by reading query and document together: in TREC's
+    # run format or BEIR's JSON; or a model of `retrieval evaluate`, whose best documents are the candidates
     rerank: str | None = None
-    rerank_top: int = knob(100, low=1)  # candidates of each query that count
+    rerank_top: int = knob(100, low=1)  # candidates per query
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalConfig(EvaluateConfig):
-    """Contrastive training on pairs or triplets of texts, with what it is measured on."""
+    """Contrastive training on pairs or triplets of texts, and its evaluation."""
 
     # .jsonl, .tsv or .csv with a column each for queries, positives and negatives; or BEIR folders
     train: list[str] = MISSING
     query_column: str = "query"
     positive_column: str = "positive"  # a text that answers the query
     negative_columns: list[str] = field(default_factory=list)  # hard negatives: texts that do not, one a column
-    train_split: str = "train"  # of BEIR folders in `train`, of which each relevant document is a positive
-    evaluate: dict[str, str] = field(default_factory=dict)  # BEIR folders to measure on, by names of your choice
+    train_split: str = "train"  # for BEIR folders in `train`; each relevant document is a positive
+    evaluate: dict[str, str] = field(default_factory=dict)  # BEIR folders to evaluate on, by names of your choice
     # mnrl: the query's positive against all other positives and negatives of the batch; cached_mnrl: the same, encoded
-    # in small parts, for batches that do not fit in memory (GradCache, arXiv 2101.06983); multi_vector: the same with a
-    # vector for each token, and MaxSim for its cosine (late interaction: ColBERT, arXiv 2004.12832)
+    # in small parts, for batches that do not fit in memory (GradCache, arXiv 2101.06983); multi_vector: the same with
+    # one vector for each token, and MaxSim instead of cosine (late interaction: ColBERT, arXiv 2004.12832)
     loss: Literal["mnrl", "cached_mnrl", "multi_vector"] = "mnrl"
-    mini_batch: int = knob(16, low=1)  # cached_mnrl, multi_vector: texts that are encoded at once
-    vector_width: int = knob(128, low=1)  # multi_vector: of a token, by a matrix that is trained with the encoder
-    # of scores in the softmax: the inverse of its temperature; None: 20, and 1 of MaxSim, a sum over the query's tokens
+    mini_batch: int = knob(16, low=1)  # cached_mnrl, multi_vector: texts encoded at the same time
+    vector_width: int = knob(128, low=1)  # multi_vector: of a token, by a matrix trained with the encoder
+    # factor of scores in the softmax: the inverse temperature; None: 20, and 1 for MaxSim, a sum over the query's
+    # tokens
     scale: float | None = knob(None, above=0)
     batch_size: int = knob(64, low=2, why="since the negatives of a query are the other texts of its batch")
     accumulate: int = knob(1, low=1)  # batches in one update; each has its own texts as negatives
-    no_duplicates: bool = True  # no text twice in a batch, where it would be a negative of its own query
+    no_duplicates: bool = True  # no text twice in a batch, else a positive could be its query's negative
     epochs: float = knob(1.0, above=0)
     lr: float = knob(5e-5, above=0)  # peak
-    warmup: float = knob(0.05, low=0, below=1)  # share of the steps in which the rate rises; then linearly to 0
-    weight_decay: float = knob(0.0, low=0)  # torch's AdamW: times the rate in each step
-    seed: int = knob(1618, low=0, below=2**32)  # of the order and of dropout
+    warmup: float = knob(0.05, low=0, below=1)  # share of the steps with a rising learning rate; then linearly to 0
+    weight_decay: float = knob(0.0, low=0)  # of torch's AdamW: times the learning rate in each step
+    seed: int = knob(1618, low=0, below=2**32)  # for order and dropout
     precision: Literal["auto", "fp32", "bf16"] = (
         "auto"  # of training; auto: bf16 autocast on a GPU that has it, else fp32
     )
@@ -102,20 +104,20 @@ class RetrievalConfig(EvaluateConfig):
 
 
 def retrieval_problems(config: EvaluateConfig) -> Iterator[str]:
-    """What is wrong, as far as it can be told without the files."""
+    """Yield mistakes that can be found without the files."""
     for key, value, facts in knobs(config):
         yield from facts.mistakes(key, value)
     if config.name is not None and not _RUN_NAME.fullmatch(config.name):
         yield f"name={config.name}: it is a folder. Use letters, digits, '.', '_' and '-'."
     if config.max_tokens and config.query_max_tokens and config.query_max_tokens > config.max_tokens:
         yield (
-            f"query_max_tokens={config.query_max_tokens} is above max_tokens={config.max_tokens}, which holds for all "
+            f"query_max_tokens={config.query_max_tokens} is above max_tokens={config.max_tokens}, the limit of all "
             "texts. Raise max_tokens, or lower it."
         )
     if not isinstance(config, RetrievalConfig):
         return
     if not config.train:
-        yield "train: nothing to learn from. Name files of pairs: train=[pairs.jsonl]."
+        yield "train: empty. Name files of pairs: train=[pairs.jsonl]."
     columns = [config.query_column, config.positive_column, *config.negative_columns]
     if len({*columns}) < len(columns):
         yield f"query_column, positive_column and negative_columns name {', '.join(columns)}. Name each column once."

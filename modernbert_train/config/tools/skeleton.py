@@ -1,4 +1,4 @@
-"""A package to begin an extension with, from the files of skeletons/: what `init extension` writes."""
+"""Create a package for a new extension from the files of skeletons/: the output of `init extension`."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def write_skeleton(kind: str, name: str, out: Path) -> str:
 
     Args:
         kind: of KINDS.
-        name: of the package, and of what a run's YAML names.
-        out: a folder that is not there yet; whole or not there.
+        name: of the package, and in a run's YAML.
+        out: a folder that does not exist; written atomically.
 
     Returns:
-        What to do next.
+        The next steps, as text.
 
     Raises:
-        ConfigError: the name cannot be one, or is taken; or the folder is there.
-        StorageError: the disk refuses it.
+        ConfigError: the name is invalid or taken, or the folder exists.
+        StorageError: the folder cannot be written.
     """
     where = f"init extension {kind} {name}"
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
@@ -37,7 +37,7 @@ def write_skeleton(kind: str, name: str, out: Path) -> str:
             f"{where}: cannot be a module's name. Use small letters, digits and '_', and begin with a letter."
         )
     if name in VARIANTS[KINDS[kind]] or importlib.util.find_spec(name) is not None:
-        raise ConfigError(f"{where}: there is a module, or a {KINDS[kind]}.name, of that name. Choose another.")
+        raise ConfigError(f"{where}: a module, or a {KINDS[kind]}.name, already has that name. Choose another.")
     if out.exists():
         raise ConfigError(f"--out={out}: exists already. Name a folder that does not.")
     title = "".join(part.capitalize() for part in name.split("_"))

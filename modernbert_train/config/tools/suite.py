@@ -1,4 +1,4 @@
-"""Every knob of a suite: the tasks of a table, how each is run and chosen, and published rows for comparison."""
+"""Every key of a suite: the tasks of a table, how each is run and chosen, and published rows for comparison."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from modernbert_train.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class SubmitConfig:
-    """A file of a test server's folder."""
+    """A file for a test server."""
 
-    split: str = MISSING  # without labels, of the task's data; SUBSET/SPLIT is of another subset
-    labels: list[str] = field(default_factory=list)  # classes by their number, which is written; []: names are
-    between: list[float] = field(default_factory=list)  # a score is written within these; []: as it is
+    split: str = MISSING  # without labels, of the task's data; SUBSET/SPLIT for another subset
+    labels: list[str] = field(default_factory=list)  # names to write, by class number; []: the classes' own
+    between: list[float] = field(default_factory=list)  # a score is clipped to these two bounds; []: not clipped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,40 +31,40 @@ class SuiteTaskConfig:
     retrieval: str | None = None  # a recipe of `retrieval train`, with its evaluation sets
     beir: Any = None  # a folder in BEIR's format, a set of BEIR by name, or a list: a column of each, and the mean
     mteb: Any = None  # a task of mteb by name, or a list, as `beir`
-    after: str | None = None  # another task of the suite: its chosen run of the same seed has the first weights
+    after: str | None = None  # another task of the suite: its chosen run with the same seed provides the first weights
     keys: dict[str, Any] = field(
         default_factory=dict
-    )  # of the task or the run, such as {data: glue/RTE, max_tokens: 128}
-    # keys with the values that are tried, such as {lr: [1e-5, 3e-5]}, each with each: the best on `choose_on` counts
+    )  # keys of the task or the run, such as {data: glue/RTE, max_tokens: 128}
+    # keys with values to try, such as {lr: [1e-5, 3e-5]}, in all combinations: the best on `choose_on` is used
     choices: dict[str, list[Any]] = field(default_factory=dict)
     choose_on: str | None = None  # split; None: `split`
-    choose_seeds: int | None = None  # the choice is made with so many of the seeds; None: all
-    split: str | None = None  # whose figure the table shows; None: the mean of all that are measured
-    metric: str | None = None  # None: the first of the task; ndcg_at_10 of retrieval, main_score of mteb
+    choose_seeds: int | None = None  # number of seeds for the choice; None: all
+    split: str | None = None  # split in the table; None: the mean of all that are measured
+    metric: str | None = None  # None: the task's first; ndcg_at_10 for retrieval, main_score for mteb
     # files with predictions of the chosen run, by name without .tsv, in OUT/submission
     submit: dict[str, SubmitConfig] = field(default_factory=dict)
 
     @property
     def verb(self) -> tuple[str, ...]:
-        """That runs it."""
+        """The verb that runs this task."""
         if self.finetune is not None:
             return ("finetune",)
         return ("retrieval", "train" if self.retrieval is not None else "evaluate")
 
     @property
     def what(self) -> str:
-        """The verb's first word: task, recipe or folder."""
+        """The verb's first argument: task, recipe or folder."""
         return self.finetune or self.retrieval or self.beir or f"{MTEB}{self.mteb}"
 
     @property
     def trains(self) -> bool:
-        """Whether anything is drawn, so that seeds count."""
+        """True if the task depends on the seed."""
         return self.finetune is not None or self.retrieval is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedConfig:
-    """A row that others published, which the table marks as such."""
+    """A row of published figures, which the table marks as such."""
 
     source: str = MISSING  # of the figures: the paper and its table
     figures: dict[str, float] = field(default_factory=dict)  # in percent, by task or group
@@ -72,13 +72,13 @@ class PublishedConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EfficiencyConfig:
-    """How fast the models read text: forward passes by length, packed and padded."""
+    """Speed of the models in reading text: forward passes by length, packed and padded."""
 
     lengths: list[int] = field(
         default_factory=lambda: [512, 8192]
-    )  # tokens of a text; those that a model cannot read are left out
-    tokens: int = 262_144  # that are read of each length
-    repeats: int = 3  # the median counts
+    )  # tokens of a text; lengths that a model cannot read are omitted
+    tokens: int = 262_144  # tokens to read for each length
+    repeats: int = 3  # the median is reported
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,17 +86,17 @@ class SuiteConfig:
     """A table: rows are models, columns are tasks."""
 
     tasks: dict[str, SuiteTaskConfig] = field(default_factory=dict)
-    seeds: list[int] = field(default_factory=lambda: [1618])  # of each task that draws anything
+    seeds: list[int] = field(default_factory=lambda: [1618])  # for each task that depends on one
     groups: dict[str, list[str]] = field(default_factory=dict)  # columns with the mean of some tasks, by name
-    efficiency: EfficiencyConfig | None = None  # a second table; None: it is not measured
+    efficiency: EfficiencyConfig | None = None  # a second table; None: not measured
     published: dict[str, PublishedConfig] = field(default_factory=dict)  # by model
 
 
 def each_alone(suite: SuiteConfig) -> SuiteConfig:
-    """A suite in which a task of several sets is a task of each, TASK-SET, and a group with the task's name.
+    """Return a suite in which a task of several sets is one task of each, TASK-SET, and a group with the task's name.
 
     Raises:
-        ConfigError: two tasks or groups would have one name.
+        ConfigError: two tasks or groups would have the same name.
     """
     tasks: dict[str, SuiteTaskConfig] = {}
     groups = dict(suite.groups)
@@ -109,16 +109,16 @@ def each_alone(suite: SuiteConfig) -> SuiteConfig:
         for each in getattr(task, key):
             own = f"{name}-{re.sub('[^A-Za-z0-9]+', '-', PurePath(str(each)).name)}"
             if own in tasks or own in suite.tasks or name in suite.groups:
-                raise ConfigError(f"tasks.{name}: {own} or {name} would be there twice. Name sets or tasks otherwise.")
+                raise ConfigError(f"tasks.{name}: {own} or {name} would exist twice. Rename sets or tasks.")
             tasks[own] = replace(task, **{key: each})
             groups[name].append(own)
     return replace(suite, tasks=tasks, groups=groups)
 
 
 def suite_problems(suite: SuiteConfig) -> Iterator[str]:
-    """Mistakes in a suite that can be found without its tasks."""
+    """Yield mistakes in a suite that can be found without its tasks."""
     if not suite.tasks and suite.efficiency is None:
-        yield "tasks: none is named. Name one: tasks: {sst2: {finetune: sst2}}."
+        yield "tasks: empty. Name one: tasks: {sst2: {finetune: sst2}}."
     if (speed := suite.efficiency) is not None and (
         min([*speed.lengths, speed.tokens], default=0) < 16 or speed.repeats < 1
     ):
@@ -130,10 +130,10 @@ def suite_problems(suite: SuiteConfig) -> Iterator[str]:
     columns = suite.tasks.keys() | suite.groups.keys()
     for name, members in suite.groups.items():
         if name in suite.tasks or not members or not suite.tasks.keys() >= {*members}:
-            yield f"groups.{name}={members}: a group has another name, and names tasks: {', '.join(suite.tasks)}."
+            yield f"groups.{name}={members}: not a new name for tasks of {', '.join(suite.tasks)}. Correct it."
     for model, row in suite.published.items():
         if unknown := sorted(row.figures.keys() - columns):
-            yield f"published.{model}: {', '.join(unknown)} is no task or group of this suite."
+            yield f"published.{model}: {', '.join(unknown)} is not a task or group of this suite."
 
 
 def _plain(name: str) -> bool:
@@ -151,20 +151,20 @@ def _task_problems(name: str, task: SuiteTaskConfig, suite: SuiteConfig) -> Iter
     if task.after is not None:
         first = suite.tasks.get(task.after)
         if first is None or first.after is not None or not first.trains:
-            yield f"after={task.after}: name a task of the suite that is trained, and not itself after another."
+            yield f"after={task.after}: name a trained task of the suite that does not itself come after another."
         elif task.retrieval is not None:
             yield "after: `retrieval train` starts from the model itself. Leave it out."
         elif task.finetune is not None and first.finetune is None:
-            yield f"after={task.after}: what `retrieval train` has trained is for `beir` and `mteb`. Leave it out."
+            yield f"after={task.after}: a model of `retrieval train` is for `beir` and `mteb`. Leave it out."
     if task.submit and task.finetune is None:
-        yield "submit: is of `finetune` alone."
+        yield "submit: only for `finetune`."
     for file, part in task.submit.items():
         if not _plain(file):
             yield f"submit.{file}: it is the name of a file. Use letters, digits, '_' and '-'."
         if {"", ".", ".."} & {*part.split.split("/")}:
             yield f"submit.{file}.split={part.split}: name a split of the task's data, or SUBSET/SPLIT."
     if not task.trains and task.choices:
-        yield "choices: `beir` and `mteb` measure a model as it is; there is nothing to choose."
+        yield "choices: `beir` and `mteb` measure a model as it is; there are no choices."
     for key, values in task.choices.items():
         if not values or key in task.keys:
             yield f"choices.{key}={values}: name the values to try here, and no other value in keys."

@@ -1,7 +1,7 @@
-"""Every knob of a sweep: what is searched, how, for which figure, and how trials are run; read by `sweep`.
+"""Every key of a sweep: the search space, the method, the figure, and how trials are run; read by `sweep`.
 
-Keys of the space are keys of a run, written with their dots (`optim.lr`). Whether a run has them, and whether their
-values fit, is asked of the run's own loader; here stands what no single key shows.
+Keys of the space are keys of a run, written with their dots (`optim.lr`). The run's own loader checks whether they
+exist and whether their values fit; this file checks the rest.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from modernbert_train.config.knob import knob, knobs
 
 @dataclass(frozen=True, kw_only=True)
 class DimensionConfig:
-    """Values that one key of the run may take: choices, or all from low to high."""
+    """Values for one key of the run: choices, or all from low to high."""
 
-    choices: list[Any] | None = None  # also null, lists, and sections, which are laid over the run's own
-    low: float | None = None  # smallest value, itself included
-    high: float | None = None  # largest value, itself included
-    log: bool = False  # search by factors, not by differences
+    choices: list[Any] | None = None  # also null, lists, and sections, which are merged into the run's
+    low: float | None = None  # smallest value, inclusive
+    high: float | None = None  # largest value, inclusive
+    log: bool = False  # search on a logarithmic scale
     step: float | None = None  # distance between values; None: any number, or every whole number
-    points: int | None = None  # values from low to high that sampler=grid tries
+    points: int | None = None  # number of values from low to high for sampler=grid
 
 
 @dataclass(frozen=True, kw_only=True)
 class PruneConfig:
-    """Ending trials whose held-out loss lags behind that of others at the same number of tokens."""
+    """Stop trials whose held-out loss is worse than others' at the same number of tokens."""
 
     # median (Golovin et al. 2017): worse than half of them; hyperband (arXiv 1603.06560): not in the best third,
-    # asked at min_tokens, three times that, nine times, ...
+    # checked at min_tokens, three times that, nine times, ...
     name: Literal["none", "median", "hyperband"] = "none"
     interval_tokens: int | None = None  # tokens between validations; becomes eval.interval_tokens of every trial
-    min_tokens: int = 0  # no trial ends before
+    min_tokens: int = 0  # no trial is stopped before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,25 +45,25 @@ class SweepConfig:
     """Many runs that differ in a few keys, and the search for the best."""
 
     name: str = MISSING  # letters, digits, '.', '_' and '-'
-    runs_folder: str = "runs"  # the sweep lives in <runs_folder>/<name>, each trial in a folder of its own therein
+    runs_folder: str = "runs"  # the sweep's folder is <runs_folder>/<name>, with a subfolder for each trial
     storage: str | None = None  # database URL, for several machines; None: a SQLite file in the sweep's folder
     run: list[str] = field(default_factory=list)  # YAML files of the run that is varied; later ones win
-    overrides: list[str] = field(default_factory=list)  # of all trials, as on a command line: a.b=c
+    overrides: list[str] = field(default_factory=list)  # for all trials, as on a command line: a.b=c
     space: dict[str, DimensionConfig] = field(default_factory=dict)  # key of the run -> its values
-    # what is compared: the last held-out figure, or the median over the second half of the steps
+    # the figure to compare: the last held-out one, or the median over the second half of the steps
     objective: Literal["validation.loss", "validation.accuracy", "step.loss", "step.tokens_per_second"] = (
         "validation.loss"
     )
     direction: Literal["minimize", "maximize"] = "minimize"
     sampler: Literal["tpe", "random", "grid"] = "tpe"  # tpe learns from earlier trials; grid tries every combination
-    seed: int = knob(17, low=0)  # of the sampler; trials have the seed of the run
+    seed: int = knob(17, low=0)  # of the sampler; trials have the run's seed
     trials: int | None = knob(None, low=1)  # trials in all, may be raised later; None: every point of the grid
-    startup_trials: int = knob(8, low=0)  # at random before tpe begins; completed before median ends any
+    startup_trials: int = knob(8, low=0)  # random trials before tpe begins; completed trials before median stops any
     prune: PruneConfig = field(default_factory=PruneConfig)
-    workers: int = knob(1, low=1)  # trials at a time on this machine, each with its share of the GPUs
+    workers: int = knob(1, low=1)  # trials at the same time on this machine, each with its share of the GPUs
     ranks: int | None = knob(None, low=1)  # processes of a trial; None: one for each GPU of its share, or one
-    attempts: int = knob(3, low=1)  # starts of a trial that crashes before it counts as failed
-    # a worker that is silent for three times as long has died; others resume its trial
+    attempts: int = knob(3, low=1)  # starts of a crashing trial before it counts as failed
+    # interval of heartbeats; a worker without one for three intervals counts as dead, and others resume its trial
     heartbeat_seconds: int = knob(30, low=1)
 
     @property
@@ -76,10 +76,10 @@ _YARDSTICK = ("eval", "data.validation", "data.tokenizer", "objective.eval_mask_
 
 
 def sweep_problems(config: SweepConfig) -> list[str]:
-    """Find what can be told without the run: an empty space, impossible ranges, a search that could not work.
+    """Find mistakes that need no run: an empty space, impossible ranges, a search that could not work.
 
     Returns:
-        One message per problem (what, where, what to do); empty when there is none.
+        One message per problem (what, where, what to do); empty without problems.
     """
     return [*_number_problems(config), *_space_problems(config), *_search_problems(config)]
 
@@ -98,18 +98,18 @@ def _number_problems(config: SweepConfig) -> Iterator[str]:
 
 def _space_problems(config: SweepConfig) -> Iterator[str]:
     if not config.run:
-        yield "run: empty, so there is nothing to vary. Name the run's YAML, for example run: [yamls/quickstart.yaml]."
+        yield "run: empty. Name the YAML of the run to vary, for example run: [yamls/quickstart.yaml]."
     if not config.space:
         yield "space: empty. Add at least one key of the run, for example optim.lr: {low: 1e-4, high: 3e-3, log: true}."
     for key, dimension in config.space.items():
         here = f"space.{key}"
         yield from _dimension_problems(here, dimension, config.sampler)
         if key in ("name", "runs_folder"):
-            yield f"{here}: every trial has a folder of its own, which the sweep names. Remove it."
+            yield f"{here}: every trial has its own folder, which the sweep names. Remove it."
         within = [section for section in _YARDSTICK if key == section or key.startswith(f"{section}.")]
         if within and config.objective.startswith("validation."):
             yield (
-                f"{here}: changes what objective={config.objective} is measured on, so trials could not be compared. "
+                f"{here}: changes how objective={config.objective} is measured, so trials could not be compared. "
                 "Remove it from the space; overrides may set it for all trials."
             )
 
@@ -131,13 +131,13 @@ def _dimension_problems(here: str, dimension: DimensionConfig, sampler: str) -> 
     if not low < high:
         yield f"{here}: low={low:g} is not below high={high:g}. Swap them, or set the key in overrides."
     if dimension.log and low <= 0:
-        yield f"{here}.low={low:g} with log: a range by factors begins above 0. Raise low, or remove log."
+        yield f"{here}.low={low:g} with log: a logarithmic range begins above 0. Raise low, or remove log."
     if dimension.log and step is not None:
         yield f"{here}: has log and step, which exclude each other. Remove one; choices gives exact values."
     if step is not None and step <= 0:
         yield f"{here}.step={step:g}: must be above 0."
     if sampler == "grid" and step is None and (dimension.points is None or dimension.points < 2):
-        yield f"{here}.points={dimension.points}: sampler=grid needs to know how many values to try. Set at least 2."
+        yield f"{here}.points={dimension.points}: sampler=grid needs the number of values to try. Set at least 2."
     if dimension.points is not None and (sampler != "grid" or step is not None):
         yield f"{here}.points={dimension.points}: only sampler=grid reads it, and only without step. Remove it."
 
@@ -157,13 +157,13 @@ def _search_problems(config: SweepConfig) -> Iterator[str]:
     if not config.objective.startswith("validation."):
         yield f"prune.name={prune.name} with objective={config.objective}: only held-out figures are compared."
     if prune.interval_tokens is None or prune.interval_tokens < 1:
-        yield f"prune.interval_tokens={prune.interval_tokens}: trials are compared every so many tokens. Set it."
+        yield f"prune.interval_tokens={prune.interval_tokens}: the interval at which trials are compared. Set it."
     if prune.min_tokens < (1 if prune.name == "hyperband" else 0):
         yield f"prune.min_tokens={prune.min_tokens}: hyperband first asks there, median never below 0. Raise it."
 
 
 def grid_values(dimension: DimensionConfig) -> list[float]:
-    """The values of a range that a grid tries: `points` of them, or every step."""
+    """Return the values of a range that a grid tries: `points` of them, or every step."""
     assert dimension.low is not None and dimension.high is not None
     low, high = dimension.low, dimension.high
     if dimension.step is not None:

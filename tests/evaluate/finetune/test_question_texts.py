@@ -256,7 +256,7 @@ def test_a_choice_that_is_none_is_refused_with_its_place(
         ({"kind": "question-answering", "metrics": ["no_answer_exact"]}, "Set unanswerable=true"),
         ({"kind": "question-answering", "labels": ["a", "b"]}, "answers are no classes"),
         ({"kind": "question-answering", "text_columns": ["a"]}, "name the columns of the question and of its context"),
-        ({"kind": "single-label", "overlap_tokens": 3}, "is of kind=question-answering alone"),
+        ({"kind": "single-label", "overlap_tokens": 3}, "only for kind=question-answering"),
         ({"kind": "multiple-choice"}, "name a column with a list of choices"),
         ({"kind": "multiple-choice", "choice_columns": ["text"]}, "name a column with a list of choices"),
     ],

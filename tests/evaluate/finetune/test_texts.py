@@ -380,7 +380,7 @@ def test_damaged_or_missing_labels_are_found_before_training(tmp_path: Path, tok
 
 
 RULES = [
-    ("{name: classify}", "objective.labels=[] with objective.name=classify: one class cannot be distinguished"),
+    ("{name: classify}", "objective.labels=[] with objective.name=classify: one class leaves nothing to distinguish"),
     ("{name: tag, labels: [a, a]}", "a name is listed twice"),
     ("{name: classify, kind: regression, labels: [a, b]}", "a score has none"),
     ("{name: classify, labels: [a, b], segments: 2}", "objective.segments=2 with model.name="),
@@ -402,7 +402,7 @@ def test_shards_without_labels_and_measures_without_classes_are_refused(
     words = tiny_run("objective={name: classify, labels: [a, b]}", "data.validation=null")
     assert main(["check", *words]) == 65
     assert "its documents lack labels, which objective.name=classify needs" in capsys.readouterr().err
-    for metrics, message in (("[accuracy]", "it tells no classes"),):
+    for metrics, message in (("[accuracy]", "it predicts no labels"),):
         section = f"evals.dev={{name: scores, shards: {tiny_data}/train, metrics: {metrics}}}"
         assert main(["check", *tiny_run(section)]) == 78
         assert message in capsys.readouterr().err

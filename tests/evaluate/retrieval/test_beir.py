@@ -142,7 +142,7 @@ def test_pairs_that_cannot_be_learned_from_are_refused(tmp_path: Path, write_bei
         ({"max_tokens": 4}, "max_tokens=4: must be at least 8"),
         ({"max_tokens": 16, "query_max_tokens": 32}, "query_max_tokens=32 is above max_tokens=16"),
         ({"name": "a/b"}, "name=a/b: it is a folder"),
-        ({"train": []}, "train: nothing to learn from"),
+        ({"train": []}, "train: empty"),
         ({"negative_columns": ["query"]}, "Name each column once"),
         ({"evaluate": {"a b": "x"}}, "evaluate.a b: the name is used in results"),
     ],

@@ -231,19 +231,19 @@ def test_names_of_files_are_no_markup_and_no_paths(
 @pytest.mark.parametrize(
     ("tasks", "more", "message"),
     [
-        ({}, {}, "tasks: none is named"),
+        ({}, {}, "tasks: empty"),
         ({"a": {"beir": "x", "finetune": "rte"}}, {}, r"tasks\.a\.finetune, retrieval, beir, mteb: name exactly one"),
-        ({"a": {"after": "b"}}, {}, r"after=b: name a task of the suite"),
+        ({"a": {"after": "b"}}, {}, r"after=b: name a trained task of the suite"),
         ({"a": {}, "b": {"after": "a"}, "c": {"after": "b"}}, {}, r"tasks\.c\.after=b"),
         ({"a": {"choices": {"lr": []}}}, {}, r"choices\.lr=\[\]: name the values"),
         ({"a": {"choices": {"lr": [1e-5]}, "keys": {"lr": 1e-5}}}, {}, r"no other value in keys"),
         ({"a": {"choose_seeds": 3}}, {}, "choose_seeds=3: there are 2 seeds"),
         ({"a": {}}, {"seeds": [1, 1]}, r"seeds=\[1, 1\]: name at least one, each once"),
-        ({"a": {}}, {"groups": {"a": ["a"]}}, r"groups\.a=\['a'\]: a group has another name"),
-        ({"a": {}}, {"published": {"x": {"source": "y", "figures": {"b": 1}}}}, r"published\.x: b is no task"),
+        ({"a": {}}, {"groups": {"a": ["a"]}}, r"groups\.a=\['a'\]: not a new name"),
+        ({"a": {}}, {"published": {"x": {"source": "y", "figures": {"b": 1}}}}, r"published\.x: b is not a task"),
         ({"a": {"beir": [3]}}, {}, r"tasks\.a-3\.beir=3: name a set"),
-        ({"a": {"beir": ["x/1", "y/1"]}}, {}, r"tasks\.a: a-1 or a would be there twice"),
-        ({"a": {"beir": ["x"]}}, {"groups": {"a": ["a-x"]}}, r"tasks\.a: a-x or a would be there twice"),
+        ({"a": {"beir": ["x/1", "y/1"]}}, {}, r"tasks\.a: a-1 or a would exist twice"),
+        ({"a": {"beir": ["x"]}}, {"groups": {"a": ["a-x"]}}, r"tasks\.a: a-x or a would exist twice"),
         ({"a": {"mteb": []}}, {}, r"groups\.a=\[\]: a group has"),
         ({"a": {"mteb": "STS12", "choices": {"pooling": ["cls"]}}}, {}, "`mteb` measure a model as it is"),
         ({"a b": {}}, {}, "it is part of the names of folders"),
@@ -335,7 +335,7 @@ def test_what_retrieval_has_trained_is_measured_by_other_tasks(
     (tmp_path / "out" / before.name / "result.json").write_text(json.dumps(result))
     (cell,) = plan.cells(["sts"], choosing=True)
     assert cell.model == str(tmp_path / "out" / before.name / "st") and cell.task == "mteb:STS12"
-    with pytest.raises(ConfigError, match="what `retrieval train` has trained is for"):
+    with pytest.raises(ConfigError, match="a model of `retrieval train` is for"):
         read_suite(str(write_suite(tasks | {"tone": {"after": "pairs"}})))
 
 
