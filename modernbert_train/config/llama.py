@@ -106,7 +106,7 @@ class LlamaConfig(ModelConfig):
                 f"{self.num_heads} heads of queries. Set a divisor of model.num_heads."
             )
         if self.head_size % 2:
-            yield f"model.head_width={self.head_size}: rotary embeddings turn pairs of numbers. Make it even."
+            yield f"model.head_width={self.head_size}: rotary embeddings turn pairs. Make it even."
         if self.qk_norm and self.qkv_bias:
             yield "model.qkv_bias=true with model.qk_norm=true: no released model has both. Set one of them to false."
         if self.rope_factor != 1 and self.rope_scaling == "none":

@@ -74,7 +74,7 @@ BROKEN = {
     "objective.random_token_share=0.3": "objective.mask_token_share=0.8 and objective.random_token_share=0.3:",
     "model.num_heads=10": "model.hidden_size=768 is not a multiple of model.num_heads=10.",
     "model.num_heads=256": "model.hidden_size/num_heads=3: rotary embeddings turn pairs.",
-    "model.local_attention=127": "model.local_attention=127: half the window lies on each side.",
+    "model.local_attention=127": "model.local_attention=127: half of the window is on each side.",
     "model.num_layers=21": "model.num_layers=21 with model.global_attn_every_n_layers=3 ends in a local layer, "
     "and the last must see the whole sequence. Use 19 or 22 layers.",
     "phases.one.schedule={warmup_tokens: 0, decay_tokens: 10, plateau: inverse_sqrt}": (
@@ -136,15 +136,15 @@ BROKEN_BERT = {
 # the same for ALBERT
 ALBERT = "model={name: albert}"
 BROKEN_ALBERT = {
-    "model={sharing: none, groups: 2}": "model.sharing=none with model.groups=2 and model.group_layers=1: both say "
-    "which layers share, and none do. Remove them, or set model.sharing=all.",
+    "model={sharing: none, groups: 2}": "model.sharing=none with model.groups=2 and model.group_layers=1: these two "
+    "define which layers share, and none do. Remove them, or set model.sharing=all.",
     "model={sharing: none, group_layers: 3}": "model.sharing=none with model.groups=1 and model.group_layers=3:",
     "model.groups=5": "model.num_layers=12 is not a multiple of model.groups=5 times model.group_layers=1, and each "
-    "group has as many layers, in whole turns. Set model.num_layers=10, or other groups.",
+    "group has equally many layers, in whole turns. Set model.num_layers=10, or other groups.",
     "model={groups: 4, group_layers: 2, sharing: ffn}": "model.num_layers=12 is not a multiple of model.groups=4 times "
     "model.group_layers=2, and each group has equally many layers, in whole turns. Set model.num_layers=16, or",
     "model.groups=24": "model.num_layers=12 is not a multiple of model.groups=24 times model.group_layers=1, and each "
-    "group has as many layers, in whole turns. Set model.num_layers=24,",
+    "group has equally many layers, in whole turns. Set model.num_layers=24,",
     "model.groups=0": "model.groups=0: must be above 0 and at most ",
     "model.embedding_size=0": "model.embedding_size=0: must be above 0 and at most ",
     "model.dropout=1": "model.dropout=1.0: must be at least 0 and below 1.",

@@ -138,8 +138,8 @@ def test_check_imports_no_torch_for_a_plugin_that_does_not(tiny_run: TinyRun, fo
     [
         (CONFIG.replace('"heavy"', '"muon"'), r"optim\.name=muon exists already, .*MuonConfig\. Choose another name"),
         (CONFIG.replace("optimizer=", "encoder="), r'Call it with optimizer="package\.module:name"'),
-        (CONFIG.replace('    name: str = "heavy"\n', ""), r"mine\.HeavyConfig: has no name\. Begin it with @dataclass"),
-        (f"{CONFIG}\nimport no_such_library", r"ModuleNotFoundError: .*no_such_library.*lib/mine\.py:14\)\. Mend"),
+        (CONFIG.replace('    name: str = "heavy"\n', ""), r"mine\.HeavyConfig: lacks a name\. Begin it with @dataclass"),
+        (f"{CONFIG}\nimport no_such_library", r"ModuleNotFoundError: .*no_such_library.*lib/mine\.py:14\)\. Fix"),
         (CONFIG + "\n1 / 0", r"ZeroDivisionError: division by zero \(.*lib/mine\.py:14\)"),
         (CONFIG + "\ndef", r"SyntaxError: .*mine\.py, line 14"),
         ("raise SystemExit('ran')", r"lib/mine\.py does not use modernbert_train, so it adds nothing"),

@@ -66,7 +66,7 @@ def test_the_kinds_are_listed_and_mistakes_are_answered(
         "encoder Mine": "cannot be a module's name",
         "encoder lambda": "cannot be a module's name",
         "optimizer json": "a module, or a optim.name, already has that name",
-        "objective sop": "of that name. Choose another",
+        "objective sop": "already has that name. Choose another",
         "evaluation there": "--out=there: exists already",
     }.items():
         assert main(["init", "extension", *words.split()]) == 78

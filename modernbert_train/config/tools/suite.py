@@ -130,7 +130,7 @@ def suite_problems(suite: SuiteConfig) -> Iterator[str]:
     columns = suite.tasks.keys() | suite.groups.keys()
     for name, members in suite.groups.items():
         if name in suite.tasks or not members or not suite.tasks.keys() >= {*members}:
-            yield f"groups.{name}={members}: not a new name for tasks of {', '.join(suite.tasks)}. Correct it."
+            yield f"groups.{name}={members}: must list tasks, under a new name. Tasks are {', '.join(suite.tasks)}."
     for model, row in suite.published.items():
         if unknown := sorted(row.figures.keys() - columns):
             yield f"published.{model}: {', '.join(unknown)} is not a task or group of this suite."
