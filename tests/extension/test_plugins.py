@@ -138,7 +138,7 @@ def test_check_imports_no_torch_for_a_plugin_that_does_not(tiny_run: TinyRun, fo
     [
         (CONFIG.replace('"heavy"', '"muon"'), r"optim\.name=muon exists already, .*MuonConfig\. Choose another name"),
         (CONFIG.replace("optimizer=", "encoder="), r'Call it with optimizer="package\.module:name"'),
-        (CONFIG.replace('    name: str = "heavy"\n', ""), r"mine\.HeavyConfig: lacks a name\. Begin it with @dataclass"),
+        (CONFIG.replace('    name: str = "heavy"\n', ""), r"mine\.HeavyConfig: lacks a name\. Begin it with"),
         (f"{CONFIG}\nimport no_such_library", r"ModuleNotFoundError: .*no_such_library.*lib/mine\.py:14\)\. Fix"),
         (CONFIG + "\n1 / 0", r"ZeroDivisionError: division by zero \(.*lib/mine\.py:14\)"),
         (CONFIG + "\ndef", r"SyntaxError: .*mine\.py, line 14"),
