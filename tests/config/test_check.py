@@ -349,8 +349,8 @@ def test_permuted_orders_need_a_kernel_with_masks(load: Load, kernel: str, key: 
         return check(run)
     (line,) = messages(run)
     assert line == (
-        f"compute.{key}={kernel} with objective.name=permutation in phases.one: that kernel does not support order given. "
-        f"Set compute.{key}=auto, or one of flex, sdpa."
+        f"compute.{key}={kernel} with objective.name=permutation in phases.one: that kernel does not support "
+        f"order given. Set compute.{key}=auto, or one of flex, sdpa."
     )
 
 

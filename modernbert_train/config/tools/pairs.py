@@ -1,4 +1,4 @@
-"""Every knob of pairs of texts: a spec of `prepare` with a section `pairs`."""
+"""Every key of pairs of texts: a spec of `prepare` with a section `pairs`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from modernbert_train.core.files import TABLE_ENDS, ending
 
 @dataclass(frozen=True, kw_only=True)
 class PairSourceConfig(RowSourceConfig):
-    """A table of pairs, or a folder of them."""
+    """A table of pairs, or a folder of tables."""
 
     kind: Literal["jsonl", "tsv", "csv", "parquet", "hub"] = MISSING  # tsv: no quotes
 
@@ -35,15 +35,17 @@ class PairTextsConfig:
     query: str = "query"  # column of the queries, with dots into objects
     positive: str = "positive"  # column of the texts that answer them
     negatives: list[str] = field(default_factory=list)  # columns of texts that do not, each a text or a list of texts
-    # columns of a teacher's scores: of the positive, then of each of `negatives`, as many as there are texts
+    # columns of a teacher's scores: first the positive's, then each negative's, equally many scores as texts
     scores: list[str] = field(default_factory=list)
     score_range: list[float] = field(default_factory=list)  # lowest and highest score; they are stored as shares of it
-    max_negatives: int | None = None  # of a query; None: as many as there are columns
-    query_prefix: str = ""  # put before each query, its space included
+    max_negatives: int | None = None  # of a query; None: all columns
+    query_prefix: str = ""  # put before each query, with its space
     document_prefix: str = ""  # put before each other text
-    query_prefix_column: str | None = None  # column of such a text of each row, as an instruction; instead of the above
+    query_prefix_column: str | None = (
+        None  # column of a prefix for each row, as an instruction; instead of query_prefix
+    )
     document_prefix_column: str | None = None  # the same for the row's other texts
-    max_tokens: int = knob(256, low=3)  # of a text, special tokens included; longer ones are cut
+    max_tokens: int = knob(256, low=3)  # of a text, special tokens included; longer ones are truncated
     query_max_tokens: int | None = knob(None, low=3)  # of a query; None: max_tokens
 
     @property
@@ -67,10 +69,10 @@ class PairsConfig(DatasetConfig):
     sources: dict[str, PairSourceConfig] = field(default_factory=dict)  # read in this order; at least one
     pairs: PairTextsConfig = field(default_factory=PairTextsConfig)
     tokenizer: GivenTokenizerConfig = field(default_factory=GivenTokenizerConfig)
-    # share of the queries, by hash of their text, that is held out; 0 holds out none
+    # share of the queries, by hash of their text, that is held out; 0: none
     validation_share: float = knob(0.01, low=0, below=1)
     max_characters: int = 1 << 22  # a row with a longer text is damaged
-    on_error: Literal["skip", "stop"] = "stop"  # damaged rows: leave out and count, or stop at the first
+    on_error: Literal["skip", "stop"] = "stop"  # damaged rows: drop and count, or stop at the first
 
     @property
     def home(self) -> str:
@@ -94,7 +96,7 @@ class PairsConfig(DatasetConfig):
 
 
 def pairs_problems(config: PairsConfig) -> Iterator[str]:
-    """Find mistakes that show without reading files; as `prepare_problems`."""
+    """Yield mistakes that can be found without reading files; as `prepare_problems`."""
     example = "sources.mine={kind: jsonl, path: pairs.jsonl}"
     yield from source_problems([(f"sources.{name}", source) for name, source in config.sources.items()], example)
     for name, source in config.sources.items():
@@ -110,7 +112,7 @@ def pairs_problems(config: PairsConfig) -> Iterator[str]:
         yield f"pairs.scores={texts.scores}: name {number}, for pairs.positive and for each of pairs.negatives."
     ends = texts.score_range
     if bool(texts.scores) != bool(ends) or (ends and not (len(ends) == 2 and 0 < ends[1] - ends[0] < inf)):
-        yield "pairs.scores and pairs.score_range go together, the lower end of the range first. Give both."
+        yield "pairs.scores and pairs.score_range need each other, the lower end of the range first. Give both."
     for side in ("query", "document"):
         if getattr(texts, f"{side}_prefix") and getattr(texts, f"{side}_prefix_column"):
             yield f"pairs.{side}_prefix and pairs.{side}_prefix_column: both are put before a text. Remove one of them."

@@ -1,14 +1,8 @@
 """Every key of data preparation: its sources, cleaning, splits and output.
 
-<<<<<<< HEAD
-A spec with a section `pairs` is one of pairs of texts, see pairs.py; any other one of text (PrepareConfig). One source
-dataclass serves all kinds, because `sources` is an open dictionary and its entries are checked key by key; the table
-FIELDS lists the keys that a kind reads, and a key that the chosen kind would ignore is refused.
-=======
-A spec with a section `pairs` prepares pairs of texts (PairsConfig), any other one text (PrepareConfig). One source
+A spec with a section `pairs` prepares pairs of texts, see pairs.py; any other one text (PrepareConfig). One source
 dataclass serves all kinds, because `sources` is an open dictionary and its entries are checked key by key. The table
 FIELDS lists the keys that a kind reads; a key that the chosen kind would ignore is refused.
->>>>>>> f3922e49 (Configuration in plain English: comments of keys, docstrings, messages; its bounds are 1.0)
 """
 
 from __future__ import annotations
@@ -37,66 +31,43 @@ _STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 
 
 @dataclass(frozen=True, kw_only=True)
-<<<<<<< HEAD
 class RowSourceConfig:
-    """Where rows come from."""
-=======
-class SourceConfig:
-    """A source of documents."""
->>>>>>> f3922e49 (Configuration in plain English: comments of keys, docstrings, messages; its bounds are 1.0)
+    """A source of rows."""
 
     kind: str = MISSING
     path: str | None = None  # a file, a folder, or a pattern such as in/*.jsonl.zst; for hub a name or a local folder
     glob: str | None = (
         None  # pattern of files in a folder, such as **/*.{md,txt}; None: the usual ones of the kind, see GLOBS
     )
-<<<<<<< HEAD
-    delimiter: str | None = None  # csv: the character between cells; None is a comma
-    subset: str | None = None  # hub: configuration of the dataset, where it has several
-    split: str | None = None  # hub: split of the dataset; None is `train`
-    # text, jsonl, csv, tsv: `auto` takes what is not UTF-8 for UTF-16 or Windows-1252, where it looks so, and counts
-    # it; utf-8 guesses nothing; any other of Python's codecs (cp1250, gb18030, shift_jis, ...) is taken at its word
+    delimiter: str | None = None  # csv: the character between cells; None: a comma
+    subset: str | None = None  # hub: configuration of the dataset, if it has several
+    split: str | None = None  # hub: split of the dataset; None: `train`
+    # text, jsonl, csv, tsv: `auto` reads text that is not UTF-8 as UTF-16 or Windows-1252 if it looks like it, and
+    # counts it; utf-8 never guesses; any other of Python's codecs (cp1250, gb18030, shift_jis, ...) is used as named
     encoding: str = "utf-8"
-    max_left_out: float | None = knob(None, low=0, high=1)  # of this source; None is that of the spec
+    max_left_out: float | None = knob(None, low=0, high=1)  # for this source; None: the spec's
 
     def text_key(self, name: str) -> str | None:
-        """The key that names the column of texts of the source `name`; None where it has no columns."""
+        """Return the key for the column of texts of the source `name`; None if it has no columns."""
         return "pairs.query, or another key of `pairs`,"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceConfig(RowSourceConfig):
-    """Where documents come from."""
+    """A source of documents."""
 
     kind: Literal["python_stdlib", "text", "jsonl", "parquet", "csv", "tsv", "mds", "hub"] = MISSING
-    text_field: str | None = None  # column or key that holds the text, with dots into objects; None is `text`
-    # column or key with the words that a segmenter found in the text (jieba, MeCab, ...): a list, or a text with white
-    # space between words; stored for objective.words=segmenter. All sources of a dataset have one, or none has
-    words_field: str | None = None
-    # facts of a document by a name of yours: the column or key that holds each, such as licence: meta.license; how many
-    # documents and tokens have which value is counted
-    fields: dict[str, str] = field(default_factory=dict)
-    fixed_fields: dict[str, str] = field(default_factory=dict)  # such facts that all its documents share
-
-    def text_key(self, name: str) -> str | None:
-        return f"sources.{name}.text_field" if "text_field" in FIELDS[self.kind] else None
-=======
     text_field: str | None = None  # column or key with the text, with dots into objects; None: `text`
     # column or key with a segmenter's words of the text (jieba, MeCab, ...): a list, or a text with white space between
     # words; stored for objective.words=segmenter. Either all sources of a dataset have one, or none
     words_field: str | None = None
-    delimiter: str | None = None  # csv: the character between cells; None: a comma
-    subset: str | None = None  # hub: configuration of the dataset, if it has several
-    split: str | None = None  # hub: split of the dataset; None: `train`
-    # text, jsonl, csv: `auto` reads text that is not UTF-8 as UTF-16 or Windows-1252 if it looks like it, and counts
-    # it; utf-8 never guesses; any other of Python's codecs (cp1250, cp1251, gb18030, shift_jis, ...) is used as named
-    encoding: str = "utf-8"
     # metadata of a document, by names of your choice: the column or key of each, such as licence: meta.license;
     # documents and tokens are counted by value
     fields: dict[str, str] = field(default_factory=dict)
     fixed_fields: dict[str, str] = field(default_factory=dict)  # metadata with the same value for all its documents
-    max_left_out: float | None = knob(None, low=0, high=1)  # for this source; None: the spec's
->>>>>>> f3922e49 (Configuration in plain English: comments of keys, docstrings, messages; its bounds are 1.0)
+
+    def text_key(self, name: str) -> str | None:
+        return f"sources.{name}.text_field" if "text_field" in FIELDS[self.kind] else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,26 +132,25 @@ class ExecutorConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetConfig:
-    """A dataset of tokenised shards: what every kind of spec says."""
+    """A dataset of tokenised shards: the keys of every kind of spec."""
 
-<<<<<<< HEAD
-    out: str = MISSING  # folder of the dataset; appears only when it is complete
+    out: str = MISSING  # folder of the dataset; it exists only once complete
     sources: Mapping[str, RowSourceConfig] = field(default_factory=dict)
     validation_share: float = 0.0
     max_characters: int = 5_000_000  # longer ones are damage: tokenising takes about 200 bytes of memory a character
     on_error: Literal["skip", "stop"] = "skip"
-    # the share of a source's documents that may be damaged and left out; more ends the command, and so does a source of
-    # which nothing is left
+    # maximum share of a source's documents that may be damaged and dropped; more is an error, and so is a source
+    # without any document left
     max_left_out: float = knob(0.01, low=0, high=1)
     # size of one shard before compression, in bytes
     shard_bytes: int = knob(1 << 24, low=1 << 16, high=1 << 31, why="16777216 for local disks, 67108864 for stores")
-    # input read by one task, in bytes; a file that cannot be cut may be more
+    # input read by one task, in bytes; a file that cannot be split may be larger
     task_bytes: int = knob(1 << 27, low=1024)
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
 
     @property
     def home(self) -> str:
-        """The module with `REPORT`, `check`, `make_stages` and `describe` of this kind of dataset."""
+        """Module with `REPORT`, `check`, `make_stages` and `describe` for this kind of dataset."""
         raise NotImplementedError
 
     @property
@@ -190,18 +160,17 @@ class DatasetConfig:
 
     @property
     def files(self) -> dict[str, str]:
-        """Files and folders, but for sources, by the keys that name them."""
+        """Files and folders other than sources, by their keys."""
         raise NotImplementedError
 
     def problems(self) -> list[str]:
-        """One message for each mistake that shows without reading files."""
+        """Return a message for each mistake that can be found without reading files."""
         raise NotImplementedError
 
     def identity(self) -> dict[str, Any]:
-        """The keys that determine the dataset.
+        """Return the keys that determine the dataset.
 
-        Keys that earlier versions lacked are left out where they are the default, so that their datasets keep their
-        identity.
+        Keys that earlier versions lacked are left out at their defaults, so that old datasets keep their identity.
         """
         spec = asdict(self)
         for key in ("out", "executor", "max_left_out"):
@@ -216,9 +185,6 @@ class DatasetConfig:
 class PrepareConfig(DatasetConfig):
     """Text on disk to one dataset of tokenised shards."""
 
-=======
-    out: str = MISSING  # folder of the dataset; it exists only once complete
->>>>>>> f3922e49 (Configuration in plain English: comments of keys, docstrings, messages; its bounds are 1.0)
     sources: dict[str, SourceConfig] = field(default_factory=dict)  # read in this order; at least one
     filters: dict[str, FilterConfig] = field(default_factory=dict)  # applied in this order
     duplicates: Literal["keep", "exact", "near"] = "exact"  # dropped: none, equal texts, near duplicates as well
@@ -233,24 +199,8 @@ class PrepareConfig(DatasetConfig):
     validation_share: float = knob(0.05, low=0, below=1)
     # share of the documents, by hash of their text, in the dataset; 1: all
     document_share: float = knob(1.0, above=0, high=1)
-<<<<<<< HEAD
-    min_characters: int = 1  # shorter documents are left out and counted
-    on_error: Literal["skip", "stop"] = "skip"  # damaged documents: leave out and count, or stop at the first
-=======
     min_characters: int = 1  # shorter documents are dropped and counted
-    max_characters: int = (
-        5_000_000  # longer ones count as damaged: tokenising takes about 200 bytes of memory a character
-    )
     on_error: Literal["skip", "stop"] = "skip"  # damaged documents: drop and count, or stop at the first
-    # maximum share of a source's documents that may be damaged and dropped; more is an error, and so is a source
-    # without any document left
-    max_left_out: float = knob(0.01, low=0, high=1)
-    # size of one shard before compression, in bytes
-    shard_bytes: int = knob(1 << 24, low=1 << 16, high=1 << 31, why="16777216 for local disks, 67108864 for stores")
-    # input read by one task, in bytes; a file that cannot be split may be larger
-    task_bytes: int = knob(1 << 27, low=1024)
-    executor: ExecutorConfig = field(default_factory=ExecutorConfig)
->>>>>>> f3922e49 (Configuration in plain English: comments of keys, docstrings, messages; its bounds are 1.0)
 
     @property
     def home(self) -> str:
@@ -260,23 +210,15 @@ class PrepareConfig(DatasetConfig):
     def evaluation_sets(self) -> Mapping[str, SourceConfig]:
         return self.decontaminate
 
-<<<<<<< HEAD
     @property
     def files(self) -> dict[str, str]:
         tokenizer = {} if self.tokenizer.path is None else {"tokenizer.path": self.tokenizer.path}
         models = {f"filters.{name}.model": each.model for name, each in self.filters.items() if each.model is not None}
         return tokenizer | models
-=======
-    kind: Literal["jsonl", "tsv", "csv", "parquet", "hub"] = MISSING  # also the suffix of a file's name
-    path: str = MISSING  # the file; for hub a name or a local folder
-    subset: str | None = None  # hub: configuration of the dataset, if it has several
-    split: str | None = None  # hub: split of the dataset; None: `train`
->>>>>>> f3922e49 (Configuration in plain English: comments of keys, docstrings, messages; its bounds are 1.0)
 
     def problems(self) -> list[str]:
         return prepare_problems(self)
 
-<<<<<<< HEAD
     def identity(self) -> dict[str, Any]:
         spec = super().identity()
         if self.streams.field is None:
@@ -285,42 +227,6 @@ class PrepareConfig(DatasetConfig):
             del spec["decontaminate"], spec["overlap_words"]
         drop_defaults(spec, self.__class__(), "document_share")
         return spec
-=======
-@dataclass(frozen=True, kw_only=True)
-class PairTextsConfig:
-    """Columns of the texts in a row, and how each text is changed."""
-
-    query: str = "query"  # column of the queries
-    positive: str = "positive"  # column of the texts that answer them
-    negatives: list[str] = field(default_factory=list)  # columns of texts that do not, each a text or a list of texts
-    # columns of a teacher's scores: first the positive's, then each negative's, equally many scores as texts
-    scores: list[str] = field(default_factory=list)
-    score_range: list[float] = field(default_factory=list)  # lowest and highest score; they are stored as shares of it
-    max_negatives: int | None = None  # of a query; None: all columns
-    query_prefix: str = ""  # put before each query, with its space
-    document_prefix: str = ""  # put before each other text
-    max_tokens: int = knob(256, low=3)  # of a text, special tokens included; longer ones are truncated
-    query_max_tokens: int | None = knob(None, low=3)  # of a query; None: max_tokens
-
-
-@dataclass(frozen=True, kw_only=True)
-class GivenTokenizerConfig:
-    """The tokenizer of the model."""
-
-    path: str = MISSING  # its folder
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairsConfig:
-    """Pairs of texts to one dataset of tokenised shards, for objective.name=contrastive."""
-
-    out: str = MISSING  # folder of the dataset; it exists only once complete
-    sources: dict[str, PairSourceConfig] = field(default_factory=dict)  # read in this order; at least one
-    pairs: PairTextsConfig = field(default_factory=PairTextsConfig)
-    tokenizer: GivenTokenizerConfig = field(default_factory=GivenTokenizerConfig)
-    # share of the queries, by hash of their text, that is held out; 0: none
-    validation_share: float = knob(0.01, low=0, below=1)
->>>>>>> f3922e49 (Configuration in plain English: comments of keys, docstrings, messages; its bounds are 1.0)
 
 
 # kind -> the keys of SourceConfig that it reads
@@ -353,7 +259,7 @@ _OURS = ("pipeline", "tasks", "workers", "depends", "logging_dir", "skip_complet
 
 
 def drop_defaults(spec: dict[str, Any], usual: object, *keys: str) -> None:
-    """Remove those keys from a section whose values are the default."""
+    """Remove the keys of a section that have their default values."""
     for key in keys:
         if key in spec and spec[key] == getattr(usual, key):
             del spec[key]
@@ -366,34 +272,6 @@ def is_of_pairs(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> b
     return any("pairs" in tree for tree in trees)
 
 
-<<<<<<< HEAD
-=======
-def pairs_problems(config: PairsConfig) -> Iterator[str]:
-    """Yield a message for each mistake across the keys of a spec of pairs; see `prepare_problems`."""
-    if not config.sources:
-        yield "sources: empty. Add at least one, for example sources.mine={kind: jsonl, path: pairs.jsonl}."
-    for name, source in config.sources.items():
-        if source.kind != "hub" and Path(source.path).suffix != f".{source.kind}":
-            yield f"sources.{name}.path={source.path}: does not end in .{source.kind}. Correct it or the kind."
-        if source.kind != "hub" and (source.subset or source.split):
-            yield f"sources.{name}: subset and split are only for kind hub. Remove them."
-    texts = config.pairs
-    columns = [texts.query, texts.positive, *texts.negatives]
-    if len({*columns}) < len(columns):
-        yield f"pairs.query, pairs.positive and pairs.negatives name {', '.join(columns)}. Name each column once."
-    if texts.scores and len(texts.scores) != 1 + len(texts.negatives):
-        number = 1 + len(texts.negatives)
-        yield f"pairs.scores={texts.scores}: name {number}, for pairs.positive and for each of pairs.negatives."
-    ends = texts.score_range
-    if bool(texts.scores) != bool(ends) or (ends and not (len(ends) == 2 and 0 < ends[1] - ends[0] < inf)):
-        yield "pairs.scores and pairs.score_range need each other, the lower end of the range first. Give both."
-    if texts.max_negatives is not None and texts.max_negatives < bool(texts.negatives):
-        yield f"pairs.max_negatives={texts.max_negatives}: leave out pairs.negatives, or give at least 1."
-    for key, value, facts in knobs(config):
-        yield from facts.mistakes(key, value)
-
-
->>>>>>> f3922e49 (Configuration in plain English: comments of keys, docstrings, messages; its bounds are 1.0)
 def prepare_problems(config: PrepareConfig) -> list[str]:
     """Find mistakes across keys: sources that lack or ignore a key, numbers out of range.
 

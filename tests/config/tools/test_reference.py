@@ -80,13 +80,8 @@ def test_links_within_the_page_and_to_others_lead_somewhere(page: str) -> None:
 
 
 def test_a_section_without_a_docstring_is_refused() -> None:
-<<<<<<< HEAD
     """Its readers would get the signature that dataclasses generate."""
-    with pytest.raises(ValueError, match=r"^Unsaid \(the page of every key\): it has no docstring"):
-=======
-    """Its readers would get the signature that dataclasses make up."""
     with pytest.raises(ValueError, match=r"^Unsaid \(the page of every key\): the docstring is missing"):
->>>>>>> f3922e49 (Configuration in plain English: comments of keys, docstrings, messages; its bounds are 1.0)
         _docstring(Unsaid)
 
 
