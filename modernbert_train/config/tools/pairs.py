@@ -41,9 +41,7 @@ class PairTextsConfig:
     max_negatives: int | None = None  # of a query; None: all columns
     query_prefix: str = ""  # put before each query, with its space
     document_prefix: str = ""  # put before each other text
-    query_prefix_column: str | None = (
-        None  # column of a prefix for each row, as an instruction; instead of query_prefix
-    )
+    query_prefix_column: str | None = None  # column of a prefix for each row, as an instruction; excludes the above
     document_prefix_column: str | None = None  # the same for the row's other texts
     max_tokens: int = knob(256, low=3)  # of a text, special tokens included; longer ones are truncated
     query_max_tokens: int | None = knob(None, low=3)  # of a query; None: max_tokens
