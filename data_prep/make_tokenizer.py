@@ -1,7 +1,7 @@
 """The tokenizer: byte-level BPE trained on the corpus, or an existing one made fit for masked-language modelling.
 
 Byte-level, because it can spell any text and so never needs [UNK]. [MASK] absorbs the space before it (lstrip), as
-words carry theirs; without it a mask filled in by hand would stand beside a stray space that training never showed.
+words carry theirs; without it a mask filled in by hand would follow a stray space that training never showed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from modernbert_train.vocabulary import CONVENTION, NEEDED, SPECIAL_TOKENS_MAP, 
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 TOKENIZER_FILE = "tokenizer.json"
-_MODEL_MAX_LENGTH = 8192  # longest context of the recipes; transformers truncates to it when asked to truncate
+_MODEL_MAX_LENGTH = 8192  # longest context of the recipes; transformers truncates to it if `truncation` is set
 _SPARE = "[unused"
 _EXTENDED_ORDER = (UNK, CLS, SEP, PAD, MASK)  # so that OLMo's tokenizer gets the ids that ModernBERT gave it
 
@@ -47,15 +47,20 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int, spare_entries: int = 
         vocab_size=vocab_size - spare_entries,
         min_frequency=2,
         show_progress=False,
-        special_tokens=[AddedToken(token, **_flags(token)) for token in SPECIAL_TOKENS],
+        special_tokens=[AddedToken(token, **flags_of(token)) for token in SPECIAL_TOKENS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     with tokenizer_threads(True):
         tokenizer.train_from_iterator(texts, trainer)
-    spare = [f"{_SPARE}{i}]" for i in range(spare_entries)]
-    tokenizer.add_special_tokens([AddedToken(token, **_flags(token)) for token in spare])
+    add_spare(tokenizer, spare_entries)
     set_template(tokenizer)
     return tokenizer
+
+
+def add_spare(tokenizer: Tokenizer, entries: int) -> None:
+    """Add [unused0] and so on, which no text gives."""
+    spare = [f"{_SPARE}{i}]" for i in range(entries)]
+    tokenizer.add_special_tokens([AddedToken(token, **flags_of(token)) for token in spare])
 
 
 def require_size(tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -86,8 +91,8 @@ def adapt_tokenizer(path: str | Path, extend: bool = False, spare_entries: int =
 
     Returns:
         The tokenizer with special SPECIAL_TOKENS, [MASK] absorbing the space before it, the template
-        [CLS] A [SEP] (B [SEP]), and neither truncation nor padding. No text gives an [unused...] entry. That of an
-        encoder whose special tokens have other names is as it was, but for truncation and padding.
+        [CLS] A [SEP] (B [SEP]), and neither truncation nor padding. No text gives an [unused...] entry. The
+        tokenizer of an encoder whose special tokens have other names is unchanged, but for truncation and padding.
 
     Raises:
         DataError: the file is missing or no tokenizer, or lacks special tokens; names them.
@@ -108,7 +113,7 @@ def adapt_tokenizer(path: str | Path, extend: bool = False, spare_entries: int =
     ours = {token for token in ids if token in SPECIAL_TOKENS or token.startswith(_SPARE)}
     added = [token for token in content.get("added_tokens") or [] if token["content"] not in ours]
     rest = {"single_word": False, "rstrip": False}
-    added += [{"id": ids[token], "content": token, **rest, **_flags(token)} for token in ours]
+    added += [{"id": ids[token], "content": token, **rest, **flags_of(token)} for token in ours]
     content["added_tokens"] = sorted(added, key=lambda token: token["id"])
     tokenizer = Tokenizer.from_str(json.dumps(content))
     if tokenizer.get_vocab() != ids:
@@ -189,7 +194,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, roles: Mapping[str, str] 
         },
     )
     if roles["mask"] == MASK:
-        named["mask_token"] = {"content": MASK, "single_word": False, "rstrip": False, **_flags(MASK)}
+        named["mask_token"] = {"content": MASK, "single_word": False, "rstrip": False, **flags_of(MASK)}
         del named["mask_token"]["special"]
     _write_json(folder / SPECIAL_TOKENS_MAP, named)
     return file_sha256(folder / TOKENIZER_FILE)
@@ -233,12 +238,13 @@ def require_unspoken(
         )
 
 
-def _flags(token: str) -> dict[str, bool]:
+def flags_of(token: str) -> dict[str, bool]:
+    """Return the arguments of an added token."""
     return {"lstrip": token == MASK, "normalized": False, "special": True}
 
 
 def _new_entries(ids: dict[str, int], spare_entries: int) -> dict[str, int]:
-    """What is added to a vocabulary: the special tokens it lacks, and spare ones up to a multiple of 64."""
+    """Return the new entries of a vocabulary: the special tokens it lacks, and spare ones up to a multiple of 64."""
     new = [token for token in _EXTENDED_ORDER if token not in ids]
     first = max(ids.values()) + 1
     entries = first + len(new) + spare_entries

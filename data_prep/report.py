@@ -1,4 +1,4 @@
-"""prepare_report.json: what was asked, what became of every document, and whether a folder is the one being asked for.
+"""prepare_report.json: the spec, the fate of every document, and a check that a folder matches a spec.
 
 A dataset is identified by its spec and by the names, sizes and times of its input files, so that repeating a command
 is free and changing one is never mistaken for repeating it.
@@ -33,12 +33,12 @@ Fingerprint = dict[str, Any]
 
 
 def fingerprint(config: DatasetConfig) -> Fingerprint:
-    """The keys that determine the dataset, and a digest of the files that it is made of.
+    """The keys that determine the dataset, and a digest of its source files.
 
     Of a hub dataset that is not on this disk only the name is known.
 
     Raises:
-        DataError: a source has no files, or the given tokenizer does not exist.
+        DataError: a source lacks files, or the given tokenizer does not exist.
     """
     files = [file for name, source in config.sources.items() for file in source_files(name, source)]
     for name, source in config.evaluation_sets.items():
@@ -74,7 +74,7 @@ def changes(there: Fingerprint, here: Fingerprint) -> str:
 
 
 def is_finished(out: Path, asked: Fingerprint, overwrite: bool, report: str = REPORT) -> bool:
-    """Whether `out` holds the dataset that is asked for, by the report of this name, so that nothing is left to do.
+    """True if `out` holds the dataset of this spec, by the report of this name, and nothing is left to do.
 
     Raises:
         ConfigError: `out` holds another dataset and may not be overwritten, or something that is no dataset.
@@ -100,7 +100,7 @@ def is_finished(out: Path, asked: Fingerprint, overwrite: bool, report: str = RE
 
 
 def changed_since(report: Path, asked: Fingerprint) -> str:
-    """In what the fingerprint in a report differs from the one that is asked for; empty when they are equal.
+    """Return how the fingerprint in a report differs from this one; empty if they are equal.
 
     Raises:
         DataError: the report is damaged.
@@ -124,12 +124,12 @@ def write_report(
     not_read: dict[str, dict[str, int]],
     looked_for: Mapping[str, Mapping[str, int]],
 ) -> None:
-    """Write prepare_report.json beside the splits; asserts that no document vanished, of any source.
+    """Write prepare_report.json next to the splits; asserts that no document vanished, of any source.
 
     Args:
         folder: with the splits.
-        asked: what identifies the dataset.
-        tally: what became of every document.
+        asked: the fingerprint of the dataset.
+        tally: the fate of every document.
         tasks: the corpus was cut into.
         not_read: files that lie in folders of the sources, see sources.passed_over.
         looked_for: how the texts of each evaluation set were.
@@ -175,7 +175,7 @@ def describe(out: Path) -> str:
 
 
 def _source_table(sources: dict[str, Any]) -> str:
-    """What became of each source, for a person."""
+    """Format a table of the documents of each source."""
     rows = [["source", "in", "kept", "left out", ""]]
     for name, each in sources.items():
         kept, dropped = sum(split["documents"] for split in each["written"].values()), each["dropped"]
@@ -191,7 +191,7 @@ def _fields(out: Path) -> Iterator[tuple[str, str, FieldCounts]]:
 
 
 def _streams(out: Path, report: dict[str, Any]) -> list[str]:
-    """What a run's configuration says of the streams, for a person to copy and weigh."""
+    """Format the streams for a run's configuration, to be copied and weighed."""
     names = [split for split in report["written"] if split.startswith(f"{TRAIN}-")]
     if not names:
         return []

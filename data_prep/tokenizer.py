@@ -1,6 +1,7 @@
-"""A tokenizer of its own, to be named by several specs; and the tokens that one makes of texts.
+"""Make a tokenizer that several specs may name, or count the tokens of texts.
 
 tokenizer train OUT FILE_OR_FOLDER... --entries 50368 --spare 83
+tokenizer letters OUT --alphabet dna --kmer 6
 tokenizer adapt OUT TOKENIZER --extend
 tokenizer trim OUT TOKENIZER FILE_OR_FOLDER... --entries 16384
 tokenizer fertility TOKENIZER FILE_OR_FOLDER... --parallel
@@ -20,6 +21,7 @@ from data_prep.clean.documents import Kept, Tally, examine
 from data_prep.clean.filters import make_screen
 from data_prep.clean.losses import losses
 from data_prep.fertility import as_json, fertility, fertility_table
+from data_prep.letters import ALPHABETS, letter_tokenizer
 from data_prep.make_tokenizer import (
     adapt_tokenizer,
     num_entries,
@@ -56,7 +58,7 @@ def _run(parsed: argparse.Namespace) -> str:
         raise type(error)(text) from None
 
 
-_AS_TYPED = (  # keys of a spec, in which errors of `prepare` are told, and what is typed here
+_AS_TYPED = (  # keys of a spec in errors of `prepare` -> words of this command line
     (r"set tokenizer\.path=null to train one", "train one with `tokenizer train`"),
     (r"[Ss]et tokenizer\.extend=true", "Add --extend"),
     (r"tokenizer\.vocab_size\b", "--entries"),
@@ -72,7 +74,8 @@ def make_parser() -> Parser:
     """The arguments of the command."""
     parser = Parser(
         prog="modernbert-train tokenizer",
-        description="Train a tokenizer, adapt an existing one, trim its vocabulary, or count its tokens in texts.",
+        description="Train a tokenizer, make one of letters, adapt an existing one, trim its vocabulary, or count its "
+        "tokens in texts.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train", help="a byte-level BPE trained on text, as the paper's")
@@ -80,6 +83,10 @@ def make_parser() -> Parser:
     with_texts(train)
     train.add_argument("--entries", type=int, default=50_368, help="all included, a multiple of 64 (50368)")
     train.add_argument("--spare", type=int, default=83, help="of them [unused0], ... that no text gives (83)")
+    letters = commands.add_parser("letters", help="a token for each letter of proteins or DNA, or for each k letters")
+    letters.add_argument("out", help="folder to be made")
+    letters.add_argument("--alphabet", required=True, help=f"{', '.join(ALPHABETS)}, or the letters themselves")
+    letters.add_argument("--kmer", type=int, default=1, metavar="K", help="letters of a token, without overlap (1)")
     adapt = commands.add_parser("adapt", help="an existing tokenizer.json, with what masked-language modelling needs")
     adapt.add_argument("out", help="folder to be made")
     adapt.add_argument("tokenizer", help="tokenizer.json, or its folder")
@@ -103,7 +110,8 @@ def make_parser() -> Parser:
 def with_texts(command: argparse.ArgumentParser) -> None:
     """Add the arguments that name texts, and where in a file they are."""
     command.add_argument("text", nargs="+", help="files, folders or patterns")
-    command.add_argument("--kind", default="text", choices=("text", "jsonl", "parquet", "csv"), help="of the files")
+    kinds = ("text", "jsonl", "parquet", "csv", "fasta")
+    command.add_argument("--kind", default="text", choices=kinds, help="of the files")
     command.add_argument("--text-field", help="key or column that holds the text")
 
 
@@ -113,20 +121,20 @@ def _make_folder(parsed: argparse.Namespace) -> str:
         raise ConfigError(f"{out}: exists already. Give another folder, or remove it.")
     settings: dict[str, Any] = {}
     sources = {"none": SourceConfig(kind="python_stdlib")}
-    if parsed.command != "adapt":
+    if parsed.command in ("train", "trim"):
         kind = {"kind": parsed.kind, "text_field": parsed.text_field}
         sources = {f"text{i}": SourceConfig(**kind, path=path) for i, path in enumerate(parsed.text)}
     if parsed.command == "train":
         settings = {"spare_entries": parsed.spare, "vocab_size": parsed.entries}
     elif parsed.command == "adapt":
         settings = {"spare_entries": parsed.spare, "path": parsed.tokenizer, "extend": parsed.extend}
-    else:
+    elif parsed.command == "trim":
         settings = {"path": parsed.tokenizer}
     config = PrepareConfig(out=parsed.out, sources=sources, tokenizer=TokenizerConfig(**settings))
     if problems := prepare_problems(config):
         raise ConfigError("\n".join(problems))
     said, roles = "", dict(CONVENTION)
-    if parsed.command != "train":
+    if parsed.command in ("adapt", "trim"):
         roles = roles_of_adapted(parsed.tokenizer)
     with workspace(out) as folder:  # a place that cannot be written is found before hours of training
         if parsed.command == "train":
@@ -136,6 +144,8 @@ def _make_folder(parsed: argparse.Namespace) -> str:
             whole = adapt_tokenizer(parsed.tokenizer)
             tokenizer, stays = trim_tokenizer(whole, texts_of(config), parsed.entries, roles)
             said = f", which are {stays:.1%} of the tokens of the text as it was"
+        elif parsed.command == "letters":
+            tokenizer = letter_tokenizer(parsed.alphabet, parsed.kmer)
         else:
             tokenizer = adapt_tokenizer(parsed.tokenizer, parsed.extend, parsed.spare)
         save_tokenizer(tokenizer, folder, roles)

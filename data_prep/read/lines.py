@@ -39,7 +39,7 @@ def read_jsonl(span: Span, source: RowSourceConfig, columns: Columns, max_charac
         if begin == 0 and (codec := _whole(lines, source.encoding)) is not None:
             lines, altered = as_file(_recoded(lines, codec)), decoded_as(codec)
         if begin:
-            offset = _first_line(lines, begin)
+            offset = first_line(lines, begin)
         while end is None or offset < end:
             line = lines.readline(longest)
             if not line:
@@ -49,7 +49,7 @@ def read_jsonl(span: Span, source: RowSourceConfig, columns: Columns, max_charac
             number += 1
             id, size = f"{file}:{number}" if begin == 0 else f"{file} at byte {offset}", len(line)
             if size == longest and not line.endswith(b"\n"):
-                size += _skip_line(lines)
+                size += skip_line(lines)
                 yield LeftOut(id, "too_long", f"a line of {size} bytes, max_characters={max_characters}")
             elif line.strip():
                 yield _parse_line(id, line, offset, columns, UTF_8 if altered else source.encoding, altered, in_utf_8)
@@ -81,13 +81,13 @@ def sample_lines(
     return items, end - first
 
 
-def _first_line(lines: BinaryIO, begin: int) -> int:
+def first_line(lines: BinaryIO, begin: int) -> int:
     """Go to the first line that begins at or after `begin`; returns where that is."""
     lines.seek(begin - 1)
-    return begin - 1 + _skip_line(lines)
+    return begin - 1 + skip_line(lines)
 
 
-def _skip_line(lines: BinaryIO) -> int:
+def skip_line(lines: BinaryIO) -> int:
     """Pass over the rest of a line without keeping it; returns its bytes."""
     size = 0
     while block := lines.readline(BLOCK_BYTES):

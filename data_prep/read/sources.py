@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from data_prep.read.delimited import read_csv
 from data_prep.read.encodings import UTF_8
+from data_prep.read.fasta import read_fasta
 from data_prep.read.items import Columns, Document, LeftOut, Row, Span, columns_of, decode, take_text, unreadable
 from data_prep.read.lines import read_jsonl
 from data_prep.read.shards import read_mds, without_unpacked
@@ -111,7 +112,7 @@ def passed_over(config: DatasetConfig) -> dict[str, dict[str, int]]:
     return {
         name: dict(found.most_common())
         for name, source in config.sources.items()
-        if source.kind in ("text", "jsonl", "parquet", "csv", "tsv")
+        if source.kind in ("text", "jsonl", "parquet", "csv", "tsv", "fasta")
         and (found := _endings(Path(source.path or ""), taken))
     }
 
@@ -308,4 +309,5 @@ _READERS: dict[str, Callable[[Span, RowSourceConfig, Columns, int], Iterator[Row
     "csv": read_csv,
     "tsv": read_csv,
     "mds": read_mds,
+    "fasta": read_fasta,
 }

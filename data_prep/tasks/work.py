@@ -30,10 +30,10 @@ TASKS = "tasks.json"
 
 @dataclass(frozen=True)
 class Work:
-    """The folder of an unfinished dataset: what is to be done and what is done.
+    """The folder of an unfinished dataset: tasks, and their results so far.
 
     Attributes:
-        folder: beside the dataset's place.
+        folder: next to the dataset's.
         sizes: bytes that each task reads, estimated.
     """
 
@@ -63,10 +63,10 @@ class Work:
         return self.folder / "tokenizer"
 
     def spans(self, rank: int) -> Iterator[Span]:
-        """What a task reads; each span is checked before it is read and after.
+        """Yield the spans of a task; each is checked before it is read and after.
 
         Raises:
-            DataError: a file is not what it was when the tasks were made.
+            DataError: a file has changed since the tasks were made.
         """
         for content in json.loads(self._part(rank).read_text(encoding="utf-8")):
             span = Span(**content | {"state": content["state"] and tuple(content["state"])})
@@ -86,13 +86,13 @@ class Work:
         return self.folder / "parts" / f"{rank:05d}.json"
 
 
-def make_work(folder: Path, config: DatasetConfig, asked: dict[str, Any]) -> Work:
+def make_work(folder: Path, config: DatasetConfig, identity: dict[str, Any]) -> Work:
     """Cut the corpus and write the list of tasks; several machines may do so at once, and write the same.
 
     Args:
         folder: made here if need be.
         config: the spec.
-        asked: identifies the spec and its inputs, see report.fingerprint.
+        identity: fingerprint of the spec and its inputs, see report.fingerprint.
 
     Raises:
         ConfigError, DataError: a source cannot be listed.
@@ -102,12 +102,12 @@ def make_work(folder: Path, config: DatasetConfig, asked: dict[str, Any]) -> Wor
     for rank, spans in enumerate(cut(config)):
         _write(work._part(rank), [asdict(span) for span in spans])
         work.sizes.append(sum(span.size for span in spans))
-    _write(folder / TASKS, {"asked": asked, "sizes": work.sizes})
+    _write(folder / TASKS, {"asked": identity, "sizes": work.sizes})
     return work
 
 
 def read_work(folder: Path) -> tuple[Work, dict[str, Any]] | None:
-    """The tasks of a folder and what was asked for; None when there is none, or when making it was interrupted."""
+    """Return the tasks of a folder and its fingerprint; None if it is missing or was not completed."""
     try:
         content = json.loads((folder / TASKS).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -136,7 +136,7 @@ def cut(config: DatasetConfig) -> Iterator[list[Span]]:
 def _cut_file(whole: Span, source: RowSourceConfig, limit: int) -> Iterator[Span]:
     if whole.path is None or whole.size <= limit:
         yield whole
-    elif source.kind == "jsonl" and can_be_cut(Path(whole.path), source.encoding):
+    elif source.kind in ("jsonl", "fasta") and can_be_cut(Path(whole.path), source.encoding):
         parts = -(-whole.size // limit)
         ends = [whole.size * part // parts for part in range(parts + 1)]
         for begin, end in itertools.pairwise(ends):

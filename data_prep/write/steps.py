@@ -1,7 +1,7 @@
-"""The last step of a task: its documents become tokens, and its tokens shards of its own.
+"""The last step of a task: tokenise its documents and write the tokens to its shards.
 
 A task uses one core: the tokenizers library is kept to the thread that calls it when as many tasks run as there are
-cores. What a task writes depends only on what it reads; a task that was interrupted begins again with an empty folder.
+cores. A task's output depends only on its input; an interrupted task begins again with an empty folder.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class WriteShards(Step[PrepareConfig]):
 
     Args:
         work, config, stage: see `Step`; with the tokenizer made.
-        excluded: what counts the duplicates that the steps before this one pass over.
-        threads: tokenise with a thread for each core, because no other task runs beside this one.
+        excluded: counters of the duplicates that earlier steps drop.
+        threads: tokenise with a thread for each core, because no other task runs at the same time.
     """
 
     type = "writer"
@@ -59,7 +59,7 @@ class WriteShards(Step[PrepareConfig]):
         """Write tasks' shards, and then the tally.
 
         Raises:
-            DataError: a text has no tokens and `on_error` is `stop`; the tokenizer reads special tokens out of text.
+            DataError: a text gives no token and `on_error` is `stop`; the tokenizer reads special tokens out of text.
         """
         from modernbert_train.data.shard_writer import ShardWriter  # imports streaming and torch, which takes seconds
 
@@ -72,6 +72,8 @@ class WriteShards(Step[PrepareConfig]):
         entries, sha256 = num_entries(tokenizer), file_sha256(file)
         writers: dict[str, ShardWriter] = {}
         tally, with_words = Tally(), has_words(self._config)
+        roles = role_tokens(file)
+        unknown_id = tokenizer.token_to_id(roles.get("unk", ""))
         for batch in _batches(data or ()):
             with tokenizer_threads(self._threads):
                 encoded = _encode(tokenizer, batch, with_words)
@@ -90,10 +92,12 @@ class WriteShards(Step[PrepareConfig]):
                 counts.documents[split] += 1
                 counts.text_bytes[split] += len(document.text.encode("utf-8"))
                 counts.tokens[split] += len(ids)
+                if unknown_id is not None and unknown_id in ids:
+                    counts.altered["unknown_tokens"] += 1
                 tally.count_fields(split, document.metadata[FIELDS], len(ids))
         for writer in writers.values():
             writer.finish()
-            require_unspoken(tokenizer, writer.token_counts, role_tokens(file))
+            require_unspoken(tokenizer, writer.token_counts, roles)
         for excluded in self._excluded:
             tally.add(excluded.tally)
         self._leave(tally, rank, started)

@@ -61,7 +61,7 @@ def test_folder_without_a_dataset(tmp_path: Path, tiny_data: Path, tiny_run: Tin
         assert main(["inspect", *words]) == 78
         assert "is a folder of data" in capsys.readouterr().err
     assert main(["inspect", *tiny_run(), "--json"]) == 78
-    assert "--json is of datasets" in capsys.readouterr().err
+    assert "--json is for datasets" in capsys.readouterr().err
 
 
 @pytest.mark.runs

@@ -40,6 +40,9 @@ class RowSourceConfig:
         None  # pattern of files in a folder, such as **/*.{md,txt}; None: the usual ones of the kind, see GLOBS
     )
     delimiter: str | None = None  # csv: the character between cells; None: a comma
+    # fasta: cut longer sequences, such as chromosomes, into documents of so many letters; None: max_characters bounds
+    # them
+    part_letters: int | None = knob(None, low=1, high=1 << 24)
     subset: str | None = None  # hub: configuration of the dataset, if it has several
     split: str | None = None  # hub: split of the dataset; None: `train`
     # text, jsonl, csv, tsv: `auto` reads text that is not UTF-8 as UTF-16 or Windows-1252 if it looks like it, and
@@ -56,7 +59,7 @@ class RowSourceConfig:
 class SourceConfig(RowSourceConfig):
     """A source of documents."""
 
-    kind: Literal["python_stdlib", "text", "jsonl", "parquet", "csv", "tsv", "mds", "hub"] = MISSING
+    kind: Literal["python_stdlib", "text", "jsonl", "parquet", "csv", "tsv", "mds", "fasta", "hub"] = MISSING
     text_field: str | None = None  # column or key with the text, with dots into objects; None: `text`
     # column or key with a segmenter's words of the text (jieba, MeCab, ...): a list, or a text with white space between
     # words; stored for objective.words=segmenter. Either all sources of a dataset have one, or none
@@ -177,7 +180,9 @@ class DatasetConfig:
             del spec[key]
         for each in [*spec["sources"].values(), *spec.get("decontaminate", {}).values()]:
             del each["max_left_out"]
-            drop_defaults(each, SourceConfig(), "encoding", "fields", "fixed_fields", "delimiter", "words_field")
+            drop_defaults(
+                each, SourceConfig(), "encoding", "fields", "fixed_fields", "delimiter", "words_field", "part_letters"
+            )
         return spec
 
 
@@ -238,6 +243,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "csv": ("path", "glob", "text_field", "words_field", "delimiter", "encoding", "fields", "fixed_fields"),
     "tsv": ("path", "glob", "text_field", "words_field", "encoding", "fields", "fixed_fields"),
     "mds": ("path", "glob", "text_field", "fields", "fixed_fields"),
+    "fasta": ("path", "glob", "part_letters", "fixed_fields"),
     "hub": ("path", "subset", "split", "text_field", "words_field", "fields", "fixed_fields"),
 }
 
@@ -250,6 +256,7 @@ GLOBS: dict[str, tuple[str, ...]] = {
     "parquet": ("**/*.parquet",),
     "csv": ("**/*.csv", "**/*.csv.gz"),
     "tsv": ("**/*.tsv", "**/*.tsv.gz"),
+    "fasta": tuple(f"**/*.{name}{packed}" for name in ("fasta", "fa", "faa", "fna") for packed in ("", ".gz")),
     "mds": ("**/*.mds", *(f"**/*.mds.{end}" for end in ("zstd", "gz", "br", "bz2", "snappy"))),
 }
 
