@@ -1,4 +1,4 @@
-"""The architectures of BERT, RoBERTa and DistilBERT, as variants of `model`.
+"""The architectures of BERT, RoBERTa, DistilBERT and ESM-2, as variants of `model`.
 
 BERT and RoBERTa are one encoder: RoBERTa lacks the second segment, and its positions start after the padding's.
 DistilBERT lacks token types altogether.
@@ -106,3 +106,40 @@ class DistilBertConfig(BertShape):
             f"{self.max_positions:,} learned positions, no token types;\n"
             f"  activation {self.activation}, dropout {self.dropout:g}, none in attention"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EsmConfig(ModelConfig):
+    """ESM-2, the encoder of proteins (Lin et al. 2023, 10.1126/science.ade2574). The defaults are the 150M model."""
+
+    name: str = "esm"
+    # rows of the embedding, at least the tokenizer's entries; ESM-2's tokenizer: 33
+    vocab_size: int = knob(64, above=0, high=MOST_WIDTH)
+    hidden_size: int = knob(640, above=0, high=MOST_WIDTH)
+    num_layers: int = knob(30, above=0, high=MOST_LAYERS)
+    num_heads: int = knob(20, above=0, high=MOST_WIDTH)
+    # width between the two matrices of the feed-forward
+    intermediate_size: int = knob(2560, above=0, high=MOST_WIDTH)
+    rope_theta: float = knob(10_000.0, above=0, phased=True)  # base of the rotary positions
+    # masked tokens are zero, and the others are scaled as if 12 % of a sequence were masked, which is the share in
+    # training: 80 % of the 15 % of `mask_rate`
+    token_dropout: bool = True
+    # id of [MASK] for token_dropout; 4 in the tokenizers made here, 32 in ESM-2's
+    mask_id: int = knob(4, low=0, high=MOST_WIDTH)
+    norm_eps: float = knob(1e-5, above=0)
+    # truncated normal, the same for all matrices
+    init_std: float = knob(0.02, above=0, training=True)
+    init_cutoff: float = knob(3.0, above=0, training=True)  # truncation, in standard deviations
+
+    title = "ESM-2", None
+    activation: ClassVar[str] = "gelu"
+    projection_dropout: ClassVar[bool] = False
+
+    @property
+    def details(self) -> str:
+        return f"pre-norm, biases, RoPE base {self.rope_theta:,.0f}, no dropout;\n  token dropout {self.token_dropout}"
+
+    def mistakes(self) -> Iterator[str]:
+        """See `ModelConfig`."""
+        if self.head_size % 2:
+            yield f"model.hidden_size/num_heads={self.head_size}: rotary embeddings turn pairs. Make it even."

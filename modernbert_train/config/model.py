@@ -103,6 +103,11 @@ class ModelConfig:
         return 0
 
     @property
+    def mask_id(self) -> int | None:
+        """Id of [MASK] in the tokenizer, if the encoder reads masked tokens differently."""
+        return None
+
+    @property
     def segments(self) -> int:
         """Token types; 0: none."""
         return 0

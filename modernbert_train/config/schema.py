@@ -18,6 +18,7 @@ from modernbert_train.config.albert import AlbertConfig as AlbertConfig
 from modernbert_train.config.bert import BertConfig as BertConfig
 from modernbert_train.config.bert import BertShape as BertShape
 from modernbert_train.config.bert import DistilBertConfig as DistilBertConfig
+from modernbert_train.config.bert import EsmConfig as EsmConfig
 from modernbert_train.config.classify import ClassifyConfig as ClassifyConfig
 from modernbert_train.config.classify import LabelledConfig as LabelledConfig
 from modernbert_train.config.classify import TagConfig as TagConfig
@@ -585,6 +586,7 @@ VARIANTS: dict[str, dict[str, type]] = {
         "llama": LlamaConfig,
         "gemma": GemmaConfig,
         "neobert": NeoBertConfig,
+        "esm": EsmConfig,
     },
     "objective": {
         "mlm": MaskedLmConfig,

@@ -46,6 +46,11 @@ def check_data(config: RunConfig) -> DataFacts:
             f"{vocabulary.pad_id}, and a RoBERTa's positions begin right after it. Set model.position_offset="
             f"{vocabulary.pad_id + 1}, or 0 for a BERT."
         )
+    if config.model.mask_id not in (None, vocabulary.mask_id):
+        raise ConfigError(
+            f"model.mask_id={config.model.mask_id}: the tokenizer in {config.data.tokenizer} has [MASK] at "
+            f"{vocabulary.mask_id}. Set model.mask_id={vocabulary.mask_id}."
+        )
     pairs = [now.objective.name for now in (config, *config.in_phase.values()) if "pair" in now.objective.heads]
     if pairs and config.model.segments > 1 and not vocabulary.segments_of_pairs:
         raise ConfigError(

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from modernbert_train.batch import Packed
-from modernbert_train.config.schema import BertShape, ComputeConfig, DebertaConfig, ModelConfig
+from modernbert_train.config.schema import BertShape, ComputeConfig, DebertaConfig, EsmConfig, ModelConfig
 from modernbert_train.models.attention import Kernel, for_all_layers
 from modernbert_train.models.casts import Linear
 from modernbert_train.models.compiler import region
@@ -68,7 +68,7 @@ class Attention(nn.Module):
 
     stacked: ClassVar = {"Wqkv": 3}  # number of matrices stacked along the rows of a weight; read by optim/groups.py
 
-    def __init__(self, config: BertShape) -> None:
+    def __init__(self, config: BertShape | EsmConfig) -> None:
         super().__init__()
         self.split = (3, config.num_heads, config.head_size)
         self.Wqkv = Linear(config.hidden_size, 3 * config.hidden_size)
@@ -84,7 +84,7 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """Two matrices with biases, GELU between them, dropout after them."""
 
-    def __init__(self, config: BertShape | DebertaConfig) -> None:
+    def __init__(self, config: BertShape | DebertaConfig | EsmConfig) -> None:
         super().__init__()
         self.approximate = GELU[config.activation]
         self.Wi = Linear(config.hidden_size, config.intermediate_size)

@@ -19,6 +19,7 @@ from modernbert_train.config.schema import (
     ComputeConfig,
     DebertaConfig,
     DistilBertConfig,
+    EsmConfig,
     GemmaConfig,
     LlamaConfig,
     ModelConfig,
@@ -41,6 +42,7 @@ ENCODERS: Rows[type[ModelConfig], Callable[[Any, ComputeConfig], Encoder]] = Row
         LlamaConfig: "modernbert_train.models.llama:Llama",
         GemmaConfig: "modernbert_train.models.gemma:Gemma",
         NeoBertConfig: "modernbert_train.models.neobert:NeoBert",
+        EsmConfig: "modernbert_train.models.esm:Esm",
     },
 )
 

@@ -23,6 +23,7 @@ from modernbert_train.config.schema import (
     ContrastiveConfig,
     DebertaConfig,
     DistilBertConfig,
+    EsmConfig,
     GemmaConfig,
     LabelledConfig,
     LlamaConfig,
@@ -188,12 +189,7 @@ def _bert(model: BertShape) -> Counted:
         Matrix(model.max_positions + model.position_offset, width, "embedding"),
         *([Matrix(model.segments, width, "embedding")] if model.segments else []),
         Matrix(width, 1, "embedding", 2),
-        *_attention(width, layers),
-        Matrix(hidden, width, "layer", layers, uses=1),  # Wi
-        Matrix(width, hidden, "layer", layers, uses=1),  # mlp.Wo
-        Matrix(width, 1, "layer", 3 * layers, parts=3),  # bias of Wqkv
-        Matrix(width, 1, "layer", (2 + 4) * layers),  # biases of the two Wo; two norms
-        Matrix(hidden, 1, "layer", layers),
+        *_dense_layers(width, hidden, layers),
         *prediction_of(model),
         Matrix(width, 1, "head", 3, head="tokens"),  # bias of the dense matrix, norm
     ), (None,) * layers
@@ -321,6 +317,30 @@ def _neobert(model: NeoBertConfig) -> Counted:
     ), (None,) * layers
 
 
+def _esm(model: EsmConfig) -> Counted:
+    """BERT's layers without tables of positions and segments, and a last norm."""
+    width, hidden, layers = model.hidden_size, model.intermediate_size, model.num_layers
+    return (
+        table_of(model),
+        *_dense_layers(width, hidden, layers),
+        *prediction_of(model),
+        Matrix(width, 1, "head", 2),  # the last norm
+        Matrix(width, 1, "head", 3, head="tokens"),  # bias of the dense matrix, norm
+    ), (None,) * layers
+
+
+def _dense_layers(width: int, hidden: int, layers: int) -> tuple[Matrix, ...]:
+    """Layers with biases everywhere and two norms, which have one too."""
+    return (
+        *_attention(width, layers),
+        Matrix(hidden, width, "layer", layers, uses=1),  # Wi
+        Matrix(width, hidden, "layer", layers, uses=1),  # mlp.Wo
+        Matrix(width, 1, "layer", 3 * layers, parts=3),  # bias of Wqkv
+        Matrix(width, 1, "layer", (2 + 4) * layers),  # biases of the two Wo; two norms
+        Matrix(hidden, 1, "layer", layers),
+    )
+
+
 def _attention(width: int, count: int, passes: int = 1) -> tuple[Matrix, ...]:
     """Return Wqkv and attn.Wo of this number of layers."""
     return (
@@ -395,6 +415,7 @@ ENCODER_COUNTS: Rows[type[ModelConfig], Callable[[Any], Counted]] = Rows(
         LlamaConfig: _llama,
         GemmaConfig: _gemma,
         NeoBertConfig: _neobert,
+        EsmConfig: _esm,
     },
 )
 

@@ -138,7 +138,7 @@ def test_a_count_beyond_any_use_is_refused_at_once(tmp_path: Path, key: str, wor
 
 
 @pytest.mark.parametrize(
-    "name", ["modernbert", "bert", "distilbert", "albert", "xlnet", "deberta", "llama", "gemma", "neobert"]
+    "name", ["modernbert", "bert", "distilbert", "albert", "xlnet", "deberta", "llama", "gemma", "neobert", "esm"]
 )
 def test_a_model_beyond_any_use_is_refused_where_no_rule_is_asked(tmp_path: Path, name: str) -> None:
     """For a checkpoint: verify, eval, export and plan derive its shapes from its config.yaml only."""

@@ -11,6 +11,7 @@ import importlib
 import io
 import json
 import os
+import random
 import re
 import shlex
 import shutil
@@ -56,6 +57,10 @@ SMALLER = {
     "tokenizer.vocab_size=8192": "tokenizer.vocab_size=512",
     "tokenizer.vocab_size=2048": "tokenizer.vocab_size=512",
     "--entries 50368": "--entries 512",
+    "train yamls/recipes/esm2-8m.yaml": "train yamls/recipes/esm2-8m.yaml compute.precision=fp32 data.num_workers=0 "
+    "model.hidden_size=40 model.num_layers=2 model.intermediate_size=64 phases.low=null eval.interval_tokens=null "
+    "'phases.main={tokens: 4_000, row_tokens: 64, batch_rows: 8, microbatch_tokens: 512, schedule: "
+    "{warmup_tokens: 0, decay_tokens: 0}}'",
     "--hours 1": "--size tiny --tokens 20k --yes",
     "--hours 24": "--size tiny --tokens 20k --yes",
     "my/texts --entries 4096": "my/texts --entries 400",
@@ -288,6 +293,14 @@ def moving(home: Path) -> Iterator[None]:
 
 
 @contextmanager
+def proteins(home: Path) -> Iterator[None]:
+    draw = random.Random(5)
+    records = (f">p{number}\n{''.join(draw.choices('ACDEFGHIKLMNPQRSTVWY', k=60))}\n" for number in range(400))
+    (home / "my/proteins.fasta").write_text("".join(records), encoding="utf-8")
+    yield
+
+
+@contextmanager
 def watching(home: Path) -> Iterator[None]:
     shutil.copytree(home / "runs/quickstart", home / "runs/mine", dirs_exist_ok=True)
     rows = [{"text": text[:100], "label": number % 2} for number, text in enumerate(make_texts(20))]
@@ -326,6 +339,7 @@ PREPARED = {
     "laptop.md": laptop,
     "mixtures.md": mixtures,
     "moving.md": moving,
+    "proteins.md": proteins,
     "retrieval.md": retrieval,
     "use.md": use,
     "watching.md": watching,

@@ -17,6 +17,7 @@ from modernbert_train.config.schema import (
     ComputeConfig,
     DebertaConfig,
     DistilBertConfig,
+    EsmConfig,
     LlamaConfig,
     MaskedLmConfig,
     ModelConfig,
@@ -69,6 +70,10 @@ NEOBERT = NeoBertConfig(
     vocab_size=160, hidden_size=48, num_layers=3, num_heads=4, intermediate_size=56, init_cutoff=0.4
 )
 
+ESM = EsmConfig(
+    vocab_size=160, hidden_size=48, num_layers=3, num_heads=4, intermediate_size=56, init_std=0.2, rope_theta=1000.0
+)
+
 ENCODERS: dict[str, ModelConfig] = {
     "modernbert": MODERNBERT,
     "bert": BERT,
@@ -90,6 +95,7 @@ ENCODERS: dict[str, ModelConfig] = {
     "deberta, narrow": DEBERTA_NARROW,
     "llama": LLAMA,
     "neobert": NEOBERT,
+    "esm": ESM,
 }
 
 

@@ -17,6 +17,7 @@ from modernbert_train.config.schema import (
     CausalLmConfig,
     ContrastiveConfig,
     DebertaConfig,
+    EsmConfig,
     GemmaConfig,
     LlamaConfig,
     MaskedLmConfig,
@@ -66,6 +67,7 @@ MODELS_OF_EACH_KIND = {
     "llama": LlamaConfig(key_value_heads=4, qkv_bias=True),
     "gemma": GemmaConfig(),
     "neobert": NeoBertConfig(),
+    "esm": EsmConfig(),
     "llama, untied": LlamaConfig(tied=False, qk_norm=True, head_width=128),
 }
 

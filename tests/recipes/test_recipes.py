@@ -166,6 +166,26 @@ def test_berts_are_trained_as_published(name: str) -> None:
     assert lr_at(Clock.of(config), last) == pytest.approx(0.02 * 5e-4 if name == "mosaicbert" else 0, abs=1e-9)
 
 
+ESM = {"8m": (6, 320), "35m": (12, 480), "150m": (30, 640), "650m": (33, 1280)}  # layers, width
+
+
+@pytest.mark.parametrize("size", ESM)
+def test_esm_is_trained_as_published(size: str) -> None:
+    """500,000 steps of 2 M tokens; 15 % masked, of which 80 % are [MASK] and 10 % random, as token dropout assumes."""
+    config = load_run([RECIPES / f"esm2-{size}.yaml"])
+    check(config, num_ranks=8)
+    assert (config.model.num_layers, config.model.hidden_size, config.model.num_heads) == (*ESM[size], 20)
+    assert config.model.intermediate_size == 4 * config.model.hidden_size
+    batch = 2048 * 1024
+    assert all(phase.batch_rows * phase.row_tokens == batch for phase in config.phases.values())
+    assert config.total_tokens == 500_000 * batch
+    objective = config.objective
+    assert (objective.mask_rate, objective.mask_token_share, objective.random_token_share) == (0.15, 0.8, 0.1)
+    rates = {1_000: 2e-4, 2_000: 4e-4, 227_000: 2.2e-4, 452_000: 4e-5, 499_999: 4e-5}
+    for step, rate in rates.items():
+        assert lr_at(Clock.of(config), step * batch) == pytest.approx(rate, rel=1e-3), step
+
+
 # parameters as counted by hand from the published shapes, peak rate, decay, tokens of the batch's warmup
 ETTIN = {
     "17m": (16_913_600, 3e-3, 3e-4, 125 * G),

@@ -38,6 +38,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "deberta": SMALL | {"num_layers": 2, "max_positions": 128, "buckets": 8, "max_distance": 16},
     "llama": SMALL | {"num_layers": 2, "key_value_heads": 1, "tied": False},
     "neobert": SMALL | {"num_layers": 2},
+    "esm": SMALL | {"num_layers": 2},
     "gemma": SMALL | {"num_layers": 2, "head_width": 16, "local_attention": 8, "global_every": 2},
 }
 # objectives that compare texts, on shards of pairs; the second with a vector for each token
@@ -47,6 +48,7 @@ PAIRS = [(encoder, objective) for encoder in ENCODERS for objective in OBJECTIVE
 PAIRS.remove(("neobert", "rtd"))  # whose decoder is not the embedding, as a generator's is
 # the weights of every encoder are compared in tests/weights/formats; the whole matrix takes minutes
 USUAL = {("modernbert", "causal"), ("bert", "sop"), ("xlnet", "permutation"), ("llama", "causal"), ("neobert", "mlm")}
+USUAL |= {("esm", "permutation")}
 USUAL |= {("distilbert", "distill"), ("bert", "late")}
 MATRIX = [pytest.param(*pair, marks=[] if pair in USUAL else pytest.mark.slow) for pair in PAIRS]
 
@@ -111,6 +113,7 @@ EXPORTED = {
     **{("llama", objective): "EuroBertForMaskedLM" for objective in ("mlm", "sop", "permutation")},
     ("llama", "causal"): "LlamaForCausalLM",
     **{("gemma", objective): "Gemma3ForCausalLM" for objective in ("mlm", "sop", "permutation", "causal")},
+    **{("esm", objective): "EsmForMaskedLM" for objective in ("mlm", "sop", "permutation")},
     **{("neobert", objective): "NeoBERTLMHead" for objective in ("mlm", "sop", "permutation")},
     **{("xlnet", objective): "XLNetLMHeadModel" for objective in OBJECTIVES if objective not in ("rtd", *COMPARING)},
 }
@@ -146,7 +149,7 @@ def test_exported_it_computes_the_same_in_transformers(
     said = capsys.readouterr().out
     assert ("left out: pair_head" in said) is (objective == "sop" and encoder not in ("bert", "albert"))
     card = (run / "hf/README.md").read_text()
-    assert f"arxiv.org/abs/{ARXIV[encoder]}" in card
+    assert (f"arxiv.org/abs/{ARXIV[encoder]}" if encoder in ARXIV else "ESM-2") in card
     assert ("layers share: all, in 1 group of 2 alternating layers" in card) is (encoder == "albert")
     assert ("trust_remote_code" in card) is (encoder == "neobert")
     assert ("AutoModelForCausalLM" in card) is (objective == "causal" or encoder in ("xlnet", "gemma"))
@@ -158,9 +161,19 @@ def test_exported_it_computes_the_same_in_transformers(
     neobert.register()  # which transformers has not
     kind = getattr(neobert if encoder == "neobert" else transformers, named)
     twin, report = kind.from_pretrained(run / "hf", output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"]
+    contacts = {f"esm.contact_head.regression.{end}" for end in ("weight", "bias")}
+    contacts.add("esm.rotary_embeddings.inv_freq")  # computed, not read
+    assert {*report["missing_keys"]} == (contacts if encoder == "esm" else set()) and not report["unexpected_keys"]
     pair = transformers.AutoTokenizer.from_pretrained(run / "hf")("a b", "c")
-    typed = objective == "sop" and encoder not in ("modernbert", "distilbert", "deberta", "llama", "gemma", "neobert")
+    typed = objective == "sop" and encoder not in (
+        "modernbert",
+        "distilbert",
+        "deberta",
+        "llama",
+        "gemma",
+        "neobert",
+        "esm",
+    )
     paired = objective == "sop" and encoder in ("bert", "albert")
     assert (sorted({*pair.get("token_type_ids", [0])}) == [0, 1]) is typed
     found, _ = newest_valid(run / "checkpoints")

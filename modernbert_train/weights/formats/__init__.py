@@ -17,6 +17,7 @@ from modernbert_train.config.schema import (
     BertConfig,
     DebertaConfig,
     DistilBertConfig,
+    EsmConfig,
     GemmaConfig,
     LlamaConfig,
     ModelConfig,
@@ -32,6 +33,7 @@ from modernbert_train.weights.formats import (
     bert,
     deberta,
     distilbert,
+    esm,
     gemma,
     llama,
     modernbert,
@@ -103,6 +105,7 @@ FORMATS: dict[str, HubFormat] = {
     **dict.fromkeys(llama.KINDS, llama),
     gemma.MODEL_TYPE: gemma,
     neobert.MODEL_TYPE: neobert,
+    esm.MODEL_TYPE: esm,
 }
 
 # class in a config.json -> its format, if it differs from its model_type's
@@ -122,6 +125,7 @@ EXPORTS: dict[tuple[type[ModelConfig], Order], HubFormat] = {
     (GemmaConfig, "all"): gemma,
     (GemmaConfig, "causal"): gemma,
     (NeoBertConfig, "all"): neobert,  # its code lacks a decoder
+    (EsmConfig, "all"): esm,  # transformers lacks a decoder of it
     (XLNetConfig, "all"): xlnet,
     (XLNetConfig, "causal"): xlnet,
 }

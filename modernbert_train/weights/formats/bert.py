@@ -57,7 +57,7 @@ KEYS = {
 
 
 # module of a layer here -> in transformers
-_LAYER = {
+LAYER = {
     "attn.Wqkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
     "attn.Wo": ("attention.output.dense",),
     "attn_norm": ("attention.output.LayerNorm",),
@@ -106,7 +106,7 @@ def encoder_name(name: str, kind: str) -> tuple[str, ...]:
         return (f"{kind}.embeddings.{_EMBEDDINGS[rest]}.{end}",)
     if place == "layers":
         number, _, part = rest.partition(".")
-        return tuple(f"{kind}.encoder.layer.{number}.{each}.{end}" for each in _LAYER[part])
+        return tuple(f"{kind}.encoder.layer.{number}.{each}.{end}" for each in LAYER[part])
     return ()
 
 
@@ -114,8 +114,12 @@ def today(name: str) -> str | None:
     """See `HubFormat`; released files have TensorFlow's names of norms."""
     if name.endswith(_BUFFERS):
         return None
-    name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-    return _COPIES.get(name, name)
+    return _COPIES.get(with_todays_norm(name), with_todays_norm(name))
+
+
+def with_todays_norm(name: str) -> str:
+    """Return a name with the present names of a norm's tensors."""
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 def describe(

@@ -48,6 +48,7 @@ NAMES = {
     "deberta-v2": Names("deberta.", _BERT, "DebertaV2ForMaskedLM"),
     "distilbert": Names("distilbert.", ("embeddings.", "transformer."), "DistilBertForMaskedLM"),
     "xlnet": Names("transformer.", ("word_embedding.", "mask_emb", "layer."), "XLNetLMHeadModel"),
+    "esm": Names("esm.", (*_BERT, "contact_head."), "EsmForMaskedLM"),
     "neobert": Names("", (), "NeoBERTLMHead"),
     "eurobert": Names("", (), "EuroBertForMaskedLM"),
     "llama": Names("", (), "LlamaForCausalLM"),

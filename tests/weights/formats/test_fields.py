@@ -28,6 +28,7 @@ NO_EFFECT = {
     "pretraining_tp", "legacy", "max_window_layers", "sliding_window of qwen2", "sliding_window of qwen3",
     "attention_dropout of distilbert", "attention_dropout of eurobert", "attention_dropout of llama",
     "attention_dropout of qwen2", "attention_dropout of qwen3", "attention_dropout of gemma3_text",
+    "hidden_dropout_prob of esm", "esmfold_config of esm", "vocab_list of esm",
 }  # fmt: skip
 COMMON = {field.name for field in dataclasses.fields(transformers.PreTrainedConfig)}
 KINDS = [kind for kind in FORMATS if kind != "neobert"]  # transformers lacks a class of NeoBERT
@@ -51,6 +52,7 @@ def small(kind: str) -> dict[str, Any]:
 def given(kind: str) -> dict[str, Any]:
     own = DEBERTA if kind.startswith("deberta") else {}
     own = own | V2 if kind == "deberta-v2" else own
+    own = {"position_embedding_type": "rotary"} if kind == "esm" else own
     names = {field.name for field in dataclasses.fields(transformers.CONFIG_MAPPING[kind])}
     return {key: value for key, value in SMALL.items() if key in names} | own
 

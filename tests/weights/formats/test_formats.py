@@ -21,6 +21,7 @@ from modernbert_train.config.schema import (
     BertConfig,
     DebertaConfig,
     DistilBertConfig,
+    EsmConfig,
     LlamaConfig,
     ModelConfig,
     ModernBertConfig,
@@ -136,9 +137,10 @@ MODELS: list[ModelConfig] = [
     LlamaConfig(**SHAPE, tied=False, qk_norm=True),
     DistilBertConfig(**SHAPE, max_positions=40),
     NeoBertConfig(**SHAPE),
+    EsmConfig(**SHAPE),
 ]
 NAMES = ["modernbert", "bert", "roberta", "albert", "albert that shares its ffn", "xlnet", "deberta", "llama"]
-NAMES += ["distilbert", "neobert"]
+NAMES += ["distilbert", "neobert", "esm"]
 ORDERS: list[tuple[ModelConfig, Any]] = [
     *((config, order) for config in MODELS for order in ("all", "causal") if (type(config), order) in EXPORTS),
     *((config, "given") for config in MODELS),  # as for models that see all
@@ -218,6 +220,7 @@ def test_what_a_config_json_leaves_out_is_what_transformers_fills_in(kind: str) 
         {"share_att_key": True, "norm_rel_ebd": "layer_norm", "position_buckets": 256} if kind == "deberta-v2" else {}
     )
     given |= {"embedding_size": 256} if kind == "electra" else {}
+    given |= {"position_embedding_type": "rotary"} if kind == "esm" else {}
     if kind == "modernbert-decoder":
         given["architectures"] = ["ModernBertDecoderForCausalLM"]
     their = transformers.CONFIG_MAPPING[kind](**{key: value for key, value in given.items() if key != "model_type"})

@@ -1,0 +1,122 @@
+"""ESM-2, held against transformers' EsmForMaskedLM, both ways.
+
+If this breaks, a model of proteins that is read, or one that is published, computes something else than it did.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from benchmarks.batches import lay_out
+from modernbert_train.config.schema import MaskedLmConfig
+from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.models.build import build_model
+from modernbert_train.weights.formats import esm, format_of, read_folder
+from modernbert_train.weights.formats.config_json import read_object
+from modernbert_train.weights.formats.tensors import from_hf, to_hf
+from tests.models.encoders import ESM, VOCABULARY, build
+
+CONFIGS = {"token dropout": ESM, "plain": replace(ESM, token_dropout=False, rope_theta=500.0)}
+EACH = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+BOUNDARIES = (0, 45, 70, 76)
+RELEASED = {  # config.json of facebook/esm2_t6_8M_UR50D
+    "architectures": ["EsmForMaskedLM"], "attention_probs_dropout_prob": 0.0, "classifier_dropout": None,
+    "emb_layer_norm_before": False, "esmfold_config": None, "hidden_act": "gelu", "hidden_dropout_prob": 0.0,
+    "hidden_size": 320, "initializer_range": 0.02, "intermediate_size": 1280, "is_folding_model": False,
+    "layer_norm_eps": 1e-05, "mask_token_id": 32, "max_position_embeddings": 1026, "model_type": "esm",
+    "num_attention_heads": 20, "num_hidden_layers": 6, "pad_token_id": 1, "position_embedding_type": "rotary",
+    "token_dropout": True, "torch_dtype": "float32", "use_cache": True, "vocab_list": None, "vocab_size": 33,
+}  # fmt: skip
+
+
+def twin_of(model: Any) -> Any:
+    """transformers' model of our config.json, with our weights; it alone has a head for contacts."""
+    raw = esm.describe(model.config, "all", ("model",), 96, VOCABULARY)
+    twin = transformers.EsmForMaskedLM(transformers.EsmConfig(**raw))
+    missing = twin.load_state_dict(to_hf(esm, dict(model.state_dict()), model.config), strict=False)
+    contacts = ["esm.contact_head.regression.weight", "esm.contact_head.regression.bias"]
+    buffer = "esm.rotary_embeddings.inv_freq"
+    assert sorted(missing.missing_keys) == sorted([*contacts, buffer, "lm_head.decoder.weight"])
+    assert not missing.unexpected_keys
+    return twin.eval()
+
+
+@EACH
+def test_logits_and_gradients_equal_transformers(config: Any) -> None:
+    """Masks differ between the sequences of one buffer here, and each sequence is alone there."""
+    model = build(config)
+    twin = twin_of(model)
+    ids_T = torch.randint(5, 160, (76,), generator=torch.Generator().manual_seed(0))
+    ids_T[[3, 4, 20, 50]] = VOCABULARY.mask_id
+    weight_TV = torch.randn(76, 160, generator=torch.Generator().manual_seed(1))
+    logits_TV = model.logits(model.encode(lay_out(ids_T, BOUNDARIES)), torch.arange(76))
+    theirs_TV = torch.cat([twin(ids_T[None, a:b]).logits[0] for a, b in itertools.pairwise(BOUNDARIES)])
+    torch.testing.assert_close(theirs_TV, logits_TV, atol=1e-5, rtol=1e-5)
+    for logits in (logits_TV, theirs_TV):
+        (logits * weight_TV).sum().backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    gradients["decoder.weight"] = gradients["model.embeddings.tok_embeddings.weight"]
+    for name, gradient in to_hf(esm, gradients, config).items():  # type: ignore[arg-type]
+        expected = twin.get_parameter(name).grad
+        torch.testing.assert_close(gradient, expected, atol=1e-5 * max(1.0, float(expected.abs().max())), rtol=1e-4)
+
+
+@EACH
+def test_files_of_transformers_come_back_bit_by_bit(tmp_path: Path, config: Any) -> None:
+    """With a head or without one; the contact head and rotary tables of released files are dropped."""
+    twin_of(build(config)).save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    found = read_folder(tmp_path)
+    assert (replace(found.model, init_cutoff=config.init_cutoff), found.max_tokens, found.order) == (config, 96, "all")
+    old = {"esm.encoder.layer.0.attention.self.rotary_embeddings.inv_freq": torch.ones(3)}
+    old["esm.embeddings.position_embeddings.weight"] = torch.ones(5, 5)
+    weights = from_hf(esm, stored | old, config, "file")
+    back = to_hf(esm, weights, config)
+    assert {name for name in stored if esm.today(name) is None} == {
+        name for name in stored if "contact_head" in name or "inv_freq" in name
+    }
+    assert {esm.today(name) for name in stored} - {None} == back.keys()
+    assert all(torch.equal(tensor, back[esm.today(name)]) for name, tensor in stored.items() if esm.today(name))
+    build_model(config, MaskedLmConfig()).load_state_dict(weights, strict=True)
+    model = {name.removeprefix("esm."): tensor for name, tensor in stored.items() if name.startswith("esm.")}
+    (tmp_path / "config.json").write_text((tmp_path / "config.json").read_text().replace("EsmForMaskedLM", "EsmModel"))
+    alone = format_of(read_object(tmp_path / "config.json"), "file")
+    assert {alone.today(name) for name in model} == {name for name in back if name.startswith("esm.")} | {None}
+
+
+def test_the_released_model_is_read() -> None:
+    found = esm.read(RELEASED, "config.json")
+    assert (found.model.hidden_size, found.model.num_layers, found.model.head_size) == (320, 6, 16)
+    assert (found.model.mask_id, found.model.token_dropout, found.max_tokens) == (32, True, 1026)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"position_embedding_type": None}, "position_embedding_type='absolute'; this encoder only knows rotary"),
+        ({"emb_layer_norm_before": True}, "emb_layer_norm_before=True"),
+        ({"is_folding_model": True}, "is_folding_model=True"),
+        ({"architectures": ["EsmForProteinFolding"]}, "architectures=\\['EsmForMaskedLM'\\] can be read"),
+        ({"hidden_size": 60}, "rotary embeddings turn pairs"),
+    ],
+)
+def test_another_esm_is_refused(change: dict[str, Any], problem: str) -> None:
+    """An ESM-1b has learned positions: read as an ESM-2 it would forget the order of its letters."""
+    with pytest.raises(DataError, match=problem):
+        esm.read(RELEASED | change, "config.json")
+
+
+def test_a_mask_of_another_tokenizer_is_refused() -> None:
+    """Exported, [MASK] would be an ordinary token, and an ordinary one would be zero."""
+    with pytest.raises(ConfigError, match=r"model\.mask_id=5: the tokenizer's \[MASK\] is 4"):
+        esm.describe(replace(ESM, mask_id=5), "all", (), 96, VOCABULARY)
+    (line,) = replace(ESM, hidden_size=20).mistakes()
+    assert "Make it even" in line
