@@ -152,6 +152,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.train.finetune": ("yaml",),
     "modernbert_train.evaluate.finetune.shards": ("numpy",),
     "modernbert_train.evaluate.retrieval.index": ("numpy", "torch"),
+    "modernbert_train.evaluate.retrieval.mine": ("datasets", "numpy", "sentence_transformers", "torch"),
     "modernbert_train.evaluate.retrieval.mteb_tasks": ("mteb", "sentence_transformers", "torch"),
     "modernbert_train.evaluate.retrieval.ranking": ("numpy", "torch"),
     "modernbert_train.evaluate.retrieval.rerank": ("sentence_transformers", "torch"),

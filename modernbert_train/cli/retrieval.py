@@ -12,7 +12,7 @@ from modernbert_train.errors import ConfigError
 
 def retrieval(parser: argparse.ArgumentParser) -> Call:
     """Add the arguments of `retrieval`, and return its call."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="train|evaluate")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="train|evaluate|mine")
     for name, what, words, summary in (
         (
             "train",
@@ -26,6 +26,12 @@ def retrieval(parser: argparse.ArgumentParser) -> Call:
             "a folder with corpus.jsonl, queries.jsonl and qrels; a public set of BEIR, such as scifact; or mteb:TASK",
             "nDCG@10 and others on sets of BEIR, and tasks of MTEB",
         ),
+        (
+            "mine",
+            "PAIRS",
+            "a .jsonl, .tsv, .csv or .parquet of pairs, or a folder of BEIR",
+            "hard negatives of pairs by a model, as a .jsonl for `prepare`",
+        ),
     ):
         action = actions.add_parser(name, help=summary, description=summary)
         action.add_argument("what", metavar=what, nargs=None if name == "train" else "+", help=words)
@@ -37,14 +43,19 @@ def retrieval(parser: argparse.ArgumentParser) -> Call:
 
 
 def _retrieval(options: argparse.Namespace) -> None:
+    words = [options.what, *options.run] if isinstance(options.what, str) else [*options.what, *options.run]
+    keys = [word for word in words if "=" in word and not Path(word).exists()]
+    if options.action == "mine":
+        from modernbert_train.evaluate.retrieval.mine import mine
+
+        mine([word for word in words if word not in keys], options.model, keys)
+        return
     from modernbert_train.evaluate.retrieval import retrieval
 
     if options.action == "train":
         require_keys(options.run)
         retrieval.train(options.what, options.model, options.run)
         return
-    words = [*options.what, *options.run]
-    keys = [word for word in words if "=" in word and not Path(word).exists()]
     retrieval.evaluate([word for word in words if word not in keys], options.model, keys)
 
 

@@ -100,7 +100,7 @@ VERBS = (
          f"{_CLI}.trained:push", "push runs/quickstart you/your-model --every-checkpoint"),
     Verb("finetune", FINE_TUNE, "train a model on labelled texts, measure it, and export it with its classes",
          f"{_CLI}.finetuning:finetune", "finetune rte --model runs/quickstart data=glue/RTE", True),
-    Verb("retrieval", FINE_TUNE, "train a model for retrieval on pairs of texts, or measure one",
+    Verb("retrieval", FINE_TUNE, "train a model for retrieval on pairs of texts, measure one, or mine hard negatives",
          "modernbert_train.cli.retrieval:retrieval",
          "retrieval train yamls/retrieval/modernbert.yaml --model runs/quickstart train=[pairs.jsonl]"),
     Verb("doctor", DEVELOPER, "versions, memory, disk and a test of every kernel, as a block for a bug report",

@@ -28,7 +28,7 @@ from modernbert_train.config.schema import VARIANTS, RunConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.config.tools.pairs import PairsConfig
 from modernbert_train.config.tools.prepare import PrepareConfig
-from modernbert_train.config.tools.retrieval import MeasureConfig, RetrievalConfig
+from modernbert_train.config.tools.retrieval import MeasureConfig, MineConfig, RetrievalConfig
 from modernbert_train.config.tools.sweep import SweepConfig
 
 _HEAD = """\
@@ -47,6 +47,7 @@ _ROOTS: dict[str, type] = {  # the heading on the page -> the tree of keys
     "Fine-tuning: a task of `finetune`": TaskConfig,
     "Retrieval: a recipe of `retrieval train`": RetrievalConfig,
     "Retrieval: keys of `retrieval evaluate`": MeasureConfig,
+    "Retrieval: keys of `retrieval mine`": MineConfig,
     "Sweeps: the spec of `sweep`": SweepConfig,
 }
 

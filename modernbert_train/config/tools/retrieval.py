@@ -1,4 +1,4 @@
-"""Every key of `retrieval train` and `retrieval evaluate`."""
+"""Every key of `retrieval train`, `retrieval evaluate` and `retrieval mine`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,13 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
-    """Encoding of texts, and the evaluation."""
+class EncodeConfig:
+    """Encoding of texts."""
 
-    name: str | None = None  # of the run; None: derived from the data, the model and, in a training, the seed
     runs_folder: str = "runs"  # results are in <runs_folder>/<name>
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    split: str = "test"  # of a BEIR folder: the file in qrels/
     beir_folder: str = "data/beir"  # folder of BEIR's public sets, by name; a missing one is downloaded
     encode_batch: int = knob(32, low=1)  # texts encoded at the same time; changes only speed and memory
-    ignore_identical_ids: bool = False  # omit the document with the query's id, as for ArguAna and Quora
     # over all tokens, or the first; None: mean. A folder of sentence-transformers defines its own, also of the next
     # three
     pooling: Literal["cls", "mean"] | None = None
@@ -51,6 +48,15 @@ class EvaluateConfig:
     def token_vectors(self) -> int | None:
         """Width of token vectors, for a model with one vector for each token; None: one for each text."""
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig(EncodeConfig):
+    """Encoding of texts, and the evaluation."""
+
+    name: str | None = None  # of the run; None: derived from the data, the model and, in a training, the seed
+    split: str = "test"  # of a BEIR folder: the file in qrels/
+    ignore_identical_ids: bool = False  # omit the document with the query's id, as for ArguAna and Quora
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,17 +109,62 @@ class RetrievalConfig(EvaluateConfig):
         return self.vector_width if self.loss == "multi_vector" else None
 
 
-def retrieval_problems(config: EvaluateConfig) -> Iterator[str]:
+@dataclass(frozen=True, kw_only=True)
+class MineConfig(EncodeConfig):
+    """Hard negatives of pairs of texts: the texts of other pairs that a model finds nearest to a query.
+
+    They are found by sentence-transformers' `mine_hard_negatives`, whose arguments these are.
+    """
+
+    out: str = MISSING  # the .jsonl that is written; `prepare` reads it
+    query_column: str = "query"
+    positive_column: str = "positive"  # a text that answers the query
+    train_split: str = "train"  # of BEIR folders, of which each relevant document is a positive
+    num_negatives: int = knob(5, low=1)  # of a pair, at most
+    range_min: int = knob(0, low=0)  # leave out so many of the nearest texts, which may be unlabelled positives
+    # negatives are among so many of the nearest; None: range_min and, with a limit below, ten times num_negatives
+    range_max: int | None = knob(None, low=1)
+    max_score: float | None = None  # of a negative
+    min_score: float | None = None
+    absolute_margin: float | None = None  # by which a negative's score is below the positive's
+    relative_margin: float | None = None  # the same as a share of the positive's score, such as 0.05 (NV-Retriever)
+    sampling: Literal["top", "random"] = "top"  # which of the negatives left by the keys above
+    seed: int = knob(1618, low=0, below=2**32)  # of sampling=random
+
+    @property
+    def negative_columns(self) -> list[str]:
+        return []
+
+
+def mine_problems(config: MineConfig) -> Iterator[str]:
     """Yield mistakes that can be found without the files."""
+    yield from _encode_problems(config)
+    if not config.out.endswith(".jsonl"):
+        yield f"out={config.out}: does not end in .jsonl, which is written. Correct it."
+    if config.range_max is not None and config.range_max - config.range_min < config.num_negatives:
+        yield (
+            f"range_min={config.range_min} and range_max={config.range_max} leave no {config.num_negatives} negatives. "
+            f"Set range_max={config.range_min + config.num_negatives} or more."
+        )
+    if config.min_score is not None and config.max_score is not None and config.min_score >= config.max_score:
+        yield f"min_score={config.min_score} is not below max_score={config.max_score}. Correct one of them."
+
+
+def _encode_problems(config: EncodeConfig) -> Iterator[str]:
     for key, value, facts in knobs(config):
         yield from facts.mistakes(key, value)
-    if config.name is not None and not _RUN_NAME.fullmatch(config.name):
-        yield f"name={config.name}: it is a folder. Use letters, digits, '.', '_' and '-'."
     if config.max_tokens and config.query_max_tokens and config.query_max_tokens > config.max_tokens:
         yield (
             f"query_max_tokens={config.query_max_tokens} is above max_tokens={config.max_tokens}, the limit of all "
             "texts. Raise max_tokens, or lower it."
         )
+
+
+def retrieval_problems(config: EvaluateConfig) -> Iterator[str]:
+    """Yield mistakes that can be found without the files."""
+    yield from _encode_problems(config)
+    if config.name is not None and not _RUN_NAME.fullmatch(config.name):
+        yield f"name={config.name}: it is a folder. Use letters, digits, '.', '_' and '-'."
     if not isinstance(config, RetrievalConfig):
         return
     if not config.train:

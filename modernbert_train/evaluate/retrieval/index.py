@@ -1,8 +1,8 @@
-"""The vectors of all tokens of a corpus on disk, for late interaction: a search need not embed the corpus again.
+"""The vectors of a corpus on disk: of all tokens for late interaction, or of each text; a resumed search keeps them.
 
-A folder has vectors.f16, T vectors of D fp16 numbers, one document after another; ends.i64, the offset after each
-document's last vector; and index.json, written last for each part: the texts and weights of the vectors, and how much
-of the files is complete. The next process truncates the files to that length and embeds the remaining documents.
+A folder has vectors.f16 or vectors.f32, T vectors of D numbers, one document after another; ends.i64, the offset after
+each document's last vector; and index.json, written last for each part: the texts and weights of the vectors, and how
+much of the files is complete. The next process truncates the files to that length and embeds the remaining documents.
 
 Legend: T tokens of all documents, D width of a vector.
 """
@@ -28,7 +28,7 @@ from modernbert_train.core.read_json import read_json
 from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.errors import ConfigError, StorageError
 
-VECTORS, ENDS, ABOUT, LOCK = "vectors.f16", "ends.i64", "index.json", ".lock"
+VECTORS, ENDS, ABOUT, LOCK = "vectors.f{}", "ends.i64", "index.json", ".lock"
 PART_TOKENS = 1 << 18  # vectors that are in memory, in fp32: 128 MB of width 128
 _REMOVE = "Remove the folder, and it is made again."
 
@@ -38,11 +38,11 @@ class TokenIndex:
     """An index that is whole.
 
     Attributes:
-        vectors_TD: fp16, mapped from the disk.
+        vectors_TD: fp16 or fp32, mapped from the disk.
         ends_N: of each document, the place behind its last vector.
     """
 
-    vectors_TD: NDArray[np.float16]
+    vectors_TD: NDArray[np.floating]
     ends_N: NDArray[np.int64]
 
     def parts(self, device: Any = "cpu", most: int = PART_TOKENS) -> Iterator[list[Tensor]]:
@@ -58,7 +58,12 @@ class TokenIndex:
 
 
 def make_index(
-    folder: Path, about: Mapping[str, Any], parts: Iterator[list[str]], encode: Callable[[list[str]], Sequence[Tensor]]
+    folder: Path,
+    about: Mapping[str, Any],
+    parts: Iterator[list[str]],
+    encode: Callable[[list[str]], Sequence[Tensor]],
+    bits: int = 16,
+    key: str = "index",
 ) -> TokenIndex:
     """Open an index and embed the documents that it lacks.
 
@@ -66,24 +71,26 @@ def make_index(
         folder: created if missing.
         about: everything that determines the vectors.
         parts: texts of the documents.
-        encode: texts -> a matrix of token vectors for each.
+        encode: texts -> a matrix of vectors for each.
+        bits: 16 or 32, of a number.
+        key: of the configuration that names the folder, for messages.
 
     Raises:
         ConfigError: the folder's vectors were made with another `about`.
         StorageError: it is damaged, or cannot be written.
     """
-    about = json.loads(json.dumps(about))
+    about, dtype, name = json.loads(json.dumps(about)), np.dtype(f"f{bits // 8}"), VECTORS.format(bits)
     with (
         ExitStack() as held,
-        os_errors_as(StorageError, f"{folder}: cannot be written", "Free the disk, or set index."),
+        os_errors_as(StorageError, f"{folder}: cannot be written", f"Free the disk, or set {key}."),
     ):
         folder.mkdir(parents=True, exist_ok=True)
         locked = held.enter_context((folder / LOCK).open("a"))
         lock(locked)  # another search may be embedding the same
-        there = _there(folder, about)
+        there = _there(folder, about, key)
         documents, tokens, width = there["documents"], there["tokens"], there["width"]
-        with (folder / VECTORS).open("ab") as vectors, (folder / ENDS).open("ab") as ends:
-            for file, size in ((vectors, 2 * tokens * width), (ends, 8 * documents)):
+        with (folder / name).open("ab") as vectors, (folder / ENDS).open("ab") as ends:
+            for file, size in ((vectors, dtype.itemsize * tokens * width), (ends, 8 * documents)):
                 if file.tell() < size:
                     raise StorageError(f"{file.name}: has {file.tell():,} of {size:,} bytes. {_REMOVE}")
                 file.truncate(size)
@@ -93,21 +100,21 @@ def make_index(
                 if seen <= documents:
                     continue
                 for matrix_TD in encode(texts[documents - seen :]):
-                    half_TD = matrix_TD.to("cpu", torch.float16).numpy()
-                    vectors.write(half_TD.tobytes())
-                    tokens, width = tokens + len(half_TD), half_TD.shape[1]
+                    own_TD = matrix_TD.float().cpu().numpy().astype(dtype)
+                    vectors.write(own_TD.tobytes())
+                    tokens, width = tokens + len(own_TD), own_TD.shape[1]
                     ends.write(np.int64(tokens).tobytes())
                 documents = seen
                 for file in (vectors, ends):
                     file.flush()
                     os.fsync(file.fileno())
                 _note(folder, about, documents, tokens, width)
-        hashes = {name: file_sha256(folder / name) for name in (VECTORS, ENDS)}
+        hashes = {each: file_sha256(folder / each) for each in (name, ENDS)}
         if there["whole"] and there["sha256"] not in (None, hashes):
             raise StorageError(f"{folder}: its vectors are not those that were written. {_REMOVE}")
         _note(folder, about, documents, tokens, width, sha256=hashes)
         return TokenIndex(
-            np.memmap(folder / VECTORS, dtype=np.float16, mode="r", shape=(tokens, width)),
+            np.memmap(folder / name, dtype=dtype, mode="r", shape=(tokens, width)),
             np.fromfile(folder / ENDS, dtype=np.int64),
         )
 
@@ -121,11 +128,15 @@ def weights_sha256(model: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _there(folder: Path, about: Mapping[str, Any]) -> dict[str, Any]:
+def _there(folder: Path, about: Mapping[str, Any], key: str) -> dict[str, Any]:
     """How much of an index is whole."""
     if not (folder / ABOUT).exists():
-        if others := sorted(path.name for path in folder.iterdir() if path.name not in (VECTORS, ENDS, LOCK)):
-            raise ConfigError(f"index={folder}: holds {', '.join(others[:5])}, and no index. Name another folder.")
+        if others := sorted(
+            path.name
+            for path in folder.iterdir()
+            if not path.match(VECTORS.format("*")) and path.name not in (ENDS, LOCK)
+        ):
+            raise ConfigError(f"{key}={folder}: holds {', '.join(others[:5])}, and no index. Name another folder.")
         return {"documents": 0, "tokens": 0, "width": 0, "whole": False, "sha256": None}
     damage = (ValueError, TypeError, KeyError, AttributeError)
     with os_errors_as(StorageError, f"{folder / ABOUT}: is damaged", _REMOVE, *damage):
@@ -135,7 +146,7 @@ def _there(folder: Path, about: Mapping[str, Any]) -> dict[str, Any]:
         hashes = found.get("sha256")  # indices of before 2026-11-28 have none
     if differing:
         raise ConfigError(
-            f"index={folder}: has vectors of another corpus, model or length ({', '.join(differing)}). Name another "
+            f"{key}={folder}: has vectors of another corpus, model or length ({', '.join(differing)}). Name another "
             "folder, or remove it."
         )
     return {**counts, "sha256": hashes}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from modernbert_train.config.tools.retrieval import RetrievalConfig
+from modernbert_train.config.tools.retrieval import MineConfig, RetrievalConfig
 from modernbert_train.core.files import ending, os_errors_as, values_as
 from modernbert_train.data.tables import ENDS, read_rows
 from modernbert_train.errors import DataError
@@ -35,18 +35,7 @@ def read_pairs(config: RetrievalConfig) -> Pairs:
     Raises:
         DataError: a file is missing, broken or lacks a column; or fewer rows are left than a batch has.
     """
-    skipped = dict.fromkeys(("skipped_empty", "skipped_duplicates", "skipped_contradictions"), 0)
-    rows: dict[tuple[str, ...], None] = {}
-    for index, name in enumerate(config.train):
-        for row in _rows(beir_folder(name, config.beir_folder), f"train[{index}]={name}", config):
-            if not all(text.strip() for text in row):
-                skipped["skipped_empty"] += 1
-            elif row in rows:
-                skipped["skipped_duplicates"] += 1
-            elif row[1] in row[2:]:  # a text that answers the query, and does not
-                skipped["skipped_contradictions"] += 1
-            else:
-                rows[row] = None
+    rows, skipped = read_all({f"train[{index}]={name}": name for index, name in enumerate(config.train)}, config)
     if len(rows) < config.batch_size:
         raise DataError(
             f"train: {len(rows):,} pairs are left of {len(rows) + sum(skipped.values()):,}, which is no whole batch of "
@@ -57,7 +46,30 @@ def read_pairs(config: RetrievalConfig) -> Pairs:
     return Pairs(columns, {"pairs": len(rows)} | skipped)
 
 
-def _rows(path: Path, named: str, config: RetrievalConfig) -> Iterator[tuple[str, ...]]:
+def read_all(
+    names: Mapping[str, str], config: RetrievalConfig | MineConfig
+) -> tuple[dict[tuple[str, ...], None], dict[str, int]]:
+    """All rows of files or BEIR folders, named as in messages, and how many were left out by reason.
+
+    Raises:
+        DataError: see `read_pairs`.
+    """
+    skipped = dict.fromkeys(("skipped_empty", "skipped_duplicates", "skipped_contradictions"), 0)
+    rows: dict[tuple[str, ...], None] = {}
+    for named, name in names.items():
+        for row in _rows(beir_folder(name, config.beir_folder), named, config):
+            if not all(text.strip() for text in row):
+                skipped["skipped_empty"] += 1
+            elif row in rows:
+                skipped["skipped_duplicates"] += 1
+            elif row[1] in row[2:]:  # a text that answers the query, and does not
+                skipped["skipped_contradictions"] += 1
+            else:
+                rows[row] = None
+    return rows, skipped
+
+
+def _rows(path: Path, named: str, config: RetrievalConfig | MineConfig) -> Iterator[tuple[str, ...]]:
     if path.is_dir():
         yield from _of_folder(path, named, config)
         return
@@ -73,7 +85,7 @@ def _rows(path: Path, named: str, config: RetrievalConfig) -> Iterator[tuple[str
             yield row.texts
 
 
-def _of_folder(folder: Path, named: str, config: RetrievalConfig) -> Iterator[tuple[str, ...]]:
+def _of_folder(folder: Path, named: str, config: RetrievalConfig | MineConfig) -> Iterator[tuple[str, ...]]:
     """Yield a pair for each query and each of its relevant documents."""
     if config.negative_columns:
         raise DataError(f"{named}: a BEIR folder has no hard negatives. Leave out negative_columns, or name files.")

@@ -44,21 +44,19 @@ from modernbert_train.evaluate.retrieval.pairs import QUERY, Pairs, read_pairs
 from modernbert_train.evaluate.retrieval.rerank import RUN_ENDS, is_candidates
 from modernbert_train.evaluate.retrieval.runs import (
     MODEL,
-    encoder_named,
     in_words,
     read_settings,
     require,
     require_one_process,
 )
 from modernbert_train.evaluate.retrieval.sentence_model import (
-    check_sentence_model,
+    check_model,
     describe,
     is_multi_vector,
     is_sentence_model,
     open_sentence_model,
     save,
 )
-from modernbert_train.weights.names import look_up
 
 if TYPE_CHECKING:
     from modernbert_train.evaluate.retrieval.sentence_model import Model
@@ -100,7 +98,7 @@ def train(recipe: str, model: str, overrides: Sequence[str]) -> Path:
     require_one_process("retrieval train")
     config = read_settings(RetrievalConfig, retrieval_problems, Path(recipe), overrides)
     require("retrieval", "sentence_transformers", "accelerate", "datasets")
-    _check_model(model, config)
+    check_model(model, config)
     folder = Path(config.runs_folder) / (config.name or run_name(recipe, _naming(model), config.seed))
     pairs = read_pairs(config)
     folders = {
@@ -148,9 +146,9 @@ def evaluate(sets: Sequence[str], model: str, overrides: Sequence[str]) -> Path:
     if problems := [*retrieval_problems(config), *_set_problems(sets, tasks, config)]:
         raise ConfigError("\n".join(problems))
     require("retrieval", "sentence_transformers", *(["mteb"] if tasks else []))
-    _check_model(model, config)
+    check_model(model, config)
     if config.rerank is not None and not is_candidates(config.rerank):
-        _check_model(config.rerank, EvaluateConfig())
+        check_model(config.rerank, EvaluateConfig())
     found = [beir_folder(name, config.beir_folder) for name in sets if not name.startswith(MTEB)]
     folders = {each.resolve().name: read_beir(each, config.split) for each in found}
     names = [*folders, *tasks]
@@ -185,14 +183,6 @@ def _set_problems(sets: Sequence[str], tasks: Sequence[str], config: MeasureConf
         yield f"rerank={config.rerank}: no such file. Correct the path."
     if config.rerank is not None and is_candidates(config.rerank) and len(sets) > 1:
         yield f"rerank={config.rerank}: candidates are of one set. Name one, or a model to search with."
-
-
-def _check_model(model: str, config: EvaluateConfig) -> None:
-    """Check a model as far as possible without torch."""
-    if is_sentence_model(model):
-        check_sentence_model(model, config)
-    else:
-        look_up(encoder_named(model).source, config.runs_folder)
 
 
 def _naming(model: str) -> str:

@@ -11,14 +11,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modernbert_train.config.tools.retrieval import EvaluateConfig
+from modernbert_train.config.tools.retrieval import EncodeConfig
 from modernbert_train.core.files import anything_as, os_errors_as, whole_folder
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.version import __version__
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.evaluate.finetune.task import SEED
-from modernbert_train.evaluate.retrieval.runs import choose_device, exported_encoder, quiet
+from modernbert_train.evaluate.retrieval.runs import choose_device, encoder_named, exported_encoder, quiet
+from modernbert_train.weights.names import look_up
 
 if TYPE_CHECKING:
     from sentence_transformers import MultiVectorEncoder, SentenceTransformer
@@ -56,7 +57,7 @@ def is_sentence_model(name: str) -> bool:
     return (Path(name) / MODULES).is_file()
 
 
-def check_sentence_model(name: str, config: EvaluateConfig) -> None:
+def check_sentence_model(name: str, config: EncodeConfig) -> None:
     """Reject a folder that brings code, and keys that it sets itself; without importing the library.
 
     Raises:
@@ -83,6 +84,18 @@ def check_sentence_model(name: str, config: EvaluateConfig) -> None:
         )
 
 
+def check_model(name: str, config: EncodeConfig) -> None:
+    """Check a model as far as possible without torch.
+
+    Raises:
+        ConfigError, DataError: see `open_sentence_model`.
+    """
+    if is_sentence_model(name):
+        check_sentence_model(name, config)
+    else:
+        look_up(encoder_named(name).source, config.runs_folder)
+
+
 def is_multi_vector(model: Model) -> bool:
     """True if a text has a vector for each of its tokens."""
     return type(model).__name__ == _MULTI
@@ -94,7 +107,7 @@ def _is_late(folder: Path) -> bool:
     return isinstance(about, dict) and about.get("model_type") == _MULTI
 
 
-def open_sentence_model(name: str, config: EvaluateConfig) -> Model:
+def open_sentence_model(name: str, config: EncodeConfig) -> Model:
     """Open a model for vectors of texts, in fp32.
 
     Args:
@@ -133,7 +146,7 @@ def open_sentence_model(name: str, config: EvaluateConfig) -> Model:
     return model.eval()
 
 
-def _build(folder: Path, config: EvaluateConfig) -> Model:
+def _build(folder: Path, config: EncodeConfig) -> Model:
     from sentence_transformers import MultiVectorEncoder, SentenceTransformer
     from sentence_transformers.base.modules import Dense
     from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
@@ -159,7 +172,7 @@ def _build(folder: Path, config: EvaluateConfig) -> Model:
     return SentenceTransformer(modules=modules, device=device, prompts=prompts, similarity_fn_name="cosine")
 
 
-def _load(name: str, config: EvaluateConfig) -> Model:
+def _load(name: str, config: EncodeConfig) -> Model:
     from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 
     kind = MultiVectorEncoder if _is_late(Path(name)) else SentenceTransformer

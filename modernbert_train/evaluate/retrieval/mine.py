@@ -1,0 +1,220 @@
+"""`retrieval mine`: find hard negatives of pairs with a model, by sentence-transformers' `mine_hard_negatives`.
+
+Embedding takes nearly all of the time, so vectors are kept in OUT.work until the end, and the same command resumes
+after a kill. The output is a .jsonl that `prepare` reads: query, positive, negatives and the model's scores of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modernbert_train.config.load import load_typed
+from modernbert_train.config.tools.retrieval import MineConfig, mine_problems
+from modernbert_train.core.claim import Change, refuse
+from modernbert_train.core.files import os_errors_as, write_out
+from modernbert_train.core.read_json import read_json
+from modernbert_train.errors import ConfigError, DataError, StorageError
+from modernbert_train.evaluate.retrieval.index import make_index, weights_sha256
+from modernbert_train.evaluate.retrieval.pairs import read_all
+from modernbert_train.evaluate.retrieval.runs import require, require_one_process
+from modernbert_train.evaluate.retrieval.sentence_model import (
+    check_model,
+    describe,
+    is_multi_vector,
+    open_sentence_model,
+)
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+    from torch import Tensor
+
+REPORT = ".report.json"
+_AT_ONCE = 512  # texts whose vectors are written together
+_DIGITS = 6  # of a score: fp32 has seven
+_LIMITS = ("range_min", "range_max", "max_score", "min_score", "absolute_margin", "relative_margin")
+
+Mined = dict[tuple[str, ...], list[tuple[str, float]]]  # pair -> its negatives with their scores
+
+
+def mine(files: Sequence[str], model: str, overrides: Sequence[str]) -> Path:
+    """Find hard negatives of the pairs in files.
+
+    Args:
+        files: tables of pairs, or BEIR folders.
+        model: see `open_sentence_model`.
+        overrides: keys of `MineConfig`.
+
+    Returns:
+        Path of the .jsonl.
+
+    Raises:
+        RunError: anything that the user has to fix.
+    """
+    require_one_process("retrieval mine")
+    config = load_typed(MineConfig, [], overrides)
+    if problems := list(mine_problems(config)):
+        raise ConfigError("\n".join(problems))
+    require("retrieval", "sentence_transformers", "datasets")
+    check_model(model, config)
+    out, report = Path(config.out), Path(f"{config.out}{REPORT}")
+    rows, counts = read_all(dict(zip(files, files, strict=True)), config)
+    pairs = list(rows)
+    if len({positive for _, positive in pairs}) < 2:
+        raise DataError(
+            f"{', '.join(files)}: {len(pairs):,} pairs are left ({_listed(counts)}), and mining compares a query with "
+            "the positives of others. Give more."
+        )
+    opened = open_sentence_model(model, config)
+    if is_multi_vector(opened):
+        raise ConfigError(f"--model={model}: has a vector for each token, and mining needs one a text. Name another.")
+    asked = _asked(config, opened, pairs)
+    if out.exists():
+        _require_same(out, report, asked)
+        shutil.rmtree(f"{config.out}.work", ignore_errors=True)
+        print(f"already complete\n{_described(out, read_json(report))}")
+        return out
+    mined, positive_scores = _mine(opened, model, config, pairs, Path(f"{config.out}.work"), asked)
+    lines, counts = _lines(pairs, mined, positive_scores, counts)
+    if not counts["negatives"]:
+        limits = ", ".join(f"{key}={value}" for key in _LIMITS if (value := getattr(config, key)) is not None)
+        raise DataError(
+            f"{limits}: no text is far enough from its query's positive to be a negative of any of {len(pairs):,} "
+            "pairs. Lower the margins, raise max_score, or widen the range."
+        )
+    scores = [*positive_scores, *(score for each in mined.values() for _, score in each)]
+    low, high = math.floor(min(scores)), math.ceil(max(scores))
+    about = {"asked": asked, "counts": counts, "score_range": [low, max(high, low + 1)]}
+    write_out(report, json.dumps(about, indent=2) + "\n")
+    write_out(out, "".join(lines))
+    shutil.rmtree(f"{config.out}.work")
+    print(_described(out, about))
+    return out
+
+
+def _asked(config: MineConfig, model: SentenceTransformer, pairs: Sequence[tuple[str, ...]]) -> dict[str, Any]:
+    """Everything that determines the output."""
+    texts = hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
+    settings = {key: value for key, value in asdict(config).items() if key not in ("out", "device", "encode_batch")}
+    return {"texts": texts, "weights": weights_sha256(model), "model": asdict(describe(model)), **settings}
+
+
+def _require_same(out: Path, report: Path, asked: dict[str, Any]) -> None:
+    """Refuse to replace a file of something else."""
+    remedy = "Give another file with out=..., or remove it."
+    if not report.is_file():
+        raise ConfigError(f"out={out}: exists, and `retrieval mine` did not write it. {remedy}")
+    with os_errors_as(StorageError, f"{report}: is damaged", remedy, ValueError, KeyError, TypeError):
+        before = read_json(report)["asked"]
+    now = json.loads(json.dumps(asked))
+    refuse(f"out={out}", [Change(key, before.get(key), now[key]) for key in now if before.get(key) != now[key]], remedy)
+
+
+def _mine(
+    model: SentenceTransformer,
+    name: str,
+    config: MineConfig,
+    pairs: Sequence[tuple[str, ...]],
+    folder: Path,
+    asked: dict[str, Any],
+) -> tuple[Mined, list[float]]:
+    """The negatives of each pair, and the score of its positive."""
+    from datasets import Dataset
+    from sentence_transformers.util import mine_hard_negatives
+
+    kept = {}
+    for side in ("document", "query"):
+        about = {key: asked[key] for key in ("texts", "weights", "model")} | {"side": side}
+        kept[side] = _Kept(getattr(model, f"encode_{side}"), folder / side, about, name)
+        setattr(model, f"encode_{side}", kept[side])
+    state = random.getstate()
+    random.seed(config.seed)  # from which the library samples
+    try:
+        found = mine_hard_negatives(
+            Dataset.from_dict({"query": [q for q, _ in pairs], "positive": [p for _, p in pairs]}),
+            model,
+            num_negatives=config.num_negatives,
+            sampling_strategy=config.sampling,
+            output_format="triplet",
+            output_scores=True,
+            batch_size=config.encode_batch,
+            verbose=False,
+            **{key: getattr(config, key) for key in _LIMITS},
+        )
+    finally:
+        random.setstate(state)
+    mined: Mined = {}
+    for row in found:
+        mined.setdefault((row["query"], row["positive"]), []).append(
+            (row["negative"], round(row["scores"][1], _DIGITS))
+        )
+    both = [kept[side].of([pair[place] for pair in pairs]) for place, side in enumerate(("query", "document"))]
+    return mined, [round(score, _DIGITS) for score in model.similarity_pairwise(*both).tolist()]
+
+
+class _Kept:
+    """A model's encode method whose vectors are kept on disk."""
+
+    def __init__(self, encode: Any, folder: Path, about: dict[str, Any], name: str) -> None:
+        self._encode, self._folder, self._about, self._name = encode, folder, about, name
+        self._rows: dict[str, int] = {}
+        self._vectors_ND: NDArray[np.float32]
+
+    def of(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """The vectors of texts that have been encoded."""
+        return self._vectors_ND[[self._rows[text] for text in texts]]
+
+    def __call__(self, texts: Sequence[str], batch_size: int, **_: Any) -> NDArray[np.float32]:
+        def vectors(part: list[str]) -> Sequence[Tensor]:
+            part_ND = self._encode(part, batch_size=batch_size, normalize_embeddings=True, convert_to_tensor=True)
+            if not part_ND.isfinite().all():
+                raise DataError(f"--model={self._name}: gives vectors that are not numbers. Name another model.")
+            print(f"{self._folder.name}: {self._rows[part[-1]] + 1:,} of {len(texts):,} texts embedded", flush=True)
+            return part_ND.unsqueeze(1)
+
+        parts = (list(texts[first : first + _AT_ONCE]) for first in range(0, len(texts), _AT_ONCE))
+        self._rows = {text: row for row, text in enumerate(texts)}
+        self._vectors_ND = np.array(make_index(self._folder, self._about, parts, vectors, 32, "out").vectors_TD)
+        return self._vectors_ND
+
+
+def _lines(
+    pairs: Sequence[tuple[str, ...]], mined: Mined, positive_scores: Sequence[float], skipped: dict[str, int]
+) -> tuple[list[str], dict[str, int]]:
+    """The lines of the output, and the counts."""
+    counts, lines = Counter({"pairs": len(pairs), "negatives": 0, "pairs_without_negatives": 0}), []
+    answers: dict[str, set[str]] = {}  # of a query, which only white space may tell from a text of the corpus
+    for query, positive in pairs:
+        answers.setdefault(query, {query.strip()}).add(positive.strip())
+    for (query, positive), positive_score in zip(pairs, positive_scores, strict=True):
+        every = mined.get((query, positive), [])
+        own = [(text, score) for text, score in every if text.strip() not in answers[query]]
+        row = {"query": query, "positive": positive, "negatives": [text for text, _ in own]}
+        row |= {"positive_score": positive_score, "negative_scores": [score for _, score in own]}
+        counts.update(negatives=len(own), contradictions=len(every) - len(own), pairs_without_negatives=not own)
+        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+    return lines, dict(counts) | skipped
+
+
+def _listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{number:,} {key.replace('_', ' ')}" for key, number in counts.items() if number) or "none"
+
+
+def _described(out: Path, about: dict[str, Any]) -> str:
+    low, high = about["score_range"]
+    return (
+        f"{out}: {_listed(about['counts'])}\n`prepare` reads it with pairs.negatives=[negatives] pairs.max_negatives="
+        f"{about['asked']['num_negatives']}; for distillation also with pairs.scores=[positive_score,negative_scores] "
+        f"pairs.score_range=[{low},{high}]"
+    )
