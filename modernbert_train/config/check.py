@@ -89,7 +89,7 @@ def objectives_of_phases(config: RunConfig, num_ranks: int) -> Iterator[str]:
     own = config.objective
     for name, now in config.in_phase.items():
         other = now.objective
-        lesser = own.heads if own.named_teacher is None else ("tokens",)
+        lesser = ("tokens",) if own.named_teacher is not None or own.heads[-1] == "tokens" else own.heads
         if other.special_tokens != own.special_tokens or other.heads not in (own.heads, own.idle_heads, lesser):
             remedy = "Make it a separate run with weights.init_from."
             if hasattr(own, "mlm_head") and other.heads == ("tokens",):

@@ -24,11 +24,20 @@ class ContrastiveConfig(ObjectiveConfig):
     name: str = "contrastive"
     # a text's vector: the hidden state of [CLS], or the mean of its hidden states, [CLS] and [SEP] included. late: one
     # vector for each token, and MaxSim instead of cosine, the sum over a query's tokens of the highest cosine with a
-    # token of the text (late interaction: ColBERT, arXiv 2004.12832)
-    pooling: Literal["cls", "mean", "late"] = "mean"
+    # token of the text (late interaction: ColBERT, arXiv 2004.12832). sparse: one number for each token of the
+    # vocabulary, the maximum over the text's tokens of log(1 + relu(logit)) of the masked-LM head, compared by dot
+    # product (SPLADE, arXiv 2205.04733)
+    pooling: Literal["cls", "mean", "late", "sparse"] = "mean"
     # late: width of a token's vector, by a matrix without bias that is trained with the encoder
     token_vectors: int = knob(128, low=1)
-    # divisor of scores; None: 0.05, and 1 for MaxSim, as sentence-transformers' scales of 20 and 1
+    # sparse: weight of the FLOPS regulariser of queries, the squared norm of their mean vector in the global batch
+    # (arXiv 2004.05665); sentence-transformers trains with 5e-5 and 3e-5
+    query_flops: float = knob(5e-5, low=0, phased=True)
+    # sparse: the same weight for positives and negatives
+    document_flops: float = knob(3e-5, low=0, phased=True)
+    # sparse: share of the phase in which both weights grow from 0, with the square of its tokens
+    flops_warmup: float = knob(0.33, low=0, high=1, phased=True)
+    # divisor of scores; None: 0.05, and 1 for MaxSim and sparse, as sentence-transformers' scales of 20 and 1
     temperature: float | None = knob(None, above=0, phased=True)
     # trains the temperature from its value here, as the logarithm of its inverse, without weight decay, within 0.01 and
     # 1 (CLIP, arXiv 2103.00020)
@@ -43,10 +52,13 @@ class ContrastiveConfig(ObjectiveConfig):
     # further widths: the first numbers of a vector are also trained as a vector, and the losses of all widths averaged
     # (arXiv 2205.13147)
     matryoshka: tuple[int, ...] = knob((), phased=True)
-    # weight of the squared difference of two margins, of cosines and of a teacher's scores: a query's score with its
-    # positive minus the score with a negative (arXiv 2010.02666); `prepare` stores them as shares of
+    # weight of the squared difference of two margins, of our scores and of a teacher's: a query's score with its
+    # positive minus the score with a negative (arXiv 2010.02666); `prepare` stores a teacher's as shares of
     # pairs.score_range. 0: scores are not read
     score_weight: float = knob(0.0, low=0)
+    # factor of a teacher's margins. Sparse scores are unbounded: set the width of pairs.score_range, to train towards
+    # the teacher's own margins
+    score_scale: float = knob(1.0, above=0)
     # gives the model a masked-LM head too, so that phases may train it by mlm, causal or permutation
     mlm_head: bool = False
     # longest text that the model reads, even if the pairs are shorter: the limit of the exported model; None: the limit
@@ -63,9 +75,14 @@ class ContrastiveConfig(ObjectiveConfig):
         return self.pooling == "late"
 
     @property
+    def is_sparse(self) -> bool:
+        """True if a text's vector has a number for each token of the vocabulary."""
+        return self.pooling == "sparse"
+
+    @property
     def first_temperature(self) -> float:
         """The divisor of scores before training."""
-        return self.temperature or (1.0 if self.is_late else 0.05)
+        return self.temperature or (1.0 if self.is_late or self.is_sparse else 0.05)
 
     title = "contrastive training on pairs of texts", "2101.06983"
 
@@ -78,6 +95,8 @@ class ContrastiveConfig(ObjectiveConfig):
         learnt = " initially, learnt" if self.learn_temperature else ""
         how = f"MaxSim of tokens in {self.token_vectors} numbers" if self.is_late else f"{self.pooling} pooling"
         parts = [f"{how}, temperature {self.first_temperature:g}{learnt}"]
+        flops = f"FLOPS of queries weigh {self.query_flops:g}, of documents {self.document_flops:g}"
+        parts += [flops] if self.is_sparse else []
         parts += ["both directions"] if self.symmetric else []
         parts += ["each batch from one stream"] if self.one_source else []
         parts += [] if self.margin is None else [f"negatives beyond a margin of {self.margin:g} left out"]
@@ -87,7 +106,8 @@ class ContrastiveConfig(ObjectiveConfig):
 
     @property
     def terms(self) -> Mapping[str, float]:
-        return {"contrastive": 1.0} | ({"score": self.score_weight} if self.score_weight else {})
+        score = {"score": self.score_weight} if self.score_weight else {}
+        return {"contrastive": 1.0, **score, **({"flops": 1.0} if self.is_sparse else {})}
 
     @property
     def projected_width(self) -> int | None:
@@ -96,15 +116,24 @@ class ContrastiveConfig(ObjectiveConfig):
 
     @property
     def heads(self) -> tuple[str, ...]:
-        return ("vectors", "scores")[: len(self.terms)]
+        named = {"contrastive": "vectors", "score": "scores", "flops": "tokens"}
+        return tuple(named[term] for term in self.terms)
 
     @property
     def idle_heads(self) -> tuple[str, ...]:
-        return ("tokens",) if self.mlm_head else ()
+        return ("tokens",) if self.mlm_head and not self.is_sparse else ()
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
-        """See `ObjectiveConfig`: only the projection to token vectors has weights."""
-        return dict.fromkeys((*self.heads, *self.idle_heads), 0.0) | {"vectors": float(self.is_late)}
+        """See `ObjectiveConfig`: late interaction has a projection, sparse vectors need the logits of all tokens."""
+        unused = dict.fromkeys((*self.heads, *self.idle_heads), 0.0)
+        return unused | {"vectors": float(self.is_late)} | ({"tokens": 1.0} if self.is_sparse else {})
+
+    def at(self, done: float) -> ContrastiveConfig:
+        """See `ObjectiveConfig`: the warm-up of the FLOPS regularisers."""
+        if not self.is_sparse or done >= self.flops_warmup:
+            return self
+        share = (done / self.flops_warmup) ** 2
+        return replace(self, query_flops=share * self.query_flops, document_flops=share * self.document_flops)
 
     def for_validation(self) -> ContrastiveConfig:
         """See `ObjectiveConfig`: finding the positive, without a teacher's scores."""
@@ -121,6 +150,12 @@ class ContrastiveConfig(ObjectiveConfig):
             yield (
                 f"objective.score_weight={self.score_weight:g} with objective.pooling=late: a teacher's scores are "
                 "compared with cosines of one vector a text. Set objective.score_weight=0, or another pooling."
+            )
+        if self.is_sparse and (self.matryoshka or self.margin is not None):
+            key = "matryoshka" if self.matryoshka else "margin"
+            yield (
+                f"objective.{key}={getattr(self, key)} with objective.pooling=sparse: it is of vectors of length 1. "
+                f"Remove objective.{key}, or set another pooling."
             )
         widths, key, most = self.matryoshka, "model.hidden_size", model.hidden_size
         if self.is_late:

@@ -231,7 +231,17 @@ def _compared(
         "unigram/loss": torch.full_like(loss, queries * math.log(max(1, candidates))),
         "unigram/hits": torch.full_like(loss, queries / max(1, candidates)),
         **({} if scale is None else {TEMPERATURE: queries / scale[0].double()}),
+        **(_terms(all_VW, everyone, own) if settings.is_sparse else {}),
     }
+
+
+def _terms(vectors_NV: Tensor, texts: Texts, own: slice) -> dict[str, Tensor]:
+    """Return the mean number of tokens with a weight in the vectors of queries and of documents, times own texts."""
+    from modernbert_train.models.contrastive import QUERY
+
+    terms_N, is_query_N = (vectors_NV > 0).sum(dim=1).double(), (texts.roles_N == QUERY).to(vectors_NV.device)
+    which = {"flops/query_terms": is_query_N, "flops/document_terms": ~is_query_N}
+    return {name: terms_N[which_N].mean() * (own.stop - own.start) for name, which_N in which.items()}
 
 
 @dataclass(frozen=True)

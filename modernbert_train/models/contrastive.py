@@ -1,4 +1,4 @@
-"""Vectors of texts (one a text, or one a token) and the contrastive loss over a global batch.
+"""Vectors of texts (one a text, or one a token; sparse ones: sparse.py) and the contrastive loss over a global batch.
 
 See objectives/contrastive.py. A query is compared with the texts of all microbatches, so one microbatch lacks a loss.
 Each is encoded twice (GradCache, arXiv 2101.06983): first for its vectors; `compare` then returns the loss
@@ -26,14 +26,17 @@ from modernbert_train.config.contrastive import SCORE_UNIT
 from modernbert_train.config.schema import ContrastiveConfig, ModelConfig
 from modernbert_train.models.casts import Linear
 from modernbert_train.models.encoder import Encoder, OnEncoder
+from modernbert_train.models.layers import compute_dtype
 from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.models.maxsim import MaxSim
+from modernbert_train.models.sparse import SparseVectors
 
 # keys of the targets that objectives/contrastive.py makes
 FIRSTS, ROLES, LOW, HIGH = "firsts_P", "roles_P", "low_P", "high_P"
 EXAMPLES, MARGINS = "examples_P", "margins_P"
 # keys of the results of `compare` for the microbatch
 GRADIENT, LOSS, SCALE_GRADIENT = "gradient", "loss", "scale_gradient"
+FLOPS = "flops_2V"  # see `flops_of`
 QUERY, POSITIVE = 0, 1
 _COSINES = 1 << 25  # computed at a time
 _MOST_SCALE = 100.0  # CLIP's, arXiv 2103.00020
@@ -73,7 +76,7 @@ class ForVectors(OnEncoder):
 
     def __init__(self, encoder: Encoder, objective: ContrastiveConfig) -> None:
         super().__init__(encoder)
-        self.pooling = objective.pooling
+        self.pooling, self._margin = objective.pooling, objective.score_scale / SCORE_UNIT
         self.log_scale = LogScale(objective.first_temperature) if objective.learn_temperature else None
         if objective.is_late:
             self.token_projection = Linear(encoder.config.hidden_size, objective.token_vectors, bias=False)
@@ -120,22 +123,37 @@ class ForVectors(OnEncoder):
             tangent = tangent + (self.log_scale.bias * batch.targets[SCALE_GRADIENT]).sum()
         losses = {"contrastive": tangent - tangent.detach() + batch.targets[LOSS]}
         if "score" in batch.counts:
-            losses["score"] = score_loss_sum(vectors, batch)
+            losses["score"] = score_loss_sum(vectors, batch, self._margin, dot=self.pooling == "sparse")
+        if FLOPS in batch.targets:
+            queries = batch.counts["contrastive"]
+            of_queries_V, of_documents_V = batch.targets[FLOPS].unbind()
+            flops = (vectors[:queries] @ of_queries_V).sum() + (vectors[queries:] @ of_documents_V).sum()
+            losses["flops"] = 2 * flops - flops.detach()  # the value of the square of a mean, and its gradient
         return Sums(losses, {})
 
 
-def score_loss_sum(vectors_PD: Tensor, batch: Batch) -> Tensor:
-    """Sum, over the negatives of a microbatch, of the squared difference of two margins; see `score_weight`."""
+def score_loss_sum(vectors_PD: Tensor, batch: Batch, unit: float = 1 / SCORE_UNIT, *, dot: bool = False) -> Tensor:
+    """Sum, over the negatives of a microbatch, of the squared difference of two margins; see `score_weight`.
+
+    Args:
+        vectors_PD: of its texts.
+        batch: the microbatch.
+        unit: of the teacher's margins.
+        dot: score by dot product rather than by cosine.
+    """
     queries, number = batch.counts["contrastive"], batch.counts["score"]
     examples_K, margins_K = (batch.targets[name][:number] for name in (EXAMPLES, MARGINS))
     query_KD, positive_KD = (vectors_PD.index_select(0, first + examples_K) for first in (0, queries))
     negative_KD = vectors_PD[2 * queries : 2 * queries + number]
-    ours_K = F.cosine_similarity(query_KD, positive_KD) - F.cosine_similarity(query_KD, negative_KD)
-    return (ours_K - margins_K / SCORE_UNIT).square().sum()
+    if dot:
+        ours_K = (query_KD * (positive_KD - negative_KD)).sum(dim=1)
+    else:
+        ours_K = F.cosine_similarity(query_KD, positive_KD) - F.cosine_similarity(query_KD, negative_KD)
+    return (ours_K - margins_K * unit).square().sum()
 
 
 class ForVectorsAndMasked(ForVectors):
-    """`ForVectors` with a masked-LM head, trained by batches without the term `contrastive`.
+    """`ForVectors` with a masked-LM head, for sparse vectors, or trained by batches without the term `contrastive`.
 
     Its parameters are named as in a masked-LM model: `head` and `decoder`.
 
@@ -161,6 +179,20 @@ class ForVectorsAndMasked(ForVectors):
         """See `OnEncoder`; compiles the masked-LM head and its loss too."""
         super().compile_heads(**options)
         self._masked[0].compile_heads(**options)
+
+    def vectors(self, batch: Batch) -> Tensor:
+        """See `ForVectors`; sparse: return vectors_NV of the texts alone, without the padding of the targets."""
+        if self.pooling != "sparse":
+            return super().vectors(batch)
+        masked, decoder = self._masked[0], self.decoder
+        hidden_TE = masked.transformed(self.encode(batch.packed))
+        logits = masked.logit_chunk(compute_dtype(hidden_TE), on_gpu=hidden_TE.is_cuda) * len(decoder.weight)
+        columns, firsts_N = max(1, logits // len(hidden_TE)), batch.targets[FIRSTS][: batch.counts["flops"]]
+        boundaries_S, cast_VE = batch.packed.cu_seqlens_S, decoder.cast
+        vectors_NV: Tensor = SparseVectors.apply(
+            hidden_TE, decoder.weight, decoder.bias, boundaries_S, firsts_N, columns, cast_VE
+        )
+        return vectors_NV
 
     def forward(self, batch: Batch, figures: bool = False) -> Sums:
         """See `ForVectors`; a batch of any other objective is computed by `ForMaskedLM`."""
@@ -277,7 +309,7 @@ def compare(
     for width in widths:
         with torch.enable_grad():
             cut_VW = vectors_VW[:, :width].detach().requires_grad_(backward)
-            unit_VW = F.normalize(cut_VW, dim=1)
+            unit_VW = cut_VW if settings.is_sparse else F.normalize(cut_VW, dim=1)
             leaf_VW = unit_VW.detach().requires_grad_(backward)
             for part, losses_R, hits_R in find.parts(leaf_VW, log_scale_Q):
                 losses_R = losses_R / len(widths)
@@ -290,6 +322,18 @@ def compare(
                 assert cut_VW.grad is not None
                 gradient_VW[:, :width] += cut_VW.grad
     return Compared(losses_Q, hits, gradient_VW if backward else None, log_scale_Q.grad)
+
+
+def flops_of(vectors_NV: Tensor, texts: Texts, settings: ContrastiveConfig) -> Tensor:
+    """Return flops_2V, for queries and documents: the mean vector of the global batch, times the regulariser's weight
+    and the share that makes a mean over all texts one over these.
+
+    The mean of its products with the texts is the regulariser, whose gradient is twice the gradient of these products.
+    """
+    is_query_N = (texts.roles_N == QUERY).to(vectors_NV.device)
+    weights = ((is_query_N, settings.query_flops), (~is_query_N, settings.document_flops))
+    means = [vectors_NV[which_N].mean(dim=0) * (weight / which_N.float().mean()) for which_N, weight in weights]
+    return torch.stack(means)
 
 
 class _Cosines:

@@ -66,5 +66,7 @@ class Contrastive:
             targets[EXAMPLES] = np.pad(examples_P[len(found) - len(margins) : len(found)], (0, rest))
             targets[MARGINS] = np.pad(np.array(margins, dtype=np.int64), (0, rest))
             counts["score"] = len(margins)
+        if settings.is_sparse:
+            counts["flops"] = len(found)
         boundaries = np.sort(np.concatenate([text.boundaries, np.array(inner, dtype=np.int64)]))
         return Inputs(text.ids_T, targets, counts, boundaries=boundaries)

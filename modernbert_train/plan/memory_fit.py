@@ -9,11 +9,12 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from modernbert_train.config.auto import assigned, microbatch_key, with_settings
 from modernbert_train.config.schema import (
     ContrastiveConfig,
+    ModelConfig,
     ModernBertConfig,
     ObjectiveConfig,
     PhaseConfig,
@@ -68,6 +69,9 @@ def phase_memory(
     shards = sharing_ranks(strategy, ranks, config.distributed.shard_ranks, gpu)
     queries = math.ceil(objective.query_share * tokens) + 32 if objective.query_share else 0
     bf16 = config.compute.precision != "fp32" and gpu.bf16
+    is_sparse = isinstance(objective, ContrastiveConfig) and objective.is_sparse
+    # the same bound as MaskedLM.max_predicted
+    most_predicted = None if objective.compares else math.ceil(objective.most_predicted * tokens) + 32
     own_tokens = own_rows(config.phases[name], ranks) * config.phases[name].row_tokens
     step_texts = -(-config.phases[name].batch_rows * config.phases[name].row_tokens // TEXT_TOKENS)
     found = memory(
@@ -80,13 +84,16 @@ def phase_memory(
         shards=shards,
         ranks=ranks,
         tokens=tokens + queries,
-        # the same bound as MaskedLM.max_predicted
-        predicted=None if objective.compares else math.ceil(objective.most_predicted * tokens) + 32,
+        predicted=tokens if is_sparse else most_predicted,
         step_tokens=own_tokens,
         step_texts=step_texts,
     )
     teacher = teacher_memory(config, name, bf16=bf16, tokens=tokens, shards=shards)
-    found = replace(found, teacher=teacher, compared=_compared(objective, config.model.hidden_size, step_texts, ranks))
+    found = replace(found, teacher=teacher, compared=_compared(objective, config.model, step_texts, ranks))
+    if is_sparse:
+        # of the global batch the gradients, for the second pass; of a microbatch vectors, their tokens and gradients
+        kept = 4 * config.model.vocab_size * (step_texts + 3 * -(-tokens // TEXT_TOKENS))
+        found = replace(found, head=found.head + kept)
     if objective.compares and objective.projected_width is not None:
         width, step_tokens = objective.projected_width, config.phases[name].batch_rows * config.phases[name].row_tokens
         kept = 4 * width * own_tokens  # gradients, for the second pass
@@ -116,12 +123,12 @@ def teacher_memory(config: RunConfig, name: str, *, bf16: bool, tokens: int, sha
     )
 
 
-def _compared(objective: ObjectiveConfig, width: int, texts: int, ranks: int) -> int:
+def _compared(objective: ObjectiveConfig, model: ModelConfig, texts: int, ranks: int) -> int:
     """Return the bytes of comparing pairs: half of the texts are queries."""
-    if not objective.compares:
+    if not isinstance(objective, ContrastiveConfig):
         return 0
-    symmetric = cast(ContrastiveConfig, objective).symmetric
-    return compared_bytes(width, texts, -(-texts // 2 // ranks), -(-texts // 2), symmetric=symmetric)
+    width = model.vocab_size if objective.is_sparse else model.hidden_size
+    return compared_bytes(width, texts, -(-texts // 2 // ranks), -(-texts // 2), symmetric=objective.symmetric)
 
 
 def configured_memory(config: RunConfig, name: str, gpu: HasMemory, ranks: int) -> Memory:

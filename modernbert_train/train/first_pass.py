@@ -16,7 +16,7 @@ from modernbert_train.batch import Batch, Sums
 from modernbert_train.config.schema import ContrastiveConfig, ObjectiveConfig
 from modernbert_train.distributed.group import rows_of_all, sum_over_ranks
 from modernbert_train.errors import DataError
-from modernbert_train.models.contrastive import GRADIENT, LOSS, SCALE_GRADIENT, Texts, compare, rows_of
+from modernbert_train.models.contrastive import FLOPS, GRADIENT, LOSS, SCALE_GRADIENT, Texts, compare, flops_of, rows_of
 
 
 def first_pass(
@@ -59,9 +59,10 @@ def first_pass(
     gradients = compared.gradient_VW[own].split([len(each) for each in rows])
     queries = [each.num_queries for each in texts]
     losses, of_scale = compared.losses_Q.split(queries), compared.scale_gradient_Q.split(queries)
+    beside = {FLOPS: flops_of(all_VW, everyone, settings)} if settings.is_sparse else {}
     targets: list[Mapping[str, Tensor]] = []
     for size, places, gradient, loss, by_scale in zip(sizes, rows, gradients, losses, of_scale, strict=True):
         padded = gradient.new_zeros(size, gradient.shape[1])
         padded[places] = gradient
-        targets.append({GRADIENT: padded, LOSS: loss.sum(), SCALE_GRADIENT: by_scale.sum()})
+        targets.append({GRADIENT: padded, LOSS: loss.sum(), SCALE_GRADIENT: by_scale.sum(), **beside})
     return targets

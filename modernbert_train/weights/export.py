@@ -196,8 +196,9 @@ def _model(source: Source, prompts: Mapping[str, str] | None = None) -> _Part:
     if objective is not None and objective.is_labelled:
         hub: HubFormat = classifier_format(model, cast(LabelledConfig, objective))
         return _Part(_CLASSIFIERS[objective.heads[0]], model, weights, hub)
-    if objective is not None and objective.compares:  # a masked-LM head belongs to another phase
-        weights = {name: tensor for name, tensor in weights.items() if module_of(name) in ("model", TOKEN_PROJECTION)}
+    if objective is not None and objective.compares:  # an idle masked-LM head belongs to another phase
+        kept = {"model", TOKEN_PROJECTION} | ({*MASKED_LM} if "tokens" in objective.heads else set())
+        weights = {name: tensor for name, tensor in weights.items() if module_of(name) in kept}
         hub = Alone(export_format(model, source.order), cast(ContrastiveConfig, objective), prompts)
         return _Part("embedder", model, weights, hub)
     modules = {module_of(name) for name in weights}

@@ -32,7 +32,7 @@ from modernbert_train.weights.formats.tensors import Shapes, from_hf, to_hf, uns
 WEIGHTS, INDEX, CARD = "model.safetensors", "model.safetensors.index.json", "README.md"
 EXPORTED_FILES = {WEIGHTS, CONFIG_JSON, CARD, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP}
 _WRAPPERS = ("_orig_mod.", "module.")
-EXPORTED_FILES |= {"modules.json", "sentence_bert_config.json", "1_Pooling"}  # of an encoder without a head
+EXPORTED_FILES |= {"modules.json", "sentence_bert_config.json", "1_Pooling", "1_SpladePooling"}  # of embeddings
 EXPORTED_FILES |= {"config_sentence_transformers.json", DENSE, "2_MultiVectorMask", "3_Normalize"}  # late interaction
 
 

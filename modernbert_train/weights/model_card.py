@@ -181,7 +181,8 @@ def run_card(
             "replacements is exported separately."
         )
     elif part == "embedder":
-        kind = "SentenceTransformer" if now.objective.projected_width is None else "MultiVectorEncoder"
+        kinds = {"late": "MultiVectorEncoder", "sparse": "SparseEncoder"}
+        kind = kinds.get(str(now.objective.pooling), "SentenceTransformer")
         introduction += f" sentence-transformers' {kind} opens it too and returns the trained embeddings."
     elif part == "generator":
         introduction += " This is the generator; the run's main model learnt to detect its replacements."

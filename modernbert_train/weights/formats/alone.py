@@ -1,4 +1,4 @@
-"""An encoder without a head, as contrastive training produces it: its format's tensors and keys, under another class.
+"""A model of contrastive training: an encoder without a head, under another class; sparse vectors keep the head.
 
 Keys in config.json record the class with a head, by which the file is read again, and the pooling of the hidden states.
 Further files make the folder one of sentence-transformers too; for late interaction they hold the projection from
@@ -8,7 +8,7 @@ hidden states to token vectors.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, get_args, get_type_hints
 
 from modernbert_train.config.contrastive import TOKEN_PROJECTION
 from modernbert_train.config.objective import Order
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 WITH_HEAD, POOLING, WIDTH = "with_head", "pooling_of_vectors", "token_vectors"  # this program's keys in config.json
 DENSE = "1_Dense"  # folder of the projection
+_SPLADE = "sparse_encoder.modules.splade_pooling.SpladePooling"
 _OF_TOKENS = {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"}
 _PLACES = {
     "Transformer": "base.modules.transformer",
@@ -56,9 +57,9 @@ class Alone:
 
     def read(self, raw: dict[str, Any], where: str) -> Described:
         """See `HubFormat`."""
-        pooling, width = raw.get(POOLING), raw.get(WIDTH, 128)
-        if pooling not in ("cls", "mean", "late"):
-            raise DataError(f"{where}: {POOLING}={shown(pooling)}, none of cls, mean and late. Restore it from a copy.")
+        pooling, width = cast(Any, raw.get(POOLING)), raw.get(WIDTH, 128)
+        if pooling not in get_args(get_type_hints(ContrastiveConfig)["pooling"]):
+            raise DataError(f"{where}: {POOLING}={shown(pooling)} is unknown here. Restore it from a copy.")
         if not isinstance(width, int) or isinstance(width, bool) or width < 1:
             raise DataError(f"{where}: {WIDTH}={shown(width)}, not a number of columns. Restore it from a copy.")
         described = self._whole.read({**raw, "architectures": [raw[WITH_HEAD]]}, where)
@@ -70,17 +71,18 @@ class Alone:
         """See `HubFormat`."""
         about = self._whole.describe(config, order, modules, max_tokens, vocabulary)
         named = str(about["architectures"][0])
-        plain = next((named.removesuffix(end) + "Model" for end in _ENDS if named.endswith(end)), named)
+        ends = () if self._objective.is_sparse else _ENDS
+        plain = next((named.removesuffix(end) + "Model" for end in ends if named.endswith(end)), named)
         how: dict[str, Any] = {WITH_HEAD: named, POOLING: self._objective.pooling}
         if self._objective.is_late:
             how[WIDTH] = self._objective.token_vectors
-        return {**about, "architectures": [_OTHERS.get(named, plain)], **how}
+        return {**about, "architectures": [named if self._objective.is_sparse else _OTHERS.get(named, plain)], **how}
 
     def theirs(self, name: str, config: Any) -> tuple[str, ...]:
         """See `HubFormat`."""
         if name == f"{TOKEN_PROJECTION}.weight":
             return (f"{DENSE}/linear.weight",)
-        return self._whole.theirs(name, config) if name.startswith("model.") else ()
+        return self._whole.theirs(name, config) if name.startswith(("model.", "head.", "decoder.")) else ()
 
     def today(self, name: str) -> str | None:
         """See `HubFormat`."""
@@ -94,6 +96,11 @@ class Alone:
     def files(self, width: int, max_tokens: int) -> dict[str, Any]:
         """Return sentence-transformers' files by name: pooling and vectors of length 1, or late interaction."""
         length = {"max_seq_length": max_tokens, "do_lower_case": False}
+        if self._objective.is_sparse:
+            found = _modules([("Transformer", _PLACES["Transformer"] + ".Transformer"), ("SpladePooling", _SPLADE)])
+            found |= {"sentence_bert_config.json": length | {"transformer_task": "fill-mask"}}
+            found |= {"config_sentence_transformers.json": {"model_type": "SparseEncoder"} | self._prompts}
+            return found | {"1_SpladePooling/config.json": {"pooling_strategy": "max", "activation_function": "relu"}}
         if not self._objective.is_late:
             modules = [(kind, f"models.{kind}") for kind in ("Transformer", "Pooling", "Normalize")]
             how = {"word_embedding_dimension": width, "pooling_mode": self._objective.pooling}
