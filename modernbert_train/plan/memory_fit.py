@@ -9,7 +9,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from modernbert_train.config.auto import assigned, microbatch_key, with_settings
 from modernbert_train.config.schema import (
@@ -69,7 +69,7 @@ def phase_memory(
     shards = sharing_ranks(strategy, ranks, config.distributed.shard_ranks, gpu)
     queries = math.ceil(objective.query_share * tokens) + 32 if objective.query_share else 0
     bf16 = config.compute.precision != "fp32" and gpu.bf16
-    is_sparse = isinstance(objective, ContrastiveConfig) and objective.is_sparse
+    is_sparse = objective.compares and "tokens" in objective.heads
     # the same bound as MaskedLM.max_predicted
     most_predicted = None if objective.compares else math.ceil(objective.most_predicted * tokens) + 32
     own_tokens = own_rows(config.phases[name], ranks) * config.phases[name].row_tokens
@@ -125,10 +125,11 @@ def teacher_memory(config: RunConfig, name: str, *, bf16: bool, tokens: int, sha
 
 def _compared(objective: ObjectiveConfig, model: ModelConfig, texts: int, ranks: int) -> int:
     """Return the bytes of comparing pairs: half of the texts are queries."""
-    if not isinstance(objective, ContrastiveConfig):
+    if not objective.compares:
         return 0
-    width = model.vocab_size if objective.is_sparse else model.hidden_size
-    return compared_bytes(width, texts, -(-texts // 2 // ranks), -(-texts // 2), symmetric=objective.symmetric)
+    width = model.vocab_size if "tokens" in objective.heads else model.hidden_size
+    symmetric = cast(ContrastiveConfig, objective).symmetric
+    return compared_bytes(width, texts, -(-texts // 2 // ranks), -(-texts // 2), symmetric=symmetric)
 
 
 def configured_memory(config: RunConfig, name: str, gpu: HasMemory, ranks: int) -> Memory:
