@@ -35,13 +35,11 @@ def letter_tokenizer(alphabet: str, kmer: int = 1) -> Tokenizer:
     letters = plain + further
     if len({*letters}) < max(2, len(letters)) or any(letter.isspace() for letter in letters):
         raise ConfigError(
-            f"--alphabet {alphabet}: give {', '.join(ALPHABETS)}, or two or more letters without white space, each "
-            "once."
+            f"--alphabet {alphabet}: give {', '.join(ALPHABETS)}, or several letters without white space, each once."
         )
     if not 1 <= kmer <= 64 or (kmer > 1 and len(plain) ** kmer > _MAX_KMERS):
         raise ConfigError(
-            f"--kmer {kmer}: {len(plain)} letters make {len(plain)}^{kmer} tokens, the limit is {_MAX_KMERS:,}. Give 1 "
-            "or more, and fewer."
+            f"--kmer {kmer}: {len(plain)}^{kmer} tokens, the limit is {_MAX_KMERS:,}. Give 1 or more, and fewer."
         )
     kmers = map("".join, product(plain, repeat=kmer)) if kmer > 1 else ()
     vocabulary = {token: number for number, token in enumerate((*SPECIAL_TOKENS, *letters, *kmers))}

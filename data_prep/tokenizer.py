@@ -1,6 +1,6 @@
 """Make a tokenizer that several specs may name, or count the tokens of texts.
 
-tokenizer train OUT FILE_OR_FOLDER... --entries 50368 --spare 83
+tokenizer train OUT FILE_OR_FOLDER... --entries 50368 --spare 83 --superbpe 0.8
 tokenizer letters OUT --alphabet dna --kmer 6
 tokenizer adapt OUT TOKENIZER --extend
 tokenizer trim OUT TOKENIZER FILE_OR_FOLDER... --entries 16384
@@ -20,7 +20,7 @@ from typing import Any
 from data_prep.clean.documents import Kept, Tally, examine
 from data_prep.clean.filters import make_screen
 from data_prep.clean.losses import losses
-from data_prep.fertility import as_json, fertility, fertility_table
+from data_prep.fertility import Spelled, as_json, fertility, fertility_table
 from data_prep.letters import ALPHABETS, letter_tokenizer
 from data_prep.make_tokenizer import (
     adapt_tokenizer,
@@ -28,11 +28,11 @@ from data_prep.make_tokenizer import (
     require_size,
     roles_of_adapted,
     save_tokenizer,
-    train_tokenizer,
 )
 from data_prep.program import finish
 from data_prep.read.items import Document
 from data_prep.read.sources import read_source
+from data_prep.superbpe import train_superbpe
 from data_prep.trim_tokenizer import trim_tokenizer
 from data_prep.write.workspace import workspace
 from modernbert_train.cli.parser import Parser
@@ -83,6 +83,8 @@ def make_parser() -> Parser:
     with_texts(train)
     train.add_argument("--entries", type=int, default=50_368, help="all included, a multiple of 64 (50368)")
     train.add_argument("--spare", type=int, default=83, help="of them [unused0], ... that no text gives (83)")
+    share = "of the entries, such as 0.8, from which on merges cross white space (1: none do)"
+    train.add_argument("--superbpe", type=float, default=1.0, metavar="SHARE", help=share)
     letters = commands.add_parser("letters", help="a token for each letter of proteins or DNA, or for each k letters")
     letters.add_argument("out", help="folder to be made")
     letters.add_argument("--alphabet", required=True, help=f"{', '.join(ALPHABETS)}, or the letters themselves")
@@ -102,6 +104,7 @@ def make_parser() -> Parser:
     count = commands.add_parser("fertility", help="tokens a word, a character and a byte of texts, each a row")
     count.add_argument("tokenizer", help="tokenizer.json, or its folder")
     with_texts(count)
+    count.add_argument("--beside", nargs="+", default=[], metavar="TOKENIZER", help="others, on the same texts")
     count.add_argument("--parallel", action="store_true", help="the texts translate the first: their parity too")
     count.add_argument("--json", action="store_true", help="as JSON, one object for each text by name")
     return parser
@@ -138,7 +141,7 @@ def _make_folder(parsed: argparse.Namespace) -> str:
         roles = roles_of_adapted(parsed.tokenizer)
     with workspace(out) as folder:  # a place that cannot be written is found before hours of training
         if parsed.command == "train":
-            tokenizer = train_tokenizer(texts_of(config), parsed.entries, parsed.spare)
+            tokenizer = train_superbpe(lambda: texts_of(config), parsed.entries, parsed.spare, parsed.superbpe)
             require_size(tokenizer, parsed.entries)
         elif parsed.command == "trim":
             whole = adapt_tokenizer(parsed.tokenizer)
@@ -155,14 +158,17 @@ def _make_folder(parsed: argparse.Namespace) -> str:
 def _fertility(parsed: argparse.Namespace) -> str:
     if len({*parsed.text}) < len(parsed.text):
         raise ConfigError("the same text is named twice. Remove one.")
-    texts: dict[str, Iterator[str]] = {}
+    configs: dict[str, PrepareConfig] = {}
     for path in parsed.text:
         source = SourceConfig(kind=parsed.kind, text_field=parsed.text_field, path=path)
-        config = PrepareConfig(out="", sources={path: source})
-        if problems := prepare_problems(config):
+        configs[path] = PrepareConfig(out="", sources={path: source})
+        if problems := prepare_problems(configs[path]):
             raise ConfigError("\n".join(problems))
-        texts[path] = texts_of(config)
-    found = fertility(parsed.tokenizer, texts, parallel=parsed.parallel)
+    found: dict[str, Spelled] = {}
+    for tokenizer in (parsed.tokenizer, *parsed.beside):
+        texts = {path: texts_of(config) for path, config in configs.items()}
+        each = fertility(tokenizer, texts, parallel=parsed.parallel)
+        found |= {f"{path} by {tokenizer}" if parsed.beside else path: counts for path, counts in each.items()}
     if parsed.json:
         return json.dumps(as_json(found, parsed.parallel), indent=2)
     return fertility_table(found, parsed.parallel)

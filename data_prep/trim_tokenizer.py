@@ -2,7 +2,7 @@
 
 Special and other added tokens stay, but for [unused0] and so on; so do bytes, and the characters that occur in the
 text. Of the rest the most frequent stay, equally frequent ones by their old id, each together with the tokens that BPE
-merges it from. What is dropped is spelled by smaller tokens. The ids of those that stay move up, in their old order;
+merges it from. Smaller tokens spell the dropped ones. The ids of those that stay move up, in their old order;
 rows of a model follow with weights.vocabulary=replace.
 """
 
@@ -40,7 +40,7 @@ def trim_tokenizer(
         The smaller tokenizer, and the share of the text's tokens that stay.
 
     Raises:
-        ConfigError: it has no more entries, or what must stay are more.
+        ConfigError: it has as few entries, or more must stay.
     """
     content: dict[str, Any] = json.loads(tokenizer.to_str())
     ids: dict[str, int] = tokenizer.get_vocab()
@@ -68,7 +68,7 @@ def trim_tokenizer(
 
 
 def _needed(content: dict[str, Any], ids: dict[str, int], counts: Counter[str]) -> Iterator[str]:
-    """Tokens that stay whatever their counts."""
+    """Yield tokens that stay regardless of their counts."""
     added = {token["content"] for token in content["added_tokens"]}
     characters = {character for token in counts for character in token.removeprefix(_INSIDE)}
     if '"ByteLevel"' in json.dumps([content.get("pre_tokenizer"), content.get("decoder")]):
@@ -82,15 +82,15 @@ def _needed(content: dict[str, Any], ids: dict[str, int], counts: Counter[str]) 
 
 
 def _parts(model: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """Of each token that BPE merges the two that it is made of, by the merge that comes first."""
+    """Return the two parts of each merged token, by its first merge."""
     found: dict[str, tuple[str, str]] = {}
-    for first, second, both in _merges(model):
+    for first, second, both in merges_of(model):
         found.setdefault(both, (first, second))
     return found
 
 
-def _merges(model: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Two tokens and what they become."""
+def merges_of(model: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield two tokens and the token that they become, for each merge of a BPE."""
     for merge in model.get("merges", ()):
         first, second = merge.split(" ") if isinstance(merge, str) else merge
         yield first, second, first + second.removeprefix(model.get("continuing_subword_prefix") or "")
@@ -112,7 +112,7 @@ def _with_tokens(content: dict[str, Any], kept: list[str], roles: Mapping[str, s
     else:
         model["vocab"] = {token: new[token] for token in old if token in new}
     if "merges" in model:
-        model["merges"] = [[a, b] for a, b, both in _merges(model) if {a, b, both} <= new.keys()]
+        model["merges"] = [[a, b] for a, b, both in merges_of(model) if {a, b, both} <= new.keys()]
     content["added_tokens"] = [
         token | {"id": new[token["content"]]} for token in content["added_tokens"] if token["content"] in new
     ]

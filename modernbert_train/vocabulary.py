@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import string
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _SENTENCE_ENDS = (".", "!", "?", "\n", "\u3002", "\uff01", "\uff1f", "Ċ", "ãĢĤ", "ï¼ģ", "ï¼Ł")
 _CLOSING = "\"'\u201d\u2019»)]"
 _SPACES = ("Ġ", "▁", " ")  # prefix of a token after a space: byte-level, SentencePiece, neither
+_GAPS = re.compile(r"(?<=[^Ġ▁ ])[Ġ▁ ]+(?=[^Ġ▁ ])")  # between words of one token
 _CONTINUES = "##"  # prefix of a token that continues a word, if spaces leave no mark
 SPARE = "[unused"  # prefix of a reserved entry
 _LARGEST_ID = (1 << 31) - 1  # limit of ids in shards
@@ -49,6 +51,7 @@ class Vocabulary:
             closing quote or bracket, or a line break.
         inside_words: int64 ids of tokens that continue a word: with WordPiece's ##, or letters and digits without the
             mark of a space, if the vocabulary marks spaces.
+        further_words: int64 ids of tokens that hold several words, as a SuperBPE's: once for each word after the first.
         segments_of_pairs: True if the tokenizer gives the second text of a pair token type 1.
         roles: token of each role, as the tokenizer spells it.
         separators: number of sep tokens between the two texts of a pair; a RoBERTa has two.
@@ -63,6 +66,7 @@ class Vocabulary:
     sha256: str
     sentence_ends: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     inside_words: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    further_words: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     segments_of_pairs: bool = False
     roles: Mapping[str, str] = field(default_factory=lambda: CONVENTION)
     separators: int = 1
@@ -115,7 +119,7 @@ def read_vocabulary(folder: str | Path) -> Vocabulary:
     cls_id, sep_id, pad_id, mask_id = (ids[roles[role]] for role in NEEDED)
     special = [cls_id, sep_id, pad_id, mask_id]
     if np.isin(special, words.ordinary).any():  # tokenizer.json does not mark them as special
-        words = _Words(*(np.setdiff1d(each, special) for each in words))
+        words = _Words(*(each[~np.isin(each, special)] for each in words))
     return Vocabulary(
         num_entries=max(ids.values()) + 1,
         cls_id=cls_id,
@@ -126,6 +130,7 @@ def read_vocabulary(folder: str | Path) -> Vocabulary:
         sha256=parsed.sha256,
         sentence_ends=words.sentence_ends,
         inside_words=words.inside_words,
+        further_words=words.further_words,
         segments_of_pairs=parsed.segments_of_pairs,
         roles=roles,
         separators=parsed.separators,
@@ -274,6 +279,7 @@ class _Words(NamedTuple):
     ordinary: NDArray[np.int64]
     sentence_ends: NDArray[np.int64]
     inside_words: NDArray[np.int64]
+    further_words: NDArray[np.int64]
 
 
 def _words(path: Path) -> _Words:
@@ -281,7 +287,8 @@ def _words(path: Path) -> _Words:
     ids = {text: i for text, i in parsed.ids.items() if not _is_reserved(text, parsed.added)}
     reserved = {*parsed.ids.values()} - {*ids.values()}
     ends = [i for text, i in ids.items() if text.rstrip(_CLOSING).endswith(_SENTENCE_ENDS)]
-    kinds = ({*parsed.ids.values()} - reserved, ends, _inside_words(ids))
+    further = [i for text, i in ids.items() for _ in _GAPS.findall(text)]
+    kinds = ({*parsed.ids.values()} - reserved, ends, _inside_words(ids), further)
     found = _Words(*(np.array(sorted(each), dtype=np.int64) for each in kinds))
     for shared in found:
         shared.setflags(write=False)

@@ -94,6 +94,14 @@ def test_tokens_inside_words_are_known(tmp_path: Path, tokens: list[str], inside
     assert [tokens[i] for i in vocabulary.inside_words] == inside
 
 
+def test_words_within_a_token_are_counted(tmp_path: Path) -> None:
+    """A SuperBPE's token of three words is no word, and three in a row would be nine words to guess."""
+    tokens = ["Ġthe", "ĠinĠtheĠend", "ing", "sĠof", "ĠĠĠĠ", "Ġ", "ĠĠĠĠdefĠf", ",Ġand"]
+    vocabulary = read_vocabulary(write(tmp_path, {text: i for i, text in enumerate(tokens)}, specials(len(tokens))))
+    assert [tokens[i] for i in vocabulary.further_words] == ["ĠinĠtheĠend"] * 2 + ["sĠof", "ĠĠĠĠdefĠf", ",Ġand"]
+    assert [tokens[i] for i in vocabulary.inside_words] == ["ing", "sĠof"]
+
+
 @pytest.mark.parametrize(
     ("template", "segments"),
     [("$A [SEP] $B [SEP]", False), ("$A [SEP] $B:1 [SEP]:1", True), (None, False), ("bert", True), ("roberta", False)],

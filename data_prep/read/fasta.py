@@ -77,11 +77,8 @@ class _Record:
         if not self._total:
             yield LeftOut(self._id, "no_sequence", "a record without letters")
         elif self._part_letters is None and self._total > self._max_characters:
-            yield LeftOut(
-                self._id,
-                "too_long",
-                f"{self._total} letters, max_characters={self._max_characters}; part_letters of its source cuts it",
-            )
+            detail = f"{self._total} letters, max_characters={self._max_characters}; part_letters of its source cuts it"
+            yield LeftOut(self._id, "too_long", detail)
         else:
             yield self._part(len(self._letters))
 

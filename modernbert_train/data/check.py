@@ -47,10 +47,8 @@ def check_data(config: RunConfig) -> DataFacts:
             f"{vocabulary.pad_id + 1}, or 0 for a BERT."
         )
     if config.model.mask_id not in (None, vocabulary.mask_id):
-        raise ConfigError(
-            f"model.mask_id={config.model.mask_id}: the tokenizer in {config.data.tokenizer} has [MASK] at "
-            f"{vocabulary.mask_id}. Set model.mask_id={vocabulary.mask_id}."
-        )
+        here = f"model.mask_id={config.model.mask_id}: the tokenizer in {config.data.tokenizer} has [MASK] at "
+        raise ConfigError(f"{here}{vocabulary.mask_id}. Set model.mask_id={vocabulary.mask_id}.")
     pairs = [now.objective.name for now in (config, *config.in_phase.values()) if "pair" in now.objective.heads]
     if pairs and config.model.segments > 1 and not vocabulary.segments_of_pairs:
         raise ConfigError(

@@ -45,6 +45,7 @@ class Candidates:
         rate_S: share of each sequence to predict.
         keys_S: uint64 key of each.
         continues_word_N: a function that returns, for each token, True if it continues the word before it.
+        further_words_N: a function that returns, for each token, how many words begin inside it.
     """
 
     sequence_N: Ints
@@ -56,6 +57,7 @@ class Candidates:
     rate_S: NDArray[np.float64]
     keys_S: Keys
     continues_word_N: Callable[[], NDArray[np.bool_]]
+    further_words_N: Callable[[], Ints]
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ def _ngram(text: Candidates) -> Ints:
     """Choose whole words, up to three together, in each part before and after a cut."""
     parts = np.stack((text.cuts_S, text.lengths_S - text.cuts_S), axis=1).ravel()
     sequence = np.repeat(np.arange(len(text.lengths_S)), 2)[parts > 0]
-    return ngrams.choose(text.continues_word_N(), parts[parts > 0], sequence, text.counts_S, text.keys_S)
+    words = text.continues_word_N(), text.further_words_N()
+    return ngrams.choose(*words, parts[parts > 0], sequence, text.counts_S, text.keys_S)
 
 
 MASKINGS = {

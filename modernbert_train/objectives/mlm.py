@@ -67,6 +67,7 @@ class MaskedLM:
             self._random_ids = np.arange(max(*special, int(vocabulary.ordinary.max())) + 1)
         self._goes_on = np.zeros(vocabulary.num_entries + 1, dtype=bool)  # the last: ids outside, each a word by itself
         self._goes_on[vocabulary.inside_words] = True
+        self._further = np.bincount(vocabulary.further_words, minlength=vocabulary.num_entries + 1)
 
     def make(self, text: PackedText, settings: MaskedLmConfig, cuts_Q: NDArray[np.int64] | None = None) -> Inputs:
         """See `Objective.make`; `cuts_Q` as in `corrupt`."""
@@ -144,9 +145,12 @@ class MaskedLM:
             at = starts_S[sequence] + place
             return self._goes_on.take(ids_T[at], mode="clip") if inside_words_T is None else inside_words_T[at]
 
+        def further() -> NDArray[np.int64]:
+            return self._further.take(ids_T[starts_S[sequence] + place], mode="clip")
+
         cuts_S = lengths_S if cuts_S is None else cuts_S
         chosen = self._masking.choose(
-            Candidates(sequence, place, draws, lengths_S, cuts_S, counts_S, rate_S, keys_S, continues_word)
+            Candidates(sequence, place, draws, lengths_S, cuts_S, counts_S, rate_S, keys_S, continues_word, further)
         )
         predicted = place[chosen] < predictable_S[sequence[chosen]]
         if most is None:

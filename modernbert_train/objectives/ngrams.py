@@ -6,12 +6,14 @@ the words that fit, as in the published code. The remaining budget goes to singl
 a sequence never exceeds its budget, and the unspent rest is smaller than any unpredicted word: zero, as soon as one of
 them is a single token.
 
+A token of a SuperBPE may hold several words; they count as so many, and are predicted together.
+
 A word is a token and the tokens that continue it (`Vocabulary.inside_words`, or a segmenter's), up to LONGEST; anything
 longer, such as a text without spaces, is several words. So fewer than LONGEST tokens stay unspent in a sequence. With a
 rate of 0.15 and 2.5 tokens a word, sequences of 120 tokens spend all of it, sequences of 30 tokens 99.5 %, and
 sequences of 6 tokens, where it is less than a word, 74 %.
 
-Shape legend: T tokens of text, W words, G n-grams, P parts, Q sequences.
+Shape legend: T tokens of text, W words, U units of words, G n-grams, P parts, Q sequences.
 """
 
 from __future__ import annotations
@@ -28,12 +30,15 @@ _SHARES = np.cumsum([1 / n for n in range(1, MOST_WORDS + 1)]) / sum(1 / n for n
 Ints = NDArray[np.int64]
 
 
-def choose(goes_on_T: NDArray[np.bool_], lengths_P: Ints, sequence_P: Ints, budgets_Q: Ints, keys_Q: Keys) -> Ints:
+def choose(
+    goes_on_T: NDArray[np.bool_], further_T: Ints, lengths_P: Ints, sequence_P: Ints, budgets_Q: Ints, keys_Q: Keys
+) -> Ints:
     """Choose the tokens of whole words.
 
     Args:
         goes_on_T: True if a token continues the word before it, for all texts concatenated; a part always begins with
             a new word.
+        further_T: words that begin inside each token.
         lengths_P: tokens of each part of a text, never 0; no n-gram crosses parts.
         sequence_P: the sequence of each part, ascending.
         budgets_Q: largest number of tokens to predict in each sequence.
@@ -42,26 +47,26 @@ def choose(goes_on_T: NDArray[np.bool_], lengths_P: Ints, sequence_P: Ints, budg
     Returns:
         Indices into T, ascending.
     """
-    firsts_W = _words(goes_on_T, _starts(lengths_P))
-    sizes_W = np.diff(firsts_W, append=len(goes_on_T))
-    part_W = np.repeat(np.arange(len(lengths_P)), lengths_P)[firsts_W]
-    sequence_W = sequence_P[part_W]
-    order_W = _shuffled(part_W, sequence_W, keys_Q)
+    firsts_U = _words(goes_on_T, _starts(lengths_P))
+    sizes_U = np.diff(firsts_U, append=len(goes_on_T))
+    part_U = np.repeat(np.arange(len(lengths_P)), lengths_P)[firsts_U]
+    sequence_U = sequence_P[part_U]
+    order_U = _shuffled(part_U, sequence_U, keys_Q, 1 + np.add.reduceat(further_T, firsts_U))
 
-    taken_W = np.zeros(len(firsts_W), dtype=bool)
+    taken_U = np.zeros(len(firsts_U), dtype=bool)
     left_Q = budgets_Q.copy()
-    while len(order_W):  # a few rounds: the rest of a sequence's budget is soon less than a word
-        sequence, sizes = sequence_W[order_W], sizes_W[order_W]
+    while len(order_U):  # a few rounds: the rest of a sequence's budget is soon less than a word
+        sequence, sizes = sequence_U[order_U], sizes_U[order_U]
         begins = np.flatnonzero(np.diff(sequence, prepend=-1))
         before, spent = (
             np.repeat((np.cumsum(sizes) - sizes)[begins], np.diff(begins, append=len(sizes))),
             np.cumsum(sizes),
         )
         fits = spent - before <= left_Q[sequence]
-        taken_W[order_W[fits]] = True
+        taken_U[order_U[fits]] = True
         left_Q -= np.bincount(sequence[fits], sizes[fits], minlength=len(left_Q)).astype(np.int64)
-        order_W = order_W[~fits & (sizes <= left_Q[sequence])]
-    return np.flatnonzero(np.repeat(taken_W, sizes_W))
+        order_U = order_U[~fits & (sizes <= left_Q[sequence])]
+    return np.flatnonzero(np.repeat(taken_U, sizes_U))
 
 
 def _starts(lengths: Ints) -> Ints:
@@ -80,8 +85,12 @@ def _words(goes_on_T: NDArray[np.bool_], firsts_P: Ints) -> Ints:
     return firsts_W
 
 
-def _shuffled(part_W: Ints, sequence_W: Ints, keys_Q: Keys) -> Ints:
-    """Return all words by sequence: n-grams in drawn order, the words of an n-gram in text order."""
+def _shuffled(part_U: Ints, sequence_U: Ints, keys_Q: Keys, words_U: Ints) -> Ints:
+    """Return all units by sequence: n-grams in drawn order, the units of an n-gram in text order.
+
+    A unit is a word, or several that share a token; it belongs to the n-gram of its first word.
+    """
+    part_W, sequence_W = np.repeat(part_U, words_U), np.repeat(sequence_U, words_U)
     number_W = np.arange(len(part_W))
     words_P, words_Q = np.bincount(part_W), np.bincount(sequence_W, minlength=len(keys_Q))
     first_W = _starts(words_P)[part_W]  # first word of the part
@@ -94,5 +103,6 @@ def _shuffled(part_W: Ints, sequence_W: Ints, keys_Q: Keys) -> Ints:
     first_G, sequence_G = (first_W + begins_W)[real_W], sequence_W[real_W].astype(np.uint64)
     draws_G = hash64(keys_W[real_W] ^ _ORDER, counters_W[real_W])
     sorted_G = np.argsort((sequence_G << np.uint64(40)) | (draws_G >> np.uint64(24)), kind="stable")
-    sizes_G = np.diff(first_G, append=len(part_W))[sorted_G]
-    return np.repeat(first_G[sorted_G] - _starts(sizes_G), sizes_G) + number_W
+    first_G = np.searchsorted(_starts(words_U), first_G)  # in units; an n-gram inside a unit is empty
+    sizes_G = np.diff(first_G, append=len(part_U))[sorted_G]
+    return np.repeat(first_G[sorted_G] - _starts(sizes_G), sizes_G) + np.arange(len(part_U))

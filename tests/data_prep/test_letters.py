@@ -54,9 +54,9 @@ def test_letters_of_ones_own_keep_their_case(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--alphabet", "AAC"], "--alphabet AAC: give protein, dna, or two or more letters"),
+        (["--alphabet", "AAC"], "--alphabet AAC: give protein, dna, or several letters"),
         (["--alphabet", "A C"], "without white space"),
-        (["--alphabet", "dna", "--kmer", "11"], r"--kmer 11: 4 letters make 4\^11 tokens"),
+        (["--alphabet", "dna", "--kmer", "11"], r"--kmer 11: 4\^11 tokens"),
         (["--alphabet", "dna", "--kmer", "0"], "Give 1 or more"),
     ],
 )

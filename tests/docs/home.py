@@ -57,6 +57,7 @@ SMALLER = {
     "tokenizer.vocab_size=8192": "tokenizer.vocab_size=512",
     "tokenizer.vocab_size=2048": "tokenizer.vocab_size=512",
     "--entries 50368": "--entries 512",
+    "--superbpe 0.8": "--superbpe 0.8 --spare 3",
     "train yamls/recipes/esm2-8m.yaml": "train yamls/recipes/esm2-8m.yaml compute.precision=fp32 data.num_workers=0 "
     "model.hidden_size=40 model.num_layers=2 model.intermediate_size=64 phases.low=null eval.interval_tokens=null "
     "'phases.main={tokens: 4_000, row_tokens: 64, batch_rows: 8, microbatch_tokens: 512, schedule: "

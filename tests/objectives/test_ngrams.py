@@ -92,6 +92,21 @@ def test_words_are_predicted_whole_and_within_the_share(texts: list[list[int]], 
         assert 0 <= left < min(spared, default=left + 1) and left < ngrams.LONGEST
 
 
+@pytest.mark.parametrize(("further", "longest", "neighbours"), [(0, 3, 0.55), (1, 2, 0.35), (2, 1, 0.05)])
+def test_tokens_of_several_words_count_as_so_many(further: int, longest: int, neighbours: float) -> None:
+    """Three tokens of three words each would be nine words to guess, where the paper masks three."""
+    vocabulary = replace(
+        VOCABULARY, inside_words=np.empty(0, np.int64), further_words=np.repeat(np.arange(5, 100), further)
+    )
+    texts = texts_of([4000], inside=0.0)
+    at = line(texts)
+    masked = corrupt(at, 0.02, ALL_MASKED, vocabulary)
+    assert abs(len(masked.positions_M) - 0.02 * 4000) <= 1, "the share is of tokens"
+    runs = np.split(masked.positions_M, np.flatnonzero(np.diff(masked.positions_M) > 1) + 1)
+    together = sum(len(run) for run in runs if len(run) > 1) / len(masked.positions_M)
+    assert abs(together - neighbours) < 0.2 and np.median([len(run) for run in runs]) <= longest
+
+
 # each token is a word, as the characters of Chinese BERT are
 WORDLESS = replace(VOCABULARY, inside_words=np.empty(0, np.int64))
 
