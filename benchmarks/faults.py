@@ -42,7 +42,7 @@ FAULTS = (
     Fault(
         "eager-after-eight",
         "modernbert_train/models/compiler.py",
-        "max(MOST_GRAPHS, torch._dynamo.config.recompile_limit)",
+        "max(MAX_GRAPHS, torch._dynamo.config.recompile_limit)",
         "torch._dynamo.config.recompile_limit",
         "a compiled run of several phases: the ninth graph of a layer is refused",
         ("tests/models/test_training.py",),
@@ -993,7 +993,7 @@ FAULTS = (
     Fault(
         "weight-without-bound",
         "modernbert_train/objectives/mlm.py",
-        "np.maximum(rate_Q, LEAST_RATE)",
+        "np.maximum(rate_Q, MIN_RATE)",
         "np.maximum(rate_Q, 0.0)",
         "a run of masked diffusion: one token of a sequence whose rate is near 0 outweighs the batch",
         ("tests/objectives/test_mlm.py",),

@@ -25,7 +25,7 @@ PRODUCT, COPY, GLOBAL, LOCAL = (
     "local attention, TFLOP/s",
 )
 KILLED, STOPPED_IN, BLOCKED = "kill -9 to the end, s", "SIGTERM to the end, s", "longest wait for a checkpoint, s"
-REFERENCE, COMPARED_STEPS, MOST_APART = "one-varlen", 20, 1.0
+REFERENCE, COMPARED_STEPS, MAX_APART = "one-varlen", 20, 1.0
 _OF = {"shared-muon": "one-muon", "one-muon": "one-muon"}  # part -> its reference part
 NEEDED = (
     "attention kernel varlen",
@@ -87,7 +87,7 @@ def losses(out: Path, name: str) -> Numbers:
     numbers[APART] = max(apart)
     if len(mine) != len(theirs):
         raise Wrong(f"{len(mine)} steps, and {len(theirs)} of {reference}: not the same batches", numbers)
-    if not max(apart) <= MOST_APART:
+    if not max(apart) <= MAX_APART:
         step = apart.index(max(apart))
         raise Wrong(f"loss {mine[step]:.4f} at step {step + 1}, and {theirs[step]:.4f} of {reference}", numbers)
     return numbers

@@ -31,8 +31,8 @@ from modernbert_train.plan.make import make_plan
 from modernbert_train.plan.memory_fit import too_large
 from modernbert_train.plan.recipe import (
     BY_PARAMETERS,
-    LEAST_BATCH_TOKENS,
-    MOST_PASSES,
+    MAX_PASSES,
+    MIN_BATCH_TOKENS,
     SIZES,
     Asked,
     Size,
@@ -44,17 +44,17 @@ from modernbert_train.plan.recipe import (
 )
 from modernbert_train.plan.speed_settings import on_gpu
 
-MOST_HELD_OUT = 10e6  # maximum bytes of held-out text; of less text a twentieth is held out, ...
-LEAST_HELD_OUT = 6  # ... and at least this many documents
+MAX_HELD_OUT = 10e6  # maximum bytes of held-out text; of less text a twentieth is held out, ...
+MIN_HELD_OUT = 6  # ... and at least this many documents
 # Prepared text: factor over the tokens that a run reads, minimum bytes, and the share above which all is prepared
-_MARGIN, _LEAST_PREPARED, _MOST_SHARE = 1.2, 20e6, 0.8
+_MARGIN, _MIN_PREPARED, _MAX_SHARE = 1.2, 20e6, 0.8
 _READ_PER_SECOND = 15e6  # bytes of text that a core reads, cleans and hashes; measured on one core of 2025
-_LEAST_TOKENS = 100 * LEAST_BATCH_TOKENS  # with fewer than a hundred steps a model learns nothing
+_MIN_TOKENS = 100 * MIN_BATCH_TOKENS  # with fewer than a hundred steps a model learns nothing
 _START_SECONDS = {False: 90.0, True: 300.0}  # preparing, starting, measuring and exporting; on GPUs also compiling
 _TRAINING = 0.9  # share of the remaining time; validation may take a twentieth, see EvalConfig
 _SAFE = 0.8  # share of the entries that a sample suggests; when tried, nine tenths were reached
 _MEASURED_SECONDS = 1.5
-_MOST_SECONDS = 120.0  # time limit to measure one size, torch's import included
+_MAX_SECONDS = 120.0  # time limit to measure one size, torch's import included
 _NOMINAL_TOKENS = 10_000_000  # length of the measured run
 _MEMORY_PER_PARAMETER = 20  # bytes of fp32 weights, gradients, moments and temporaries of an update
 
@@ -125,7 +125,7 @@ def held_out_share(sample: TextSample, text_share: float = 1.0) -> float:
         text_share: share of its documents to prepare.
     """
     text_bytes, documents = text_share * sample.text_bytes, text_share * sample.documents
-    share = max(min(0.05, MOST_HELD_OUT / text_bytes), min(0.2, LEAST_HELD_OUT / documents))
+    share = max(min(0.05, MAX_HELD_OUT / text_bytes), min(0.2, MIN_HELD_OUT / documents))
     return float(f"{share:.2g}")
 
 
@@ -166,9 +166,9 @@ class Chooser:
 
     def text_share(self, entries: int, tokens: float) -> float:
         """Return the share of documents that a run of this many tokens reads, with a margin; 1 if that is most."""
-        needed = max(_MARGIN * tokens * self.facts(entries).bytes_per_token, _LEAST_PREPARED)
+        needed = max(_MARGIN * tokens * self.facts(entries).bytes_per_token, _MIN_PREPARED)
         share = needed / (0.95 * (1 - self._sample.duplicates) * self._sample.text_bytes)
-        return float(f"{share:.2g}") if share < _MOST_SHARE else 1.0
+        return float(f"{share:.2g}") if share < _MAX_SHARE else 1.0
 
     def prepare_seconds(self, entries: int, text_share: float) -> float:
         """Return the seconds to read the documents twice and tokenise them, on all cores."""
@@ -263,7 +263,7 @@ def _of_hours(chooser: Chooser, device: Device, hours: float, speed: Speed) -> C
     if not found:
         raise ConfigError(f"--hours {hours:g}: the speed of {device.label} could not be measured. Give --size instead.")
     best = min(found, key=lambda each: each.loss)
-    least = min(_LEAST_TOKENS, MOST_PASSES * text)
+    least = min(_MIN_TOKENS, MAX_PASSES * text)
     if best.tokens < 0.9 * least:
         needed = least / max(speeds.values()) / _TRAINING + _START_SECONDS[bool(device.gpus)]
         raise ConfigError(
@@ -333,6 +333,6 @@ def _speeds(chooser: Chooser, device: Device, names: list[str]) -> Iterator[Spee
 def _next_speed(process: subprocess.Popen[bytes]) -> float | None:
     """Read the speed of the next size from the process; None if it ends or takes too long."""
     assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], _MOST_SECONDS)
+    ready, _, _ = select.select([process.stdout], [], [], _MAX_SECONDS)
     line = process.stdout.readline() if ready else b""
     return float(json.loads(line)["tokens_per_second"]) if line.startswith(b"{") else None

@@ -23,7 +23,7 @@ from typing import Any
 
 from data_prep.report import fingerprint
 from data_prep.sample import TextSample, look_at_text, shown, size_text
-from launch.budget import LEAST_HELD_OUT, MOST_HELD_OUT, Chosen, Device, choose, device_of, held_out_share
+from launch.budget import MAX_HELD_OUT, MIN_HELD_OUT, Chosen, Device, choose, device_of, held_out_share
 from launch.stages import PROGRAM, TYPED, Stage, run_stages, text_to_model
 from modernbert_train.cli.arguments import read_run
 from modernbert_train.cli.parser import Parser, positive, token_count
@@ -50,13 +50,13 @@ from modernbert_train.plan.answer import answer
 from modernbert_train.plan.expected_loss import Expected, expect, is_ruled
 from modernbert_train.plan.make import make_plan
 from modernbert_train.plan.parameters import count_parameters
-from modernbert_train.plan.recipe import MOST_PASSES, SIZES, Asked, run_yaml
+from modernbert_train.plan.recipe import MAX_PASSES, SIZES, Asked, run_yaml
 from modernbert_train.report.listing import last_entries
 
-LEAST_DOCUMENTS = 20
+MIN_DOCUMENTS = 20
 TOKENIZER_BYTES = 2e9  # maximum bytes of text to train a tokenizer on
 _LINE = "# pretrain: "
-_MOST_DAMAGED = 0.2  # maximum share of the sampled documents: above it, the input is probably not text
+_MAX_DAMAGED = 0.2  # maximum share of the sampled documents: above it, the input is probably not text
 _SCRIPT_SHARE = 0.05  # minimum share of a script to be listed
 _OF_TEXT = ("tokens", "tokenizer", "gpus", "out", "name", "yes", "dry_run")  # options that exclude a preset
 _TINY_DATA = ["out=data/quickstart-tiny", "tokenizer.vocab_size=2048"]
@@ -234,13 +234,13 @@ def _question(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _refuse_damaged(sample: TextSample, texts: Sequence[str]) -> None:
-    if sample.documents < LEAST_DOCUMENTS:
+    if sample.documents < MIN_DOCUMENTS:
         raise DataError(
             f"{', '.join(texts)}: {plural(round(sample.documents), 'document')} in {shown(sample.taken)}, and some "
-            f"must be held out: {LEAST_DOCUMENTS} are needed. A file of plain text is one document; cut it: "
+            f"must be held out: {MIN_DOCUMENTS} are needed. A file of plain text is one document; cut it: "
             "mkdir parts && split -C 100k --additional-suffix=.txt FILE parts/, then name parts."
         )
-    if sample.damaged_share > _MOST_DAMAGED:
+    if sample.damaged_share > _MAX_DAMAGED:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sample.damaged.items())
         raise DataError(
             f"{', '.join(texts)}: of {sample.sampled:,} documents that were sampled, {reasons} (docs/data.md has the "
@@ -315,7 +315,7 @@ def _data_yaml(spec: PrepareConfig) -> str:
     return "\n".join(lines) + "\n"
 
 
-_HELD_OUT = f"a twentieth; of much text about {size_text(MOST_HELD_OUT)}, and at least {LEAST_HELD_OUT} documents"
+_HELD_OUT = f"a twentieth; of much text about {size_text(MAX_HELD_OUT)}, and at least {MIN_HELD_OUT} documents"
 
 _ENOUGH = "as much as the run of run.yaml reads, and a fifth more; 1 takes all"
 
@@ -408,8 +408,8 @@ def _plan_rows(place: Place, device: Device) -> Iterator[tuple[str, str]]:
     hours = (record.get("question") or {}).get("hours")
     steps = sum(phase.tokens / (phase.batch_rows * phase.row_tokens) for phase in config.phases.values())
     yield "training", f"{tokens_text(config.total_tokens)} tokens{passes}; about {_two_digits(steps)} steps"
-    if text and config.total_tokens > 1.05 * MOST_PASSES * text:
-        yield "", f"more than {MOST_PASSES} passes: repeats teach less and less. More text would be better"
+    if text and config.total_tokens > 1.05 * MAX_PASSES * text:
+        yield "", f"more than {MAX_PASSES} passes: repeats teach less and less. More text would be better"
     if hours and (speed := record.get("speed")) and config.total_tokens < 0.7 * 3600 * hours * speed:
         most = duration(config.total_tokens / speed)
         yield "", f"the text is enough for {most} of the {hours:g} hours; more of it would make a better model"
@@ -508,8 +508,8 @@ def _outcome(config: RunConfig, seconds: float, place: Place | None) -> Iterator
         last = validations[-1]
         gain = last["unigram_loss"] - last["loss"]
         expected = None if place is None else _expected(place)
-        beside = "" if expected is None else f"; {expected}"
-        yield "held-out loss", f"{last['loss']:.2f} nats, unigram {last['unigram_loss']:.2f}{beside}"
+        prediction = "" if expected is None else f"; {expected}"
+        yield "held-out loss", f"{last['loss']:.2f} nats, unigram {last['unigram_loss']:.2f}{prediction}"
         yield "better by" if gain >= 0 else "worse by", f"{abs(gain):.2f} nats"
         yield "held-out accuracy", f"{last['accuracy']:.1%}, unigram {last['unigram_accuracy']:.1%}"
     yield "speed", f"{statistics.median(step['tokens_per_second'] for step in steps):,.0f} tokens/s"

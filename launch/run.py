@@ -151,7 +151,7 @@ def _render(config: RunConfig, options: argparse.Namespace) -> int:
 
 
 def make_parser() -> Parser:
-    """The arguments of the command."""
+    """Return the parser of the verb's arguments."""
     parser = Parser(prog="modernbert-train launch", description=__doc__)
     parser.add_argument("run", nargs="+", metavar="RUN [KEY=VALUE]", help="YAML files or a run's folder, overrides")
     parser.add_argument("--ranks", type=positive, help="processes on each machine; default: one per GPU, or one")

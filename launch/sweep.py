@@ -44,7 +44,7 @@ def _sweep(options: argparse.Namespace) -> None:
 
 
 def make_parser() -> Parser:
-    """The arguments of the command."""
+    """Return the parser of the verb's arguments."""
     parser = Parser(prog="modernbert-train sweep", description=__doc__)
     parser.add_argument("sweep", nargs="+", metavar="SWEEP [KEY=VALUE]", help="YAML files of the sweep, overrides")
     action = parser.add_mutually_exclusive_group()
@@ -54,7 +54,7 @@ def make_parser() -> Parser:
 
 
 def read_sweep(words: list[str]) -> SweepConfig:
-    """The spec named on a command line: YAML files and overrides.
+    """Read the spec named on a command line: YAML files and overrides.
 
     Raises:
         ConfigError: everything that is wrong with it, the run it names aside.

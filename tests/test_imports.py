@@ -296,9 +296,9 @@ def test_a_forbidden_import_is_found_with_its_line(path: str, line: str, message
 # only depend on its arguments: one with `config.checkpoint` cannot depend on other sections of a run. The effect of a
 # key is then found in few files, and a part can be tried or reused without inventing a whole run around it.
 
-MOST_FILES = 190  # that `train` is imported with
+MAX_FILES = 190  # that `train` is imported with
 WHOLE = "RunConfig"
-MOST_MODULES = 14  # that get the whole run between the call of `train` and the first step
+MAX_MODULES = 14  # that get the whole run between the call of `train` and the first step
 Node = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
 
 
@@ -441,7 +441,7 @@ def test_whoever_follows_a_run_from_train_passes_few_modules() -> None:
     """
     found = followed(Place("modernbert_train.train.session", "train"))
     assert found["modernbert_train.train.build"] and found["modernbert_train.config.check"], "it follows calls"
-    assert len(found) <= MOST_MODULES, "\n".join(
+    assert len(found) <= MAX_MODULES, "\n".join(
         f"{module}: {', '.join(sorted(found[module]))}" for module in sorted(found)
     )
 
@@ -483,7 +483,7 @@ def test_a_start_imports_the_kinds_that_it_uses() -> None:
     found = imports_of_a_start("modernbert_train.train.session")
     assert "modernbert_train.train.step" in found and "modernbert_train.config.albert" in found, "it follows imports"
     assert "modernbert_train.models.albert" not in found and "modernbert_train.objectives.mlm" not in found
-    assert len(found) <= MOST_FILES, sorted(found)
+    assert len(found) <= MAX_FILES, sorted(found)
 
 
 @pytest.mark.parametrize("table", [ENCODERS, HEADS, OBJECTIVES, EVALUATORS], ids=lambda table: table._table)

@@ -24,7 +24,7 @@ from modernbert_train.data.dataset_card import INDEX
 from modernbert_train.data.download import Downloader
 from modernbert_train.data.remote import is_remote
 from modernbert_train.data.shard_file import BYTES, IdColumn
-from modernbert_train.data.shard_index import MOST_BYTES, is_inside, stored
+from modernbert_train.data.shard_index import MAX_BYTES, is_inside, stored
 from modernbert_train.errors import ConfigError, DataError
 
 _ID_COLUMNS = ("input_ids", "tokens")  # Ettin, mmBERT and AnswerDotAI; llm-foundry
@@ -147,7 +147,7 @@ def _require_complete(folder: Path, indexes: Sequence[Path]) -> None:
 def _read_entries(path: Path, name: str) -> list[Entry]:
     wrong = (ValueError, KeyError, TypeError, AttributeError)
     with os_errors_as(DataError, f"{name}: not a readable MDS index", "Copy it again.", *wrong):
-        entries = list(read_json(path, MOST_BYTES)["shards"])
+        entries = list(read_json(path, MAX_BYTES)["shards"])
         for entry in entries:
             if entry["format"] != "mds":
                 raise DataError(f"{name}: shards of format {entry['format']!r}; only MDS ones hold arrays of ids.")

@@ -53,10 +53,10 @@ def param_text(value: Any) -> str:
 def _row(slot: int, attempts: Sequence[FrozenTrial], folder: Path) -> TrialRow:
     last = next((attempt for attempt in attempts if over(attempt)), attempts[-1])
     reason = last.user_attrs.get(REASON)
-    told = str(reason or "").split(":")[0].split(" ")[0]
+    outcome = str(reason or "").split(":")[0].split(" ")[0]
     state = {
         TrialState.COMPLETE: "complete",
-        TrialState.PRUNED: told,
+        TrialState.PRUNED: outcome,
         TrialState.FAIL: "failed" if reason else "waiting",
         TrialState.RUNNING: "running",
         TrialState.WAITING: "waiting",

@@ -178,10 +178,10 @@ class Store:
         return draw(self.study, attempt, self._space.distributions)
 
     def _compare(self) -> None:
-        told = {"sweep": flat(self._sweep), "run": flat(self._space.first)}  # the overrides are in the run
+        described = {"sweep": flat(self._sweep), "run": flat(self._space.first)}  # the overrides are in the run
         now = {
             part: {key: value for key, value in values.items() if not _may_change(part, key)}
-            for part, values in json.loads(json.dumps(told)).items()
+            for part, values in json.loads(json.dumps(described)).items()
         }
         before = self.study.user_attrs.get(_SPEC)
         if before is None:

@@ -107,18 +107,18 @@ class Worker:
             raise StoppedEarly(f"{self._sweep.name}: stopped and saved. The same command resumes.")
 
     def _jobs(self) -> Iterator[Job | None]:
-        told = False
+        announced = False
         while self._failure is None:
             with self._store.reachable():
                 claimed = self._store.claim()
                 if claimed is None and self._store.is_over():
                     return
             if claimed is not None:
-                told = False
+                announced = False
                 yield from self._begin(*claimed)
                 continue
-            if not (told or self._under_way):
-                told = True
+            if not (announced or self._under_way):
+                announced = True
                 print("the last trials are with other workers; waiting, in case one of them is lost", flush=True)
             yield None
 

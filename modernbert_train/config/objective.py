@@ -131,7 +131,7 @@ class ObjectiveConfig:
         raise NotImplementedError
 
     @property
-    def most_predicted(self) -> float:
+    def max_predicted_share(self) -> float:
         """The largest such share of a sequence, at any moment of a phase."""
         return self.predicted_share
 
@@ -280,14 +280,14 @@ class MaskedLmConfig(ObjectiveConfig):
         return self.mask_rate if self.mask_rate_end is None else (self.mask_rate + self.mask_rate_end) / 2
 
     @property
-    def most_predicted(self) -> float:
+    def max_predicted_share(self) -> float:
         """See `ObjectiveConfig`."""
         return min(1.0, max(self.mask_rate, self.mask_rate_end or 0.0) + self.mask_spread)
 
     def at(self, done: float) -> Self:
         """See `ObjectiveConfig`; rounded to six digits, so that every machine's cosine gives the same masks.
 
-        `mask_rate_end` of the copy is the larger of both ends, so that `most_predicted` stays the same.
+        `mask_rate_end` of the copy is the larger of both ends, so that `max_predicted_share` stays the same.
         """
         if self.mask_rate_end is None:
             return self

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import IO, Annotated, Any, TypeGuard
 
-MOST_BYTES = 1 << 28  # size limit of a file, unless the caller sets another
-_MOST_LINE_BYTES = 1 << 24
+MAX_BYTES = 1 << 28  # size limit of a file, unless the caller sets another
+_MAX_LINE_BYTES = 1 << 24
 Count = Annotated[int, "count"]  # a non-negative whole number; see `is_count`
 
 
@@ -65,32 +65,32 @@ def _finite(text: str) -> float:
     return number
 
 
-def read_json(path: Path, most_bytes: int = MOST_BYTES) -> Any:
+def read_json(path: Path, max_bytes: int = MAX_BYTES) -> Any:
     """Read a JSON file.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: see `parse_json`; or it has more than `most_bytes`.
+        ValueError: see `parse_json`; or it has more than `max_bytes`.
     """
-    return parse_json(content_of(path, most_bytes))
+    return parse_json(content_of(path, max_bytes))
 
 
-def content_of(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
+def content_of(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     """Read a whole file into memory.
 
     Raises:
         OSError: the file cannot be read, or is a pipe or a device, which might never end.
-        ValueError: it has more than `most_bytes`.
+        ValueError: it has more than `max_bytes`.
     """
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size <= most_bytes:
-            content = file.read(size + 1)  # not most_bytes, which `read` would allocate
+        if size <= max_bytes:
+            content = file.read(size + 1)  # not max_bytes, which `read` would allocate
             if len(content) > size:  # it grew meanwhile, or the file system reports no size
-                content += file.read(most_bytes + 1 - len(content))
-            if len(content) <= most_bytes:
+                content += file.read(max_bytes + 1 - len(content))
+            if len(content) <= max_bytes:
                 return content
-    raise ValueError(f"larger than {most_bytes:,} bytes")
+    raise ValueError(f"larger than {max_bytes:,} bytes")
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
@@ -100,7 +100,7 @@ def lines_of(path: Path) -> Iterator[bytes]:
         OSError: as `content_of`.
     """
     with open_file(path) as file:
-        while line := file.readline(_MOST_LINE_BYTES):
+        while line := file.readline(_MAX_LINE_BYTES):
             yield line
 
 

@@ -29,7 +29,7 @@ LABELS = "labels.npy"
 INSIDE_WORDS = "inside_words"  # MDS column: uint8 for each token, 1 where it continues a word of a segmenter
 PREPARE_REPORT = "prepare_report.json"  # next to the folders that one `prepare` made
 SCHEMA = 1
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _READ_BYTES = 1 << 18  # at a time: fits a core's cache
 _REMEDY = "Run `prepare` again, or copy the whole folder again."
 
@@ -179,7 +179,7 @@ def read_card(folder: str | Path) -> DatasetCard:
             "Prepare the data, or give its train or validation folder."
         )
     with os_errors_as(DataError, f"{path}: cannot be read", _REMEDY, ValueError):
-        content = content_of(path, _MOST_BYTES)
+        content = content_of(path, _MAX_BYTES)
     card = parse_card(content, str(path))
     for name, expected in card.hashes().items():
         _require_hashes(path.with_name(name), expected)

@@ -68,8 +68,8 @@ class FieldCounts:
     def rows(self) -> list[tuple[str, Amount]]:
         """Return each value with its amount, most tokens first; then other values and documents without the field."""
         rows = self._sorted()
-        beside = (("(other)", self.other), ("(missing)", self.missing))
-        return rows + [(name, amount) for name, amount in beside if amount.documents]
+        further = (("(other)", self.other), ("(missing)", self.missing))
+        return rows + [(name, amount) for name, amount in further if amount.documents]
 
     def __str__(self) -> str:
         """Format the shares of the tokens in a line, largest first."""

@@ -167,11 +167,11 @@ def _best_fit(room: int, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints) -
         left = room - need
         if left < least:
             first, second, least = need, -1, left
-        beside = _highest(bits, min(left, need), words)
-        if beside == need and by_need[need, OLDEST] == by_need[need, YOUNGEST]:
-            beside = _highest(bits, need - 1, words)  # only one chunk has this need
-        if beside >= 0 and left - beside < least:
-            first, second, least = need, beside, left - beside
+        partner = _highest(bits, min(left, need), words)
+        if partner == need and by_need[need, OLDEST] == by_need[need, YOUNGEST]:
+            partner = _highest(bits, need - 1, words)  # only one chunk has this need
+        if partner >= 0 and left - partner < least:
+            first, second, least = need, partner, left - partner
         need = _highest(bits, need - 1, words)
     if first < 0:
         return -1, -1

@@ -29,7 +29,7 @@ from modernbert_train.data.shuffle import ChunkCursor, ShuffledChunks
 
 __all__ = ["BatchPlan", "BatchPlanner", "Row", "StreamCount"]
 _AT_ONCE = 4096  # chunks passed to the compiled loop
-_MOST = 1 << 62  # up to this bound the compiled loop computes the queue's products exactly
+_MAX_EXACT = 1 << 62  # up to this bound the compiled loop computes the queue's products exactly
 
 
 class StreamCount(NamedTuple):
@@ -246,7 +246,7 @@ class BatchPlanner:
             microbatch_rows=phase.microbatch_rows,
             objective=objective,
             used=[index for index, weight in enumerate(weights) if weight],
-            most_drawn=sum(weights) * most,
+            max_drawn=sum(weights) * most,
         )
 
     def _parts(self, name: str, tokens: int) -> bool:
@@ -278,7 +278,8 @@ class BatchPlanner:
     def _fill_in_turn(self, now: _Now, wanted: int) -> None:
         packer, queue, used = self._packers[0], self._queue, now.used
         cursors = [self._cursors[index] for index in used]
-        exact = now.most_drawn + max(max(queue.lag), -min(queue.lag)) < _MOST  # an earlier phase's rows may be longer
+        # an earlier phase's rows may be longer
+        exact = now.max_drawn + max(max(queue.lag), -min(queue.lag)) < _MAX_EXACT
         while packer.num_ready < wanted:
             drawn = self._drawn = (self._drawn or _draw(cursors)) if exact else None
             if drawn is not None:
@@ -311,7 +312,7 @@ class _Now:
         first, end: global tokens at which the phase begins and ends.
         row_tokens, microbatch_rows, objective: see `BatchPlan`.
         used: indices of the streams with a share.
-        most_drawn: largest change of the queue's numbers by one chunk.
+        max_drawn: largest change of the queue's numbers by one chunk.
     """
 
     name: str
@@ -322,7 +323,7 @@ class _Now:
     microbatch_rows: int
     objective: ObjectiveConfig
     used: list[int]
-    most_drawn: int
+    max_drawn: int
 
 
 @dataclass(frozen=True)

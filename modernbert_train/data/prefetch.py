@@ -38,7 +38,7 @@ class PrefetchedChunks(ShuffledChunks):
         self._latest = 0  # number of requested blocks
 
     def block(self, epoch: int, block: int, chunk_tokens: int) -> NDArray[np.int64]:
-        """As ShuffledChunks; returns at once, before shards are fetched."""
+        """Return a block like ShuffledChunks; returns at once, before shards are fetched."""
         layout = super().block(epoch, block, chunk_tokens)
         self._latest += 1
         threading.Thread(

@@ -20,7 +20,7 @@ from modernbert_train.core.read_once import read_once
 from modernbert_train.errors import DataError
 
 REMEDY = "Restore it from a copy, or prepare the data again with `prepare --overwrite`."
-MOST_BYTES = 1 << 29  # 700 bytes for a shard
+MAX_BYTES = 1 << 29  # 700 bytes for a shard
 _NO_FILES = frozenset(("", ".", ".."))
 
 
@@ -68,7 +68,7 @@ class ShardIndex(Sequence[dict[str, Any]]):
             raise DataError(f"{path}: no such file, so there are no shards in this folder. {REMEDY}")
         wrong = (ValueError, KeyError, TypeError, AttributeError)
         with os_errors_as(DataError, f"{path}: not a readable MDS index", REMEDY, *wrong):
-            shards = list(read_json(path, MOST_BYTES)["shards"])
+            shards = list(read_json(path, MAX_BYTES)["shards"])
             found = np.array([self._row(shard) for shard in shards], np.int64).reshape(-1, 2)
         if not shards:
             raise DataError(f"{path}: lists no shards. {REMEDY}")

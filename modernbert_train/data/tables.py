@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from modernbert_train.core.files import TABLE_ENDS, ending, os_errors_as
-from modernbert_train.core.read_json import MOST_BYTES, parse_json
+from modernbert_train.core.read_json import MAX_BYTES, parse_json
 from modernbert_train.core.text import first_line, plural, shorten
 from modernbert_train.data.parquet import open_parquet, parquet_rows
 from modernbert_train.data.unpacked import DAMAGED, damage, open_unpacked
@@ -93,11 +93,11 @@ def json_of(path: Path) -> Any:
     """Read a .json file. Raises OSError; ValueError if it is damaged, too large, or no JSON."""
     with open_unpacked(path) as content:
         try:
-            raw = content.read(MOST_BYTES + 1)
+            raw = content.read(MAX_BYTES + 1)
         except DAMAGED as error:
             raise ValueError(damage(error)) from None
-    if len(raw) > MOST_BYTES:
-        raise ValueError(f"larger than {MOST_BYTES:,} bytes. Write .jsonl, which has no limit.")
+    if len(raw) > MAX_BYTES:
+        raise ValueError(f"larger than {MAX_BYTES:,} bytes. Write .jsonl, which has no limit.")
     found = parse_json(raw)
     _require_whole(raw.decode("utf-8", "replace"), found, "")
     return found

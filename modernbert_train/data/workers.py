@@ -49,7 +49,7 @@ def deliveries(loader: DataLoader[Any], timeout_seconds: float) -> Iterator[Any]
                 f"/dev/shm: is too small for the queues of data.num_workers={loader.num_workers}. Give the container "
                 "more (docker run --shm-size=8g), or set data.num_workers=0."
             ) from error
-        if (gone := _GONE.search(_all_said(error))) is None:
+        if (gone := _GONE.search(_all_messages(error))) is None:
             raise
         raise _lost(f"process {gone[1]}", gone[2]) from error
     if loader.num_workers == 0:
@@ -147,13 +147,13 @@ def _lost(worker: str, how: str) -> RunError:
     )
 
 
-def _all_said(error: BaseException | None) -> str:
+def _all_messages(error: BaseException | None) -> str:
     """Return the messages of an error and its causes: torch's handler may have interrupted an import."""
-    said = []
+    messages = []
     while error is not None:
-        said.append(str(error))
+        messages.append(str(error))
         error = error.__cause__ or error.__context__
-    return "\n".join(said)
+    return "\n".join(messages)
 
 
 @contextmanager

@@ -174,7 +174,7 @@ def last_words(log: Path) -> str:
 
 
 def newest_line(log: Path) -> str:
-    """The last line of a job's log, which tells how far the job is."""
+    """Return the last line of a job's log, which shows its progress."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 4096))
         lines = file.read().decode("utf-8", "replace").split("\n")

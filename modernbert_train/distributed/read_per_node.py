@@ -15,7 +15,7 @@ from modernbert_train.distributed.group import gather_from_all, local_rank, this
 from modernbert_train.errors import RunError
 
 T = TypeVar("T")
-_MOST_SENT = 1 << 13  # bytes sent to every rank of the job; larger results go through a file to the machine's ranks
+_MAX_SENT = 1 << 13  # bytes sent to every rank of the job; larger results go through a file to the machine's ranks
 
 
 def read_once_per_node(ask: Callable[[], T], *reads: Callable[[Path], Any]) -> T:
@@ -52,7 +52,7 @@ def read_once_per_node(ask: Callable[[], T], *reads: Callable[[Path], Any]) -> T
 @contextmanager
 def _small(content: bytes) -> Iterator[bytes | str]:
     """Yield the bytes, or the path of a local file that holds them, if one can be written."""
-    if len(content) <= _MOST_SENT:
+    if len(content) <= _MAX_SENT:
         yield content
         return
     path = None

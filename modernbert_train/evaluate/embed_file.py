@@ -21,7 +21,7 @@ from modernbert_train.data.tables import ENDS, Row, lines_of, read_rows, require
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.evaluate.loaded import load_model
 
-_MOST_TEXTS, _MOST_CHARACTERS = 8192, 1 << 20  # in memory at a time, about
+_MAX_TEXTS, _MAX_CHARACTERS = 8192, 1 << 20  # in memory at a time, about
 _ENDS = (".txt", *ENDS)
 _LINE_SECONDS = 10.0  # between lines on the screen
 Write = Callable[[NDArray[Any]], object]
@@ -99,7 +99,7 @@ def _parts(texts: Iterator[str]) -> Iterator[list[str]]:
     for text in texts:
         part.append(text)
         characters += len(text)
-        if len(part) >= _MOST_TEXTS or characters >= _MOST_CHARACTERS:
+        if len(part) >= _MAX_TEXTS or characters >= _MAX_CHARACTERS:
             yield part
             part, characters = [], 0
     if part:

@@ -27,17 +27,17 @@ Tags = Sequence[str]
 
 
 def accuracy(told_N: Tensor, labels_N: Tensor) -> float:
-    """Share of texts whose class was predicted."""
+    """Return the share of texts whose class was predicted."""
     return float((told_N == labels_N).double().mean())
 
 
 def f1(told_N: Tensor, labels_N: Tensor) -> float:
-    """Of the second of two classes, as GLUE's."""
+    """Return the F1 of the second of two classes, as in GLUE."""
     return float(classification.binary_f1_score((told_N == 1).long(), (labels_N == 1).long()))
 
 
 def macro_f1(told_N: Tensor, labels_N: Tensor) -> float:
-    """Mean of the classes' F1, those left out that occur neither in labels nor in predictions."""
+    """Return the mean of the classes' F1, without classes absent from both labels and predictions."""
     return float(classification.multiclass_f1_score(told_N, labels_N, _classes(told_N, labels_N), average="macro"))
 
 
@@ -67,7 +67,7 @@ def spearman(told_N: Tensor, scores_N: Tensor) -> float:
 
 
 def exact(told_NL: Tensor, labels_NL: Tensor) -> float:
-    """Share of texts with exactly the right classes predicted."""
+    """Return the share of texts with exactly the right classes predicted."""
     return float((told_NL == labels_NL).all(dim=1).double().mean())
 
 
@@ -77,7 +77,7 @@ def micro_f1_of_many(told_NL: Tensor, labels_NL: Tensor) -> float:
 
 
 def macro_f1_of_many(told_NL: Tensor, labels_NL: Tensor) -> float:
-    """Mean of the classes' F1."""
+    """Return the mean of the classes' F1."""
     return float(classification.multilabel_f1_score(told_NL, labels_NL, labels_NL.shape[1], average="macro"))
 
 
@@ -124,7 +124,7 @@ def several_figures(logits_NL: Tensor, labels: NDArray[Any], metrics: Sequence[s
 
 
 def score_figures(logits_N1: Tensor, scores: NDArray[Any], metrics: Sequence[str]) -> dict[str, float]:
-    """Mean squared error and metrics of scores.
+    """Return the mean squared error and metrics of scores.
 
     Args:
         logits_N1: of each text.
@@ -137,7 +137,7 @@ def score_figures(logits_N1: Tensor, scores: NDArray[Any], metrics: Sequence[str
 
 
 def span_loss(logits_T2: Tensor, spans: Sequence[NDArray[Any]], sizes: Sequence[int]) -> float:
-    """Mean over windows of the cross-entropies of both ends of a span; windows whose span is unknown are left out.
+    """Return the cross-entropy of both ends of a span, averaged over windows with a known span.
 
     Args:
         logits_T2: of each token of each window.
@@ -167,7 +167,7 @@ class Span:
 
 
 def spans(tags: Tags) -> list[Span]:
-    """Entities of a text, as CoNLL's evaluation reads tags: IOB of both kinds, and IOBES.
+    """Return the entities of a text, as CoNLL's evaluation reads tags: both IOB schemes, and IOBES.
 
     B and S begin one, and so does I or E that continues none of its type; E and S end one.
     """

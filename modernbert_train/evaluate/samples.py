@@ -149,7 +149,7 @@ def word_of(ids: Mapping[str, int]) -> Callable[[int], str]:
 
 
 def _bytes() -> dict[str, int]:
-    """The letter that stands for each byte in a byte-level vocabulary -> the byte; as GPT-2 has them."""
+    """Return letter -> byte of byte-level vocabularies, with GPT-2's letters."""
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printed]
     return {chr(byte): byte for byte in printed} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -84,7 +84,7 @@ class Scores:
 
     @torch.no_grad()
     def logits(self, model: OnEncoder, now: Position, compute: Compute, *, alone: bool = False) -> Tensor:
-        """Logits of every text, or of every word or token of every text, [N, L] or [W, L], in fp32 on the CPU.
+        """Return the logits of texts [N, L], or of all their words or tokens [W, L], in fp32 on the CPU.
 
         `alone`: this process computes all of it, without the other ranks.
         """

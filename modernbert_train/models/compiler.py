@@ -15,7 +15,7 @@ REGIONS = "_compiled_regions"  # attribute of a module: name of a method -> the 
 
 # Shapes are static, so each kind of layer has a graph for each shape, in training and in evaluation: six kinds at most
 # (replaced-token detection has two encoders), which allows 21 shapes.
-MOST_GRAPHS = 128
+MAX_GRAPHS = 128
 
 
 def set_up_compiler() -> None:
@@ -31,7 +31,7 @@ def set_up_compiler() -> None:
     if hasattr(torch._inductor.config, "max_complex_pointwise_cat_inputs"):  # from torch 2.13 on
         torch._inductor.config.max_complex_pointwise_cat_inputs = 1
     # beyond the limit (eight by default) torch silently runs the layer eagerly; raise instead
-    torch._dynamo.config.recompile_limit = max(MOST_GRAPHS, torch._dynamo.config.recompile_limit)
+    torch._dynamo.config.recompile_limit = max(MAX_GRAPHS, torch._dynamo.config.recompile_limit)
     torch._dynamo.config.fail_on_recompile_limit_hit = True
 
 

@@ -39,7 +39,7 @@ GRADIENT, LOSS, SCALE_GRADIENT = "gradient", "loss", "scale_gradient"
 FLOPS = "flops_2V"  # see `flops_of`
 QUERY, POSITIVE = 0, 1
 _COSINES = 1 << 25  # computed at a time
-_MOST_SCALE = 100.0  # CLIP's, arXiv 2103.00020
+_MAX_SCALE = 100.0  # CLIP's, arXiv 2103.00020
 
 
 class LogScale(nn.Module):
@@ -58,12 +58,12 @@ class LogScale(nn.Module):
 
     def forward(self) -> Tensor:
         """Return the scale, [1]."""
-        return (self.bias + self._begin).clamp(0, math.log(_MOST_SCALE)).exp()
+        return (self.bias + self._begin).clamp(0, math.log(_MAX_SCALE)).exp()
 
     @torch.no_grad()
     def bound(self) -> None:
         """Clamp the parameter to its bounds, which an update may have left."""
-        self.bias.clamp_(-self._begin, math.log(_MOST_SCALE) - self._begin)
+        self.bias.clamp_(-self._begin, math.log(_MAX_SCALE) - self._begin)
 
 
 class ForVectors(OnEncoder):

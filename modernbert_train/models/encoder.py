@@ -172,7 +172,7 @@ class OnEncoder(nn.Module):
         """torch.compile each layer and the regions around them in place; parameter names stay. Call it before sharding.
 
         Shapes are static within a phase for any documents. Each (kind of layer, train or eval, shape) is one
-        graph: first, local and global layers make 6 for each shape, and each region 2. Beyond `MOST_GRAPHS` graphs
+        graph: first, local and global layers make 6 for each shape, and each region 2. Beyond `MAX_GRAPHS` graphs
         torch raises FailOnRecompileLimitHit, which names what changes.
 
         Args:

@@ -63,7 +63,7 @@ def add_adapters(layers: nn.Module, lora: LoraConfig) -> None:
 
 
 def merge_adapters(weights: Mapping[str, Tensor], lora: LoraConfig) -> dict[str, Tensor]:
-    """Weights of the plain model that computes the same, W + scale * B A."""
+    """Return the weights of the equivalent plain model, W + scale * B A."""
     merged = {name: tensor for name, tensor in weights.items() if not name.endswith((LORA_A, LORA_B))}
     for name in (name.removesuffix(LORA_A) for name in weights if name.endswith(LORA_A)):
         product = weights[name + LORA_B] @ weights[name + LORA_A]

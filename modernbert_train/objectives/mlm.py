@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 POSITIONS, LABELS = "positions_M", "labels_M"  # names of the targets: indices into T, and ids; IGNORED_LABEL pads
 WEIGHTS = "weights_M"  # of the predictions, in units of 1 / WEIGHT_UNIT (batch.py); only with mask_weight
-LEAST_RATE = 0.001  # lower bound of a rate in 1/rate weights: as in LLaDA's code, and weights fit 32 bits
+MIN_RATE = 0.001  # lower bound of a rate in 1/rate weights: as in LLaDA's code, and weights fit 32 bits
 
 _COUNT, _SELECT, _KIND, _TOKEN, _RATE = (np.uint64(n) for n in (0xC0, 0x5E, 0x1D, 0x70, 0xAE))
 
@@ -76,8 +76,8 @@ class MaskedLM:
             draw_Q = uniform(hash64(text.keys_Q, np.broadcast_to(_RATE, text.keys_Q.shape)))
             rate_Q = rate_Q + settings.mask_spread * (2 * draw_Q - 1)
         if settings.counts_tokens:
-            rate_Q = np.maximum(rate_Q, LEAST_RATE)
-        bound = self.max_predicted(settings.most_predicted, len(text.ids_T))
+            rate_Q = np.maximum(rate_Q, MIN_RATE)
+        bound = self.max_predicted(settings.max_predicted_share, len(text.ids_T))
         at = text.ids_T, text.starts_Q, text.lengths_Q, text.keys_Q
         masked = self.corrupt(*at, rate_Q, cuts_Q, bound, text.inside_words_T)
         positions_M = masked.positions_M - (settings.predict_from == "before")  # texts follow a special token

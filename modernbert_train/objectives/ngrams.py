@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from modernbert_train.core.keyed_random import Keys, hash64, uniform
 
 LONGEST = 8  # tokens of a word
-MOST_WORDS = 3  # words of an n-gram
+MAX_WORDS = 3  # words of an n-gram
 _LENGTH, _ORDER = (np.uint64(n) for n in (0x4E, 0x9A))
-_SHARES = np.cumsum([1 / n for n in range(1, MOST_WORDS + 1)]) / sum(1 / n for n in range(1, MOST_WORDS + 1))
+_SHARES = np.cumsum([1 / n for n in range(1, MAX_WORDS + 1)]) / sum(1 / n for n in range(1, MAX_WORDS + 1))
 Ints = NDArray[np.int64]
 
 

@@ -13,7 +13,7 @@ from modernbert_train.plan.memory import usable_bytes
 from modernbert_train.plan.sections import MEASURE, Section, between, gb, memory_notes, time_between
 
 GAIN = 1.05  # a change is proposed if it makes a run faster by this factor
-MOST_NOTES = 2
+MAX_NOTES = 2
 
 
 def answer(plan: Plan, gpu: str, shown: Sequence[str], prices: dict[str, float]) -> Section:
@@ -34,14 +34,14 @@ def answer(plan: Plan, gpu: str, shown: Sequence[str], prices: dict[str, float])
         ("training", f"{tokens_text(plan.tokens)} tokens in {plural(plan.steps, 'step')}, {_phases(plan)}"),
         ("takes", f"{time_between(bill)}, predicted, and {between(*bill.dollars)} dollars at {price}"),
         ("memory", _memory(plan, gpu)),
-        ("disk", f"{gb(stored(plan, gpu).most_bytes)} GB for checkpoints"),
+        ("disk", f"{gb(stored(plan, gpu).max_bytes)} GB for checkpoints"),
     ]
     if (line := _cheaper(plan, bill, bills)) is not None:
         rows.insert(3, ("cheapest", line))
     if plan.expected is not None:
         rows.append(("loss", f"held out {plan.expected}; unigram {plan.unigram_loss:.2f}"))
     found = list(_notes(plan, gpu, bill))
-    rows += [("note", line) for line in found[:MOST_NOTES]]
+    rows += [("note", line) for line in found[:MAX_NOTES]]
     return Section(f"{plan.config.name} on {plan.ranks} x {GPUS[gpu].label}", rows, flush_left=True)
 
 

@@ -116,12 +116,12 @@ def census(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Cens
     matrices, windows = ENCODER_COUNTS[type(model)](model)
     if "tokens" not in objective.heads:
         matrices = _without_tokens(matrices, idle="tokens" in objective.idle_heads)
-    beside = tuple(matrix for head in objective.heads if head in HEAD_COUNTS for matrix in HEAD_COUNTS[head](model))
-    beside += _classifier(model, cast(LabelledConfig, objective)) if objective.is_labelled else ()
-    beside += _projection(model, objective)
+    heads = tuple(matrix for head in objective.heads if head in HEAD_COUNTS for matrix in HEAD_COUNTS[head](model))
+    heads += _classifier(model, cast(LabelledConfig, objective)) if objective.is_labelled else ()
+    heads += _projection(model, objective)
     if objective.compares and cast(ContrastiveConfig, objective).learn_temperature:
-        beside += (Matrix(1, 1, "head", head="vectors"),)
-    own = Census((*matrices, *beside), windows, (2 * model.key_products * model.attention_width,) * len(windows))
+        heads += (Matrix(1, 1, "head", head="vectors"),)
+    own = Census((*matrices, *heads), windows, (2 * model.key_products * model.attention_width,) * len(windows))
     generator = objective.generator_of(model)
     if generator is None:
         return own

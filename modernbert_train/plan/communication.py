@@ -127,8 +127,8 @@ def transfers(
         found.append(Transfer("all_reduce", *group, "backward", 8 * summed, 1, False, False))
     if strategy == "hsdp":
         copies = -(-ranks // shards)
-        beside = max(1, min(ranks, per_node) // shards)  # copies in one node
-        across = (beside, -(-copies // beside))
+        copies_per_node = max(1, min(ranks, per_node) // shards)
+        across = (copies_per_node, -(-copies // copies_per_node))
         if num_layers:
             found.append(Transfer("all_reduce", *across, "backward", layers // shards, num_layers, False, True))
         found.append(Transfer("all_reduce", *across, "backward", root // shards, 1, False, False))
@@ -189,9 +189,9 @@ def exchange(parts: Sequence[Transfer], gpu: Gpu, microbatch_seconds: Sequence[f
     return Exchange(payload, seconds, exposed)
 
 
-def _exposed(parts: Sequence[Transfer], gpu: Gpu, room: float) -> float:
-    """Return the seconds of one pass's transfers that its `room` seconds of computation do not hide."""
+def _exposed(parts: Sequence[Transfer], gpu: Gpu, hiding_seconds: float) -> float:
+    """Return the seconds of one pass's transfers that its `hiding_seconds` seconds of computation do not hide."""
     bare = sum(transfer_seconds(part, gpu) for part in parts if not part.hidden)
     hidden = [(transfer_seconds(part, gpu), part.calls) for part in parts if part.hidden]
     lone = max((took / calls for took, calls in hidden), default=0.0)
-    return bare + max(lone, sum(took for took, _ in hidden) - room)
+    return bare + max(lone, sum(took for took, _ in hidden) - hiding_seconds)

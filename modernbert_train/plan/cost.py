@@ -87,7 +87,7 @@ class Stored:
         return self.kept * self.checkpoint_bytes
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         """Bytes on disk while one more is being written."""
         return (self.kept + 1) * self.checkpoint_bytes
 

@@ -30,7 +30,7 @@ PER_DOUBLING = 0.01  # growth of the deviation for every doubling beyond the run
 # range of the table's runs: parameters without embeddings, tokens; and tokens of a batch
 # of the runs of the table: parameters without embeddings, tokens, and tokens of a batch
 PARAMETERS, TOKENS, BATCH = (148_000, 2_242_000), (401_000, 1_640_000), 2048
-TOLD = 0.25  # half a range, as a share of the unigram loss, above which no loss is predicted
+MAX_HALF_RANGE = 0.25  # half a range, as a share of the unigram loss, above which no loss is predicted
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Expected:
         """Format for people, in nats: 'expect 3.9, 3.8 to 4.1'."""
         if not self.is_known:
             return f"unknown ({self.extrapolates})"
-        said = f"{self.loss:.2f} expected, {self.low:.2f} to {self.high:.2f}"
-        return said if self.extrapolates is None else f"{said} ({self.extrapolates})"
+        text = f"{self.loss:.2f} expected, {self.low:.2f} to {self.high:.2f}"
+        return text if self.extrapolates is None else f"{text} ({self.extrapolates})"
 
 
 def expect(
@@ -94,7 +94,7 @@ def expect(
         low=unigram_loss * low,
         high=unigram_loss * high,
         extrapolates=" and ".join(beyond) + " than any measured run" if beyond else None,
-        is_known=most - share + 2 * spread <= 2 * TOLD,
+        is_known=most - share + 2 * spread <= 2 * MAX_HALF_RANGE,
     )
 
 

@@ -237,8 +237,8 @@ def step_numbers(parameters: Parameters, optim: OptimConfig, shards: int) -> int
     """
     if not optim.newton_schulz_iterations:
         return (2 if optim.bounds_update else 1) * parameters.total
-    beside = parameters.hidden + 2 * (parameters.total - parameters.hidden)
-    return beside if shards == 1 else max(beside, 3 * parameters.hidden)
+    unsharded = parameters.hidden + 2 * (parameters.total - parameters.hidden)
+    return unsharded if shards == 1 else max(unsharded, 3 * parameters.hidden)
 
 
 def memory(

@@ -71,7 +71,7 @@ def phase_memory(
     bf16 = config.compute.precision != "fp32" and gpu.bf16
     is_sparse = objective.compares and "tokens" in objective.heads
     # the same bound as MaskedLM.max_predicted
-    most_predicted = None if objective.compares else math.ceil(objective.most_predicted * tokens) + 32
+    max_predicted = None if objective.compares else math.ceil(objective.max_predicted_share * tokens) + 32
     own_tokens = own_rows(config.phases[name], ranks) * config.phases[name].row_tokens
     step_texts = -(-config.phases[name].batch_rows * config.phases[name].row_tokens // TEXT_TOKENS)
     found = memory(
@@ -84,7 +84,7 @@ def phase_memory(
         shards=shards,
         ranks=ranks,
         tokens=tokens + queries,
-        predicted=tokens if is_sparse else most_predicted,
+        predicted=tokens if is_sparse else max_predicted,
         step_tokens=own_tokens,
         step_texts=step_texts,
     )

@@ -12,7 +12,7 @@ WIDTH = 118
 
 
 def as_text(sections: Sequence[Section]) -> str:
-    """The answer and the other sections, in lines of at most 118 characters where tables allow."""
+    """Format the answer and the other sections, in lines of at most 118 characters where tables allow."""
     return "\n\n".join(_section_text(section) for section in sections)
 
 

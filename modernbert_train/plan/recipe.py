@@ -24,13 +24,13 @@ from modernbert_train.plan.expected_loss import effective_tokens, share_of_unigr
 from modernbert_train.plan.parameters import Parameters, count_parameters
 
 TOKENS_PER_PARAMETER = 20  # lowest loss for a given compute: Hoffmann et al. 2022, arXiv 2203.15556
-MOST_PASSES = 4  # up to here repeated text is worth about as much as new: Muennighoff et al. 2023, arXiv 2305.16264
-LEAST_PER_PARAMETER = 0.4  # tokens a parameter, as in yamls/quickstart.yaml: a larger model would memorise the text
+MAX_PASSES = 4  # up to here repeated text is worth about as much as new: Muennighoff et al. 2023, arXiv 2305.16264
+MIN_PER_PARAMETER = 0.4  # tokens a parameter, as in yamls/quickstart.yaml: a larger model would memorise the text
 BATCH_EXPONENT = 0.327  # exponent of the best batch over compute: DeepSeek LLM, arXiv 2401.02954, equation 1
-LEAST_STEPS = 800  # as in yamls/quickstart.yaml
-LEAST_BATCH_TOKENS = 2048  # as in yamls/quickstart.yaml
+MIN_STEPS = 800  # as in yamls/quickstart.yaml
+MIN_BATCH_TOKENS = 2048  # as in yamls/quickstart.yaml
 WARMUP_STEPS = 100  # 2 / (1 - beta2): Ma and Yarats 2021, arXiv 1910.04209
-MOST_WARMUP = 0.04  # share of the first phase, as in yamls/quickstart.yaml
+MAX_WARMUP = 0.04  # share of the first phase, as in yamls/quickstart.yaml
 ENTRIES, ENTRIES_BYTES = 8192, 12.5e6  # as in yamls/data/quickstart.yaml, and the bytes of its text
 _CPU_ROWS = (512, 1024)  # as in yamls/quickstart.yaml: attention over longer rows is slow on a CPU
 _ROUND = 1000  # tokens of a phase are a multiple of this
@@ -181,7 +181,7 @@ def power_of_two(number: float) -> int:
 def tokens_for(size: Size, parameters: int, text_tokens: float) -> int:
     """Return the tokens of a run if only its size is given."""
     wanted = size.run.total_tokens if size.name in ("base", "large") else TOKENS_PER_PARAMETER * parameters
-    return _whole(min(wanted, MOST_PASSES * text_tokens))
+    return _whole(min(wanted, MAX_PASSES * text_tokens))
 
 
 class Affordable(NamedTuple):
@@ -200,7 +200,7 @@ def sizes_for_hours(
     text_tokens: float,
 ) -> Iterator[Affordable]:
     """Yield each size with the tokens that the hours allow, the smallest first. Stop when the expected loss of two in a
-    row is above the lowest, or with fewer than LEAST_PER_PARAMETER tokens.
+    row is above the lowest, or with fewer than MIN_PER_PARAMETER tokens.
 
     `plan.expected_loss` predicts the loss; for large sizes that is far beyond the runs it was fitted to.
 
@@ -217,9 +217,9 @@ def sizes_for_hours(
         speed = tokens_per_second(size, entries)
         if speed is None:
             return
-        tokens = min(hours * 3600 * speed, MOST_PASSES * text_tokens)
+        tokens = min(hours * 3600 * speed, MAX_PASSES * text_tokens)
         parameters = size.parameters(entries)
-        if math.isfinite(best) and tokens < LEAST_PER_PARAMETER * parameters:
+        if math.isfinite(best) and tokens < MIN_PER_PARAMETER * parameters:
             return
         loss = share_of_unigram(size.counted(entries).active, effective_tokens(max(1.0, tokens), text_tokens))
         yield Affordable(size, entries, _whole(tokens), loss)
@@ -251,14 +251,14 @@ def batches_for(asked: Asked) -> Batches:
     """Return row lengths and batch of a run.
 
     The batch grows with compute, starting from the published run of its size, with DeepSeek LLM's exponent. It leaves
-    at least LEAST_STEPS steps, and divides among the GPUs in all stages of its warmup.
+    at least MIN_STEPS steps, and divides among the GPUs in all stages of its warmup.
     """
     size, ranks = asked.size, max(1, asked.gpus)
     row, longest = size.rows if asked.gpus else _CPU_ROWS
     if asked.longest is not None:
         longest = min(longest, max(row, 1 << (asked.longest + 1).bit_length()))
     ruled = size.batch_tokens * (asked.tokens / size.run.total_tokens) ** BATCH_EXPONENT
-    tokens = min(ruled, max(LEAST_BATCH_TOKENS, asked.tokens / LEAST_STEPS))
+    tokens = min(ruled, max(MIN_BATCH_TOKENS, asked.tokens / MIN_STEPS))
     per_rank = max(1, round(tokens / row / ranks))
     stages = min(size.stages, per_rank)
     unit = max(1, round(per_rank / stages)) * ranks
@@ -268,7 +268,7 @@ def batches_for(asked: Asked) -> Batches:
 
 
 def learning_rate(asked: Asked) -> float:
-    """Return the size's published learning rate, times the square root of the batch's reduction by LEAST_STEPS.
+    """Return the size's published learning rate, times the square root of the batch's reduction by MIN_STEPS.
 
     Source of the root: Malladi et al. 2022, arXiv 2205.10287.
     """
@@ -374,9 +374,9 @@ def _warmup_lines(asked: Asked, batches: Batches, tokens: int) -> Iterator[str]:
         grows = _whole(size.batch_warmup * tokens)
         stages = f"start_rows: {batches.unit}, step_rows: {batches.unit}, tokens: {grows:_}"
         yield f"    batch_warmup: {{{stages}}} # {size.batch_warmup:.1%} of the phase: {size.source}"
-    least = min(WARMUP_STEPS * batch, MOST_WARMUP * tokens)
+    least = min(WARMUP_STEPS * batch, MAX_WARMUP * tokens)
     if least > size.warmup * tokens:
-        why = f"{WARMUP_STEPS} steps, arXiv 1910.04209, or {MOST_WARMUP:.0%} of the phase"
+        why = f"{WARMUP_STEPS} steps, arXiv 1910.04209, or {MAX_WARMUP:.0%} of the phase"
     else:
         least, why = size.warmup * tokens, f"{size.warmup:.2%} of the phase: {size.family}"
     yield f"    schedule: {{warmup_tokens: {_whole(least):_}}} # {why}"
@@ -405,7 +405,7 @@ def _why_tokens(asked: Asked) -> str:
     text = f"{tokens_text(asked.tokens)} tokens"
     if asked.text_tokens:
         passes = asked.tokens / asked.text_tokens
-        text += f", {passes:.2g} passes over the text; up to {MOST_PASSES} repeats cost little (arXiv 2305.16264)"
+        text += f", {passes:.2g} passes over the text; up to {MAX_PASSES} repeats cost little (arXiv 2305.16264)"
     return f"{text}; {asked.tokens / asked.size.parameters(asked.entries):.2g} a parameter."
 
 
@@ -420,7 +420,7 @@ def _why_batch(asked: Asked, batches: Batches) -> str:
     if batches.rows * batches.row_tokens == asked.size.batch_tokens:
         return f"{batch}: {asked.size.source}"
     if batches.rows * batches.row_tokens < 0.9 * batches.ruled_tokens:
-        return f"{batch}, which leaves {LEAST_STEPS} steps, as the quickstart has"
+        return f"{batch}, which leaves {MIN_STEPS} steps, as the quickstart has"
     return f"{batch}: {asked.size.source}'s times (tokens / its tokens)^{BATCH_EXPONENT} (arXiv 2401.02954)"
 
 

@@ -331,7 +331,7 @@ def _storage(plan: Plan, gpu: str) -> Section:
     if plan.config.data.validation is not None:
         tokens = "all its" if plan.validation_tokens is None else f"{plan.validation_tokens:,}"
         validation = f"{plan.validations:,} passes over {tokens} tokens"
-    most = f"{gb(found.kept_bytes)} GB; {gb(found.most_bytes)} GB while one is written"
+    most = f"{gb(found.kept_bytes)} GB; {gb(found.max_bytes)} GB while one is written"
     return Section(
         "Checkpoints and validation",
         [

@@ -190,7 +190,7 @@ class StepTime:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of each GPU."""
+        """Tokens a second of each GPU."""
         return self.tokens / self.seconds / self.ranks
 
 

@@ -99,7 +99,7 @@ class HeldOut(Measurement):
         first = self.clock.phases[0]
         if not self._is_ruled or entry["tokens"] < 10 * first.phase.schedule.warmup_tokens:
             return
-        said = behind(
+        warning = behind(
             found["loss"],
             count_parameters(first.model, first.objective).active,
             entry["tokens"],
@@ -108,9 +108,9 @@ class HeldOut(Measurement):
             unique_tokens=self._unique_tokens,
             held_out_tokens=self._validation.tokens,
         )
-        if said is not None:
+        if warning is not None:
             self._is_ruled = False
-            self.progress.line(f"warning: {said}")
+            self.progress.line(f"warning: {warning}")
 
 
 class Evaluated(Measurement):

@@ -43,10 +43,10 @@ def out_of_memory(
         remedies.append("compute.activation_checkpointing=true")
     if num_ranks() > 1 and distributed.strategy == "ddp":
         remedies.append("distributed.strategy=fsdp2")
-    said, *_ = first_line(error).split(" GPU ")  # the rest of torch's message repeats the figures given below
+    request, *_ = first_line(error).split(" GPU ")  # the rest of torch's message repeats the figures given below
     return OutOfMemory(
         f"step {step} ran out of memory with microbatches of {phase.microbatch_rows} rows of "
-        f"{phase.row_tokens:,} tokens ({key}={phase.tokens_at_once}){where}: {said} Set "
+        f"{phase.row_tokens:,} tokens ({key}={phase.tokens_at_once}){where}: {request} Set "
         f"{', or '.join(remedies) or 'smaller rows'}; the same command then resumes."
     )
 

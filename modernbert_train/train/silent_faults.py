@@ -74,7 +74,7 @@ class SilentFaults:
         self._checksum = checksum(parameters)
         return [self._checksum, self._checksum * self._checksum], seconds
 
-    def heard(self, checks: Sequence[float], seconds: Sequence[float], step: int) -> None:
+    def check_sums(self, checks: Sequence[float], seconds: Sequence[float], step: int) -> None:
         """Check the sums of all ranks.
 
         Raises:

@@ -95,15 +95,15 @@ def sum_numbers(
     found = [torch.stack([each.sums[term].double() for each in microbatches]).sum() for term in terms]
     request = requests.of_this_rank()
     counts = [sum(each.counts[term] for each in microbatches) for term in terms]
-    known = [*counts, float(request.stop), float(request.overdue), float(request.failed)]
+    host_values = [*counts, float(request.stop), float(request.overdue), float(request.failed)]
     squared = squared_gradient(model.parameters(), num_ranks())
     checks, seconds = ([], []) if silent is None else silent.to_sum(model.parameters(), step)
     device = [*found, squared, *checks]
-    sums, split = sums_over_ranks(device, [*known, *seconds]), len(terms)
-    told = sums[len(device) : len(device) + len(known)]
-    numbers = StepNumbers.of(terms, sums[:split], told[:split], sums[split], *told[split:])
+    sums, split = sums_over_ranks(device, [*host_values, *seconds]), len(terms)
+    host_sums = sums[len(device) : len(device) + len(host_values)]
+    numbers = StepNumbers.of(terms, sums[:split], host_sums[:split], sums[split], *host_sums[split:])
     if silent is not None:
-        silent.heard(sums[split + 1 : len(device)], sums[len(device) + len(known) :], step)
+        silent.check_sums(sums[split + 1 : len(device)], sums[len(device) + len(host_values) :], step)
     return numbers
 
 

@@ -24,7 +24,7 @@ from modernbert_train.checkpoints.checkpoint import Share
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.sharding import held_rows, holders
 
-_LEAST_BYTES = 1 << 16  # smallest slice; smaller tensors are not divided
+_MIN_BYTES = 1 << 16  # smallest slice; smaller tensors are not divided
 _ALIGNED = 64  # alignment of a tensor in memory, in bytes
 
 
@@ -57,7 +57,7 @@ def share_of(tensor: Tensor, turn: int, rank: int, writers: Sequence[int], num_r
     if rank not in able:
         return None
     size = tensor.element_size() * held * math.prod(tensor.shape[1:])
-    parts = max(1, min(len(able), held, -(-size // _LEAST_BYTES)))
+    parts = max(1, min(len(able), held, -(-size // _MIN_BYTES)))
     part = (able.index(rank) - turn) % len(able)
     each = -(-held // parts)
     before = each * part

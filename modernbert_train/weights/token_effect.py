@@ -16,7 +16,7 @@ from modernbert_train.vocabulary import open_tokenizer
 from modernbert_train.weights.source import Origin
 from modernbert_train.weights.token_rows import TokenRows
 
-MOST_DOCUMENTS, MOST_TOKENS = 64, 2048  # documents of a stream; tokens of a document
+MAX_DOCUMENTS, MAX_TOKENS = 64, 2048  # documents of a stream; tokens of a document
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ def effect_on(shards: TokenShards, rows: TokenRows, old_folder: Path, new_folder
     """
     old, new, counts_V = open_tokenizer(old_folder), open_tokenizer(Path(new_folder)), rows.counts_V
     total = len(shards.lengths) if shards.remote is None else int(shards.shard_documents[0])
-    numbers = sorted({*np.linspace(0, total - 1, min(total, MOST_DOCUMENTS)).astype(int).tolist()})
+    numbers = sorted({*np.linspace(0, total - 1, min(total, MAX_DOCUMENTS)).astype(int).tolist()})
     tokens = averaged = unknown = old_tokens = num_bytes = 0
     for number in numbers:
-        ids = shards.read(number)[:MOST_TOKENS]
+        ids = shards.read(number)[:MAX_TOKENS]
         text = new.decode(ids.tolist(), skip_special_tokens=False)
         tokens += len(ids)
         averaged += int((counts_V[ids] > 1).sum())

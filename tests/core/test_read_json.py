@@ -46,7 +46,7 @@ def test_a_file_beyond_its_limit_is_not_read_into_memory(tmp_path: Path) -> None
     with (tmp_path / "x").open("wb") as file:
         file.truncate(1 << 40)  # takes no room on the disk
     with pytest.raises(ValueError, match="larger than 1,000 bytes"):
-        read_json(tmp_path / "x", most_bytes=1000)
+        read_json(tmp_path / "x", max_bytes=1000)
     with pytest.raises(ValueError, match="larger than"):
         content_of(tmp_path / "x")
 

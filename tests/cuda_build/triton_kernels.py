@@ -24,7 +24,7 @@ from modernbert_train.optim import fused
 
 SHARED_MEMORY = {80: 166_912, 90: 232_448, 100: 232_448}  # maximum bytes of a block
 AMD = {"gfx90a": 65_536, "gfx942": 65_536}  # MI250X, MI300X
-MOST_REGISTERS = {"sm": 255, "gfx": 512}  # of a thread
+MAX_REGISTERS = {"sm": 255, "gfx": 512}  # of a thread
 # bytes of a thread of a tile kernel: 16 registers of 255, in a loop of more than 2,000 instructions; `_backward_wide`
 # for heads of 128 on Hopper spills 128 with Triton 3.8 (torch 2.14) and 104 with Triton 3.9 (torch 2.15)
 MAX_SPILLED = 64 if version("triton") < "3.8" else 128

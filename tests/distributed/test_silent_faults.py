@@ -115,7 +115,7 @@ def parted(flipped_at: int | None, rank: int, bit: int) -> tuple[str, str]:
             checks, seconds = silent.to_sum(model.parameters(), step)
             sums = sums_over_ranks([torch.zeros((), dtype=torch.float64), *checks], seconds)
             try:
-                silent.heard(sums[1 : 1 + len(checks)], sums[1 + len(checks) :], step)
+                silent.check_sums(sums[1 : 1 + len(checks)], sums[1 + len(checks) :], step)
             except RunError as error:
                 return f"{step}: {error}; {error.at_fault}", said.getvalue()
     return "", said.getvalue()

@@ -50,7 +50,7 @@ def test_vectors_of_a_file_are_those_of_the_exported_model(
     cut = sum(len(ids) > 62 for ids in encoder.token_ids(TEXTS))
     assert f"lines.npy: 30 texts, {cut} of them cut at 64 tokens, 32 x float32 each" in capsys.readouterr().out
     with monkeypatch.context() as patched:
-        patched.setattr(embed_file, "_MOST_TEXTS", 7)  # parts of the file
+        patched.setattr(embed_file, "_MAX_TEXTS", 7)  # parts of the file
         many = parquet.read_table(embed("texts.jsonl", "objects.parquet", "--column", "body", "--batch-tokens", "50"))
     np.testing.assert_allclose(np.array(many["embedding"].to_pylist(), np.float32), expected, atol=1e-6)
     halves = np.load(embed("texts.parquet", "rows.npy", "--dtype", "float16"))

@@ -283,10 +283,10 @@ def test_the_rate_may_move_through_a_phase(curve: str, rates: tuple[float, ...])
     config = MaskedLmConfig(mask_rate=0.3, mask_rate_end=0.15, mask_curve=curve)  # type: ignore[arg-type]
     moments = [config.at(done) for done in ((0, 0.5, 1) if curve == "linear" else (0, 0.25 + 1e-12, 0.75))]
     assert tuple(each.mask_rate for each in moments) == rates
-    assert {each.most_predicted for each in (config, *moments)} == {0.3}
+    assert {each.max_predicted_share for each in (config, *moments)} == {0.3}
     assert config.predicted_share == pytest.approx(0.225)
     rising = MaskedLmConfig(mask_rate=0.1, mask_rate_end=0.4)
-    assert (rising.at(0.5).mask_rate, rising.at(0.5).most_predicted) == (0.25, 0.4)
+    assert (rising.at(0.5).mask_rate, rising.at(0.5).max_predicted_share) == (0.25, 0.4)
 
 
 def test_the_rate_of_a_sequence_and_its_rounding_are_drawn_apart() -> None:

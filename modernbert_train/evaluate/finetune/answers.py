@@ -230,7 +230,7 @@ def _tokens(offsets: NDArray[np.int64], value: NDArray[np.int64]) -> tuple[int, 
 
 
 def _label(span: tuple[int, int], first: int, number: int, before: int) -> NDArray[np.int32]:
-    """Where the answer starts and ends in the sequence of a window."""
+    """Return the start and end of the answer in a window's sequence."""
     if span[0] == _UNKNOWN:
         return np.full((1, 2), IGNORED_LABEL, dtype=np.int32)
     if span[0] < first or span[1] >= first + number:

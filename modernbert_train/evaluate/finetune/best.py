@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
 
 
 def find_outcome(config: RunConfig, task: TaskConfig) -> Outcome:
-    """The checkpoint that counts, and its figures.
+    """Return the chosen checkpoint and its figures.
 
     Raises:
         DataError: metrics.jsonl lacks measurements.
@@ -71,7 +71,7 @@ def remove_others(config: RunConfig, outcome: Outcome) -> None:
 
 
 def _measured(config: RunConfig) -> list[tuple[dict[str, Any], Figures]]:
-    """An entry and the figures of all splits for each step at which something was measured after training."""
+    """Return the entry and the figures of all splits for each measured step."""
     found: dict[int, tuple[dict[str, Any], Figures]] = {}
     for entry in RunFolder(config).read_metrics():
         if entry.get("kind") == "evaluation" and entry.get("step", 0) > 0 and entry.get("name") in config.evals:

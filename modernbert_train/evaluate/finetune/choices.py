@@ -115,7 +115,7 @@ def _number(example: Example, task: TaskConfig) -> int:
 
 
 def _texts(example: Example, task: TaskConfig) -> list[str]:
-    """The first text, and for each choice the text after [SEP]: the second text, if any, then the choice."""
+    """Return the first text, and for each choice the text after [SEP]: the second text, if any, then the choice."""
     number = len(task.text_columns)
     first, *rest = example.texts[:number]
     return [first, *(" ".join(filter(str.strip, (*rest, choice))) for choice in example.texts[number:])]

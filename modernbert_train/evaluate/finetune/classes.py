@@ -71,7 +71,7 @@ class _OfTexts(Texts, Kind):
             yield dict(NOTHING) if number is None else self.predicted_of(logits[number], objective.labels)
 
     def in_words(self, value: NDArray[Any], names: Sequence[str]) -> Any:
-        """The label of a text, as predictions.jsonl has it."""
+        """Return the label of a text in the form of predictions.jsonl."""
         return names[int(value[0, 0])]
 
     def is_unseen(self, value: NDArray[Any], known: int) -> bool:
@@ -79,7 +79,7 @@ class _OfTexts(Texts, Kind):
         return False
 
     def predicted_of(self, logits_L: Logits, names: Sequence[str]) -> dict[str, Any]:
-        """The prediction and scores of one text."""
+        """Return the prediction and scores of one text."""
         raise NotImplementedError
 
 
@@ -222,7 +222,7 @@ class Score(_OfTexts):
 
 
 def pooling(task: TaskConfig, model: ModelConfig) -> str:
-    """The pooling of a classifier, where the task does not say it."""
+    """Return the default pooling of a classifier."""
     return task.pooling or ("mean" if task.freeze else model.pooling)
 
 

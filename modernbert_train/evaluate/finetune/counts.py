@@ -34,7 +34,7 @@ _SAID = {
 
 
 def in_words(counts: Counts) -> Iterator[str]:
-    """A phrase for each count that deserves a warning."""
+    """Yield a phrase for each count that deserves a warning."""
     for each in fields(counts):
         if each.name in _SAID and (number := getattr(counts, each.name)):
             yield f"{number:,} {_SAID[each.name]}"

@@ -66,7 +66,7 @@ class Encoded:
 
 
 def by_place(example: Example, name: str, names: Sequence[str]) -> str:
-    """A whole number stands for the class of its place, where none is called so."""
+    """Return the class at the place of a whole number, unless a class has this number as its name."""
     if not names or name in names or not name.lstrip("-").isdecimal():
         return name
     if not 0 <= int(name) < len(names):

@@ -19,7 +19,7 @@ def read_hub(
     labelled: bool,
     named: str | None,
 ) -> tuple[Iterator[Row], tuple[str, ...]]:
-    """The rows of a split, and the names of its classes where the dataset has them and labels are read.
+    """Return the rows of a split, and the names of its classes if labels are read and the dataset has them.
 
     Args:
         data, subset, split: of the hub.

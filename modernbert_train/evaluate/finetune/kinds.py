@@ -44,10 +44,10 @@ class Kind(Protocol):
         """Mistakes in the keys of a task of this kind, found without its files."""
 
     def columns(self, task: TaskConfig, labelled: bool) -> tuple[list[str], list[str]]:
-        """Columns of a table or dataset that hold texts, and others, the label last."""
+        """Return the columns with texts, and the other columns, the label last."""
 
     def rows(self, path: Path, task: TaskConfig, labelled: bool, named: str | None) -> Iterator[Row]:
-        """Rows of a file: texts, and values of the other columns and of the column `named`.
+        """Yield the rows of a file: texts, and values of the other columns and of the column `named`.
 
         Raises:
             OSError: the file cannot be read.
@@ -71,7 +71,7 @@ class Kind(Protocol):
         """
 
     def numbers(self, task: TaskConfig, splits: Mapping[str, Split]) -> Labels:
-        """Labels of all splits as numbers. Raises DataError if one is invalid or nothing can be learned."""
+        """Return the labels of all splits as numbers. Raises DataError if one is invalid or nothing can be learned."""
 
     def encode(
         self, split: Split, values: Sequence[Any], labels: Labels, reader: Reader, counts: Counts
@@ -87,11 +87,11 @@ class Kind(Protocol):
         """
 
     def only_label(self, values: NDArray[Any]) -> str | None:
-        """Words for the one label that all texts of a split share, if figures then say nothing."""
+        """Return the only label of a split as text, if its figures would be meaningless; else None."""
         return None
 
     def objective(self, task: TaskConfig, model: ModelConfig, labels: tuple[str, ...], types: bool) -> dict[str, Any]:
-        """The section `objective` of the run, without the keys that all kinds share.
+        """Return the section `objective` of the run, without the keys that all kinds share.
 
         Args:
             task, model: of the run.
@@ -100,7 +100,7 @@ class Kind(Protocol):
         """
 
     def figures(self, outputs: Outputs) -> dict[str, float]:
-        """The loss and the metrics of a split."""
+        """Return the loss and the metrics of a split."""
 
     def predicted(self, texts: Texts, logits: Logits, objective: Any) -> Iterator[dict[str, Any]]:
         """`prediction` and `scores` of each text, from logits as in `figures`."""

@@ -55,7 +55,7 @@ class Labels:
     values: Mapping[str, list[NDArray[Any]]] = field(repr=False)
 
     def all_names(self, split: str) -> tuple[str, ...]:
-        """Of a split, classes missing in training at the end."""
+        """Return a split's classes, with those missing in training last."""
         return (*self.names, *self.unseen.get(split, ()))
 
 
@@ -69,20 +69,20 @@ class ByClass(Protocol):
     min_classes: int
 
     def classes(self, example: Example, task: TaskConfig, names: Sequence[str]) -> tuple[str, ...]:
-        """The classes of an example by name."""
+        """Return the classes of an example by name."""
 
     def ordered(self, names: Sequence[str], task: TaskConfig) -> tuple[str, ...]:
-        """The classes of training in the order of the logits, where the task does not say it."""
+        """Return the classes of training in the order of the logits, if the task does not set it."""
 
     def value(self, numbers: Sequence[int], known: int) -> NDArray[np.int32]:
-        """The label of an example from the numbers of its classes; those from `known` on are missing in training."""
+        """Return an example's label from the numbers of its classes; numbers from `known` on are unseen in training."""
 
     def unread(self, example: Example, known: int) -> NDArray[np.int32]:
         """Zeros in the place of a label that is not read."""
 
 
 def number_classes(kind: ByClass, task: TaskConfig, splits: Mapping[str, Split]) -> Labels:
-    """Classes of all splits as numbers.
+    """Return the classes of all splits as numbers.
 
     Raises:
         DataError: a label is invalid, or the training split has nothing to learn from: names the place.
@@ -127,7 +127,7 @@ def in_order(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def named_classes(example: Example, values: Sequence[Any], task: TaskConfig, names: Sequence[str]) -> tuple[str, ...]:
-    """The classes that values of the label's column name, each once.
+    """Return the distinct classes named by values of the label's column.
 
     Raises:
         DataError: one of them is no class.

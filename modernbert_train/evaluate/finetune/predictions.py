@@ -70,14 +70,14 @@ def write_predictions(config: RunConfig, task: TaskConfig, prepared: Prepared, f
 
 
 def _holding(phase: PhaseConfig, longest: int) -> PhaseConfig:
-    """The phase with rows that hold every text: a text predicted later may be longer than any in training."""
+    """Return the phase with rows long enough for every text; later texts may be longer than those of training."""
     if longest <= phase.row_tokens:
         return phase
     return replace(phase, row_tokens=longest, microbatch_tokens=max(1, phase.tokens_at_once // longest) * longest)
 
 
 def predicted(texts: list[dict[str, Any]], logits: Tensor, objective: LabelledConfig) -> Iterator[dict[str, Any]]:
-    """Predictions of each text.
+    """Yield the predictions of each text.
 
     Args:
         texts: as shards.py has written them.

@@ -21,7 +21,7 @@ _ALIASES = {"validation": "dev", "validation_matched": "dev_matched", "validatio
 
 
 def files_of(task: TaskConfig) -> dict[str, Path]:
-    """The local file of each split, by name; nothing where they are on the hub.
+    """Return the local file of each split, by name; empty if they are on the hub.
 
     Raises:
         DataError: a folder lacks the file, or a file is of a kind that cannot be read.
@@ -60,7 +60,7 @@ def _in_folder(task: TaskConfig, split: str) -> Path:
 
 
 def read_splits(task: TaskConfig) -> dict[str, Split]:
-    """All splits of a task, the training one first.
+    """Return all splits of a task, the training one first.
 
     Raises:
         DataError: a file cannot be read, lacks a column or has a broken line; names it.

@@ -77,7 +77,7 @@ class Relation(OneClass):
 
 
 def _marked(text: str) -> tuple[str, int, int]:
-    """The text with its marks replaced by punctuation, and the range of characters from the first mark to the last."""
+    """Return the text with punctuation for its marks, and the range of characters between the outer marks."""
     words = " ".join(re.sub("|".join(_MARKS), lambda mark: f" {mark[0]} ", text).split()).split(" ")
     places = [number for number, word in enumerate(words) if word in _MARKS]
     written = [_MARKS.get(word, word) for word in words]

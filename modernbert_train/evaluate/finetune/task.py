@@ -94,7 +94,7 @@ def _is_of_task(key: str) -> bool:
 
 
 def as_trained(task: TaskConfig, named: Named, width: int) -> TaskConfig:
-    """The task with the rates for a model: the section `large`, `frozen` or `lora` where it applies."""
+    """Return the task with a model's rates: section `large`, `frozen` or `lora`, if it applies."""
     if width >= _LARGE:
         rates: dict[str, Any] = {key: value for key, value in asdict(task.large).items() if value is not None}
         task = replace(task, **rates)
@@ -106,12 +106,12 @@ def as_trained(task: TaskConfig, named: Named, width: int) -> TaskConfig:
 
 
 def run_name(task: str, model: str, seed: int | str) -> str:
-    """The task, the model and the seed, where the command line names no run."""
+    """Return the default name of a run: task, model and seed."""
     return file_name(f"{Path(task).stem}-{label_of(model)}", f"-{seed}")
 
 
 def label_of(model: str) -> str:
-    """A short name of a model: the baselines, then the name of its folder or run."""
+    """Return a short name of a model: the baselines, then the name of its folder or run."""
     named = named_model(model)
     path = Path(named.source)
     own = path.parents[1].name if path.name.startswith("step-") and len(path.parents) > 1 else path.stem
@@ -120,7 +120,7 @@ def label_of(model: str) -> str:
 
 
 def labels_of(models: Sequence[str]) -> dict[str, str]:
-    """A short name of each model that no other of them has, also as a file name: the whole path where two are equal."""
+    """Return short names of models, unique also as file names: the whole path if two are equal."""
     labels = {model: label_of(model) for model in models}
     counts, taken = Counter(map(file_name, labels.values())), set[str]()
     for model, label in labels.items():
@@ -134,7 +134,7 @@ def labels_of(models: Sequence[str]) -> dict[str, str]:
 
 
 def asked(task: TaskConfig, model: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """All of a command that decides its figures, but for the seed: to be found in result.json and compared with.
+    """Return all settings of a command that determine its figures, without the seed; recorded in result.json.
 
     Args:
         task: as it was read.
@@ -155,7 +155,7 @@ def _decides(key: str) -> bool:
 
 
 def newest_checkpoint(source: str) -> Path | None:
-    """The checkpoint that a run names, by its name alone; None of anything else."""
+    """Return a run's newest checkpoint, found by name only; None for other models."""
     folder = Path(source)
     if (folder / MANIFEST).is_file() or not (folder / "checkpoints").is_dir():
         return None

@@ -42,7 +42,7 @@ class Reader:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """Of the library tokenizers. Special tokens written out in a text are spelled like any other characters."""
+        """Tokenizer of the library tokenizers; special tokens spelled out in a text are plain characters."""
         return open_tokenizer(self.folder)
 
     def ids(self, examples: Sequence[Example], texts: Sequence[Sequence[str]]) -> Iterator[list[list[int]]]:
@@ -65,7 +65,7 @@ class Reader:
 
 
 def cut(parts: list[list[int]], most: int) -> list[list[int]]:
-    """The texts in at most so many tokens: of two the longer loses its end until they are equal, then both."""
+    """Cut the texts to at most this many tokens: the longer of two loses its end until both are equal, then both."""
     if sum(map(len, parts)) <= most:
         return parts
     if len(parts) == 1:

@@ -145,7 +145,7 @@ class Words(Kind):
 
 
 def _of_tokens(values: NDArray[np.int32], firsts: Sequence[int], tokens: int) -> NDArray[np.int32]:
-    """Labels of words at the first token of each, if it is left; -1 in `firsts` is a word without a token."""
+    """Return labels at the first token of each word, if not cut off; -1 in `firsts` is a word without tokens."""
     labels = np.full(tokens, IGNORED_LABEL, dtype=np.int32)
     for value, first in zip(values, firsts, strict=True):
         if 0 <= first < tokens:

@@ -72,7 +72,7 @@ def _rerank_all(model: str, folders: Mapping[str, Beir], config: MeasureConfig) 
 
 
 def mean_of(figures: Mapping[str, Mapping[str, float]]) -> Figures:
-    """Of several sets the mean of each figure that all have."""
+    """Return the mean over sets of each figure that all have."""
     if len(figures) < 2:
         return {}
     shared = [name for name in SHOWN if all(name in each for each in figures.values())]

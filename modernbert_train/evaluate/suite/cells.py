@@ -77,7 +77,7 @@ Failures = dict[str, Failure]  # by name of the run or part
 
 
 def read_failures(cells: Sequence[Cell], out: Path) -> Failures:
-    """Failures of earlier commands among some runs; unreadable records are ignored."""
+    """Return the failures of earlier commands among these runs; unreadable records are ignored."""
     found = {}
     for cell in cells:
         with suppress(OSError, ValueError, KeyError, TypeError):
@@ -147,7 +147,7 @@ def _differences(result: dict[str, Any], cell: Cell, folder: Path) -> list[str]:
 
 
 def _changed_files(about: Path) -> Iterator[str]:
-    """Texts of a result that are others by now."""
+    """Yield the files of a result's texts that have changed since."""
     with suppress(OSError, ValueError, KeyError, TypeError):  # removed files cannot be compared
         files = read_json(about)["asked"]["files"]
         for name, file in files.items():
@@ -273,7 +273,7 @@ def raise_failures(failed: Mapping[str, Failure], out: Path, *, stopped: bool) -
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """The lock of a folder: one command at a time works there.
+    """Lock a folder, so that only one command works there.
 
     Raises:
         ConfigError: another has it.

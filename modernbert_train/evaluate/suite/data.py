@@ -14,7 +14,7 @@ from modernbert_train.evaluate.suite.plan import Plan
 
 
 def missing_data(plan: Plan) -> list[str]:
-    """A line for each missing file or set of a suite's tasks; the library mteb alone knows its own."""
+    """Return a line for each missing file or set of a suite's tasks; mteb's own sets are not checked."""
     tasks: dict[str, list[str]] = {}
     for name in plan.suite.tasks:
         for line in (*_of_files(plan, name), *_of_sets(plan, name)):

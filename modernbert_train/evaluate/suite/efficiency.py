@@ -39,7 +39,7 @@ Row = dict[str, Any]
 
 
 def draw(length: int, kind: str, tokens: int, entries: int) -> Texts:
-    """Texts of random ids with about so many tokens, two of each for special ones; the same in every call."""
+    """Return texts of random ids with about this many tokens, two of them special; the same in every call."""
     generator = np.random.default_rng(length)
     number = max(2, round(tokens / (length if kind == "fixed" else length / 2)))
     sizes = np.full(number, float(length)) if kind == "fixed" else generator.normal(length / 2, length / 8, number)
@@ -117,7 +117,7 @@ def _padded(model: str) -> Callable[[Texts], object]:
 
 
 def _device() -> str:
-    """The device and precision of a figure."""
+    """Return the device and precision of a figure."""
     import torch
 
     if torch.cuda.is_available():
@@ -159,13 +159,13 @@ def measure_all(
 
 
 def file_of(out: Path, label: str, way: str, config: EfficiencyConfig) -> Path:
-    """The file of a measurement; other lengths have other files."""
+    """Return the file of a measurement; each set of lengths has a separate file."""
     lengths = "-".join(map(str, sorted(config.lengths)))
     return out / "efficiency" / file_name(label, f"-{way}-{lengths}-{config.tokens}-{config.repeats}.json", 255)
 
 
 def table_of(models: Sequence[str], out: Path, config: EfficiencyConfig) -> list[Row]:
-    """A row for each model, length and kind that was measured."""
+    """Return a row for each model, length and kind that was measured."""
     rows: dict[tuple[str, int, str], Row] = {}
     for label in models:
         for way in WAYS:
@@ -182,7 +182,7 @@ def table_of(models: Sequence[str], out: Path, config: EfficiencyConfig) -> list
 
 
 def not_measured(models: Sequence[str], out: Path, config: EfficiencyConfig) -> Iterator[str]:
-    """A note for each model that cannot read some length."""
+    """Yield a note for each model that cannot read some length."""
     for label in models:
         files = [file for way in WAYS if (file := file_of(out, label, way, config)).exists()]
         most = read_json(files[0])["max_tokens"] if files else max(config.lengths)

@@ -25,7 +25,7 @@ _CSV = ("model", "published", "task", "split", "metric", "mean", "standard_devia
 
 
 def as_markdown(table: Table) -> str:
-    """The table in percent, with its notes and the table of speed."""
+    """Return the table in percent, with its notes and the table of speed."""
     average = any(row["average"] is not None for row in table["rows"])
     head = ["model", *(markdown_text(_heading(each)) for each in table["columns"]), *["average"] * average]
     rows = [[markdown_text(row["model"]), *map(_shown, _cells(row, average))] for row in table["rows"]]
@@ -35,7 +35,7 @@ def as_markdown(table: Table) -> str:
 
 
 def as_csv(table: Table) -> str:
-    """A line for each cell, figures as shares of 1; a cell without a figure has its reasons in `problems`."""
+    """Return a line for each cell, figures as shares of 1; a cell without a figure has its reasons in `problems`."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*_CSV, "source", "problems"])
@@ -54,7 +54,7 @@ def as_csv(table: Table) -> str:
 
 
 def as_latex(table: Table) -> str:
-    """A tabular of the package booktabs, in percent, the best of each column in bold; sources and notes as comments."""
+    """Return a booktabs tabular in percent, the best of each column in bold; sources and notes as comments."""
     average = any(row["average"] is not None for row in table["rows"])
     head = ["Model", *(_heading(each) for each in table["columns"]), *["average"] * average]
     best = [max(map(_percent, column), default=None) for column in zip(*_all(table, average), strict=True)]
@@ -93,7 +93,7 @@ def _all(table: Table, average: bool) -> Sequence[Sequence[Cell | None]]:
 
 
 def _percent(cell: Cell | None) -> float:
-    """The mean as it is shown, so that equal figures are both the best."""
+    """Return the mean rounded as shown, so that equal figures are both the best."""
     return float("-inf") if cell is None or cell["mean"] is None else round(100 * cell["mean"], 2)
 
 
@@ -112,5 +112,5 @@ def _for_latex(text: str) -> str:
 
 
 def _for_csv(text: str | None) -> str | None:
-    """Text that a spreadsheet does not take for a formula."""
+    """Return text that a spreadsheet does not take for a formula."""
     return f"'{text}" if text and re.match(r"[=+\-@\t\r]", text) else text

@@ -35,7 +35,7 @@ _SUITES = YAMLS / "suites"
 
 
 class Standing(NamedTuple):
-    """Where a run stands: it has a figure, or the reason for having none, or is not done.
+    """The state of a run: its figure, or the reason for its absence, or not finished.
 
     Attributes:
         value: the figure.
@@ -71,7 +71,7 @@ def _word(key: str, value: Any) -> str:
 
 
 def read_suite(name: str) -> tuple[SuiteConfig, Path]:
-    """A suite by its name or file, and the folder that names in it are relative to.
+    """Return a suite by its name or file, and the folder that its paths are relative to.
 
     Raises:
         ConfigError: it is unknown, or it or its tasks have mistakes; names all of them.
@@ -164,7 +164,7 @@ class Plan:
         return [each for each in found if each]
 
     def metric(self, name: str) -> str:
-        """The metric in the table."""
+        """Return the metric in the table."""
         task = self.suite.tasks[name]
         if task.metric is not None:
             return task.metric
@@ -173,22 +173,22 @@ class Plan:
         return config.measured[0]
 
     def finetuned(self, name: str) -> TaskConfig | None:
-        """The task that `finetune` trains, without its choices; None of retrieval."""
+        """Return the task that `finetune` trains, without its choices; None for retrieval."""
         task = self.suite.tasks[name]
         return None if task.finetune is None else self._read_task(self._what(task), self._words(name, NO_CHOICE))[0]
 
     def seeds_of(self, name: str) -> list[int | None]:
-        """Seeds of a task; [None] if nothing is drawn."""
+        """Return the seeds of a task; [None] if it is not random."""
         task = self.suite.tasks[name]
         return list(self.seeds) if task.trains or task.after is not None else [None]
 
     def choosing_seeds(self, name: str) -> list[int | None]:
-        """Seeds with which a choice is made."""
+        """Return seeds with which a choice is made."""
         task, seeds = self.suite.tasks[name], self.seeds_of(name)
         return seeds[: task.choose_seeds] if len(choices_of(task)) > 1 else seeds
 
     def cell(self, name: str, model: str, choice: Choice, seed: int | None) -> Cell | None:
-        """A run; None where the one that it begins with is not done."""
+        """Return a run; None until the run that it starts from is finished."""
         task, named = self.suite.tasks[name], named_model(model)
         source = model
         if task.after is not None:
@@ -208,14 +208,14 @@ class Plan:
         return Cell(self._what(task), source, own, run, self._words(name, choice), task.verb, texts=name)
 
     def unfit(self, name: str, model: str) -> str | None:
-        """The reason why a model cannot be in a column, or None."""
+        """Return the reason why a model cannot be in a column, or None."""
         task = self.suite.tasks[name]
         if FROZEN in named_model(model).baseline and task.retrieval is not None:
             return "not run: retrieval trains the encoder itself, so it cannot be frozen"
         return None if task.after is None else self.unfit(task.after, model)
 
     def standing(self, name: str, model: str, choice: Choice, seed: int | None, split: str | None) -> Standing:
-        """Where a run stands, with its figure of one split, or the mean of all."""
+        """Return the state of a run, with its figure of one split, or the mean of all."""
         after = self.suite.tasks[name].after
         if (reason := self.unfit(name, model)) is not None:
             return Standing(problem=reason)
@@ -234,7 +234,7 @@ class Plan:
         return Standing(value, undefined, cell)
 
     def forget(self, cells: Iterable[Cell]) -> None:
-        """Have runs that failed repeated, and those whose figure is undefined, from their start."""
+        """Make failed runs, and runs with an undefined figure, start again from scratch."""
         for cell in cells:
             result = self.result(cell)
             undefined = (
@@ -243,7 +243,7 @@ class Plan:
             forget(cell.name, self.out, run=undefined)
 
     def missed(self) -> Failures:
-        """Runs that failed and that a cell lacks; of choices that lost, those that did not fail by themselves."""
+        """Return failed runs without a result; of rejected choices only those that did not fail by themselves."""
         found = Failures()
         for name, task in self.suite.tasks.items():
             for model, choice, seed in itertools.product(self.models, choices_of(task), self.seeds_of(name)):
@@ -257,25 +257,25 @@ class Plan:
         return found
 
     def _standings(self, name: str, model: str, seed: int | None, chosen: Choice | None) -> list[Standing]:
-        """Where the run of a seed stands; while no choice is made, where all runs that decide it stand."""
+        """Return the state of a seed's run; before a choice is made, the states of all runs that decide it."""
         if chosen is not None:
             return [self.standing(name, model, chosen, seed, None)]
         every = itertools.product(choices_of(self.suite.tasks[name]), self.choosing_seeds(name))
         return [self.standing(name, model, choice, own, None) for choice, own in every]
 
     def result(self, cell: Cell) -> dict[str, Any] | None:
-        """The result of a run."""
+        """Return the result of a run."""
         return read_result(self.out / cell.name / RESULT)
 
     def value(self, name: str, result: Mapping[str, Any], split: str | None) -> float | None:
-        """A figure of a result: of one split, or the mean of all."""
+        """Return a figure of a result: of one split, or the mean of all."""
         figures = result["figures"]
         splits = [split] if split is not None else list(figures)
         found = [figures.get(each, {}).get(self.metric(name)) for each in splits]
         return None if not found or any(each is None for each in found) else sum(found) / len(found)
 
     def chosen(self, name: str, model: str) -> Choice | None:
-        """The choice with the best mean on the split that decides; None until every run that decides is done.
+        """Return the choice with the best mean on the split that decides; None until every run that decides is done.
 
         A run without a figure is worse than any other: a choice with fewer of them wins before any mean is compared.
         """
@@ -294,7 +294,7 @@ class Plan:
         return max(means, key=lambda choice: means[choice]) if means else None
 
     def cells(self, names: Sequence[str], *, choosing: bool) -> Iterator[Cell]:
-        """Runs of some tasks that can be started: those that decide choices, or the others of the chosen values.
+        """Yield runs of some tasks that can be started: those that decide choices, or the others of the chosen values.
 
         One seed after the other, so that the table is soon full.
         """
@@ -324,7 +324,7 @@ class Plan:
         return (*(_word(key, value) for key, value in task.keys.items()), *own, *choice.words)
 
     def asked_of(self, name: str, source: str = "", choice: Choice = NO_CHOICE) -> dict[str, Any]:
-        """All that decides the figures of a run, without the seed."""
+        """Return all settings that determine a run's figures, without the seed."""
         task, words = self.suite.tasks[name], self._words(name, choice)
         if task.finetune is not None:
             config, rest = self._read_task(self._what(task), words)

@@ -64,12 +64,12 @@ def submit(plan: Plan, out: Path) -> Failures:
 
 
 def _read(file: Path) -> list[dict[str, Any]]:
-    """Predictions; an empty list without the file."""
+    """Return predictions; an empty list without the file."""
     return [parse_json(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
 
 
 def _best(plan: Plan, name: str, model: str) -> Cell | None:
-    """The run of the chosen values whose seed is best where they are chosen; None until one is done."""
+    """Return the chosen values' run with the best seed, by the deciding split; None until one is finished."""
     chosen, task = plan.chosen(name, model), plan.suite.tasks[name]
     found: list[tuple[float, int, Cell]] = []
     for place, seed in enumerate([] if chosen is None else plan.seeds_of(name)):
@@ -81,7 +81,7 @@ def _best(plan: Plan, name: str, model: str) -> Cell | None:
 
 
 def as_tsv(said: Sequence[Mapping[str, Any]], part: SubmitConfig) -> str:
-    """A line for each text in the order of the split; one without a letter gets the first class, or 0."""
+    """Return a line for each text in the order of the split; one without a letter gets the first class, or 0."""
     first = next((next(iter(each["scores"])) for each in said if each["scores"]), "")
     lines = ["index\tprediction"]
     for index, each in enumerate(said):

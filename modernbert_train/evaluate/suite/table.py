@@ -22,7 +22,7 @@ FORMS = {"table.md": as_markdown, "table.csv": as_csv, "table.tex": as_latex}
 
 
 def make_table(plan: Plan, parts: Mapping[str, Failure]) -> Table:
-    """The table as it stands.
+    """Return the current table.
 
     Args:
         plan: the runs, with those that failed.
@@ -55,7 +55,7 @@ def _row(plan: Plan, model: str) -> dict[str, Any]:
 
 
 def _cell(plan: Plan, name: str, model: str) -> dict[str, Any]:
-    """Mean, deviation and values by seed of the chosen values, all runs, and the reasons of missing figures."""
+    """Return mean, deviation and values by seed of the chosen values, all runs, and the reasons of missing figures."""
     task, chosen = plan.suite.tasks[name], plan.chosen(name, model)
     runs, values, problems = [], dict[str, float](), dict[str, list[str]]()
     for choice in choices_of(task):
@@ -82,7 +82,7 @@ def _cell(plan: Plan, name: str, model: str) -> dict[str, Any]:
 
 
 def _mean(values: Sequence[float | None]) -> dict[str, Any] | None:
-    """Of figures of several tasks; nothing where one is missing."""
+    """Return the mean over several tasks; None if one is missing."""
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return None
