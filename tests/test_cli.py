@@ -324,7 +324,7 @@ def test_a_model_too_small_for_the_tokenizer_ends_with_78(
 
 
 @pytest.mark.runs
-def test_a_handful_of_held_out_tokens_is_said_with_what_it_means(
+def test_a_handful_of_held_out_tokens_is_reported_with_what_it_means(
     tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Else differences that are chance are taken for a better run; 583 tokens hold out some 87 predictions."""

@@ -40,7 +40,7 @@ def test_where_a_run_is_stopped_changes_no_validation(tiny_run: TinyRun, step: i
         assert walked(config, 583, step, start=stopped) == [tokens for tokens in whole if tokens > stopped]
 
 
-def test_what_nobody_asked_for_costs_at_most_a_twentieth(tiny_run: TinyRun) -> None:
+def test_unrequested_features_cost_at_most_a_twentieth(tiny_run: TinyRun) -> None:
     """A short run over much held-out text would else spend most of its time on it; the end of a phase always counts."""
     config = read_run(tiny_run(*LONG))
     phase = config.phases["short"]
@@ -52,7 +52,7 @@ def test_what_nobody_asked_for_costs_at_most_a_twentieth(tiny_run: TinyRun) -> N
     assert walked(config, 10**9, step=100) == [400_000, 600_000]
 
 
-def test_what_is_asked_for_is_done_whatever_it_costs(tiny_run: TinyRun) -> None:
+def test_a_request_is_honoured_whatever_it_costs(tiny_run: TinyRun) -> None:
     config = read_run(tiny_run(*LONG))
     often = replace(config, eval=replace(config.eval, times_per_phase=40))
     assert len(walked(often, 10**9, step=100)) == 80

@@ -116,7 +116,7 @@ def quoted_errors() -> list[str]:
 
 
 @pytest.mark.runs
-def test_every_error_that_is_quoted_is_said_by_the_program() -> None:
+def test_every_error_that_is_quoted_is_reported_by_the_program() -> None:
     """Users search the page for the words on the screen. `...` is any text; the rest must be in one file."""
     files = [path for top in ("modernbert_train", "launch", "data_prep") for path in (ROOT / top).rglob("*.py")]
     said = {path: "\n".join(_texts(ast.parse(path.read_text(encoding="utf-8")))) for path in files}

@@ -434,7 +434,7 @@ def followed(start: Place) -> dict[str, set[str]]:
 
 
 @pytest.mark.runs
-def test_whoever_follows_a_run_from_train_passes_few_modules() -> None:
+def test_the_path_of_a_run_has_few_modules() -> None:
     """Else the files that a key reaches are unknown, and a part cannot be built without a whole run.
 
     Give a new part its own sections, or a small object that is built from them once, like clock.py's from the phases.

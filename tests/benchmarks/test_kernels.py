@@ -95,7 +95,7 @@ def unpadded(batches: list[torch.Tensor], lengths: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.runs
-def test_a_case_that_fails_is_a_line_and_the_others_go_on() -> None:
+def test_a_case_that_fails_is_a_line_and_the_others_continue() -> None:
     """One kernel without memory or a compiler must not cost the whole table, early or late."""
     calls = SimpleNamespace(late=0)
 

@@ -126,7 +126,7 @@ def test_packed_documents_are_the_same_work(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
-def test_transformers_is_compiled_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_transformers_is_compiled_if_configured(tmp_path: Path) -> None:
     """Its first losses are compared in `run`; here the compiled model must take its steps."""
     write_corpus(tmp_path, 64, tokens=4000, median_tokens=40, longest=300)
     case = replace(TINY, references=("compiled",), rounds=1, steps=1)

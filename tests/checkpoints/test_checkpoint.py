@@ -136,7 +136,9 @@ def test_a_crash_while_writing_leaves_nothing_visible(
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
-def test_no_space_is_said_with_both_numbers_and_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_space_is_reported_with_both_numbers_and_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path, 1)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100))
@@ -210,7 +212,7 @@ def test_a_checkpoint_written_again_replaces_a_damaged_one(tmp_path: Path) -> No
     assert found is not None and found.step == 5 and passed_over == []
 
 
-def test_a_pickle_in_place_of_weights_is_never_opened(tmp_path: Path) -> None:
+def test_a_pickle_instead_of_weights_is_never_opened(tmp_path: Path) -> None:
     folder = write(tmp_path, 1)
     marker = tmp_path / "executed"
 

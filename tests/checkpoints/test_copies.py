@@ -91,7 +91,7 @@ def test_what_is_saved_while_the_copier_looks_is_copied_before_it_ends(
     assert home.names() == ["step-00000005"]
 
 
-def test_the_store_keeps_what_it_is_told_to(home: Home) -> None:
+def test_the_store_keeps_the_given_checkpoints(home: Home) -> None:
     for step in range(1, 7):
         write(home.checkpoints, step, phase_end=step == 2)
         clean(home.checkpoints, keep=1)

@@ -85,7 +85,7 @@ def test_what_is_trained_meanwhile_is_not_in_the_checkpoint(run: Run, gate: thre
     assert found is not None and bool((found.weights()[WEIGHT] == 2).all())
 
 
-def test_a_disk_that_is_full_behind_the_run_is_told_once_and_costs_nothing(
+def test_a_disk_that_is_full_behind_the_run_is_reported_once_and_costs_nothing(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.save(1)
@@ -105,7 +105,7 @@ def test_a_disk_that_is_full_behind_the_run_is_told_once_and_costs_nothing(
 
 
 @pytest.mark.runs
-def test_a_disk_that_stands_still_is_told_and_ends_a_run_only_when_it_is_waited_for(
+def test_a_disk_that_stands_still_is_reported_and_ends_a_run_only_when_it_is_waited_for(
     run: Run, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A parallel file system may take 5 to 15 minutes to switch servers; training continues meanwhile."""
@@ -150,7 +150,7 @@ def test_a_power_cut_leaves_no_checkpoint_whose_steps_the_record_lacks(
     assert order == [str(metrics), "named"]
 
 
-def test_too_little_space_is_told_before_anything_is_written(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_space_is_reported_before_anything_is_written(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from modernbert_train.checkpoints import checkpoint
 
     usage = checkpoint.shutil.disk_usage(run.folder)

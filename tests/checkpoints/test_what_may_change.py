@@ -106,7 +106,7 @@ def refusal(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.mark.runs
 @pytest.mark.parametrize("override", MAY)
-def test_what_may_change_is_told(told: list[str], override: str) -> None:
+def test_what_may_change_is_reported(told: list[str], override: str) -> None:
     assert MAY[override] in told
 
 
@@ -133,7 +133,7 @@ def test_a_refusal_names_what_is_in_the_way_and_nothing_else(refusal: list[str])
         pytest.param(["data.validation=null"], "data.validation: held_out -> None", id="held-out text left out"),
     ],
 )
-def test_what_comes_or_goes_is_told(tmp_path: Path, overrides: list[str], change: str) -> None:
+def test_what_comes_or_goes_is_reported(tmp_path: Path, overrides: list[str], change: str) -> None:
     """Trained phases are compared with the checkpoint, see resume_rules.py."""
     assert change in compare(tmp_path, ONE_STREAM, (*ONE_STREAM, *overrides))
 
@@ -164,7 +164,7 @@ def test_streams_may_move_and_neither_come_nor_go(tmp_path: Path, now: tuple[str
 
 
 @pytest.mark.runs
-def test_phases_in_another_order_are_told(tmp_path: Path) -> None:
+def test_phases_in_another_order_are_reported(tmp_path: Path) -> None:
     """Every key of them is unchanged. Whether the order may change depends on the phases trained so far."""
     there = (f"runs_folder={tmp_path}", *RUN, *ONE_STREAM)
     folder = RunFolder(load_run([], list(there)))

@@ -63,7 +63,9 @@ VERBS: dict[str, Callable[[Path], list[str]]] = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_newest_that_is_whole_is_taken_and_said(verb: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_newest_that_is_whole_is_taken_and_reported(
+    verb: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     *_, good, bad = step_folders(run / "checkpoints")
     said = said_by(VERBS[verb](run), capsys)
     assert re.search(rf"warning: passed over a damaged checkpoint: {bad}/model\.safetensors: damaged; found ", said)

@@ -95,7 +95,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.runs
 @pytest.mark.parametrize("verb", WORDS)
-def test_a_disk_that_refuses_is_told_in_a_line(
+def test_a_disk_that_refuses_is_reported_in_a_line(
     typed: Typed, disk: Path, verb: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     capfd.readouterr()
@@ -108,7 +108,7 @@ def test_a_disk_that_refuses_is_told_in_a_line(
 
 @pytest.mark.runs
 @pytest.mark.parametrize("verb", [verb for verb in WORDS if verb not in MAKES_FOLDERS])
-def test_a_missing_folder_of_a_file_is_told_in_a_line(
+def test_a_missing_folder_of_a_file_is_reported_in_a_line(
     typed: Typed, tmp_path: Path, verb: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     capfd.readouterr()

@@ -93,7 +93,7 @@ def test_an_override_has_the_same_bounds_and_is_not_printed_whole(override: str,
 
 
 @pytest.mark.runs
-def test_thousands_of_mistakes_are_counted_and_the_first_hundred_told(tmp_path: Path) -> None:
+def test_thousands_of_mistakes_are_counted_and_the_first_hundred_reported(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("".join(f"k{i}: 1\n" for i in range(3000)))
     with pytest.raises(ConfigError) as error:

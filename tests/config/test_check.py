@@ -436,7 +436,7 @@ def test_every_rule_is_broken_by_one_of_the_cases(load: Load) -> None:
     assert broken == set(RULES) - {kernels_and_orders, labelled}  # tested separately, here and in evaluate/
 
 
-def test_every_broken_rule_is_told_at_once(load: Load) -> None:
+def test_every_broken_rule_is_reported_at_once(load: Load) -> None:
     found = messages(load("name=a b", "model.num_heads=10", "phases.one.tokens=0", "optim.lr=-1", "eval.row_tokens=7"))
     assert {line.split("=")[0] for line in found} >= {"name", "model.hidden_size", "phases.one.tokens", "optim.lr"}
     assert len(found) >= 5
@@ -504,7 +504,7 @@ def test_expected_steps_by_hand() -> None:
     assert expected_steps(phase) == 10 + 10 + round(320 / 60)
 
 
-def test_a_rate_far_from_any_that_trains_is_told_and_not_refused(load: Load) -> None:
+def test_a_rate_far_from_any_that_trains_is_reported_and_not_refused(load: Load) -> None:
     """5 is refused; 0.5 was called good, and trains nothing. Muon's updates are smaller."""
     for words, told in {
         ("optim.lr=0.5",): True,

@@ -17,7 +17,7 @@ INCLUDING = [file for file in sorted(YAMLS.rglob("*.yaml")) if f"\n{INCLUDE}:" i
 
 @pytest.mark.runs
 @pytest.mark.parametrize("file", INCLUDING, ids=lambda file: str(file.relative_to(YAMLS)))
-def test_one_file_says_what_several_said(file: Path, tmp_path: Path) -> None:
+def test_one_file_contains_several(file: Path, tmp_path: Path) -> None:
     """A user of a wheel lacks the checkout whose files a recipe could include."""
     one = tmp_path / "one.yaml"
     one.write_text(starting_point(file))

@@ -34,7 +34,7 @@ class Whole:
         (Knob(above=0), float("nan"), "key=nan: must be above 0."),
     ],
 )
-def test_a_value_outside_its_bounds_is_told_with_them(facts: Knob, value: object, message: str) -> None:
+def test_a_value_outside_its_bounds_is_reported_with_them(facts: Knob, value: object, message: str) -> None:
     assert [*facts.mistakes("key", value)] == [message]
 
 

@@ -32,7 +32,7 @@ def test_the_files_and_the_defaults_make_a_typed_tree(load: Load) -> None:
         config.seed = 3  # type: ignore[misc]
 
 
-def test_three_typos_are_told_together_with_place_and_nearest_name(tmp_path: Path) -> None:
+def test_three_typos_are_reported_together_with_place_and_nearest_name(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(
         BASE + "model:\n  hidden_sise: 768\n  num_layers: 22\ncheckpoint:\n  interval_second: 60\nsed: 3\n",
@@ -47,7 +47,7 @@ def test_three_typos_are_told_together_with_place_and_nearest_name(tmp_path: Pat
     ]
 
 
-def test_mistakes_of_every_kind_and_place_are_told_together(refused: Callable[..., list[str]]) -> None:
+def test_mistakes_of_every_kind_and_place_are_reported_together(refused: Callable[..., list[str]]) -> None:
     lines = refused(
         "seed: 1\nseed: 2\nmodel: {num_headz: 4}\noptim: {lr: fast}\n", "compute.device=gpu", "eval.x.y=1", "nonsense"
     )
@@ -354,7 +354,7 @@ def test_included_files_come_first_and_the_file_itself_wins(tmp_path: Path) -> N
     assert everything.optim.lr == 2e-3, "common.yaml is merged once, at its first place, and undoes no later value"
 
 
-def test_a_bad_include_is_told_with_its_place(tmp_path: Path) -> None:
+def test_a_bad_include_is_reported_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("include: [b.yaml, gone.yaml]\nnme: x\n")
     (tmp_path / "b.yaml").write_text("include: a.yaml\n")
     (tmp_path / "c.yaml").write_text("seed: 1\ninclude: {a: b}\n")

@@ -86,7 +86,7 @@ def test_what_is_saved_is_what_was_loaded(load: Load) -> None:
         ),
     ],
 )
-def test_what_a_phase_cannot_have_is_told(refused: Callable[..., list[str]], text: str, message: str) -> None:
+def test_what_a_phase_cannot_have_is_reported(refused: Callable[..., list[str]], text: str, message: str) -> None:
     (line,) = refused(text)
     assert line.startswith(message)
 

@@ -36,7 +36,7 @@ def nll(right: float, *wrong: float) -> float:
     return math.log(sum(math.exp(each - right) for each in (right, *wrong)))
 
 
-def test_a_query_is_told_from_all_positives_and_negatives() -> None:
+def test_a_query_is_distinguished_from_all_positives_and_negatives() -> None:
     compared = found([1, 2, 3, 4, 5])
     assert compared.losses_Q.tolist() == pytest.approx([nll(1.0, SIDE, 0.0), nll(SIDE, 0.0, -1.0)], abs=1e-6)
     assert int(compared.hits) == 2

@@ -94,7 +94,7 @@ def texts_of(tokens: int, each: int) -> Batch:
 
 @pytest.mark.runs
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
-def test_the_second_pass_keeps_what_is_said(monkeypatch: pytest.MonkeyPatch, bf16: bool) -> None:
+def test_the_second_pass_keeps_the_predicted_bytes(monkeypatch: pytest.MonkeyPatch, bf16: bool) -> None:
     """The layers and, instead of a head, the memory of a mean of states; no logits, and no gradient of a decoder."""
     use_kernel(monkeypatch, lambda q, k, v, layout, window: _Attend.apply(q, k, v))
     objective, tokens, width = ContrastiveConfig(), 1536, SMALL.hidden_size
@@ -113,7 +113,7 @@ def test_the_second_pass_keeps_what_is_said(monkeypatch: pytest.MonkeyPatch, bf1
     [(512, 192, 1 << 12, False), (1024, 32, 1 << 25, False), (1024, 32, 1 << 25, True), (1024, 64, 1 << 18, True)],
     ids=["vectors", "cosines", "both directions", "both"],
 )
-def test_comparing_takes_what_is_said(
+def test_comparing_takes_the_predicted_bytes(
     monkeypatch: pytest.MonkeyPatch, pairs: int, width: int, at_once: int, symmetric: bool
 ) -> None:
     """By the allocator's record, for many vectors and few cosines, and the other way round."""

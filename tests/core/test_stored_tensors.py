@@ -29,7 +29,7 @@ def tensors() -> dict[str, Tensor]:
     }
 
 
-def test_what_is_written_is_safetensors_with_the_hash_that_is_told(tmp_path: Path) -> None:
+def test_what_is_written_is_safetensors_with_the_reported_hash(tmp_path: Path) -> None:
     """More than one chunk of 4 MiB as well."""
     given = tensors() | {"large": torch.arange(3 << 19, dtype=torch.float32).reshape(3, -1)}
     found = write_hashed(tmp_path / "file", given)

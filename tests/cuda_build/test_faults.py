@@ -102,7 +102,7 @@ def test_a_fault_in_a_step_is_named_on_every_machine(machine: Machine, name: str
         require(pair, pair.ends(case.seconds + 60), case, name)
 
 
-def test_a_gpu_without_memory_is_told_with_what_to_set(machine: Machine) -> None:
+def test_a_gpu_without_memory_is_reported_with_what_to_set(machine: Machine) -> None:
     """Another process takes the memory of a step. That machine is healthy, so the next start may use it."""
     case = Case("2:memory", "rank 2 on node-1: step", 70, SOON, "")
     more = ("phases.short.batch_rows=32", "phases.short.microbatch_tokens=512")
@@ -151,7 +151,7 @@ def test_a_lost_machine_is_named_and_not_one_that_waits_for_it(machine: Machine,
         require(pair, pair.ends(case.seconds + 60, missing=[1]), case, name)
 
 
-def test_nccl_that_does_not_connect_is_told(machine: Machine) -> None:
+def test_nccl_that_does_not_connect_is_reported(machine: Machine) -> None:
     """A firewall: ncclCommInitRank waits for ever, and prints nothing."""
     case = Case(ALL.format("unconnected"), "NCCL does not connect the GPUs", 124, 200, "")  # from the start on
     with started(machine, run(machine), case.fault) as pair:

@@ -162,7 +162,7 @@ def test_a_deterministic_run_says_so_before_what_it_governs(tmp_path: Path) -> N
     assert run.stdout.split("\n")[0] == "True True :4096:8 0"
 
 
-def test_a_node_that_cannot_be_reached_is_told_by_the_rank_that_saw_it(two: Machine) -> None:
+def test_a_node_that_cannot_be_reached_is_reported_by_the_rank_that_saw_it(two: Machine) -> None:
     """Within the timeout, with NCCL's own message and advice."""
     two.settings["NULL_NCCL_UNREACHABLE"] = "1"
     code, said = two.train(*two.words("run"), "--ranks", "2", seconds=200)

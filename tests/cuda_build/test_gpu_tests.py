@@ -37,7 +37,7 @@ PLANTED = (
     ("cpu", CURVES, "bf16 with the first weights"),
     ("cpu", "test_muon.py::test_a_step_in_bf16[None]", "Muon with another polynomial"),
     ("cpu", "test_train.py::test_fsdp2_trains_on_one_rank_as_no_sharding_does", "no gradient of one weight"),
-    ("cpu", "test_train.py::test_a_killed_run_goes_on_as_if_nothing_had_happened", OTHER_NOISE),
+    ("cpu", "test_train.py::test_a_killed_run_resumes_as_if_nothing_had_happened", OTHER_NOISE),
     (STAND_IN, KERNEL, "a kernel that sees across boundaries"),
     (STAND_IN, KERNEL, "a kernel without a gradient of v"),
     ("null", "test_train.py::test_a_run_waits_for_the_device_once_a_step", "the optimizer reads a number"),

@@ -76,7 +76,7 @@ def test_what_counts_as_a_difference() -> None:
     assert "other data" in differences(text, text.replace("# data: ", "# data: 0"))[0]
 
 
-def test_the_command_shows_old_beside_new_and_writes_only_when_told(
+def test_the_command_shows_both_and_writes_only_on_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An intended change needs both figures for the commit; showing them must not record."""

@@ -60,7 +60,7 @@ SMALL = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=4k none /dev/
 
 @pytest.mark.runs
 @pytest.mark.skipif(subprocess.run([*SMALL, "true"], capture_output=True).returncode, reason="needs the right to mount")
-def test_shared_memory_that_is_too_small_is_told_with_the_remedy() -> None:
+def test_shared_memory_that_is_too_small_is_reported_with_the_remedy() -> None:
     """Docker gives 64 MB, some clusters less; it used to be reported as our bug."""
     words = "from tests.data.test_faults import items; next(items({}))"
     ended = subprocess.run([*SMALL, sys.executable, "-c", words], capture_output=True, text=True, cwd=ROOT, check=False)

@@ -112,7 +112,7 @@ def test_a_batch_says_what_its_rows_are_made_of(config: RunConfig, num_workers: 
 
 @pytest.mark.runs
 @pytest.mark.parametrize(("num_ranks", "every"), [(1, 1), (4, 5)])
-def test_resuming_at_any_batch_on_any_number_of_ranks_goes_on_equally(
+def test_resuming_at_any_batch_on_any_number_of_ranks_continues_equally(
     config: RunConfig, whole: list[Any], num_ranks: int, every: int
 ) -> None:
     for taken in range(1, len(whole) + 1, every):

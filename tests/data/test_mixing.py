@@ -85,7 +85,7 @@ def test_twice_as_long_chunks_come_half_as_often() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(Weights, st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(0, 40))
-def test_a_queue_goes_on_from_its_lags_alone(weights: list[int], sizes: list[int], stop: int) -> None:
+def test_a_queue_continues_from_its_lags_alone(weights: list[int], sizes: list[int], stop: int) -> None:
     def give(queue: FairQueue, part: list[int]) -> list[int]:
         return [queue.give([size + stream for stream in range(len(weights))]) for size in part]
 

@@ -405,7 +405,7 @@ def test_one_folder_is_numbered_and_masked_as_it_always_was(tiny_run: TinyRun) -
     assert streams.mask_keys([Chunk(epoch, document, start, 5)]).tolist() == [derive(5, masks, epoch, document, start)]
 
 
-def test_a_broken_shard_is_told_with_its_stream(config: RunConfig, tmp_path: Path) -> None:
+def test_a_broken_shard_is_reported_with_its_stream(config: RunConfig, tmp_path: Path) -> None:
     books = tmp_path / "books"
     shutil.copytree(config.data.streams["books"].path, books)
     (books / "shard.00001.mds.zstd").write_bytes(b"")

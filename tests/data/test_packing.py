@@ -177,7 +177,7 @@ def test_full_rows_do_not_hold_up_a_short_chunk_for_ever() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(Streams, st.integers(0, 60))
-def test_a_saved_packer_goes_on_with_the_same_rows(stream: tuple[tuple[int, list[int]], int, int], stop: int) -> None:
+def test_a_saved_packer_continues_with_the_same_rows(stream: tuple[tuple[int, list[int]], int, int], stop: int) -> None:
     (row_tokens, lengths), window, max_wait = stream
     whole, first = (GreedyPacker(row_tokens, window, max_wait) for _ in range(2))
     for document, length in enumerate(lengths):

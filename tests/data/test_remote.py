@@ -241,7 +241,7 @@ def test_small_files_that_do_not_belong_to_the_card(store: Store, data: DataConf
     assert refusal(data).startswith("dataset.json: holds no dataset card (")
 
 
-def test_a_folder_that_was_replaced_in_the_store_is_fetched_anew(
+def test_a_folder_that_was_replaced_in_the_store_is_fetched_again(
     store: Store, data: DataConfig, tiny_data: Path, tmp_path: Path
 ) -> None:
     """The same names with other bytes: copies of an earlier run must not be trained on."""
@@ -373,7 +373,7 @@ def test_a_local_folder_is_never_written_to(tiny_data: Path, tmp_path: Path) -> 
     assert not (tmp_path / "cache").exists()
 
 
-def test_the_url_of_a_broken_index_is_told(store: Store, data: DataConfig, tiny_data: Path, tmp_path: Path) -> None:
+def test_the_url_of_a_broken_index_is_reported(store: Store, data: DataConfig, tiny_data: Path, tmp_path: Path) -> None:
     """An index that climbs out of its folder writes nothing outside the cache."""
     folder = Path(shutil.copytree(tiny_data / "train", tmp_path / "train"))
     index = json.loads((folder / "index.json").read_text())

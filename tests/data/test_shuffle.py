@@ -105,7 +105,7 @@ def tokens_of(chunks: list[Chunk]) -> Counter[tuple[int, int, int]]:
 @pytest.mark.runs
 @settings(max_examples=100, deadline=None)
 @given(Shards, st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12)), min_size=1, max_size=8), st.data())
-def test_a_cursor_gives_every_token_once_whatever_lengths_are_asked_for(
+def test_a_cursor_gives_every_token_once_whatever_lengths_are_requested(
     shards: list[list[int]], asked: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     """Longest chunks that grow and shrink at any place: an epoch loses nothing, and resuming changes nothing."""
@@ -139,7 +139,7 @@ def test_a_cursor_gives_every_token_once_whatever_lengths_are_asked_for(
     assert tokens_of(given_out[:-1]) == Counter(every)
 
 
-def test_a_cursor_starts_the_next_pass_where_it_is_told_to() -> None:
+def test_a_cursor_starts_the_next_pass_at_the_given_place() -> None:
     cursor = ChunkCursor(make([[9, 9], [9]], 1), 0)
     cursor.allow(4)
     cursor.begin_epoch()

@@ -91,7 +91,7 @@ def test_files_of_another_dataset_are_found(folder: Path, name: str) -> None:
         read_card(folder)
 
 
-def test_one_flipped_bit_of_the_lengths_is_told_with_and_without_the_fast_hash(folder: Path) -> None:
+def test_one_flipped_bit_of_the_lengths_is_reported_with_and_without_the_fast_hash(folder: Path) -> None:
     """Lengths of 1.6 billion documents are no longer hashed by SHA-256 at each start, and must be as safe."""
     plain = parse_card((folder / "dataset.json").read_bytes(), "here")
     for card in (plain, replace(plain, lengths_xxh3=file_xxh3(folder / "lengths.npy"))):

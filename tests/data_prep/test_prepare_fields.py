@@ -113,7 +113,7 @@ def test_documents_become_streams_and_none_is_lost(
 
 
 @pytest.mark.runs
-def test_a_stream_that_stays_empty_is_told_with_what_the_field_holds(
+def test_a_stream_that_stays_empty_is_reported_with_what_the_field_holds(
     command: Command, lines: list[str], capsys: Any
 ) -> None:
     """`eng` instead of `en` would silently cost the run a language."""
@@ -124,7 +124,7 @@ def test_a_stream_that_stays_empty_is_told_with_what_the_field_holds(
     )
 
 
-def test_mistakes_in_fields_are_told_at_once(command: Command, capsys: Any) -> None:
+def test_mistakes_in_fields_are_reported_at_once(command: Command, capsys: Any) -> None:
     """Before any text is read."""
     words = ["sources.mine.fields.licence=x", "sources.j.kind=jsonl", "sources.j.path=x", "sources.j.fields.a=b"]
     words += ["sources.j.fixed_fields.a=c", "sources.j.fields.empty=''", "streams.field=language"]

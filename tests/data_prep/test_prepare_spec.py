@@ -29,7 +29,7 @@ def test_spec_with_typos(tmp_path: Path, capsys: Any) -> None:
     assert error.count(str(spec)) >= 4
 
 
-def test_a_file_of_another_verb_is_told_as_what_it_is(tmp_path: Path, capsys: Any) -> None:
+def test_a_file_of_another_verb_is_named_as_what_it_is(tmp_path: Path, capsys: Any) -> None:
     """Six lines of unknown keys would hide that the file is valid for another verb."""
     root, texts = Path(__file__).parents[2] / "yamls", tmp_path / "texts"
     texts.mkdir()

@@ -92,7 +92,7 @@ def test_existing_tokenizer_is_adapted(trained: Tokenizer, tmp_path: Path) -> No
 
 
 @pytest.mark.runs
-def test_dropout_of_a_tokenizer_is_put_off_and_said(
+def test_dropout_of_a_tokenizer_is_put_off_and_reported(
     command: Command, trained: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Otherwise the same spec gives other tokens each time, and the dataset's hash is useless."""

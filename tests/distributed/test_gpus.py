@@ -59,7 +59,7 @@ def test_gpus_that_torch_does_not_see_are_no_reason_for_the_cpu(monkeypatch: pyt
 
 
 @pytest.mark.runs
-def test_a_gpu_asked_for_is_not_replaced_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_requested_gpu_is_not_replaced_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(ConfigError, match=r"device=cuda: no GPU here\."):
         uses_gpu("cuda", "device")
@@ -82,11 +82,11 @@ def test_a_gpu_asked_for_is_not_replaced_by_the_cpu(monkeypatch: pytest.MonkeyPa
         ("", "ROCm 7.2", "nvidia-smi finds no NVIDIA driver; torch 2.13.0 is built for ROCm 7.2."),
     ],
 )
-def test_versions_are_told(driver: str, platform: str, told: str) -> None:
+def test_versions_are_reported(driver: str, platform: str, told: str) -> None:
     assert why_torch_sees_none(driver, "2.13.0", platform) == told
 
 
-def test_a_gpu_too_old_for_this_torch_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_too_old_for_this_torch_is_reported_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     supported: Any = lambda: ["sm_75", "sm_80", "sm_90a", "compute_120"]  # noqa: E731
     monkeypatch.setattr("torch.cuda.get_arch_list", supported)
     compute._refuse_older("Tesla T4", (7, 5))

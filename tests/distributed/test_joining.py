@@ -27,7 +27,7 @@ TOLD = {
 
 @pytest.mark.runs
 @pytest.mark.parametrize("given", [None, "1"])
-def test_nccl_is_told_before_it_connects_and_is_given_this_ranks_gpu(
+def test_nccl_is_configured_before_it_connects_and_is_given_this_ranks_gpu(
     monkeypatch: pytest.MonkeyPatch, given: str | None
 ) -> None:
     seen: dict[str, Any] = {}

@@ -146,7 +146,7 @@ def test_ranks_killed_at_random_moments_are_named_by_the_other(tiny_run: TinyRun
 
 @pytest.mark.slow
 @pytest.mark.timeout(250)
-def test_ctrl_c_is_told_once_and_by_its_name(tiny_run: TinyRun, tmp_path: Path) -> None:
+def test_ctrl_c_is_reported_once_and_by_its_name(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Each rank would say it in its own words, and of the signal that the launcher passes on."""
     job = Job([*RUN, *tiny_run(*LONG), "--ranks", "2"], tmp_path / "runs/tiny", tmp_path / "log")
     job.wait_for_steps(2)

@@ -23,7 +23,7 @@ def job(folder: Path, name: str, code: str) -> Job:
     return Job(name, [sys.executable, "-S", "-c", code], folder / "logs" / f"{name}.log")
 
 
-def test_jobs_are_asked_for_as_places_get_free_and_end_with_their_codes(tmp_path: Path) -> None:
+def test_jobs_are_taken_as_places_get_free_and_end_with_their_codes(tmp_path: Path) -> None:
     """None means `not now`: a later job is run; one that its owner gives up gets a stop signal to save."""
     codes: dict[str, int] = {}
 

@@ -69,5 +69,5 @@ def test_where_no_file_can_be_written_each_rank_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.runs
-def test_what_is_damaged_is_told_by_all_of_them() -> None:
+def test_what_is_damaged_is_reported_by_all_of_them() -> None:
     assert run_ranks(refuse, 2) == ["damaged"] * 2

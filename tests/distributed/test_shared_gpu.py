@@ -61,7 +61,7 @@ def test_the_switch_of_nccl_is_taken_from_the_version_that_reads_it(monkeypatch:
     assert claims(monkeypatch, (2, 30, 7), NCCL_MULTI_RANK_GPU_ENABLE="1") == ["", "", ""]
 
 
-def test_a_rank_takes_its_own_gpu_and_shares_where_that_is_asked_for() -> None:
+def test_a_rank_takes_its_own_gpu_and_shares_if_configured() -> None:
     assert [gpu_of_rank(rank, 2, {}) for rank in (0, 1)] == [0, 1]
     assert gpu_of_rank(1, 1, {}) == 0  # a launcher shows each rank one
     with pytest.raises(ConfigError, match="LOCAL_RANK=2: this machine shows 2 GPUs"):

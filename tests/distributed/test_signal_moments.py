@@ -160,7 +160,7 @@ def test_what_a_signal_means(
     ],
 )
 @pytest.mark.parametrize("moment", [Program.starting, Program.training])
-def test_a_stop_is_told_once(
+def test_a_stop_is_reported_once(
     program: Program,
     moment: Callable[[Program], None],
     rank: str,

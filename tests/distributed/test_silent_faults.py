@@ -59,7 +59,7 @@ def slow_run(words: list[str], slow: int, slow_to_read: int = -1) -> str:
     return said.getvalue()
 
 
-def test_a_timeout_hardly_longer_than_a_step_is_said_with_the_time_to_set(
+def test_a_timeout_hardly_longer_than_a_step_is_reported_with_the_time_to_set(
     tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step that takes a little longer, of a slow disk or a long text, would count as a hang and end the run."""

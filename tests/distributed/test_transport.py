@@ -119,7 +119,7 @@ def test_the_choice_of_devices_is_respected(machine: Path, wanted: str, used: li
         ),
     ],
 )
-def test_what_was_asked_for_is_no_warning(machine: Path, environment: dict[str, str], text: str) -> None:
+def test_a_requested_setting_is_no_warning(machine: Path, environment: dict[str, str], text: str) -> None:
     add_device(machine, "mlx5_0")
     assert told(machine, **environment) == (text, "")
 
@@ -129,11 +129,11 @@ def test_a_plugin_that_lies_in_the_way_of_the_linker_is_used(machine: Path) -> N
     assert told(machine, loads=lambda library: library == PLUGIN, NCCL_NET_PLUGIN="none")[0] == "TCP over eth0"
 
 
-def test_rdma_that_is_required_and_missing_is_told(machine: Path) -> None:
+def test_rdma_that_is_required_and_missing_is_reported(machine: Path) -> None:
     assert "NCCL_NET=IB then ends with an error" in told(machine, NCCL_NET="IB")[1]
 
 
-def test_too_little_locked_memory_is_told(machine: Path) -> None:
+def test_too_little_locked_memory_is_reported(machine: Path) -> None:
     """The devices are there, and registering memory with them fails in the first collective."""
     add_device(machine, "mlx5_0")
     text, warning = told(machine, locks=False)

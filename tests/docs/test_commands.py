@@ -57,7 +57,7 @@ ELSEWHERE = {
         "tests/packaging/test_packaging.py::test_the_targets_that_pages_name_do_what_they_say", ("test-cuda",)
     ),
     "python -m tests.curves.record": (
-        "tests/curves/test_curves.py::test_the_command_shows_old_beside_new_and_writes_only_when_told", ("record.main",)
+        "tests/curves/test_curves.py::test_the_command_shows_both_and_writes_only_on_request", ("record.main",)
     ),
     "modernbert-train report --serve runs": (
         "tests/report/test_serve.py::test_ctrl_c_ends_it_with_a_code_and_without_a_traceback", ("report", "--serve")

@@ -79,7 +79,7 @@ def asked_of(draw: np.random.Generator, windows: list[tuple[int, int]]) -> tuple
 
 @pytest.mark.parametrize("most", [1, 3, 30])
 @pytest.mark.parametrize("unanswerable", [False, True])
-def test_the_likeliest_span_of_all_windows_is_told(most: int, unanswerable: bool) -> None:
+def test_the_likeliest_span_of_all_windows_is_predicted(most: int, unanswerable: bool) -> None:
     """By trying all of them; question tokens, special tokens and tokens outside a window are excluded."""
     draw = np.random.default_rng(most)
     texts, logits = zip(*(asked_of(draw, [(0, 6), (4, 6), (8, 3)]) for _ in range(40)), strict=True)

@@ -14,7 +14,7 @@ from tests.conftest import TinyRun
 from tests.evaluate.texts import texts_of
 
 
-def test_dropout_changes_no_figure_and_training_goes_on_with_it(tiny_run: TinyRun) -> None:
+def test_dropout_changes_no_figure_and_training_continues_with_it(tiny_run: TinyRun) -> None:
     losses = []
     for dropout in (0.0, 0.5):
         config = read_run(tiny_run(f"model.attention_out_dropout={dropout}"))

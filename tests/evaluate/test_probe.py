@@ -148,7 +148,7 @@ def evaluations(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.runs
-def test_a_run_records_its_evaluations_and_goes_on_as_if_never_stopped(
+def test_a_run_records_its_evaluations_and_resumes_as_if_never_stopped(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The clock decides when they are due; a stopped run has the same lines as an uninterrupted one, and `eval`
@@ -342,7 +342,7 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
         read_labelled("evals.x", ProbeConfig(train=str(tmp_path / "u.jsonl")))
 
 
-def test_classes_that_were_never_seen_cannot_be_told(tmp_path: Path) -> None:
+def test_classes_that_were_never_seen_cannot_be_predicted(tmp_path: Path) -> None:
     train = write(tmp_path / "t.jsonl", LINE)
     test = write(tmp_path / "u.jsonl", LINE.replace("1", '"odd"'))
     with pytest.raises(DataError, match=r"evals.x.test=.*has classes \(odd\) that none of the 4 texts taken"):
@@ -363,7 +363,7 @@ def test_classes_that_were_never_seen_cannot_be_told(tmp_path: Path) -> None:
         ("'evals={a/b: {name: probe, train: a.csv}}'", "letters, digits"),
     ],
 )
-def test_a_mistake_in_the_section_is_told_without_a_file(
+def test_a_mistake_in_the_section_is_reported_without_a_file(
     tiny_run: TinyRun, capsys: pytest.CaptureFixture[str], override: str, message: str
 ) -> None:
     assert main(["check", *tiny_run(override.strip("'"))]) == 78

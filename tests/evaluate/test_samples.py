@@ -56,7 +56,7 @@ def test_the_words_stand_where_they_belong() -> None:
     assert not model.decoder._forward_hooks
 
 
-def test_the_next_token_is_told_where_it_stands() -> None:
+def test_the_next_token_is_predicted_at_its_place() -> None:
     model, causal = Model(), batch("causal")
     with Samples(1, IDS, pad_id=0).watching(model, causal, row_tokens=10) as found:
         model(causal, [5, 20, 9, 0])

@@ -14,7 +14,7 @@ TEXTS = ["aki nabe", "kelo ruto tinda mosa lebi aki", "mosa", *["lamu nabe ruto"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("encoder", ["modernbert", "bert", "albert", "xlnet", "deberta"])
-def test_hidden_states_are_those_of_transformers(
+def test_hidden_states_equal_transformers(
     models: dict[str, Path], tmp_path: Path, encoder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of a batch that was never seen when the file was made: other texts, other lengths, one text. A file that

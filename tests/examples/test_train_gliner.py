@@ -130,7 +130,7 @@ def test_no_space_is_put_into_a_word_that_another_step_cuts_first(tokenizer: Pat
     assert first.startswith("Ġ") and "Ġ" not in "".join(rest)
 
 
-def test_sentences_are_asked_for_types_that_they_lack() -> None:
+def test_sentences_get_types_that_they_lack() -> None:
     """Each sentence once in each pass, in another order; one without entities is queried for some type too."""
     sentences: list[Sentence] = [
         {"tokenized_text": [f"w{number}"], "ner": [[0, 0, "abcd"[number % 4]]] if number % 3 else []}

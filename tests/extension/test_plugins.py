@@ -78,7 +78,7 @@ def heavy_ball(lib: Path) -> None:
 
 
 @pytest.mark.runs
-def test_a_plugin_is_trained_with_recorded_and_its_change_is_said(
+def test_a_plugin_is_trained_with_recorded_and_its_change_is_reported(
     tiny_run: TinyRun, tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     heavy_ball(folder)
@@ -145,7 +145,7 @@ def test_check_imports_no_torch_for_a_plugin_that_does_not(tiny_run: TinyRun, fo
         ("raise SystemExit('ran')", r"lib/mine\.py does not use modernbert_train, so it adds nothing"),
     ],
 )
-def test_a_plugin_that_cannot_be_used_is_told_with_its_place(
+def test_a_plugin_that_cannot_be_used_is_reported_with_its_place(
     tiny_run: TinyRun, folder: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
 ) -> None:
     (folder / "mine.py").write_text(text)

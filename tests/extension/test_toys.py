@@ -47,7 +47,7 @@ def test_a_toy_has_at_most_forty_lines_of_its_own() -> None:
 
 
 @pytest.mark.runs
-def test_toys_are_trained_killed_and_gone_on_with(tiny_run: TinyRun, tmp_path: Path) -> None:
+def test_toys_are_trained_killed_and_resumed(tiny_run: TinyRun, tmp_path: Path) -> None:
     common = ("checkpoint.interval_steps=3", "data.num_workers=0")
     assert main(["train", *toys(tiny_run(*common, "name=whole"))]) == 0
     killed_and_gone_on(toys(tiny_run(*common, "name=killed")), step=8)
@@ -94,7 +94,7 @@ def test_toys_are_planned(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.runs
-def test_bad_values_of_toys_are_told_as_those_of_others(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_values_of_toys_are_reported_like_others(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
     """A key needs only its bounds."""
     assert main(["check", *toys(tiny_run("model.mixture=1.5", "phases.long.model.hidden_size=8"))]) == 78
     said = capsys.readouterr().err

@@ -79,7 +79,7 @@ def test_a_teacher_teaches_as_on_the_cpu(tiny_run: TinyRun, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["one vector", "a vector for each token"])
-def test_pairs_are_told_apart_as_on_the_cpu(contrastive_run: ContrastiveRun, tmp_path: Path, late: bool) -> None:
+def test_pairs_are_distinguished_as_on_the_cpu(contrastive_run: ContrastiveRun, tmp_path: Path, late: bool) -> None:
     """Two passes over a batch of several microbatches, with negatives from the whole batch."""
     short = ["phases.main.tokens=8000", "data.validation=null"]
     short += ["objective.pooling=late", "objective.token_vectors=16"] if late else []

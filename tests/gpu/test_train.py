@@ -59,7 +59,7 @@ def test_fsdp2_trains_on_one_rank_as_no_sharding_does(
 
 
 @pytest.mark.timeout(280)
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(
+def test_a_killed_run_resumes_as_if_nothing_had_happened(
     tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """kill -9 in the middle, then the same command: with compute.deterministic bit for bit the same record,

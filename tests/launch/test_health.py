@@ -45,20 +45,20 @@ def test_a_healthy_machine_starts() -> None:
 
 
 @pytest.mark.parametrize("visible", [None, "0,1", "GPU-bb"])
-def test_memory_that_others_hold_is_told_with_its_process(visible: str | None) -> None:
+def test_memory_that_others_hold_is_reported_with_its_process(visible: str | None) -> None:
     with pytest.raises(HangError, match=rf"GPU 1 on {HERE}: 70.0 GiB .* by process 4242 \(python\)\. End") as error:
         refuse_sick_gpus(visible, machine(used=71_680, by="GPU-bb, 4242, python\n"), wait=0)
     assert error.value.exit_code == 124
 
 
 @pytest.mark.parametrize("xid", [48, 79])
-def test_a_gpu_that_has_to_be_reset_is_told(xid: int) -> None:
+def test_a_gpu_that_has_to_be_reset_is_reported(xid: int) -> None:
     with pytest.raises(HangError, match=rf"GPU 1 on {HERE}: the driver reported Xid {xid} within the last hour"):
         refuse_sick_gpus(None, machine(xid=xid), wait=0)
 
 
 @pytest.mark.parametrize("fallen", [0, 1])
-def test_gpus_that_differ_in_their_pci_domain_alone_are_told_apart(fallen: int) -> None:
+def test_gpus_that_differ_in_their_pci_domain_alone_are_distinguished(fallen: int) -> None:
     """A GB200's GPUs are all bus 01, each of a different domain."""
     line = f"[{UPTIME - 60:12.6f}] NVRM: Xid (PCI:000{8 + fallen}:01:00): 79, GPU has fallen off the bus.\n"
     gpus = "0, GPU-aa, 00000008:01:00.0, 4, 81559\n1, GPU-bb, 00000009:01:00.0, 4, 81559\n"

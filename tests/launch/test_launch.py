@@ -174,7 +174,7 @@ def test_the_quickstart_on_four_ranks_takes_the_steps_of_one(tiny_data: Path, tm
 
 
 @pytest.mark.runs
-def test_gpus_that_stay_idle_are_said(
+def test_gpus_that_stay_idle_are_reported(
     tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Otherwise a user pays for eight and trains on four."""
@@ -205,7 +205,7 @@ def test_a_single_rank_is_checked_before_torch_is_loaded(tiny_run: TinyRun, tmp_
 
 
 @pytest.mark.runs
-def test_mistakes_are_told_before_any_process_starts(
+def test_mistakes_are_reported_before_any_process_starts(
     tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Wrong keys, unequal shares, absent data and no place to meet: four codes that a scheduler should not retry."""

@@ -69,7 +69,7 @@ def until(found: Callable[[], object], seconds: float = 20) -> None:
 
 
 @pytest.mark.runs
-def test_a_killed_rank_is_told_to_all_machines_at_once(machine: Machine) -> None:
+def test_a_killed_rank_is_reported_to_all_machines_at_once(machine: Machine) -> None:
     """The first rank of a machine has no neighbour there that would notice."""
     sync = machine.start(DEAF, DEAF)
     machine.ranks[0].kill()
@@ -83,7 +83,7 @@ def test_a_killed_rank_is_told_to_all_machines_at_once(machine: Machine) -> None
 
 
 @pytest.mark.runs
-def test_a_rank_that_ends_by_itself_is_told_with_its_code(machine: Machine) -> None:
+def test_a_rank_that_ends_by_itself_is_reported_with_its_code(machine: Machine) -> None:
     """It was not killed, so its machine is not to blame, and no scheduler excludes it."""
     machine.start("import os; os._exit(3)", DEAF)
     until(machine.told)
@@ -126,7 +126,7 @@ def test_an_end_in_order_is_no_error(machine: Machine, ended: str) -> None:
 
 
 @pytest.mark.runs
-def test_how_the_ranks_ended_is_told_when_they_never_came(machine: Machine) -> None:
+def test_how_the_ranks_ended_is_reported_when_they_never_came(machine: Machine) -> None:
     """They failed before they met the others: only the agent knows how they ended."""
     sync = machine.start()
     sync.stop()

@@ -41,17 +41,17 @@ def ended(
     return outcome(failures, frozen or set(), signals)
 
 
-def test_saved_on_all_ranks_is_75_whoever_was_signalled(tmp_path: Path) -> None:
+def test_saved_on_all_ranks_is_75_for_a_signal_to_any_rank(tmp_path: Path) -> None:
     assert ended(tmp_path, {0: 75, 1: 75}) == (75, "")
     assert ended(tmp_path, {0: -signal.SIGTERM, 1: 75}) == (75, "")  # the agent killed it before it could exit
 
 
-def test_the_rank_that_told_its_error_is_named_and_gives_the_code(tmp_path: Path) -> None:
+def test_the_rank_that_posted_its_error_is_named_and_gives_the_code(tmp_path: Path) -> None:
     said = "rank 1 on elsewhere: shard 3 is damaged"
     assert ended(tmp_path, {0: 65, 1: -signal.SIGTERM}, {0: said}) == (65, said)
 
 
-def test_of_several_errors_the_first_is_told(tmp_path: Path) -> None:
+def test_of_several_errors_the_first_is_reported(tmp_path: Path) -> None:
     """A rank that lost the others fails too, a moment later, and its error does not name the cause."""
     for rank, second in ((0, 30), (1, 20), (2, 40)):
         (tmp_path / f"{rank}.json").write_text(json.dumps({"message": f"of rank {rank}", "timestamp": second}))
@@ -134,7 +134,7 @@ def test_a_rank_that_is_ended_because_of_another_does_not_make_a_mistake_a_stop(
     assert ended(tmp_path, {0: 75, 1: -signal.SIGTERM}) == (75, "")
 
 
-def test_a_microbatch_that_was_halved_is_told_and_a_stop_is_not_taken_for_it(tmp_path: Path) -> None:
+def test_a_microbatch_that_was_halved_is_reported_and_a_stop_is_not_taken_for_it(tmp_path: Path) -> None:
     """Both end with 75. After a halving the launcher starts its ranks again, after a stop it must not."""
     said = "rank 1 on x: phases.a.microbatch_tokens=64 does not fit"
     assert ended(tmp_path, {1: 75, 0: -signal.SIGTERM}, {1: said}) == (75, said)

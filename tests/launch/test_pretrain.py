@@ -133,7 +133,7 @@ def test_hours_say_how_many_tokens_there_are_time_for(folder: Path, capsys: pyte
 
 
 @pytest.mark.runs
-def test_a_machine_that_becomes_slower_is_told_early_and_the_loss_is_set_beside_what_was_expected(
+def test_a_machine_that_becomes_slower_is_reported_early_and_the_loss_is_set_beside_what_was_expected(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Twelve minutes were predicted and twenty-six taken, without a warning."""
@@ -158,7 +158,7 @@ def test_a_machine_that_becomes_slower_is_told_early_and_the_loss_is_set_beside_
 
 
 @pytest.mark.runs
-def test_what_is_said_of_a_command_that_runs_is_said_once(
+def test_messages_about_a_running_command_appear_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch.stages, "_WATCH_SECONDS", 0.01)
@@ -198,7 +198,7 @@ def test_yamls_are_kept_once_they_were_changed_or_work_was_done(
     assert "did not write" in pretrain(capsys, *tiny, "--out", "mine", code=78)
 
 
-def test_what_is_wrong_with_text_is_said_with_its_remedy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_with_text_is_reported_with_its_remedy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(folder, "empty/a.png", bytes(range(256)))
     assert "no text; not read: 1 .png" in pretrain(capsys, "empty", "--size", "tiny", code=65)
     assert "lies in ." in pretrain(capsys, ".", "--size", "tiny", code=78)
@@ -212,7 +212,7 @@ def test_what_is_wrong_with_text_is_said_with_its_remedy(folder: Path, capsys: p
 
 
 @pytest.mark.runs
-def test_a_few_damaged_files_and_several_languages_are_said_and_trained_on(
+def test_a_few_damaged_files_and_several_languages_are_reported_and_trained_on(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(folder, "texts/broken.txt", bytes(range(1, 256)) * 40)

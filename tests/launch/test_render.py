@@ -48,7 +48,7 @@ def test_slurm_asks_for_what_the_yaml_says(tiny_run: TinyRun) -> None:
     assert words[4:-2] == tiny_run(*FULL) and words[-2:] == ["--ranks", "4"]
 
 
-def test_what_is_not_set_is_not_asked_for(tiny_run: TinyRun) -> None:
+def test_unset_keys_are_not_requested(tiny_run: TinyRun) -> None:
     text = rendered("slurm", tiny_run()).replace(str(ROOT), "")
     assert not any(word in text for word in ("gpu", "--mem", "--time", "--partition", "--account", "None"))
 
@@ -155,7 +155,7 @@ def pod_of(tiny_run: TinyRun, *words: str) -> dict[str, Any]:
     [("h100", "NVIDIA-H100-80GB-HBM3"), ("H200", "NVIDIA-H200"), ("a100", "NVIDIA-A100-SXM4-80GB"),
      ("NVIDIA-A100-PCIE-40GB", "NVIDIA-A100-PCIE-40GB"), ("Tesla-V100-SXM2-32GB", "Tesla-V100-SXM2-32GB")],
 )  # fmt: skip
-def test_kubernetes_is_asked_for_the_label_that_nvidia_gives(tiny_run: TinyRun, gpu: str, label: str) -> None:
+def test_kubernetes_gets_the_label_that_nvidia_gives(tiny_run: TinyRun, gpu: str, label: str) -> None:
     """No node has the label h100, so the job would wait for ever; it must also tolerate the taint of GPU nodes."""
     pod = pod_of(tiny_run, f"launch.gpu={gpu}")
     assert pod["nodeSelector"] == {"nvidia.com/gpu.product": label}
@@ -223,7 +223,7 @@ def test_kubernetes_own_schema_takes_it(tiny_run: TinyRun, device: str) -> None:
             validate.validate(part, version, strict=True)
 
 
-def test_skypilot_goes_on_after_75(tiny_run: TinyRun) -> None:
+def test_skypilot_resumes_after_75(tiny_run: TinyRun) -> None:
     task = yaml.safe_load(rendered("skypilot", tiny_run(*FULL)))
     assert task["resources"] == {
         "accelerators": "h100:4", "cpus": "12+", "memory": "64+", "image_id": "docker:us/mine:1",
@@ -274,7 +274,7 @@ def test_docker_runs_it_once_with_what_it_needs(tiny_run: TinyRun, tmp_path: Pat
         ("docker", ("launch.image=x", "launch.nodes=2"), r"launch\.nodes=2 with --on docker"),
     ],
 )
-def test_what_a_scheduler_would_stumble_over_is_told_before(
+def test_what_a_scheduler_would_stumble_over_is_reported_before(
     tiny_run: TinyRun, target: str, words: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -55,7 +55,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_a_store_is_told_from_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_is_distinguished_from_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's client waits for ever for a silent listener."""
     monkeypatch.setattr("modernbert_train.distributed.rendezvous.ANSWER_SECONDS", 0.5)
     store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
@@ -70,7 +70,7 @@ def test_a_store_is_told_from_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("node_rank", [0, None])
-def test_a_taken_port_is_told_at_once_where_the_store_would_be(
+def test_a_taken_port_is_reported_at_once_where_the_store_would_be(
     node_rank: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("modernbert_train.distributed.rendezvous.ANSWER_SECONDS", 0.5)
@@ -101,7 +101,7 @@ def test_the_store_of_another_run_is_waited_for_no_longer_than_stated(capsys: py
     assert f"waiting for {HERE}:{other.port}: it is where the run elsewhere meets" in capsys.readouterr().out
 
 
-def test_whoever_holds_the_store_leaves_last() -> None:
+def test_the_holder_of_the_store_leaves_last() -> None:
     """Otherwise the others lose the store after a successful run, and end their logs with frames of C++."""
     port, events = free_port(), []
 

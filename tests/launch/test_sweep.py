@@ -150,7 +150,7 @@ def test_two_workers_that_fill_a_trial_at_the_same_moment_run_it_once(tiny_run: 
     assert [each.state for each in store.attempts()] == [TrialState.RUNNING, TrialState.FAIL]
 
 
-def test_the_best_is_the_highest_where_that_is_asked_for() -> None:
+def test_the_best_is_the_highest_if_configured() -> None:
     """direction=maximize, for an accuracy or a speed: best.yaml must not hold the worst."""
     rows = [TrialRow(slot, "complete", value, 0, {}, None, ()) for slot, value in enumerate((0.2, 0.9, 0.9, 0.1))]
     rows.append(TrialRow(4, "failed", None, 0, {}, "exit code 70", ()))

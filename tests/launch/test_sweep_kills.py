@@ -100,7 +100,7 @@ def test_workers_killed_at_fifty_random_moments(tiny_run: TinyRun, tmp_path: Pat
 
 
 @pytest.mark.runs
-def test_a_stopped_worker_saves_and_the_next_goes_on_at_once(tiny_run: TinyRun, tmp_path: Path) -> None:
+def test_a_stopped_worker_saves_and_the_next_resumes_at_once(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Otherwise Ctrl-C would cost the timeout of a lost worker, or its trials."""
     sweep = spec(tiny_run(), tmp_path, "trials=2", "workers=2", "heartbeat_seconds=1000")
     space = make_space(sweep)

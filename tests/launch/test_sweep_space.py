@@ -55,7 +55,7 @@ READY = sorted((Path(__file__).parents[2] / "yamls/sweeps").glob("*.yaml"))
         (["run=[nowhere.yaml]"], "{optim.lr: {low: 1, high: 2}}", "nowhere.yaml: no such file"),
     ],
 )
-def test_mistakes_are_told_before_any_trial(
+def test_mistakes_are_reported_before_any_trial(
     tiny_run: TinyRun, tmp_path: Path, overrides: list[str], space: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):

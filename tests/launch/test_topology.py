@@ -82,7 +82,7 @@ def test_the_first_line_of_a_page_starts_on_any_number_of_gpus(name: str) -> Non
         assert (topology.num_ranks, topology.idle_gpus) == (used, gpus - used)
 
 
-def test_only_a_single_machine_that_was_told_nothing_leaves_gpus_idle() -> None:
+def test_only_a_single_machine_without_a_setting_leaves_gpus_idle() -> None:
     """An explicit number is obeyed or refused; several machines are paid for as a whole."""
     assert found(gpus=8, usable=2) == Topology(1, 2, idle_gpus=6)
     assert found(gpus=8, usable=2, ranks=8) == Topology(1, 8)

@@ -74,7 +74,7 @@ def test_a_name_that_is_a_loopback_address_at_home_is_no_place_to_meet(tiny_run:
 
 
 @pytest.mark.slow
-def test_a_first_machine_that_is_a_loopback_address_elsewhere_is_told(
+def test_a_first_machine_that_is_a_loopback_address_elsewhere_is_reported(
     hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path
 ) -> None:
     for host in hosts:
@@ -87,7 +87,7 @@ def test_a_first_machine_that_is_a_loopback_address_elsewhere_is_told(
 
 
 @pytest.mark.slow
-def test_a_lost_host_is_named_and_the_run_goes_on_as_if_never_stopped(
+def test_a_lost_host_is_named_and_the_run_resumes_as_if_never_stopped(
     hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path
 ) -> None:
     changes = ("phases.short.tokens=8000", "checkpoint.interval_steps=4", f"distributed.timeout_seconds={TIMEOUT}")

@@ -42,7 +42,7 @@ BOUNDARIES = (0, 45, 70, 76)
     ids=["v2", "v2 in fp64", "narrow in fp64", "v1, whose norms are in fp32 there"],
 )
 @torch.no_grad()
-def test_states_and_logits_are_those_of_transformers(config: DebertaConfig, dtype: torch.dtype) -> None:
+def test_states_and_logits_equal_transformers(config: DebertaConfig, dtype: torch.dtype) -> None:
     """Packed, against each sequence alone, some longer than the farthest distance; the bare encoder's states too."""
     model = build(config).to(dtype)
     ids_T = ids(BOUNDARIES[-1])
@@ -57,7 +57,7 @@ def test_states_and_logits_are_those_of_transformers(config: DebertaConfig, dtyp
 
 @pytest.mark.runs
 @CONFIGS
-def test_gradients_are_those_of_transformers(config: DebertaConfig) -> None:
+def test_gradients_equal_transformers(config: DebertaConfig) -> None:
     """Of every weight, the table of distances among them."""
     model = build(config)
     ids_T, labels = ids(BOUNDARIES[-1]), ids(20, seed=9)

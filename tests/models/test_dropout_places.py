@@ -25,7 +25,7 @@ def times_0_7(module: nn.Dropout, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", ["bert", "albert", "deberta", "deberta, narrow", "xlnet"])
 @torch.no_grad()
-def test_hidden_states_in_training_mode_are_those_of_transformers(
+def test_hidden_states_in_training_mode_equal_transformers(
     name: str, sequences: Callable[..., Any], pack: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = build(with_dropout(ENCODERS[name], 0.1))

@@ -64,7 +64,7 @@ def twin_of(model: Any, order: Any) -> Any:
 @pytest.mark.runs
 @pytest.mark.parametrize("order", ["all", "causal"])
 @EACH
-def test_logits_and_gradients_are_those_of_transformers(config: LlamaConfig, order: Any) -> None:
+def test_logits_and_gradients_equal_transformers(config: LlamaConfig, order: Any) -> None:
     """Sequences in one packed buffer here, one by one there."""
     model = build(config)
     twin = twin_of(model, order)

@@ -101,7 +101,7 @@ def test_a_model_that_was_grown_shrinks_to_itself(pack: Make, sequences: Make) -
     ],
     ids=lambda config: config.name,
 )
-def test_what_is_kept_of_a_matrix_is_said(old: ModelConfig) -> None:
+def test_what_is_kept_of_a_matrix_is_reported(old: ModelConfig) -> None:
     """Of four heads of four channels the first and the last, of six hidden units 0, 2, 3 and 5: by hand."""
     new = replace(old, hidden_size=8, num_heads=2, intermediate_size=4)
     check_shrinking(old, new, "here")

@@ -30,9 +30,7 @@ PRECISIONS = pytest.mark.parametrize("dtype", EXACT, ids=["fp32", "fp64"])
 @pytest.mark.parametrize("typed", [False, True])
 @pytest.mark.parametrize(("order", "activation"), [("all", "gelu"), ("all", "gelu_tanh"), ("causal", "gelu")])
 @torch.no_grad()
-def test_states_and_logits_are_those_of_transformers(
-    order: Any, activation: Any, typed: bool, dtype: torch.dtype
-) -> None:
+def test_states_and_logits_equal_transformers(order: Any, activation: Any, typed: bool, dtype: torch.dtype) -> None:
     """Packed, against each sequence alone; with token types, of which only the same or another counts."""
     model = build(replace(XLNET, activation=activation)).to(dtype)
     ids_T, types_T = ids(70), torch.tensor([0] * 20 + [1] * 25 + [0] * 5 + [1] * 20)
@@ -92,7 +90,7 @@ def two_streams(typed: bool) -> tuple[Packed, list[dict[str, Any]]]:
 
 @pytest.mark.parametrize("typed", [False, True])
 @torch.no_grad()
-def test_both_streams_are_those_of_transformers(typed: bool) -> None:
+def test_both_streams_equal_transformers(typed: bool) -> None:
     """Content and query stream of an order, with perm_mask and target_mapping there, and one buffer here. Two streams
     of transformers compute in fp32 alone."""
     model = build(XLNET)
@@ -111,7 +109,7 @@ def test_both_streams_are_those_of_transformers(typed: bool) -> None:
         start += size + asked
 
 
-def test_gradients_are_those_of_transformers() -> None:
+def test_gradients_equal_transformers() -> None:
     """Of every weight, the vector of query tokens and the biases of queries among them."""
     model = build(XLNET)
     packed, given = two_streams(typed=True)

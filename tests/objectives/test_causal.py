@@ -31,7 +31,7 @@ def test_every_token_predicts_the_next_of_its_sequence(lengths: list[int], tail:
     assert (labels[real] == SEP).sum() == len(lengths) and not (labels == CLS).any()
 
 
-def test_inputs_are_the_text_and_the_encoder_is_told() -> None:
+def test_inputs_are_the_text_and_the_encoder_knows() -> None:
     """Of shapes that do not depend on the documents, so that nothing is compiled twice."""
     text, inputs = make([5, 9], 4)
     other = make([3, 3, 6], 4)[1]

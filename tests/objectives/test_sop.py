@@ -80,7 +80,7 @@ def test_texts_are_cut_where_a_sentence_ends() -> None:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.9])
-def test_the_share_of_swapped_pairs_is_as_asked(share: float) -> None:
+def test_the_share_of_swapped_pairs_is_as_configured(share: float) -> None:
     text = text_of([20] * 2000)
     labels = make(text, replace(KEPT, swapped_share=share)).targets["swapped_P"]
     assert abs(labels[labels != IGNORED_LABEL].mean() - share) < 0.035

@@ -369,7 +369,7 @@ def assert_same(found: Outcome, expected: Outcome) -> None:
 
 @pytest.mark.runs
 @pytest.mark.timeout(290)
-def test_shards_and_copies_of_shards_equal_one_process_and_its_checkpoints_go_on_anywhere() -> None:
+def test_shards_and_copies_of_shards_equal_one_process_and_its_checkpoints_resume_anywhere() -> None:
     """FSDP2 on 2 and 4 ranks and HSDP; a checkpoint of two ranks continues on one and on four; and from the same
     gradients matrices move by the same bits."""
     whole = {name: run(optim) for name, optim in OPTIMS.items()}
@@ -397,7 +397,7 @@ def test_shards_and_copies_of_shards_equal_one_process_and_its_checkpoints_go_on
 
 
 @pytest.mark.runs
-def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tiny_run: TinyRun, tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes_as_if_it_had_not_been(tiny_run: TinyRun, tmp_path: Path) -> None:
     """From its own checkpoint, whose tensors are not all of a weight's shape."""
     runs = tmp_path / "runs"
     short = ("phases.short.tokens=1500", "phases.long.tokens=700", "phases.long.schedule.decay_tokens=300")

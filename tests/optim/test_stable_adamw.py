@@ -123,7 +123,7 @@ def test_each_beta_is_debiased_by_the_number_of_the_step(fused: bool, monkeypatc
         assert state["exp_avg_sq"].item() == pytest.approx(v, rel=1e-12)
 
 
-def test_the_fused_form_is_asked_for_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fused_form_gets_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Triton, no other test checks the kernels' arguments: decay, eps, rates, sizes, norms."""
     monkeypatch.setitem(sys.modules, "modernbert_train.optim.fused", PlainKernels)  # type: ignore[arg-type]
     runs = []

@@ -81,7 +81,7 @@ def test_everything_declared_is_in_the_list(project: dict[str, Any]) -> None:
     assert names - set(pins()) == {"torch", "flash-attn-4", "mlflow", "tensorboard"}
 
 
-def test_requirements_that_uv_is_told_are_the_true_ones_without_the_caps(project: dict[str, Any]) -> None:
+def test_requirements_for_uv_are_the_true_ones_without_the_caps(project: dict[str, Any]) -> None:
     """The correction and overrides.txt must drop the same requirements, for the releases in use. And a wheel, which
     bundles both libraries, declares the same for them."""
     own = project["project"]["dependencies"]

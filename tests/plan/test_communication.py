@@ -57,7 +57,7 @@ def large(sizes: Sizes) -> Sizes:
         "4 ranks",
     ],
 )
-def test_a_real_step_sends_what_is_said(
+def test_a_real_step_sends_the_predicted_bytes(
     tiny_run: TinyRun, system: str, ranks: int, cases: list[tuple[Strategy, int, int]]
 ) -> None:
     """The number of calls, and of numbers without the padding of uneven shards: under DDP one all-reduce a step, not

@@ -165,13 +165,13 @@ def test_mapped_segments_are_seen() -> None:
         segment.unlink()
 
 
-def test_a_small_limit_on_open_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_limit_on_open_files_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.resource, "getrlimit", lambda _: (256, 4096))
     found = [*doctor.examine(doctor._disk)]
     assert str(found[-1]) == "warn  open files: at most 256\n      -> ulimit -n 4096"
 
 
-def test_a_gpu_of_amd_is_told_with_its_platform_and_what_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_of_amd_is_reported_with_its_platform_and_what_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its torch lacks a CUDA version, which would look like a broken installation."""
     gpu = SimpleNamespace(name="AMD Instinct MI300X", total_memory=206_141_652_992, major=9, minor=4)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)

@@ -91,7 +91,7 @@ def test_more_parameters_or_text_are_never_worse() -> None:
     assert expect(10, 10, unigram_loss=UNIGRAM).high == UNIGRAM
 
 
-def test_an_extrapolation_is_said_and_its_range_grows() -> None:
+def test_an_extrapolation_is_reported_and_its_range_grows() -> None:
     near = expect(500_000, 1_000_000, unigram_loss=UNIGRAM)
     assert near.extrapolates is None and near.is_known
     most = expected_loss.PARAMETERS[1]
@@ -120,7 +120,7 @@ def test_plan_of_the_quickstart_says_the_loss(
 
 
 @pytest.mark.runs
-def test_a_run_that_lies_behind_is_told_once_and_goes_on(
+def test_a_run_that_lies_behind_is_reported_once_and_continues(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_corpus(tmp_path / "data", 512, tokens=500_000, median_tokens=200, longest=1000)

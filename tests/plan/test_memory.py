@@ -147,7 +147,7 @@ def autocast(bf16: bool) -> Iterator[None]:
         pytest.param(False, False, id="fp32-kept", marks=pytest.mark.slow),
     ],
 )
-def test_base_with_98304_tokens_keeps_what_is_said(
+def test_base_with_98304_tokens_keeps_the_predicted_bytes(
     monkeypatch: pytest.MonkeyPatch, bf16: bool, checkpointing: bool
 ) -> None:
     """At the published size, with the kernel of GPUs: fake tensors have shapes and storages, but use no memory."""
@@ -169,7 +169,9 @@ def test_base_with_98304_tokens_keeps_what_is_said(
 @pytest.mark.slow
 @pytest.mark.parametrize("residual", ["fp32", "bf16"])
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
-def test_compiled_layers_keep_what_is_said(monkeypatch: pytest.MonkeyPatch, residual: Any, checkpointing: bool) -> None:
+def test_compiled_layers_keep_the_predicted_bytes(
+    monkeypatch: pytest.MonkeyPatch, residual: Any, checkpointing: bool
+) -> None:
     """torch.compile decides which tensors to save before it generates code, always by the same function."""
     use_kernel(monkeypatch, lambda q, k, v, layout, window: _attend(q, k, v)[0])
     config = replace(SMALL, num_layers=4)
@@ -212,7 +214,7 @@ def planned(
     ],
     ids=["bf16", "fp32", "loss in chunks", "small head", "checkpointed", "checkpointed, small head"],
 )
-def test_the_highest_point_of_a_step_is_what_is_said(
+def test_the_highest_point_of_a_step_is_the_predicted_one(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     config: ModernBertConfig,

@@ -147,7 +147,7 @@ def test_the_smallest_gpu_decides_for_all() -> None:
 
 
 @pytest.mark.runs
-def test_what_it_costs_to_compile_nothing_is_what_is_said() -> None:
+def test_what_it_costs_to_compile_nothing_is_as_documented() -> None:
     plan = make_plan(run("modernbert-base"), 8)
     eager = make_plan(run("modernbert-base", "compute.compile=false", "optim.fused=false"), 8)
     slower = bill_of(eager.on("h100"), "h100", {}).seconds / bill_of(plan.on("h100"), "h100", {}).seconds

@@ -190,7 +190,9 @@ def test_wrong_options_end_with_64(words: list[str], message: str, capsys: pytes
 
 
 @pytest.mark.runs
-def test_mistakes_are_told_before_anything_is_planned(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_reported_before_anything_is_planned(
+    tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["plan", *tiny_run(), "--ranks", "3"]) == 78
     assert "cannot be divided evenly among 3 ranks" in capsys.readouterr().err
     assert main(["plan", *tiny_run("model.vocab_size=448")]) == 78  # the data exists and does not match
@@ -198,7 +200,7 @@ def test_mistakes_are_told_before_anything_is_planned(tiny_run: TinyRun, capsys:
 
 
 @pytest.mark.runs
-def test_dropout_that_depends_on_the_ranks_is_said(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dropout_that_depends_on_the_ranks_is_reported(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
     """A user who changes the number of GPUs must know which runs will not be repeated exactly: rows of a batch of 4 are
     whole microbatches of 2 on 2 ranks, but not on 4."""
     dropout = ("model.attention_out_dropout=0.1", "phases.short.microbatch_tokens=128", "phases.long=null")

@@ -175,7 +175,7 @@ def test_a_compiler_that_is_not_installed(
     ],
 )
 @pytest.mark.parametrize("lack", ["there is no C compiler", "Python's headers are not installed"])
-def test_what_triton_needs_is_asked_for_before_the_first_batch(
+def test_what_triton_needs_is_checked_before_the_first_batch(
     tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, on_gpu: bool, refused: bool, lack: str
 ) -> None:
     """Triton builds its launchers with them; without, a run ends in its first step with what looks like a bug."""
@@ -196,7 +196,7 @@ def test_what_triton_needs_is_asked_for_before_the_first_batch(
         assert said == []
 
 
-def test_a_machine_that_shows_gpus_is_asked_for_what_they_need(
+def test_a_machine_that_shows_gpus_must_have_what_they_need(
     tiny_run: TinyRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With device=auto a C++ compiler would suffice for the CPU, but the GPU trains."""
@@ -236,7 +236,7 @@ def test_a_folder_that_cannot_be_written(tiny_run: TinyRun, tmp_path: Path, caps
 
 
 @pytest.mark.runs
-def test_all_mistakes_are_told_together(again: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_mistakes_are_reported_together(again: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One error a day costs a week; the exit code is for the mistake to be fixed first."""
     words = again(
         "model.num_heads=3", f"data.train={tmp_path}/no", f"data.validation={tmp_path}/no2", "loggers.slack={}"

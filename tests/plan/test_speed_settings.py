@@ -294,7 +294,7 @@ class TestHalving:
 
 
 @pytest.mark.runs
-def test_dropout_goes_on_as_it_was_where_a_resumed_run_would_take_another_microbatch(
+def test_dropout_stays_as_it_was_where_a_resumed_run_would_take_another_microbatch(
     tiny_run: TinyRun, tmp_path: Path
 ) -> None:
     """Started with two rows, resumed with open microbatches: the same losses to the bit as without interruption."""

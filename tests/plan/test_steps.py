@@ -127,7 +127,7 @@ def test_documents_are_read_where_they_are(tiny_run: TinyRun, tiny_data: Path) -
     assert row.sequence_tokens == pytest.approx(tokens / sum(-(-int(n) // 62) for n in lengths))
 
 
-def test_data_that_is_not_there_is_assumed_and_said(tiny_run: TinyRun) -> None:
+def test_data_that_is_not_there_is_assumed_and_reported(tiny_run: TinyRun) -> None:
     config = read_run(tiny_run(ABSENT))
     documents = documents_of(config)
     assert "absent/train is not here" in documents.source

@@ -50,7 +50,7 @@ def test_a_teacher_goes_forward_once(bert: Path) -> None:
     assert said[0].rows[1][:3] == ("main", "0.1959", "39.1 %")
 
 
-def test_one_that_is_not_here_is_not_counted_and_that_is_said() -> None:
+def test_one_that_is_not_here_is_not_counted_and_that_is_reported() -> None:
     plan = make_plan(load_run([RECIPE]), 1)
     assert plan.phases[0].flops.teacher == 0
     (said,) = (section for section in sections(plan, "h100", ["h100"], {}) if section.title == "Teacher")

@@ -107,7 +107,7 @@ def test_a_record_that_grows_is_read_as_far_as_it_has_got(tmp_path: Path) -> Non
     assert following.history.unreadable_lines == 0
 
 
-def test_a_record_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
+def test_a_record_that_is_replaced_is_read_again(tmp_path: Path) -> None:
     """A resume rewrites it without the lines after its checkpoint; it may even be longer again by then."""
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps(step(i)) + "\n" for i in range(1, 5)))

@@ -36,7 +36,7 @@ def test_the_first_and_the_last_figures_stand_side_by_side(tiny_run: TinyRun) ->
     ]
 
 
-def test_what_does_not_compare_is_said(tiny_run: TinyRun) -> None:
+def test_what_does_not_compare_is_reported(tiny_run: TinyRun) -> None:
     start = ("weights.init_from=a/b", "phases.long.objective={name: causal}")
     config = read_run(tiny_run(*start))
     table = eval_delta(Clock.of(config), config.eval, ENTRIES)

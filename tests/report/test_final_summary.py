@@ -41,7 +41,7 @@ def test_the_commands_at_the_end_are_those_to_type(
     assert capsys.readouterr().out.splitlines()[-4:] == said[at + 2 :]  # also if all is trained already
 
 
-def test_a_run_without_held_out_text_is_not_told_to_measure_it(tiny_run: TinyRun) -> None:
+def test_a_run_without_held_out_text_gets_no_advice_to_measure_it(tiny_run: TinyRun) -> None:
     config = read_run(tiny_run("data.validation=null", "runs_folder=my runs"))
     assert final_summary(
         config.folder, tokens=6_010, steps=14, loss=None, held_out=None, measured=config.is_measured
@@ -56,7 +56,7 @@ def test_a_run_without_held_out_text_is_not_told_to_measure_it(tiny_run: TinyRun
     assert "loss 4.250 (mean of the last 20 steps), held-out loss 3.500 (unigram 6.500), accuracy 25.0%\n" in text
 
 
-def test_a_run_has_one_training_loss_wherever_it_is_told(tiny_run: TinyRun, tmp_path: Path) -> None:
+def test_a_run_has_one_training_loss_in_every_output(tiny_run: TinyRun, tmp_path: Path) -> None:
     """The last line, `runs` and `report` showed three numbers for one run; repeated steps counted twice."""
     lines: list[dict[str, Any]] = [
         {"kind": "step", "step": step, "tokens": 10 * step, "loss": float(step)} for step in (*range(1, 31), 29, 30, 31)

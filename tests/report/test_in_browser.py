@@ -239,7 +239,7 @@ def test_the_data_are_drawn(chromium: Browser, tmp_path: Path) -> None:
     chromium.errors()
 
 
-def test_a_page_that_is_served_follows_runs_that_go_on(chromium: Browser, tmp_path: Path) -> None:
+def test_a_page_that_is_served_follows_runs_that_continue(chromium: Browser, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     one = run(runs / "a", *(step(i) for i in range(1, 11)))
     with open_server([runs], port=0) as server:

@@ -38,7 +38,7 @@ def runs(tiny_run: TinyRun, tmp_path: Path) -> Path:
 
 
 @pytest.mark.runs
-def test_each_run_is_told_with_its_state(runs: Path) -> None:
+def test_each_run_is_reported_with_its_state(runs: Path) -> None:
     (runs / "new").mkdir()
     (runs / "new/config.yaml").write_text((runs / "cut/config.yaml").read_text().replace("name: cut", "name: new", 1))
     (runs / "notes").mkdir()

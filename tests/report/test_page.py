@@ -105,7 +105,7 @@ def test_terms_of_a_loss_are_columns_and_what_a_run_lacks_is_none(tmp_path: Path
     assert "data_wait_share" not in columns
 
 
-def test_a_loss_that_is_not_a_number_is_a_gap_and_is_told(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_a_number_is_a_gap_and_is_reported(tmp_path: Path) -> None:
     """A diverged run must not look fine, and must not break the page."""
     losses = [3.0, 2.9, math.nan, math.inf, 2.8, 2.7]
     run = page_of(run_folder(tmp_path, *(step(i, loss) for i, loss in enumerate(losses, 1)))).run()
@@ -138,7 +138,7 @@ def test_faults_are_marked_and_listed(tmp_path: Path) -> None:
     assert page_of(run_folder(tmp_path, step(1))).run()["tables"][0]["title"] == "Phases"
 
 
-def test_a_torn_line_is_told(tmp_path: Path, records: list[dict[str, Any]]) -> None:
+def test_a_torn_line_is_reported(tmp_path: Path, records: list[dict[str, Any]]) -> None:
     run = page_of(run_folder(tmp_path, *records, tail='{"kind":"step","st')).run()
     assert run["total"] == 150 and "1 line of metrics.jsonl could not be read" in run["warnings"][0]
 

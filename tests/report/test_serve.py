@@ -60,7 +60,7 @@ def test_a_run_that_goes_back_is_handed_out_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.runs
-def test_a_long_run_is_chosen_anew_only_now_and_then(tmp_path: Path) -> None:
+def test_a_long_run_is_chosen_again_only_now_and_then(tmp_path: Path) -> None:
     one = run(tmp_path / "runs/a", *(step(i) for i in range(1, 3001)))
     watch, known = Watch([one]), []
     assert len(ask(watch, known)[0]["columns"]["step"]) <= 2020

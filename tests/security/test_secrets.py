@@ -66,7 +66,7 @@ def test_the_folder_that_a_shell_is_in_is_no_password(tiny_run: TinyRun, monkeyp
 
 @pytest.mark.runs
 @pytest.mark.timeout(600)
-def test_no_secret_is_said_or_kept(tmp_path: Path) -> None:
+def test_no_secret_is_shown_or_kept(tmp_path: Path) -> None:
     """By check, train, export, report and runs, in logs, run folders, records, pages and model cards."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.security.telling", str(tmp_path)]

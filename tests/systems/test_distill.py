@@ -37,7 +37,7 @@ def student(tiny_run: TinyRun, teacher: Path, *overrides: str) -> list[str]:
 
 @pytest.mark.runs
 @pytest.mark.timeout(600)
-def test_a_killed_student_goes_on_under_its_teacher_and_under_no_other(
+def test_a_killed_student_resumes_under_its_teacher_and_under_no_other(
     tiny_run: TinyRun, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """To the bit, also where the teacher has moved; another one is refused, and so is none. Nothing of it is saved."""
@@ -167,7 +167,7 @@ def test_a_teacher_that_does_not_fit_is_refused_before_the_first_batch(
 
 @pytest.mark.runs
 @pytest.mark.timeout(600)
-def test_the_price_of_each_choice_is_told_before_any_training(
+def test_the_price_of_each_choice_is_reported_before_any_training(
     tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`eval` of a student before training: the larger model's own loss, the loss with each choice alone, and with all.

@@ -61,7 +61,7 @@ RESUMED = {("xlnet", "permutation")}
 @pytest.mark.parametrize(
     ("encoder", "objective"), [pytest.param(*pair, marks=[pytest.mark.slow] * (pair not in RESUMED)) for pair in PAIRS]
 )
-def test_a_killed_run_goes_on_as_if_it_never_was(
+def test_a_killed_run_resumes_as_if_it_never_was(
     tiny_run: TinyRun, tmp_path: Path, encoder: str, objective: str
 ) -> None:
     """With dropout, where there is some, whose draws must not depend on where a run was stopped."""
@@ -94,7 +94,7 @@ def test_a_run_learns_causally_and_then_from_masks(tiny_run: TinyRun, tmp_path: 
 
 
 @pytest.mark.runs
-def test_a_mask_rate_that_moves_goes_on_where_it_was(tiny_run: TinyRun, tmp_path: Path) -> None:
+def test_a_mask_rate_that_moves_continues_where_it_was(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Half of the tokens at first, a tenth at the end, each sequence with its own share."""
     masks = "objective={name: mlm, mask_rate: 0.5, mask_rate_end: 0.1, mask_spread: 0.1}"
     common = (masks, "phases.long=null", "phases.short.batch_warmup=null", "checkpoint.interval_steps=2")
@@ -149,7 +149,7 @@ def segmented(words: list[str]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_words_of_a_segmenter_are_masked_whoever_computes_them(tiny_run: TinyRun, tmp_path: Path) -> None:
+def test_words_of_a_segmenter_are_masked_the_same_by_any_kernel(tiny_run: TinyRun, tmp_path: Path) -> None:
     """From prepared text on: whole words alone; the same by workers, and after a kill."""
     common = ("checkpoint.interval_steps=3", "phases.long=null")
     whole = segmented(tiny_run(*common, "name=whole"))

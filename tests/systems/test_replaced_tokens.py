@@ -204,7 +204,7 @@ def test_a_roberta_is_exported_with_positions_from_zero(tiny_run: TinyRun, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sharing", ["none", "gdes"])
-def test_other_sharing_goes_on_as_if_never_stopped(tiny_run: TinyRun, tmp_path: Path, sharing: str) -> None:
+def test_other_sharing_resumes_as_if_never_stopped(tiny_run: TinyRun, tmp_path: Path, sharing: str) -> None:
     """With dropout, Muon and recomputation: the differences are restored as differences. (`embeddings` is in the
     matrix.)"""
     common = ("model.dropout=0.1", "checkpoint.interval_steps=3", f"objective.sharing={sharing}", *SHORT)

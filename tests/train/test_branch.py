@@ -62,7 +62,7 @@ def test_a_rollback_that_keeps_clock_moments_and_data_equals_the_run_it_left(
 
 
 @pytest.mark.runs
-def test_a_phase_as_a_run_of_its_own_goes_on_with_weights_moments_and_text(
+def test_a_phase_as_a_separate_run_continues_with_weights_moments_and_text(
     tiny_run: TinyRun, runs: Path, tmp_path: Path
 ) -> None:
     """The clock restarts at 0, and the first batch is the one that the previous run would have trained on next."""
@@ -78,7 +78,7 @@ def test_a_phase_as_a_run_of_its_own_goes_on_with_weights_moments_and_text(
 
 
 @pytest.mark.runs
-def test_moments_and_data_begin_anew_where_asked(tiny_run: TinyRun, runs: Path, tmp_path: Path) -> None:
+def test_moments_and_data_begin_again_if_configured(tiny_run: TinyRun, runs: Path, tmp_path: Path) -> None:
     start = f"start={{checkpoint: {runs}/both, moments: reset, data: restart}}"
     assert train(tiny_run(*PLAIN, "name=fresh", start)) == 0
     both, fresh = records(runs / "both"), records(tmp_path / "runs/fresh")

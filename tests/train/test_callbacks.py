@@ -120,7 +120,7 @@ def test_tensorboard_gets_every_step(tiny_run: TinyRun, tmp_path: Path) -> None:
     assert losses == {entry["step"]: pytest.approx(entry["loss"], rel=1e-6) for entry in record}
 
 
-def test_mlflow_gets_every_step_and_a_restart_goes_on_in_the_same_run(
+def test_mlflow_gets_every_step_and_a_restart_continues_in_the_same_run(
     tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only where it is installed; see docs/composer.md."""

@@ -73,7 +73,7 @@ def test_a_closed_run_is_closed_once_and_forgotten(tiny_run: TinyRun) -> None:
     assert not [each for each in guards() if not any(each is one for one in earlier)]
 
 
-def test_fsdp2_is_asked_for_in_the_one_way_that_composer_hears(tiny_run: TinyRun) -> None:
+def test_fsdp2_is_configured_in_the_one_way_that_composer_hears(tiny_run: TinyRun) -> None:
     from composer import Trainer
     from composer.utils.parallelism import FSDP2Config
 

@@ -141,7 +141,9 @@ def test_token_counts_of_other_shards_are_refused(tmp_path: Path, counts: NDArra
         Unigram.from_counts([TokenCounts(tmp_path / TOKEN_COUNTS, 10, 1.0)], 512)
 
 
-def test_a_logger_that_fails_is_switched_off_aloud_and_the_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_logger_that_fails_is_switched_off_with_a_warning_and_the_run_continues(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """A W&B outage at night must not end a run."""
 
     class Failing:

@@ -144,7 +144,7 @@ def test_an_error_on_one_rank_lets_the_pending_one_be_completed(
     assert saved_steps(tmp_path / "runs/tiny") == [4]
 
 
-def test_a_gpu_without_memory_is_told_with_what_to_set_and_the_pending_one_is_kept(
+def test_a_gpu_without_memory_is_reported_with_what_to_set_and_the_pending_one_is_kept(
     disk: Disk, tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is the most common error on a GPU and not a bug to report. The next start resumes from the checkpoint."""

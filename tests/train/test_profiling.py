@@ -71,7 +71,7 @@ def test_a_run_with_all_its_figures_and_a_profile(
     assert any("aten::" in line for line in ten) and ten[2] in output  # the slowest one depends on the load
 
 
-def test_it_is_off_unless_asked_for_and_may_be_switched_in_a_run_that_exists(tiny_run: TinyRun) -> None:
+def test_it_is_off_unless_requested_and_may_be_switched_in_a_run_that_exists(tiny_run: TinyRun) -> None:
     file, *_ = tiny_run()
     assert load_run([file]).profile is None
     assert load_run([file], ["profile.steps=5"]).profile == ProfileConfig(steps=5)
@@ -135,7 +135,7 @@ def averages() -> list[Any]:
     ]
 
 
-def test_host_and_gpu_are_told_apart_and_nothing_counts_twice() -> None:
+def test_host_and_gpu_are_distinguished_and_nothing_counts_twice() -> None:
     assert host_rows(averages()) == [("aten::mm", 3000.0, 20)]
     rows = device_rows(averages())
     assert [row[1:] for row in rows] == [(9000.0, 20), (1000.0, 2)]

@@ -106,7 +106,7 @@ def test_a_run_killed_again_and_again_equals_one_that_never_stopped(tiny_run: Ti
 
 @pytest.mark.runs
 @pytest.mark.timeout(200)
-def test_a_run_goes_on_from_before_its_first_step(tiny_run: TinyRun, tmp_path: Path) -> None:
+def test_a_run_resumes_from_before_its_first_step(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Step 0 is an ordinary checkpoint: a run resumed there ends the same, and eval and export accept it."""
     whole, again = tmp_path / "runs/whole", tmp_path / "runs/again"
     words = ("checkpoint.milestones=pythia", "checkpoint.keep=1", "phases.long=null")
@@ -163,7 +163,7 @@ def test_starting_a_finished_damaged_or_foreign_run_again(tiny_run: TinyRun, tmp
 
 @pytest.mark.runs
 @pytest.mark.timeout(120)
-def test_a_run_never_goes_on_over_other_data(tiny_run: TinyRun, tiny_data: Path, tmp_path: Path) -> None:
+def test_a_run_never_resumes_over_other_data(tiny_run: TinyRun, tiny_data: Path, tmp_path: Path) -> None:
     """Other shards under the same name would silently repeat or skip text."""
     data = tmp_path / "data"
     shutil.copytree(tiny_data, data)

@@ -117,7 +117,7 @@ def test_skip_leaves_weights_moments_and_step_counts_as_they_were(
 
 
 @pytest.mark.runs
-def test_stop_ends_the_run_before_the_update_and_skipping_goes_on_from_there(
+def test_stop_ends_the_run_before_the_update_and_skipping_continues_from_there(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A gradient that is not finite although the loss is: the message locates it; the same command with another policy
@@ -139,7 +139,7 @@ def test_stop_ends_the_run_before_the_update_and_skipping_goes_on_from_there(
 
 @pytest.mark.runs
 @pytest.mark.parametrize("action", ["skip", "stop"])
-def test_a_search_that_runs_out_of_memory_is_told_as_what_it_looked_for(
+def test_a_search_that_runs_out_of_memory_is_reported_as_what_it_looked_for(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], action: str
 ) -> None:
     """The step itself fitted; a NaN reported as "out of memory" would mislead the user."""
@@ -307,7 +307,7 @@ def test_an_ignored_spike_is_recorded_and_changes_nothing(tiny_run: TinyRun, tmp
 
 
 @pytest.mark.runs
-def test_roll_back_from_a_spike_goes_back_as_far_as_asked(tiny_run: TinyRun, tmp_path: Path) -> None:
+def test_roll_back_from_a_spike_goes_back_as_far_as_configured(tiny_run: TinyRun, tmp_path: Path) -> None:
     """The cause of a spike precedes it: the newest checkpoint may already be affected."""
     words = tiny_run(*LONGER, "stability.spike=roll_back", "stability.spike_roll_back_batches=5")
     with at_fault(Fault("spike", steps=(12,))):

@@ -250,7 +250,7 @@ def without(name: str) -> dict[str, str]:
                      id="a branch with text of its own"),
     ],
 )  # fmt: skip
-def test_data_that_a_start_can_go_on_with(
+def test_data_that_a_start_can_continue_with(
     branch: StartConfig | None, here: dict[str, str], saved: dict[str, str]
 ) -> None:
     state = replace(state_of(3), data=THERE)

@@ -40,7 +40,7 @@ def test_a_loss_of_several_terms_is_of_their_means() -> None:
 
 
 @pytest.mark.parametrize("sums", [(math.nan, 1.0), (math.inf, 1.0), (1.0, math.nan), (1.0, math.inf)])
-def test_what_is_not_finite_is_said_to_be(sums: tuple[float, float]) -> None:
+def test_what_is_not_finite_is_reported(sums: tuple[float, float]) -> None:
     total, squared_gradient = sums
     assert not StepNumbers.of(MLM, [total], [4.0], squared_gradient, 0.0, 0.0).finite
 

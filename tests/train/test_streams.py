@@ -68,7 +68,7 @@ def test_a_run_records_its_mixture(words: TinyRun, tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.runs
-def test_a_stopped_mixture_goes_on_to_the_same_losses_and_never_over_another(
+def test_a_stopped_mixture_resumes_to_the_same_losses_and_never_over_another(
     words: TinyRun, folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From a checkpoint in each phase; a folder may move, but its contents must not change."""

@@ -143,7 +143,7 @@ def test_texts_too_short_for_pairs_train_their_masked_tokens(tiny_run: TinyRun, 
     assert (measured["sop/loss"], measured["sop/accuracy"]) == (0.0, 0.0)
 
 
-def test_terms_that_were_not_asked_for_do_not_count() -> None:
+def test_terms_that_were_not_requested_do_not_count() -> None:
     """Other values that a module computes, for its metrics, are not trained."""
     sums: dict[str, Any] = {"mlm": torch.tensor(6.0), "sop": torch.tensor(8.0), "other": torch.tensor(100.0)}
     assert float(weighted(sums, TERMS, {"mlm": 3.0, "sop": 4.0})) == 6 / 3 + 0.5 * 8 / 4

@@ -38,7 +38,7 @@ def decoder(tiny_data: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.runs
-def test_a_decoder_goes_on_as_an_encoder(
+def test_a_decoder_is_continued_as_an_encoder(
     tiny_run: TinyRun,
     tmp_path: Path,
     decoder: Path,

@@ -96,7 +96,7 @@ def test_the_last_checkpoints_of_a_decay_are_averaged_measured_and_exported(
 
 
 @pytest.mark.runs
-def test_checkpoints_of_several_runs_are_weighed_as_asked(run: Path, other: Path, tmp_path: Path) -> None:
+def test_checkpoints_of_several_runs_are_weighed_as_given(run: Path, other: Path, tmp_path: Path) -> None:
     """Runs of other seeds with one start may be averaged too; only ratios of the weights count."""
     first, out = checkpoints(run)[0], tmp_path / "mean"
     words = ["average", str(first.folder), str(other), "--weights", "1", "3", "--out", str(out)]

@@ -67,7 +67,7 @@ def test_dropout_comes_from_the_model_unless_it_is_given(
     assert "attention_out_dropout 0.3 there, 0 here" in capsys.readouterr().out
 
 
-def test_a_model_that_is_not_there_is_told_by_who_reads_it(
+def test_a_model_that_is_not_there_is_reported_by_who_reads_it(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[Any]
 ) -> None:
     """A misspelt name must not be taken for a model without bases."""

@@ -138,7 +138,7 @@ def test_a_head_that_is_there_is_taken_and_one_that_is_not_is_drawn(
 
 
 @pytest.mark.runs
-def test_a_decoder_may_become_an_encoder_and_that_is_said(
+def test_a_decoder_may_become_an_encoder_and_that_is_reported(
     tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The same weights in another order: allowed, and always reported."""

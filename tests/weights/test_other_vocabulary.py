@@ -149,7 +149,7 @@ def test_measuring_first_changes_nothing(made: Path, extended: Path) -> None:
 
 
 @pytest.mark.runs
-def test_a_run_that_goes_on_has_its_rows_already(
+def test_a_run_that_resumes_has_its_rows_already(
     made: Path, extended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The rows are converted once; later the original weights are not needed."""
@@ -184,7 +184,7 @@ def test_an_export_has_the_new_vocabulary(extended: Path, tmp_path: Path) -> Non
         ("many", "few", "extend", "does not have all tokens of weights.init_from="),
     ],
 )
-def test_another_vocabulary_is_refused_unless_asked_for(
+def test_another_vocabulary_is_refused_unless_requested(
     made: Path, extended: Path, capsys: pytest.CaptureFixture[str], of: str, to: str, vocabulary: str, message: str
 ) -> None:
     """By `check`, before loading anything, with the key that would accept it."""

@@ -89,9 +89,7 @@ def test_a_damaged_newest_checkpoint_is_not_published(
 
 
 @pytest.mark.runs
-def test_a_hub_that_fails_halfway_is_gone_on_with(
-    trained: Path, hub: StandIn, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hub_that_fails_halfway_is_resumed(trained: Path, hub: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
     hub.fails_after = 2
     words = ["push", str(trained), "me/tiny", "--every-checkpoint"]
     assert main(words) == 74
@@ -102,7 +100,7 @@ def test_a_hub_that_fails_halfway_is_gone_on_with(
 
 
 @pytest.mark.runs
-def test_what_a_user_has_to_mend_is_said(
+def test_what_a_user_has_to_mend_is_reported(
     trained: Path, hub: StandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     for wrong in ("tiny", "me/../tiny", "me/tiny/more", "me/ti ny", "https://huggingface.co/me/tiny"):
@@ -158,7 +156,7 @@ def test_a_lost_connection_is_known_by_whichever_library_the_hub_was_built_on() 
 
 
 @pytest.mark.runs
-def test_first_weights_from_a_model_that_is_gone_are_left_out_aloud(
+def test_first_weights_from_a_model_that_is_gone_are_left_out_with_a_warning(
     trained: Path, hub: StandIn, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Otherwise a revision would claim wrong initial weights."""

@@ -156,7 +156,7 @@ def test_another_tokenizer_inside_the_file_is_noticed(
 
 
 @pytest.mark.runs
-def test_weights_without_a_tokenizer_are_taken_and_that_is_said(
+def test_weights_without_a_tokenizer_are_taken_and_that_is_reported(
     tiny_run: TinyRun, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """There is no tokenizer to compare with."""

@@ -70,7 +70,7 @@ def pieces(old: Path, new: Path, token: str, spare: int = 0) -> list[str]:
     return [names[i] for i in rows.pieces_P[end - rows.counts_V[ids(new)[token]] : end].tolist()]
 
 
-def test_a_vocabulary_in_place_of_itself_changes_nothing(tmp_path: Path) -> None:
+def test_a_vocabulary_replaced_by_itself_changes_nothing(tmp_path: Path) -> None:
     """To the last bit, spare rows too, for the embedding, [V, D], and the biases, [V]."""
     folder = byte_level(tmp_path / "a", "Ġthe", "ion")
     size = len(ids(folder)) + 7

@@ -165,7 +165,7 @@ def test_copies_are_verified_too(copied: SmallRun) -> None:
 
 
 @pytest.mark.parametrize("action", ["list", "verify"])
-def test_a_folder_that_is_no_run_is_said(run: SmallRun, tmp_path: Path, action: str) -> None:
+def test_a_folder_that_is_no_run_is_reported(run: SmallRun, tmp_path: Path, action: str) -> None:
     assert "no such run" in run.says(action, tmp_path / "absent", code=78)
     (tmp_path / "empty").mkdir()
     assert "no run there" in run.says(action, tmp_path / "empty", code=78)

@@ -99,7 +99,7 @@ def test_documents_are_those_of_prepared_shards_to_the_bit(
     assert "already adopted" in adopt(str(folder), tokenizer, out=str(out) if apart else None, dtype=dtype)
 
 
-def test_what_was_found_is_told(theirs: Callable[[str], Path], tokenizer: str) -> None:
+def test_what_was_found_is_reported(theirs: Callable[[str], Path], tokenizer: str) -> None:
     """The removed tokens, the existing hashes, and a sample of the text."""
     said = adopt(str(theirs("answerdotai")), tokenizer)
     assert "100.0% of the documents begin with [CLS] (2): taken off, the loader adds its own" in said
@@ -155,7 +155,7 @@ def test_unpacked_shards_of_an_index_that_names_archives(theirs: Callable[[str],
     assert sum(map(len, read_all(folder, tokenizer))) == sum(LENGTHS)
 
 
-def test_shards_that_no_index_names_are_told(theirs: Callable[[str], Path], tokenizer: str) -> None:
+def test_shards_that_no_index_names_are_reported(theirs: Callable[[str], Path], tokenizer: str) -> None:
     folder = theirs("ettin")
     (folder / "more").mkdir()
     (folder / "more/shard.00007.mds.zstd").write_bytes(b"left over")
@@ -292,7 +292,7 @@ BAD: dict[str, tuple[str, Callable[[Path], None], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_wrong_is_said_and_nothing_looks_adopted(
+def test_what_is_wrong_is_reported_and_nothing_looks_adopted(
     theirs: Callable[[str], Path], tokenizer: str, case: str
 ) -> None:
     layout, hurt, arguments, message = BAD[case]
@@ -319,7 +319,7 @@ def test_shards_of_another_tokenizer_are_shown(theirs: Callable[[str], Path], tm
         opened(folder, tokenizer)
 
 
-def test_a_tokenizer_without_cls_is_told_how_to_get_one(tmp_path: Path, theirs: Callable[[str], Path]) -> None:
+def test_a_tokenizer_without_cls_is_refused_with_a_remedy(tmp_path: Path, theirs: Callable[[str], Path]) -> None:
     from tokenizers import Tokenizer, models
 
     Tokenizer(models.BPE(vocab={"a": 0}, merges=[])).save(str(tmp_path / "tokenizer.json"))
@@ -375,7 +375,7 @@ def test_a_folder_that_cannot_be_written_asks_for_another(
         adopt(str(folder), tokenizer, out=str(tmp_path / "full"))
 
 
-def test_a_killed_pass_goes_on_where_it_was(
+def test_a_killed_pass_resumes_where_it_was(
     theirs: Callable[[str], Path], tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Finished parts are not repeated, and the result is the same to the byte."""

@@ -66,7 +66,7 @@ def test_layouts_of_others_train_as_prepared_shards_do(
 
 
 @pytest.mark.slow
-def test_a_killed_command_goes_on(tiny_data: Path, tmp_path: Path) -> None:
+def test_a_killed_command_resumes(tiny_data: Path, tmp_path: Path) -> None:
     """With two processes, killed in the middle: no output looks complete, no process stays, the result is the same."""
     documents = make_documents(tiny_data / "tokenizer", [30] * 400, seed=9)
     layouts.mmbert(tmp_path / "theirs", documents, read_vocabulary(tiny_data / "tokenizer"))

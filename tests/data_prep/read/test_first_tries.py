@@ -77,7 +77,7 @@ def test_a_guess_names_the_encoding(tmp_path: Path) -> None:
     assert look_at(tmp_path / "a.txt") == "cp1251"
 
 
-def test_utf_8_is_not_read_as_what_is_asked_for(tmp_path: Path) -> None:
+def test_utf_8_is_not_read_in_the_configured_encoding(tmp_path: Path) -> None:
     """`encoding: latin-1` of a file in UTF-8 gave "Ã©" and exit code 0; it applies to other files."""
     (tmp_path / "a.txt").write_text(WESTERN[0])
     (tmp_path / "b.csv").write_text(f'text\n"{WESTERN[0]}"\n')

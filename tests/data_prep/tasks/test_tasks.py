@@ -145,7 +145,7 @@ def test_two_machines_with_a_shared_folder(words: Words, one: Path, home: Path, 
 
 
 @pytest.mark.runs
-def test_machines_that_disagree_on_their_number_are_told(words: Words, home: Path, capfd: Any) -> None:
+def test_machines_that_disagree_on_their_number_are_reported(words: Words, home: Path, capfd: Any) -> None:
     """Parts of two divisions would wait for each other for ever; a missing part is named, and can still be started."""
     child = start([*words("parted"), "--part", "1/2"])
     lock = home / "parted.work" / ".lock-1-of-2"

@@ -57,7 +57,7 @@ def test_a_shard_never_takes_the_place_of_another(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.runs
-def test_a_shard_that_is_cut_short_is_told(tmp_path: Path) -> None:
+def test_a_shard_that_is_cut_short_is_reported(tmp_path: Path) -> None:
     """A machine that crashed may have left a truncated file."""
     folder = part(tmp_path / "survey/x/00000/train", [[1] * 20])
     shard = max(folder.glob("shard.*"))

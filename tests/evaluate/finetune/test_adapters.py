@@ -117,7 +117,7 @@ def test_what_cannot_be_adapted(
     assert message in error and "Traceback" not in error
 
 
-def test_a_rate_that_is_not_read_is_said(
+def test_a_rate_that_is_not_read_is_reported(
     write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     finetune(write_task(epochs=1), models["bert"], tmp_path / "runs", *LORA, "lr=1e-5")

@@ -175,7 +175,7 @@ def test_two_seeds_in_one_command_one_of_them_killed_in_its_middle(
     ("kind", "precision"),
     [("single-label", "auto"), ("tokens", "bf16"), ("question-answering", "auto"), ("multiple-choice", "auto")],
 )
-def test_a_killed_run_goes_on_to_the_same_bits(
+def test_a_killed_run_resumes_to_the_same_bits(
     kind: str,
     precision: str,
     write_task: WriteTask,

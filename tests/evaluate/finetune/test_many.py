@@ -181,7 +181,7 @@ def is_alive(pid: int) -> bool:
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
 )
-def test_a_killed_command_leaves_nobody_behind_and_goes_on(
+def test_a_killed_command_leaves_nobody_behind_and_resumes(
     number: signal.Signals, grid: list[str], fakes: None, tmp_path: Path
 ) -> None:
     """After SIGTERM all save and it ends with 75; after a kill the kernel ends them; then only missing runs start."""

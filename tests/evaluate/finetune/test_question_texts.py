@@ -74,7 +74,7 @@ def test_squads_json_becomes_windows_with_the_tokens_of_the_answer(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("tokens", "room", "overlap"), [(1, 9, 4), (9, 9, 4), (10, 9, 4), (100, 9, 8), (57, 7, 40)])
-def test_windows_hold_everything_and_go_on(tokens: int, room: int, overlap: int) -> None:
+def test_windows_hold_everything_and_continue(tokens: int, room: int, overlap: int) -> None:
     """Also with an overlap that does not fit after a long question."""
     found = list(_windows(tokens, room, overlap))
     assert {n for first, number in found for n in range(first, first + number)} == {*range(tokens)}
@@ -102,7 +102,7 @@ def test_jsonl_and_parquet_with_transformers_columns_are_the_same_texts(tmp_path
     assert all(each == of_squad for each in others)
 
 
-def test_an_answer_that_is_not_where_it_is_said_to_be_is_left_out_and_counted(tmp_path: Path, tokenizer: Path) -> None:
+def test_an_answer_that_is_not_at_its_stated_place_is_left_out_and_counted(tmp_path: Path, tokenizer: Path) -> None:
     """In training; for evaluation its text is compared, so it stays. If all are wrong, the file is refused."""
     squad(tmp_path, asked(0), asked(1, "domi", start=3))
     squad(tmp_path, asked(2, "domi", start=3), name="dev")

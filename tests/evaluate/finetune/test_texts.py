@@ -342,11 +342,11 @@ def test_a_hub_that_does_not_answer_says_what_to_do(monkeypatch: pytest.MonkeyPa
         ({"max_grad_norm": 0}, "max_grad_norm=0: must be above 0, or null, which does not clip"),
     ],
 )
-def test_a_mistake_in_a_task_is_told_without_its_files(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_a_mistake_in_a_task_is_reported_without_its_files(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
     assert message in "\n".join(task_problems(task_of(tmp_path, **keys)))
 
 
-def test_keys_of_the_task_and_of_the_run_are_told_apart() -> None:
+def test_keys_of_the_task_and_of_the_run_are_distinguished() -> None:
     """data= is the path of the texts, data.num_workers= a key of the run."""
     task, rest = read_task("rte", ["data=here", "data.num_workers=0", "lr=1e-3", "optim.name=muon", "seed=3"])
     assert (task.data, task.lr) == ("here", 1e-3)

@@ -147,7 +147,7 @@ def test_pairs_that_cannot_be_learned_from_are_refused(tmp_path: Path, write_bei
         ({"evaluate": {"a b": "x"}}, "evaluate.a b: the name is used in results"),
     ],
 )
-def test_wrong_settings_are_told(keys: dict[str, Any], message: str) -> None:
+def test_wrong_settings_are_reported(keys: dict[str, Any], message: str) -> None:
     (said,) = retrieval_problems(RetrievalConfig(**{"train": ["a.tsv"], **keys}))
     assert message in said
     assert list(retrieval_problems(RetrievalConfig(train=["a.tsv"]))) == []
@@ -159,7 +159,7 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err
 
 
-def test_the_recipe_is_right_but_for_its_texts_and_mistakes_are_told_before_torch(
+def test_the_recipe_is_right_but_for_its_texts_and_mistakes_are_reported_before_torch(
     tmp_path: Path, write_beir: WriteBeir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "sentence_transformers", None)  # importing it would fail

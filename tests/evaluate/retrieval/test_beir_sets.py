@@ -74,7 +74,7 @@ def test_a_download_that_fails_leaves_nothing_and_says_what_to_do(
     assert [path.name for path in home.iterdir()] == [".scifact.lock"]
 
 
-def test_without_a_network_it_is_said_before_anything_is_computed(
+def test_without_a_network_it_is_reported_before_anything_is_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(beir_sets, "URL", "http://127.0.0.1:9")

@@ -54,7 +54,7 @@ def test_search_over_an_index_is_that_of_every_token_with_every_token(tmp_path: 
         assert found.ranks() == brute.topk(10, dim=1).indices.tolist()
 
 
-def test_what_a_kill_left_is_gone_on_from(tmp_path: Path) -> None:
+def test_a_killed_index_is_resumed(tmp_path: Path) -> None:
     """A partially written part is truncated; complete parts are not embedded again."""
     whole = make_index(tmp_path / "whole", ABOUT, parts(), encode)
     calls: list[int] = []

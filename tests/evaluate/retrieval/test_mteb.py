@@ -137,7 +137,7 @@ def test_a_task_of_each_kind_has_the_figures_of_padded_batches(
         assert json.loads((tmp_path / f"runs/made/mteb-{name}.json").read_text())["task_name"] == name
 
 
-def test_a_name_that_mteb_has_not_is_told_with_the_nearest(
+def test_a_name_that_mteb_has_not_is_reported_with_the_nearest(
     encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["retrieval", "evaluate", "mteb:STS1234", "--model", str(encoder), f"runs_folder={tmp_path}/runs"]

@@ -154,7 +154,7 @@ def test_both_losses_are_one_and_texts_that_are_saved_load_equal(encoder: Path, 
 
 
 @pytest.mark.runs
-def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
+def test_a_run_that_was_stopped_resumes_to_the_same_bits(
     encoder: Path, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After a signal, which saves; after a kill or a flipped bit, when an earlier checkpoint is used."""
@@ -270,7 +270,7 @@ def test_an_untrained_twin_has_the_weights_that_a_run_with_its_seed_begins_with(
 
 
 @pytest.mark.runs
-def test_identical_ids_are_left_out_where_that_is_asked(encoder: Path, write_beir: WriteBeir, tmp_path: Path) -> None:
+def test_identical_ids_are_left_out_if_configured(encoder: Path, write_beir: WriteBeir, tmp_path: Path) -> None:
     """As in ArguAna, where a query is itself in the corpus, and would always be found first."""
     folder = write_beir({"a": "aba ibd", "b": "xyz xyw"}, {"a": "aba ibd"}, test=[("a", "b", 1)])
     found = []

@@ -251,7 +251,7 @@ def test_names_of_files_are_no_markup_and_no_paths(
         ({"a": {"submit": {"x": {"split": "../test"}}}}, {}, r"submit\.x\.split=\.\./test: name a split"),
     ],
 )
-def test_mistakes_in_a_suite_are_told_with_their_key(
+def test_mistakes_in_a_suite_are_reported_with_their_key(
     write_suite: WriteSuite, tasks: dict[str, Any], more: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):

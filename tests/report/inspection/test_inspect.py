@@ -120,14 +120,14 @@ def test_permuted_orders_are_shown_without_query_tokens(tiny_run: TinyRun) -> No
     assert permuted.count("[=") - 1 == predicted
 
 
-def test_only_the_rows_asked_for_are_shown(tiny_run: TinyRun) -> None:
+def test_only_the_requested_rows_are_shown(tiny_run: TinyRun) -> None:
     config = read_run(tiny_run())
     whole, part = (inspect_run(config, 1, rows, color=False) for rows in (1000, 3))
     assert len(shown_rows(whole)) == 4
     assert shown_rows(part) == shown_rows(whole)[:3]
 
 
-def test_colours_add_nothing_to_what_is_said(tiny_run: TinyRun) -> None:
+def test_colours_add_no_information(tiny_run: TinyRun) -> None:
     config = read_run(tiny_run())
     plain, colored = (inspect_run(config, 1, 4, color=color) for color in (False, True))
     assert not ANSI.search(plain)
@@ -193,7 +193,7 @@ def test_the_last_batches_of_a_run_can_be_seen_and_none_after(
     assert said == f"error: --batch {last + 1}: the run ends with batch {last}. Name one from 1 to {last}.\n"
 
 
-def test_bad_data_and_bad_configurations_are_told(
+def test_bad_data_and_bad_configurations_are_reported(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["inspect", *tiny_run(f"data.train={tmp_path}/absent")]) == 65

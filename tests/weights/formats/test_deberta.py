@@ -108,7 +108,7 @@ def test_import_config_makes_a_run_of_a_released_model(tmp_path: Path, capsys: p
 
 
 @torch.no_grad()
-def test_a_head_that_tells_replaced_tokens_is_v3s() -> None:
+def test_a_head_that_detects_replaced_tokens_is_v3s() -> None:
     """With the names of the released files, and computed the same: the first token's state is added, then norm, dense
     matrix, GELU and one logit."""
     with torch.device("cpu"):

@@ -163,7 +163,7 @@ def test_every_parameter_has_a_place_of_its_own(config: ModelConfig, order: Any)
 
 
 @pytest.mark.parametrize("config", MODELS[:2], ids=["modernbert", "bert"])
-def test_a_head_that_tells_replaced_tokens_has_a_place_of_its_own(config: ModelConfig) -> None:
+def test_a_head_that_detects_replaced_tokens_has_a_place_of_its_own(config: ModelConfig) -> None:
     """The head has a separate format; only a generator's predictions of tokens have a place there."""
     hub = export_format(config, "all", {"model", "token_head"})
     shapes = [name for name in all_shapes(config) if name.startswith(("model.", "token_head."))]

@@ -61,7 +61,7 @@ def test_it_comes_back_bit_by_bit(written: tuple[str, Path], tmp_path: Path) -> 
         assert back.keys() == original.keys() and all(torch.equal(back[key], original[key]) for key in original)
 
 
-def test_import_config_goes_on_to_detect(written: tuple[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_config_continues_to_detect(written: tuple[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     """Its generator is unknown, and the output says so."""
     name, folder = written
     assert main(["init", "from", str(folder / "config.json")]) == 0

@@ -45,7 +45,7 @@ def test_there_and_back_keeps_every_bit() -> None:
 
 
 @pytest.mark.parametrize(("order", "objective"), [("all", "mlm"), ("causal", "causal"), ("given", "permutation")])
-def test_import_config_goes_on_with_what_it_was_trained_on(
+def test_import_config_continues_with_what_it_was_trained_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], order: Order, objective: str
 ) -> None:
     """For our config.json; a published one means permuted orders."""
