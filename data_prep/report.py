@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,18 @@ def fingerprint(config: DatasetConfig) -> Fingerprint:
     Raises:
         DataError: a source lacks files, or the given tokenizer does not exist.
     """
-    files = [file for name, source in config.sources.items() for file in source_files(name, source)]
+    files: list[Path] = []
+    homes: dict[tuple[str, str | None], str] = {}  # of a file's texts
+    for name, source in config.sources.items():
+        own = source_files(name, source)
+        for file in own:
+            other = homes.setdefault((os.path.abspath(file), getattr(source, "text_field", None)), name)
+            if other != name:
+                raise ConfigError(
+                    f"sources.{other} and sources.{name}: both read {file}. Remove one of them, or set "
+                    f"sources.{name}.glob to other files."
+                )
+        files += own
     for name, source in config.evaluation_sets.items():
         with set_named(name):
             files += source_files(name, source)

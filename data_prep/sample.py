@@ -23,6 +23,7 @@ from typing import NamedTuple
 from data_prep.make_tokenizer import adapt_tokenizer, encode_documents, train_tokenizer
 from data_prep.packed_text import text_in_packed
 from data_prep.read.encodings import AUTO, guess
+from data_prep.read.html import MARKUP
 from data_prep.read.items import Document, LeftOut, Row, Span, columns_of, take_text
 from data_prep.read.lines import can_be_cut, sample_lines
 from data_prep.read.sources import files_below, name_end, read_span
@@ -43,7 +44,6 @@ _SHOWN = 4  # kinds of files
 _SNIFFED = 5  # files of an ending that say whether it is text
 _MEASURED = 32  # compressed files of a source whose text is measured
 _SNIFF_BYTES = 1 << 16
-_MARKUP = (".html", ".htm", ".xhtml")  # holds tags and scripts between the text
 _SCRIPT_CHARACTERS = 1_000_000
 _TABLES = {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".csv": "csv"}
 _TEXT_FIELDS = ("text", "content", "body", "document", "article", "passage", "sentence")
@@ -300,7 +300,7 @@ def _kind(file: Path) -> str | None:
 
 def _is_text(files: Sequence[Path]) -> bool:
     """Return True if most of some files hold text, by their first bytes. HTML is markup, which a spec may ask for."""
-    if ending(files[0]).lower() in _MARKUP:
+    if ending(files[0]).lower() in MARKUP:
         return False
     good = 0
     for file in files:

@@ -24,7 +24,11 @@ def check(config: PrepareConfig) -> None:
     from data_prep.clean.contamination import evaluations_of
     from data_prep.clean.filters import make_screen
     from data_prep.make_tokenizer import adapt_tokenizer, dropout_line
+    from data_prep.read.html import require_library
 
+    for name, source in config.sources.items():
+        if source.strip == "html":
+            require_library(f"sources.{name}.strip")
     make_screen(config.filters)
     evaluations_of(config)
     if config.tokenizer.path is not None:

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import regex
+
 from data_prep.read.items import LeftOut
-from modernbert_train.config.tools.prepare import ALTERING_FILTERS, LANGUAGE_FILTER, FilterConfig
+from modernbert_train.config.tools.prepare import ALTERING_FILTERS, LANGUAGE_FILTER, REGEX_FILTER, FilterConfig
 from modernbert_train.core.files import anything_as, os_errors_as
 from modernbert_train.errors import ConfigError
 
@@ -103,7 +105,24 @@ def _make(name: str, config: FilterConfig) -> Any:
     if config.filter == LANGUAGE_FILTER:
         assert config.model is not None
         block.model = _language_model(place, Path(config.model), block.languages)
+    if config.filter == REGEX_FILTER:
+        block.regex = _Bounded(block.regex.pattern, config.timeout_seconds)
     return block
+
+
+class _Bounded:
+    """A regular expression that raises TimeoutError where it backtracks for too long, which `re` cannot.
+
+    Args:
+        pattern: of `re`.
+        seconds: of one search.
+    """
+
+    def __init__(self, pattern: str, seconds: float) -> None:
+        self._regex, self._seconds = regex.compile(pattern), seconds
+
+    def search(self, text: str) -> object:
+        return self._regex.search(text, timeout=self._seconds)
 
 
 def _language_model(place: str, path: Path, languages: list[str] | None) -> Any:

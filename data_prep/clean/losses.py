@@ -90,6 +90,8 @@ def _advice(reason: str, name: str, source: RowSourceConfig) -> str:
         return f"Set {key} to the one that holds the text."
     if reason in ("no_words", "other_words"):
         return f"Set sources.{name}.words_field to the one with the words of this very text, or segment it again."
+    if reason == "html":
+        return f"Set sources.{name}.strip=html to take the text between the tags, or =nothing to keep the tags."
     if reason == "not_json":
         return f"Correct sources.{name}.kind, if these are no lines of JSON."
     if reason == "too_long":

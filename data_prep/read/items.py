@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_prep.read.encodings import AUTO, SURE, UTF_8, codec_of, family, guess, is_ascii_based, is_surely_utf_8
+from data_prep.read.html import STRIPPED, html_text, is_html
 from data_prep.read.words import Words, differs, words_of
 from modernbert_train.config.tools.prepare import SourceConfig
 from modernbert_train.core.text import shorten
@@ -178,9 +179,17 @@ def take_text(row: Row, source: SourceConfig) -> Document | LeftOut:
         return LeftOut(row.id, "no_text", problem)
     if not isinstance(text, str):
         return LeftOut(row.id, "no_text", f"field {text_field!r} is {'null' if text is None else type(text).__name__}")
+    if source.strip is None and source.kind == "text" and is_html(row.id, text):
+        return LeftOut(row.id, "html", "HTML, and its source does not set strip")
+    altered = row.altered
+    if source.strip == "html":
+        try:
+            text, altered = html_text(text), altered or STRIPPED
+        except ValueError as error:
+            return LeftOut(row.id, "not_html", str(error))
     fields = {**take_fields(row.fields, source), **source.fixed_fields} if source.fields else source.fixed_fields
     if source.words_field is None:
-        return Document(row.id, text, row.altered, fields)
+        return Document(row.id, text, altered, fields)
     words = words_of(value_of(row.fields, source.words_field))
     if words is None:
         return LeftOut(row.id, "no_words", f"field {source.words_field!r} holds neither a list of words nor a text")

@@ -22,11 +22,12 @@ from modernbert_train.config.knob import knob, knobs
 from modernbert_train.config.read import read_override, read_yaml
 
 SMALLEST_VOCABULARY = 320  # 256 bytes and 5 special tokens, rounded up to a multiple of 64
-LANGUAGE_FILTER = "LanguageFilter"
+LANGUAGE_FILTER, REGEX_FILTER = "LanguageFilter", "RegexFilter"
 ALTERING_FILTERS = ("C4QualityFilter",)  # change the text of documents
 MOST_FIELDS = 10
 MOST_STREAMS = 100
 REST = "rest"  # the stream of documents that belong to no other
+_LATER_KEYS = ("encoding", "fields", "fixed_fields", "delimiter", "words_field", "part_letters", "strip")  # of sources
 _STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 
 
@@ -60,6 +61,9 @@ class SourceConfig(RowSourceConfig):
     """A source of documents."""
 
     kind: Literal["python_stdlib", "text", "jsonl", "parquet", "csv", "tsv", "mds", "fasta", "hub"] = MISSING
+    # html: take the text between the tags, see extra `html`; nothing: keep the tags. None: a file of kind text that is
+    # HTML is left out as damaged
+    strip: Literal["html", "nothing"] | None = None
     text_field: str | None = None  # column or key with the text, with dots into objects; None: `text`
     # column or key with a segmenter's words of the text (jieba, MeCab, ...): a list, or a text with white space between
     # words; stored for objective.words=segmenter. Either all sources of a dataset have one, or none
@@ -100,6 +104,8 @@ class FilterConfig:
     ] = MISSING  # class of datatrove.pipeline.filters; C4QualityFilter also removes lines, which is counted too
     model: str | None = None  # LanguageFilter only: the fastText model, a local file such as lid.176.bin
     arguments: dict[str, Any] = field(default_factory=dict)  # of the class, see datatrove
+    # RegexFilter only: time for one document; an expression that backtracks for longer drops it as failed
+    timeout_seconds: float = knob(10.0, above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,9 +186,7 @@ class DatasetConfig:
             del spec[key]
         for each in [*spec["sources"].values(), *spec.get("decontaminate", {}).values()]:
             del each["max_left_out"]
-            drop_defaults(
-                each, SourceConfig(), "encoding", "fields", "fixed_fields", "delimiter", "words_field", "part_letters"
-            )
+            drop_defaults(each, SourceConfig(), *_LATER_KEYS)
         return spec
 
 
@@ -231,20 +235,22 @@ class PrepareConfig(DatasetConfig):
         if not self.decontaminate:
             del spec["decontaminate"], spec["overlap_words"]
         drop_defaults(spec, self.__class__(), "document_share")
+        for each in spec["filters"].values():
+            drop_defaults(each, FilterConfig(), "timeout_seconds")
         return spec
 
 
 # kind -> the keys of SourceConfig that it reads
 FIELDS: dict[str, tuple[str, ...]] = {
     "python_stdlib": ("fixed_fields",),
-    "text": ("path", "glob", "encoding", "fixed_fields"),
-    "jsonl": ("path", "glob", "text_field", "words_field", "encoding", "fields", "fixed_fields"),
-    "parquet": ("path", "glob", "text_field", "words_field", "fields", "fixed_fields"),
-    "csv": ("path", "glob", "text_field", "words_field", "delimiter", "encoding", "fields", "fixed_fields"),
-    "tsv": ("path", "glob", "text_field", "words_field", "encoding", "fields", "fixed_fields"),
-    "mds": ("path", "glob", "text_field", "fields", "fixed_fields"),
+    "text": ("path", "glob", "strip", "encoding", "fixed_fields"),
+    "jsonl": ("path", "glob", "strip", "text_field", "words_field", "encoding", "fields", "fixed_fields"),
+    "parquet": ("path", "glob", "strip", "text_field", "words_field", "fields", "fixed_fields"),
+    "csv": ("path", "glob", "strip", "text_field", "words_field", "delimiter", "encoding", "fields", "fixed_fields"),
+    "tsv": ("path", "glob", "strip", "text_field", "words_field", "encoding", "fields", "fixed_fields"),
+    "mds": ("path", "glob", "strip", "text_field", "fields", "fixed_fields"),
     "fasta": ("path", "glob", "part_letters", "fixed_fields"),
-    "hub": ("path", "subset", "split", "text_field", "words_field", "fields", "fixed_fields"),
+    "hub": ("path", "strip", "subset", "split", "text_field", "words_field", "fields", "fixed_fields"),
 }
 
 _KEYS = tuple(dict.fromkeys(key for keys in FIELDS.values() for key in keys))
@@ -354,6 +360,8 @@ def _word_problems(config: PrepareConfig) -> Iterator[str]:
     if not has_words(config):
         return
     for name, source in config.sources.items():
+        if source.strip == "html" and source.words_field is not None:
+            yield f"sources.{name}.strip=html: the words of {source.words_field} would not spell its text. Remove it."
         if source.words_field is None:
             yield (
                 f"sources.{name}.words_field: missing, and other sources have one. Name it too, or prepare this source "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import PurePath
 from typing import Any
 
@@ -12,6 +13,8 @@ from omegaconf import MISSING
 
 from modernbert_train.config.tools.retrieval import MTEB
 from modernbert_train.errors import ConfigError
+
+_MAX_CHOICES = 10_000  # runs of a task for each model and seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +168,8 @@ def _task_problems(name: str, task: SuiteTaskConfig, suite: SuiteConfig) -> Iter
             yield f"submit.{file}.split={part.split}: name a split of the task's data, or SUBSET/SPLIT."
     if not task.trains and task.choices:
         yield "choices: `beir` and `mteb` measure a model as it is; there are no choices."
+    if (number := prod(map(len, task.choices.values()))) > _MAX_CHOICES:
+        yield f"choices: their values make {number:,} runs, at most {_MAX_CHOICES:,} are tried. Name fewer values."
     for key, values in task.choices.items():
         if not values or key in task.keys:
             yield f"choices.{key}={values}: name the values to try here, and no other value in keys."

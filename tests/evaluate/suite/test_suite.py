@@ -138,7 +138,7 @@ def test_a_task_without_its_data_costs_one_start_and_no_other_task(
     table = run(suite, out, fakes[0], code=65)
     cells = table["rows"][0]["cells"]
     assert began(out)[lost[0]] == 1 and len(began(out)) == 3 and len(lost) == 2
-    assert cells[0]["mean"] is None and "the texts are of nobody" in cells[0]["failed"][0] and cells[1]["n"] == 2
+    assert cells[0]["mean"] is None and "the texts are missing" in cells[0]["failed"][0] and cells[1]["n"] == 2
     assert "| one | failed |" in (out / "table.md").read_text()
     (out / fake_runs.BEHAVE).unlink()
     assert run(suite, out, fakes[0], code=65) == table and began(out)[lost[0]] == 1
@@ -236,6 +236,11 @@ def test_names_of_files_are_no_markup_and_no_paths(
         ({"a": {"after": "b"}}, {}, r"after=b: name a trained task of the suite"),
         ({"a": {}, "b": {"after": "a"}, "c": {"after": "b"}}, {}, r"tasks\.c\.after=b"),
         ({"a": {"choices": {"lr": []}}}, {}, r"choices\.lr=\[\]: name the values"),
+        (
+            {"a": {"choices": {f"k{i}": [*range(10)] for i in range(12)}}},
+            {},
+            "values make 1,000,000,000,000 runs, at most 10,000 are tried",
+        ),
         ({"a": {"choices": {"lr": [1e-5]}, "keys": {"lr": 1e-5}}}, {}, r"no other value in keys"),
         ({"a": {"choose_seeds": 3}}, {}, "choose_seeds=3: there are 2 seeds"),
         ({"a": {}}, {"seeds": [1, 1]}, r"seeds=\[1, 1\]: name at least one, each once"),

@@ -1,0 +1,135 @@
+"""Each error of `prepare` that names a key leads to a command that works. If this breaks, users walk in circles."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data_prep.conftest import Command
+
+Write = Callable[[Path, list[str]], list[str]]
+RUSSIAN = "счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива по-своему. "
+PAGE = (
+    "<!DOCTYPE html><html><head><style>p {{}}</style></head><body><p>Page {} has <b>bold</b> words.{}</p></body></html>"
+)
+
+
+def write_jsonl(folder: Path, texts: list[str]) -> list[str]:
+    (folder / "rows.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in texts))
+    return ["sources.mine.kind=jsonl", f"sources.mine.path={folder / 'rows.jsonl'}"]
+
+
+def write_encoded(folder: Path, texts: list[str]) -> list[str]:
+    for i, text in enumerate(texts):
+        (folder / f"{i}.txt").write_bytes((RUSSIAN + text).encode("cp1251"))
+    return [f"sources.mine.path={folder}"]
+
+
+def write_semicolons(folder: Path, texts: list[str]) -> list[str]:
+    with (folder / "rows.csv").open("w", newline="") as file:
+        csv.writer(file, delimiter=";").writerows([["text", "number"], *([text, i] for i, text in enumerate(texts))])
+    return ["sources.mine.kind=csv", f"sources.mine.path={folder / 'rows.csv'}"]
+
+
+def write_notes(folder: Path, texts: list[str]) -> list[str]:
+    for i, text in enumerate(texts):
+        (folder / f"{i}.md").write_text(text)
+    return [f"sources.mine.path={folder}"]
+
+
+def write_pages(folder: Path, texts: list[str]) -> list[str]:
+    for i, text in enumerate(texts):
+        (folder / f"{i}.html").write_text(PAGE.format(i, text))
+    return [f"sources.mine.path={folder}", "sources.mine.glob=*.html"]
+
+
+def write_damaged(folder: Path, texts: list[str]) -> list[str]:
+    words = write_notes(folder, texts)
+    (folder / "bad.md").write_bytes(b"\x81\x82 bad")
+    return [*words, "sources.mine.glob=*.md"]
+
+
+def write_damaged_for_stop(folder: Path, texts: list[str]) -> list[str]:
+    return [*write_damaged(folder, texts), "on_error=stop"]
+
+
+def notes(*more: str) -> Write:
+    return lambda folder, texts: [*write_notes(folder, texts), "sources.mine.glob=*.md", *more]
+
+
+# mistake -> its files, the advice in the message, and the words that a user adds for it
+CASES: dict[str, tuple[Write, str, str]] = {
+    "another column": (write_jsonl, r"Set (sources\.mine\.text_field) to the one", "{0}=body"),
+    "another encoding": (write_encoded, r"Set (sources\.mine\.encoding=cp1251)", "{0}"),
+    "another delimiter": (write_semicolons, r'set (delimiter): "(;)"', "sources.mine.{0}='{1}'"),
+    "no file": (write_notes, r"set (sources\.mine\.glob) to .* such as ([^ ]+)\.\n", "{0}={1}"),
+    "pages": (write_pages, r"Set (sources\.mine\.strip)=html .* or =(nothing)", "{0}={1}"),
+    "one bad file": (write_damaged, r"set (sources\.mine\.max_left_out) to the share", "{0}=0.1"),
+    "a stop": (write_damaged_for_stop, r"set (on_error=skip)", "{0} max_left_out=0.1"),
+    "nothing held out": (notes("validation_share=0.0001"), r"(validation_share=0) holds out none", "{0}"),
+    "too little text": (notes("tokenizer.vocab_size=32768"), r"Set (tokenizer\.vocab_size=\d+) or less", "{0}"),
+    "an odd size": (notes("tokenizer.vocab_size=500"), r"(\S+)=500: .* nearest is (\d+)", "{0}={1}"),
+    "buckets": (notes("near_duplicates.buckets=4"), r"Set (duplicates=near)", "{0}"),
+    "long documents": (notes("max_characters=100"), r"Raise (max_characters)", "{0}=100000"),
+}
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("case", CASES)
+def test_the_advice_of_an_error_leads_to_a_dataset(
+    command: Command, texts: list[str], tmp_path: Path, capsys: Any, case: str
+) -> None:
+    write, advice, taken = CASES[case]
+    (tmp_path / "in").mkdir()
+    words = write(tmp_path / "in", texts)
+    assert command(*words) in (65, 78)
+    error = capsys.readouterr().err
+    found = re.search(advice, error)
+    assert found, error
+    assert command(*words, *taken.format(*found.groups()).split()) == 0, capsys.readouterr().err
+
+
+@pytest.mark.runs
+def test_html_becomes_text_only_where_its_source_says_so(
+    command: Command, texts: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    """Tags, scripts and styles were a part of the text, and nothing reported it; a file without .html is found too."""
+    (tmp_path / "in").mkdir()
+    words = write_pages(tmp_path / "in", texts)
+    (tmp_path / "in/0.html").rename(tmp_path / "in/0.txt")
+    assert command(*words, "sources.mine.glob=*") == 65
+    assert f"html 60, the first {tmp_path}/in/0.txt: HTML" in capsys.readouterr().err
+    pytest.importorskip("inscriptis", reason="extra html is not installed")
+    assert command(*words, "sources.mine.glob=*", "sources.mine.strip=html", "duplicates=keep") == 0
+    report = json.loads((tmp_path / "out/prepare_report.json").read_text())
+    assert report["altered"] == {"stripped_html": 60} and not report["dropped"]
+    from data_prep.read.html import html_text
+
+    assert html_text(PAGE.format(3, "")).strip() == "Page 3 has bold words."
+
+
+def test_two_sources_do_not_read_one_file(command: Command, corpus: Path, capsys: Any) -> None:
+    """Its documents would be counted and reported twice; two columns of a table are two sources."""
+    again = ["sources.again.kind=text", f"sources.again.path={corpus}/part1"]
+    assert command(*again) == 78
+    error = capsys.readouterr().err
+    assert f"sources.mine and sources.again: both read {corpus}/part1/001.txt." in error
+    assert "set sources.again.glob to other files" in error
+
+
+@pytest.mark.runs
+def test_a_runaway_expression_costs_a_document_its_seconds(command: Command, corpus: Path, capsys: Any) -> None:
+    """(a+)+b backtracks for years over thirty letters."""
+    (corpus / "a.txt").write_text("a" * 60)
+    begun = time.monotonic()
+    runaway = ["filters.no.filter=RegexFilter", "filters.no.arguments.regex_exp=(a|a|aa)+$x", "max_left_out=0.1"]
+    assert command(*runaway, "filters.no.timeout_seconds=0.3") == 0
+    assert time.monotonic() - begun < 120
+    assert "1 no: failed" in capsys.readouterr().out
