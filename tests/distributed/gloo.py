@@ -36,7 +36,7 @@ def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_secon
         timeout_seconds: for everything, the start of the processes included. Ranks that hang print their stacks.
 
     Returns:
-        What each rank returned, by rank; tensors are copies.
+        The return value of each rank; tensors are copies.
 
     Raises:
         RuntimeError: a rank raised or died; the message holds its traceback.

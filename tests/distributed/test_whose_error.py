@@ -1,4 +1,4 @@
-"""An NCCL error counts as a network error only if NCCL says so. Else someone examines cables for a full /dev/shm.
+"""An NCCL error is a network error only if NCCL reports one, or a user examines cables for a full /dev/shm.
 
 And a machine is blamed for an error only if it may have caused it: a scheduler restarts the job without it.
 """

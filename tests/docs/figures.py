@@ -22,7 +22,7 @@ NUMBERS = ("six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen
 
 
 def number_of(kinds: Iterable[type]) -> str:
-    """Return in words how many kinds of this package a table has; plugins of other tests may stand in it too."""
+    """Return in words how many kinds of this package a table has; plugins of other tests may be in it too."""
     return NUMBERS[sum(kind.__module__.startswith("modernbert_train.") for kind in kinds) - 6]
 
 

@@ -1,4 +1,4 @@
-"""Every command of every page is run: it must do what the page says.
+"""Every command of every page is run, and must do the same as on the page.
 
 They run in one folder (home.py), index.md's first, which train the run that other pages use. Commands that need other
 programs are run by a separate test, named in ELSEWHERE; commands that need a cluster, GPUs, the network or an account

@@ -1,4 +1,4 @@
-"""requirements/install.sh with a fake Python: its calls, when there are none, and the state after a kill."""
+"""requirements/install.sh with a fake Python: its calls, the absence of calls, and the state after a kill."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# Stands for the base Python and, copied into the environment, for the environment's own: writes down what it is asked,
-# makes an "environment", and fails where the file `fail` says.
+# Replaces the base Python and, copied into the environment, the environment's Python: logs its arguments, creates an
+# "environment", and fails as the file `fail` says.
 FAKE = """#!/bin/sh
 case "$*" in
 -c*) exit 0 ;;

@@ -44,7 +44,7 @@ class Beir:
     counts: dict[str, int]
 
     def texts(self, at_once: int) -> Iterator[list[str]]:
-        """The documents, title before text, in the order of the corpus; lists of at most so many."""
+        """Yield lists of at most this many documents, title before text, in the order of the corpus."""
         part: list[str] = []
         for _, entry in _objects(self.folder / CORPUS):
             part.append(joined(entry))
@@ -56,7 +56,7 @@ class Beir:
 
 
 def joined(entry: dict[str, Any]) -> str:
-    """A document as one text: title, space, text; without a title the text alone."""
+    """Return a document as one text: title, space, text; without a title only the text."""
     title = entry.get("title") or ""
     return f"{title} {entry['text']}".strip()
 
@@ -177,7 +177,7 @@ def _text(entry: dict[str, Any], file: Path, number: int) -> str:
 
 
 def _read_qrels(file: Path) -> list[tuple[int, str, str, int]]:
-    """Line, query, document and score of each judgement."""
+    """Return line, query, document and score of each judgement."""
     found = []
     for number, line in checked(file, enumerate(lines_of(file), start=1)):
         words = line.rstrip("\r\n").split("\t")

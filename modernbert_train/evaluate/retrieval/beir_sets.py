@@ -1,4 +1,4 @@
-"""BEIR's public sets by name: downloaded once, compared with their published hash, unpacked whole or not at all.
+"""BEIR's public sets by name: downloaded once, compared with their published hash, unpacked atomically.
 
 Hashes: the table of datasets in BEIR's documentation (github.com/beir-cellar/beir). They are MD5, which tells a damaged
 download; a set is text that is read as data alone.
@@ -38,7 +38,7 @@ _BLOCK = 1 << 20
 
 
 def beir_folder(name: str, home: str) -> Path:
-    """The folder that a name means: that folder, or one of MD5 in `home`, which is downloaded where it is missing.
+    """Return the named folder, or the folder of a set of MD5 in `home`, downloaded if it is missing.
 
     Args:
         name: a folder; or a public set, or a folder within one, as cqadupstack/android.
@@ -78,7 +78,7 @@ def _download(name: str, home: Path) -> None:
 
 
 def _fetch(url: str, file: Path, md5: str) -> None:
-    """Download a file; raises OSError where it is cut or its hash is another."""
+    """Download a file; raise OSError if it is truncated or has another hash."""
     digest = hashlib.md5(usedforsecurity=False)
     with urllib.request.urlopen(url, timeout=_SECONDS) as answer, file.open("wb") as out:
         size = int(answer.headers.get("Content-Length") or 0)

@@ -35,7 +35,7 @@ _REMOVE = "Remove the folder, and it is made again."
 
 @dataclass(frozen=True)
 class TokenIndex:
-    """An index that is whole.
+    """A complete index.
 
     Attributes:
         vectors_TD: fp16 or fp32, mapped from the disk.
@@ -46,7 +46,7 @@ class TokenIndex:
     ends_N: NDArray[np.int64]
 
     def parts(self, device: Any = "cpu", most: int = PART_TOKENS) -> Iterator[list[Tensor]]:
-        """The matrices of the documents, in fp32, in order; at most so many vectors at once, but one document."""
+        """Yield the documents' matrices, in fp32, in order; at most this many vectors at once, or one document."""
         first = 0
         while first < len(self.ends_N):
             start = int(self.ends_N[first - 1]) if first else 0
@@ -120,7 +120,7 @@ def make_index(
 
 
 def weights_sha256(model: torch.nn.Module) -> str:
-    """A hash of all parameters and buffers, by name."""
+    """Return a hash of all parameters and buffers, by name."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())
@@ -129,7 +129,7 @@ def weights_sha256(model: torch.nn.Module) -> str:
 
 
 def _there(folder: Path, about: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """How much of an index is whole."""
+    """The complete part of an index."""
     if not (folder / ABOUT).exists():
         if others := sorted(
             path.name
@@ -161,7 +161,7 @@ def _note(
     *,
     sha256: Mapping[str, str] | None = None,
 ) -> None:
-    """Write index.json; with the hashes of its files the index is whole."""
+    """Write index.json; with the hashes of its files the index is complete."""
     counts = {"documents": documents, "tokens": tokens, "width": width}
     found = {"about": about, **counts, "whole": sha256 is not None, "sha256": sha256}
     write_whole(folder / ABOUT, json.dumps(found, indent=2) + "\n")

@@ -80,7 +80,7 @@ def mean_of(figures: Mapping[str, Mapping[str, float]]) -> Figures:
 
 
 def measure(model: Model, beir: Beir, config: EvaluateConfig) -> dict[str, float]:
-    """The figures of a model on a BEIR folder, by exact search over all of it; see `ranking.figures`."""
+    """Return the figures of a model on a BEIR folder, by exact search over all of it; see `ranking.figures`."""
     from modernbert_train.evaluate.retrieval.ranking import RECALL_CUT, figures
 
     found = _search(model, beir, config, RECALL_CUT + config.ignore_identical_ids)
@@ -92,7 +92,7 @@ def _without_identical(ranked: Mapping[str, Sequence[str]]) -> dict[str, list[st
 
 
 def _search(model: Model, beir: Beir, config: EvaluateConfig, top: int) -> dict[str, list[str]]:
-    """The best documents of each query."""
+    """Return the best documents of each query."""
     from modernbert_train.evaluate.retrieval.ranking import search
 
     many, index = is_multi_vector(model), config.index

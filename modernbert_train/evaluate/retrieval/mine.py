@@ -129,7 +129,7 @@ def _mine(
     folder: Path,
     asked: dict[str, Any],
 ) -> tuple[Mined, list[float]]:
-    """The negatives of each pair, and the score of its positive."""
+    """Return the negatives of each pair, and the score of its positive."""
     from datasets import Dataset
     from sentence_transformers.util import mine_hard_negatives
 
@@ -172,7 +172,7 @@ class _Kept:
         self._vectors_ND: NDArray[np.float32]
 
     def of(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """The vectors of texts that have been encoded."""
+        """Return the vectors of encoded texts."""
         return self._vectors_ND[[self._rows[text] for text in texts]]
 
     def __call__(self, texts: Sequence[str], batch_size: int, **_: Any) -> NDArray[np.float32]:
@@ -192,7 +192,7 @@ class _Kept:
 def _lines(
     pairs: Sequence[tuple[str, ...]], mined: Mined, positive_scores: Sequence[float], skipped: dict[str, int]
 ) -> tuple[list[str], dict[str, int]]:
-    """The lines of the output, and the counts."""
+    """Return the lines of the output, and the counts."""
     counts, lines = Counter({"pairs": len(pairs), "negatives": 0, "pairs_without_negatives": 0}), []
     answers: dict[str, set[str]] = {}  # of a query, which only white space may tell from a text of the corpus
     for query, positive in pairs:

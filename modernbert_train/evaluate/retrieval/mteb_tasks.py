@@ -26,7 +26,7 @@ _QUERY, _DOCUMENT = "query", "document"  # mteb's prompt types
 
 @dataclass(frozen=True)
 class Packed:
-    """An encoder as mteb calls one: packed texts in, vectors out, in fp32.
+    """An encoder with mteb's interface: packed texts in, vectors out, in fp32.
 
     Attributes:
         encoder: cuts texts at its max_tokens.
@@ -41,7 +41,7 @@ class Packed:
     mteb_model_meta: Any
 
     def encode(self, inputs: Any, *, prompt_type: Any = None, **_: Any) -> Tensor:
-        """Embed batches of texts, with the prompt of queries or documents where the task distinguishes them."""
+        """Embed batches of texts, with the prompt of queries or documents if the task distinguishes them."""
         from torch.nn.functional import normalize
 
         kind = getattr(prompt_type, "value", prompt_type)
@@ -57,20 +57,20 @@ class Packed:
         return normalize(found) if self.about.normalize else found
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:
-        """Cosines of each with each."""
+        """Return the cosines of all pairs."""
         from sentence_transformers.util import cos_sim
 
         return cos_sim(embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Tensor:
-        """Cosines of neighbours."""
+        """Return the cosines of rows with equal index."""
         from sentence_transformers.util import pairwise_cos_sim
 
         return pairwise_cos_sim(embeddings1, embeddings2)
 
 
 def open_for_mteb(name: str, config: EvaluateConfig) -> tuple[Any, Described]:
-    """A model that mteb takes: a folder of sentence-transformers as it is, any other encoder packed.
+    """Open a model for mteb: a sentence-transformers folder as it is, any other encoder with packed texts.
 
     Raises:
         ConfigError, DataError, StorageError: see `open_sentence_model`.
@@ -98,7 +98,7 @@ def open_for_mteb(name: str, config: EvaluateConfig) -> tuple[Any, Described]:
 
 
 def find_task(name: str) -> Any:
-    """A task of mteb, without its data.
+    """Return a task of mteb, without its data.
 
     Raises:
         ConfigError: mteb knows none, or it is not of text.

@@ -30,7 +30,7 @@ class Pairs:
 
 
 def read_pairs(config: RetrievalConfig) -> Pairs:
-    """All rows of all files, in their order.
+    """Return all rows of all files, in order.
 
     Raises:
         DataError: a file is missing, broken or lacks a column; or fewer rows are left than a batch has.
@@ -49,7 +49,7 @@ def read_pairs(config: RetrievalConfig) -> Pairs:
 def read_all(
     names: Mapping[str, str], config: RetrievalConfig | MineConfig
 ) -> tuple[dict[tuple[str, ...], None], dict[str, int]]:
-    """All rows of files or BEIR folders, named as in messages, and how many were left out by reason.
+    """Return all rows of files or BEIR folders, with names for messages, and the number left out by reason.
 
     Raises:
         DataError: see `read_pairs`.

@@ -27,7 +27,7 @@ _Kept = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
 class Search:
-    """The best documents of each query, over a corpus that comes in parts."""
+    """Search for the best documents of each query, over a corpus given in parts."""
 
     def __init__(self, queries_QD: Vectors, document_ids: Sequence[str], score: Score, top: int) -> None:
         """
@@ -47,7 +47,7 @@ class Search:
         self._kept: list[_Kept] = [(empty, np.empty(0, np.float32)) for _ in self._blocks]
 
     def add(self, documents_CD: Vectors) -> None:
-        """Look through the next documents."""
+        """Search the next documents."""
         for start in range(0, len(documents_CD), _DOCUMENTS):
             part_CD = documents_CD[start : start + _DOCUMENTS]
             for number, block in enumerate(self._blocks):
@@ -69,7 +69,7 @@ class Search:
         self._kept[block] = pairs[best], values[best]
 
     def ranks(self) -> list[list[int]]:
-        """The places in the corpus of each query's documents, the best first."""
+        """Return the corpus indices of each query's documents, the best first."""
         found = []
         for block, (pairs, _) in zip(self._blocks, self._kept, strict=True):
             size = min(_QUERIES, len(self._queries_QD) - block)
@@ -81,7 +81,7 @@ class Search:
 def search(
     queries_QD: Vectors, parts: Iterable[Vectors], document_ids: Sequence[str], score: Score, top: int = RECALL_CUT
 ) -> list[list[str]]:
-    """Ids of the best documents of each query, the best first; see `Search`."""
+    """Return the ids of each query's best documents, the best first; see `Search`."""
     with torch.no_grad():
         found = Search(queries_QD, document_ids, score, top)
         for part_CD in parts:
@@ -90,7 +90,7 @@ def search(
 
 
 def figures(ranked: Mapping[str, Sequence[str]], qrels: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
-    """The mean over queries of each of FIGURES.
+    """Return the mean over queries of each of FIGURES.
 
     A document counts for nDCG with its score, and for the others as relevant if that is above 0. A query without a
     relevant document counts 0.

@@ -35,7 +35,7 @@ _TREC = 6  # columns: query, Q0, document, rank, score, name of the run
 
 
 def read_candidates(file: Path, beir: Beir) -> Candidates:
-    """Candidates of each judged query that has some, by score, ties by id backwards as in trec_eval.
+    """Return the candidates of each judged query that has some, by score, ties by descending id as in trec_eval.
 
     Args:
         file: a run as trec_eval reads it; or, ending in .json, BEIR's `{query: {document: score}}`.
@@ -62,7 +62,7 @@ def read_candidates(file: Path, beir: Beir) -> Candidates:
 
 
 def by_score(scores: Mapping[str, float]) -> list[str]:
-    """Documents, the best first; of two with one score the one with the greater id."""
+    """Sort documents, the best first; with equal scores the greater id first."""
     return sorted(scores, key=lambda name: (scores[name], name), reverse=True)
 
 
@@ -155,7 +155,7 @@ def score_pairs(model: CrossEncoder, pairs: Sequence[tuple[str, str]], batch: in
 
 
 def rerank(model: CrossEncoder, beir: Beir, candidates: Candidates, config: MeasureConfig) -> Candidates:
-    """Rank the best `rerank_top` candidates of each query by the model; others are not found at all."""
+    """Rank the best `rerank_top` candidates of each query by the model; other documents are dropped."""
     kept = {query: names[: config.rerank_top] for query, names in candidates.items()}
     texts = _texts_of(beir, {name for names in kept.values() for name in names})
     before, about = config.query_prompt or "", config.document_prompt or ""

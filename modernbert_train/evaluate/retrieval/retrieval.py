@@ -402,7 +402,7 @@ def _texts_cut(model: Model, pairs: Pairs) -> dict[str, int]:
 
 @contextmanager
 def _heard(stop: list[int]) -> Iterator[None]:
-    """Within the block, record a stop signal for the end of the step."""
+    """Record a stop signal inside this context, to act on it after the step."""
     from modernbert_train.distributed.stop_signals import handled_by
 
     def note(number: int, _: FrameType | None) -> None:
@@ -419,7 +419,7 @@ def _hashes(checkpoint: Path) -> dict[str, str]:
 
 
 def _newest_whole(folder: Path) -> Path | None:
-    """Return the newest checkpoint whose files are those that were saved; name damaged ones, remove unfinished ones."""
+    """Return the newest undamaged checkpoint; name damaged ones, remove unfinished ones."""
     found = {}
     for path in folder.glob("checkpoint-*"):
         if not (path / _WHOLE).is_file():

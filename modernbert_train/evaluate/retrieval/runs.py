@@ -74,7 +74,7 @@ def quiet() -> Iterator[None]:
 
 
 def encoder_named(model: str) -> Named:
-    """A model as it is named, as it is or untrained.
+    """Return a named model, trained or untrained.
 
     Raises:
         ConfigError: the name asks to freeze it.

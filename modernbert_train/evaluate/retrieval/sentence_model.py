@@ -206,7 +206,7 @@ def describe(model: Model) -> Described:
 
 
 def save(model: Model, out: Path, source: str, trained_on: str) -> None:
-    """Write the folder, whole or not at all; one that is there is replaced.
+    """Write the folder atomically; an existing one is replaced.
 
     Raises:
         StorageError: the disk refuses it.
