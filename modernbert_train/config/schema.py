@@ -289,6 +289,8 @@ class MuonConfig(StableAdamWConfig):
     # size of an update: match_rms_adamw: RMS 0.2, about Adam's, so that its learning rates work (arXiv 2502.16982);
     # original: sqrt(max(1, rows / columns)) times the orthogonal matrix, with learning rates of about 0.02
     scale: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
+    # decay an entry of a matrix only where the update moves it towards zero too (arXiv 2510.12402)
+    cautious_decay: bool = False
     # learning rate of embeddings, norms and biases over the matrices'
     adam_lr_ratio: float = knob(1.0, above=0, why="where 1 is the matrices' own rate")
     # decay of embeddings over the matrices'

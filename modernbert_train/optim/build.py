@@ -54,6 +54,7 @@ def _build_muon(config: MuonConfig, weights: Sequence[Weight]) -> Optimizer:
         iterations=config.newton_schulz_iterations,
         scale=config.scale,
         row_beta=config.row_beta,
+        cautious_decay=config.cautious_decay,
     )
     groups = [group for group in groups if group["params"]]
     return Muon(groups, config.lr, rule=rule, betas=config.betas, eps=config.eps, fused=_fused(config))

@@ -60,6 +60,7 @@ class Rule:
         iterations: of Newton-Schulz.
         scale: key of SCALES.
         row_beta: decay rate of NorMuon's mean square of each row; None is Muon.
+        cautious_decay: decay an entry only where the update shrinks it too.
 
     Raises:
         ValueError: a value is out of range.
@@ -70,6 +71,7 @@ class Rule:
     iterations: int = 5
     scale: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
     row_beta: float | None = None
+    cautious_decay: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("momentum", self.momentum), ("row_beta", self.row_beta)):
@@ -91,7 +93,7 @@ class Muon(StableAdamW):
         Muon       d = s o           s = 0.2 sqrt(max(M, N)) (match_rms_adamw) or sqrt(max(1, M / N)) (original)
         NorMuon    v = b v + (1 - b) mean of o^2 over a row; r = o / (sqrt(v) + 1e-10)
                    d = s sqrt(min(M, N)) r / |r|, with the norm of s times an orthogonal matrix
-        p = p (1 - lr / max_lr * weight_decay) - lr d
+        p = p (1 - lr / max_lr * weight_decay) - lr d, with cautious_decay only where p d > 0, else p - lr d
 
     The last line is StableAdamW's, decay included, without clipping: the size of d is fixed. With match_rms_adamw an
     update has an RMS of 0.2, about as Adam's, so Adam's rates can be used; with original, rates of about 0.02 are
@@ -113,7 +115,7 @@ class Muon(StableAdamW):
         ValueError: see StableAdamW; a group whose parts do not divide its matrices.
 
     Source: Jordan et al. 2024, kellerjordan.github.io/posts/muon; Liu et al. 2025, arXiv:2502.16982, for the scale; Li
-    et al. 2025, arXiv:2510.05491, for NorMuon. momentum, nesterov and scale are as in torch.optim.Muon.
+    et al. 2025, arXiv:2510.05491, for NorMuon; Chen et al. 2025, arXiv:2510.12402, for cautious decay. momentum, nesterov and scale are as in torch.optim.Muon.
     """
 
     def __init__(self, params: Iterable[Any], lr: float, *, rule: Rule | None = None, **adam: Any) -> None:
@@ -187,7 +189,11 @@ class _Matrices:
         else:
             self.directions = self._directions_by_owners(self.sharding)
         if decay := decay_share(self.group):
-            torch._foreach_add_(self.directions, self.params, alpha=decay)
+            decayed = self.params
+            if self.rule.cautious_decay:
+                pairs = zip(self.params, self.directions, strict=True)
+                decayed = [param * (param * direction > 0) for param, direction in pairs]
+            torch._foreach_add_(self.directions, decayed, alpha=decay)
         grad_P, direction_P = (torch.stack(tensor_norms(each)) for each in (self.grads, self.directions))
         return torch.stack([torch.zeros_like(grad_P), grad_P, direction_P]).square()
 

@@ -480,6 +480,15 @@ def test_a_vocabulary_of_any_size_is_taken_and_a_faster_one_advised(load: Load) 
     assert "advice" not in describe(load("model.vocab_size=50_304"))
 
 
+def test_published_weights_with_muon_bring_the_advice_to_take_adam(load: Load) -> None:
+    """Muon degrades weights that Adam trained (arXiv 2605.10468); from scratch there is nothing to say."""
+    published = ("model.vocab_size=50_304", "weights.init_from=answerdotai/ModernBERT-base")
+    (line,) = [line for line in describe(load("optim.name=muon", *published)).splitlines() if "advice" in line]
+    assert "2605.10468" in line and "optim.name=stable_adamw" in line
+    for words in (("optim.name=muon", published[0]), published):
+        assert "advice" not in describe(load(*words))
+
+
 @pytest.mark.parametrize("file", RUNS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_run_that_comes_with_the_project_loads_and_checks(file: Path) -> None:
     config = load_run([file])

@@ -61,6 +61,7 @@ RULES = [
     Rule(momentum=0.8, nesterov=False, iterations=3, scale="original"),
     Rule(row_beta=0.9),
     Rule(row_beta=0.5, scale="original"),
+    Rule(row_beta=0.9, cautious_decay=True),
 ]
 
 
@@ -107,8 +108,8 @@ def reference(rule: Rule, steps: int) -> list[NDArray[np.float64]]:
                 v += (1 - rule.row_beta) * ((x * x).mean(axis=1, keepdims=True) - v)
                 x = x / np.sqrt(v)
                 x *= min(rows, columns) ** 0.5 / np.sqrt((x * x).sum())
-            w *= 1 - LR / MAX_LR * DECAY
-            w -= LR * scale * x
+            decayed = np.sign(w) == np.sign(x) if rule.cautious_decay else np.ones_like(w)
+            w -= LR / MAX_LR * DECAY * decayed * w + LR * scale * x
     return weights
 
 
