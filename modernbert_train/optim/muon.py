@@ -115,7 +115,8 @@ class Muon(StableAdamW):
         ValueError: see StableAdamW; a group whose parts do not divide its matrices.
 
     Source: Jordan et al. 2024, kellerjordan.github.io/posts/muon; Liu et al. 2025, arXiv:2502.16982, for the scale; Li
-    et al. 2025, arXiv:2510.05491, for NorMuon; Chen et al. 2025, arXiv:2510.12402, for cautious decay. momentum, nesterov and scale are as in torch.optim.Muon.
+    et al. 2025, arXiv:2510.05491, for NorMuon; Chen et al. 2025, arXiv:2510.12402, for cautious decay. momentum,
+    nesterov and scale are as in torch.optim.Muon.
     """
 
     def __init__(self, params: Iterable[Any], lr: float, *, rule: Rule | None = None, **adam: Any) -> None:
