@@ -1,0 +1,114 @@
+"""Write the race's results as a Markdown table and a picture of its curves."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.race.protocol import Protocol
+
+Row = Mapping[str, Any]
+COLOURS = ("#5b6472", "#115cc6", "#e75f1e", "#078965", "#be679a", "#724e00", "#009cd6", "#b5432e", "#444444", "#999900")
+
+
+def counts(row: Row) -> bool:
+    """True for a run of the race itself: not of tuning, and no repetition."""
+    return row["share"] == 1 and not row["repeat"]
+
+
+def losses_of(rows: Mapping[str, Row], size: str) -> dict[str, list[float]]:
+    """Return the final held-out losses of each arm at a size, in order of seeds."""
+    found: dict[str, list[float]] = {}
+    for row in sorted(rows.values(), key=lambda row: row["seed"]):
+        if row["size"] == size and counts(row):
+            found.setdefault(row["arm"], []).append(row["loss"])
+    return found
+
+
+def pooled_deviation(losses: Sequence[Sequence[float]]) -> float:
+    """Return the standard deviation over seeds, pooled over arms with several finite losses; NaN without any."""
+    several = [each for each in losses if len(each) > 1 and all(map(math.isfinite, each))]
+    if not several:
+        return math.nan
+    squares = sum(statistics.variance(each) * (len(each) - 1) for each in several)
+    return math.sqrt(squares / sum(len(each) - 1 for each in several))
+
+
+def verdict(mean: float, seeds: int, reference: float, of_reference: int, spread: float, errors: float) -> str:
+    """Return the protocol's decision on an arm: better, worse, within noise, or one seed."""
+    if seeds < 2 or math.isnan(spread):
+        return "one seed"
+    noise = errors * spread * math.sqrt(1 / seeds + 1 / of_reference)
+    gain = reference - mean
+    return "better" if gain > noise else "worse" if gain < -noise else "within noise"
+
+
+def write_table(protocol: Protocol, rows: Mapping[str, Row], finalists: Sequence[str] | None, out: Path) -> None:
+    """Write OUT/table.md and OUT/curves.svg of what has finished, and print the table."""
+    lines = [
+        f"Protocol {protocol.sha256[:12]}, sealed {protocol.tree['sealed']}. Held-out loss in nats, 15 % predicted.",
+        "",
+    ]
+    lines += ["| size | arm | rate x | tokens | loss | seeds | against the reference | decision |", "| --- " * 8 + "|"]
+    for size in protocol.sizes:
+        losses = losses_of(rows, size)
+        reference = losses.get(protocol.reference)
+        if not reference:
+            continue
+        spread = pooled_deviation(list(losses.values()))
+        base = statistics.fmean(reference)
+        for arm, values in sorted(losses.items(), key=lambda each: statistics.fmean(each[1])):
+            row = next(row for row in rows.values() if (row["size"], row["arm"]) == (size, arm) and counts(row))
+            mean, tokens = statistics.fmean(values), f"{row['tokens']:,}" if "tokens" in row else "none"
+            said = "the reference" if arm == protocol.reference else verdict(
+                mean, len(values), base, len(reference), spread, protocol.tree["standard_errors"])  # fmt: skip
+            lines.append(f"| {size} | {arm} | {row['multiple']:g} | {tokens} | {mean:.4f} | {len(values)} "
+                         f"| {mean - base:+.4f} | {said} |")  # fmt: skip
+        lines += ["", *_noise(protocol, rows, size, spread)]
+    if finalists:
+        lines += ["", f"Finalists: {', '.join(finalists)}."]
+    text = "\n".join(lines) + "\n"
+    (out / "table.md").write_text(text, encoding="utf-8")
+    (out / "curves.svg").write_text(_picture(protocol, rows), encoding="utf-8")
+    print(text)
+
+
+def _noise(protocol: Protocol, rows: Mapping[str, Row], size: str, spread: float) -> list[str]:
+    again = [row for row in rows.values() if row["size"] == size and row["repeat"]]
+    first = {(row["arm"], row["seed"]): row["loss"] for row in rows.values() if row["share"] == 1 and not row["repeat"]
+             and row["size"] == size}  # fmt: skip
+    apart = [abs(row["loss"] - first[row["arm"], row["seed"]]) for row in again]
+    told = f"{size}: standard deviation over seeds {spread:.4f}"
+    return [told + (f"; the same run repeated differs by {max(apart):g}." if apart else ".")]
+
+
+def _picture(protocol: Protocol, rows: Mapping[str, Row]) -> str:
+    """Return the curves of the first seed at the smallest size over the share of the budget, as SVG."""
+    size, seed = protocol.sizes[0], protocol.tree["seeds"][0]
+    curves = {row["arm"]: row["curve"] for row in rows.values() if row["size"] == size and row["seed"] == seed
+              and row["share"] == 1 and not row["repeat"] and len(row["curve"]) > 2}  # fmt: skip
+    finite = [loss for curve in curves.values() for loss in curve[1:] if loss is not None and math.isfinite(loss)]
+    if not finite:
+        return '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 10 10"/>\n'
+    low, high, width, height = min(finite), max(finite), 720, 380
+
+    def place(index: int, loss: float, last: int) -> str:
+        return f"{50 + 480 * index / last:.1f},{20 + 320 * (high - loss) / max(high - low, 1e-9):.1f}"
+
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+             'font-size="12"><rect width="100%" height="100%" fill="#fff"/>']  # fmt: skip
+    for value in (low, (low + high) / 2, high):
+        y = 20 + 320 * (high - value) / max(high - low, 1e-9)
+        parts.append(f'<path d="M50 {y:.1f}H530" stroke="#eee"/><text x="44" y="{y + 4:.1f}" text-anchor="end" '
+                     f'fill="#666">{value:.2f}</text>')  # fmt: skip
+    for number, (arm, curve) in enumerate(sorted(curves.items(), key=lambda each: each[1][-1])):
+        colour, last = COLOURS[number % len(COLOURS)], len(curve) - 1
+        points = " ".join(place(index, loss, last) for index, loss in enumerate(curve) if index and math.isfinite(loss))
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>'
+                     f'<text x="545" y="{30 + 18 * number}" fill="{colour}">{arm} {curve[-1]:.3f}</text>')  # fmt: skip
+    parts.append(f'<text x="50" y="{height - 12}" fill="#333">held-out loss over the share of the budget, size {size}, '
+                 f"seed {seed}</text></svg>")  # fmt: skip
+    return "\n".join(parts) + "\n"
