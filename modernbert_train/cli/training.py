@@ -79,13 +79,12 @@ def _report(options: argparse.Namespace) -> None:
     if len(folders) > 1:
         if len(folders) < len(options.run):
             raise ConfigError(f"report {' '.join(options.run)}: several runs are compared by their folders only.")
+        from modernbert_train.report.listing import list_runs
         from modernbert_train.report.page import write_comparison
+        from modernbert_train.report.seeds import seed_lines
 
-        print(
-            printable(
-                str(write_comparison(folders, options.out or folders[0].parent / "comparison.html", newest_valid))
-            )
-        )
+        page = write_comparison(folders, options.out or folders[0].parent / "comparison.html", newest_valid)
+        print("\n".join([*seed_lines(list_runs(folders)[0]), printable(str(page))]))
         return
     from modernbert_train.report.page import write_report
 
@@ -110,8 +109,12 @@ def newest_valid(run: Path) -> tuple[str, str]:
 
 def _list(folders: list[Path], *, as_json: bool) -> None:
     from modernbert_train.report import listing
+    from modernbert_train.report.seeds import seed_lines
 
     found, wrong = listing.list_runs(folders)
     for line in wrong:
         print(f"warning: {line}", file=sys.stderr)
-    print(listing.as_json(found) if as_json else listing.as_text(found))
+    if as_json:
+        print(listing.as_json(found))
+    else:
+        print("\n".join([listing.as_text(found), *seed_lines(found)]))

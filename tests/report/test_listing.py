@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,33 @@ def test_what_a_stranger_wrote_neither_moves_the_cursor_nor_fills_the_screen(
     assert "evil\\x1b[2J/report.html" in capsys.readouterr().out
     assert main(["report", "--list", str(folder / "no\x1b[2J")]) == 78
     assert "\x1b" not in capsys.readouterr().err
+
+
+def repeated(runs: Path, name: str, seed: int, loss: float, lr: float) -> None:
+    """Write a finished run of another seed, held-out loss and learning rate."""
+    text = (runs / "done/config.yaml").read_text().replace("name: done", f"name: {name}", 1)
+    text = text.replace("seed: 5", f"seed: {seed}", 1).replace("  lr: 0.005", f"  lr: {lr}", 1)
+    shutil.copytree(runs / "done", runs / name)
+    (runs / name / "config.yaml").write_text(text)
+    file = runs / name / "metrics.jsonl"
+    file.write_text(file.read_text().replace('"loss": 2.25', f'"loss": {loss}'))
+
+
+def test_a_gain_is_shown_beside_the_spread_of_seeds(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two rates on two seeds each; one pair is 0.0141 apart, the other equal: a pooled deviation of 0.0071."""
+    config = read_run([str(runs / "done")])
+    assert (config.seed, config.optim.lr) == (5, 5e-3)
+    for name, seed, loss, lr in (("a", 1, 2.2, 1e-3), ("b", 2, 2.2 + 0.01 * 2**0.5, 1e-3), ("e", 18, 2.25, 5e-3)):
+        repeated(runs, name, seed, loss, lr)
+    assert main(["report", str(runs)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("seeds: ")]
+    assert lines == [
+        "seeds: a and its repetitions: held-out loss 2.2071 over 2 seeds",
+        "seeds: done and its repetitions: held-out loss 2.2500 over 2 seeds",
+        "seeds: standard deviation 0.0071, pooled; a difference below two standard errors is noise",
+        "seeds: a is 0.0429 below done, 6.1 standard errors",
+    ]
+    shutil.rmtree(runs / "b")
+    shutil.rmtree(runs / "e")
+    assert main(["report", str(runs / "a"), str(runs / "done")]) == 0
+    assert "seeds:" not in capsys.readouterr().out

@@ -1,0 +1,57 @@
+"""Compare a gain with the spread of seeds: groups of runs that differ in nothing but their seed."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from modernbert_train.config.read import read_yaml
+from modernbert_train.core.text import printable
+from modernbert_train.errors import ConfigError
+from modernbert_train.report.listing import RunState
+
+_OWN = ("name", "seed", "runs_folder")  # keys in which two repetitions of a run differ
+
+
+def seed_lines(runs: Sequence[RunState]) -> list[str]:
+    """Return a line for each group of finished runs, and for each step from one group's mean loss to the next higher.
+
+    The standard error of a difference is s sqrt(1 / n + 1 / m) for n and m seeds, with the standard deviation s pooled
+    over all groups. Nothing is returned if no run was repeated with another seed.
+    """
+    groups: dict[str, list[RunState]] = {}
+    for run in sorted(runs, key=lambda run: run.name):
+        if run.state == "finished" and run.held_out_loss is not None and math.isfinite(run.held_out_loss):
+            groups.setdefault(_settings(run), []).append(run)
+    losses = {each[0].name: [run.held_out_loss or 0.0 for run in each] for each in groups.values()}
+    degrees = sum(len(each) - 1 for each in losses.values())
+    if not degrees:
+        return []
+    squares = sum(statistics.variance(each) * (len(each) - 1) for each in losses.values() if len(each) > 1)
+    spread, means = math.sqrt(squares / degrees), {name: statistics.fmean(each) for name, each in losses.items()}
+    ordered = sorted(losses, key=lambda name: means[name])
+    lines = [
+        f"seeds: {printable(name)} and its repetitions: held-out loss {means[name]:.4f} over {len(losses[name])} seeds"
+        for name in ordered
+        if len(losses[name]) > 1
+    ]
+    lines.append(f"seeds: standard deviation {spread:.4f}, pooled; a difference below two standard errors is noise")
+    for low, high in pairwise(ordered):
+        error = spread * math.sqrt(1 / len(losses[low]) + 1 / len(losses[high]))
+        gain = means[high] - means[low]
+        times = f"{gain / error:.1f} standard errors" if error else "with no spread between seeds"
+        lines.append(f"seeds: {printable(low)} is {gain:.4f} below {printable(high)}, {times}")
+    return lines
+
+
+def _settings(run: RunState) -> str:
+    """Return the configuration of a run without its own name, folder and seed; its folder where that cannot be read."""
+    try:
+        tree = read_yaml(Path(run.folder) / "config.yaml", {}, [])
+    except ConfigError:
+        return run.folder
+    return json.dumps({key: value for key, value in tree.items() if key not in _OWN}, sort_keys=True, default=str)
