@@ -76,12 +76,14 @@ def fetch(wheels: dict[str, str], folder: Path) -> list[Path]:
 
 def write_text(wheels: list[Path], out: Path) -> None:
     """Write the Python files of wheels as JSON lines, in the order of their names."""
-    with out.open("w", encoding="utf-8") as file:
+    partial = out.with_suffix(".partial")
+    with partial.open("w", encoding="utf-8") as file:
         for wheel in wheels:
             with zipfile.ZipFile(wheel) as opened:
                 for name in sorted(each for each in opened.namelist() if each.endswith(".py")):
                     text = opened.read(name).decode("utf-8", errors="replace")
                     file.write(json.dumps({"text": text, "path": f"{wheel.name}/{name}"}) + "\n")
+    partial.rename(out)
 
 
 def prepare(out: Path) -> None:
@@ -89,7 +91,8 @@ def prepare(out: Path) -> None:
     data = out / "data"
     if not (data / "train").exists():
         for part, wheels in (("train", TRAIN), ("validation", HELD_OUT)):
-            write_text(fetch(wheels, out / "wheels" / part), out / f"{part}.jsonl")
+            if not (text := out / f"{part}.jsonl").exists():  # `prepare` resumes on the same file only
+                write_text(fetch(wheels, out / "wheels" / part), text)
         tokenizer: dict[str, Any] = {"vocab_size": 8192}
         for part in ("train", "validation"):
             folder = out / f"prepared-{part}"
