@@ -48,7 +48,10 @@ HELD_OUT = {
     "werkzeug==3.1.3": "54b78bf3716d19a65be4fceccc0d1d7b89e608834989dfae50ea87564639213e",
 }
 # index_sha256 of the shards that `prepare` makes of them
-SHARDS = {"train": "", "validation": ""}
+SHARDS = {
+    "train": "faa6155cc8f8498ddc9badfdcfdce819e8cbf2c2410b510366893b0ad3cf32ee",
+    "validation": "cd080be0489723eefb47b09121e4e30cd32fc2ffcfbce122ceb36878f4d973bf",
+}
 MODULE = [sys.executable, "-m", "modernbert_train"]
 
 
