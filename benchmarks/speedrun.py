@@ -166,7 +166,7 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     prepare(out)
     name = options.recipe.stem
-    words = [str(options.recipe), f"name={name}", f"runs_folder={out / 'runs'}", "data.streams=null",
+    words = [str(options.recipe), f"name={name}", f"runs_folder={out / 'runs'}",
              *(f"data.{part}={out / 'data' / part}" for part in ("train", "validation", "tokenizer"))]  # fmt: skip
     clock = out / f"{name}.json"
     spent = json.loads(clock.read_text())["cpu_seconds"] if clock.exists() else 0.0
