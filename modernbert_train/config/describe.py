@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from modernbert_train.config.schema import PhaseConfig, RunConfig
+from modernbert_train.config.schema import ModelConfig, OptimConfig, PhaseConfig, RunConfig, WeightsConfig
 from modernbert_train.core.text import table
 
 
@@ -12,31 +12,32 @@ def describe(config: RunConfig) -> str:
     """Return a table of the run's phases, batch sizes, learning rates and expected steps, and advice."""
     head = ("phase", "tokens", "row", "batch rows", "steps", "peak lr", "decay", "its own")
     rows = [head, *(_row(config, name, phase) for name, phase in config.phases.items())]
-    advised = [f"advice: {text}" for text in advice(config)]
+    advised = [f"advice: {text}" for text in advice(config.model, config.optim, config.weights, config.phases)]
     return "\n".join(
         [f"{config.name}: good. {config.total_tokens:,} tokens into {config.folder}", table(rows), *advised]
     )
 
 
-def advice(config: RunConfig) -> list[str]:
+def advice(
+    model: ModelConfig, optim: OptimConfig, weights: WeightsConfig, phases: Mapping[str, PhaseConfig]
+) -> list[str]:
     """Return advice on settings that work but may be improved."""
-    optim = config.optim
-    found, size, most = [], config.model.vocab_size, optim.max_usual_lr
+    found, size, most = [], model.vocab_size, optim.max_usual_lr
     if size % 64:
         found.append(
             f"model.vocab_size={size} is not a multiple of 64, so the head is slower on GPUs. Keep it for the weights "
             f"of a published model; otherwise set {-(-size // 64) * 64}."
         )
-    peak = optim.lr * max((phase.lr_ratio for phase in config.phases.values()), default=1.0)
+    peak = optim.lr * max((phase.lr_ratio for phase in phases.values()), default=1.0)
     if most is not None and peak > most:
         found.append(
             f"optim.lr={optim.lr:g} with optim.name={optim.name}: a peak of {peak:g}, and usual ones are "
             f"at most {most:g}. Each step would move weights by more than their initial size; the loss would rise or "
             "stay at the unigram loss. Set one between 1e-5 and 1e-2."
         )
-    if config.weights.named and optim.newton_schulz_iterations:
+    if weights.named and optim.newton_schulz_iterations:
         found.append(
-            f"optim.name={optim.name} with weights.{next(iter(config.weights.named))}: full training by Muon degrades "
+            f"optim.name={optim.name} with weights.{next(iter(weights.named))}: full training by Muon degrades "
             "weights that Adam trained, as nearly all published ones were (arXiv 2605.10468). Set "
             "optim.name=stable_adamw, or ignore this if Muon trained them."
         )

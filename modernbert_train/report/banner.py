@@ -75,7 +75,7 @@ def banner(
         *([] if teacher is None else [f"  teacher {teacher}"]),
         f"  folder  {config.folder}",
         f"  saves   {_saves(config)}",
-        *(f"  advice  {text}" for text in advice(config)),
+        *(f"  advice  {text}" for text in advice(config.model, config.optim, config.weights, config.phases)),
         *(
             f"  warning {text}"
             for text in (few_predictions(config, facts), unread_rows(config, facts))
