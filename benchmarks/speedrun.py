@@ -4,7 +4,7 @@
 
 downloads the text (Python projects from PyPI, by SHA-256), prepares it with a tokenizer of 8,192 entries, trains the
 recipe, measures the whole held-out text, and prints the row for docs/speedrun.md. The referee is the run's own record:
-its shards' hashes are those below, it started from nothing, and every step is in metrics.jsonl. A run that was stopped
+the shards have the hashes below, it starts from nothing, and every step is in metrics.jsonl. A run that was stopped
 resumes with the same command; its CPU seconds add up in OUT/RUN.json.
 
 Rules: see docs/speedrun.md.
@@ -47,7 +47,7 @@ HELD_OUT = {
     "scrapy==2.13.2": "6f29826da4f11ba9528336c698e6979e6a0861d6f897d0553f687cfe403d279e",
     "werkzeug==3.1.3": "54b78bf3716d19a65be4fceccc0d1d7b89e608834989dfae50ea87564639213e",
 }
-# index_sha256 of the shards that `prepare` makes of them
+# index_sha256 of the prepared shards
 SHARDS = {
     "train": "faa6155cc8f8498ddc9badfdcfdce819e8cbf2c2410b510366893b0ad3cf32ee",
     "validation": "cd080be0489723eefb47b09121e4e30cd32fc2ffcfbce122ceb36878f4d973bf",

@@ -5,7 +5,7 @@
 Each FILE is JSON lines (plain, .gz or .zst) with the keys `text` and `path`. A line of OUT has `query` and `positive`,
 as `prepare` reads pairs. From Markdown and reStructuredText come "heading - page title" and the section of 50 to 400
 words; from Python the first sentence of a docstring and the function without it, of 3 to 150 lines. A query that says
-too little (fewer than four words), or that stands in its answer word for word, is left out, and so is one that occurs
+too little (fewer than four words), or that its answer contains word for word, is left out, and so is one that occurs
 twice. At most four pairs come from a document.
 """
 

@@ -5,8 +5,8 @@
     python -m benchmarks.race --out race --table                         # the table and the picture so far
 
 OUT/results.jsonl gets a line for each finished run, whose folder is then removed; a run that was killed resumes from
-its checkpoint. What stays is below 100 MB, so OUT without OUT/data can be carried to another machine, where --text
-makes the same data again. A run that diverges is a result. About eight hours of two cores with --jobs 2.
+its checkpoint. The rest is below 100 MB, so OUT without OUT/data can be moved to another machine, where --text
+makes the same data. A run that diverges is a result. About eight hours of two cores with --jobs 2.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def _die_with_parent() -> None:
 
 
 def judge(race: Race, folder: Path) -> None:
-    """Fine-tune and measure the finalists' exports on suite.yaml; `eval --suite` keeps what is done."""
+    """Fine-tune and measure the finalists' exports on suite.yaml; `eval --suite` keeps finished cells."""
     text = (HERE / "suite.yaml").read_text(encoding="utf-8").replace("FOLDER", str(folder.resolve()))
     tree = yaml.safe_load(text)
     for name, task in tree["tasks"].items():
@@ -233,7 +233,7 @@ def main() -> int:
     parser.add_argument("--protocol", type=Path, default=HERE / "protocol.yaml")
     parser.add_argument("--hours", type=float, default=2.0, help="stop, to be continued, after so long")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side, one core each")
-    parser.add_argument("--table", action="store_true", help="only write the table and the picture so far")
+    parser.add_argument("--table", action="store_true", help="write only the table and the picture so far")
     options = parser.parse_args()
     race = Race(Protocol.read(options.protocol), options.out, options.hours)
     if not options.table:

@@ -47,7 +47,7 @@ def verdict(mean: float, seeds: int, reference: float, of_reference: int, spread
 
 
 def write_table(protocol: Protocol, rows: Mapping[str, Row], finalists: Sequence[str] | None, out: Path) -> None:
-    """Write OUT/table.md and OUT/curves.svg of what has finished, and print the table."""
+    """Write OUT/table.md and OUT/curves.svg of the finished runs, and print the table."""
     lines = [
         f"Protocol {protocol.sha256[:12]}, sealed {protocol.tree['sealed']}. Held-out loss in nats, 15 % predicted.",
         "",

@@ -33,7 +33,7 @@ def test_a_heading_with_its_page_is_the_query_of_its_section(tmp_path: Path, mon
 def test_a_docstring_is_the_query_of_its_function_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What stands twice cannot tell its answers apart, and a query inside its answer would teach to copy."""
+    """A query with two answers teaches nothing, and a query inside its answer teaches to copy."""
     code = (
         'def brew(leaves):\n    """Pour hot water on leaves. Then wait."""\n    pot = leaves\n    return pot\n\n\n'
         'def twice(a):\n    """Add a number to itself."""\n    b = a\n    return a + b\n'
