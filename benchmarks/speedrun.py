@@ -1,6 +1,6 @@
 """The encoder speedrun: the least compute to a held-out loss on fixed public text.
 
-    python -m benchmarks.speedrun yamls/recipes/speedrun.yaml --out speedrun
+    python -m benchmarks.speedrun benchmarks/speedrun.yaml --out speedrun
 
 downloads the text (Python projects from PyPI, by SHA-256), prepares it with a tokenizer of 8,192 entries, trains the
 recipe, measures the whole held-out text, and prints the row for docs/speedrun.md. The referee is the run's own record:
