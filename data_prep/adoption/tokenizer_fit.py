@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,18 @@ from modernbert_train.vocabulary import (
 
 DOCUMENTS = 8  # of as many shards before the pass, and of each shard within it
 _TOKENS = 512  # of each
-_NEEDED = 0.98  # share of tokens that come back
-_NEEDED_UNIGRAM = 0.997  # its entries are mostly whole words, which come back of any ids: of wrong ones 98 to 99.5 %
+# share of tokens that come back; entries of Unigram and WordPiece are mostly whole words, so that of wrong ids 98 to
+# 99.9 % do, and likely entries are counted too
+_NEEDED = {"Unigram": 0.997, "WordPiece": 0.998}
+_NEEDED_BPE = 0.98
 _ENDS = 2  # tokens of a document that may differ because it was cut there
 _ENOUGH = 16  # tokens below which nothing is concluded
 _MOST = 0.45  # share of one token that no text has; of int64 read as another type half or more are 0
 _LIKELIEST = 0.25  # of a Unigram's text is by its own scores made of its likeliest entries, some ten, ...
 _FEW = 0.1  # ... and other text has a tenth of that at least: code has 28 % under a tokenizer of prose
+# a WordPiece lists its entries by frequency, but for characters: its first 32 pieces of several characters are 2.7 % of
+# code under a tokenizer of prose and 22 % of prose under BERT's, but at most 0.5 % of ids that are shifted or permuted
+_FIRST, _FIRST_SHARE = 32, 0.15
 _MANY = 200  # tokens above which these are looked for
 _SHOWN_CHARACTERS = 160
 
@@ -56,7 +62,7 @@ class Sample:
         agree: share of their tokens that come back in order.
         tokens: how many were looked at.
         most: share of the most frequent one.
-        likeliest: share of the tokenizer's likeliest entries, in that which its scores promise; None: it has no scores.
+        likeliest: share of the tokenizer's likeliest entries, relative to their usual share; None: they are unknown.
         never: special tokens among them that stand in no text, such as [MASK].
     """
 
@@ -66,6 +72,7 @@ class Sample:
     most: float
     likeliest: float | None = None
     never: tuple[str, ...] = ()
+    needed: float = _NEEDED_BPE  # share of tokens that must come back
 
     def lines(self) -> Iterator[str]:
         """For a person: beginnings of texts."""
@@ -136,7 +143,7 @@ def take_sample(documents: Sequence[tuple[str, NDArray[Any]]], folder: str, spec
     never = {roles.get("mask"), roles.get("pad")} - {
         text for role, text in roles.items() if role not in ("mask", "pad")
     }
-    likely, promised = _likeliest(folder)
+    kind, likely, promised = _likeliest(folder)
     return Sample(
         texts,
         back / total if seen else 1.0,
@@ -144,21 +151,30 @@ def take_sample(documents: Sequence[tuple[str, NDArray[Any]]], folder: str, spec
         max(seen.values(), default=0) / total,
         sum(seen[id] for id in likely) / total / promised if likely else None,
         tuple(sorted(text for text in never if text is not None and seen[ids[text]])),
+        _NEEDED.get(kind, _NEEDED_BPE),
     )
 
 
 @lru_cache(maxsize=1)
-def _likeliest(folder: str) -> tuple[frozenset[int], float]:
-    """The likeliest entries of a Unigram by its scores, and their share of its text; none of another model."""
+def _likeliest(folder: str) -> tuple[str, frozenset[int], float]:
+    """Return the kind of a tokenizer's model, its likeliest entries, and their usual share of a text; BPE has none.
+
+    A Unigram knows them by its scores, a WordPiece by their order.
+    """
     model = read_json(Path(folder) / "tokenizer.json")["model"]
-    if model.get("type") != "Unigram":
-        return frozenset(), 0.0
+    kind = str(model.get("type"))
+    if kind == "WordPiece":
+        pieces = sorted(model["vocab"].items(), key=lambda entry: entry[1])
+        several = (id for text, id in pieces if not text.startswith("[") and len(text.removeprefix("##")) > 1)
+        return kind, frozenset(islice(several, _FIRST)), _FIRST_SHARE
+    if kind != "Unigram":
+        return kind, frozenset(), 0.0
     scores = np.array([score for _, score in model["vocab"]])
     shares = np.where(scores < 0, np.exp(scores), 0.0)  # special tokens have 0, and are no text
     shares /= max(shares.sum(), 1e-9)
     order = np.argsort(-shares, kind="stable")
     number = 1 + int(np.searchsorted(np.cumsum(shares[order]), _LIKELIEST))
-    return frozenset(order[:number].tolist()), float(shares[order[:number]].sum())
+    return kind, frozenset(order[:number].tolist()), float(shares[order[:number]].sum())
 
 
 @lru_cache(maxsize=1)
@@ -209,16 +225,15 @@ def require_fit(sample: Sample, source: str, folder: str, anyway: bool) -> None:
         shown = "\n".join(sample.lines())
         raise DataError(
             f"{source}: of {sample.tokens:,} tokens looked at, the likeliest entries of {folder} are "
-            f"{sample.likeliest:.0%} of what its own scores promise. They decode to:\n{shown}\n"
+            f"{sample.likeliest:.0%} as frequent as in its own text. They decode to:\n{shown}\n"
             "Name the tokenizer that made them with --tokenizer. If this is good text, --anyway adopts it."
         )
-    needed = _NEEDED if sample.likeliest is None else _NEEDED_UNIGRAM
-    if sample.agree < needed and sample.tokens >= _ENOUGH and not anyway:
+    if sample.agree < sample.needed and sample.tokens >= _ENOUGH and not anyway:
         shown = "\n".join(sample.lines())
         raise DataError(
             f"{source}: of {sample.tokens:,} tokens looked at, {sample.agree:.1%} come back in their order when their "
-            f"text is encoded again with {folder}; with the right tokenizer nearly all do, and {100 * needed:g}% are "
-            f"asked for. They decode to:\n{shown}\n"
+            f"text is encoded again with {folder}; with the right tokenizer nearly all do, and "
+            f"{100 * sample.needed:g}% are asked for. They decode to:\n{shown}\n"
             "Name the tokenizer that made them with --tokenizer. If this is good text, --anyway adopts it."
         )
     if sample.never and sample.tokens >= _ENOUGH and not anyway:

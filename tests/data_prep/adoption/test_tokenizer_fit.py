@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from data_prep.adopt import adopt
 from data_prep.adoption.tokenizer_fit import end_tokens, require_fit, take_sample
@@ -19,6 +19,7 @@ from modernbert_train.errors import DataError
 from tests.data.make_shards import make_tokenizer
 from tests.data_prep.adoption.layouts import write_mds
 
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 TEXTS = [inspect.getsource(module) for module in (json, inspect, pickle)]
 DOCUMENTS = [text[at : at + 900] for text in TEXTS for at in range(0, 30_000, 900) if len(text) > at + 900]
 
@@ -63,8 +64,7 @@ def test_ids_of_a_unigram_are_held_against_its_scores(tmp_path: Path) -> None:
     """Its entries are mostly whole words, which any ids decode to: 100 % of ids that are 50 too high."""
     own = Tokenizer(models.Unigram())
     own.pre_tokenizer, own.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    usual = {"special_tokens": special, "unk_token": "[UNK]", "show_progress": False}
+    usual = {"special_tokens": SPECIAL, "unk_token": "[UNK]", "show_progress": False}
     own.train_from_iterator(TEXTS, trainers.UnigramTrainer(vocab_size=1500, **usual))
     own.save(str(tmp_path / "tokenizer.json"))
     folder, entries = str(tmp_path), own.get_vocab_size()
@@ -73,11 +73,44 @@ def test_ids_of_a_unigram_are_held_against_its_scores(tmp_path: Path) -> None:
     judge([ids_of(folder, inspect.getsource(argparse)[:5_000])], folder)  # text outside its training set
     shuffled = np.random.default_rng(0).permutation(np.arange(5, entries))
     for wrong in ([row + 50 for row in rows], [row + 300 for row in rows], [shuffled[row - 5] for row in rows]):
-        with pytest.raises(DataError, match=r"the likeliest entries of .* of what its own scores promise|come back in"):
+        with pytest.raises(DataError, match=r"the likeliest entries of .* as frequent as in its own text|come back in"):
             judge([np.minimum(row, entries - 1) for row in wrong], folder)
-    rows[3][7] = special.index("[MASK]")
+    rows[3][7] = SPECIAL.index("[MASK]")
     with pytest.raises(DataError, match=r"\[MASK\] stands within documents, and no text gives that"):
         judge(rows, folder)
+
+
+def make_word_piece(folder: Path, size: int, lowercase: bool) -> str:
+    own = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    own.normalizer, own.decoder = normalizers.BertNormalizer(lowercase=lowercase), decoders.WordPiece()
+    own.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    usual = {"special_tokens": SPECIAL, "show_progress": False}
+    own.train_from_iterator(TEXTS, trainers.WordPieceTrainer(vocab_size=size, **usual))
+    folder.mkdir()
+    own.save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
+@pytest.mark.runs
+def test_ids_of_another_word_piece_are_refused(tmp_path: Path) -> None:
+    """33 of 33: shifted by a constant, in another order, or of a tokenizer of other size or case; its own are taken."""
+    sizes = {"small": (1000, True), "large": (2000, True), "cased": (1500, False)}
+    folders = {name: make_word_piece(tmp_path / name, *settings) for name, settings in sizes.items()}
+    rows = {name: [ids_of(folder, text) for text in DOCUMENTS[:12]] for name, folder in folders.items()}
+    wrong = [(rows[name], folders[other]) for name in sizes for other in sizes if name != other]
+    for name, folder in folders.items():
+        judge(rows[name], folder)
+        judge([ids_of(folder, inspect.getsource(argparse)[:5_000])], folder)  # text outside its training set
+        judge([row[3:-5] for row in rows[name]], folder)  # cut within words
+        entries = Tokenizer.from_file(f"{folder}/tokenizer.json").get_vocab_size()
+        shifts = (1, 2, 4, 7, 50, 300)
+        wrong += [([np.minimum(row + shift, entries - 1) for row in rows[name]], folder) for shift in shifts]
+        orders = [np.random.default_rng(seed).permutation(np.arange(5, entries)) for seed in range(3)]
+        wrong += [([order[row - 5] for row in rows[name]], folder) for order in orders]
+    assert len(wrong) == 33
+    for documents, folder in wrong:
+        with pytest.raises(DataError, match=r"come back in their order|as frequent as in its own text|holds token id"):
+            judge(documents, folder)
 
 
 @pytest.mark.runs
