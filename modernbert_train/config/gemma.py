@@ -25,6 +25,7 @@ class GemmaConfig(LlamaConfig):
     intermediate_size: int = knob(2048, above=0, high=MOST_WIDTH)
     rope_theta: float = knob(1_000_000.0, above=0, phased=True)  # of global layers
     local_rope_theta: float = knob(10_000.0, above=0, phased=True)
+    local_rope_scaled: bool = knob(False, phased=True)  # rope_scaling is also of local layers
     # window of local layers in tokens: in causal order the token and those before it, else half on each side and itself
     local_attention: int = knob(512, above=1, high=MOST_WIDTH)
     # layers n, 2n, ..., counted from 1, attend globally
@@ -51,7 +52,12 @@ class GemmaConfig(LlamaConfig):
 
     @property
     def phased_details(self) -> Mapping[str, str]:
-        return {**super().phased_details, "local RoPE base": f"{self.local_rope_theta:,.0f}"}
+        return {**super().phased_details, "local RoPE base": self.described_base(False)}
+
+    @property
+    def thetas(self) -> Mapping[bool, float]:
+        """See `RotaryConfig`."""
+        return {True: self.rope_theta, False: self.local_rope_theta}
 
     model_type = "gemma3_text"
 

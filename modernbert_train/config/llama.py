@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from modernbert_train.config.knob import knob
-from modernbert_train.config.model import MOST_LAYERS, MOST_WIDTH, ModelConfig
+from modernbert_train.config.model import MOST_LAYERS, MOST_WIDTH
+from modernbert_train.config.rope import RotaryConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlamaConfig(ModelConfig):
+class LlamaConfig(RotaryConfig):
     """An encoder, or with `objective.name=causal` a decoder, of Llama's shape (arXiv 2302.13971).
 
     The defaults are EuroBERT-210m (arXiv 2503.05500). `qk_norm` makes it a Qwen3, `qkv_bias` a Qwen2.
@@ -29,13 +30,6 @@ class LlamaConfig(ModelConfig):
     # width after the gate; the input projection is twice as wide
     intermediate_size: int = knob(3072, above=0, high=MOST_WIDTH)
     rope_theta: float = knob(250_000.0, above=0, phased=True)  # base of the rotary positions
-    # scaling of the angles of positions: none, all by rope_factor, or as in Llama 3.1: slow ones by rope_factor, fast
-    # ones not, with a gradual transition
-    rope_scaling: Literal["none", "linear", "llama3"] = knob("none", phased=True)
-    rope_factor: float = knob(1.0, low=1, phased=True)
-    rope_original_tokens: int = knob(8192, above=0, high=MOST_WIDTH, phased=True)  # text length before the scaling
-    rope_low_freq: float = knob(1.0, above=0, phased=True)  # angles with fewer turns in such a text are slow
-    rope_high_freq: float = knob(4.0, above=0, phased=True)  # and angles with more turns are fast
     qk_norm: bool = False  # a norm of each head's queries and keys, before the rotation
     qkv_bias: bool = False  # biases of the projections to queries, keys and values
     tied: bool = True  # the decoder is the embedding; EuroBERT: false
@@ -73,8 +67,12 @@ class LlamaConfig(ModelConfig):
 
     @property
     def phased_details(self) -> Mapping[str, str]:
-        stretched = "" if self.rope_scaling == "none" else f", {self.rope_scaling} by {self.rope_factor:g}"
-        return {"RoPE base": f"{self.rope_theta:,.0f}{stretched}"}
+        return {"RoPE base": self.described_base()}
+
+    @property
+    def thetas(self) -> Mapping[bool, float]:
+        """See `RotaryConfig`."""
+        return {True: self.rope_theta}
 
     @property
     def single_class(self) -> bool:
@@ -100,6 +98,7 @@ class LlamaConfig(ModelConfig):
 
     def mistakes(self) -> Iterator[str]:
         """See `ModelConfig`."""
+        yield from super().mistakes()
         if self.num_heads % self.kv_heads:
             yield (
                 f"model.key_value_heads={self.key_value_heads}: each must be shared by equally many of the "
@@ -109,13 +108,6 @@ class LlamaConfig(ModelConfig):
             yield f"model.head_width={self.head_size}: rotary embeddings turn pairs. Make it even."
         if self.qk_norm and self.qkv_bias:
             yield "model.qkv_bias=true with model.qk_norm=true: no released model has both. Set one of them to false."
-        if self.rope_factor != 1 and self.rope_scaling == "none":
-            yield f"model.rope_factor={self.rope_factor:g} with model.rope_scaling=none: set linear or llama3, or 1."
-        if self.rope_scaling == "llama3" and self.rope_high_freq <= self.rope_low_freq:
-            yield (
-                f"model.rope_high_freq={self.rope_high_freq:g} with model.rope_low_freq={self.rope_low_freq:g}: set a "
-                "larger one; Llama 3.1 has 4 and 1."
-            )
 
     def scaled(self, depth: float, width: float) -> Self:
         """See `ModelConfig`; a head of keys serves as many queries as here, or one if that does not divide evenly."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from modernbert_train.batch import Batch, Packed, Sums
 from modernbert_train.config.schema import ComputeConfig, ModelConfig
 from modernbert_train.models.compiler import compile_regions, region, set_search, set_up_compiler
-from modernbert_train.models.layers import rotary_of
+from modernbert_train.models.layers import rotary_of, scaled_frequencies
 from modernbert_train.models.lookup import take_rows
 
 GELU = {"gelu": "none", "gelu_tanh": "tanh"}  # activation -> `approximate` of torch's GELU
@@ -60,9 +60,22 @@ class Encoder(nn.Module):
         return hidden_TD if positions_M is None else take_rows(hidden_TD, positions_M)
 
     @region
-    def rotary_of(self, position_ids_T: Tensor, inverse_E: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def rotary_of(
+        self, position_ids_T: Tensor, inverse_E: Tensor, dtype: torch.dtype, table_factor: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
         """Call `layers.rotary_of`. Frequencies are an argument, so another RoPE base does not recompile."""
-        return rotary_of(position_ids_T, inverse_E, dtype)
+        return rotary_of(position_ids_T, inverse_E, dtype, table_factor)
+
+    def rotary(self, position_ids_T: Tensor, dtype: torch.dtype) -> dict[bool, tuple[Tensor, Tensor]]:
+        """Return the tables of global (True) and local (False) layers, from the current phase's RoPE bases.
+
+        For encoders with a `RotaryConfig`.
+        """
+        tables = {}
+        for is_global in self.config.thetas:
+            inverse_E, factor = scaled_frequencies(self.config, is_global, position_ids_T.device)
+            tables[is_global] = self.rotary_of(position_ids_T, inverse_E, dtype, factor)
+        return tables
 
     def embedding(self) -> nn.Parameter:
         """Return the token embedding [V, E] that the decoder is tied to: embeddings.tok_embeddings.weight."""

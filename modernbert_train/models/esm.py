@@ -78,11 +78,11 @@ class Esm(Llama):
         """See `Llama`."""
         return Layer(self.config, Attention(self.config), bert.FeedForward(self.config))
 
-    def rotary(self, position_ids_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """See `Llama`."""
+    def rotary(self, position_ids_T: Tensor, dtype: torch.dtype) -> dict[bool, tuple[Tensor, Tensor]]:
+        """See `Encoder`."""
         config = self.config
         frequencies = rotary_frequencies(config.rope_theta, config.head_size, position_ids_T.device)
-        return self.rotary_of(position_ids_T, frequencies, dtype)
+        return {True: self.rotary_of(position_ids_T, frequencies, dtype)}
 
     def prediction_head(self) -> nn.Module:
         """See `Encoder`."""

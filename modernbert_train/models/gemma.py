@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from modernbert_train.batch import Packed
 from modernbert_train.config.schema import ComputeConfig, GemmaConfig
 from modernbert_train.models.attention import Kernel, for_each_reach
-from modernbert_train.models.layers import compute_dtype, rotary_frequencies
+from modernbert_train.models.layers import compute_dtype
 from modernbert_train.models.llama import Attention, Embeddings, Llama, SwiGLU
 
 
@@ -89,12 +89,7 @@ class Gemma(Llama):
         device, dtype = hidden_TD.device, compute_dtype(hidden_TD)
         half_window = config.half_window(packed.order)
         attention = for_each_reach(compute, packed, device, dtype, half_window, config.local_heads)
-        positions_T = packed.position_ids_T
-        local_E = rotary_frequencies(config.local_rope_theta, config.head_size, device)
-        rotary = {
-            True: self.rotary(positions_T, dtype),
-            False: self.rotary_of(positions_T, local_E, dtype),
-        }
+        rotary = self.rotary(packed.position_ids_T, dtype)
         recompute = compute.activation_checkpointing and torch.is_grad_enabled()
         for index, layer in enumerate(self.layers):
             is_global = config.is_global(index)

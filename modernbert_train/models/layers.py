@@ -8,12 +8,14 @@ Shape legend: T packed tokens, D model width, F hidden width, N heads, H head wi
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from modernbert_train.config.rope import RotaryConfig
 from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.attention import Kernel, RotatingKernel
 from modernbert_train.models.casts import Linear
@@ -45,11 +47,42 @@ def rotary_frequencies(theta: float, head_size: int, device: torch.device) -> Te
     return 1.0 / theta**exponent_E
 
 
-def rotary_of(position_ids_T: Tensor, inverse_E: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return `rotary_tables` for given frequencies: angles are position * inverse_E."""
+def scaled_frequencies(config: RotaryConfig, is_global: bool, device: torch.device) -> tuple[Tensor, float]:
+    """Return inverse_E of global or local layers, in fp32, and the factor of the rotary tables.
+
+    Source of llama3: arXiv 2407.21783 and meta-llama/llama-models, models/llama3/model.py; of yarn: arXiv 2309.00071,
+    whose factor scales queries and keys, so scores by its square.
+    """
+    theta, size = config.thetas[is_global], config.head_size
+    inverse_E = rotary_frequencies(theta, size, device)
+    if not config.is_scaled(is_global):
+        return inverse_E, 1.0
+    if config.rope_scaling == "linear":
+        return inverse_E / config.rope_factor, 1.0
+    if config.rope_scaling == "llama3":
+        table_factor, low, high = 1.0, config.rope_low_freq, config.rope_high_freq
+        turns_E = config.rope_original_tokens * inverse_E / (2 * math.pi)
+        fast_E = ((turns_E - low) / (high - low)).clamp(0, 1)
+    else:  # yarn is linear in the index of a pair, between the pairs with these turns
+        given = config.rope_attention_factor
+        table_factor = 0.1 * math.log(config.rope_factor) + 1 if given is None else given
+        first, last = (
+            size * math.log(config.rope_original_tokens / (2 * math.pi * turns)) / (2 * math.log(theta))
+            for turns in (config.rope_beta_fast, config.rope_beta_slow)
+        )
+        first, last = max(math.floor(first), 0), min(math.ceil(last), size - 1)
+        pair_E = torch.arange(size // 2, device=device, dtype=torch.float32)
+        fast_E = 1 - ((pair_E - first) / (last - first or 0.001)).clamp(0, 1)
+    return (1 - fast_E) * inverse_E / config.rope_factor + fast_E * inverse_E, table_factor
+
+
+def rotary_of(
+    position_ids_T: Tensor, inverse_E: Tensor, dtype: torch.dtype, table_factor: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return `rotary_tables` for given frequencies: angles are position * inverse_E; tables are times a factor."""
     angle_TE = position_ids_T.float().unsqueeze(1) * inverse_E
-    sin_TE = angle_TE.sin().to(dtype)
-    return angle_TE.cos().to(dtype), torch.stack((-sin_TE, sin_TE), dim=1)
+    sin_TE = (angle_TE.sin() * table_factor).to(dtype)
+    return (angle_TE.cos() * table_factor).to(dtype), torch.stack((-sin_TE, sin_TE), dim=1)
 
 
 def rotate(x_TANH: Tensor, cos_TE: Tensor, sin_T2E: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ E = H / 2 rotated pairs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -30,23 +29,6 @@ from modernbert_train.models.compiler import region
 from modernbert_train.models.encoder import Encoder
 from modernbert_train.models.layers import compute_dtype, rotate
 from modernbert_train.models.lookup import Embedding, take_rows
-
-
-def inverse_frequencies(config: LlamaConfig, device: torch.device) -> Tensor:
-    """Return inverse_E, the fp32 factor from a position to the angle of each pair.
-
-    Source of llama3: arXiv 2407.21783 and meta-llama/llama-models, models/llama3/model.py.
-    """
-    exponent_E = torch.arange(0, config.head_size, 2, device=device, dtype=torch.float32) / config.head_size
-    inverse_E = 1.0 / config.rope_theta**exponent_E
-    if config.rope_scaling == "linear":
-        return inverse_E / config.rope_factor
-    if config.rope_scaling == "none":
-        return inverse_E
-    low, high = config.rope_low_freq, config.rope_high_freq
-    turns_E = config.rope_original_tokens * inverse_E / (2 * math.pi)
-    fast_E = ((turns_E - low) / (high - low)).clamp(0, 1)
-    return (1 - fast_E) * inverse_E / config.rope_factor + fast_E * inverse_E
 
 
 class RMSNorm(nn.Module):
@@ -152,10 +134,6 @@ class Llama(Encoder):
         """Build the layer with this index, from 0."""
         return Layer(self.config, Attention(self.config))
 
-    def rotary(self, position_ids_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the arguments of `rotate`, for all layers or for the global ones."""
-        return self.rotary_of(position_ids_T, inverse_frequencies(self.config, position_ids_T.device), dtype)
-
     def prediction_head(self) -> nn.Module:
         """See `Encoder`: the identity, or a projection if the decoder is tied to a wider model's embedding."""
         width = self.embedding().shape[1]
@@ -180,7 +158,7 @@ class Llama(Encoder):
         hidden_TD = self.enter(packed)
         device, dtype = hidden_TD.device, compute_dtype(hidden_TD)
         kernel, layout = for_all_layers(self.compute, packed, device, dtype)
-        rotary = self.rotary(packed.position_ids_T, dtype)
+        rotary = self.rotary(packed.position_ids_T, dtype)[True]
         recompute = self.compute.activation_checkpointing and torch.is_grad_enabled()
         for layer in self.layers:
             inputs = (hidden_TD, rotary, kernel, layout)

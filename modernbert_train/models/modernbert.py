@@ -23,7 +23,7 @@ from modernbert_train.models.attention import for_each_reach
 from modernbert_train.models.compiler import region
 from modernbert_train.models.encoder import Encoder
 from modernbert_train.models.heads import PredictionHead
-from modernbert_train.models.layers import EncoderLayer, compute_dtype, layer_norm, rotary_frequencies
+from modernbert_train.models.layers import EncoderLayer, compute_dtype, layer_norm
 from modernbert_train.models.lookup import Embedding, take_rows
 from modernbert_train.models.masked_lm import ForMaskedLM
 
@@ -52,15 +52,6 @@ class ModernBert(Encoder):
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_layers))
         self.final_norm = layer_norm(config)
-
-    def rotary(self, position_ids_T: Tensor, dtype: torch.dtype) -> dict[bool, tuple[Tensor, Tensor]]:
-        """Return the tables of global (True) and local (False) layers, from the current phase's RoPE bases."""
-        config, device = self.config, position_ids_T.device
-        thetas = {True: config.global_rope_theta, False: config.local_rope_theta}
-        return {
-            is_global: self.rotary_of(position_ids_T, rotary_frequencies(theta, config.head_size, device), dtype)
-            for is_global, theta in thetas.items()
-        }
 
     def prediction_head(self) -> nn.Module:
         """See `Encoder`."""

@@ -47,7 +47,7 @@ class NeoBert(Llama):
         """See `Llama`."""
         return Layer(self.config, Attention(self.config))
 
-    def rotary(self, position_ids_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """See `Llama`."""
+    def rotary(self, position_ids_T: Tensor, dtype: torch.dtype) -> dict[bool, tuple[Tensor, Tensor]]:
+        """See `Encoder`."""
         frequencies = rotary_frequencies(THETA, self.config.head_size, position_ids_T.device)
-        return self.rotary_of(position_ids_T, frequencies, dtype)
+        return {True: self.rotary_of(position_ids_T, frequencies, dtype)}

@@ -15,6 +15,7 @@ from modernbert_train.checkpoints.run_folder import TOKENIZER_COPY
 from modernbert_train.checkpoints.saved_state import SavedState, read_state
 from modernbert_train.config.contrastive import ContrastiveConfig
 from modernbert_train.config.load import load_given, load_run
+from modernbert_train.config.rope import RotaryConfig
 from modernbert_train.config.schema import ModelConfig, ModernBertConfig, RunConfig, WeightsConfig
 from modernbert_train.core.files import anything_as
 from modernbert_train.core.own_files import require_own_files
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _OLD_LAYOUT = "0_Transformer"  # the encoder's folder in old models of sentence-transformers
 # keys that a run takes from the model it starts from: with another RoPE base every distance would look different
-_TAKEN = ("global_rope_theta", "local_rope_theta")
+_SCALING = (*(field.name for field in fields(RotaryConfig) if field.name.startswith("rope_")), "local_rope_scaled")
+_TAKEN = ("global_rope_theta", "local_rope_theta", "rope_theta", *_SCALING)
 DROPOUTS = ("attention_out_dropout", "dropout")  # of weights that are neither grown nor shrunk
 
 
@@ -204,9 +206,9 @@ def architecture_of(name: str) -> ModelConfig | None:
 def read_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunConfig:
     """Load a run; keys that its files omit come from the model that the run continues.
 
-    These keys are RoPE bases, dropout, and for contrastive training the longest text, as the model was last trained. A
-    run keeps the values that it began with: its folder is read first, since the model may be gone by then. A Composer
-    file cannot be read without torch; the first lines of a run name the differences.
+    These keys are RoPE bases and their scaling, dropout, and for contrastive training the longest text, as the model
+    was last trained. A run keeps the values that it began with: its folder is read first, since the model may be gone
+    by then. A Composer file cannot be read without torch; the first lines of a run name the differences.
 
     Raises:
         ConfigError: see `load_run`.
@@ -214,6 +216,7 @@ def read_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> R
     config, given = load_given(files, overrides)
     name = next(iter(config.weights.named.values()), None)
     keys = {field.name for field in fields(config.model)} & {*_TAKEN, *(DROPOUTS if config.weights.init_from else ())}
+    keys -= {*_SCALING} if "model.rope_scaling" in given else set()  # given, it replaces the model's scaling whole
     left = sorted(key for key in keys if f"model.{key}" not in given)
     is_short = config.objective.compares and config.objective.max_tokens is None
     if name is None or not (left or is_short):

@@ -294,13 +294,28 @@ def test_a_generator_needs_a_tied_model(load: Load) -> None:
         ("key_value_heads: 5", "model.key_value_heads=5: each must be shared by equally many of the 12 heads"),
         ("head_width: 33", "model.head_width=33: rotary embeddings turn pairs."),
         ("rope_factor: 8", "model.rope_factor=8 with model.rope_scaling=none"),
-        ("rope_scaling: llama3, rope_low_freq: 4", "model.rope_high_freq=4 with model.rope_low_freq=4"),
+        ("rope_scaling: yarn", "model.rope_scaling=yarn with model.rope_factor=1 scales nothing"),
+        (
+            "rope_scaling: yarn, rope_factor: 4, rope_beta_slow: 32",
+            "model.rope_beta_fast=32 with model.rope_beta_slow=32",
+        ),
+        ("rope_scaling: yarn, rope_factor: 4, rope_theta: 1", "model.rope_scaling=yarn with a RoPE base of 1"),
+        ("rope_scaling: llama3, rope_factor: 8, rope_low_freq: 4", "model.rope_high_freq=4 with model.rope_low_freq=4"),
         ("qk_norm: true, qkv_bias: true", "model.qkv_bias=true with model.qk_norm=true"),
     ],
 )
 def test_a_llama_that_cannot_be_is_refused(load: Load, keys: str, message: str) -> None:
     (line,) = messages(load(f"model={{name: llama, {keys}}}"))
     assert line.startswith(message)
+
+
+def test_local_layers_are_scaled_only_with_global_ones(load: Load) -> None:
+    """Asked for without a scaling it would do nothing; in a phase it is named by that phase."""
+    (line,) = messages(load("model={local_rope_scaled: true}"))
+    assert line.startswith("model.local_rope_scaled=true with model.rope_scaling=none")
+    (line,) = messages(load("phases.one.model={rope_scaling: linear}"))
+    assert line.startswith("phases.one.model.rope_scaling=linear with model.rope_factor=1 scales nothing")
+    check(load("phases.one.model={rope_scaling: linear, rope_factor: 2, local_rope_scaled: true}"))
 
 
 def test_distances_in_no_fixed_order_are_refused_where_bits_must_repeat(load: Load) -> None:

@@ -27,6 +27,7 @@ from modernbert_train.weights.formats.tensors import from_hf, to_hf
 from tests.models.encoders import LLAMA, VOCABULARY, build
 
 STRETCHED = replace(LLAMA, rope_scaling="llama3", rope_factor=8.0, rope_original_tokens=32)
+YARN = replace(LLAMA, rope_scaling="yarn", rope_factor=4.0, rope_original_tokens=24)
 GEMMA = GemmaConfig(
     vocab_size=160, hidden_size=48, num_layers=4, num_heads=4, key_value_heads=2, head_width=16, intermediate_size=56,
     init_std=0.2, rope_theta=1000.0, local_rope_theta=100.0, local_attention=8, global_every=3,
@@ -38,8 +39,14 @@ CONFIGS = {
     "qwen2": replace(LLAMA, qkv_bias=True),
     "llama3": STRETCHED,
     "linear": replace(LLAMA, rope_scaling="linear", rope_factor=4.0),
+    "yarn": YARN,
+    "yarn, with a factor of attention": replace(YARN, rope_attention_factor=0.8, rope_beta_fast=3.0, head_width=16),
+    "qwen3, yarn": replace(YARN, qk_norm=True),
     "gemma": GEMMA,
     "gemma, linear": replace(GEMMA, rope_scaling="linear", rope_factor=4.0),
+    "gemma, yarn in all layers": replace(
+        GEMMA, rope_scaling="yarn", rope_factor=4.0, rope_original_tokens=24, local_rope_scaled=True
+    ),
 }
 EACH = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 BOUNDARIES = (0, 45, 70, 76)
@@ -127,7 +134,12 @@ def masked(tokens: int) -> Any:
         ({"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "every layer of this encoder"),
         ({"use_sliding_window": True}, "use_sliding_window=True; this encoder only knows False"),
         ({"model_type": "qwen3_moe"}, "model_type='qwen3_moe'; only model_type=eurobert, llama, qwen2, qwen3"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "default, linear and llama3"),
+        ({"rope_parameters": {"rope_type": "longrope", "factor": 4.0}}, "'longrope'.*default, linear, llama3 and yarn"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "'dynamic'.*default, linear, llama3 and yarn"),
+        ({"rope_scaling": {"type": "yarn"}}, "without a factor"),
+        ({"rope_scaling": {"type": "yarn", "factor": 0.5}}, "factor=0.5, not a number from 1"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}}, "with truncate=true"),
+        ({"partial_rotary_factor": 0.5}, "of whole heads"),
     ],
 )
 def test_what_this_encoder_cannot_compute_is_named(change: dict[str, Any], message: str) -> None:

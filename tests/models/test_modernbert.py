@@ -154,20 +154,24 @@ def test_logits_exist_only_where_something_is_predicted(small: Make, build: Make
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
 def test_compiled_layers_equal_eager_ones(small: Make, build: Make, sequences: Make, pack: Make) -> None:
-    """compute.compile changes only the speed: names, loss and gradients are equal, and theta still acts."""
+    """compute.compile changes only the speed: names, loss and gradients are equal; bases and scaling act."""
     config: ModernBertConfig = small(num_layers=4)
     batch = pack([sequences([50, 20])], row_tokens=96)
     eager, compiled = build(config), build(config)
     compiled.compile_layers()
     assert list(compiled.state_dict()) == list(eager.state_dict())
-    for theta in (10_000.0, 160_000.0):
+    yarn = {"rope_scaling": "yarn", "rope_factor": 4.0, "rope_original_tokens": 32}
+    seen = []
+    for phase in ({"global_rope_theta": 10_000.0}, {"global_rope_theta": 160_000.0}, yarn):
         losses = []
         for model in (eager, compiled):
-            model.set_phase(replace(config, global_rope_theta=theta))
+            model.set_phase(replace(config, **phase))
             model.zero_grad()
             loss = mean_loss(model, batch)
             loss.backward()
             losses.append(loss.item())
         assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+        seen.append(losses[0])
         for (name, p), (_, q) in zip(eager.named_parameters(), compiled.named_parameters(), strict=True):
             assert (p.grad - q.grad).norm() <= 1e-5 * p.grad.norm(), name
+    assert len(set(seen)) == 3

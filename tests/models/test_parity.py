@@ -35,8 +35,12 @@ WAYS = {
     "ffn in groups": replace(ALBERT, sharing="ffn", groups=2),
     "none": replace(ALBERT, sharing="none"),
 }
+YARN = replace(DEEP, rope_scaling="yarn", rope_factor=4.0, rope_original_tokens=64)
 CONFIGS: dict[str, ModelConfig] = {
     "modernbert": DEEP,
+    "modernbert, yarn": YARN,
+    "modernbert, llama3 in all layers": replace(YARN, rope_scaling="llama3", local_rope_scaled=True),
+    "modernbert, linear": replace(YARN, rope_scaling="linear"),
     "modernbert with a window of 128": replace(DEEP, local_attention=128),
     "bert": BERT,
     "bert with the other gelu": replace(BERT, activation="gelu_tanh"),

@@ -274,6 +274,20 @@ def test_continued_pretraining_begins_at_the_rate_that_the_checkpoint_was_left_w
     assert (config.objective.mask_rate, config.objective.eval_mask_rate) == (0.3, 0.15)
 
 
+def test_the_extension_to_32_768_tokens_scales_positions_by_the_factor_of_its_rows() -> None:
+    """It continues from the context extension, with as many tokens in a step, and only global layers are scaled."""
+    config = load_run([RECIPES / "context-32k.yaml"])
+    check(config, num_ranks=8)
+    before = Clock.of(load_run([RECIPES / "modernbert-base.yaml"])).at(1720 * G)
+    for name, phase in config.phases.items():
+        model = config.in_phase[name].modernbert
+        assert phase.row_tokens == model.rope_factor * model.rope_original_tokens == 4 * before.phase.row_tokens
+        assert phase.batch_rows * phase.row_tokens == before.phase.batch_rows * before.phase.row_tokens
+        assert model.is_scaled(True) and not model.is_scaled(False) and model.rope_scaling == "yarn"
+        assert model.thetas == before.model.thetas
+    assert lr_at(Clock.of(config), 1 * G) == pytest.approx(3e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_continued_pretraining_from_a_composer_file_ends_with_its_table(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from benchmarks.batches import all_logits, lay_out, mlm_batch
 from modernbert_train.batch import Batch
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.weights.formats import read_folder
@@ -48,6 +49,41 @@ def test_transformers_computes_the_same(
         hidden_TD = model.encode(one_sequence(ids).packed)
         torch.testing.assert_close(encoder(ids[None]).last_hidden_state[0], hidden_TD, atol=1e-5, rtol=1e-5)
     assert all(parameter.dtype == torch.float32 for parameter in twin.parameters())
+
+
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_scaling": YARN},
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_parameters": "absent"},
+        {"rope_parameters": {"full_attention": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}}},
+        {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 0.8}}},
+        {"rope_parameters": {kind: YARN | {"beta_fast": 8} for kind in ("full_attention", "sliding_attention")}},
+    ],
+    ids=["older", "older, linear", "mscale", "attention factor", "all layers"],
+)
+def test_positions_are_scaled_as_the_folder_says(
+    model: ModernBertForMaskedLM, exported: Path, tokenizer_folder: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """transformers computes the same from the folder, and from what we export of it."""
+    edit(exported, **changes)
+    config = read_folder(exported).model
+    assert isinstance(config, ModernBertConfig) and config.rope_scaling != "none"
+    ids = torch.randint(0, 8, (100,), generator=torch.Generator().manual_seed(0))
+    model.set_phase(config)
+    written = write(model, tokenizer_folder, tmp_path / "written", config)
+    assert read_folder(written).model == config
+    with torch.no_grad():
+        hidden_TD = model.encode(one_sequence(ids).packed)
+        for folder in (exported, written):
+            encoder = transformers.AutoModel.from_pretrained(folder).eval()
+            torch.testing.assert_close(encoder(ids[None]).last_hidden_state[0], hidden_TD, atol=1e-5, rtol=1e-5)
+        model.set_phase(CONFIG)
+        assert not torch.allclose(model.encode(one_sequence(ids).packed), hidden_TD, atol=1e-2)
 
 
 def test_config_speaks_to_old_and_new_transformers(exported: Path) -> None:
@@ -213,12 +249,17 @@ def test_a_senseless_theta_is_not_exported(
         ({"vocab_size": 64.5}, "vocab_size=64.5, not a whole number above 0"),
         ({"num_attention_heads": 3}, "hidden_size=64 is not a multiple of num_attention_heads=3"),
         ({"global_attn_every_n_layers": 0, "layer_types": "absent"}, "global_attn_every_n_layers=0"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type=default"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "not an object for each of full_attention and"),
+        (
+            {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+            "local layers are scaled as",
+        ),
+        ({"rope_parameters": {"full_attention": {"rope_type": "longrope", "factor": 4.0}}}, "'longrope'"),
         ({"hidden_activation": "silu"}, "hidden_activation='silu'"),
         ({"mlp_bias": True}, "mlp_bias=True"),
         ({"decoder_bias": False}, "decoder_bias=False"),
-        ({"rope_parameters": "absent", "local_rope_theta": -1}, "RoPE base is -1"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "scaled positions"),
+        ({"rope_parameters": "absent", "local_rope_theta": -1}, "local_rope_theta=-1, not a number above 0"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "'dynamic'.*default, linear, llama3 and yarn"),
         ({"layer_types": ["sliding_attention"] * 5}, r"layer_types makes layers \[\] of 5 global"),
         ({"global_attn_every_n_layers": 3}, r"layers \[0, 2, 4\] of 5 global.*global_attn_every_n_layers=3"),
     ],

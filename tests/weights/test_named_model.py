@@ -48,6 +48,28 @@ def test_rope_bases_come_from_the_model_unless_they_are_given(
 
 
 @pytest.mark.runs
+def test_scaled_positions_come_from_the_model_unless_the_run_scales(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[Any]
+) -> None:
+    """A phase may change the scaling; the run after it begins with the same, or with all of its own."""
+    yarn = (
+        "phases.long.model={global_rope_theta: 160_000, rope_scaling: yarn, rope_factor: 2, rope_original_tokens: 64}"
+    )
+    assert main(["train", *tiny_run("name=first", yarn)]) == 0
+    assert main(["export", *tiny_run("name=first", yarn), "--out", str(tmp_path / "hf")]) == 0
+    for name in (tmp_path / "runs/first", tmp_path / "hf"):
+        words = tiny_run(f"weights.init_from={name}", "name=next", "phases.long=null")
+        model = read_run(words).modernbert
+        assert (model.rope_scaling, model.rope_factor, model.rope_original_tokens) == ("yarn", 2, 64)
+        plain = read_run([*words, "model.rope_scaling=none"]).modernbert
+        assert (plain.rope_scaling, plain.rope_factor, plain.global_rope_theta) == ("none", 1, 160_000)
+    capsys.readouterr()
+    assert main(["train", *words, "model.rope_scaling=none"]) == 0
+    assert "global RoPE base 160,000, yarn by 2 there, 160,000 here" in capsys.readouterr().out
+    assert "160,000, yarn by 2" in (tmp_path / "hf/README.md").read_text(), "the card's table of phases"
+
+
+@pytest.mark.runs
 def test_dropout_comes_from_the_model_unless_it_is_given(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[Any]
 ) -> None:

@@ -58,7 +58,13 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def number_under(
-    raw: dict[str, Any], key: str, default: float, where: str, *, least: float | None = None, most: float = MOST_WIDTH
+    raw: Mapping[str, Any],
+    key: str,
+    default: float,
+    where: str,
+    *,
+    least: float | None = None,
+    most: float = MOST_WIDTH,
 ) -> float:
     """Return the number under a key; a whole number if the default is one.
 

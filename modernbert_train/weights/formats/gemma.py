@@ -10,7 +10,7 @@ from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats import llama
+from modernbert_train.weights.formats import llama, rope
 from modernbert_train.weights.formats.config_json import Described, head_of, number_under, numbers_under, require_fixed
 
 MODEL_TYPE, ARCHITECTURE = "gemma3_text", "Gemma3ForCausalLM"
@@ -63,7 +63,7 @@ def describe(
     config: GemmaConfig, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
 ) -> dict[str, Any]:
     """See `HubFormat`."""
-    plain = llama.rope_of(config)
+    positions = rope.describe_layers(config)
     return {
         **head_of(ARCHITECTURE, MODEL_TYPE),
         **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
@@ -75,13 +75,10 @@ def describe(
         "layer_types": layer_types(config),
         "attention_dropout": 0.0,
         "max_position_embeddings": max_tokens,
-        "rope_parameters": {
-            "full_attention": plain,
-            "sliding_attention": {"rope_type": "default", "rope_theta": config.local_rope_theta},
-        },
+        "rope_parameters": positions,
         "rope_theta": config.rope_theta,  # transformers 4 reads these three
         "rope_local_base_freq": config.local_rope_theta,
-        "rope_scaling": plain if config.rope_scaling != "none" else None,
+        "rope_scaling": positions["full_attention"] if config.rope_scaling != "none" else None,
         "sliding_window_pattern": config.global_every,
         "bos_token_id": vocabulary.cls_id,
         "eos_token_id": vocabulary.sep_id,
@@ -99,24 +96,19 @@ def read(raw: dict[str, Any], where: str) -> Described:
     require_fixed(raw, FIXED, where)
     raw = {**_DEFAULTS, **{key: value for key, value in raw.items() if value is not None}}
     numbers = numbers_under(raw, KEYS, GemmaConfig, where)
-    of_both = raw.get("rope_parameters") or {}
-    if not isinstance(of_both, dict) or not all(isinstance(each, dict) for each in of_both.values()):
-        raise DataError(f"{where}: rope_parameters={shown(of_both)}, not two objects. Restore the file from a copy.")
-    wide = {"rope_parameters": of_both["full_attention"]} if "full_attention" in of_both else raw
-    local = of_both.get("sliding_attention", {"rope_theta": raw.get("rope_local_base_freq")})
-    if llama.rope({"rope_parameters": local}, where)["rope_scaling"] != "none":
-        raise DataError(
-            f"{where}: rope_parameters={shown(of_both)}; this encoder cannot scale positions in its local layers. "
-            "Name another model."
-        )
+    max_tokens = int(number_under(raw, "max_position_embeddings", 131_072, where))
+    theta = rope.theta_under(raw, "rope_theta", GemmaConfig.rope_theta, where)
+    local_theta = rope.theta_under(raw, "rope_local_base_freq", GemmaConfig.local_rope_theta, where)
+    thetas, scaling = rope.read_layers(raw, {True: theta, False: local_theta}, [True], max_tokens, where)
     every = raw.get("sliding_window_pattern", raw.get("_sliding_window_pattern"))
     types = raw.get("layer_types")
     if isinstance(types, list) and "full_attention" in types:  # transformers prefers these to a pattern
         every = types.index("full_attention") + 1
     config = GemmaConfig(
         **numbers,
-        **llama.rope({"rope_theta": 1e6, **wide}, where),
-        local_rope_theta=float(number_under(local, "rope_theta", 10_000.0, where, most=1e12)),
+        rope_theta=thetas[0],
+        local_rope_theta=thetas[1],
+        **scaling,
         global_every=int(number_under({"sliding_window_pattern": every}, "sliding_window_pattern", 6, where)),
     )
     if problem := next(config.mistakes(), None) or llama.uneven(config):
@@ -130,4 +122,4 @@ def read(raw: dict[str, Any], where: str) -> Described:
             "equal. Name another model."
         )
     order: Order = "all" if raw.get("use_bidirectional_attention") is True else "causal"
-    return Described(config, int(number_under(raw, "max_position_embeddings", 131_072, where)), order)
+    return Described(config, max_tokens, order)

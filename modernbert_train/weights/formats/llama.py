@@ -7,13 +7,14 @@ with `is_causal: false` in config.json, which transformers 5 obeys and version 4
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Literal, cast
+from typing import Any
 
 from modernbert_train.config.llama import LlamaConfig
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
+from modernbert_train.weights.formats import rope
 from modernbert_train.weights.formats.config_json import Described, head_of, number_under, numbers_under, require_fixed
 
 # model_type -> its class, and the fields of LlamaConfig that it switches on
@@ -48,14 +49,6 @@ KEYS = {
     "norm_eps": "rms_norm_eps",
     "init_std": "initializer_range",
 }
-# keys of rope_parameters: llama3 has all, linear the first
-_STRETCH = {
-    "rope_factor": "factor",
-    "rope_original_tokens": "original_max_position_embeddings",
-    "rope_low_freq": "low_freq_factor",
-    "rope_high_freq": "high_freq_factor",
-}
-_STRETCHED: dict[str, tuple[str, ...]] = {"none": (), "linear": ("rope_factor",), "llama3": tuple(_STRETCH)}
 
 # module of a layer here -> in transformers
 _LAYER = {
@@ -94,12 +87,6 @@ def today(name: str) -> str | None:
     return f"model.{name}" if name.startswith(_BODY) else name
 
 
-def rope_of(config: LlamaConfig) -> dict[str, Any]:
-    """Return the rotary positions in the terms of transformers 5."""
-    stretch = {_STRETCH[ours]: getattr(config, ours) for ours in _STRETCHED[config.rope_scaling]}
-    return {"rope_type": config.rope_scaling if stretch else "default", "rope_theta": config.rope_theta, **stretch}
-
-
 def _kind_of(config: LlamaConfig, order: Order) -> str:
     if config.qk_norm:
         return "qwen3"
@@ -113,7 +100,7 @@ def describe(
 ) -> dict[str, Any]:
     """See `HubFormat`."""
     kind = _kind_of(config, order)
-    positions = rope_of(config)
+    positions = rope.describe(config)
     return {
         **head_of(KINDS[kind][0], kind),
         **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
@@ -153,10 +140,18 @@ def read(raw: dict[str, Any], where: str) -> Described:
             raise DataError(f"{where}: {key}={shown(raw[key])}, not true or false. Restore the file from a copy.")
     raw = {**_DEFAULTS[kind], **{key: value for key, value in raw.items() if value is not None}}
     numbers = numbers_under(raw, KEYS, LlamaConfig, where)
+    given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if not isinstance(given, dict):
+        raise DataError(f"{where}: rope_parameters={shown(given)}, not an object. Restore the file from a copy.")
+    max_tokens = int(number_under(raw, "max_position_embeddings", 8192, where))
+    outside = {key: raw[key] for key in ("original_max_position_embeddings", "partial_rotary_factor") if key in raw}
+    theta = rope.theta_under(raw, "rope_theta", 10_000.0, where)
+    theta, scaling = rope.read({**given, **outside}, theta, max_tokens, where)
     config = LlamaConfig(
         **numbers,
         **KINDS[kind][1],
-        **rope(raw, where),
+        rope_theta=theta,
+        **scaling,
         key_value_heads=_heads(raw, "num_key_value_heads", int(numbers["num_heads"]), where),
         head_width=_heads(raw, "head_dim", int(numbers["hidden_size"]) // int(numbers["num_heads"]), where),
         tied=raw.get("tie_word_embeddings", False),
@@ -164,7 +159,7 @@ def read(raw: dict[str, Any], where: str) -> Described:
     if problem := next(config.mistakes(), None) or uneven(config):
         raise DataError(f"{where}: {problem} Restore the file from a copy, or name another model.")
     order: Order = "all" if kind == "eurobert" or raw.get("is_causal") is False else "causal"
-    return Described(config, int(number_under(raw, "max_position_embeddings", 8192, where)), order)
+    return Described(config, max_tokens, order)
 
 
 def uneven(config: LlamaConfig) -> str | None:
@@ -178,22 +173,3 @@ def _heads(raw: dict[str, Any], key: str, usual: int, where: str) -> int | None:
     """Return a number of heads, or None for the usual one, so that equal configurations compare equal."""
     found = int(number_under(raw, key, max(1, usual), where))
     return None if found == usual else found
-
-
-def rope(raw: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return the rotary positions: from transformers 5's key if present, else from the two older ones."""
-    given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    if not isinstance(given, dict):
-        raise DataError(f"{where}: rope_parameters={shown(given)}, not an object. Restore the file from a copy.")
-    kind = given.get("rope_type", given.get("type", "default"))
-    scaling = "none" if kind == "default" else kind
-    if not isinstance(scaling, str) or scaling not in _STRETCHED or given.get("partial_rotary_factor", 1) != 1:
-        raise DataError(
-            f"{where}: rope_parameters={shown(given)}; this encoder knows rope_type default, linear and llama3, of "
-            "whole heads. Name another model."
-        )
-    theta = number_under({"rope_theta": raw.get("rope_theta"), **given}, "rope_theta", 10_000.0, where, most=1e12)
-    stretch = {
-        ours: number_under(given, _STRETCH[ours], getattr(LlamaConfig, ours), where) for ours in _STRETCHED[scaling]
-    }
-    return {"rope_theta": float(theta), "rope_scaling": cast(Literal["none", "linear", "llama3"], scaling), **stretch}

@@ -7,7 +7,6 @@ config.json states the architecture twice: in the keys of transformers 5 (layer_
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -17,6 +16,7 @@ from modernbert_train.config.read import shown
 from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import Vocabulary
+from modernbert_train.weights.formats import rope
 from modernbert_train.weights.formats.config_json import (
     Described,
     head_of,
@@ -94,7 +94,6 @@ def describe(
         theta = getattr(config, key)
         if not (math.isfinite(theta) and theta > 0):
             raise ConfigError(f"model.{key}={theta}: not exported, the model would give NaN. Set a positive RoPE base.")
-    thetas = {"full_attention": config.global_rope_theta, "sliding_attention": config.local_rope_theta}
     return {
         **head_of(ARCHITECTURE, MODEL_TYPE),
         **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
@@ -103,7 +102,7 @@ def describe(
         "max_position_embeddings": max_tokens,
         "layer_types": layer_types(config.global_attn_every_n_layers, config.num_layers),
         "global_attn_every_n_layers": config.global_attn_every_n_layers,
-        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": float(t)} for kind, t in thetas.items()},
+        "rope_parameters": rope.describe_layers(config),
         "global_rope_theta": float(config.global_rope_theta),
         "local_rope_theta": float(config.local_rope_theta),
         "attention_dropout": 0.0,  # would include attention probabilities, which are never dropped here
@@ -141,10 +140,13 @@ def architecture(
     require_class(raw, where, model_type, named)
     require_fixed(raw, FIXED, where)
     given = numbers_under(raw, KEYS, ModernBertConfig, where)
-    global_theta, local_theta = _rope_thetas(raw, where)
+    theta = rope.theta_under(raw, "global_rope_theta", 160_000.0, where)  # transformers' defaults for ModernBERT
+    local = theta if raw.get("local_rope_theta", 0) is None else 10_000.0
+    local = rope.theta_under(raw, "local_rope_theta", local, where)
+    thetas, scaling = rope.read_layers(raw, {True: theta, False: local}, [True, False], max_tokens_of(raw), where)
     dropout = share_under(raw, OUT_DROPOUT, share_under(raw, "attention_dropout", 0.0, where), where)
     config = ModernBertConfig(
-        **given, global_rope_theta=global_theta, local_rope_theta=local_theta, attention_out_dropout=dropout
+        **given, **scaling, global_rope_theta=thetas[0], local_rope_theta=thetas[1], attention_out_dropout=dropout
     )
     require_whole_heads(config, where)
     every_n = _global_attn_every_n_layers(raw, config.num_layers, where)
@@ -181,29 +183,3 @@ def _global_attn_every_n_layers(raw: dict[str, Any], num_layers: int, where: str
         f"{where}: layer_types makes layers {found} of {len(types)} global, with num_hidden_layers={num_layers} and "
         f"global_attn_every_n_layers={stated}. This encoder knows one in every n, from layer 0. Name another model."
     )
-
-
-def _rope_thetas(raw: dict[str, Any], where: str) -> tuple[float, float]:
-    """Return the bases of global and local layers: from transformers 5's key if present, else from the older two."""
-    rope = raw.get("rope_parameters") or {}
-    kinds = list(rope.values()) if isinstance(rope, dict) else [rope]
-    plain = all(isinstance(kind, dict) and kind.get("rope_type", "default") == "default" for kind in kinds)
-    if raw.get("rope_scaling") or not plain:
-        raise DataError(
-            f"{where}: rope_parameters={shown(rope)}, rope_scaling={shown(raw.get('rope_scaling'))}; this encoder "
-            "only knows rope_type=default, for each kind of layer. Name a model without scaled positions."
-        )
-    old_global = raw.get("global_rope_theta", 160_000.0)  # transformers' defaults for ModernBERT
-    old_local = raw.get("local_rope_theta", 10_000.0)
-    thetas = (
-        (rope.get("full_attention") or {}).get("rope_theta", old_global),
-        (rope.get("sliding_attention") or {}).get("rope_theta", old_global if old_local is None else old_local),
-    )
-    for theta in thetas:
-        is_number = isinstance(theta, int | float) and not isinstance(theta, bool)
-        if not (is_number and 0 < theta <= sys.float_info.max):
-            raise DataError(
-                f"{where}: a RoPE base is {shown(theta)}, which gives NaN. Write the bases that the model was "
-                "trained with."
-            )
-    return float(thetas[0]), float(thetas[1])

@@ -1,0 +1,126 @@
+"""Rotary positions in a config.json: `rope_parameters` of transformers 5, and the older `rope_scaling` and bases.
+
+Read as transformers 5 reads them: `rope_scaling` wins where both are given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from modernbert_train.config.read import shown
+from modernbert_train.config.rope import RotaryConfig
+from modernbert_train.errors import DataError
+from modernbert_train.weights.formats.config_json import number_under
+
+LAYERS = {True: "full_attention", False: "sliding_attention"}
+_LLAMA3 = {
+    "rope_factor": "factor",
+    "rope_original_tokens": "original_max_position_embeddings",
+    "rope_low_freq": "low_freq_factor",
+    "rope_high_freq": "high_freq_factor",
+}
+_YARN = {"rope_beta_fast": "beta_fast", "rope_beta_slow": "beta_slow", "rope_attention_factor": "attention_factor"}
+# rope_type -> the keys of its scaling, ours -> theirs
+_KEYS: dict[str, dict[str, str]] = {
+    "none": {},
+    "linear": {"rope_factor": "factor"},
+    "llama3": _LLAMA3,
+    "yarn": {key: _LLAMA3[key] for key in ("rope_factor", "rope_original_tokens")} | _YARN,
+}
+
+
+def describe(config: RotaryConfig, is_global: bool = True) -> dict[str, Any]:
+    """Return the base and the scaling of global or local layers, in the words of transformers 5."""
+    found = {"rope_type": "default", "rope_theta": float(config.thetas[is_global])}
+    if config.is_scaled(is_global):
+        found |= {theirs: getattr(config, ours) for ours, theirs in _KEYS[config.rope_scaling].items()}
+        found["rope_type"] = config.rope_scaling
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def describe_layers(config: RotaryConfig) -> dict[str, Any]:
+    """Return `rope_parameters` of an encoder with global and local layers."""
+    return {kind: describe(config, is_global) for is_global, kind in LAYERS.items()}
+
+
+def read(raw: Mapping[str, Any], theta: float, longest: int, where: str) -> tuple[float, dict[str, Any]]:
+    """Return the RoPE base and the keys of `RotaryConfig`.
+
+    Args:
+        raw: an object with both.
+        theta: base if it states none.
+        longest: tokens of the longest text, which scaling counts from if the file names no other length.
+        where: how messages name the file.
+
+    Raises:
+        DataError: these positions cannot be computed; names them.
+    """
+    kind = raw.get("rope_type", raw.get("type", "default"))
+    kind = "none" if kind == "default" else kind
+    known = isinstance(kind, str) and kind in _KEYS
+    if not known or raw.get("partial_rotary_factor") not in (None, 1) or raw.get("truncate") not in (None, True):
+        raise DataError(
+            f"{where}: rope_parameters={shown(raw)}; this encoder knows rope_type default, linear, llama3 and yarn, of "
+            "whole heads and with truncate=true. Name another model."
+        )
+    theta = theta_under(raw, "rope_theta", theta, where)
+    if kind != "none" and raw.get("factor") is None:
+        raise DataError(f"{where}: rope_parameters={shown(raw)}, without a factor. Write the one it was trained with.")
+    found: dict[str, Any] = {"rope_scaling": kind}
+    for ours, theirs in _KEYS[kind].items():
+        if ours == "rope_attention_factor":
+            found[ours] = _attention_factor(raw, found["rope_factor"], where)
+        else:
+            usual = longest if ours == "rope_original_tokens" else getattr(RotaryConfig, ours)
+            found[ours] = number_under(raw, theirs, usual, where, least=1.0 if ours == "rope_factor" else None)
+    nothing = found.get("rope_factor") == 1 and found.get("rope_attention_factor") is None
+    return theta, {"rope_scaling": "none"} if nothing else found
+
+
+def theta_under(raw: Mapping[str, Any], key: str, default: float, where: str) -> float:
+    """Return the RoPE base under a key."""
+    return float(number_under(raw, key, default, where, most=1e12))
+
+
+def _attention_factor(raw: Mapping[str, Any], factor: float, where: str) -> float | None:
+    """Return that of yarn: as it is given, from `mscale` and `mscale_all_dim`, or None."""
+    if raw.get("attention_factor") is not None:
+        return number_under(raw, "attention_factor", 1.0, where)
+    if not (raw.get("mscale") and raw.get("mscale_all_dim")):
+        return None
+    scale, all_dim = (number_under(raw, key, 1.0, where) for key in ("mscale", "mscale_all_dim"))
+    return (0.1 * scale * math.log(factor) + 1) / (0.1 * all_dim * math.log(factor) + 1)
+
+
+def read_layers(
+    raw: Mapping[str, Any], thetas: Mapping[bool, float], older_of: Collection[bool], longest: int, where: str
+) -> tuple[tuple[float, float], dict[str, Any]]:
+    """Return the bases of global and local layers, and the keys of `RotaryConfig`.
+
+    Args:
+        raw: content of a config.json.
+        thetas: bases of global (True) and local (False) layers if `rope_parameters` does not state them.
+        older_of: the layers that the older `rope_scaling` is of.
+        longest, where: see `read`.
+
+    Raises:
+        DataError: see `read`; or local layers are scaled otherwise than global ones.
+    """
+    given, older = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
+    kinds = given.values() if isinstance(given, dict) else [given]
+    if not isinstance(older, dict) or not all(each is None or isinstance(each, dict) for each in kinds):
+        raise DataError(
+            f"{where}: rope_parameters={shown(given)}, rope_scaling={shown(older)}: not an object for each of "
+            f"{' and '.join(LAYERS.values())}. Restore the file from a copy."
+        )
+    of_kind = {key: {**(given.get(kind) or {}), **(older if key in older_of else {})} for key, kind in LAYERS.items()}
+    theta, scaling = read(of_kind[True], thetas[True], longest, where)
+    local_theta, local = read(of_kind[False], thetas[False], longest, where)
+    if local["rope_scaling"] != "none" and local != scaling:
+        raise DataError(
+            f"{where}: rope_parameters={shown(given)}, rope_scaling={shown(older)}; local layers are scaled as global "
+            "ones here, or not at all. Name another model."
+        )
+    return (theta, local_theta), scaling | {"local_rope_scaled": local["rope_scaling"] != "none"}
