@@ -1,4 +1,4 @@
-"""The architecture: keys of every encoder. An encoder is a file beside this one, as modernbert.py, and a row in
+"""The architecture: keys of every encoder. An encoder is another file in this folder and a row in
 schema.VARIANTS. Keys that a phase may change are marked `phased`; all others determine the weights' shapes.
 """
 

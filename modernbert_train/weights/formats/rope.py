@@ -85,7 +85,7 @@ def theta_under(raw: Mapping[str, Any], key: str, default: float, where: str) ->
 
 
 def _attention_factor(raw: Mapping[str, Any], factor: float, where: str) -> float | None:
-    """Return that of yarn: as it is given, from `mscale` and `mscale_all_dim`, or None."""
+    """Return yarn's factor: the given one, the ratio of `mscale` and `mscale_all_dim`, or None."""
     if raw.get("attention_factor") is not None:
         return number_under(raw, "attention_factor", 1.0, where)
     if not (raw.get("mscale") and raw.get("mscale_all_dim")):
