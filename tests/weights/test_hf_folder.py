@@ -58,7 +58,7 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 @pytest.mark.parametrize(
     "changes",
     [
-        {"rope_scaling": YARN},
+        {"rope_scaling": YARN, "rope_parameters": "absent"},
         {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_parameters": "absent"},
         {"rope_parameters": {"full_attention": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}}},
         {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 0.8}}},
