@@ -104,7 +104,8 @@ def rotated_both_ways(lengths: list[int], visible: Visible, width: int, dtype: t
     found = []
     for kernel, kind, device in ((sdpa, torch.float32, "cpu"), (tiles, dtype, DEVICE)):
         given = qkv.to(device, kind).requires_grad_()
-        tables = rotary_tables(positions.to(device), 10_000.0, width, kind)
+        cos_TE, sin_T2E = rotary_tables(positions.to(device), 10_000.0, width, kind)
+        tables = 1.25 * cos_TE, 1.25 * sin_T2E  # as yarn scales them
         out = attend_rotary(given, tables, kernel, kernel.prepare(line.to(device), visible), True)
         (grad,) = torch.autograd.grad(out, given, weight.to(device, kind))
         found.append((out.detach().cpu().float(), grad.cpu().float(), grad))
