@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from modernbert_train.__main__ import main, read_run
+from modernbert_train.config.schema import LlamaConfig
 from tests.conftest import TinyRun
 from tests.train.test_run import records
 
@@ -95,3 +97,31 @@ def test_a_model_that_is_not_there_is_reported_by_who_reads_it(
     """A misspelt name must not be taken for a model without bases."""
     assert main(["check", *tiny_run(f"weights.init_from={tmp_path}/none")]) != 0
     assert "none" in capsys.readouterr().err
+
+
+def test_a_llama_takes_the_base_and_the_scaling_of_its_folder(tmp_path: Path) -> None:
+    """As of Llama 3.2; with this program's own base every distance would be another."""
+    scaling = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling["original_max_position_embeddings"] = 8192
+    raw = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "rope_theta": 500_000.0,
+        "rope_scaling": scaling,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    run = tmp_path / "run.yaml"
+    run.write_text(f"""
+name: next
+data: {{train: a, validation: b, tokenizer: c}}
+weights: {{init_from: {tmp_path}}}
+model: {{name: llama}}
+phases: {{one: {{tokens: 1000, row_tokens: 64, batch_rows: 1, microbatch_tokens: 64}}}}
+optim: {{name: adamw, lr: 1e-3}}
+""")
+    model = read_run([str(run)]).model
+    assert isinstance(model, LlamaConfig)
+    assert (model.rope_theta, model.rope_scaling, model.rope_factor, model.rope_low_freq) == (500_000, "llama3", 32, 1)
+    given = read_run([str(run), "model.rope_theta=10_000", "model.rope_scaling=linear", "model.rope_factor=2"]).model
+    assert isinstance(given, LlamaConfig)
+    assert (given.rope_theta, given.rope_scaling, given.rope_factor) == (10_000, "linear", 2)
