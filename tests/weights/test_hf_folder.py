@@ -58,7 +58,7 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 @pytest.mark.parametrize(
     "changes",
     [
-        {"rope_scaling": YARN, "rope_parameters": "absent"},
+        {"rope_scaling": YARN | {"rope_type": "yarn"}},
         {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_parameters": "absent"},
         {"rope_parameters": {"full_attention": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}}},
         {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 0.8}}},
@@ -259,6 +259,7 @@ def test_a_senseless_theta_is_not_exported(
         ({"mlp_bias": True}, "mlp_bias=True"),
         ({"decoder_bias": False}, "decoder_bias=False"),
         ({"rope_parameters": "absent", "local_rope_theta": -1}, "local_rope_theta=-1, not a number above 0"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "transformers ignores a `type` here"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "'dynamic'.*default, linear, llama3 and yarn"),
         ({"layer_types": ["sliding_attention"] * 5}, r"layer_types makes layers \[\] of 5 global"),
         ({"global_attn_every_n_layers": 3}, r"layers \[0, 2, 4\] of 5 global.*global_attn_every_n_layers=3"),

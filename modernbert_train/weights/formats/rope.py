@@ -115,6 +115,10 @@ def read_layers(
             f"{where}: rope_parameters={shown(given)}, rope_scaling={shown(older)}: not an object for each of "
             f"{' and '.join(LAYERS.values())}. Restore the file from a copy."
         )
+    if older.get("type", "default") != "default" and "rope_type" not in older:
+        raise DataError(
+            f"{where}: rope_scaling={shown(older)}: transformers ignores a `type` here. Write rope_type, or remove it."
+        )
     of_kind = {key: {**(given.get(kind) or {}), **(older if key in older_of else {})} for key, kind in LAYERS.items()}
     theta, scaling = read(of_kind[True], thetas[True], longest, where)
     local_theta, local = read(of_kind[False], thetas[False], longest, where)
