@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from modernbert_train.config.knob import knob
-from modernbert_train.config.model import MOST_LAYERS, MOST_WIDTH
-from modernbert_train.config.rope import RotaryConfig
+from modernbert_train.config.model import MOST_LAYERS, MOST_WIDTH, RotaryConfig
 
 
 @dataclass(frozen=True, kw_only=True)

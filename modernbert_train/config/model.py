@@ -1,5 +1,6 @@
-"""The architecture: keys of every encoder. An encoder is another file in this folder and a row in
-schema.VARIANTS. Keys that a phase may change are marked `phased`; all others determine the weights' shapes.
+"""The architecture: keys of every encoder, of scaled rotary positions, and ModernBERT's. Another encoder is a file
+like this and a row in schema.VARIANTS. Keys that a phase may change are marked `phased`; all others determine the
+weights' shapes.
 """
 
 from __future__ import annotations
@@ -190,19 +191,19 @@ class ModelConfig:
         Heads keep their size, so the width is in whole heads; the hidden width follows it. A fraction may leave no
         layer or no head, which `check` refuses.
         """
-        heads = nearest(self.num_heads * width)
+        heads = _nearest(self.num_heads * width)
         hidden = heads * self.head_size
         return replace(
             self,
             num_layers=self.layers_at(depth),
             num_heads=heads,
             hidden_size=hidden,
-            intermediate_size=nearest(self.intermediate_size * hidden / self.hidden_size),
+            intermediate_size=_nearest(self.intermediate_size * hidden / self.hidden_size),
         )
 
     def layers_at(self, depth: float) -> int:
         """Return a fraction of the layers, rounded."""
-        return nearest(self.num_layers * depth)
+        return _nearest(self.num_layers * depth)
 
     def logit_chunk(self, *, on_gpu: bool, bytes_per_logit: int) -> int:
         """Return the number of predicted positions whose logits exist at the same time in training: enough for
@@ -211,5 +212,156 @@ class ModelConfig:
         return max(1, budget // (self.vocab_size * bytes_per_logit * 128)) * 128
 
 
-def nearest(number: float) -> int:
+def _nearest(number: float) -> int:
     return math.floor(number + 0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryConfig(ModelConfig):
+    """Keys of encoders whose rotary positions can be scaled, to read longer texts than those in training."""
+
+    # divide the angles of positions by rope_factor: linear: all of them; llama3, as Llama 3.1, and yarn (arXiv
+    # 2309.00071): the slow ones, the fast ones not, and those between by degrees; none: no angle
+    rope_scaling: Literal["none", "linear", "llama3", "yarn"] = knob("none", phased=True)
+    rope_factor: float = knob(1.0, low=1, phased=True)  # texts are longer by this factor
+    # tokens of the longest text before scaling; an angle is slow or fast by its full turns within such a text
+    rope_original_tokens: int = knob(8192, above=0, high=MOST_WIDTH, phased=True)
+    rope_low_freq: float = knob(1.0, above=0, phased=True)  # llama3: angles with fewer turns are slow
+    rope_high_freq: float = knob(4.0, above=0, phased=True)  # llama3: angles with more turns are fast
+    rope_beta_slow: float = knob(1.0, above=0, phased=True)  # yarn: as rope_low_freq
+    rope_beta_fast: float = knob(32.0, above=0, phased=True)  # yarn: as rope_high_freq
+    # yarn: queries and keys are multiplied by it; None: 0.1 ln(rope_factor) + 1
+    rope_attention_factor: float | None = knob(None, above=0, phased=True)
+
+    @property
+    def local_rope_scaled(self) -> bool:
+        """True if rope_scaling is also of local layers; a key of encoders that have such layers."""
+        return False
+
+    @property
+    def thetas(self) -> Mapping[bool, float]:
+        """RoPE bases of global (True) and local (False) layers."""
+        raise NotImplementedError
+
+    def is_scaled(self, is_global: bool) -> bool:
+        """True if rope_scaling applies to global (True) or local (False) layers."""
+        return self.rope_scaling != "none" and (is_global or self.local_rope_scaled)
+
+    def described_base(self, is_global: bool = True) -> str:
+        """The RoPE base and its scaling in words, for a model card and for a run's first lines."""
+        scaled = f", {self.rope_scaling} by {self.rope_factor:g}" if self.is_scaled(is_global) else ""
+        return f"{self.thetas[is_global]:,.0f}{scaled}"
+
+    def mistakes(self) -> Iterator[str]:
+        """See `ModelConfig`."""
+        if self.rope_factor != 1 and self.rope_scaling == "none":
+            yield f"model.rope_factor={self.rope_factor:g} with model.rope_scaling=none: set yarn, linear, llama3 or 1."
+        if self.rope_factor == 1 and self.rope_scaling != "none" and self.rope_attention_factor is None:
+            yield f"model.rope_scaling={self.rope_scaling} with model.rope_factor=1 scales nothing: set a larger one."
+        if self.rope_scaling == "llama3" and self.rope_high_freq <= self.rope_low_freq:
+            yield (
+                f"model.rope_high_freq={self.rope_high_freq:g} with model.rope_low_freq={self.rope_low_freq:g}: set a "
+                "larger one; Llama 3.1 has 4 and 1."
+            )
+        if self.rope_scaling == "yarn" and self.rope_beta_fast <= self.rope_beta_slow:
+            yield (
+                f"model.rope_beta_fast={self.rope_beta_fast:g} with model.rope_beta_slow={self.rope_beta_slow:g}: set "
+                "a larger one; the paper has 32 and 1."
+            )
+        if self.rope_scaling == "yarn" and min(self.thetas.values()) <= 1:
+            yield f"model.rope_scaling=yarn with a RoPE base of {min(self.thetas.values()):g}: set one above 1."
+        if self.local_rope_scaled and self.rope_scaling == "none":
+            yield "model.local_rope_scaled=true with model.rope_scaling=none: set linear, llama3 or yarn, or false."
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModernBertConfig(RotaryConfig):
+    """ModernBERT. The defaults are ModernBERT-base (arXiv 2412.13663, table 4)."""
+
+    name: str = "modernbert"
+    # rows of the embedding, at least the tokenizer's entries; multiples of 64 are faster
+    vocab_size: int = knob(50368, above=0, high=MOST_WIDTH)
+    hidden_size: int = knob(768, above=0, high=MOST_WIDTH)
+    num_layers: int = knob(22, above=0, high=MOST_LAYERS)
+    num_heads: int = knob(12, above=0, high=MOST_WIDTH)
+    # width after the gate; the GeGLU input projection is twice as wide
+    intermediate_size: int = knob(1152, above=0, high=MOST_WIDTH)
+    # layers 0, n, 2n, ... attend globally, the others within local_attention
+    global_attn_every_n_layers: int = knob(3, above=0, high=MOST_WIDTH)
+    # window of local layers in tokens, half on each side, both ends included
+    local_attention: int = knob(128, above=0, high=MOST_WIDTH)
+    # RoPE base of global layers; 160,000 for 8,192 tokens
+    global_rope_theta: float = knob(10_000.0, above=0, phased=True)
+    local_rope_theta: float = knob(10_000.0, above=0, phased=True)  # the same of local layers
+    local_rope_scaled: bool = knob(False, phased=True)  # rope_scaling is also of local layers
+    norm_eps: float = knob(1e-5, above=0)
+    # after the attention's output projection, in training only
+    attention_out_dropout: float = knob(0.1, low=0, below=1, training=True)
+    # "full_megatron": truncated normal, output projections divided by sqrt(2 num_layers)
+    init_std: float = knob(0.02, above=0, training=True)
+    init_cutoff: float = knob(2.0, above=0, training=True)  # truncation, in standard deviations
+
+    title = "ModernBERT", "2412.13663"
+
+    @property
+    def details(self) -> str:
+        every = self.global_attn_every_n_layers
+        return (
+            f"layers 0, {every}, {2 * every}, ... attend globally, the others within\n"
+            f"  {self.half_window} tokens on each side; dropout {self.attention_out_dropout:g} after attention"
+        )
+
+    @property
+    def phased_details(self) -> Mapping[str, str]:
+        return {"global RoPE base": self.described_base(True), "local RoPE base": self.described_base(False)}
+
+    @property
+    def thetas(self) -> Mapping[bool, float]:
+        """See `RotaryConfig`."""
+        return {True: self.global_rope_theta, False: self.local_rope_theta}
+
+    pooler_activation = None
+
+    @property
+    def pooling(self) -> Literal["mean"]:
+        """See `ModelConfig`: as in the released models."""
+        return "mean"
+
+    def init_of(self, name: str) -> tuple[float, float | None]:
+        """See `ModelConfig`; output projections are smaller, and the classifier is initialized as in transformers."""
+        if name == CLASSIFIER_WEIGHT:
+            return float(self.hidden_size**-0.5), self.init_cutoff
+        narrower = math.sqrt(2 * self.num_layers) if name.endswith("Wo.weight") else 1.0
+        return self.init_std / narrower, self.init_cutoff
+
+    def mistakes(self) -> Iterator[str]:
+        """See `ModelConfig`."""
+        yield from super().mistakes()
+        if self.head_size % 2:
+            yield f"model.hidden_size/num_heads={self.head_size}: rotary embeddings turn pairs. Make it even."
+        if self.local_attention % 2:
+            yield f"model.local_attention={self.local_attention}: half of the window is on each side. Make it even."
+
+    def mistakes_from_scratch(self) -> Iterator[str]:
+        """See `ModelConfig`."""
+        every = self.global_attn_every_n_layers
+        if (self.num_layers - 1) % every:
+            below = (self.num_layers - 1) // every * every + 1
+            yield (
+                f"model.num_layers={self.num_layers} with model.global_attn_every_n_layers={every} ends in a local "
+                f"layer, and the last must see the whole sequence. Use {below} or {below + every} layers."
+            )
+
+    def layers_at(self, depth: float) -> int:
+        """See `ModelConfig`; the first and the last layer are global."""
+        every = self.global_attn_every_n_layers
+        wanted = self.num_layers * depth
+        return 1 + every * _nearest((wanted - 1) / every) if _nearest(wanted) else 0
+
+    @property
+    def half_window(self) -> int:
+        """Keys visible on each side of a query in local layers: distance 64 attends, 65 does not."""
+        return self.local_attention // 2
+
+    def is_global(self, layer: int) -> bool:
+        return layer % self.global_attn_every_n_layers == 0

@@ -34,7 +34,7 @@ from modernbert_train.config.knob import facts_of, knob
 from modernbert_train.config.launch import LaunchConfig
 from modernbert_train.config.llama import LlamaConfig as LlamaConfig
 from modernbert_train.config.model import ModelConfig as ModelConfig  # importers of the schema take all of it here
-from modernbert_train.config.modernbert import ModernBertConfig as ModernBertConfig
+from modernbert_train.config.model import ModernBertConfig as ModernBertConfig
 from modernbert_train.config.neobert import NeoBertConfig as NeoBertConfig
 from modernbert_train.config.objective import CausalLmConfig as CausalLmConfig
 from modernbert_train.config.objective import MaskedLmConfig as MaskedLmConfig

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modernbert_train.config.rope import RotaryConfig
+from modernbert_train.config.model import RotaryConfig
 from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.attention import Kernel, RotatingKernel
 from modernbert_train.models.casts import Linear
