@@ -100,7 +100,8 @@ def _start_once(
     on_gpus: bool,
 ) -> tuple[int, str, bool]:
     """Start all ranks once; return the exit code, the last message, and True if a signal has requested a stop."""
-    with _Signals() as signals, tempfile.TemporaryDirectory(dir=scratch.folder()) as folder:
+    with _Signals() as signals:
+        folder = tempfile.mkdtemp(dir=scratch.folder())  # removed with it, when the launcher ends
         beats = Path(folder, "beats")
         beats.mkdir()
         os.environ[BEATS_FOLDER] = str(beats)

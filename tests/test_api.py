@@ -29,8 +29,8 @@ from modernbert_train import (
     plan_run,
     train_run,
 )
-from tests.conftest import TinyRun
 from tests.docs.notebook import page
+from tests.support.tiny_run import TinyRun
 
 ROOT = Path(__file__).parents[1]
 

@@ -22,7 +22,7 @@ from modernbert_train.__main__ import main, parse, read_run
 from modernbert_train.cli.verbs import BY_NAME, EXIT_CODES, REMOVED, VERBS, Verb, make_parser
 from modernbert_train.config.load import to_yaml
 from modernbert_train.data.dataset_card import read_card, write_card
-from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ["torch", "composer", "streaming", "transformers", "datasets"]

@@ -9,7 +9,7 @@ import pytest
 from modernbert_train.__main__ import read_run
 from modernbert_train.clock import VALIDATIONS, Clock, validations_in
 from modernbert_train.config.schema import RunConfig
-from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 
 LONG = ("phases.short.tokens=400_000", "phases.long.tokens=200_000")
 

@@ -10,7 +10,6 @@ This process adopts orphans, so that no leftover process is overlooked.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import os
 import signal
@@ -20,7 +19,6 @@ import tempfile
 import threading
 import time
 import traceback
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -101,22 +99,17 @@ def _run(program: Callable[[], int]) -> None:
     """Run the program in the fork until the process exits."""
     code = 70
     try:
-        weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # temporary folders of the parent
         tempfile.tempdir = None  # to be found again from this process's own environment
         for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}:
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        code = program()
+        code = program()  # verbs end the process themselves, and do before what is registered for that
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         traceback.print_exc()
-    finally:  # exit like an interpreter
-        with suppress(BaseException):
-            threading._shutdown()  # type: ignore[attr-defined]
-        with suppress(BaseException):
-            atexit._run_exitfuncs()
+    finally:
         with suppress(BaseException):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -165,23 +158,28 @@ def _verb(words: Sequence[str]) -> int:
 
 
 def _launcher(words: Sequence[str]) -> int:
-    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
-
     from launch import run
     from modernbert_train.distributed import scratch, stop_signals
 
     stop_signals.take_over()
-    SubprocessHandler._popen = _rank  # type: ignore[assignment,method-assign]
+    fork_ranks()
     sys.argv = [str(run.__file__), *words]
     scratch.use_for_temporary_files()
     stop_signals.end(run.main(list(words)))
 
 
-def _rank(handler: Any, command: Sequence[str], environment: Mapping[str, str]) -> Forked:
-    """Replacement of SubprocessHandler._popen."""
+def fork_ranks() -> None:
+    """Let torch's launcher in this process fork its ranks."""
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+    subprocess_handler.Popen = _rank  # type: ignore[assignment]
+
+
+def _rank(args: Sequence[str], env: Mapping[str, str], **_: Any) -> Forked:
+    """Replacement of subprocess.Popen for `python -m modernbert_train ...`."""
     from modernbert_train.distributed import stop_signals
 
-    words = list(command)[list(command).index("modernbert_train") + 1 :]
+    words = list(args)[list(args).index("modernbert_train") + 1 :]
 
     def program() -> int:
         os.setsid()
@@ -192,7 +190,7 @@ def _rank(handler: Any, command: Sequence[str], environment: Mapping[str, str]) 
                     os.dup2(nothing, handle)
         stop_signals._before_a_stop.clear()  # registered by the launcher
         os.environ.clear()
-        os.environ.update(environment)
+        os.environ.update(env)
         return _verb(words)
 
     return Forked(program)

@@ -80,6 +80,7 @@ class Loop:
     def __post_init__(self) -> None:
         self.events = Events(self.trainer, self.silent)
         self._steps = 0  # since this start
+        self._freezes = gc.get_freeze_count() > 0  # our command froze its imports; others manage theirs
         self._ended = datetime.now()  # end of the previous step
 
     @property
@@ -102,7 +103,7 @@ class Loop:
         self._ended = datetime.now()
         for batch, times in self.batches():
             self.step(batch, times)
-            if self._steps == 1:  # layers are compiled; exempt the objects that exist now from garbage collection
+            if self._steps == 1 and self._freezes:  # layers are compiled; exempt their objects from garbage collection
                 gc.collect()
                 gc.freeze()
             if self.stopped or self.state.timestamp.token.value >= self.clock.total_tokens:
@@ -213,7 +214,8 @@ class Loop:
 
     def close(self) -> None:
         """Write pending records; called however the run ends."""
-        gc.unfreeze()  # otherwise the model would stay in memory after the run, in a longer program
+        if self._freezes:
+            gc.unfreeze()  # otherwise the model would stay in memory after the run, in a longer program
         self.recorder.close()
         if self.profile is not None:
             self.profile.close()

@@ -17,7 +17,7 @@ from benchmarks.drill.__main__ import read, table
 from benchmarks.drill.damaged import flip_bit, nodes, truncate
 from benchmarks.drill.injuries import INJURIES
 from benchmarks.drill.lab import Ended, Lab, Result
-from tests import warm
+from tests.support import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,7 +26,7 @@ def drill(out: Path, *words: str) -> tuple[int, str]:
     """A separate program, forked from a single-threaded one, like its runs."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "benchmarks.drill", "--out", str(out), *words]
-    done = warm.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    done = forked.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -20,8 +20,8 @@ from modernbert_train.checkpoints.replica import Replica, fetch_newest
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import StoppedEarly
 from tests.checkpoints.small_checkpoint import CONFIG, write
-from tests.conftest import TinyRun
 from tests.data.s3 import BUCKET, Store, wait_for
+from tests.support.tiny_run import TinyRun
 from tests.train.test_run import finish, records, start
 
 pytest.importorskip("s3fs", reason="needs s3fs, which the pinned environment has")

@@ -14,12 +14,12 @@ import yaml
 
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.checkpoints.resume_rules import past_changes
-from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 from tests.train.test_run import records
 
 pytestmark = pytest.mark.runs
 
-# phases short (4,000 tokens, no decay) and long (2,000, with decay over the last 1,000); see tests/conftest.py
+# phases short (4,000 tokens, no decay) and long (2,000, with decay over the last 1,000); see tests/support/tiny_run.py
 IN_SHORT, AT_BORDER, IN_LONG, IN_DECAY, AT_END = (
     ("short", 2000), ("short", 4100), ("long", 4900), ("long", 5500), ("long", 6050),
 )  # fmt: skip

@@ -15,7 +15,7 @@ import pytest
 from modernbert_train.__main__ import read_run
 from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
-from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 
 NO_PROCESS = 1 << 22  # above Linux's highest process id
 

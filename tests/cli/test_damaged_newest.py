@@ -15,7 +15,7 @@ import pytest
 from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.checkpoints.verified import step_folders
-from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(200)]
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.runs, pytest.mark.timeout(200)]
 @pytest.fixture(scope="module")
 def trained(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run with some checkpoints, trained once for all tests here."""
-    from tests.conftest import TINY_YAML
+    from tests.support.tiny_run import TINY_YAML
 
     folder = tmp_path_factory.mktemp("trained")
     (folder / "tiny.yaml").write_text(TINY_YAML.format(runs=folder / "runs", data=tiny_data), encoding="utf-8")

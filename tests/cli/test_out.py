@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.__main__ import main
-from tests.conftest import TINY_YAML
+from tests.support.tiny_run import TINY_YAML
 
 # verb -> its words; RUN: a trained run, OUT: the output path
 WORDS: dict[str, str] = {

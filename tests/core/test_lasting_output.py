@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.core.lasting_output import lasting_output
-from tests import warm
-from tests.conftest import TinyRun
+from tests.support import forked
+from tests.support.tiny_run import TinyRun
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "modernbert_train"]
 
 
 def start(
-    *words: str, errors: int = subprocess.PIPE, popen: type[subprocess.Popen[str]] = subprocess.Popen
-) -> subprocess.Popen[str]:
+    *words: str, errors: int = subprocess.PIPE, popen: type[subprocess.Popen[str] | forked.Popen] = subprocess.Popen
+) -> subprocess.Popen[str] | forked.Popen:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return popen([*COMMAND, *words], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
 
@@ -43,7 +43,7 @@ def test_a_reader_that_has_seen_enough_may_leave(tiny_run: TinyRun, verb: str) -
 @pytest.mark.runs
 def test_a_log_has_everything_of_a_run_in_order(tiny_run: TinyRun) -> None:
     """`train | tee log`: banner, progress, validations and the result are piped; errors are not."""
-    process = start("train", *tiny_run("logging={progress_bar: true, line_seconds: 0.0001}"), popen=warm.Popen)
+    process = start("train", *tiny_run("logging={progress_bar: true, line_seconds: 0.0001}"), popen=forked.Popen)
     said, errors = process.communicate(timeout=120)
     assert process.returncode == 0 and errors == ""
     marks = (
@@ -59,7 +59,7 @@ def test_a_log_has_everything_of_a_run_in_order(tiny_run: TinyRun) -> None:
 @pytest.mark.runs
 def test_ctrl_c_that_takes_the_tee_along_still_saves(tiny_run: TinyRun, tmp_path: Path) -> None:
     """`train 2>&1 | tee log` and Ctrl-C: both get the signal, tee is gone at once, and the run must not die of that."""
-    process = start("train", *tiny_run("phases.short.tokens=400_000"), errors=subprocess.STDOUT, popen=warm.Popen)
+    process = start("train", *tiny_run("phases.short.tokens=400_000"), errors=subprocess.STDOUT, popen=forked.Popen)
     assert process.stdout is not None
     metrics = tmp_path / "runs/tiny/metrics.jsonl"
     deadline = time.monotonic() + 100

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.__main__ import main
-from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 
 
 @pytest.fixture

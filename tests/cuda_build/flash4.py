@@ -36,9 +36,9 @@ def look(kept: Path) -> dict[str, Any]:
     from modernbert_train.models.attention import flash4
     from modernbert_train.models.attention.visible import Visible
     from modernbert_train.models.attention.written_out import small_batch
-    from tests.conftest import make_tiny_data
     from tests.cuda_build import flash as flash_attention
     from tests.cuda_build import layers, train_step
+    from tests.support.tiny_run import make_tiny_data
 
     forward, backward = flash4.load()
     calls: list[dict[str, Any]] = []

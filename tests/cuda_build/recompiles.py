@@ -17,8 +17,8 @@ from modernbert_train.batch import Batch, Sums
 from modernbert_train.evaluate import heldout
 from modernbert_train.models.masked_lm import POSITIONS, ForMaskedLM
 from modernbert_train.train import session
-from tests.conftest import TINY_YAML, make_tiny_data
 from tests.cuda_build.layers import graphs
+from tests.support.tiny_run import TINY_YAML, make_tiny_data
 
 WORDS = (
     *("compute.device=cuda", "compute.precision=bf16", "compute.attention=varlen", "compute.compile=true"),

@@ -13,8 +13,8 @@ import pytest
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.plan.speed_settings import RunGpus, on_gpu
-from tests.conftest import make_tiny_data
 from tests.cuda_build.front_door import Machine, planted_tree
+from tests.support.tiny_run import make_tiny_data
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(1800)]
 

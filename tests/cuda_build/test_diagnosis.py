@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import make_tiny_data
 from tests.cuda_build import null
 from tests.cuda_build.front_door import Launch, Machine
+from tests.support.tiny_run import make_tiny_data
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(600)]
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import make_tiny_data
 from tests.cuda_build.front_door import Machine, journey, planted_tree
 from tests.cuda_build.null import ROOT, environment
+from tests.support.tiny_run import make_tiny_data
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(1800)]
 

@@ -37,9 +37,9 @@ from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.train import composer_internals, session
 from modernbert_train.train.step import Loop
 from modernbert_train.weights.shares import Copier
-from tests.conftest import TINY_YAML, make_tiny_data
 from tests.cuda_build import flash as flash_attention
 from tests.cuda_build.null import Account, by_kind, faults
+from tests.support.tiny_run import TINY_YAML, make_tiny_data
 
 RANKS = {"ddp": 2, "fsdp2": 2, "hsdp": 4}
 STEPS = 8

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 
 from modernbert_train.__main__ import main
-from tests.conftest import TINY_YAML, make_tiny_data
 from tests.distributed.gloo import run_ranks
 from tests.distributed.test_invariance import train_each
-from tests.warm import CONTEXT, outputs, print_to
+from tests.support.forked import CONTEXT, outputs, print_to
+from tests.support.tiny_run import TINY_YAML, make_tiny_data
 
 FOLDER = Path(__file__).parent / "recorded"
 COLUMNS = ("step", "phase", "tokens", "loss", "grad_norm")
@@ -135,7 +135,7 @@ def train(names: Sequence[str], folder: Path, data: Path | None = None, faults: 
     alone = [(words[name], None) for name in names if CURVES[name].ranks == 1]
     alone += [([str(file), *CURVES[FAULTY].words, f"name={fault}"], fault) for fault in faults]
     if alone:
-        with ProcessPoolExecutor(1, CONTEXT, initializer=print_to, initargs=(outputs(),)) as pool:
+        with ProcessPoolExecutor(1, CONTEXT, initializer=print_to, initargs=outputs()) as pool:
             pool.submit(_train_alone, alone).result()
     together = [words[name] for name in names if CURVES[name].ranks == 2]
     if together:

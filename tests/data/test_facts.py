@@ -26,7 +26,7 @@ from modernbert_train.data.fingerprint import data_fingerprint
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.train import session
 from modernbert_train.vocabulary import read_vocabulary
-from tests.conftest import TINY_YAML, TinyRun
+from tests.support.tiny_run import TINY_YAML, TinyRun
 
 SHORT = (
     *("phases.long=null", "phases.short.tokens=200", "phases.short.batch_warmup=null"),

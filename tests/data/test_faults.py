@@ -22,9 +22,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from modernbert_train.data.workers import LOOK_SECONDS, deliveries
 from modernbert_train.errors import DataError, RunError
-from tests import warm
-from tests.conftest import TinyRun
 from tests.data.make_shards import make_documents, make_shards
+from tests.support import forked
+from tests.support.tiny_run import TinyRun
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(200)  # a busy machine takes long to import torch
@@ -210,7 +210,7 @@ def ranks_environment() -> list[dict[str, str]]:
 def run_ranks(*command: str) -> list[tuple[int, str]]:
     """Exit code and messages of two processes that no launcher watches over."""
     started = [
-        warm.Popen([sys.executable, *command], env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        forked.Popen([sys.executable, *command], env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT)
         for environment in ranks_environment()
     ]
     try:
@@ -254,7 +254,7 @@ def test_a_shard_that_one_rank_meets_ends_all_ranks_with_its_name(
 def test_a_killed_worker_ends_a_whole_run_with_a_message(tiny_run: TinyRun, tmp_path: Path) -> None:
     """As the kernel does when memory runs out: no traceback, the cause and what to do."""
     words = tiny_run("data.num_workers=1", "phases.short.tokens=400000")
-    process = warm.Popen(
+    process = forked.Popen(
         [sys.executable, "-m", "modernbert_train", "train", *words],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,

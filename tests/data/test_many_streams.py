@@ -63,6 +63,7 @@ def make_many(folder: Path, number: int, tokenizer: Path) -> list[Path]:
     return made
 
 
+@pytest.mark.weekly
 @pytest.mark.runs
 @pytest.mark.parametrize("number", [STREAMS // 20, pytest.param(STREAMS, marks=pytest.mark.slow)])
 def test_two_thousand_languages_begin_with_work_that_is_counted(tmp_path: Path, tiny_data: Path, number: int) -> None:

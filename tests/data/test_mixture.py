@@ -53,8 +53,8 @@ from modernbert_train.data.shuffle import ChunkCursor
 from modernbert_train.errors import DataError
 from modernbert_train.objectives import build_objective
 from modernbert_train.vocabulary import Vocabulary
-from tests.conftest import TinyRun
 from tests.data.make_shards import make_documents, make_shards, make_texts, make_tokenizer
+from tests.support.tiny_run import TinyRun
 
 # shards of each stream, as the lengths of their documents
 Sizes = st.lists(st.lists(st.integers(1, 150), min_size=1, max_size=6), min_size=1, max_size=4)

@@ -34,9 +34,9 @@ from modernbert_train.data.remote import local_folder
 from modernbert_train.data.shared_files import try_lock
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.vocabulary import read_vocabulary
-from tests.conftest import TIMES, TinyRun
 from tests.data.make_shards import make_documents, make_shards
 from tests.data.s3 import Store, wait_for
+from tests.support.tiny_run import TIMES, TinyRun
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.runs]  # each has a separate store
 SMALL_FILES = ("dataset.json", "index.json", "lengths.npy", "token_counts.npy")

@@ -49,6 +49,7 @@ def write(kind: str, folder: Path) -> None:
                 out.write({**row, "pii": int(row["pii"]), "bad": {1, 2}})
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", pytest.param("csv", marks=pytest.mark.slow), "mds"])
 def test_every_kind_of_file_has_fields(kind: str, tmp_path: Path) -> None:
     """A missing field is not an error, and fields that are not configured are not read."""

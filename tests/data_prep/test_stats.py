@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from modernbert_train.__main__ import main
-from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 
 Command = Callable[..., int]
 

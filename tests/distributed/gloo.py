@@ -2,7 +2,7 @@
 
 The parent holds the rendezvous store on a port the system picks, so two tests never race for one; results return
 through pipes, so a failing rank reports at once while its peers still wait for it in a collective. Ranks are forks of a
-process that has only imported what they need, see tests/warm.py.
+process that has only imported what they need, see tests/support/forked.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.warm import CONTEXT, outputs, print_to, settle
+from tests.support.forked import CONTEXT, outputs, print_to, settle
 
 HOST = "127.0.0.1"
 
@@ -87,10 +87,10 @@ def _run_rank(
     timeout_seconds: float,
     pipe: Connection,
     environment: dict[str, str],
-    streams: list[int],
+    streams: tuple[Connection, Connection],
     task: bytes,
 ) -> None:
-    print_to(streams)
+    print_to(*streams)
     faulthandler.dump_traceback_later(0.9 * timeout_seconds)
     settle(environment)
     os.environ.update(

@@ -15,10 +15,10 @@ import torch
 
 from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.distributed.bf16 import cpu_has_bf16
-from tests.conftest import TIMES, TinyRun
 from tests.distributed.gloo import run_ranks
 from tests.distributed.test_invariance import HSDP, train_each
 from tests.distributed.test_train_ranks import records
+from tests.support.tiny_run import TIMES, TinyRun
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(290)]
 
@@ -42,6 +42,7 @@ def trained(folder: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]
     return steps, last.weights() | last.optimizer()
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize(
     ("ranks", "strategy"),
     [

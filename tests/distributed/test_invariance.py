@@ -18,9 +18,9 @@ from torch.distributed.tensor import DTensor
 
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.errors import RunError
-from tests.conftest import TinyRun
 from tests.distributed.gloo import HOST, run_ranks
 from tests.distributed.test_train_ranks import assert_same_run, records, weights
+from tests.support.tiny_run import TinyRun
 
 # rows of 64 one at a time, so that 4 ranks share microbatches evenly; and dropout, which is keyed by them
 CUT = ("phases.short.microbatch_tokens=64", "model.attention_out_dropout=0.1", "phases.short.tokens=2500")
@@ -90,6 +90,7 @@ def drop_newest(folder: Path) -> None:
     shutil.rmtree(max((folder / "checkpoints").iterdir()))
 
 
+@pytest.mark.weekly
 @pytest.mark.timeout(290)
 @pytest.mark.slow
 def test_four_ranks_train_as_one_does_under_ddp_fsdp2_and_hsdp(tiny_run: TinyRun, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 from modernbert_train.__main__ import read_run
 from modernbert_train.config.load import flat
 from modernbert_train.distributed.same_run import code_hash, disagreement, identity
-from tests.conftest import TinyRun
 from tests.data.test_faults import ROOT, ranks_environment
+from tests.support.tiny_run import TinyRun
 
 
 def test_equal_ranks_need_no_table() -> None:
@@ -51,6 +51,7 @@ def test_the_hash_of_the_code_is_that_of_its_files_in_any_order(monkeypatch: pyt
     assert code_hash() == expected
 
 
+@pytest.mark.weekly
 @pytest.mark.timeout(120)
 @pytest.mark.slow
 def test_ranks_of_two_configurations_are_refused_before_anything_is_written(tiny_run: TinyRun, tmp_path: Path) -> None:

@@ -113,6 +113,7 @@ def load_under(strategy: str, folder: Path) -> tuple[bool, int, int]:
     return same, read, 3 * sum(tensor.nbytes for tensor in values().values())
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize(
     ("strategy", "ranks", "then"),
     [

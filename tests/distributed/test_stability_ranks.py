@@ -24,8 +24,8 @@ from modernbert_train.data.facts import read_facts
 from modernbert_train.errors import UnstableRun
 from modernbert_train.train import build, session
 from modernbert_train.train.step_numbers import squared_gradient
-from tests.conftest import TinyRun
 from tests.distributed.gloo import run_ranks
+from tests.support.tiny_run import TinyRun
 from tests.train.faulty import Fault, at_fault
 
 SHORT = (

@@ -12,14 +12,15 @@ from modernbert_train.__main__ import read_run
 from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.models.tiling import grow_each
-from tests.conftest import TinyRun
 from tests.distributed.test_train_ranks import launch, weights
+from tests.support.tiny_run import TinyRun
 from tests.weights import test_source
 from tests.weights.test_source import LARGER
 
 STILL = (*test_source.STILL, "data.validation=null", "distributed.strategy=fsdp2")
 
 
+@pytest.mark.weekly
 @pytest.mark.timeout(200)
 @pytest.mark.slow
 def test_sharded_ranks_start_with_the_weights_of_one(tiny_run: TinyRun, tmp_path: Path) -> None:

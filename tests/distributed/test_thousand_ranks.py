@@ -42,8 +42,8 @@ from modernbert_train.plan.memory import matrix_numbers, memory, summed_numbers
 from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.train import build, session
 from modernbert_train.train.step import Loop
-from tests.conftest import TINY_YAML
 from tests.distributed.fake_ranks import PER_NODE, Call, Calls, Spoken, as_rank
+from tests.support.tiny_run import TINY_YAML
 from tests.train.faulty import Fault, at_fault
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(280)]

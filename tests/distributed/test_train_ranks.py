@@ -16,8 +16,8 @@ import torch
 
 from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.checkpoint import newest_valid
-from tests import warm
-from tests.conftest import TinyRun
+from tests.support import forked
+from tests.support.tiny_run import TinyRun
 
 ROOT = Path(__file__).resolve().parents[2]
 SAME = ("step", "phase", "epoch", "tokens", "rows", "row_tokens", "lr", "packing_efficiency")
@@ -26,7 +26,7 @@ MEASURED = ("loss", "grad_norm", "update_norm")
 
 def launch(words: list[str], ranks: int = 2) -> None:
     command = [sys.executable, str(ROOT / "launch/run.py"), *words, "--ranks", str(ranks)]
-    done = warm.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=150)
+    done = forked.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -84,7 +84,7 @@ def test_a_signal_to_the_launcher_saves_on_all_ranks(tiny_run: TinyRun, tmp_path
     """A scheduler's SIGTERM: all ranks finish the step, one checkpoint is written, the launcher says 75."""
     folder = tmp_path / "runs/tiny"
     command = [sys.executable, str(ROOT / "launch/run.py"), *tiny_run("phases.short.tokens=40000"), "--ranks", "2"]
-    process = warm.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
+    process = forked.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline and process.poll() is None:
         if (folder / "metrics.jsonl").exists() and len(records(folder)) > 2:

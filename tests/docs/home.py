@@ -27,13 +27,13 @@ from tokenizers import Tokenizer, models
 import launch.stages
 from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.vocabulary import read_vocabulary
-from tests import warm
 from tests.checkpoints.small_checkpoint import sign
 from tests.config.tools.test_import_config import THEIRS
-from tests.conftest import RANK_VARIABLES
 from tests.data.make_shards import make_documents, make_texts
 from tests.data_prep.adoption import layouts
 from tests.docs.pages import ROOT, blocks
+from tests.support import forked
+from tests.support.tiny_run import RANK_VARIABLES
 from tests.weights.reference_checkpoint import write_reference_checkpoint
 
 WIDTH = "model.hidden_size=64 model.num_layers=4 model.num_heads=1 model.intermediate_size=96"
@@ -219,8 +219,8 @@ def own_text() -> Iterator[None]:
 
 def _forked(
     command: Sequence[str], environment: Mapping[str, str], orphaned: signal.Signals, *, own_session: bool
-) -> warm.Popen:
-    return warm.Popen(command, env=dict(environment), start_new_session=own_session)
+) -> forked.Popen:
+    return forked.Popen(command, env=dict(environment), start_new_session=own_session)
 
 
 @contextmanager

@@ -66,7 +66,7 @@ ELSEWHERE = {
         "tests/benchmarks/test_drill.py::test_injuries_of_every_kind_are_survived", ("--scale", "quick")
     ),
 }  # fmt: skip
-# pages that train or start processes beyond the first ten minutes; `make test-commands` types them
+# pages that train or start processes beyond the first ten minutes; `make test-slow` types them
 LONG = ("weights.md", "use.md", "watching.md", "data.md", "finetuning.md", "continue.md", "plan.md", "entities.md")
 LONG += ("composer.md", "sweeps.md", "speed.md", "code.md", "language.md", "laptop.md", "encoders.md", "proteins.md")
 ALL = {page.name: commands(page) for page in PAGES}
@@ -110,7 +110,7 @@ def test_there_are_commands_and_each_mark_is_one_of_a_few() -> None:
 
 @pytest.mark.parametrize("page", [page for page in ALL if any(" " in each.text for each in ALL[page])])
 def test_the_verbs_take_what_a_page_types(page: str) -> None:
-    """Of the long pages too, which only `make test-commands` runs."""
+    """Of the long pages too, which only `make test-slow` runs."""
     for text in (each.text for each in ALL[page] if each.text.startswith("modernbert-train ")):
         name, *words = shlex.split(text.split(" > ")[0])[1:]
         if name in BY_NAME:

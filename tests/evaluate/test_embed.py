@@ -12,7 +12,7 @@ import torch
 from modernbert_train import load_model
 from modernbert_train.__main__ import main
 from modernbert_train.evaluate import embed_file
-from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 
 pyarrow = pytest.importorskip("pyarrow")
 from pyarrow import parquet  # noqa: E402

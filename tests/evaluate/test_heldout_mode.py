@@ -10,8 +10,8 @@ from modernbert_train.clock import Clock
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
-from tests.conftest import TinyRun
 from tests.evaluate.texts import texts_of
+from tests.support.tiny_run import TinyRun
 
 
 def test_dropout_changes_no_figure_and_training_continues_with_it(tiny_run: TinyRun) -> None:

@@ -26,9 +26,9 @@ from modernbert_train.evaluate.evaluators import EVALUATORS, build_evaluators
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
 from modernbert_train.vocabulary import read_vocabulary
-from tests.conftest import TinyRun
 from tests.distributed.gloo import run_ranks
 from tests.evaluate.texts import texts_of
+from tests.support.tiny_run import TinyRun
 from tests.systems.test_matrix import system
 from tests.train.test_run import records
 

@@ -6,8 +6,8 @@ import torch
 
 from modernbert_train.__main__ import read_run
 from modernbert_train.clock import Clock
-from tests.conftest import TinyRun
 from tests.evaluate.texts import texts_of
+from tests.support.tiny_run import TinyRun
 
 
 def test_validation_is_masked_exactly_whatever_training_does(tiny_run: TinyRun) -> None:

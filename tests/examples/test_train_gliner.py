@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from examples.train_gliner import Sentence, Visits, add_leading_space, main, read_conll
 from tests.examples.conftest import PICKLES, conll, files_in, offline
-from tests.needs import needs
+from tests.support.needs import needs
 
 needs("gliner", "pip install 'modernbert-train[gliner]'")
 SMALL = ["--hidden-size", "16", "--max-width", "3", "--max-len", "32", "--device", "cpu", "--batch-size", "8"]

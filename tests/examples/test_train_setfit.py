@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from examples.train_setfit import Example, draw, load, main
 from tests.examples.conftest import PICKLES, files_in, offline, table
-from tests.needs import needs
+from tests.support.needs import needs
 
 needs("setfit", "pip install 'modernbert-train[setfit]'")
 

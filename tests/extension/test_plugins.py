@@ -18,7 +18,7 @@ from modernbert_train.__main__ import main
 from modernbert_train.config.schema import VARIANTS
 from modernbert_train.errors import PluginError
 from modernbert_train.weights.source import open_model
-from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 from tests.train.faulty import Killed, at_fault
 from tests.train.test_run import records
 

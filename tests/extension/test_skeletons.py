@@ -11,9 +11,9 @@ import yaml
 
 from modernbert_train.__main__ import main
 from modernbert_train.config.tools.skeleton import KINDS
-from tests import warm
-from tests.conftest import TinyRun
 from tests.extension.test_plugins import folder as folder
+from tests.support import forked
+from tests.support.tiny_run import TinyRun
 from tests.train.test_run import records
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ def test_a_skeleton_passes_its_test_and_trains(tiny_run: TinyRun, tmp_path: Path
     assert main(["init", "extension", kind, "mine", "--out", str(out)]) == 0
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", str(out)]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    done = warm.run(
+    done = forked.run(
         command, cwd=tmp_path, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -12,9 +12,9 @@ import yaml
 
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.train import session
-from tests.conftest import TinyRun
 from tests.distributed.gloo import run_ranks
 from tests.extension import rows
+from tests.support.tiny_run import TinyRun
 from tests.systems.test_exactness import assert_equal_runs, killed_and_gone_on
 from tests.train.test_run import records
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import TinyRun
 from tests.gpu.parts import DEVICE, GPU_TEST, ON_GPU
+from tests.support.tiny_run import TinyRun
 from tests.systems.test_matrix import ENCODERS, system
 from tests.train.test_run import records
 

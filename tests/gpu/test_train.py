@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import TinyRun
 from tests.gpu.parts import DEVICE, GPU_TEST, ON_GPU, needs_gpu
+from tests.support.tiny_run import TinyRun
 
 pytestmark = GPU_TEST
 

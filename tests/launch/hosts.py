@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from tests import warm
 from tests.launch.hub import Hub
+from tests.support import forked
 
 ON_HOST = str(Path(__file__).with_name("on_host.py"))
 
@@ -32,9 +32,9 @@ class Host:
         self._folder.mkdir()
         (self._folder / "boot_id").write_text(f"{uuid.uuid4()}\n")
 
-    def start(self, command: list[str], output: IO[str], **environment: str) -> subprocess.Popen[str]:
+    def start(self, command: list[str], output: IO[str], **environment: str) -> forked.Popen:
         """Start `python SCRIPT ...` on this host; the Popen's id is the script's process id."""
-        return warm.Popen(
+        return forked.Popen(
             [command[0], ON_HOST, self.namespace, self.name, str(self._folder), *command[1:]],
             env=os.environ | environment,
             stdout=output,

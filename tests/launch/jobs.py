@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests import warm
+from tests.support import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = [sys.executable, str(ROOT / "launch/run.py")]
@@ -40,7 +40,7 @@ class Job:
     def __init__(self, command: Sequence[str], folder: Path, log: Path) -> None:
         self.folder, self.log = folder, log
         with log.open("w") as output:
-            self.process = warm.Popen(
+            self.process = forked.Popen(
                 list(command), env=environment(), stdout=output, stderr=subprocess.STDOUT, cwd=log.parent
             )
 
@@ -62,7 +62,9 @@ class Job:
         return code, self.log.read_text()
 
 
-def wait_for_steps(folder: Path, steps: int, processes: Sequence[subprocess.Popen[Any]], seconds: float = 150) -> None:
+def wait_for_steps(
+    folder: Path, steps: int, processes: Sequence[subprocess.Popen[Any] | forked.Popen], seconds: float = 150
+) -> None:
     """Wait until the run has recorded this many steps; fail if it ends before."""
     deadline = time.monotonic() + seconds
     while len(losses(folder)) < steps:

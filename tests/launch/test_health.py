@@ -16,7 +16,7 @@ from launch.run import main
 from modernbert_train.config.launch import LaunchConfig
 from modernbert_train.distributed.launched import BLAMED
 from modernbert_train.errors import HangError
-from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 
 HERE = socket.gethostname()
 UPTIME = float(Path("/proc/uptime").read_text().split()[0])

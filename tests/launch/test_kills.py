@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.distributed import scratch
-from tests.conftest import TinyRun
 from tests.launch.jobs import children, environment
 from tests.launch.moments import LAUNCH, VERB, begin, catches
+from tests.support.tiny_run import TinyRun
 
 MARK = "TESTED_BY"
 CACHE = f"torchinductor_{os.getuid()}"  # torch's compilation cache is meant to stay
@@ -103,6 +103,7 @@ def test_folders_of_the_living_and_of_others_stay(home: Path, monkeypatch: pytes
     assert left_in(home) == {mine.name, *(path.name for path in others)} and (mine / "file").exists()
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_nothing_remains_of_many_kills(tiny_run: TinyRun, tmp_path: Path, home: Path) -> None:

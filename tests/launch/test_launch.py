@@ -14,8 +14,8 @@ import pytest
 
 from launch.run import main
 from modernbert_train.checkpoints.checkpoint import newest_valid
-from tests.conftest import TinyRun
 from tests.launch.jobs import LONG, ROOT, RUN, SHORT, Job, alive, children, environment, losses
+from tests.support.tiny_run import TinyRun
 from tests.test_cli import call_probed
 
 HERE = socket.gethostname()
@@ -58,6 +58,7 @@ def test_a_frozen_rank_ends_the_job_with_its_name(job: Job) -> None:
     assert not any(alive(pid) for pid in ranks)
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.timeout(250)
 def test_a_rank_that_waits_for_its_data_for_too_long_is_named(job: Job) -> None:
@@ -72,6 +73,7 @@ def test_a_rank_that_waits_for_its_data_for_too_long_is_named(job: Job) -> None:
     assert "Current thread" in output and "workers.py" in output
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.timeout(250)
 def test_a_killed_rank_is_named_last(job: Job) -> None:
@@ -83,6 +85,7 @@ def test_a_killed_rank_is_named_last(job: Job) -> None:
     assert not any(alive(pid) for pid in ranks)
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.timeout(250)
 def test_a_killed_torchrun_takes_its_ranks_along(tiny_run: TinyRun, tmp_path: Path) -> None:
@@ -102,6 +105,7 @@ def test_a_killed_torchrun_takes_its_ranks_along(tiny_run: TinyRun, tmp_path: Pa
     assert "the launcher of this rank is gone" in job.log.read_text()
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.timeout(250)
 def test_a_second_signal_ends_at_once(job: Job) -> None:
@@ -117,6 +121,7 @@ def test_a_second_signal_ends_at_once(job: Job) -> None:
     assert not any(alive(pid) for pid in ranks) and newest_valid(job.folder / "checkpoints")[0] is None
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.timeout(250)
 def test_the_time_limit_saves_before_it_comes(tiny_run: TinyRun, tmp_path: Path) -> None:
@@ -127,6 +132,7 @@ def test_the_time_limit_saves_before_it_comes(tiny_run: TinyRun, tmp_path: Path)
     assert found is not None and found.step == len(losses(tmp_path / "runs/tiny"))
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.timeout(250)
 def test_torchrun_alone_works_too(tiny_run: TinyRun, tmp_path: Path) -> None:
@@ -137,6 +143,7 @@ def test_torchrun_alone_works_too(tiny_run: TinyRun, tmp_path: Path) -> None:
     assert "on      2 x cpu" in done.stdout and len(losses(tmp_path / "runs/tiny")) > 3
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.timeout(250)
 def test_composers_launcher_works_too(tiny_run: TinyRun, tmp_path: Path) -> None:

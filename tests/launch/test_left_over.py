@@ -11,7 +11,7 @@ import pytest
 
 from modernbert_train.distributed.launched import STORE, check_launch_variables
 from modernbert_train.errors import ConfigError
-from tests.conftest import RANK_VARIABLES, TinyRun
+from tests.support.tiny_run import RANK_VARIABLES, TinyRun
 
 COMMAND = str(Path(sys.executable).parent / "modernbert-train")
 LEFT_OVER = {

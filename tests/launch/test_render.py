@@ -17,7 +17,7 @@ from launch.run import main
 from modernbert_train.__main__ import read_run
 from modernbert_train.errors import ConfigError
 from modernbert_train.plan.gpus import GPUS
-from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 
 FULL = (
     "launch.ranks_per_node=4", "launch.nodes=2", "launch.cpus_per_rank=3", "launch.memory_gib=64", "launch.gpu=h100",

@@ -20,9 +20,9 @@ from modernbert_train.distributed.group import STORE_PREFIX
 from modernbert_train.distributed.heartbeat import Beat
 from modernbert_train.distributed.rendezvous import wait_for_store, who_listens
 from modernbert_train.errors import ConfigError
-from tests import warm
-from tests.conftest import TinyRun
 from tests.launch.jobs import RUN, SHORT, environment
+from tests.support import forked
+from tests.support.tiny_run import TinyRun
 
 pytestmark = pytest.mark.runs
 
@@ -151,10 +151,10 @@ def test_after_a_finished_run_the_store_is_kept_while_ranks_elsewhere_live(
     assert time.monotonic() - begun < 30.0, "a signal requests not to wait"
 
 
-def pair(words: list[str], port: int, folder: Path) -> list[subprocess.Popen[str]]:
+def pair(words: list[str], port: int, folder: Path) -> list[forked.Popen]:
     """Start two launchers on this machine."""
     return [
-        warm.Popen(
+        forked.Popen(
             [*RUN, *words, *("--ranks", "1", "--nodes", "2", "--node-rank", str(node)), f"--rendezvous={HERE}:{port}"],
             env=environment(),
             stdout=subprocess.PIPE,
@@ -166,6 +166,7 @@ def pair(words: list[str], port: int, folder: Path) -> list[subprocess.Popen[str
     ]
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.timeout(290)
 def test_two_machines_end_without_a_word_when_all_is_well(tiny_run: TinyRun, tmp_path: Path) -> None:
@@ -176,6 +177,7 @@ def test_two_machines_end_without_a_word_when_all_is_well(tiny_run: TinyRun, tmp
         assert "frame #" not in errors and "c10d" not in errors, errors
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.timeout(290)
 def test_a_taken_port_ends_both_machines(tiny_run: TinyRun, tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import TinyRun
 from tests.launch.jobs import RUN, environment, losses
 from tests.launch.slurm import missing, slurm
+from tests.support.tiny_run import TinyRun
 
 
 def show(job: str, environment: dict[str, str]) -> dict[str, str]:
@@ -22,6 +22,7 @@ def show(job: str, environment: dict[str, str]) -> dict[str, str]:
     return dict(re.findall(r"(\w+)=(\S+)", done.stdout))
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_a_signalled_job_saves_is_requeued_and_finishes(tiny_run: TinyRun, tmp_path: Path) -> None:
@@ -58,6 +59,7 @@ def test_a_signalled_job_saves_is_requeued_and_finishes(tiny_run: TinyRun, tmp_p
     assert steps == list(range(1, len(steps) + 1)) and entries[-1]["tokens"] >= 22000
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_job_that_failed_waits_for_another_machine_than_the_one_that_is_blamed(

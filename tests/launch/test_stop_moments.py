@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.__main__ import main
-from tests.conftest import TinyRun
 from tests.launch.jobs import environment
 from tests.launch.moments import LAUNCH, SIGNALS, VERB, Ended, lifetime, stop_after
+from tests.support.tiny_run import TinyRun
 
 AT_ONCE = 4
 TAKEN_OVER = """\
@@ -75,6 +75,7 @@ def test_no_import_takes_the_signals_away(tmp_path: Path) -> None:
     assert done.stderr == "SIGTERM: stopped. The same command starts again.\n"
 
 
+@pytest.mark.weekly
 @pytest.mark.runs
 @pytest.mark.timeout(250)
 @pytest.mark.parametrize("place", ["", pytest.param("runs/tiny", marks=pytest.mark.slow)])
@@ -86,6 +87,7 @@ def test_training_can_be_stopped_while_it_starts(tiny_run: TinyRun, tmp_path: Pa
     assert ended.code == 75
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_training_can_be_stopped_at_thirty_six_moments(tiny_run: TinyRun, tmp_path: Path) -> None:
@@ -101,6 +103,7 @@ def test_training_can_be_stopped_at_thirty_six_moments(tiny_run: TinyRun, tmp_pa
     assert set(stop_at_random(commands, tmp_path)) == {0, 75}
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_every_verb_can_be_stopped(tiny_run: TinyRun, tmp_path: Path) -> None:
@@ -113,6 +116,7 @@ def test_every_verb_can_be_stopped(tiny_run: TinyRun, tmp_path: Path) -> None:
         stop_at_random([[*command, *(words if verb in ("export", "report") else [])] for words in out], tmp_path / verb)
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("ranks", ["1", "2"])

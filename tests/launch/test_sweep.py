@@ -24,9 +24,9 @@ from modernbert_train.__main__ import read_run
 from modernbert_train.config.load import differences
 from modernbert_train.distributed import many
 from modernbert_train.errors import ConfigError, StorageError
-from tests.conftest import TinyRun
 from tests.launch.fake_run import STEPS, loss
 from tests.launch.sweeps import log, run_fake, spec
+from tests.support.tiny_run import TinyRun
 
 
 @pytest.fixture(autouse=True)
@@ -178,6 +178,7 @@ def test_workers_share_gpus_and_cores(tiny_run: TinyRun, tmp_path: Path) -> None
         shares(spec(run, tmp_path, "ranks=2"), 3, {}, gpus=4, cores=16)
 
 
+@pytest.mark.weekly
 @pytest.mark.timeout(250)
 @pytest.mark.slow
 def test_two_real_trials_by_the_command(tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

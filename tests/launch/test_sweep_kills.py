@@ -22,9 +22,9 @@ from launch.sweeps.space import Space, make_space, trial_name
 from launch.sweeps.store import REASON, SLOT, Store
 from launch.sweeps.worker import Worker
 from modernbert_train.errors import StoppedEarly
-from tests.conftest import TinyRun
 from tests.launch.fake_run import STEPS, loss
 from tests.launch.sweeps import FAKE, attempts, log, spec
+from tests.support.tiny_run import TinyRun
 
 TRIALS, KILLS = 24, 50
 
@@ -61,6 +61,7 @@ def completed(database: Path) -> list[tuple[int, float]]:
         return connection.execute(words).fetchall()
 
 
+@pytest.mark.weekly
 @pytest.mark.timeout(290)
 @pytest.mark.slow
 def test_workers_killed_at_fifty_random_moments(tiny_run: TinyRun, tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import warm
-from tests.conftest import TinyRun
 from tests.launch.hosts import Host, hosts_with_a_hub, missing, three_hosts, two_hosts
 from tests.launch.hub import Hub
 from tests.launch.jobs import LONG, RUN, SHORT, alive, children, environment, losses, wait_for_steps
+from tests.support import forked
+from tests.support.tiny_run import TinyRun
 
 pytestmark = pytest.mark.timeout(290)
 TIMEOUT = 8  # distributed.timeout_seconds
@@ -73,6 +73,7 @@ def test_a_name_that_is_a_loopback_address_at_home_is_no_place_to_meet(tiny_run:
             assert code == 0, output
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 def test_a_first_machine_that_is_a_loopback_address_elsewhere_is_reported(
     hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path
@@ -86,12 +87,13 @@ def test_a_first_machine_that_is_a_loopback_address_elsewhere_is_reported(
     assert "host-a is 127.0.1.1 on this machine, which reaches nothing but itself: see /etc/hosts" in ends[1][1]
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 def test_a_lost_host_is_named_and_the_run_resumes_as_if_never_stopped(
     hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path
 ) -> None:
     changes = ("phases.short.tokens=8000", "checkpoint.interval_steps=4", f"distributed.timeout_seconds={TIMEOUT}")
-    done = warm.run(
+    done = forked.run(
         [*RUN, *tiny_run("name=whole", *changes), "--ranks", "2"],
         env=environment(),
         capture_output=True,
@@ -113,6 +115,7 @@ def test_a_lost_host_is_named_and_the_run_resumes_as_if_never_stopped(
     assert losses(folder) == losses(tmp_path / "runs/whole") and len(losses(folder)) > 15
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 def test_a_cut_cable_ends_both_sides(hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path) -> None:
     """Nothing is closed or refused, so only the silence is noticed; each side must end by itself."""
@@ -131,6 +134,7 @@ def test_a_cut_cable_ends_both_sides(hosts: tuple[Host, Host], tiny_run: TinyRun
     assert not any(alive(pid) for pid in ranks)
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 def test_a_frozen_first_host_is_named_by_the_other(hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path) -> None:
     """It holds the store, so requests to it block; the other must not take its own healthy rank for frozen."""
@@ -147,6 +151,7 @@ def test_a_frozen_first_host_is_named_by_the_other(hosts: tuple[Host, Host], tin
     assert re.match(SILENT, output.splitlines()[-1]), output
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 def test_a_signal_on_one_host_saves_on_both(hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path) -> None:
     pair = Pair(hosts, tiny_run("phases.short.tokens=400000", "phases.short.batch_warmup=null"), tmp_path)
@@ -155,6 +160,7 @@ def test_a_signal_on_one_host_saves_on_both(hosts: tuple[Host, Host], tiny_run: 
     assert [pair.end(number, 90)[0] for number in (0, 1)] == [75, 75]
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 def test_the_first_host_that_is_lost_ends_the_other(
     hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path
@@ -168,6 +174,7 @@ def test_the_first_host_that_is_lost_ends_the_other(
     assert re.search(r"error: (rank 1 on host-b: lost the machine|lost) 10\.77\.0\.1:\d+", output.splitlines()[-1])
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 def test_a_way_that_is_lost_in_one_direction_ends_both_sides(
     hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path
@@ -182,6 +189,7 @@ def test_a_way_that_is_lost_in_one_direction_ends_both_sides(
     assert re.match(SILENT, ends[1][1].splitlines()[-1])
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 def test_one_of_three_hosts_that_is_cut_off_is_named_by_the_others(tiny_run: TinyRun, tmp_path: Path) -> None:
     if reason := missing():
@@ -208,6 +216,7 @@ def hub() -> Iterator[tuple[Hub, tuple[Host, Host]]]:
         yield found
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 def test_a_network_that_loses_a_third_of_all_packets_is_slow_and_no_more(
     hub: tuple[Hub, tuple[Host, Host]], tiny_run: TinyRun, tmp_path: Path
@@ -221,6 +230,7 @@ def test_a_network_that_loses_a_third_of_all_packets_is_slow_and_no_more(
         assert code == 0, output
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 def test_a_network_that_carries_no_collectives_blames_no_machine(
     hub: tuple[Hub, tuple[Host, Host]], tiny_run: TinyRun, tmp_path: Path
@@ -239,6 +249,7 @@ def test_a_network_that_carries_no_collectives_blames_no_machine(
     assert not blamed.exists(), blamed.read_text()
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 def test_a_launcher_that_is_frozen_after_a_finished_run_is_not_waited_for(
     hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path
@@ -251,6 +262,7 @@ def test_a_launcher_that_is_frozen_after_a_finished_run_is_not_waited_for(
     pair.kill(1)
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 def test_a_frozen_launcher_that_holds_the_store_is_not_waited_for_either(
     hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path

@@ -631,6 +631,7 @@ def test_flex_equals_sdpa_uncompiled(monkeypatch: pytest.MonkeyPatch, window: bo
     torch.testing.assert_close(grad, expected_grad, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
 @pytest.mark.parametrize("order", ["all", "causal", "given"])

@@ -76,6 +76,7 @@ def test_gradients_equal_transformers(config: DebertaConfig) -> None:
         torch.testing.assert_close(gradient, expected, atol=2e-4, rtol=1e-3, msg=name)
 
 
+@pytest.mark.weekly
 @pytest.mark.runs
 @pytest.mark.parametrize(
     ("config", "order"),
@@ -114,6 +115,7 @@ def test_flex_looks_up_what_sdpa_adds(config: DebertaConfig, order: Order, monke
         torch.testing.assert_close(grads[name], gradient, atol=2e-5 * max(scale, 1.0), rtol=1e-4, msg=name)
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
 @torch.no_grad()  # all that the CPU offers

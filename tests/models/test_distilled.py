@@ -152,6 +152,7 @@ def taught(*, bf16: bool = False, compiled: bool = False) -> Any:
     return model
 
 
+@pytest.mark.weekly
 @pytest.mark.runs
 @pytest.mark.parametrize(
     "bf16", [pytest.param(False, id="fp32"), pytest.param(True, id="bf16", marks=pytest.mark.slow)]

@@ -151,6 +151,7 @@ def test_logits_exist_only_where_something_is_predicted(small: Make, build: Make
     assert (labels_M == IGNORED_LABEL).sum() == len(labels_M) - batch.counts["mlm"]
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
 def test_compiled_layers_equal_eager_ones(small: Make, build: Make, sequences: Make, pack: Make) -> None:

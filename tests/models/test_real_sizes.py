@@ -97,6 +97,7 @@ def test_base_equals_transformers(sequences: Make, pack: Make, reference: Make) 
     compare(model, reference(model, THETA, "sdpa"), [sequences([1, 129], BASE.vocab_size)], pack, row_tokens=160)
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("config", [BASE, LARGE], ids=["base", "large"])
@@ -109,6 +110,7 @@ def test_real_sizes_equal_transformers(
     compare(model, reference(model, THETA, "sdpa"), [first, second], pack, row_tokens=1024)
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_a_document_of_8192_tokens_equals_transformers(

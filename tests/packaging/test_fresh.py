@@ -1,7 +1,7 @@
 """The package in an empty environment: from its wheel, by `pip install modernbert-train` outside the checkout,
 and by `uv sync` in one.
 
-Slow, and needs a package index: `make test-wheel`.
+Slow, and needs a package index: `make test-slow`.
 """
 
 from __future__ import annotations

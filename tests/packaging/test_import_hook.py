@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from modernbert_train import import_stubs
-from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 
 ROOT = Path(__file__).parents[2]
 

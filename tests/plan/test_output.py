@@ -12,7 +12,7 @@ import pytest
 from modernbert_train.__main__ import main
 from modernbert_train.config.load import load_run
 from modernbert_train.data.loader import share_of_rank
-from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 
 BERT_RUN = """\
 name: bert

@@ -22,7 +22,7 @@ from modernbert_train.config.load import load_run
 from modernbert_train.config.packages import missing_packages
 from modernbert_train.errors import ConfigError
 from modernbert_train.plan import resolve
-from tests.conftest import TINY_YAML, TinyRun
+from tests.support.tiny_run import TINY_YAML, TinyRun
 from tests.test_cli import call_probed
 
 

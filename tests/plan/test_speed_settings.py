@@ -36,7 +36,7 @@ from modernbert_train.plan.speed_settings import (
     gpus_of_run,
 )
 from tests.checkpoints.small_checkpoint import sign
-from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 
 ON_GPU = Compute(torch.device("cuda", 0), "amp_bf16")
 H100, T4 = RunGpus("H100", 85_000_000_000), RunGpus("T4", 16_000_000_000, 8, False, ("T4 has capability 7.5",))

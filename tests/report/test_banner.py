@@ -19,7 +19,7 @@ from modernbert_train.models.build import build_model
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.report import banner as banner_module
 from modernbert_train.report.banner import banner
-from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 
 
 def said(config: RunConfig, ranks: int = 1, ranks_per_node: int = 1) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 from modernbert_train.__main__ import read_run
 from modernbert_train.clock import Clock
 from modernbert_train.report.eval_delta import eval_delta, measures_before
-from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 
 
 def lines(step: int, loss: float, accuracy: float, general: float) -> list[dict[str, Any]]:

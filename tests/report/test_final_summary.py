@@ -18,7 +18,7 @@ from modernbert_train.report.final_summary import final_summary
 from modernbert_train.report.listing import read_run_state
 from modernbert_train.report.tables import final_loss
 from modernbert_train.report.training_loss import LOSS_STEPS, losses_of, training_loss
-from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 
 
 @pytest.mark.runs

@@ -13,8 +13,8 @@ from modernbert_train.checkpoints.provenance import STARTS
 from modernbert_train.config.load import to_yaml
 from modernbert_train.core.files import lock_now
 from modernbert_train.report.listing import last_entries, list_runs
-from tests.conftest import TinyRun
 from tests.report.records import step, validation
+from tests.support.tiny_run import TinyRun
 
 
 @pytest.fixture

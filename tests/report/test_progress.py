@@ -14,7 +14,7 @@ import pytest
 from modernbert_train.config.load import load_run
 from modernbert_train.report import progress
 from modernbert_train.report.progress import Progress, ending, fitted
-from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 
 
 class Terminal(io.StringIO):

@@ -22,7 +22,7 @@ from modernbert_train.data.planner import BatchPlan, StreamCount
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.report import throughput
 from modernbert_train.report.throughput import Meter, peak_flops, training_flops
-from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 
 MODEL = ModernBertConfig(
     vocab_size=512, hidden_size=32, num_layers=4, num_heads=2, intermediate_size=48, local_attention=16

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from benchmarks.drill.lab import DOCUMENTED
-from tests import warm
 from tests.security.hostile import HOSTILE, VERBS
 from tests.security.opening import SECRET
+from tests.support import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMORY = 2_000_000_000  # imports take 0.4 GB of it
@@ -27,7 +27,7 @@ MAY_SUCCEED = (0, *DOCUMENTED)
 def opened(folder: Path, which: str) -> list[dict[str, Any]]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.security.opening", str(folder), which]
-    done = warm.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    done = forked.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
@@ -73,6 +73,7 @@ def test_each_file_by_one_verb(tmp_path: Path, which: str) -> None:
     require_harmless(found)
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_each_file_by_every_verb(tmp_path: Path) -> None:

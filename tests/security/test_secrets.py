@@ -15,9 +15,9 @@ import pytest
 from modernbert_train.config.load import load_run
 from modernbert_train.core.redact import HIDDEN, has_secret, redact, redacted
 from modernbert_train.errors import ConfigError, DataError
-from tests import warm
-from tests.conftest import TinyRun
 from tests.security.telling import SHAPES, TEXTS, WORDS
+from tests.support import forked
+from tests.support.tiny_run import TinyRun
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,7 +70,7 @@ def test_no_secret_is_shown_or_kept(tmp_path: Path) -> None:
     """By check, train, export, report and runs, in logs, run folders, records, pages and model cards."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.security.telling", str(tmp_path)]
-    done = warm.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    done = forked.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     found = {entry.pop("use"): entry for entry in map(json.loads, done.stdout.splitlines())}
     assert {use: entry["told"] for use, entry in found.items() if entry["told"]} == {}

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from modernbert_train.__main__ import main
-from tests.conftest import TinyRun
 from tests.data.make_shards import make_documents, make_shards, make_texts
+from tests.support.tiny_run import TinyRun
 from tests.systems.test_exactness import assert_equal_runs, launch, records, weights
 from tests.train.faulty import Killed, at_fault
 
@@ -80,6 +80,7 @@ def test_a_killed_student_resumes_under_its_teacher_and_under_no_other(
     assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole", least=6)
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])

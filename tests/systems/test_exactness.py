@@ -20,11 +20,11 @@ from data_prep.prepare import main as prepare
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.objectives.ngrams import LONGEST
-from tests import warm
-from tests.conftest import TinyRun
 from tests.data.batches import make_loader, make_path, rows_of
 from tests.data_prep.test_prepare_words import write_corpus
 from tests.distributed.test_train_ranks import assert_same_run
+from tests.support import forked
+from tests.support.tiny_run import TinyRun
 from tests.systems.test_matrix import PAIRS, system
 from tests.train.faulty import Killed, at_fault
 from tests.train.test_run import records
@@ -263,10 +263,11 @@ def test_two_phases_may_mask_by_different_rules(tiny_run: TinyRun, tmp_path: Pat
 
 def launch(words: list[str], ranks: int) -> None:
     command = [sys.executable, str(ROOT / "launch/run.py"), *words, "--ranks", str(ranks)]
-    done = warm.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=150)
+    done = forked.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(

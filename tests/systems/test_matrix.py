@@ -24,9 +24,9 @@ from modernbert_train.models.pairs import WithOrder
 from modernbert_train.weights.gather import load_weights
 from modernbert_train.weights.hf_folder import export
 from modernbert_train.weights.hf_folder import load_weights as load_folder
-from tests.conftest import TinyRun
 from tests.contrastive.conftest import as_source, prepare_pairs
 from tests.models import neobert
+from tests.support.tiny_run import TinyRun
 
 SMALL = {"vocab_size": 512, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48}
 ENCODERS: dict[str, dict[str, Any]] = {

@@ -24,7 +24,7 @@ from modernbert_train.models.replaced import ForReplacedAndMasked, ForReplacedTo
 from modernbert_train.weights.gather import load_weights
 from modernbert_train.weights.hf_folder import load_weights as load_folder
 from modernbert_train.weights.source import open_model
-from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 from tests.systems.test_exactness import assert_equal_runs, killed_and_gone_on, launch, weights
 from tests.systems.test_matrix import system
 from tests.train.faulty import Fault, Killed, at_fault
@@ -279,6 +279,7 @@ def test_weights_pass_from_one_objective_to_another(tiny_run: TinyRun, tmp_path:
     torch.testing.assert_close(third["model.layers.1.mlp.Wo.weight"], first["model.layers.1.mlp.Wo.weight"])
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("sharing", ["none", "gdes"])
@@ -418,6 +419,7 @@ def test_each_phase_is_exported_as_what_it_trained(
     assert main(["export", str(run), "--generator"]) == (78 if encoder == "modernbert" else 0)
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(

@@ -22,11 +22,11 @@ from modernbert_train.errors import ConfigError
 from modernbert_train.models.attention import sdpa
 from modernbert_train.models.attention.visible import Visible
 from modernbert_train.models.layers import EncoderLayer
-from tests.conftest import TIMES, TinyRun
 from tests.distributed.gloo import run_ranks
 from tests.distributed.test_invariance import train_each
 from tests.distributed.test_train_ranks import records
 from tests.models.test_attention import packed
+from tests.support.tiny_run import TIMES, TinyRun
 from tests.train.faulty import Fault, at_fault
 
 BF16 = "compute.precision=bf16"

@@ -19,7 +19,7 @@ from modernbert_train.__main__ import main, read_run
 from modernbert_train.config.callbacks import ARGUMENTS, GPU_ONLY, REFUSED
 from modernbert_train.errors import ConfigError
 from modernbert_train.train.callbacks import CALLBACKS, LOGGERS, build_callbacks, check_loggers
-from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 
 CLASSES = {"callbacks": CALLBACKS, "loggers": LOGGERS}
 SHORT = ("phases.long=null", "phases.short.tokens=3000", "data.validation=null")

@@ -22,8 +22,8 @@ from modernbert_train.core.read_json import read_lines
 from modernbert_train.errors import ConfigError
 from modernbert_train.optim.clipping import clip
 from modernbert_train.train import session
-from tests.conftest import TinyRun
 from tests.distributed.gloo import run_ranks
+from tests.support.tiny_run import TinyRun
 
 SHORT = (
     "optim={name: adamw, lr: 5e-3}",

@@ -30,8 +30,8 @@ from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.train.adapters import ComposerObjective, parallelism
 from modernbert_train.train.composer_internals import composer_device, composer_precision, install
 from modernbert_train.train.stability import Guard
-from tests.conftest import TinyRun
 from tests.distributed.gloo import run_ranks
+from tests.support.tiny_run import TinyRun
 
 
 def steps(folder: Path) -> list[tuple[int, float, float]]:

@@ -10,8 +10,8 @@ import torch
 
 from modernbert_train.__main__ import read_run
 from modernbert_train.train.diagnosis import _chunks_of
-from tests.conftest import TinyRun
 from tests.data.batches import make_path
+from tests.support.tiny_run import TinyRun
 
 
 @pytest.mark.parametrize("objective", ["mlm", "sop", "permutation"])

@@ -11,7 +11,7 @@ import pytest
 from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.saver import Saver
 from modernbert_train.report.record import Reading
-from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 
 
 @pytest.mark.runs

@@ -19,7 +19,7 @@ from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.train.adapters import ComposerObjective
 from modernbert_train.train.step import Loop
 from modernbert_train.weights.source import Origin, open_model
-from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 
 LONG = "phases.long.model.local_rope_theta=40_000"
 

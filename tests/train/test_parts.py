@@ -26,8 +26,8 @@ from modernbert_train.evaluate.heldout import Evaluation
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.train.adapters import ComposerObjective, assert_sharded
 from modernbert_train.train.loggers import Harmless
-from tests.conftest import TinyRun
 from tests.evaluate.texts import texts_of
+from tests.support.tiny_run import TinyRun
 
 CPU = torch.device("cpu")
 

@@ -28,9 +28,9 @@ from modernbert_train.train import checkpointing
 from modernbert_train.train.adapters import ComposerObjective
 from modernbert_train.train.recorder import Recorder
 from modernbert_train.train.step import Loop
-from tests import warm
-from tests.conftest import TinyRun
 from tests.data.test_faults import ROOT, run_ranks
+from tests.support import forked
+from tests.support.tiny_run import TinyRun
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(200)]
 EVERY_FOUR = ("checkpoint.interval_steps=4", "checkpoint.keep=99", "data.validation=null")
@@ -254,7 +254,7 @@ def test_an_error_on_several_ranks_ends_all_and_the_pending_one_is_whole_or_not_
     else:
         assert newest is not None and newest.step == 4
     command = [sys.executable, "-m", "modernbert_train", "train", *words]
-    done = warm.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = forked.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     steps = saved_steps(folder)
     assert steps[0] == 4 and steps[-1] == records(folder, "step")[-1]["step"]

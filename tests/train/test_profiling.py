@@ -17,7 +17,7 @@ from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import ProfileConfig
 from modernbert_train.train.profiling import Profile, device_rows, host_rows, table
 from modernbert_train.train.recorder import Recorder
-from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 
 
 class CountReads(TorchDispatchMode):

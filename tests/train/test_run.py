@@ -18,19 +18,19 @@ import pytest
 import torch
 
 from modernbert_train.checkpoints.checkpoint import newest_valid
-from tests import warm
-from tests.conftest import TIMES, TinyRun
 from tests.data.make_shards import make_documents, make_shards
+from tests.support import forked
+from tests.support.tiny_run import TIMES, TinyRun
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = [sys.executable, "-m", "modernbert_train", "train"]
 
 
-def start(words: list[str], *flags: str) -> subprocess.Popen[str]:
+def start(words: list[str], *flags: str) -> forked.Popen:
     """Start a run as a user does, with fewer imports; always two threads, so that sums have the same order."""
     environment = {"OMP_NUM_THREADS": "2"} | os.environ | {"PYTHONPATH": str(ROOT)}
     command = [*TRAIN, *words, *flags]
-    return warm.Popen(
+    return forked.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
 
@@ -118,7 +118,7 @@ def test_a_run_resumes_from_before_its_first_step(tiny_run: TinyRun, tmp_path: P
     assert {entry["step"] for entry in saved} >= set(steps) and all(entry["bytes"] > 0 for entry in saved)
     for verb in ("eval", "export"):
         command = [*TRAIN[:-1], verb, str(whole / "checkpoints/step-00000000")]
-        done = warm.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+        done = forked.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     (again / "checkpoints").mkdir(parents=True)
     shutil.copytree(whole / "checkpoints/step-00000000", again / "checkpoints/step-00000000")

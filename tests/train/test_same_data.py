@@ -25,9 +25,9 @@ from modernbert_train.data.facts import read_folder
 from modernbert_train.data.open_shards import open_shards
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import read_vocabulary
-from tests.conftest import TINY_YAML, TinyRun
 from tests.data.make_shards import make_documents, make_shards, make_texts, make_tokenizer
 from tests.launch.sweeps import FAKE, spec
+from tests.support.tiny_run import TINY_YAML, TinyRun
 
 ROOT = Path(__file__).parents[2]
 SHORT = ("phases.long=null", "phases.short.tokens=600", "phases.short.batch_warmup=null")

@@ -18,8 +18,8 @@ from modernbert_train.__main__ import main, read_run
 from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.models.tiling import grow
 from modernbert_train.weights.formats import read_folder
-from tests.conftest import TINY_YAML, TinyRun
 from tests.data.make_shards import make_texts, make_tokenizer
+from tests.support.tiny_run import TINY_YAML, TinyRun
 from tests.weights import test_source
 from tests.weights.test_source import LARGER
 

@@ -24,7 +24,7 @@ from modernbert_train.train import session
 from modernbert_train.train.start import Start, check_same_data
 from modernbert_train.vocabulary import read_vocabulary
 from tests.checkpoints.small_checkpoint import CONFIG, state_of, write
-from tests.conftest import TINY_YAML, TinyRun
+from tests.support.tiny_run import TINY_YAML, TinyRun
 
 pytestmark = pytest.mark.runs
 

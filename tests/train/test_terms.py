@@ -23,8 +23,8 @@ from modernbert_train.batch import Batch, Packed, Sums, weighted
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.train import gradients as making
 from modernbert_train.train.gradients import gradients
-from tests.conftest import TinyRun
 from tests.data.make_shards import make_documents, make_shards
+from tests.support.tiny_run import TinyRun
 
 TERMS = {"mlm": 1.0, "sop": 0.5}
 # inputs of the two terms in each row: as many tokens as listed, pairs in some rows, and one empty row

@@ -16,7 +16,7 @@ import torch
 from modernbert_train.__main__ import main
 from modernbert_train.report.record import Reading
 from modernbert_train.train import gradients, recorder, session
-from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 
 HOST_READS = ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__", "__index__", "__array__")
 

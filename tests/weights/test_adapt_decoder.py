@@ -19,7 +19,7 @@ from modernbert_train.models.masked_lm import LABELS, POSITIONS, ForMaskedLM
 from modernbert_train.weights.fill import fill
 from modernbert_train.weights.hf_folder import load_weights
 from modernbert_train.weights.token_rows import TokenRows
-from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 from tests.weights.test_source import records
 
 

@@ -17,7 +17,7 @@ import torch
 from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.checkpoint import Checkpoint, commit, newest_valid, verify
 from tests.checkpoints.small_checkpoint import sign
-from tests.conftest import TINY_YAML, TinyRun
+from tests.support.tiny_run import TINY_YAML, TinyRun
 
 # one phase that decays from 1,000 tokens on, with checkpoints kept every 300
 DECAY = (

@@ -18,7 +18,7 @@ from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.checkpoints.results import keep_result
 from modernbert_train.data.dataset_card import read_card, write_card
-from tests.conftest import TINY_YAML
+from tests.support.tiny_run import TINY_YAML
 
 
 @pytest.fixture(scope="module")

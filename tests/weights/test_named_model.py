@@ -12,6 +12,7 @@ import pytest
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.config.schema import LlamaConfig
 from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 from tests.train.test_run import records
 
 

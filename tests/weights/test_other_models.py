@@ -24,7 +24,7 @@ from modernbert_train.models.init import initialize
 from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.hf_folder import export, load_weights
 from modernbert_train.weights.source import find_origin
-from tests.conftest import TinyRun
+from tests.support.tiny_run import TinyRun
 from tests.weights.test_source import STILL, first_weights
 
 SMALL = {"vocab_size": 512, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48}

@@ -20,8 +20,8 @@ from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.tiling import grow
 from modernbert_train.weights.formats import read_folder
 from modernbert_train.weights.hf_folder import load_weights
-from tests.conftest import TINY_YAML, TinyRun
 from tests.data.make_shards import make_texts, make_tokenizer
+from tests.support.tiny_run import TINY_YAML, TinyRun
 from tests.weights.reference_checkpoint import write_reference_checkpoint
 
 MODEL = ModernBertConfig(

@@ -17,9 +17,9 @@ from modernbert_train.checkpoints.replica import fetch_newest
 from modernbert_train.checkpoints.run_folder import take_lock
 from modernbert_train.checkpoints.store import Store
 from modernbert_train.errors import StorageError
-from tests import warm
 from tests.checkpoints.tools.small_run import SmallRun
-from tests.conftest import TIMES, TinyRun
+from tests.support import forked
+from tests.support.tiny_run import TIMES, TinyRun
 
 pytestmark = pytest.mark.runs
 
@@ -138,7 +138,7 @@ def test_a_run_that_was_rolled_back_ends_as_it_did(tiny_run: TinyRun, tmp_path: 
 
     def call(*verb: str) -> str:
         command = [sys.executable, "-m", "modernbert_train", *verb]
-        done = warm.run(command, cwd=root, capture_output=True, text=True)
+        done = forked.run(command, cwd=root, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

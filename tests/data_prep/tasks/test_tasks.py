@@ -23,9 +23,9 @@ from data_prep.prepare import main
 from data_prep.tasks.workers import Workers
 from data_prep.write.workspace import is_at_work
 from modernbert_train.errors import DataError, RunError
-from tests import warm
 from tests.data_prep.conftest import write_corpus
 from tests.data_prep.fake_tasks import BadData, KilledAtTwo, Squares
+from tests.support import forked
 
 Files = Callable[[Path], dict[str, bytes]]
 Words = Callable[..., list[str]]
@@ -117,7 +117,7 @@ def test_two_processes_killed_with_all_their_children(words: Words, one: Path, h
     """The scheduler kills the command, and its processes must not write on into the next one's files."""
     root = str(Path(data_prep.__file__).parent.parent)
     line = [sys.executable, f"{root}/data_prep/prepare.py", *words("two")]
-    process = warm.Popen([*line, "executor.workers=2"], stdout=subprocess.DEVNULL)
+    process = forked.Popen([*line, "executor.workers=2"], stdout=subprocess.DEVNULL)
     completions = home / "two.work/stages/tokenise/completions"
     while len(list(completions.glob("*"))) < 2:
         assert process.poll() is None
@@ -130,7 +130,7 @@ def test_two_processes_killed_with_all_their_children(words: Words, one: Path, h
     while any(Path(f"/proc/{child}").exists() for child in children):
         assert time.monotonic() < deadline, "a worker outlives its parent"
         time.sleep(0.05)
-    assert warm.run(line, stdout=subprocess.DEVNULL).returncode == 0
+    assert forked.run(line, stdout=subprocess.DEVNULL).returncode == 0
     assert files_of(home / "two") == files_of(one)
     assert len(list((home / "two/train").glob("shard.*"))) > 10  # there were many tasks
 

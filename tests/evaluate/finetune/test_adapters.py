@@ -18,6 +18,7 @@ LONGER = ("bert", "deberta", "distilbert", "albert")
 LORA = ["lora.rank=4", "lora.lr=2e-2"]
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize(
     "name",
     [

@@ -20,9 +20,9 @@ from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.checkpoints.results import read_results
 from modernbert_train.config.load import load_run
 from modernbert_train.distributed import bf16
-from tests import warm
-from tests.conftest import TIMES
 from tests.evaluate.finetune.conftest import PLAIN, WriteTask, sentences, write_choices, write_questions, write_tsv
+from tests.support import forked
+from tests.support.tiny_run import TIMES
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.runs
@@ -142,7 +142,7 @@ from modernbert_train.__main__ import program
 program()
 """
     path = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return warm.run([sys.executable, "-c", code, *words], env=os.environ | path).returncode
+    return forked.run([sys.executable, "-c", code, *words], env=os.environ | path).returncode
 
 
 @pytest.mark.slow

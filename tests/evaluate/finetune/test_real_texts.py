@@ -65,6 +65,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer", texts, 1024)
 
 
+@pytest.mark.weekly
 @pytest.mark.runs
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in ("qnli", "wnut17") else name for name in TASKS]
@@ -78,6 +79,7 @@ def test_every_text_is_read(name: str, tokenizer: Path, tmp_path: Path) -> None:
     assert prepared.longest <= 256
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 def test_intents_are_learned_from_scratch(tokenizer: Path, tmp_path: Path) -> None:
     """77 classes, an untrained encoder of four layers: single words identify most of them."""

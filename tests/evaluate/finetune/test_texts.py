@@ -24,8 +24,8 @@ from modernbert_train.evaluate.finetune.shards import prepare, warnings_of
 from modernbert_train.evaluate.finetune.task import read_task
 from modernbert_train.evaluate.finetune.tokens import cut
 from modernbert_train.vocabulary import read_vocabulary
-from tests.conftest import TinyRun
 from tests.evaluate.finetune.conftest import write_tsv
+from tests.support.tiny_run import TinyRun
 
 ROOT = Path(__file__).parents[3]
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")

@@ -108,6 +108,7 @@ def write(kind: str, reader: Any, folder: Path) -> tuple[dict[str, Any], dict[st
     return own | keys | {"batch_texts": TEXTS, "lr": 1e-3, "weight_decay": 1e-4, "warmup": 0.25}, dict(batch)
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize("kind", [*KINDS])
 @pytest.mark.parametrize("name", [*CONFIGS])
 def test_the_losses_are_those_of_a_plain_loop(

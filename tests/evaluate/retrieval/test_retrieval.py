@@ -18,10 +18,10 @@ from modernbert_train.distributed import bf16
 from modernbert_train.evaluate.retrieval.beir import read_beir
 from modernbert_train.evaluate.retrieval.ranking import figures
 from modernbert_train.evaluate.retrieval.runs import exported_encoder
-from tests.conftest import TinyRun
 from tests.evaluate.retrieval.conftest import BERT, LONGEST, WriteBeir, make_encoder
 from tests.evaluate.retrieval.mteb_task import mteb_figures
-from tests.needs import needs
+from tests.support.needs import needs
+from tests.support.tiny_run import TinyRun
 
 needs("sentence_transformers", "the extra retrieval is not installed")
 DATA = Path(os.environ.get("MODERNBERT_LABELLED", Path(__file__).parents[4] / "shared/data"))
@@ -281,6 +281,7 @@ def test_identical_ids_are_left_out_if_configured(encoder: Path, write_beir: Wri
     assert found == [0.5, 1.0]
 
 
+@pytest.mark.weekly
 @needs_scifact
 @pytest.mark.slow
 @pytest.mark.timeout(900)

@@ -439,6 +439,7 @@ def test_the_suites_here_are_right(name: str, tmp_path: Path, capsys: pytest.Cap
     Plan(suite, home, ["runs/mine"], None, tmp_path, ())
 
 
+@pytest.mark.weekly
 @pytest.mark.runs
 @pytest.mark.slow
 @pytest.mark.timeout(900)
@@ -485,6 +486,7 @@ def test_the_best_seed_of_what_was_chosen_is_written_for_a_test_server(
     assert files["Scores"] == "index\tprediction\n0\t5.000\n1\t1.235\n2\t0.000\n"
 
 
+@pytest.mark.weekly
 @pytest.mark.runs
 @pytest.mark.slow
 @pytest.mark.timeout(900)
@@ -517,6 +519,7 @@ def test_a_finished_run_predicts_texts_that_it_has_not_seen(
     assert gone["rows"] == table["rows"]
 
 
+@pytest.mark.weekly
 @pytest.mark.runs
 @pytest.mark.slow
 @pytest.mark.timeout(900)

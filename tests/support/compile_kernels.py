@@ -1,4 +1,4 @@
-"""Compiles the kernels of the data path for a clean clone: else each process of the tests would, half a minute long."""
+"""Compile the kernels of the data path once in a new clone; else each process of the tests would, for 30 seconds."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import numpy as np
 
 from modernbert_train.data.packing import Chunk, GreedyPacker
 from modernbert_train.data.shuffle import ShuffledChunks
-
-CACHE = "modernbert_train/data/__pycache__/pack_kernel.*.nbi"
 
 if __name__ == "__main__":
     chunks_C3 = ShuffledChunks([2], np.full(2, 40, dtype=np.int32), 1, seed=1).block(0, 0, 62)
