@@ -30,9 +30,8 @@ from modernbert_train import (
     train_run,
 )
 from tests.docs.notebook import page
+from tests.support.paths import ROOT
 from tests.support.tiny_run import TinyRun
-
-ROOT = Path(__file__).parents[1]
 
 
 def test_no_name_is_a_folder_of_the_package() -> None:

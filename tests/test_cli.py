@@ -22,17 +22,9 @@ from modernbert_train.__main__ import main, parse, read_run
 from modernbert_train.cli.verbs import BY_NAME, EXIT_CODES, REMOVED, VERBS, Verb, make_parser
 from modernbert_train.config.load import to_yaml
 from modernbert_train.data.dataset_card import read_card, write_card
+from tests.support.paths import ROOT
+from tests.support.probed import PROBE, call_probed
 from tests.support.tiny_run import TinyRun
-
-ROOT = Path(__file__).parents[1]
-HEAVY = ["torch", "composer", "streaming", "transformers", "datasets"]
-PROBE = """\
-import sys
-from modernbert_train.__main__ import main
-code = main(sys.argv[1:])
-print("loaded:", *(name for name in {heavy!r} if name in sys.modules))
-sys.exit(code)
-"""
 
 
 def call(*words: str) -> subprocess.CompletedProcess[str]:
@@ -44,13 +36,6 @@ def call(*words: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=60,
-    )
-
-
-def call_probed(*words: str) -> subprocess.CompletedProcess[str]:
-    """The same in one process that says at the end which heavy libraries it has loaded."""
-    return subprocess.run(
-        [sys.executable, "-c", PROBE.format(heavy=HEAVY), *words], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
 
 

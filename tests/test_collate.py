@@ -19,8 +19,8 @@ import torch
 from transformers import ModernBertConfig, ModernBertForMaskedLM
 
 from modernbert_train.collate import PackingCollator, pack
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[1]
 PAD = 1
 LENGTHS = [40, 7, 64, 1, 33, 20, 58, 12, 3]
 

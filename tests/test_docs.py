@@ -13,7 +13,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,9 @@ from modernbert_train.config.tools.retrieval import RetrievalConfig
 from modernbert_train.config.tools.sweep import SweepConfig
 from modernbert_train.errors import ConfigError
 from tests.docs.figures import FIGURES, Figure, pattern_of
-from tests.docs.pages import PAGES, ROOT, blocks, commands
+from tests.support.page_texts import _texts
+from tests.support.pages import PAGES, blocks, commands
+from tests.support.paths import ROOT
 
 NEEDY = [command for page in PAGES for command in commands(page) if command.needs == "GPUs"]
 
@@ -124,16 +125,6 @@ def test_every_error_that_is_quoted_is_reported_by_the_program() -> None:
     for quote in quoted_errors():
         parts = [part.strip() for part in quote.split("...") if len(part.strip()) > 2]
         assert parts and any(all(part in text for part in parts) for text in said.values()), quote
-
-
-def _texts(tree: ast.AST) -> Iterator[str]:
-    """Every text in a program without docstrings; a value in an f-string is left out."""
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr):
-            yield "".join(part.value if isinstance(part, ast.Constant) else "\0" for part in node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-            yield node.value
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)

@@ -11,7 +11,8 @@ import re
 
 import pytest
 
-from tests.test_imports import PACKAGES, ROOT
+from tests.support.packages import PACKAGES
+from tests.support.paths import ROOT
 
 BROAD = ("Exception", "BaseException")
 

@@ -20,9 +20,8 @@ from modernbert_train.config.plugins import Rows
 from modernbert_train.evaluate.evaluators import EVALUATORS
 from modernbert_train.models.build import ENCODERS, HEADS
 from modernbert_train.objectives import OBJECTIVES
-
-ROOT = Path(__file__).parents[1]
-PACKAGES = ("modernbert_train", "data_prep", "launch")
+from tests.support.packages import PACKAGES
+from tests.support.paths import ROOT
 
 # from the ground up: each may import the ones before it that its row or its docstring names
 ORDER = (

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.__main__ import main
-from tests.docs.pages import commands
+from tests.support.pages import commands
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 HOURS = re.compile(r"--hours \d+")  # the test takes seconds instead
 # `make` itself is not run from a test: `make test` is running, and `make quickstart` is run through what it calls.

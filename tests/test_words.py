@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.cli.verbs import VERBS, help_page, make_parser
-from tests.docs.pages import PAGES, ROOT
-from tests.test_docs import _texts
+from tests.support.page_texts import _texts
+from tests.support.pages import PAGES
+from tests.support.paths import ROOT
 
 WORDS = tomllib.loads((ROOT / "tests/words.toml").read_text(encoding="utf-8"))
 FOUND = re.compile("|".join(rf"\b{phrase}" for phrase in WORDS["never"]), re.IGNORECASE)

@@ -166,7 +166,7 @@ def store_faults(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
 def serve() -> None:
     """Run the store's process: print its address, then execute commands from standard input, a line of JSON each."""
     from modernbert_train.distributed.orphans import die_with
-    from tests.data.s3 import BUCKET, Store
+    from tests.support.s3 import BUCKET, Store
 
     die_with(os.getppid())
     store = Store()

@@ -18,8 +18,7 @@ from benchmarks.drill.damaged import flip_bit, nodes, truncate
 from benchmarks.drill.injuries import INJURIES
 from benchmarks.drill.lab import Ended, Lab, Result
 from tests.support import forked
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.paths import ROOT
 
 
 def drill(out: Path, *words: str) -> tuple[int, str]:

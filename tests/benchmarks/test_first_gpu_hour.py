@@ -26,8 +26,8 @@ from launch.run import make_parser
 from launch.topology import usable_gpus
 from modernbert_train.cli.arguments import read_run
 from modernbert_train.plan.resolve import resolve
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 HANGS = '-c \'import subprocess; subprocess.Popen(["sleep", "600"], start_new_session=True).wait()\''
 NODES = [tuple(map(str, range(number))) for number in (1, 8)]
 

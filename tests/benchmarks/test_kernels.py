@@ -21,8 +21,8 @@ from benchmarks.optimizer import parameter_shapes
 from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.attention import KERNELS
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 MODEL = ModernBertConfig(vocab_size=64, hidden_size=16, num_layers=4, num_heads=2, intermediate_size=8)
 TINY = Preset(

@@ -12,8 +12,7 @@ import pytest
 from benchmarks import planted_faults
 from benchmarks.faults import FAULTS, Fault
 from benchmarks.planted_faults import Outcome, planted, table, try_faults
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.paths import ROOT
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)

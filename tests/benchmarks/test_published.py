@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.published import FITTED, OTHERS, alone, fit, left_out
 from modernbert_train.plan.speed import ERROR, PUBLISHED
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 FITTED_WITHIN = 0.15  # of a program like this one; where a run is left out of the fit, ERROR
 
 

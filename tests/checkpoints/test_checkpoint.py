@@ -21,7 +21,7 @@ from modernbert_train.checkpoints.checkpoint import clean, newest_valid, verify
 from modernbert_train.checkpoints.manifest import MANIFEST, FileHash
 from modernbert_train.core.tensor_files import write_tensors
 from modernbert_train.errors import StorageError
-from tests.checkpoints.small_checkpoint import CONFIG, WEIGHT, sign, state_of, write
+from tests.support.small_checkpoint import CONFIG, WEIGHT, sign, state_of, write
 
 
 def steps(folder: Path) -> list[int]:

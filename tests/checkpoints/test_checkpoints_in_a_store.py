@@ -13,9 +13,9 @@ import pytest
 
 from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.checkpoints.replica import fetch_newest, store_of
-from tests.checkpoints.test_copier_process import server, store
 from tests.checkpoints.tools.small_run import SmallRun
-from tests.data.s3 import BUCKET, Store
+from tests.support.s3 import BUCKET, Store
+from tests.support.store_for_copies import server, store
 
 pytest.importorskip("s3fs", reason="needs s3fs, which the pinned environment has")
 pytestmark = [pytest.mark.timeout(120), pytest.mark.runs]

@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,28 +18,14 @@ from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.checkpoints.replica import Replica, fetch_newest
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import StoppedEarly
-from tests.checkpoints.small_checkpoint import CONFIG, write
-from tests.data.s3 import BUCKET, Store, wait_for
+from tests.support.runs import finish, records, start
+from tests.support.s3 import BUCKET, Store, wait_for
+from tests.support.small_checkpoint import CONFIG, write
+from tests.support.store_for_copies import store  # noqa: F401
 from tests.support.tiny_run import TinyRun
-from tests.train.test_run import finish, records, start
 
 pytest.importorskip("s3fs", reason="needs s3fs, which the pinned environment has")
 pytestmark = [pytest.mark.timeout(120), pytest.mark.runs]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Store]:
-    store = Store()
-    yield store
-    store.stop()
-
-
-@pytest.fixture
-def store(server: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    server.is_the_one(monkeypatch)
-    server.fault, server.faults_left, server.faulty_method = None, 0, "PUT"
-    yield server
-    server.fault = None
 
 
 def config_in(tmp_path: Path, name: str, timeout_seconds: float = 20) -> RunConfig:

@@ -24,7 +24,7 @@ from modernbert_train.checkpoints.replica import fetch_newest, refuse_fresh
 from modernbert_train.checkpoints.store import RECORD, Store, problem_of
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, RunError, StorageError
-from tests.checkpoints.small_checkpoint import CONFIG, write
+from tests.support.small_checkpoint import CONFIG, write
 
 
 class Home:

@@ -23,7 +23,7 @@ from modernbert_train.data.packing import PackerState
 from modernbert_train.data.place import PlannerState
 from modernbert_train.data.shuffle import CursorState
 from modernbert_train.errors import StorageError
-from tests.checkpoints.small_checkpoint import BAD_TENSORS, CONFIG, edit_state, sign, state_of, write
+from tests.support.small_checkpoint import BAD_TENSORS, CONFIG, edit_state, sign, state_of, write
 
 
 @pytest.mark.runs

@@ -11,7 +11,7 @@ import pytest
 
 from modernbert_train.checkpoints.checkpoint import clean, newest_valid
 from modernbert_train.checkpoints.verified import step_folders
-from tests.checkpoints.small_checkpoint import write
+from tests.support.small_checkpoint import write
 
 
 def test_the_newest_is_the_one_of_the_most_steps_and_not_the_youngest_file(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import yaml
 
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.checkpoints.resume_rules import past_changes
+from tests.support.runs import records
 from tests.support.tiny_run import TinyRun
-from tests.train.test_run import records
 
 pytestmark = pytest.mark.runs
 

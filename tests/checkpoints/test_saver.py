@@ -21,7 +21,7 @@ from modernbert_train.config.load import to_yaml
 from modernbert_train.errors import StorageError, UnstableRun
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.weights.shares import Copier
-from tests.checkpoints.small_checkpoint import CONFIG, WEIGHT, state_of, write
+from tests.support.small_checkpoint import CONFIG, WEIGHT, state_of, write
 
 
 class Run:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.make_shards import make_texts, make_tokenizer
+from tests.support.make_shards import make_texts, make_tokenizer
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 Program = Callable[..., subprocess.CompletedProcess[str]]
 pytestmark = pytest.mark.runs
 
@@ -98,7 +98,7 @@ def test_eval_is_of_a_run_or_of_a_suite(program: Program) -> None:
 
 
 def test_init_converts_a_file_of_another_project(program: Program, tmp_path: Path) -> None:
-    from tests.config.tools.test_import_config import THEIRS
+    from tests.support.configurations import THEIRS
 
     (tmp_path / "their.yaml").write_text(THEIRS)
     done = program("init", "from", "their.yaml", "--out", "mine.yaml")

@@ -10,16 +10,7 @@ import pytest
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError
-
-BASE = """\
-name: base
-data: {train: shards/train, tokenizer: shards/tokenizer}
-optim: {lr: 1.0e-3}
-phases:
-  stable: {tokens: 1_000_000, row_tokens: 64, batch_rows: 4, microbatch_tokens: 64}
-  decay: {tokens: 500_000, row_tokens: 64, batch_rows: 4, microbatch_tokens: 64}
-"""
-Load = Callable[..., RunConfig]
+from tests.support.configurations import BASE, Load
 
 
 @pytest.fixture

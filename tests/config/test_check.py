@@ -26,8 +26,8 @@ from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import BatchWarmupConfig, MaskedLmConfig, PhaseConfig, RunConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.objectives.maskings import MASKINGS
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 # a file with phases is a run; others contain a model, or a spec of data preparation
 YAMLS = sorted((ROOT / "yamls").rglob("*.yaml"))
 RUNS = [path for path in YAMLS if "\nphases:" in path.read_text(encoding="utf-8") and path.name != "common.yaml"]

@@ -19,7 +19,7 @@ from modernbert_train.config.renamed import SYNONYMS
 from modernbert_train.config.schema import AdamWConfig, PhaseConfig, RunConfig, StableAdamWConfig
 from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.errors import ConfigError
-from tests.config.conftest import BASE, Load
+from tests.support.configurations import BASE, Load
 
 
 def test_the_files_and_the_defaults_make_a_typed_tree(load: Load) -> None:

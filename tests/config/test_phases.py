@@ -12,7 +12,7 @@ from modernbert_train.clock import Clock
 from modernbert_train.config.load import differences, load_run, to_yaml
 from modernbert_train.config.renamed import REMOVED_KEYS, RENAMED
 from modernbert_train.errors import ConfigError
-from tests.config.conftest import Load
+from tests.support.configurations import Load
 
 OWN = "phases: {decay: {model: {global_rope_theta: 160_000}, objective: {mask_rate: 0.1}, optim: {weight_decay: 0}}}"
 

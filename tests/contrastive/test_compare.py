@@ -16,7 +16,7 @@ from modernbert_train.models.build import build_model
 from modernbert_train.models.contrastive import Compared, ForVectors, Texts, compare
 from modernbert_train.models.init import initialize
 from modernbert_train.optim.groups import weights_of
-from tests.contrastive.conftest import MODEL
+from tests.support.pairs import MODEL
 
 SIZE = {key: value for key, value in MODEL.items() if key != "name"}
 PLAIN = ContrastiveConfig(temperature=1.0)

@@ -35,12 +35,11 @@ from modernbert_train.weights.formats.alone import Alone
 from modernbert_train.weights.gather import load_weights
 from modernbert_train.weights.hf_folder import export
 from modernbert_train.weights.hf_folder import load_weights as load_folder
-from tests.contrastive.conftest import ContrastiveRun, make_rows
-from tests.contrastive.test_parity import CPU, SIZE, held_in, model_of, ours
-from tests.contrastive.test_train import metrics
-from tests.distributed.gloo import run_ranks
-from tests.distributed.test_invariance import assert_same_weights, train_each
-from tests.distributed.test_train_ranks import assert_same_run, weights
+from tests.support.contrastive_models import CPU, SIZE, held_in, model_of, ours
+from tests.support.gloo import run_ranks
+from tests.support.pairs import ContrastiveRun, make_rows
+from tests.support.ranks import assert_same_weights, train_each
+from tests.support.runs import assert_same_run, metrics, weights
 
 LATE = ContrastiveConfig(pooling="late", token_vectors=16)
 ROLES_N = torch.tensor([QUERY] * 5 + [POSITIVE] * 5 + [NEGATIVE] * 3)

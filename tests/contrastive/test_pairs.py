@@ -16,8 +16,8 @@ from modernbert_train.config.contrastive import SCORE_UNIT
 from modernbert_train.data.dataset_card import CARD, file_sha256, read_card
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.vocabulary import read_vocabulary
-from tests.contrastive.conftest import ContrastiveRun, as_source, prepare_pairs, write_rows
-from tests.contrastive.test_train import metrics
+from tests.support.pairs import ContrastiveRun, as_source, prepare_pairs, write_rows
+from tests.support.runs import metrics
 
 RANGE = [-1, 1]
 

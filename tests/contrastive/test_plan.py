@@ -33,10 +33,11 @@ from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.report.throughput import training_flops
 from modernbert_train.train.first_pass import first_pass
 from modernbert_train.train.gradients import gradients
-from tests.contrastive.conftest import MODEL, ContrastiveRun
-from tests.contrastive.test_parity import CPU, batch_of
-from tests.plan.batches import make_batch
-from tests.plan.test_memory import PLAIN, SMALL, _Attend, autocast, kept_bytes, running_total, use_kernel
+from tests.plan.test_memory import _Attend
+from tests.support.contrastive_models import CPU, batch_of
+from tests.support.kept_memory import PLAIN, SMALL, autocast, kept_bytes, running_total, use_kernel
+from tests.support.pairs import MODEL, ContrastiveRun
+from tests.support.plan_batches import make_batch
 
 GLOBAL: dict[str, Any] = MODEL | {"global_attn_every_n_layers": 1}  # the kernel then computes the very keys that count
 

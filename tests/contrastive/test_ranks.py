@@ -17,10 +17,10 @@ from modernbert_train.checkpoints.checkpoint import verify
 from modernbert_train.config.schema import ContrastiveConfig
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.models.contrastive import Texts
-from tests.contrastive.conftest import ContrastiveRun, as_source, make_rows, masked_first, prepare_pairs, write_rows
-from tests.distributed.gloo import run_ranks
-from tests.distributed.test_invariance import assert_same_weights, train_each
-from tests.distributed.test_train_ranks import assert_same_run, records
+from tests.support.gloo import run_ranks
+from tests.support.pairs import ContrastiveRun, as_source, make_rows, masked_first, prepare_pairs, write_rows
+from tests.support.ranks import assert_same_weights, train_each
+from tests.support.runs import assert_same_run, records
 
 LONGER = (
     "phases.main.tokens=12000", "phases.main.batch_rows=4", "objective.symmetric=true", "objective.margin=0.2",

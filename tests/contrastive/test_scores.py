@@ -11,9 +11,9 @@ import torch
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.config.schema import ContrastiveConfig
 from modernbert_train.models.contrastive import ForVectors, score_loss_sum
-from tests.contrastive.conftest import ContrastiveRun, as_source, make_rows, prepare_pairs, write_rows
-from tests.contrastive.test_parity import NUMBER, batch_of, model_of
-from tests.contrastive.test_train import metrics
+from tests.support.contrastive_models import NUMBER, batch_of, model_of
+from tests.support.pairs import ContrastiveRun, as_source, make_rows, prepare_pairs, write_rows
+from tests.support.runs import metrics
 
 SETTINGS = ContrastiveConfig(score_weight=2.0)
 

@@ -20,13 +20,12 @@ from modernbert_train.data.planner import BatchPlan
 from modernbert_train.objectives import build_objective
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.objectives.tlm import Translation
-from tests.contrastive.conftest import ContrastiveRun
-from tests.contrastive.test_train import metrics
-from tests.distributed.test_train_ranks import weights
-from tests.evaluate.finetune.test_classifiers import Documents
-from tests.models.encoders import ENCODERS, build, twin_of
-from tests.models.encoders import VOCABULARY as OURS
-from tests.objectives.test_mlm import CLS, MASK, SEP, VOCABULARY, keys, line
+from tests.support.classifiers import Documents
+from tests.support.encoders import ENCODERS, build, twin_of
+from tests.support.encoders import VOCABULARY as OURS
+from tests.support.mlm_lines import CLS, MASK, SEP, VOCABULARY, keys, line
+from tests.support.pairs import ContrastiveRun
+from tests.support.runs import metrics, weights
 
 
 @pytest.mark.parametrize("masking", ["exact", "bernoulli", "ngram"])

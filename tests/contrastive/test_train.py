@@ -22,18 +22,13 @@ from modernbert_train.models.init import initialize
 from modernbert_train.weights.gather import load_weights
 from modernbert_train.weights.hf_folder import export
 from modernbert_train.weights.hf_folder import load_weights as load_folder
-from tests.contrastive.conftest import MODEL, ContrastiveRun, as_source, make_rows
-from tests.distributed.test_train_ranks import weights
-from tests.systems.test_matrix import ENCODERS
+from tests.support.matrix import ENCODERS
+from tests.support.pairs import MODEL, ContrastiveRun, as_source, make_rows
+from tests.support.runs import metrics, weights
 
 # none is drawn where another library reads the same text
 WHOLE = {"dropout": 0.0}
 OTHERS: dict[str, dict[str, Any]] = {"bert": WHOLE, "albert": WHOLE, "xlnet": WHOLE, "deberta": WHOLE, "llama": {}}
-
-
-def metrics(folder: Path, kind: str) -> list[dict[str, Any]]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [entry for line in lines if (entry := json.loads(line))["kind"] == kind]
 
 
 @pytest.mark.runs

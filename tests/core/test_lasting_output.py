@@ -14,9 +14,9 @@ import pytest
 
 from modernbert_train.core.lasting_output import lasting_output
 from tests.support import forked
+from tests.support.paths import ROOT
 from tests.support.tiny_run import TinyRun
 
-ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "modernbert_train"]
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import tomllib
-from pathlib import Path
 
 import pytest
 
 from modernbert_train.core import versions
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 REQUIRES = ["torch>=2.11", "transformers<6,>=5", "numpy", 'wandb>=99; extra == "wandb"']
 
 

@@ -21,7 +21,7 @@ from modernbert_train.models.build import build_model
 from modernbert_train.train.composer_internals import replicate
 from tests.cuda_build.layers import Traffic, graphs
 from tests.cuda_build.null import Account, faults
-from tests.gpu.parts import make_batch
+from tests.support.gpu_parts import make_batch
 
 WIDTHS = {
     "base": {"hidden_size": 768, "num_heads": 12, "intermediate_size": 1152},

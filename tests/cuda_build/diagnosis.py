@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,9 +19,9 @@ from modernbert_train.models.build import build_model
 from modernbert_train.train.adapters import ComposerObjective
 from modernbert_train.train.diagnosis import find_non_finite
 from modernbert_train.train.gradients import gradients
-from tests.gpu.parts import make_batch
+from tests.support.gpu_parts import make_batch
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 ROW, ROWS, LAYERS = 1024, 16, 8
 
 

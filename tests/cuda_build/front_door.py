@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.cuda_build.null import ROOT, environment
+from tests.cuda_build.null import environment
+from tests.support.paths import ROOT
 from tests.support.tiny_run import TINY_YAML
 
 # widths whose gradients fill several of DDP's buckets, with as few layers as possible for both kinds of attention

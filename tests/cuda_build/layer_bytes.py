@@ -26,7 +26,7 @@ from modernbert_train.models.attention import tile_kernels
 from modernbert_train.models.build import build_model
 from modernbert_train.models.compiler import REGIONS
 from tests.cuda_build.microbatch import Operations
-from tests.gpu.parts import make_batch
+from tests.support.gpu_parts import make_batch
 
 ROW, ROWS = 1024, 95  # about 98,304 tokens; 95 divides no weight's size, which identifies dimensions of tokens
 TOKENS = ROW * ROWS

@@ -36,7 +36,7 @@ from modernbert_train.models.attention import choose_kernel, sdpa, with_backend
 from modernbert_train.models.build import build_model
 from tests.cuda_build import flash
 from tests.cuda_build.null import Account, faults
-from tests.gpu.parts import make_batch
+from tests.support.gpu_parts import make_batch
 
 TOKENS, ROW = 4096, 1024
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,9 +23,9 @@ from modernbert_train.config.schema import ComputeConfig, MaskedLmConfig, ModelC
 from modernbert_train.models.build import build_model
 from tests.cuda_build.layers import Traffic
 from tests.cuda_build.null import Account, faults
-from tests.gpu.parts import make_batch
+from tests.support.gpu_parts import make_batch
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 SIZES = ("base", "large")
 ROW = 1024
 TOKENS = (8 * ROW, 16 * ROW)

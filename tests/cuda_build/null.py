@@ -17,12 +17,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tests.support.paths import ROOT
+
 SOURCE = Path(__file__).with_name("null_device.c")
 SOURCES = (
     SOURCE,
     *(SOURCE.with_name(f"null_{part}.c") for part in ("nccl", "faults")),
 )  # the first includes the others
-ROOT = Path(__file__).parents[2]
 NAME = "libcuda.so.1"  # the driver, as Triton looks for it
 NVML = "libnvidia-ml.so.1"  # the same file, as torch's allocator looks for it
 

@@ -17,7 +17,7 @@ import pytest
 
 from tests.cuda_build.front_door import Machine
 from tests.cuda_build.two_machines import End, Pair, started, why_not
-from tests.launch.jobs import children
+from tests.support.jobs import children
 from tests.support.tiny_run import make_tiny_data
 
 pytestmark = [pytest.mark.runs, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cuda_build.null import ROOT, environment
+from tests.cuda_build.null import environment
+from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(3000)]
 

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from tests.cuda_build.front_door import Machine, journey, planted_tree
-from tests.cuda_build.null import ROOT, environment
+from tests.cuda_build.null import environment
+from tests.support.paths import ROOT
 from tests.support.tiny_run import make_tiny_data
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(1800)]

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.cuda_build.null import ROOT
+from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(1800)]
 

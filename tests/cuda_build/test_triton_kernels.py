@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import modernbert_train
-from tests.cuda_build.null import ROOT
 from tests.cuda_build.tables import compare
+from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(300)]
 

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from modernbert_train.distributed.launched import BLAMED
 from tests.cuda_build.front_door import Machine
-from tests.cuda_build.null import ROOT, environment
+from tests.cuda_build.null import environment
+from tests.support.paths import ROOT
 
 GPUS = 2  # in each machine
 _INSIDE = ("unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")

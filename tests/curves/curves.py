@@ -23,9 +23,9 @@ import numpy as np
 import torch
 
 from modernbert_train.__main__ import main
-from tests.distributed.gloo import run_ranks
-from tests.distributed.test_invariance import train_each
 from tests.support.forked import CONTEXT, outputs, print_to
+from tests.support.gloo import run_ranks
+from tests.support.ranks import train_each
 from tests.support.tiny_run import TINY_YAML, make_tiny_data
 
 FOLDER = Path(__file__).parent / "recorded"

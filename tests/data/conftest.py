@@ -9,7 +9,7 @@ import pytest
 
 from modernbert_train.__main__ import read_run
 from modernbert_train.config.schema import RunConfig
-from tests.data.make_shards import make_documents, make_shards
+from tests.support.make_shards import make_documents, make_shards
 from tests.support.tiny_run import TinyRun
 
 

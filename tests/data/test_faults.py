@@ -9,7 +9,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,11 +21,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from modernbert_train.data.workers import LOOK_SECONDS, deliveries
 from modernbert_train.errors import DataError, RunError
-from tests.data.make_shards import make_documents, make_shards
 from tests.support import forked
+from tests.support.make_shards import make_documents, make_shards
+from tests.support.paths import ROOT
 from tests.support.tiny_run import TinyRun
+from tests.support.unwatched_ranks import run_ranks
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(200)  # a busy machine takes long to import torch
 
 
@@ -195,30 +195,6 @@ except DataError as error:
 except ZeroDivisionError:
     sys.exit(70)
 """
-
-
-def ranks_environment() -> list[dict[str, str]]:
-    """Two ranks without a launcher, so only they can end each other."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-    common |= {"MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return [os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
-
-
-def run_ranks(*command: str) -> list[tuple[int, str]]:
-    """Exit code and messages of two processes that no launcher watches over."""
-    started = [
-        forked.Popen([sys.executable, *command], env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-        for environment in ranks_environment()
-    ]
-    try:
-        outputs = [process.communicate(timeout=180)[1] for process in started]
-        return [(process.returncode, output) for process, output in zip(started, outputs, strict=True)]
-    finally:
-        for process in started:
-            process.kill()
 
 
 @pytest.mark.runs

@@ -24,8 +24,8 @@ from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.data.microbatches import share_of_rank
 from modernbert_train.data.planner import BatchPlanner
 from modernbert_train.errors import DataError
-from tests.data.batches import Row, make_loader, make_path, rows_of, same
-from tests.data.make_shards import make_documents, make_shards
+from tests.support.batches import Row, make_loader, make_path, rows_of, same
+from tests.support.make_shards import make_documents, make_shards
 from tests.support.tiny_run import TinyRun
 
 pytestmark = [

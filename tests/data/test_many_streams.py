@@ -23,8 +23,8 @@ from modernbert_train.core import read_once
 from modernbert_train.data.facts import read_facts
 from modernbert_train.data.open_shards import open_streams
 from modernbert_train.data.path import plan_path
-from tests.data.make_shards import make_documents, make_shards
-from tests.data.test_mixing import config
+from tests.support.make_shards import make_documents, make_shards
+from tests.support.mixtures import config
 
 STREAMS = 2000  # of which the fast test opens a twentieth
 

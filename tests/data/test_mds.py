@@ -18,7 +18,7 @@ import pytest
 
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.errors import DataError
-from tests.data.make_shards import make_documents, make_shards
+from tests.support.make_shards import make_documents, make_shards
 
 pytestmark = pytest.mark.timeout(60)
 Index = dict[str, Any]

@@ -25,7 +25,7 @@ from modernbert_train.data.planner import BatchPlan
 from modernbert_train.objectives import build_objective
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
-from tests.data.batches import make_loader, make_path, rows_of, same
+from tests.support.batches import make_loader, make_path, rows_of, same
 from tests.support.tiny_run import TinyRun
 
 pytestmark = pytest.mark.timeout(60)

@@ -19,30 +19,14 @@ from modernbert_train.config.schema import (
     DataConfig,
     PhaseConfig,
     PhaseStreamConfig,
-    RunConfig,
-    StableAdamWConfig,
     StreamConfig,
 )
 from modernbert_train.data.mixing import FairQueue, phase_weights, token_shares
 from modernbert_train.data.planner import BatchPlanner
 from modernbert_train.data.shuffle import ShuffledChunks
+from tests.support.mixtures import config
 
 Weights = st.lists(st.integers(0, 30), min_size=1, max_size=7).filter(any)
-
-
-def config(streams: dict[str, StreamConfig], mix_by: str = "tokens", **phases: dict[str, float]) -> RunConfig:
-    """A run with a phase of 1,000 tokens for each entry, with the shares given, and one named `plain` without."""
-    common = {"tokens": 1000, "row_tokens": 64, "batch_rows": 1, "microbatch_tokens": 64}
-    asked = {
-        name: PhaseConfig(streams={n: PhaseStreamConfig(proportion=p) for n, p in shares.items()}, **common)
-        for name, shares in {"plain": {}, **phases}.items()
-    }
-    return RunConfig(
-        name="t",
-        data=DataConfig(streams=streams, tokenizer="", mix_by=mix_by),  # type: ignore[arg-type]
-        optim=StableAdamWConfig(lr=1.0),
-        phases=asked,
-    )
 
 
 @pytest.mark.runs

@@ -53,7 +53,7 @@ from modernbert_train.data.shuffle import ChunkCursor
 from modernbert_train.errors import DataError
 from modernbert_train.objectives import build_objective
 from modernbert_train.vocabulary import Vocabulary
-from tests.data.make_shards import make_documents, make_shards, make_texts, make_tokenizer
+from tests.support.make_shards import make_documents, make_shards, make_texts, make_tokenizer
 from tests.support.tiny_run import TinyRun
 
 # shards of each stream, as the lengths of their documents

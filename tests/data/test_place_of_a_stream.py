@@ -13,7 +13,7 @@ from modernbert_train.clock import Clock
 from modernbert_train.config.schema import StreamConfig
 from modernbert_train.data.planner import BatchPlanner
 from modernbert_train.data.shuffle import ShuffledChunks
-from tests.data.test_planner import run
+from tests.support.planned import run
 
 
 def test_a_block_that_is_given_out_is_left_for_the_next() -> None:

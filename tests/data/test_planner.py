@@ -21,12 +21,9 @@ from hypothesis import strategies as st
 
 from modernbert_train.clock import Clock
 from modernbert_train.config.schema import (
-    BatchWarmupConfig,
-    DataConfig,
     MaskedLmConfig,
     PhaseConfig,
     RunConfig,
-    StableAdamWConfig,
     StreamConfig,
 )
 from modernbert_train.core.keyed_random import hash64
@@ -34,25 +31,9 @@ from modernbert_train.data.mixing import FairQueue
 from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk, GreedyPacker
 from modernbert_train.data.planner import BatchPlan, BatchPlanner
 from modernbert_train.data.shuffle import ChunkCursor, ShuffledChunks
+from tests.support.planned import run
 
 Shards = st.lists(st.lists(st.integers(1, 150), min_size=1, max_size=8), min_size=1, max_size=6)
-
-
-def run(*row_tokens: int, tokens: int = 1500, **data: Any) -> RunConfig:
-    """A run with one phase for each row length; the first has a growing batch."""
-    phases = {}
-    for index, row in enumerate(row_tokens):
-        warmup = BatchWarmupConfig(start_rows=1, step_rows=2, tokens=tokens // 2) if index == 0 else None
-        phases[f"p{index}"] = PhaseConfig(
-            tokens=tokens, row_tokens=row, batch_rows=4, microbatch_tokens=2 * row, batch_warmup=warmup
-        )
-    settings = {"packing_window": 5, "max_wait_rows": 6, "shuffle_block_shards": 2, **data}
-    return RunConfig(
-        name="t",
-        data=DataConfig(**{"train": "train", "tokenizer": "tokenizer", **settings}),
-        optim=StableAdamWConfig(lr=1e-3),
-        phases=phases,
-    )
 
 
 def planner(config: RunConfig, shards: Sequence[Sequence[int]]) -> BatchPlanner:

@@ -13,7 +13,6 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -24,8 +23,6 @@ import pytest
 
 from modernbert_train.__main__ import main
 from modernbert_train.config.schema import DataConfig
-from modernbert_train.core import read_once
-from modernbert_train.data import remote
 from modernbert_train.data.download import Downloader
 from modernbert_train.data.facts import read_folder
 from modernbert_train.data.mds import TokenShards
@@ -34,29 +31,13 @@ from modernbert_train.data.remote import local_folder
 from modernbert_train.data.shared_files import try_lock
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.vocabulary import read_vocabulary
-from tests.data.make_shards import make_documents, make_shards
-from tests.data.s3 import Store, wait_for
+from tests.support.make_shards import make_documents, make_shards
+from tests.support.s3 import Store, wait_for
+from tests.support.store import forget, store  # noqa: F401
 from tests.support.tiny_run import TIMES, TinyRun
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.runs]  # each has a separate store
 SMALL_FILES = ("dataset.json", "index.json", "lengths.npy", "token_counts.npy")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Store]:
-    store = Store()
-    yield store
-    store.stop()
-
-
-@pytest.fixture
-def store(server: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    server.is_the_one(monkeypatch)
-    server.fault, server.faults_left = None, 0
-    server.downloads.clear()
-    forget()
-    yield server
-    forget()
 
 
 @pytest.fixture
@@ -71,12 +52,6 @@ def data(tmp_path: Path, tiny_data: Path, url: str) -> DataConfig:
     return DataConfig(
         train=url, tokenizer=tokenizer, cache_folder=str(tmp_path / "cache"), download_timeout_seconds=30.0
     )
-
-
-def forget() -> None:
-    """Begin as a new process does."""
-    remote._remote_folder.cache_clear()
-    read_once._known.clear()
 
 
 def read_all(shards: TokenShards) -> list[list[int]]:

@@ -21,7 +21,7 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import StepBatch, _divide
 from modernbert_train.data.microbatches import MicrobatchMaker
 from modernbert_train.vocabulary import read_vocabulary
-from tests.data.batches import make_path, same
+from tests.support.batches import make_path, same
 
 
 def microbatch(first: int, order: Order = "all", segments: bool = False, extra: bool = False) -> Batch:

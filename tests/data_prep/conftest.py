@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.prepare import main
+from tests.support.corpora import write_corpus
 
 Command = Callable[..., int]
 
@@ -26,14 +27,6 @@ def texts() -> list[str]:
 def corpus(tmp_path: Path, texts: list[str]) -> Path:
     """Write the texts as files, some of them in folders."""
     return write_corpus(tmp_path / "corpus", texts)
-
-
-def write_corpus(folder: Path, texts: list[str]) -> Path:
-    for i, text in enumerate(texts):
-        file = folder / f"part{i % 3}" / f"{i:03}.txt"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-    return folder
 
 
 @pytest.fixture

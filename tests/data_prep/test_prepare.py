@@ -18,6 +18,7 @@ from data_prep import prepare as prepare_module
 from data_prep.tasks import stages
 from modernbert_train.data import shard_writer as shards
 from modernbert_train.data.dataset_card import file_sha256, read_card
+from tests.support.corpora import tokens_of
 
 pytestmark = pytest.mark.runs
 
@@ -27,16 +28,6 @@ DATA, STORAGE, CONFIG = 65, 74, 78
 
 def report_of(out: Path) -> dict[str, Any]:
     return json.loads((out / "prepare_report.json").read_text())
-
-
-def tokens_of(folder: Path) -> list[list[int]]:
-    """Return all documents, read by mosaicml-streaming itself."""
-    from streaming import (
-        StreamingDataset,  # after modernbert_train.data.shard_writer, which allows importing it without torchvision
-    )
-
-    dataset = StreamingDataset(local=str(folder), shuffle=False, batch_size=1, validate_hash="xxh64")
-    return [dataset[i]["tokens"].tolist() for i in range(dataset.num_samples)]
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,10 @@ from data_prep.report import fingerprint
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
 from modernbert_train.data.dataset_card import read_card
 from modernbert_train.data.mds import TokenShards
-from tests.data.make_shards import VOCAB_SIZE
+from tests.support.make_shards import VOCAB_SIZE
+from tests.support.segmented_corpus import CHARACTERS, write_corpus
 
 CONFIG, DATA = 78, 65
-CHARACTERS = "天地玄黃宇宙洪荒日月盈昃辰宿列張"
 
 
 def chinese_bert() -> Tokenizer:
@@ -101,18 +100,6 @@ def test_every_kind_of_file_has_words(kind: str, tmp_path: Path) -> None:
     assert [item.reason for item in out] == ["other_words", "other_words", last] and all(each.damaged for each in out)
     assert out[0].id == f"{file}:3" and "it has '地' where they have '玄'" in out[0].detail
     assert "it has '地' where they have ''" in out[1].detail
-
-
-def write_corpus(folder: Path, documents: int = 80) -> tuple[Path, list[dict[str, Any]]]:
-    """Write texts without spaces of words of one to four characters, the same in every run."""
-    draw = random.Random(5)
-    rows = []
-    for _ in range(documents):
-        words = ["".join(draw.choices(CHARACTERS, k=draw.randint(1, 4))) for _ in range(draw.randint(20, 60))]
-        rows.append({"text": "".join(words), "words": words})
-    file = folder / "corpus.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file, rows
 
 
 @pytest.mark.runs

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import time
 from pathlib import Path
 
@@ -12,22 +11,7 @@ import pytest
 
 from data_prep.sample import LEAST_BYTES, look_at_text, scripts_of, size_text, token_facts
 from modernbert_train.errors import DataError
-
-_LINE = "the model reads a line of text and learns which words stand near others in it while time goes by"
-WORDS = _LINE.split()
-
-
-def prose(letters: int, seed: int = 0) -> str:
-    draw = random.Random(seed)
-    text = " ".join(draw.choice(WORDS) for _ in range(letters // 4))
-    return text[:letters]
-
-
-def write(folder: Path, name: str, content: str | bytes) -> Path:
-    file = folder / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return file
+from tests.support.corpora import WORDS, prose, write
 
 
 def test_files_of_every_kind_are_found_and_binaries_are_passed_over(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from data_prep.make_tokenizer import SPECIAL_TOKENS, encode_documents, save_toke
 from data_prep.tokenizer import main
 from data_prep.trim_tokenizer import trim_tokenizer
 from modernbert_train.errors import ConfigError
-from tests.data.make_shards import make_texts
+from tests.support.make_shards import make_texts
 
 ENTRIES = {"bytes": 320, "BPE": 200, "Unigram": 70, "WordPiece": 150}
 

@@ -15,9 +15,9 @@ import torch
 
 from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.distributed.bf16 import cpu_has_bf16
-from tests.distributed.gloo import run_ranks
-from tests.distributed.test_invariance import HSDP, train_each
-from tests.distributed.test_train_ranks import records
+from tests.support.gloo import run_ranks
+from tests.support.ranks import HSDP, train_each
+from tests.support.runs import records
 from tests.support.tiny_run import TIMES, TinyRun
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(290)]

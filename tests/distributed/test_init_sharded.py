@@ -18,7 +18,7 @@ from modernbert_train.batch import Batch
 from modernbert_train.config.schema import ModernBertConfig, PhaseConfig, RunConfig, StableAdamWConfig
 from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
-from tests.distributed.gloo import run_ranks
+from tests.support.gloo import run_ranks
 
 # widths that 4 ranks cannot share evenly
 MODEL = ModernBertConfig(

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.test_faults import ROOT, ranks_environment, run_ranks
-from tests.launch.jobs import LONG, RUN, Job, losses
 from tests.support import forked
+from tests.support.jobs import LONG, RUN, Job, losses
+from tests.support.paths import ROOT
 from tests.support.tiny_run import TinyRun
+from tests.support.unwatched_ranks import ranks_environment, run_ranks
 
 HERE = socket.gethostname()
 

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from modernbert_train.optim.groups import decay_groups, weights_of
 from modernbert_train.optim.stable_adamw import StableAdamW
-from tests.distributed.gloo import run_ranks
+from tests.support.gloo import run_ranks
 
 pytestmark = pytest.mark.runs
 

@@ -11,7 +11,7 @@ import pytest
 from modernbert_train.core.read_once import read_once
 from modernbert_train.distributed.read_per_node import read_once_per_node
 from modernbert_train.errors import DataError
-from tests.distributed.gloo import run_ranks
+from tests.support.gloo import run_ranks
 
 calls: list[Path] = []
 

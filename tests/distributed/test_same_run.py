@@ -12,8 +12,9 @@ import pytest
 from modernbert_train.__main__ import read_run
 from modernbert_train.config.load import flat
 from modernbert_train.distributed.same_run import code_hash, disagreement, identity
-from tests.data.test_faults import ROOT, ranks_environment
+from tests.support.paths import ROOT
 from tests.support.tiny_run import TinyRun
+from tests.support.unwatched_ranks import ranks_environment
 
 
 def test_equal_ranks_need_no_table() -> None:

@@ -23,8 +23,8 @@ from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.models.sharding import like
 from modernbert_train.weights.gather import load_optimizer, load_weights
 from modernbert_train.weights.shares import Copier
-from tests.checkpoints.small_checkpoint import CONFIG, state_of
-from tests.distributed.gloo import run_ranks
+from tests.support.gloo import run_ranks
+from tests.support.small_checkpoint import CONFIG, state_of
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(200)]
 

@@ -25,8 +25,8 @@ from modernbert_train.report.throughput import Meter
 from modernbert_train.train import recorder, silent_faults
 from modernbert_train.train.recorder import Recorder
 from modernbert_train.train.silent_faults import SilentFaults, checksum
-from tests.distributed.gloo import run_ranks
-from tests.distributed.test_invariance import train_each
+from tests.support.gloo import run_ranks
+from tests.support.ranks import train_each
 from tests.support.tiny_run import TinyRun
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(200)]

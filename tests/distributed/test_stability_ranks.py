@@ -24,9 +24,9 @@ from modernbert_train.data.facts import read_facts
 from modernbert_train.errors import UnstableRun
 from modernbert_train.train import build, session
 from modernbert_train.train.step_numbers import squared_gradient
-from tests.distributed.gloo import run_ranks
+from tests.support.faulty import Fault, at_fault
+from tests.support.gloo import run_ranks
 from tests.support.tiny_run import TinyRun
-from tests.train.faulty import Fault, at_fault
 
 SHORT = (
     "phases.long=null",

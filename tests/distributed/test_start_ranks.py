@@ -12,12 +12,12 @@ from modernbert_train.__main__ import read_run
 from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.models.tiling import grow_each
-from tests.distributed.test_train_ranks import launch, weights
+from tests.support import sources
+from tests.support.runs import launch, weights
+from tests.support.sources import LARGER
 from tests.support.tiny_run import TinyRun
-from tests.weights import test_source
-from tests.weights.test_source import LARGER
 
-STILL = (*test_source.STILL, "data.validation=null", "distributed.strategy=fsdp2")
+STILL = (*sources.STILL, "data.validation=null", "distributed.strategy=fsdp2")
 
 
 @pytest.mark.weekly

@@ -15,7 +15,7 @@ import pytest
 
 from modernbert_train.distributed.save_requests import Requests, SaveRequest
 from modernbert_train.distributed.stop_signals import STOP_SIGNALS, handled_by, kept
-from tests.launch.jobs import environment
+from tests.support.jobs import environment
 
 PROGRAM = """\
 import atexit, os, signal

@@ -16,7 +16,7 @@ from modernbert_train.config.schema import BertConfig, MaskedLmConfig, ModelConf
 from modernbert_train.models.build import build_model
 from modernbert_train.models.distilled import Teacher
 from modernbert_train.models.init import initialize
-from tests.distributed.gloo import run_ranks
+from tests.support.gloo import run_ranks
 
 SIZE = {"vocab_size": 160, "hidden_size": 36, "num_layers": 4, "num_heads": 2, "intermediate_size": 22, "init_std": 0.1}
 ENCODERS: dict[str, ModelConfig] = {

@@ -43,8 +43,8 @@ from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.train import build, session
 from modernbert_train.train.step import Loop
 from tests.distributed.fake_ranks import PER_NODE, Call, Calls, Spoken, as_rank
+from tests.support.faulty import Fault, at_fault
 from tests.support.tiny_run import TINY_YAML
-from tests.train.faulty import Fault, at_fault
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(280)]
 

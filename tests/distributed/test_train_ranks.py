@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,40 +15,9 @@ import torch
 from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.checkpoint import newest_valid
 from tests.support import forked
+from tests.support.paths import ROOT
+from tests.support.runs import assert_same_run, launch, records, weights
 from tests.support.tiny_run import TinyRun
-
-ROOT = Path(__file__).resolve().parents[2]
-SAME = ("step", "phase", "epoch", "tokens", "rows", "row_tokens", "lr", "packing_efficiency")
-MEASURED = ("loss", "grad_norm", "update_norm")
-
-
-def launch(words: list[str], ranks: int = 2) -> None:
-    command = [sys.executable, str(ROOT / "launch/run.py"), *words, "--ranks", str(ranks)]
-    done = forked.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def records(folder: Path, kind: str = "step") -> list[dict[str, Any]]:
-    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [entry for entry in entries if entry["kind"] == kind]
-
-
-def assert_same_run(folder: Path, expected: Path) -> None:
-    found, wanted = records(folder), records(expected)
-    assert len(found) == len(wanted) > 5
-    for one, other in zip(found, wanted, strict=True):
-        assert [one[key] for key in SAME] == [other[key] for key in SAME]
-        for key in MEASURED:
-            assert one[key] == pytest.approx(other[key], rel=2e-4, abs=1e-6), (one["step"], key)
-    for one, other in zip(records(folder, "validation"), records(expected, "validation"), strict=True):
-        assert one["predicted"] == other["predicted"]
-        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    found, passed_over = newest_valid(folder / "checkpoints")
-    assert found is not None and not passed_over
-    return found.weights()
 
 
 @pytest.mark.runs

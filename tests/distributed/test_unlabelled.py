@@ -17,8 +17,8 @@ from modernbert_train.__main__ import main, read_run
 from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.checkpoints.saved_state import GuardState
 from modernbert_train.train import session
-from tests.distributed.gloo import run_ranks
-from tests.distributed.test_train_ranks import records, weights
+from tests.support.gloo import run_ranks
+from tests.support.runs import records, weights
 from tests.support.tiny_run import TinyRun
 
 # one label in a batch of 500 tokens, on average

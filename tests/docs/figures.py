@@ -16,7 +16,7 @@ from modernbert_train.__main__ import main
 from modernbert_train.models.build import ENCODERS
 from modernbert_train.objectives import OBJECTIVES
 from modernbert_train.plan.speed import ERROR, PLANNED_TOKENS_PER_SECOND, PUBLISHED
-from tests.docs.pages import ROOT
+from tests.support.paths import ROOT
 
 NUMBERS = ("six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen")  # from 6
 

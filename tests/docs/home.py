@@ -27,14 +27,14 @@ from tokenizers import Tokenizer, models
 import launch.stages
 from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.vocabulary import read_vocabulary
-from tests.checkpoints.small_checkpoint import sign
-from tests.config.tools.test_import_config import THEIRS
-from tests.data.make_shards import make_documents, make_texts
-from tests.data_prep.adoption import layouts
-from tests.docs.pages import ROOT, blocks
-from tests.support import forked
+from tests.support import forked, layouts
+from tests.support.configurations import THEIRS
+from tests.support.make_shards import make_documents, make_texts
+from tests.support.pages import blocks
+from tests.support.paths import ROOT
+from tests.support.reference_checkpoint import write_reference_checkpoint
+from tests.support.small_checkpoint import sign
 from tests.support.tiny_run import RANK_VARIABLES
-from tests.weights.reference_checkpoint import write_reference_checkpoint
 
 WIDTH = "model.hidden_size=64 model.num_layers=4 model.num_heads=1 model.intermediate_size=96"
 FEW = (

@@ -16,7 +16,7 @@ import json
 from contextlib import redirect_stdout
 from typing import Any
 
-from tests.docs.pages import ROOT
+from tests.support.paths import ROOT
 
 NOTEBOOK, PAGE = ROOT / "docs/notebook.ipynb", ROOT / "docs/notebook.md"
 

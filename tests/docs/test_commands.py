@@ -20,7 +20,8 @@ import pytest
 from modernbert_train.__main__ import parse
 from modernbert_train.cli.verbs import BY_NAME, make_parser
 from tests.docs.home import PREPARED, SMALLER, furnish, type_in
-from tests.docs.pages import NEEDS, PAGES, ROOT, Command, blocks, commands
+from tests.support.pages import NEEDS, PAGES, Command, blocks, commands
+from tests.support.paths import ROOT
 
 # command -> the test that runs it, and words that this test must contain
 ELSEWHERE = {

@@ -14,8 +14,8 @@ from modernbert_train.checkpoints.checkpoint import open_named
 from modernbert_train.checkpoints.results import read_results
 from modernbert_train.evaluate.evaluate import describe, evaluate_run
 from modernbert_train.evaluate.heldout import Evaluation
+from tests.support.runs import records
 from tests.support.tiny_run import TinyRun
-from tests.train.test_run import records
 
 
 @pytest.mark.runs

@@ -10,7 +10,7 @@ from modernbert_train.clock import Clock
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
-from tests.evaluate.texts import texts_of
+from tests.support.texts import texts_of
 from tests.support.tiny_run import TinyRun
 
 

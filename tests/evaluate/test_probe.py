@@ -26,11 +26,11 @@ from modernbert_train.evaluate.evaluators import EVALUATORS, build_evaluators
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
 from modernbert_train.vocabulary import read_vocabulary
-from tests.distributed.gloo import run_ranks
-from tests.evaluate.texts import texts_of
+from tests.support.gloo import run_ranks
+from tests.support.matrix import system
+from tests.support.runs import records
+from tests.support.texts import texts_of
 from tests.support.tiny_run import TinyRun
-from tests.systems.test_matrix import system
-from tests.train.test_run import records
 
 SHARED = Path(__file__).parents[3] / "shared/data"
 
@@ -186,7 +186,7 @@ def test_a_run_records_its_evaluations_and_resumes_as_if_never_stopped(
 @pytest.mark.timeout(290)
 def test_sharded_weights_are_measured_as_whole_ones(tiny_run: TinyRun, tmp_path: Path) -> None:
     """FSDP2 gathers the weights for an evaluation, and training continues as on one rank."""
-    from tests.distributed.test_train_ranks import assert_same_run, launch
+    from tests.support.runs import assert_same_run, launch
 
     probe = {"name": "probe", "train": str(write_texts(tmp_path / "texts.jsonl")), "every_tokens": 1500}
     words = tiny_run(f"evals.planted={json.dumps(probe)}")

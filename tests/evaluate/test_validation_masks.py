@@ -6,7 +6,7 @@ import torch
 
 from modernbert_train.__main__ import read_run
 from modernbert_train.clock import Clock
-from tests.evaluate.texts import texts_of
+from tests.support.texts import texts_of
 from tests.support.tiny_run import TinyRun
 
 

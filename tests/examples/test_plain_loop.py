@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from modernbert_train.__main__ import main
-from tests.distributed.gloo import run_ranks
-from tests.distributed.test_invariance import train_each
+from tests.support.gloo import run_ranks
+from tests.support.ranks import train_each
 from tests.support.tiny_run import TinyRun
 
 FILE = Path(__file__).parents[2] / "examples" / "plain_loop.py"

@@ -14,7 +14,7 @@ from tests.extension import toy_format
 from tests.extension.toy_encoder import Bag, BagConfig, count
 from tests.extension.toy_evaluator import Norm, NormConfig
 from tests.extension.toy_objective import FirstToken, FirstTokenConfig
-from tests.extension.toy_optimizer import SignConfig, build
+from tests.support.toy_optimizer import SignConfig, build
 
 
 def add(put: Callable[[dict[Any, Any], Any, Any], None] = dict.__setitem__) -> None:

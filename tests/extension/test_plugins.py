@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,11 +16,12 @@ from modernbert_train.__main__ import main
 from modernbert_train.config.schema import VARIANTS
 from modernbert_train.errors import PluginError
 from modernbert_train.weights.source import open_model
+from tests.support.faulty import Killed, at_fault
+from tests.support.paths import ROOT
+from tests.support.plugins import folder, forget  # noqa: F401
+from tests.support.runs import records
 from tests.support.tiny_run import TinyRun
-from tests.train.faulty import Killed, at_fault
-from tests.train.test_run import records
 
-ROOT = Path(__file__).parents[2]
 CONFIG = """\
 from dataclasses import dataclass
 
@@ -48,27 +47,6 @@ HEAVY = (
     *("plugins=[heavy_ball]", "optim={name: heavy, lr: 0.5}", "phases.long=null", "phases.short.tokens=3000"),
     "checkpoint.interval_steps=3",
 )
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder on Python's path; its modules are unloaded afterwards."""
-    (tmp_path / "lib").mkdir()
-    monkeypatch.syspath_prepend(tmp_path / "lib")
-    tables = {section: dict(table) for section, table in VARIANTS.items()}
-    yield tmp_path / "lib"
-    forget(tmp_path / "lib")
-    for section, table in VARIANTS.items():
-        table.clear()
-        table.update(tables[section])
-
-
-def forget(lib: Path) -> None:
-    """Return the modules that a new process has not imported."""
-    for name, module in [*sys.modules.items()]:
-        if str(getattr(module, "__file__", "")).startswith(str(lib)):
-            del sys.modules[name]
-    importlib.invalidate_caches()
 
 
 def heavy_ball(lib: Path) -> None:

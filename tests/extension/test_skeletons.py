@@ -11,12 +11,12 @@ import yaml
 
 from modernbert_train.__main__ import main
 from modernbert_train.config.tools.skeleton import KINDS
-from tests.extension.test_plugins import folder as folder
 from tests.support import forked
+from tests.support.paths import ROOT
+from tests.support.plugins import folder as folder
+from tests.support.runs import records
 from tests.support.tiny_run import TinyRun
-from tests.train.test_run import records
 
-ROOT = Path(__file__).parents[2]
 SIZES = {"vocab_size": 512, "hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 48}
 SECTIONS = {
     "encoder": {"model": {"name": "mine", **SIZES, "residual": 0.5}},

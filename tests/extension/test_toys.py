@@ -12,11 +12,10 @@ import yaml
 
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.train import session
-from tests.distributed.gloo import run_ranks
 from tests.extension import rows
+from tests.support.gloo import run_ranks
+from tests.support.runs import assert_equal_runs, killed_and_gone_on, records
 from tests.support.tiny_run import TinyRun
-from tests.systems.test_exactness import assert_equal_runs, killed_and_gone_on
-from tests.train.test_run import records
 
 HERE = Path(__file__).parent
 MODEL = {"vocab_size": 512, "hidden_size": 32, "num_layers": 2, "num_heads": 1, "intermediate_size": 32}

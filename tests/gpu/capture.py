@@ -14,7 +14,7 @@ import json
 import torch
 from torch import Tensor
 
-from tests.gpu.parts import build, make_batch, see, small
+from tests.support.gpu_parts import build, make_batch, see, small
 
 DOCUMENTS = ([300, 200, 100], [312, 5, 83], [10] * 50)
 WARM_UP = 3

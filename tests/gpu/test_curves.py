@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.batches import lay_out, mean_loss, mlm_batch
 from modernbert_train.batch import IGNORED_LABEL, Batch
-from tests.gpu.parts import DEVICE, GPU_TEST, ON_GPU, PAD, build, precision, small
+from tests.support.gpu_parts import DEVICE, GPU_TEST, ON_GPU, PAD, build, precision, small
 
 pytestmark = GPU_TEST
 

@@ -12,9 +12,9 @@ from modernbert_train.batch import Order, Packed
 from modernbert_train.config.schema import DebertaConfig
 from modernbert_train.models.attention import KERNELS, flash, sdpa
 from modernbert_train.models.attention.visible import Visible
-from tests.gpu.parts import DEVICE, GPU_TEST
-from tests.models.encoders import build
-from tests.models.test_attention import given
+from tests.support.attention import given
+from tests.support.encoders import build
+from tests.support.gpu_parts import DEVICE, GPU_TEST
 
 pytestmark = GPU_TEST
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.gpu.parts import GPU_TEST, build, make_batch, need_kernel, needs_gpu, training_step
+from tests.support.gpu_parts import GPU_TEST, build, make_batch, need_kernel, needs_gpu, training_step
 
 pytestmark = [*GPU_TEST, needs_gpu]
 

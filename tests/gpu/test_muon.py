@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from modernbert_train.optim.muon import Muon, Rule
-from tests.gpu.parts import DEVICE, GPU_TEST, ON_GPU
+from tests.support.gpu_parts import DEVICE, GPU_TEST, ON_GPU
 
 pytestmark = GPU_TEST
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from modernbert_train.batch import Batch
-from tests.gpu.parts import (
+from tests.support.gpu_parts import (
     GPU_TEST,
     ON_GPU,
     apart,

@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.gpu.parts import DEVICE, GPU_TEST, build, make_batch, need_kernel, needs_gpu, small, training_step
+from tests.support.gpu_parts import DEVICE, GPU_TEST, build, make_batch, need_kernel, needs_gpu, small, training_step
+from tests.support.paths import ROOT
 
 pytestmark = [*GPU_TEST, needs_gpu]
 
 from modernbert_train.optim.groups import decay_groups, weights_of
 from modernbert_train.optim.stable_adamw import StableAdamW
 
-ROOT = Path(__file__).resolve().parents[2]
 ROW = 1024
 
 

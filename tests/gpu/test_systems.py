@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.parts import DEVICE, GPU_TEST, ON_GPU
+from tests.support.gpu_parts import DEVICE, GPU_TEST, ON_GPU
+from tests.support.matrix import ENCODERS, system
+from tests.support.runs import records
 from tests.support.tiny_run import TinyRun
-from tests.systems.test_matrix import ENCODERS, system
-from tests.train.test_run import records
 
 pytestmark = [*GPU_TEST, pytest.mark.timeout(280)]
 
 from modernbert_train.__main__ import main
-from tests.contrastive.conftest import ContrastiveRun, contrastive_run, pairs
+from tests.contrastive.conftest import contrastive_run, pairs
+from tests.support.pairs import ContrastiveRun
 
 __all__ = ["contrastive_run", "pairs"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.gpu.parts import DEVICE, GPU_TEST, ON_GPU, needs_gpu
+from tests.support.gpu_parts import DEVICE, GPU_TEST, ON_GPU, needs_gpu
 from tests.support.tiny_run import TinyRun
 
 pytestmark = GPU_TEST
@@ -25,7 +25,7 @@ for needed in ("composer", "streaming", "tokenizers"):
 from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.train import adapters, build, session
-from tests.train import test_run as runs
+from tests.support import runs
 
 COMMON = [f"compute.device={DEVICE.type}", "data.num_workers=0", *(["compute.precision=bf16"] if ON_GPU else [])]
 PROGRAM = """

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.launch.jobs import ROOT, environment
+from tests.support.jobs import environment
+from tests.support.paths import ROOT
 
 VERB = [sys.executable, "-m", "modernbert_train"]
 LAUNCH = [sys.executable, str(ROOT / "launch/run.py")]

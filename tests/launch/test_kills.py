@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.distributed import scratch
-from tests.launch.jobs import children, environment
 from tests.launch.moments import LAUNCH, VERB, begin, catches
+from tests.support.jobs import children, environment
 from tests.support.tiny_run import TinyRun
 
 MARK = "TESTED_BY"

@@ -14,9 +14,10 @@ import pytest
 
 from launch.run import main
 from modernbert_train.checkpoints.checkpoint import newest_valid
-from tests.launch.jobs import LONG, ROOT, RUN, SHORT, Job, alive, children, environment, losses
+from tests.support.jobs import LONG, RUN, SHORT, Job, alive, children, environment, losses
+from tests.support.paths import ROOT
+from tests.support.probed import call_probed
 from tests.support.tiny_run import TinyRun
-from tests.test_cli import call_probed
 
 HERE = socket.gethostname()
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -32,10 +32,9 @@ from modernbert_train.core.installed import YAMLS
 from modernbert_train.core.read_json import read_lines
 from modernbert_train.errors import ConfigError
 from modernbert_train.plan.recipe import SIZES
-from tests.data.make_shards import VOCAB_SIZE, make_texts, make_tokenizer
-from tests.data_prep.test_sample import prose, write
-
-ROOT = Path(__file__).parents[2]
+from tests.support.corpora import prose, write
+from tests.support.make_shards import VOCAB_SIZE, make_texts, make_tokenizer
+from tests.support.paths import ROOT
 
 
 @pytest.fixture

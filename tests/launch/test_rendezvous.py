@@ -20,8 +20,8 @@ from modernbert_train.distributed.group import STORE_PREFIX
 from modernbert_train.distributed.heartbeat import Beat
 from modernbert_train.distributed.rendezvous import wait_for_store, who_listens
 from modernbert_train.errors import ConfigError
-from tests.launch.jobs import RUN, SHORT, environment
 from tests.support import forked
+from tests.support.jobs import RUN, SHORT, environment
 from tests.support.tiny_run import TinyRun
 
 pytestmark = pytest.mark.runs

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.jobs import RUN, environment, losses
 from tests.launch.slurm import missing, slurm
+from tests.support.jobs import RUN, environment, losses
 from tests.support.tiny_run import TinyRun
 
 

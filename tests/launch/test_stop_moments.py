@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.__main__ import main
-from tests.launch.jobs import environment
 from tests.launch.moments import LAUNCH, SIGNALS, VERB, Ended, lifetime, stop_after
+from tests.support.jobs import environment
 from tests.support.tiny_run import TinyRun
 
 AT_ONCE = 4

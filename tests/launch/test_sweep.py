@@ -25,7 +25,7 @@ from modernbert_train.config.load import differences
 from modernbert_train.distributed import many
 from modernbert_train.errors import ConfigError, StorageError
 from tests.launch.fake_run import STEPS, loss
-from tests.launch.sweeps import log, run_fake, spec
+from tests.support.sweeps import log, run_fake, spec
 from tests.support.tiny_run import TinyRun
 
 

@@ -23,7 +23,7 @@ from launch.sweeps.store import REASON, SLOT, Store
 from launch.sweeps.worker import Worker
 from modernbert_train.errors import StoppedEarly
 from tests.launch.fake_run import STEPS, loss
-from tests.launch.sweeps import FAKE, attempts, log, spec
+from tests.support.sweeps import FAKE, attempts, log, spec
 from tests.support.tiny_run import TinyRun
 
 TRIALS, KILLS = 24, 50

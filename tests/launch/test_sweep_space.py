@@ -17,7 +17,7 @@ from modernbert_train.config.check import check
 from modernbert_train.config.load import flat
 from modernbert_train.config.tools.sweep import DimensionConfig, grid_values
 from modernbert_train.errors import ConfigError
-from tests.launch.sweeps import spec
+from tests.support.sweeps import spec
 from tests.support.tiny_run import TinyRun
 
 READY = sorted((Path(__file__).parents[2] / "yamls/sweeps").glob("*.yaml"))

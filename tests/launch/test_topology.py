@@ -21,7 +21,8 @@ from modernbert_train.config.launch import LaunchConfig, split_endpoint
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import PhaseConfig
 from modernbert_train.errors import ConfigError
-from tests.docs.pages import PAGES, ROOT
+from tests.support.pages import PAGES
+from tests.support.paths import ROOT
 
 SLURM_STEP = {
     "SLURM_JOB_ID": "70123",

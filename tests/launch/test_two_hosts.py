@@ -13,8 +13,8 @@ import pytest
 
 from tests.launch.hosts import Host, hosts_with_a_hub, missing, three_hosts, two_hosts
 from tests.launch.hub import Hub
-from tests.launch.jobs import LONG, RUN, SHORT, alive, children, environment, losses, wait_for_steps
 from tests.support import forked
+from tests.support.jobs import LONG, RUN, SHORT, alive, children, environment, losses, wait_for_steps
 from tests.support.tiny_run import TinyRun
 
 pytestmark = pytest.mark.timeout(290)

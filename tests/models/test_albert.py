@@ -13,8 +13,8 @@ from torch import Tensor
 from modernbert_train.batch import Batch
 from modernbert_train.config.albert import AlbertConfig
 from modernbert_train.models.albert import AlbertForMaskedLM, Attention, FeedForward
-from tests.models.encoders import ALBERT, build
-from tests.models.test_parity import WAYS
+from tests.support.attention import WAYS
+from tests.support.encoders import ALBERT, build
 
 Make = Callable[..., Any]
 GROUPS, INNER, BOTH = (WAYS[way] for way in ("groups", "turns", "groups and turns"))

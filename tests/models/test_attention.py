@@ -16,7 +16,6 @@ import torch.nn.attention.varlen as torch_varlen
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from benchmarks.batches import lay_out
 from modernbert_train.batch import QUERY_RANK, Order, Packed
 from modernbert_train.config.check import KERNEL_ORDERS
 from modernbert_train.config.schema import BertConfig, ModernBertConfig
@@ -35,14 +34,9 @@ from modernbert_train.models.attention import (
     varlen,
 )
 from modernbert_train.models.attention.visible import Visible
+from tests.support.attention import given, packed
 
 CPU = torch.device("cpu")
-
-
-def packed(lengths: list[int], spare: int = 3) -> Packed:
-    total = sum(lengths)
-    boundaries = [0, *torch.tensor(lengths).cumsum(0).tolist(), *[total] * spare]
-    return lay_out(torch.zeros(total, dtype=torch.int64), boundaries)
 
 
 def seen_by(lengths: list[int], window: tuple[int, int] | None = None, order: Order = "all") -> Tensor:
@@ -94,18 +88,6 @@ def test_sdpa_equals_attention_written_out(lengths: list[int], window: bool, vis
     (grad,) = torch.autograd.grad((out * weight).sum(), qkv)
     (expected_grad,) = torch.autograd.grad((expected * weight).sum(), qkv)
     torch.testing.assert_close(grad, expected_grad, atol=1e-5, rtol=1e-4)
-
-
-def given(lengths: list[int], spare: int = 3) -> Packed:
-    """Ranks and limits as an objective may give them: some tokens seen by all, some by some, some by none; the first of
-    each sequence sees nothing. Positions are not those in the buffer."""
-    line, generator = packed(lengths, spare), torch.Generator().manual_seed(len(lengths))
-    ranks_T = torch.randint(-1, 6, (sum(lengths),), generator=generator)
-    ranks_T[3::7] = QUERY_RANK
-    limits_T = torch.randint(0, 8, (sum(lengths),), generator=generator)
-    limits_T[line.cu_seqlens_S[:-1].unique().long().clamp(max=sum(lengths) - 1)] = -1
-    positions_T = line.position_ids_T.flip(0) // 2
-    return replace(line, order="given", ranks_T=ranks_T, limits_T=limits_T, position_ids_T=positions_T)
 
 
 def seen_when_given(line: Packed, lengths: list[int], window: tuple[int, int] | None) -> Tensor:

@@ -27,7 +27,7 @@ from modernbert_train.models.deberta import distance_rows
 from modernbert_train.weights.formats import deberta
 from modernbert_train.weights.formats.deberta import describe
 from modernbert_train.weights.formats.tensors import to_hf
-from tests.models.encoders import DEBERTA, DEBERTA_NARROW, DEBERTA_V1, VOCABULARY, build, ids, twin_of
+from tests.support.encoders import DEBERTA, DEBERTA_NARROW, DEBERTA_V1, VOCABULARY, build, ids, twin_of
 
 Make = Callable[..., Any]
 CONFIGS = pytest.mark.parametrize("config", [DEBERTA, DEBERTA_NARROW, DEBERTA_V1], ids=["v2", "narrow", "v1"])

@@ -24,7 +24,7 @@ from modernbert_train.config.schema import (
 from modernbert_train.models.build import build_model
 from modernbert_train.models.distilled import TOKENS, Distilled, Teacher, divergence_and_gradient
 from modernbert_train.models.masked_lm import ForMaskedLM
-from tests.models.encoders import fill
+from tests.support.encoders import fill
 
 Make = Callable[..., Any]
 SHAPE = {"vocab_size": 160, "intermediate_size": 96, "init_std": 0.1}

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.models.encoders import ENCODERS, build, twin_of, with_dropout
+from tests.support.encoders import ENCODERS, build, twin_of, with_dropout
 
 LENGTHS = (37, 20)
 

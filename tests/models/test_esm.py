@@ -22,7 +22,7 @@ from modernbert_train.models.build import build_model
 from modernbert_train.weights.formats import esm, format_of, read_folder
 from modernbert_train.weights.formats.config_json import read_object
 from modernbert_train.weights.formats.tensors import from_hf, to_hf
-from tests.models.encoders import ESM, VOCABULARY, build
+from tests.support.encoders import ESM, VOCABULARY, build
 
 CONFIGS = {"token dropout": ESM, "plain": replace(ESM, token_dropout=False, rope_theta=500.0)}
 EACH = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)

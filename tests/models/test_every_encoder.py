@@ -25,8 +25,8 @@ from modernbert_train.models import attention
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import count_parameters, initialize
 from modernbert_train.plan import parameters as planned
-from tests.models.encoders import ENCODERS, build, empty_twin, ids, objective_of, with_dropout
-from tests.models.test_training import first_predictions, opaque_attention
+from tests.support.encoder_training import first_predictions, opaque_attention
+from tests.support.encoders import ENCODERS, build, empty_twin, ids, objective_of, with_dropout
 
 Make = Callable[..., Any]
 EVERY = pytest.mark.parametrize("name", ENCODERS)

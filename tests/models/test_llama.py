@@ -24,7 +24,7 @@ from modernbert_train.models.build import build_model
 from modernbert_train.plan import parameters as planned
 from modernbert_train.weights.formats import export_format, gemma, llama, read_folder
 from modernbert_train.weights.formats.tensors import from_hf, to_hf
-from tests.models.encoders import LLAMA, VOCABULARY, build
+from tests.support.encoders import LLAMA, VOCABULARY, build
 
 STRETCHED = replace(LLAMA, rope_scaling="llama3", rope_factor=8.0, rope_original_tokens=32)
 YARN = replace(LLAMA, rope_scaling="yarn", rope_factor=4.0, rope_original_tokens=24)

@@ -24,8 +24,8 @@ from modernbert_train.plan import parameters as planned
 from modernbert_train.weights.formats import format_of, neobert
 from modernbert_train.weights.formats.alone import Alone
 from modernbert_train.weights.formats.tensors import from_hf, to_hf
-from tests.models.encoders import NEOBERT, VOCABULARY, build, ids, objective_of
-from tests.models.neobert import NeoBERTConfig, NeoBERTLMHead
+from tests.support.encoders import NEOBERT, VOCABULARY, build, ids, objective_of
+from tests.support.neobert import NeoBERTConfig, NeoBERTLMHead
 
 BOUNDARIES = (0, 45, 70, 76)
 # config.json of chandar-lab/NeoBERT

@@ -18,7 +18,8 @@ from torch import Tensor
 from benchmarks.batches import all_logits, lay_out, mean_loss
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.models.pairs import PairHead
-from tests.models.encoders import ALBERT, BERT, MODERNBERT, PAD, ROBERTA, assert_same_gradients, build, fill, twin_of
+from tests.support.attention import WAYS
+from tests.support.encoders import ALBERT, BERT, MODERNBERT, PAD, ROBERTA, assert_same_gradients, build, fill, twin_of
 
 Make = Callable[..., Any]
 LENGTHS = [300, 1, 64, 128, 129, 65]  # in rows of 352 that hold 301, 321 and 65 tokens: each has a tail of pads

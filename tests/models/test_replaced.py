@@ -43,7 +43,7 @@ from modernbert_train.models.replaced import (
 from modernbert_train.weights.formats.electra import Electra
 from modernbert_train.weights.formats.tensors import to_hf
 from modernbert_train.weights.gather import load_weights
-from tests.models.test_training import opaque_attention
+from tests.support.encoder_training import opaque_attention
 
 BERT = BertConfig(
     vocab_size=300, hidden_size=64, num_layers=2, num_heads=4, intermediate_size=96, max_positions=64, dropout=0.0,

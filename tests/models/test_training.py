@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.batches import mean_loss, mlm_batch
-from modernbert_train.batch import IGNORED_LABEL, WEIGHT_UNIT, Batch, PackedText
+from modernbert_train.batch import IGNORED_LABEL, WEIGHT_UNIT, PackedText
 from modernbert_train.config.schema import ComputeConfig, MaskedLmConfig, ModernBertConfig
 from modernbert_train.core.keyed_random import hash64, uniform
 from modernbert_train.errors import ConfigError
@@ -30,7 +30,8 @@ from modernbert_train.models.layers import EncoderLayer, rotary_tables, rotated
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.optim.stable_adamw import StableAdamW
-from tests.objectives.test_mlm import MASK, VOCABULARY, keys, line
+from tests.support.encoder_training import first_predictions, opaque_attention
+from tests.support.mlm_lines import MASK, VOCABULARY, keys, line
 
 Make = Callable[..., Any]
 
@@ -289,36 +290,6 @@ def test_a_kernel_of_global_layers_that_cannot_serve_is_refused_by_its_own_key(
     """The message must name the key that was set."""
     with pytest.raises(ConfigError, match=r"compute\.global_attention=varlen: .*Or set compute\.global_attention=auto"):
         build(small(), global_attention="varlen").encode(pack([sequences([5])], row_tokens=5).packed)
-
-
-def first_predictions(batch: Batch, count: int) -> Batch:
-    """The microbatch with so many predictions alone."""
-    positions_M, labels_M = (batch.targets[name][:count] for name in ("positions_M", "labels_M"))
-    kept = mlm_batch(batch.packed, positions_M, labels_M, num_tokens=batch.num_tokens, num_rows=batch.num_rows)
-    assert kept.counts["mlm"] == count
-    return kept
-
-
-def opaque_attention() -> SimpleNamespace:
-    """A kernel that a compiler cannot trace, like GPU kernels: sums instead of attention, and real layouts."""
-
-    @torch.library.custom_op("test_training::attend", mutates_args=())
-    def attend(q: Tensor, k: Tensor, v: Tensor, boundaries: Tensor, longest: int, side: int) -> Tensor:
-        return q + k + v
-
-    @torch.library.custom_op("test_training::attend_backward", mutates_args=())
-    def attend_backward(grad: Tensor) -> Tensor:
-        return grad.clone()
-
-    attend.register_fake(lambda q, *_: torch.empty_like(q))
-    attend_backward.register_fake(torch.empty_like)
-    attend.register_autograd(lambda ctx, grad: (*(attend_backward(grad) for _ in range(3)), None, None, None))
-
-    def call(q: Tensor, k: Tensor, v: Tensor, layout: varlen.Layout, window: bool) -> Tensor:
-        side, _ = layout.visible.sides(window)
-        return attend(q, k, v, layout.cu_seqlens_S, layout.longest, side)  # type: ignore[no-any-return]
-
-    return SimpleNamespace(prepare=varlen.prepare, attend=call)
 
 
 @pytest.mark.runs

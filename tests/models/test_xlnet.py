@@ -17,7 +17,7 @@ from benchmarks.batches import lay_out
 from modernbert_train.batch import QUERY_RANK, Batch, Packed
 from modernbert_train.weights.formats import xlnet
 from modernbert_train.weights.formats.tensors import to_hf
-from tests.models.encoders import XLNET, build, ids, twin_of
+from tests.support.encoders import XLNET, build, ids, twin_of
 
 Make = Callable[..., Any]
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}

@@ -8,7 +8,7 @@ import pytest
 from modernbert_train.batch import IGNORED_LABEL, Inputs, PackedText
 from modernbert_train.config.schema import CausalLmConfig
 from modernbert_train.objectives.causal import CausalLM
-from tests.objectives.test_mlm import CLS, SEP, VOCABULARY, keys, line
+from tests.support.mlm_lines import CLS, SEP, VOCABULARY, keys, line
 
 
 def make(lengths: list[int], tail: int) -> tuple[PackedText, Inputs]:

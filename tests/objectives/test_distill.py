@@ -5,7 +5,7 @@ from __future__ import annotations
 from modernbert_train.batch import PackedText
 from modernbert_train.config.schema import DistillConfig
 from modernbert_train.objectives import build_objective
-from tests.objectives.test_mlm import VOCABULARY, keys, line
+from tests.support.mlm_lines import VOCABULARY, keys, line
 
 
 def test_hidden_states_are_compared_at_tokens_and_not_at_pads() -> None:

@@ -13,21 +13,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from modernbert_train.config.schema import MaskedLmConfig
-from modernbert_train.core.keyed_random import derive, derive_each
 from modernbert_train.objectives.mlm import Masked, MaskedLM
 from modernbert_train.vocabulary import Vocabulary
+from tests.support.masking import CLS, MASK, PAD, SEP, Line, chi_square, five_sigma, keys
 
-PAD, UNK, CLS, SEP, MASK = range(5)
 VOCABULARY = Vocabulary(
     num_entries=100, cls_id=CLS, sep_id=SEP, pad_id=PAD, mask_id=MASK, ordinary=np.arange(5, 100), sha256=""
 )
 # as the released tokenizer: special entries last, unused ones after them
 LAST = Vocabulary(num_entries=110, cls_id=91, sep_id=92, pad_id=93, mask_id=94, ordinary=np.arange(90), sha256="")
 BERNOULLI, REFERENCE = (MaskedLmConfig(masking=name) for name in ("bernoulli", "reference"))
-Line = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
 def line(lengths: Sequence[int], tail: int = 0, vocabulary: Vocabulary = VOCABULARY) -> Line:
@@ -42,22 +39,8 @@ def line(lengths: Sequence[int], tail: int = 0, vocabulary: Vocabulary = VOCABUL
     return np.array(ids, np.int64), np.array(starts, np.int64), np.array(lengths, np.int64)
 
 
-def keys(numbers: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint64]:
-    return derive_each(derive(17, 3), np.asarray(numbers, np.int64))
-
-
 def corrupt(config: MaskedLmConfig, at: Line, rate: float = 0.3, vocabulary: Vocabulary = VOCABULARY) -> Masked:
     return MaskedLM(config, vocabulary).corrupt(*at, keys(range(len(at[1]))), rate)
-
-
-def five_sigma(share: float, number: int) -> float:
-    return 5 * math.sqrt(share * (1 - share) / number)
-
-
-def chi_square(counts: NDArray[np.integer], expected: NDArray[np.float64] | float) -> float:
-    """Return the excess over the expectation, in sigmas."""
-    degrees = len(counts) - 1
-    return float((((counts - expected) ** 2 / expected).sum() - degrees) / math.sqrt(2 * degrees))
 
 
 def test_bernoulli_counts_are_binomial_where_exact_ones_are_all_equal() -> None:

@@ -21,7 +21,7 @@ from modernbert_train.objectives import build_objective, ngrams
 from modernbert_train.objectives.mlm import Masked, MaskedLM
 from modernbert_train.objectives.sop import SentenceOrder
 from modernbert_train.vocabulary import Vocabulary
-from tests.objectives.test_masking import CLS, MASK, PAD, SEP, Line, chi_square, five_sigma, keys
+from tests.support.masking import CLS, MASK, PAD, SEP, Line, chi_square, five_sigma, keys
 
 # ids from 60 on continue a word
 VOCABULARY = Vocabulary(

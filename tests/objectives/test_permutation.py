@@ -15,16 +15,11 @@ from modernbert_train.batch import IGNORED_LABEL, QUERY_RANK, Given, Inputs, Pac
 from modernbert_train.config.schema import PermutationLmConfig
 from modernbert_train.objectives.permutation import PermutationLM
 from modernbert_train.vocabulary import Vocabulary
-from tests.objectives.test_mlm import CLS, MASK, PAD, SEP, VOCABULARY, keys, line
+from tests.support.mlm_lines import CLS, MASK, PAD, SEP, VOCABULARY, keys
+from tests.support.permuted import text_of
 
 CONFIG = PermutationLmConfig()
 WORDS = replace(VOCABULARY, inside_words=np.arange(60, 100))  # four in ten tokens continue a word
-
-
-def text_of(lengths: list[int], tail: int = 0, first_key: int = 0) -> PackedText:
-    ids, starts, sizes = line(lengths, tail)
-    boundaries = [*(starts - 1), len(ids) - tail, *([len(ids)] if tail else [])]
-    return PackedText(ids, starts, sizes, keys(len(lengths), first_key), np.array(boundaries))
 
 
 def make(text: PackedText, config: PermutationLmConfig = CONFIG, vocabulary: Vocabulary = WORDS) -> Inputs:

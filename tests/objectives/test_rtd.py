@@ -10,7 +10,7 @@ import pytest
 from modernbert_train.batch import IGNORED_LABEL, Inputs, PackedText
 from modernbert_train.config.schema import ReplacedTokensConfig
 from modernbert_train.objectives.rtd import DRAWS, TOKENS, ReplacedTokens
-from tests.objectives.test_mlm import CLS, MASK, PAD, SEP, VOCABULARY, keys
+from tests.support.mlm_lines import CLS, MASK, PAD, SEP, VOCABULARY, keys
 
 LENGTHS = [1, 3, 400, 17, 60, 2, 90]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from modernbert_train.batch import IGNORED_LABEL, Inputs, PackedText
 from modernbert_train.config.schema import SentenceOrderConfig
 from modernbert_train.objectives.sop import SentenceOrder
-from tests.objectives.test_mlm import CLS, MASK, PAD, SEP, VOCABULARY, keys
+from tests.support.mlm_lines import CLS, MASK, PAD, SEP, VOCABULARY, keys
 
 STOP = 7  # a token that ends a sentence
 KEPT = SentenceOrderConfig(mask_token_share=0.0, random_token_share=0.0)

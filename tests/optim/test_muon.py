@@ -45,13 +45,13 @@ from modernbert_train.plan.flops import optimizer_flops
 from modernbert_train.plan.memory import memory, moment_numbers, step_numbers
 from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.weights.gather import gather_optimizer, gather_weights, load_optimizer, load_weights
-from tests.distributed.gloo import run_ranks
-from tests.distributed.test_invariance import drop_newest
-from tests.distributed.test_train_ranks import records, weights
-from tests.extension.toy_optimizer import SignConfig
-from tests.extension.toy_optimizer import build as build_sign
-from tests.optim.test_stable_adamw import CountReads
+from tests.support.count_reads import CountReads
+from tests.support.gloo import run_ranks
+from tests.support.ranks import drop_newest
+from tests.support.runs import records, weights
 from tests.support.tiny_run import TinyRun
+from tests.support.toy_optimizer import SignConfig
+from tests.support.toy_optimizer import build as build_sign
 
 SIZE = ModernBertConfig(vocab_size=64, hidden_size=16, num_layers=4, num_heads=2, intermediate_size=24)
 LR, MAX_LR, DECAY = 3e-3, 1e-2, 0.02

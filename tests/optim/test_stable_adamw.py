@@ -11,9 +11,9 @@ import optimi  # type: ignore[import-untyped]
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from modernbert_train.optim.stable_adamw import StableAdamW
+from tests.support.count_reads import CountReads
 
 SHAPES = [(7, 5), (5,), (3, 4), (1,)]
 LR, MAX_LR, BETAS, EPS, DECAY = 3e-3, 1e-2, (0.9, 0.98), 1e-6, 0.02
@@ -264,16 +264,6 @@ def test_a_nan_gradient_is_seen_in_the_norm_and_the_weights() -> None:
     grads[0][0, 0] = math.nan
     step_with(optimizer, params, grads)
     assert optimizer.last_grad_norm.isnan() and params[0].isnan().all() and not params[1].isnan().any()
-
-
-class CountReads(TorchDispatchMode):
-    """Counts reads of a tensor's value by the host, each of which would wait for the device."""
-
-    reads = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.reads += func is torch.ops.aten._local_scalar_dense.default
-        return func(*args, **(kwargs or {}))
 
 
 def test_a_step_never_waits_for_the_device() -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
+
 SHORT = ("phases.stable.tokens=14_000", "phases.stable.batch_warmup=null", "phases.stable.schedule.warmup_tokens=1_000")
 SHORTER = ("phases.context=null", "phases.decay.tokens=6_000", "phases.decay.schedule.decay_tokens=6_000")
 TESTED = "torch==2.13.0"

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from modernbert_train import import_stubs
+from tests.support.paths import ROOT
 from tests.support.tiny_run import TinyRun
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
 
 # Replaces the base Python and, copied into the environment, the environment's Python: logs its arguments, creates an
 # "environment", and fails as the file `fail` says.

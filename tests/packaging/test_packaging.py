@@ -19,8 +19,7 @@ from packaging.version import Version
 from modernbert_train import __version__
 from modernbert_train.config.packages import FLASH_4_INSTALL, FLASH_4_OLDEST
 from modernbert_train.import_stubs import write_hook
-
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from modernbert_train.plan.communication import COLLECTIVES, Transfer, exchange,
 from modernbert_train.plan.gpus import Gpu
 from modernbert_train.plan.memory import Strategy
 from modernbert_train.plan.parameters import count_parameters
-from tests.distributed.counting import Sizes, count_steps
-from tests.distributed.gloo import run_ranks
+from tests.support.counting import Sizes, count_steps
+from tests.support.gloo import run_ranks
 from tests.support.tiny_run import TinyRun
 
 STEP = 3  # the recorded step: DDP has arranged its buckets by then

@@ -19,10 +19,10 @@ from modernbert_train.plan.expected_loss import behind, expect
 from modernbert_train.report.progress import Progress
 from modernbert_train.report.record import Record
 from modernbert_train.train.measurements import HeldOut
-from tests.evaluate.texts import texts_of
+from tests.support.paths import ROOT
+from tests.support.texts import texts_of
 from tests.support.tiny_run import TinyRun
 
-ROOT = Path(__file__).parents[2]
 RUNS: list[dict[str, Any]] = json.loads((ROOT / "benchmarks/expected_loss.json").read_text("utf-8"))["runs"]
 UNIGRAM = 7.0
 

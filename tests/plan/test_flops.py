@@ -34,9 +34,9 @@ from modernbert_train.models.replaced import DRAWS, TOKENS
 from modernbert_train.objectives.permutation import PermutationLM
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import flops_per_token, mean_keys, mean_spans
-from tests.objectives.test_mlm import VOCABULARY
-from tests.objectives.test_permutation import text_of
-from tests.plan.batches import make_batch
+from tests.support.mlm_lines import VOCABULARY
+from tests.support.permuted import text_of
+from tests.support.plan_batches import make_batch
 
 BASE = ModernBertConfig(vocab_size=2048, num_layers=4, attention_out_dropout=0.0)  # two layers of each kind
 TINY = replace(BASE, vocab_size=512, hidden_size=32, num_heads=2, intermediate_size=48, local_attention=16)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,14 +24,11 @@ from modernbert_train.optim.stable_adamw import StableAdamW
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.memory import Memory, layers_bytes, memory, outside_bytes, sharing_ranks
 from modernbert_train.plan.parameters import count_parameters
-from tests.distributed.gloo import run_ranks
-from tests.plan.batches import make_batch
+from tests.support.gloo import run_ranks
+from tests.support.kept_memory import PLAIN, RECOMPUTED, SMALL, autocast, kept_bytes, running_total, use_kernel
+from tests.support.plan_batches import make_batch
 
-PLAIN, RECOMPUTED = ComputeConfig(), ComputeConfig(activation_checkpointing=True)
 BASE = ModernBertConfig(attention_out_dropout=0.0)
-SMALL = ModernBertConfig(
-    vocab_size=8192, hidden_size=192, num_layers=5, num_heads=3, intermediate_size=288, attention_out_dropout=0.0
-)
 
 
 class _Attend(torch.autograd.Function):
@@ -78,30 +72,6 @@ def _backward(ctx: Any, grad_TNH: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Te
 _attend.register_autograd(_backward, setup_context=_setup)
 
 
-def use_kernel(monkeypatch: pytest.MonkeyPatch, attend: Any) -> None:
-    """GPU kernels do not run here; their memory does not depend on the values they compute."""
-    kernel = SimpleNamespace(prepare=lambda batch, side: None, attend=attend)
-    monkeypatch.setattr(attention, "choose_kernel", lambda *_, **__: kernel)
-
-
-@contextmanager
-def kept_bytes(model: nn.Module) -> Iterator[dict[int, int]]:
-    """Collect the bytes of each storage that autograd saves in this context: no weights, but their bf16 copies."""
-    weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    kept: dict[int, Tensor] = {}
-    found: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in weights:
-            kept.setdefault(storage._cdata, tensor)
-            found.setdefault(storage._cdata, storage.nbytes())
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        yield found
-
-
 def saved(model: nn.Module, batch: Any, bf16: bool) -> int:
     """Return `kept_bytes` of a forward pass."""
     with kept_bytes(model) as kept, autocast(bf16):
@@ -129,12 +99,6 @@ def decoded(config: ModernBertConfig) -> int:
 def norm_on_cpu(config: ModernBertConfig, bf16: bool, predicted: int) -> int:
     """Return the bytes that a CPU's autocast saves in the head: its norm is in bf16 there, on a GPU in fp32."""
     return 2 * 2 * config.hidden_size * predicted if bf16 else 0
-
-
-@contextmanager
-def autocast(bf16: bool) -> Iterator[None]:
-    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        yield
 
 
 @pytest.mark.runs
@@ -258,16 +222,6 @@ def test_weights_gradients_moments_and_the_optimizers_step() -> None:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         optimizer.step()
     assert max(running_total(record)) == pytest.approx(told.step, rel=0.05)
-
-
-def running_total(record: Any) -> list[int]:
-    """Return the bytes allocated during a profile, over time."""
-    total, out = 0, []
-    for event in record.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            total += event.nbytes()
-            out.append(total)
-    return out
 
 
 def test_sharding_divides_what_lasts() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -21,8 +20,8 @@ from modernbert_train.plan.make import make_plan
 from modernbert_train.plan.memory import usable_bytes
 from modernbert_train.plan.memory_fit import configured_memory, even_rows, predicts, too_large
 from modernbert_train.plan.speed_settings import SLOWER, RunGpus, on_gpu
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 H100 = RunGpus("NVIDIA H100 80GB HBM3", 85_000_000_000)
 SMALL = RunGpus("RTX 3070", 8_000_000_000)
 OPEN = [f"phases.{name}.microbatch_tokens=null" for name in ("stable", "context", "decay")]

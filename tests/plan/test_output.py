@@ -12,6 +12,7 @@ import pytest
 from modernbert_train.__main__ import main
 from modernbert_train.config.load import load_run
 from modernbert_train.data.loader import share_of_rank
+from tests.support.paths import ROOT
 from tests.support.tiny_run import TinyRun
 
 BERT_RUN = """\
@@ -23,7 +24,6 @@ phases:
   short: {tokens: 2_000_000_000, row_tokens: 128, batch_rows: 2048, microbatch_tokens: 32768}
   long: {tokens: 500_000_000, row_tokens: 512, batch_rows: 512, microbatch_tokens: 32768}
 """
-ROOT = Path(__file__).parents[2]
 YAMLS = [path for path in (ROOT / "yamls").rglob("*.yaml") if path.name != "common.yaml"]
 ALIKE = ("ettin", "1-", "2-", "3-", "modernbert-large", "deberta-v3-s", "deberta-v3-x", "roberta", "mmbert", "tiny")
 RUNS = [path for path in YAMLS if re.search(r"^phases:|^include:\n", path.read_text(), re.M)]

@@ -22,8 +22,8 @@ from modernbert_train.config.load import load_run
 from modernbert_train.config.packages import missing_packages
 from modernbert_train.errors import ConfigError
 from modernbert_train.plan import resolve
+from tests.support.probed import call_probed
 from tests.support.tiny_run import TINY_YAML, TinyRun
-from tests.test_cli import call_probed
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -36,8 +35,7 @@ from modernbert_train.plan.speed import (
     product_seconds,
 )
 from modernbert_train.plan.tiles import mean_tiles
-
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
 
 
 @cache

@@ -35,7 +35,7 @@ from modernbert_train.plan.speed_settings import (
     gpu_of_this_rank,
     gpus_of_run,
 )
-from tests.checkpoints.small_checkpoint import sign
+from tests.support.small_checkpoint import sign
 from tests.support.tiny_run import TinyRun
 
 ON_GPU = Compute(torch.device("cuda", 0), "amp_bf16")

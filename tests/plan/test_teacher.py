@@ -21,8 +21,9 @@ from modernbert_train.plan.flops import Spans, flops_per_token, mean_spans
 from modernbert_train.plan.make import make_plan
 from modernbert_train.plan.sections import sections
 from modernbert_train.plan.teacher import teacher_bytes, teacher_flops
-from tests.plan.batches import make_batch
-from tests.plan.test_memory import SMALL, _Attend, autocast, running_total, use_kernel
+from tests.plan.test_memory import _Attend
+from tests.support.kept_memory import SMALL, autocast, running_total, use_kernel
+from tests.support.plan_batches import make_batch
 
 RECIPE = Path(__file__).parents[2] / "yamls/recipes/distilbert.yaml"
 

@@ -18,9 +18,9 @@ from modernbert_train.data.batch_warmup import batch_rows_at
 from modernbert_train.data.mixing import phase_weights
 from modernbert_train.optim.schedules import lr_at, max_lr_at, weight_decay_at
 from modernbert_train.plan.parameters import count_parameters
-from tests.train.test_run import records
-from tests.weights.reference_checkpoint import write_reference_checkpoint
-from tests.weights.test_source import MODEL
+from tests.support.reference_checkpoint import write_reference_checkpoint
+from tests.support.runs import records
+from tests.support.sources import MODEL
 
 RECIPES = Path(__file__).parents[2] / "yamls/recipes"
 G = 1_000_000_000

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,19 +11,7 @@ from modernbert_train.errors import DataError
 from modernbert_train.report.document import MIN_POINTS, POINTS, points_of
 from modernbert_train.report.page import write_comparison
 from tests.report.records import evaluation, resume, step, validation
-from tests.report.test_page import Page
-
-CONFIG = (
-    "name: {name}\nruns_folder: runs\noptim:\n  lr: {lr}\n  name: stable_adamw\nphases:\n  stable:\n    tokens: 9000\n"
-)
-
-
-def run(folder: Path, *records: dict[str, Any], lr: str = "0.001", config: str = CONFIG) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
-    if config:
-        (folder / "config.yaml").write_text(config.format(name=json.dumps(folder.name), lr=lr))
-    return folder
+from tests.support.report_page import Page, run
 
 
 @pytest.fixture

@@ -7,23 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from modernbert_train.data.field_counts import Amount, FieldCounts
-from modernbert_train.data.statistics import FolderStatistics, RunStatistics, SourceCounts, length_bins
 from modernbert_train.report.data import pictures, read_data
 from modernbert_train.report.tables import source_rows
-
-HOSTILE = "<script>alert(1)</script>"
-
-
-def statistics() -> RunStatistics:
-    sources = {"web": SourceCounts(10, 6, 900, 3, 0, 1), HOSTILE: SourceCounts(2, 2, 100, 0, 0, 0)}
-    fields = {"licence": FieldCounts({"MIT": Amount(4, 750)}, missing=Amount(2, 250))}
-    lengths = length_bins(np.array([20, 40, 40, 900]))
-    one, two = (FolderStatistics(4, 1000, lengths, fields, sources) for _ in range(2))
-    return RunStatistics({"english": one, "german": two}, FolderStatistics(1, 5, None, {}, {}))
+from tests.support.report_page import HOSTILE, statistics
 
 
 def test_what_is_drawn_is_what_was_counted() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from modernbert_train.report.summary import figures
 from tests.report.records import evaluation, read_history, resume, step
-from tests.report.test_page import page_of, run_folder, table_of
+from tests.support.report_page import page_of, run_folder, table_of
 
 STEPS = [step(i) for i in range(1, 61)]
 

@@ -16,9 +16,7 @@ from modernbert_train.report.page import write_comparison, write_report
 from modernbert_train.report.serve import open_server
 from tests.report.browser import Browser, browser
 from tests.report.records import evaluation, fault, resume, step, validation
-from tests.report.test_compare import run
-from tests.report.test_data import statistics
-from tests.report.test_page import sample
+from tests.support.report_page import run, sample, statistics
 
 HOSTILE = "<script>document.title='stolen'</script><img src=x onerror=alert(1)>" + "unbroken" * 20
 ROWS = "return [...document.querySelectorAll('#runs tbody tr')].filter(r => !r.hidden).map(r => +r.dataset.run)"

@@ -20,8 +20,7 @@ from modernbert_train.__main__ import main
 from modernbert_train.report.document import Known
 from modernbert_train.report.serve import Server, Watch, open_server, parse_known
 from tests.report.records import resume, step, validation
-from tests.report.test_compare import run
-from tests.report.test_page import sample
+from tests.support.report_page import run, sample
 
 
 def add(folder: Path, *records: dict[str, Any], tail: str = "") -> None:

@@ -17,8 +17,8 @@ from benchmarks.drill.lab import DOCUMENTED
 from tests.security.hostile import HOSTILE, VERBS
 from tests.security.opening import SECRET
 from tests.support import forked
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 MEMORY = 2_000_000_000  # imports take 0.4 GB of it
 # the harm is nothing to a verb that does not read it
 MAY_SUCCEED = (0, *DOCUMENTED)

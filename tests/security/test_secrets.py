@@ -17,9 +17,8 @@ from modernbert_train.core.redact import HIDDEN, has_secret, redact, redacted
 from modernbert_train.errors import ConfigError, DataError
 from tests.security.telling import SHAPES, TEXTS, WORDS
 from tests.support import forked
+from tests.support.paths import ROOT
 from tests.support.tiny_run import TinyRun
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.raised])

@@ -16,7 +16,7 @@ import modernbert_train.report
 import modernbert_train.train.session
 import modernbert_train.weights.export
 import modernbert_train.weights.names  # noqa: F401
-from tests.checkpoints import small_checkpoint  # noqa: F401
+from tests.support import small_checkpoint  # noqa: F401
 
 cpu_target.typing_context.refresh()  # numba would do it at the first call of a kernel, in each fork
 cpu_target.target_context.refresh()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.data.make_shards import make_documents, make_shards, make_tokenizer
+from tests.support.make_shards import make_documents, make_shards, make_tokenizer
 
 TinyRun = Callable[..., list[str]]  # of the fixture tiny_run, see tests/conftest.py
 

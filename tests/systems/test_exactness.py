@@ -6,8 +6,6 @@ A user would lose: a BERT that resumes as the same run, or a loss that does not 
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,39 +16,14 @@ import yaml
 
 from data_prep.prepare import main as prepare
 from modernbert_train.__main__ import main, read_run
-from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.objectives.ngrams import LONGEST
-from tests.data.batches import make_loader, make_path, rows_of
-from tests.data_prep.test_prepare_words import write_corpus
-from tests.distributed.test_train_ranks import assert_same_run
-from tests.support import forked
+from tests.support.batches import make_loader, make_path, rows_of
+from tests.support.matrix import PAIRS, system
+from tests.support.runs import assert_equal_runs, assert_same_run, killed_and_gone_on, launch, records, weights
+from tests.support.segmented_corpus import write_corpus
 from tests.support.tiny_run import TinyRun
-from tests.systems.test_matrix import PAIRS, system
-from tests.train.faulty import Killed, at_fault
-from tests.train.test_run import records
 
-ROOT = Path(__file__).resolve().parents[2]
 CAUSAL_FIRST = ("objective={name: mlm}", "phases.short.objective={name: causal}")
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    found, passed_over = newest_valid(folder / "checkpoints")
-    assert found is not None and not passed_over
-    return found.weights()
-
-
-def assert_equal_runs(folder: Path, expected: Path, least: int = 11) -> None:
-    assert records(folder) == records(expected) and len(records(folder)) >= least
-    assert records(folder, "validation") == records(expected, "validation")
-    found = weights(folder)
-    for name, tensor in weights(expected).items():
-        assert torch.equal(tensor, found[name]), name
-
-
-def killed_and_gone_on(words: list[str], step: int) -> None:
-    with at_fault(kill_at=step), pytest.raises(Killed):
-        main(["train", *words])
-    assert main(["train", *words]) == 0
 
 
 # with another path of data; others are killed in separate tests, below and in test_replaced_tokens.py, or are slow
@@ -259,12 +232,6 @@ def test_two_phases_may_mask_by_different_rules(tiny_run: TinyRun, tmp_path: Pat
     counts = {name: [(step["phase"], step["predicted"]) for step in steps] for name, steps in found.items()}
     short = {name: [each for each in pairs if each[0] == "short"] for name, pairs in counts.items()}
     assert short["exact"] == short["bernoulli"] and counts["exact"] != counts["bernoulli"]
-
-
-def launch(words: list[str], ranks: int) -> None:
-    command = [sys.executable, str(ROOT / "launch/run.py"), *words, "--ranks", str(ranks)]
-    done = forked.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.weekly

@@ -7,92 +7,27 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
-import yaml
 
 from benchmarks.batches import lay_out
 from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.checkpoint import newest_valid
-from modernbert_train.config.schema import BertConfig, MaskedLmConfig
 from modernbert_train.models.build import build_model
-from modernbert_train.models.init import initialize
 from modernbert_train.models.pairs import WithOrder
 from modernbert_train.weights.gather import load_weights
-from modernbert_train.weights.hf_folder import export
 from modernbert_train.weights.hf_folder import load_weights as load_folder
-from tests.contrastive.conftest import as_source, prepare_pairs
-from tests.models import neobert
+from tests.support import neobert
+from tests.support.matrix import COMPARING, ENCODERS, OBJECTIVES, PAIRS, system
 from tests.support.tiny_run import TinyRun
 
-SMALL = {"vocab_size": 512, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48}
-ENCODERS: dict[str, dict[str, Any]] = {
-    "modernbert": SMALL | {"num_layers": 4, "local_attention": 16},
-    "bert": SMALL | {"num_layers": 2, "max_positions": 128},
-    "distilbert": SMALL | {"num_layers": 2, "max_positions": 128},
-    "albert": SMALL | {"num_layers": 4, "embedding_size": 16, "group_layers": 2, "max_positions": 128},
-    "xlnet": SMALL | {"num_layers": 2},
-    "deberta": SMALL | {"num_layers": 2, "max_positions": 128, "buckets": 8, "max_distance": 16},
-    "llama": SMALL | {"num_layers": 2, "key_value_heads": 1, "tied": False},
-    "neobert": SMALL | {"num_layers": 2},
-    "esm": SMALL | {"num_layers": 2},
-    "gemma": SMALL | {"num_layers": 2, "head_width": 16, "local_attention": 8, "global_every": 2},
-}
-# objectives that compare texts, on shards of pairs; the second with a vector for each token
-COMPARING = {"contrastive": {}, "late": {"pooling": "late", "token_vectors": 16}}
-OBJECTIVES = ("mlm", "causal", "sop", "permutation", "rtd", "distill", *COMPARING)
-PAIRS = [(encoder, objective) for encoder in ENCODERS for objective in OBJECTIVES]
-PAIRS.remove(("neobert", "rtd"))  # whose decoder is not the embedding, as a generator's is
 # the weights of every encoder are compared in tests/weights/formats; the whole matrix takes minutes
 USUAL = {("modernbert", "causal"), ("bert", "sop"), ("xlnet", "permutation"), ("llama", "causal"), ("neobert", "mlm")}
 USUAL |= {("esm", "permutation")}
 USUAL |= {("distilbert", "distill"), ("bert", "late")}
 MATRIX = [pytest.param(*pair, marks=[] if pair in USUAL else pytest.mark.slow) for pair in PAIRS]
-
-
-def system(words: list[str], encoder: str, objective: str) -> list[str]:
-    """The tiny run with another encoder and objective, and the pairs or the teacher that this needs."""
-    file = Path(words[0])
-    run = yaml.safe_load(file.read_text())
-    run["model"], run["objective"] = {"name": encoder} | ENCODERS[encoder], {"name": objective}
-    if objective in COMPARING:
-        run["objective"] = {"name": "contrastive"} | COMPARING[objective]
-        pairs = make_pairs(Path(run["data"]["tokenizer"]), file.parent / "pairs")
-        run["data"] |= {"train": str(pairs / "train"), "validation": str(pairs / "validation")}
-    if objective == "distill":
-        run["objective"]["teacher"] = str(make_teacher(Path(run["data"]["tokenizer"]), file.parent / "teacher"))
-    if objective == "rtd":
-        run["model"].pop("tied", None)
-    if encoder != "modernbert":
-        del run["phases"]["long"]["model"]
-    file.write_text(yaml.safe_dump(run, sort_keys=False))
-    return words
-
-
-def make_pairs(tokenizer: Path, folder: Path) -> Path:
-    """Shards of pairs of which each fits in the shortest row, with a negative, a tenth held out; made once."""
-    if not folder.exists():
-        texts = ("query", "positive", "negative")
-        rows = [{text: f"{number} {text[:2]} {number % 7}" for text in texts} for number in range(120)]
-        file = folder.with_suffix(".jsonl")
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        texts = {"negatives": ["negative"], "max_tokens": 20}
-        assert prepare_pairs(folder, as_source(file), tokenizer, "validation_share=0.1", **texts) == 0
-    return folder
-
-
-def make_teacher(tokenizer: Path, folder: Path) -> Path:
-    """A BERT that has learnt nothing; made once."""
-    if not folder.exists():
-        config = BertConfig(**ENCODERS["bert"])
-        model = build_model(config, MaskedLmConfig())
-        initialize(model, config, 9)
-        state = {name: tensor for name, tensor in model.state_dict().items() if name != "decoder.weight"}
-        export(state, config, max_tokens=128, tokenizer_folder=tokenizer, out=folder, card="")
-    return folder
 
 
 # transformers' class of the export

@@ -17,7 +17,7 @@ from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.models.build import build_model
 from modernbert_train.weights.gather import load_weights
 from tests.support.paths import ROOT
-from tests.train.test_run import records
+from tests.support.runs import records
 
 SMALL = ("hidden_size=32", "num_layers=2", "num_heads=2", "intermediate_size=64")
 

@@ -22,12 +22,12 @@ from modernbert_train.errors import ConfigError
 from modernbert_train.models.attention import sdpa
 from modernbert_train.models.attention.visible import Visible
 from modernbert_train.models.layers import EncoderLayer
-from tests.distributed.gloo import run_ranks
-from tests.distributed.test_invariance import train_each
-from tests.distributed.test_train_ranks import records
-from tests.models.test_attention import packed
+from tests.support.attention import packed
+from tests.support.faulty import Fault, at_fault
+from tests.support.gloo import run_ranks
+from tests.support.ranks import train_each
+from tests.support.runs import records
 from tests.support.tiny_run import TIMES, TinyRun
-from tests.train.faulty import Fault, at_fault
 
 BF16 = "compute.precision=bf16"
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_valid
+from tests.support.runs import records
 from tests.support.tiny_run import TINY_YAML, TinyRun
-from tests.train.test_run import records
 
 PLAIN = ("phases.short.batch_warmup=null", "phases.long.row_tokens=64", "phases.long.batch_rows=8")
 

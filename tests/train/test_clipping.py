@@ -22,7 +22,7 @@ from modernbert_train.core.read_json import read_lines
 from modernbert_train.errors import ConfigError
 from modernbert_train.optim.clipping import clip
 from modernbert_train.train import session
-from tests.distributed.gloo import run_ranks
+from tests.support.gloo import run_ranks
 from tests.support.tiny_run import TinyRun
 
 SHORT = (

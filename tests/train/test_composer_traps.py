@@ -30,7 +30,7 @@ from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.train.adapters import ComposerObjective, parallelism
 from modernbert_train.train.composer_internals import composer_device, composer_precision, install
 from modernbert_train.train.stability import Guard
-from tests.distributed.gloo import run_ranks
+from tests.support.gloo import run_ranks
 from tests.support.tiny_run import TinyRun
 
 

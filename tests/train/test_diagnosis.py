@@ -10,7 +10,7 @@ import torch
 
 from modernbert_train.__main__ import read_run
 from modernbert_train.train.diagnosis import _chunks_of
-from tests.data.batches import make_path
+from tests.support.batches import make_path
 from tests.support.tiny_run import TinyRun
 
 

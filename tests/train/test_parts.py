@@ -26,7 +26,7 @@ from modernbert_train.evaluate.heldout import Evaluation
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.train.adapters import ComposerObjective, assert_sharded
 from modernbert_train.train.loggers import Harmless
-from tests.evaluate.texts import texts_of
+from tests.support.texts import texts_of
 from tests.support.tiny_run import TinyRun
 
 CPU = torch.device("cpu")

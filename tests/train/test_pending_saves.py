@@ -6,7 +6,6 @@ If this breaks, the last checkpoint of a run is missing, or an error leaves a pa
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -28,9 +27,11 @@ from modernbert_train.train import checkpointing
 from modernbert_train.train.adapters import ComposerObjective
 from modernbert_train.train.recorder import Recorder
 from modernbert_train.train.step import Loop
-from tests.data.test_faults import ROOT, run_ranks
 from tests.support import forked
+from tests.support.paths import ROOT
+from tests.support.runs import records
 from tests.support.tiny_run import TinyRun
+from tests.support.unwatched_ranks import run_ranks
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(200)]
 EVERY_FOUR = ("checkpoint.interval_steps=4", "checkpoint.keep=99", "data.validation=null")
@@ -77,11 +78,6 @@ class Disk:
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     yield Disk(monkeypatch)
     assert not [thread for thread in threading.enumerate() if thread.name == "saver"]
-
-
-def records(folder: Path, kind: str) -> list[dict[str, Any]]:
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [entry for entry in lines if entry["kind"] == kind]
 
 
 def saved_steps(folder: Path) -> list[int]:

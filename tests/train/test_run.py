@@ -2,75 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from modernbert_train.checkpoints.checkpoint import newest_valid
-from tests.data.make_shards import make_documents, make_shards
 from tests.support import forked
-from tests.support.tiny_run import TIMES, TinyRun
-
-ROOT = Path(__file__).resolve().parents[2]
-TRAIN = [sys.executable, "-m", "modernbert_train", "train"]
-
-
-def start(words: list[str], *flags: str) -> forked.Popen:
-    """Start a run as a user does, with fewer imports; always two threads, so that sums have the same order."""
-    environment = {"OMP_NUM_THREADS": "2"} | os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [*TRAIN, *words, *flags]
-    return forked.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-
-
-def finish(words: list[str], *flags: str) -> tuple[int, str]:
-    process = start(words, *flags)
-    output, _ = process.communicate(timeout=120)
-    return process.returncode, output
-
-
-def records(folder: Path, kind: str = "step") -> list[dict[str, Any]]:
-    entries = []
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue  # torn by a kill
-        if entry["kind"] == kind:
-            entries.append({key: value for key, value in entry.items() if key not in TIMES})
-    return entries
-
-
-def interrupt_after(words: list[str], folder: Path, steps: int, number: signal.Signals, checkpoints: int = 0) -> int:
-    """Start the run, signal all its processes after this many new steps and checkpoints, and wait for its end."""
-    already = len(records(folder)) if (folder / "metrics.jsonl").exists() else 0
-    process = start(words)
-    deadline = time.monotonic() + 100
-    while process.poll() is None and time.monotonic() < deadline:
-        saved = [path for path in folder.glob("checkpoints/step-*") if path.suffix == ""]
-        if (
-            (folder / "metrics.jsonl").exists()
-            and len(records(folder)) >= already + steps
-            and len(saved) >= checkpoints
-        ):
-            break
-        time.sleep(0.002)
-    os.killpg(process.pid, number)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode != 0, f"the run ended before it could be interrupted:\n{output}"
-    return process.returncode
+from tests.support.make_shards import make_documents, make_shards
+from tests.support.paths import ROOT
+from tests.support.runs import TRAIN, finish, interrupt_after, records
+from tests.support.tiny_run import TinyRun
 
 
 @pytest.mark.runs

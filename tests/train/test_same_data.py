@@ -25,11 +25,11 @@ from modernbert_train.data.facts import read_folder
 from modernbert_train.data.open_shards import open_shards
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import read_vocabulary
-from tests.data.make_shards import make_documents, make_shards, make_texts, make_tokenizer
-from tests.launch.sweeps import FAKE, spec
+from tests.support.make_shards import make_documents, make_shards, make_texts, make_tokenizer
+from tests.support.paths import ROOT
+from tests.support.sweeps import FAKE, spec
 from tests.support.tiny_run import TINY_YAML, TinyRun
 
-ROOT = Path(__file__).parents[2]
 SHORT = ("phases.long=null", "phases.short.tokens=600", "phases.short.batch_warmup=null")
 
 

@@ -23,8 +23,8 @@ from modernbert_train.models.layers import GeGLU
 from modernbert_train.train import session
 from modernbert_train.train.build import build_data
 from modernbert_train.train.checkpointing import Checkpoints
+from tests.support.faulty import Fault, Killed, at_fault
 from tests.support.tiny_run import TinyRun
-from tests.train.faulty import Fault, Killed, at_fault
 
 # 8 steps of 4 microbatches, each step saved
 SHORT = (

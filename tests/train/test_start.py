@@ -15,18 +15,18 @@ import transformers
 from torch import Tensor
 
 from modernbert_train.__main__ import main, read_run
-from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.models.tiling import grow
 from modernbert_train.weights.formats import read_folder
-from tests.data.make_shards import make_texts, make_tokenizer
+from tests.support import sources
+from tests.support.make_shards import make_texts, make_tokenizer
+from tests.support.runs import records, weights
+from tests.support.sources import LARGER
 from tests.support.tiny_run import TINY_YAML, TinyRun
-from tests.weights import test_source
-from tests.weights.test_source import LARGER
 
 pytestmark = pytest.mark.runs
 
 LEARN = ("phases.short.tokens=24_000", "phases.short.microbatch_tokens=512", "model.init_std=0.1")
-STILL = (*test_source.STILL, "model.init_std=0.1")
+STILL = (*sources.STILL, "model.init_std=0.1")
 
 
 @pytest.fixture(scope="module")
@@ -38,17 +38,6 @@ def teacher(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
     for verb in ("train", "export"):
         assert main([verb, str(file), "name=run", *LEARN]) == 0
     return folder / "run"
-
-
-def records(folder: Path, kind: str = "step") -> list[dict[str, Any]]:
-    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [entry for entry in entries if entry["kind"] == kind]
-
-
-def weights(folder: Path) -> dict[str, Tensor]:
-    found, passed_over = newest_valid(folder / "checkpoints")
-    assert found is not None and not passed_over
-    return found.weights()
 
 
 def first_weights(words: list[str], folder: Path) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ from modernbert_train.errors import ConfigError, DataError, RunError, StorageErr
 from modernbert_train.train import session
 from modernbert_train.train.start import Start, check_same_data
 from modernbert_train.vocabulary import read_vocabulary
-from tests.checkpoints.small_checkpoint import CONFIG, state_of, write
+from tests.support.small_checkpoint import CONFIG, state_of, write
 from tests.support.tiny_run import TINY_YAML, TinyRun
 
 pytestmark = pytest.mark.runs

@@ -20,7 +20,7 @@ from modernbert_train.data.facts import read_facts
 from modernbert_train.data.fingerprint import data_fingerprint
 from modernbert_train.data.unigram import TokenCounts, Unigram, unigram_of
 from modernbert_train.errors import ConfigError, DataError
-from tests.data.make_shards import make_documents, make_shards
+from tests.support.make_shards import make_documents, make_shards
 from tests.support.tiny_run import TIMES, TinyRun
 
 

@@ -23,7 +23,7 @@ from modernbert_train.batch import Batch, Packed, Sums, weighted
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.train import gradients as making
 from modernbert_train.train.gradients import gradients
-from tests.data.make_shards import make_documents, make_shards
+from tests.support.make_shards import make_documents, make_shards
 from tests.support.tiny_run import TinyRun
 
 TERMS = {"mlm": 1.0, "sop": 0.5}

@@ -16,7 +16,7 @@ from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig, StabilityConfig
 from modernbert_train.errors import StorageError
 from modernbert_train.train.verdict import find_target, find_target_again, judge, why_stop
-from tests.checkpoints.small_checkpoint import write
+from tests.support.small_checkpoint import write
 
 INF, NAN = math.inf, math.nan
 CALM = [2.0, 2.2, 1.8, 2.0]  # median 2, deviation 1.4826 * 0.1; normal up to 2 + max(0.5, 2 * 0.14826) = 2.5

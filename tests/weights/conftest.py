@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
-from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
-from modernbert_train.weights.hf_folder import export
+from tests.support.exported import CONFIG, write
 
-CONFIG = ModernBertConfig(
-    vocab_size=64,
-    hidden_size=64,
-    num_layers=5,
-    num_heads=2,
-    intermediate_size=48,
-    global_attn_every_n_layers=2,
-    local_attention=8,
-    global_rope_theta=80_000.0,
-    local_rope_theta=5_000.0,
-    norm_eps=1e-4,
-    init_std=0.2,
-)
 SPECIAL = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
 
 
@@ -61,17 +45,3 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def exported(model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Path) -> Path:
     return write(model, tokenizer_folder, tmp_path / "hf")
-
-
-def write(
-    model: ModernBertForMaskedLM, tokenizer_folder: Path, out: Path, config: ModernBertConfig = CONFIG, **changes: Any
-) -> Path:
-    arguments: dict[str, Any] = {"max_tokens": 512, "card": "# A model\n"}
-    export(model.state_dict(), config, tokenizer_folder=tokenizer_folder, out=out, **(arguments | changes))
-    return out
-
-
-def edit(folder: Path, **changes: Any) -> None:
-    path = folder / "config.json"
-    content = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps({key: value for key, value in content.items() if value != "absent"}))

@@ -19,8 +19,8 @@ from modernbert_train.models.masked_lm import LABELS, POSITIONS, ForMaskedLM
 from modernbert_train.weights.fill import fill
 from modernbert_train.weights.hf_folder import load_weights
 from modernbert_train.weights.token_rows import TokenRows
+from tests.support.runs import records
 from tests.support.tiny_run import TinyRun
-from tests.weights.test_source import records
 
 
 @pytest.fixture

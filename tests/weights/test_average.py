@@ -16,7 +16,7 @@ import torch
 
 from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.checkpoint import Checkpoint, commit, newest_valid, verify
-from tests.checkpoints.small_checkpoint import sign
+from tests.support.small_checkpoint import sign
 from tests.support.tiny_run import TINY_YAML, TinyRun
 
 # one phase that decays from 1,000 tokens on, with checkpoints kept every 300

@@ -19,7 +19,7 @@ from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.vocabulary import token_ids
 from modernbert_train.weights.composer_file import open_composer
 from modernbert_train.weights.formats.tensors import DECODER, EMBEDDING
-from tests.weights.reference_checkpoint import write_reference_checkpoint
+from tests.support.reference_checkpoint import write_reference_checkpoint
 
 pytestmark = pytest.mark.runs
 

@@ -25,8 +25,8 @@ from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import read_vocabulary, role_tokens
 from modernbert_train.weights.hf_folder import load_weights
 from modernbert_train.weights.source import open_model
+from tests.support.sources import run_of
 from tests.support.tiny_run import TinyRun
-from tests.weights.test_other_models import run_of
 
 TEXTS = ["the quick brown fox", "jumps over the lazy dog and then sleeps", "a cat sat on the mat, on the mat!"] * 20
 SIZE: dict[str, Any] = {

@@ -22,8 +22,8 @@ from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.weights.formats import read_folder
 from modernbert_train.weights.hf_folder import export, load_weights
-from tests.checkpoints.small_checkpoint import BAD_TENSORS
-from tests.weights.conftest import CONFIG, edit, write
+from tests.support.exported import CONFIG, edit, write
+from tests.support.small_checkpoint import BAD_TENSORS
 
 
 def one_sequence(ids: Tensor) -> Batch:

@@ -21,8 +21,8 @@ from modernbert_train.weights.composer_file import _from_flexbert
 from modernbert_train.weights.formats.modernbert import architecture, describe
 from modernbert_train.weights.hf_folder import load_weights
 from modernbert_train.weights.source import open_model
+from tests.support.exported import CONFIG, edit
 from tests.support.tiny_run import TinyRun
-from tests.weights.conftest import CONFIG, edit
 
 NO_CONFIGS = {
     "nothing": "",

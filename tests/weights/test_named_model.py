@@ -12,8 +12,8 @@ import pytest
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.config.schema import LlamaConfig
 from tests.conftest import TinyRun
+from tests.support.runs import records
 from tests.support.tiny_run import TinyRun
-from tests.train.test_run import records
 
 
 def bases(words: list[str], phase: str = "short") -> tuple[float, float]:

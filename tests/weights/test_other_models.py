@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-import yaml
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -24,23 +23,12 @@ from modernbert_train.models.init import initialize
 from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.hf_folder import export, load_weights
 from modernbert_train.weights.source import find_origin
+from tests.support.sources import STILL, first_weights, run_of
 from tests.support.tiny_run import TinyRun
-from tests.weights.test_source import STILL, first_weights
 
 SMALL = {"vocab_size": 512, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48}
 BERT: dict[str, Any] = {"name": "bert", **SMALL, "num_layers": 2, "max_positions": 128, "init_std": 0.1}
 MODERNBERT: dict[str, Any] = {"name": "modernbert", **SMALL, "num_layers": 4, "local_attention": 16, "init_std": 0.1}
-
-
-def run_of(words: list[str], model: dict[str, Any], objective: str = "mlm") -> list[str]:
-    """Return the tiny run with another encoder and objective."""
-    file = Path(words[0])
-    run = yaml.safe_load(file.read_text())
-    run["model"], run["objective"] = model, {"name": objective}
-    if model["name"] != "modernbert":
-        del run["phases"]["long"]["model"]
-    file.write_text(yaml.safe_dump(run, sort_keys=False))
-    return words
 
 
 def published(kind: Any, folder: Path, tokenizer: Path, **settings: Any) -> Path:

@@ -33,10 +33,9 @@ from modernbert_train.models.init import initialize
 from modernbert_train.weights.formats.tensors import EMBEDDING
 from modernbert_train.weights.source import Origin, Source
 from modernbert_train.weights.token_rows import TokenRows, token_rows
-from tests.data.make_shards import make_shards, make_texts, make_tokenizer
-from tests.distributed.test_train_ranks import launch
+from tests.support.make_shards import make_shards, make_texts, make_tokenizer
+from tests.support.runs import launch, records
 from tests.support.tiny_run import TINY_YAML, TinyRun
-from tests.weights.test_source import records
 
 SIZES = {"few": 320, "many": 448}  # entries; trained on one text, so the second has all tokens of the first
 ONE_PHASE = ("phases.long=null", "phases.short.batch_warmup=null", "model.init_std=0.1", "data.num_workers=0")

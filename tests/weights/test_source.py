@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,23 +18,11 @@ from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.tiling import grow
 from modernbert_train.weights.formats import read_folder
 from modernbert_train.weights.hf_folder import load_weights
-from tests.data.make_shards import make_texts, make_tokenizer
+from tests.support.make_shards import make_texts, make_tokenizer
+from tests.support.reference_checkpoint import write_reference_checkpoint
+from tests.support.runs import records
+from tests.support.sources import LARGER, MODEL, STILL, first_weights
 from tests.support.tiny_run import TINY_YAML, TinyRun
-from tests.weights.reference_checkpoint import write_reference_checkpoint
-
-MODEL = ModernBertConfig(
-    vocab_size=512, hidden_size=32, num_layers=4, num_heads=2, intermediate_size=48, local_attention=16, init_std=0.1
-)
-# one step with hardly any update, so that its checkpoint holds the first weights
-STILL = (
-    "phases.short.tokens=200",
-    "phases.short.batch_warmup=null",
-    "phases.short.schedule.warmup_tokens=0",
-    "phases.long=null",
-    "optim.lr=1e-30",
-    "optim.weight_decay=0",
-)
-LARGER = ("model.hidden_size=48", "model.num_heads=3", "model.num_layers=7", "model.intermediate_size=64")
 
 
 @pytest.fixture(scope="module")
@@ -53,18 +39,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
 def reference(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> tuple[Path, dict[str, Tensor]]:
     """Return a checkpoint of AnswerDotAI's format, and its weights."""
     return write_reference_checkpoint(tmp_path_factory.mktemp("reference"), MODEL, tiny_data / "tokenizer")
-
-
-def records(folder: Path, kind: str) -> list[dict[str, Any]]:
-    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [entry for entry in entries if entry["kind"] == kind]
-
-
-def first_weights(words: list[str], folder: Path) -> dict[str, Tensor]:
-    assert main(["train", *words]) == 0
-    found, _ = newest_valid(folder / "checkpoints")
-    assert found is not None
-    return found.weights()
 
 
 def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:

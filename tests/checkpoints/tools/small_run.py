@@ -25,7 +25,7 @@ from modernbert_train.checkpoints.verified import require_files
 from modernbert_train.config.load import to_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
-from tests.checkpoints.small_checkpoint import CONFIG, sign, state_of, write
+from tests.support.small_checkpoint import CONFIG, sign, state_of, write
 
 STEPS = (100, 200, 300, 400, 500)
 

@@ -18,8 +18,8 @@ import pytest
 from modernbert_train.checkpoints.manifest import MANIFEST
 from modernbert_train.checkpoints.run_folder import take_lock
 from modernbert_train.checkpoints.tools import listing
-from tests.checkpoints.small_checkpoint import BAD_TENSORS, edit_state, sign
 from tests.checkpoints.tools.small_run import SmallRun, as_schema_4, write_sharded
+from tests.support.small_checkpoint import BAD_TENSORS, edit_state, sign
 
 pytestmark = pytest.mark.runs
 

@@ -19,15 +19,12 @@ from numpy.typing import NDArray
 
 from data_prep.adopt import adopt, main
 from data_prep.adoption import survey
-from modernbert_train.config.schema import DataConfig
 from modernbert_train.data.dataset_card import read_card, write_card
-from modernbert_train.data.facts import read_folder
-from modernbert_train.data.mds import TokenShards
-from modernbert_train.data.open_shards import open_shards
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
-from tests.data.make_shards import make_documents, make_shards, make_texts, make_tokenizer
-from tests.data_prep.adoption.layouts import LAYOUTS, around, llm_foundry, write_mds
+from tests.support.adopted import opened
+from tests.support.layouts import LAYOUTS, around, llm_foundry, write_mds
+from tests.support.make_shards import make_documents, make_shards, make_texts, make_tokenizer
 
 # merge_index leaves files open
 pytestmark = [pytest.mark.timeout(120), pytest.mark.runs, pytest.mark.filterwarnings("ignore::ResourceWarning")]
@@ -48,11 +45,6 @@ def vocabulary(tokenizer: str) -> Vocabulary:
 @pytest.fixture(scope="session")
 def documents(tokenizer: str) -> Documents:
     return make_documents(Path(tokenizer), LENGTHS, seed=31)
-
-
-def opened(folder: Path | str, tokenizer: str) -> TokenShards:
-    data = DataConfig(train=str(folder), tokenizer=tokenizer)
-    return open_shards(read_folder("data.train", str(folder), data), data, read_vocabulary(tokenizer))
 
 
 def read_all(folder: Path | str, tokenizer: str) -> list[list[int]]:

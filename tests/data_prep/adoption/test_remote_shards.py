@@ -17,10 +17,10 @@ from modernbert_train.data.facts import read_folder
 from modernbert_train.data.open_shards import open_shards
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import read_vocabulary
-from tests.data.make_shards import make_documents
-from tests.data.s3 import BUCKET, Store
-from tests.data.test_remote import forget, server, store
-from tests.data_prep.adoption import layouts
+from tests.support import layouts
+from tests.support.make_shards import make_documents
+from tests.support.s3 import BUCKET, Store
+from tests.support.store import forget, server, store
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.runs, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 __all__ = ["server", "store"]  # fixtures

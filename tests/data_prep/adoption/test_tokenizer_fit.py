@@ -16,8 +16,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from data_prep.adopt import adopt
 from data_prep.adoption.tokenizer_fit import end_tokens, require_fit, take_sample
 from modernbert_train.errors import DataError
-from tests.data.make_shards import make_tokenizer
-from tests.data_prep.adoption.layouts import write_mds
+from tests.support.layouts import write_mds
+from tests.support.make_shards import make_tokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 TEXTS = [inspect.getsource(module) for module in (json, inspect, pickle)]

@@ -21,9 +21,9 @@ from data_prep.write.merging import merge_split
 from modernbert_train.__main__ import main
 from modernbert_train.data.dataset_card import read_card
 from modernbert_train.vocabulary import read_vocabulary
-from tests.data.make_shards import make_documents, make_shards
-from tests.data_prep.adoption import layouts
-from tests.data_prep.adoption.test_adopt import opened
+from tests.support import layouts
+from tests.support.adopted import opened
+from tests.support.make_shards import make_documents, make_shards
 from tests.support.tiny_run import TIMES, TinyRun
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.runs, pytest.mark.filterwarnings("ignore::ResourceWarning")]

@@ -31,7 +31,7 @@ def report_of(out: Path) -> dict[str, Any]:
 
 
 def written(out: Path) -> list[str]:
-    from tests.data_prep.test_prepare import tokens_of
+    from tests.support.corpora import tokens_of
 
     tokenizer = Tokenizer.from_file(str(out / "tokenizer/tokenizer.json"))
     return [tokenizer.decode(ids) for split in ("train", "validation") for ids in tokens_of(out / split)]

@@ -191,7 +191,7 @@ def test_what_was_assumed_is_counted_and_the_rest_says_what_to_ask(
 @pytest.mark.runs
 def test_text_in_mds_shards(tmp_path: Path) -> None:
     """llm-foundry's and AnswerDotAI's text; each shard once, also if it is both unpacked and in an archive."""
-    from tests.data_prep.adoption.layouts import write_mds
+    from tests.support.layouts import write_mds
 
     samples = [{"text": f"{FRENCH}{i}", "id": str(i)} for i in range(60)]
     columns = {"id": "str", "text": "str", "n": "int"}

@@ -19,7 +19,7 @@ from data_prep.read.items import Document, LeftOut, Span
 from data_prep.read.sources import read_span
 from data_prep.tokenizer import main as tokenizer_main
 from modernbert_train.config.tools.prepare import SourceConfig
-from tests.data_prep.test_prepare import tokens_of
+from tests.support.corpora import tokens_of
 
 PROTEINS = ["MKVLAAGIVGLLLAQWERTY", "MSTNPKPQRKTKRNTNRRPQ", "MGSSHHHHHHSSGLVPRGSH", "MAHHHHHHVGTGSNDDDDKS"]
 

@@ -23,9 +23,9 @@ from data_prep.prepare import main
 from data_prep.tasks.workers import Workers
 from data_prep.write.workspace import is_at_work
 from modernbert_train.errors import DataError, RunError
-from tests.data_prep.conftest import write_corpus
 from tests.data_prep.fake_tasks import BadData, KilledAtTwo, Squares
 from tests.support import forked
+from tests.support.corpora import write_corpus
 
 Files = Callable[[Path], dict[str, bytes]]
 Words = Callable[..., list[str]]

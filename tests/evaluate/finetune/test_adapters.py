@@ -10,8 +10,8 @@ import torch
 
 from modernbert_train.__main__ import main
 from modernbert_train.core.tensor_files import read_tensors
-from tests.evaluate.finetune.conftest import WriteTask, sentences
-from tests.evaluate.finetune.test_finetune import finetune, weights
+from tests.support.finetuning import finetune, weights
+from tests.support.labelled import WriteTask, sentences
 
 pytestmark = pytest.mark.runs
 LONGER = ("bert", "deberta", "distilbert", "albert")

@@ -27,8 +27,8 @@ from modernbert_train.optim.groups import weights_of
 from modernbert_train.report.throughput import training_flops
 from modernbert_train.weights.formats.classifiers import classifier_format
 from modernbert_train.weights.hf_folder import load_weights
-from tests.evaluate.finetune.conftest import BERT, CONFIGS, MODERNBERT, WriteTask
-from tests.evaluate.finetune.test_finetune import finetune, weights, write_tags
+from tests.support.finetuning import finetune, weights, write_tags
+from tests.support.labelled import BERT, CONFIGS, MODERNBERT, WriteTask
 
 
 @pytest.mark.parametrize("config", [BERT, MODERNBERT], ids=["bert", "modernbert"])

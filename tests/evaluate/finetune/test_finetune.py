@@ -16,41 +16,15 @@ import yaml
 
 from modernbert_train.__main__ import main
 from modernbert_train.api import load_model
-from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.checkpoints.results import read_results
 from modernbert_train.config.load import load_run
 from modernbert_train.distributed import bf16
-from tests.evaluate.finetune.conftest import PLAIN, WriteTask, sentences, write_choices, write_questions, write_tsv
 from tests.support import forked
-from tests.support.tiny_run import TIMES
+from tests.support.finetuning import FAST, finetune, metrics, predictions, weights, write_tags
+from tests.support.labelled import PLAIN, WriteTask, sentences, write_choices, write_questions, write_tsv
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.runs
-FAST = ["compute.device=cpu", "data.num_workers=0", "logging.progress_bar=false"]
-
-
-def finetune(task: Path | str, model: Path, folder: Path, *overrides: str) -> dict[str, Any]:
-    """Run the verb in this process; return its result."""
-    words = [f"runs_folder={folder}", "name=tone", *FAST, *overrides]
-    assert main(["finetune", str(task), "--model", str(model), *words]) == 0
-    return json.loads((folder / "tone" / "result.json").read_text())
-
-
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    entries = [json.loads(line) for line in lines]
-    return [{k: v for k, v in e.items() if k not in TIMES} for e in entries if e["kind"] in ("step", "evaluation")]
-
-
-def predictions(folder: Path, split: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [line for line in lines if line.pop("split") == split]
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    newest, _ = newest_valid(folder / "checkpoints")
-    assert newest is not None
-    return dict(newest.weights())
 
 
 def test_a_task_is_learned_measured_and_served(
@@ -215,15 +189,6 @@ def test_a_killed_run_resumes_to_the_same_bits(
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def write_tags(folder: Path, write_task: WriteTask) -> Path:
-    for name, seed in (("train", 1), ("dev", 2)):
-        lines = []
-        for text, label in sentences(80, seed):
-            lines += [f"{word}\t{'O' if word in PLAIN else 'B-' + label}\n" for word in text.split()] + ["\n"]
-        (folder / f"{name}.conll").write_text("".join(lines))
-    return write_task(kind="tokens", train=f"{folder}/train.conll", validation={"dev": f"{folder}/dev.conll"}, epochs=6)
-
-
 def test_words_are_tagged_and_served(write_task: WriteTask, models: dict[str, Path], tmp_path: Path) -> None:
     """Entity F1 on exact spans, a tag for each word, and the same by transformers' pipeline on the plain text."""
     from transformers import pipeline
@@ -280,7 +245,7 @@ def test_a_model_of_another_vocabulary_is_refused(
     write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every token would have another meaning, and the figures would just be bad."""
-    from tests.data.make_shards import make_tokenizer
+    from tests.support.make_shards import make_tokenizer
 
     other = make_tokenizer(tmp_path / "other")
     words = ["finetune", str(write_task()), "--model", str(models["bert"]), f"runs_folder={tmp_path}/runs", *FAST]

@@ -21,9 +21,9 @@ from modernbert_train.evaluate.finetune.task import as_trained, label_of, labels
 from modernbert_train.evaluate.suite.cells import LOGS
 from modernbert_train.evaluate.suite.run import finetune_many
 from tests.evaluate.finetune import fake_runs
-from tests.evaluate.finetune.conftest import WriteTask
+from tests.support.labelled import WriteTask
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[3]
 SEEDS = (1618, 42)
 
 
@@ -283,7 +283,7 @@ def test_a_real_run(
     write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not covered by stand-ins: real processes find the package and the model, and end."""
-    from tests.evaluate.finetune.test_finetune import FAST
+    from tests.support.finetuning import FAST
 
     task, out = str(write_task(epochs=1, frozen={"epochs": 1})), tmp_path / "out"
     named = f"frozen:{models['bert']}"

@@ -19,9 +19,9 @@ from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.kinds import kind_of
 from modernbert_train.evaluate.finetune.read import read_splits
 from modernbert_train.evaluate.finetune.shards import prepare
-from tests.evaluate.finetune.conftest import PLAIN, WriteTask, sentences, write_tsv
-from tests.evaluate.finetune.test_finetune import finetune, metrics, predictions
-from tests.evaluate.finetune.test_texts import documents, task_of
+from tests.support.finetuning import finetune, metrics, predictions
+from tests.support.labelled import PLAIN, WriteTask, sentences, write_tsv
+from tests.support.labelled_texts import documents, task_of
 
 OTHER = {"up": "down", "down": "up"}
 

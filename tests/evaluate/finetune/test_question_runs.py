@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from modernbert_train.__main__ import main
-from tests.evaluate.finetune.conftest import WriteTask, write_choices, write_questions
-from tests.evaluate.finetune.test_finetune import finetune, predictions
+from tests.support.finetuning import finetune, predictions
+from tests.support.labelled import WriteTask, write_choices, write_questions
 
 pytestmark = pytest.mark.runs
 

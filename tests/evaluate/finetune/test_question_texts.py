@@ -20,8 +20,8 @@ from modernbert_train.evaluate.finetune.read import read_splits
 from modernbert_train.evaluate.finetune.shards import Prepared, prepare, warnings_of
 from modernbert_train.evaluate.finetune.task import read_task
 from modernbert_train.evaluate.texts_beside import read_texts
-from tests.evaluate.finetune.conftest import PLAIN, write_tsv
-from tests.evaluate.finetune.test_texts import decoded, documents
+from tests.support.labelled import PLAIN, write_tsv
+from tests.support.labelled_texts import decoded, documents
 
 CONTEXT = "nabe ruto tinda mosa aki lebi nabe beru kelo ruto lamu domi"
 

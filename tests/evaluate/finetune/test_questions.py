@@ -17,8 +17,8 @@ from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.formats.classifiers import classifier_format
 from modernbert_train.weights.hf_folder import load_weights
 from modernbert_train.weights.source import open_model
-from tests.evaluate.finetune.conftest import CONFIGS
-from tests.evaluate.finetune.test_classifiers import PAIRS, encoded, exported, made, packed
+from tests.support.classifiers import PAIRS, encoded, exported, made, packed
+from tests.support.labelled import CONFIGS
 
 SEGMENTS = {"bert": 2, "albert": 2, "xlnet": 2}
 ORDER = (2, 0, 1, 3)

@@ -16,7 +16,7 @@ from modernbert_train.evaluate.finetune.shards import prepare
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
 from modernbert_train.weights.hf_folder import export
-from tests.data.make_shards import make_tokenizer
+from tests.support.make_shards import make_tokenizer
 
 DATA = Path(os.environ.get("MODERNBERT_LABELLED", Path(__file__).parents[4] / "shared" / "data"))
 pytestmark = pytest.mark.skipif(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.__main__ import main
-from tests.evaluate.finetune.conftest import BAD, GOOD, PLAIN, WriteTask, write_tsv
-from tests.evaluate.finetune.test_finetune import FAST, finetune, predictions
+from tests.support.finetuning import FAST, finetune, predictions
+from tests.support.labelled import BAD, GOOD, PLAIN, WriteTask, write_tsv
 
 pytestmark = pytest.mark.runs
 

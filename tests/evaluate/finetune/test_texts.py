@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 
 from modernbert_train.__main__ import main
-from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.data.conll import read_sentences
 from modernbert_train.data.dataset_card import read_card
 from modernbert_train.data.labels import DocumentLabels
-from modernbert_train.data.mds import TokenShards
 from modernbert_train.data.packing import Chunk
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.evaluate.finetune.kinds import kind_of, task_problems
@@ -24,33 +22,16 @@ from modernbert_train.evaluate.finetune.shards import prepare, warnings_of
 from modernbert_train.evaluate.finetune.task import read_task
 from modernbert_train.evaluate.finetune.tokens import cut
 from modernbert_train.vocabulary import read_vocabulary
-from tests.evaluate.finetune.conftest import write_tsv
+from tests.support.labelled import write_tsv
+from tests.support.labelled_texts import decoded, documents, task_of
 from tests.support.tiny_run import TinyRun
 
-ROOT = Path(__file__).parents[3]
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
-
-
-def task_of(folder: Path, **keys: Any) -> TaskConfig:
-    about = {"kind": "single-label", "train": f"{folder}/train.tsv", "validation": {"dev": f"{folder}/dev.tsv"}}
-    return TaskConfig(**about | keys)
 
 
 def write(folder: Path, train: list[tuple[Any, ...]], dev: list[tuple[Any, ...]], head: str = "text label") -> None:
     for name, rows in (("train", train), ("dev", dev)):
         write_tsv(folder / f"{name}.tsv", head.split(), rows)
-
-
-def documents(folder: Path, tokenizer: Path) -> tuple[list[list[int]], TokenShards]:
-    card = read_card(folder)
-    shards = TokenShards(folder, card.column, read_vocabulary(tokenizer).num_entries, 2, card=card)
-    return [shards.read(number).tolist() for number in range(card.documents)], shards
-
-
-def decoded(tokenizer: Path, ids: list[int]) -> str:
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_file(f"{tokenizer}/tokenizer.json").decode(ids, skip_special_tokens=False)
 
 
 def test_texts_become_documents_with_their_labels(tmp_path: Path, tokenizer: Path) -> None:

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from modernbert_train.config.schema import AnswerConfig, ChooseConfig, ClassifyConfig, LabelledConfig, TagConfig
-from tests.evaluate.finetune.conftest import BAD, CONFIGS, GOOD, PLAIN, WriteTask
-from tests.evaluate.finetune.test_classifiers import exported, made
-from tests.evaluate.finetune.test_finetune import finetune, metrics
+from tests.support.classifiers import exported, made
+from tests.support.finetuning import finetune, metrics
+from tests.support.labelled import BAD, CONFIGS, GOOD, PLAIN, WriteTask
 
 pytestmark = [pytest.mark.runs, pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS, TEXTS, TOKENS = 8, 8, 16

@@ -14,8 +14,8 @@ from modernbert_train.config.tools.retrieval import EvaluateConfig, RetrievalCon
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.retrieval.beir import joined, read_beir
 from modernbert_train.evaluate.retrieval.pairs import read_pairs
-from tests.docs.pages import ROOT
-from tests.evaluate.retrieval.conftest import WriteBeir, write_lines
+from tests.support.beir import WriteBeir, write_lines
+from tests.support.paths import ROOT
 
 HEAD = "query-id\tcorpus-id\tscore\n"
 CORPUS, QUERIES = {"d1": "one", "d2": "two"}, {"q1": "which", "q2": "what"}

@@ -16,7 +16,7 @@ from modernbert_train.errors import DataError
 from modernbert_train.evaluate.retrieval import beir_sets
 from modernbert_train.evaluate.retrieval.beir import read_beir
 from modernbert_train.evaluate.retrieval.beir_sets import beir_folder
-from tests.evaluate.retrieval.conftest import WriteBeir
+from tests.support.beir import WriteBeir
 
 pytestmark = pytest.mark.runs
 

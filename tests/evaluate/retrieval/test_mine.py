@@ -15,9 +15,9 @@ import pytest
 from modernbert_train.__main__ import main
 from modernbert_train.config.tools.retrieval import EncodeConfig, RetrievalConfig
 from modernbert_train.evaluate.retrieval.sentence_model import open_sentence_model, save
-from tests import warm
-from tests.contrastive.conftest import as_source, prepare_pairs
-from tests.evaluate.retrieval.conftest import words_about, write_lines
+from tests.support import forked
+from tests.support.beir import words_about, write_lines
+from tests.support.pairs import as_source, prepare_pairs
 
 
 def write_pairs(file: Path, number: int) -> Path:
@@ -76,7 +76,7 @@ def test_a_killed_command_resumes_and_prepare_reads_the_same_bytes(
     assert main([*usual, f"out={tmp_path / 'whole.jsonl'}"]) == 0
     assert "document: 512 of 1,200" in capsys.readouterr().out
     out = tmp_path / "killed.jsonl"
-    process = warm.Popen([sys.executable, "-m", "modernbert_train", *usual, f"out={out}"], stdout=subprocess.DEVNULL)
+    process = forked.Popen([sys.executable, "-m", "modernbert_train", *usual, f"out={out}"], stdout=subprocess.DEVNULL)
     index, begun = tmp_path / "killed.jsonl.work/document/index.json", time.monotonic()
     while not index.exists():
         assert process.poll() is None and time.monotonic() < begun + 120

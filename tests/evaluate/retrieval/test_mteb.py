@@ -14,7 +14,7 @@ import pytest
 
 from modernbert_train.__main__ import main
 from modernbert_train.config.tools.retrieval import EvaluateConfig
-from tests.evaluate.retrieval.conftest import TWINS, WORDS, words_about
+from tests.support.beir import TWINS, WORDS, words_about
 from tests.support.needs import needs
 
 needs("mteb", "the extra retrieval is not installed")

@@ -11,8 +11,8 @@ import torch
 
 from modernbert_train.evaluate.retrieval.beir import read_beir
 from modernbert_train.evaluate.retrieval.ranking import FIGURES, RECALL_CUT, figures, search
-from tests.evaluate.retrieval.conftest import WriteBeir
 from tests.evaluate.retrieval.mteb_task import bag_of_words, mteb_figures
+from tests.support.beir import WriteBeir
 
 
 def random_ranks(seed: int) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, int]]]:

@@ -13,8 +13,8 @@ from modernbert_train.errors import DataError
 from modernbert_train.evaluate.retrieval.beir import read_beir
 from modernbert_train.evaluate.retrieval.ranking import figures
 from modernbert_train.evaluate.retrieval.rerank import read_candidates
-from tests.evaluate.finetune.test_finetune import FAST
-from tests.evaluate.retrieval.conftest import BERT, WriteBeir, make_encoder, write_lines
+from tests.support.beir import BERT, WriteBeir, make_encoder, write_lines
+from tests.support.finetuning import FAST
 from tests.support.needs import needs
 
 needs("sentence_transformers", "the extra retrieval is not installed")

@@ -18,8 +18,8 @@ from modernbert_train.distributed import bf16
 from modernbert_train.evaluate.retrieval.beir import read_beir
 from modernbert_train.evaluate.retrieval.ranking import figures
 from modernbert_train.evaluate.retrieval.runs import exported_encoder
-from tests.evaluate.retrieval.conftest import BERT, LONGEST, WriteBeir, make_encoder
 from tests.evaluate.retrieval.mteb_task import mteb_figures
+from tests.support.beir import BERT, LONGEST, WriteBeir, make_encoder
 from tests.support.needs import needs
 from tests.support.tiny_run import TinyRun
 
@@ -289,8 +289,8 @@ def test_scifact_is_learned_and_measured_as_by_mteb(tmp_path: Path) -> None:
     """The judgements of its training split, then its test queries against 2,101 documents; equal to mteb's figures."""
     from sentence_transformers import SentenceTransformer
 
-    from tests.data.make_shards import make_tokenizer
-    from tests.evaluate.retrieval.conftest import MODERNBERT
+    from tests.support.beir import MODERNBERT
+    from tests.support.make_shards import make_tokenizer
 
     texts = [json.loads(line)["text"] for line in (SCIFACT / "corpus.jsonl").read_text("utf-8").splitlines()]
     tokenizer = make_tokenizer(tmp_path / "tokenizer", texts[:300])

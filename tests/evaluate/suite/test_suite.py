@@ -22,7 +22,7 @@ from modernbert_train.evaluate.suite.efficiency import draw
 from modernbert_train.evaluate.suite.plan import Plan, read_suite
 from modernbert_train.weights.names import NamedModel
 from tests.evaluate.finetune import fake_runs
-from tests.evaluate.finetune.conftest import WriteTask
+from tests.support.labelled import WriteTask
 
 YAMLS = Path(__file__).parents[3] / "yamls"
 WriteSuite = Callable[..., Path]
@@ -494,7 +494,7 @@ def test_a_finished_run_predicts_texts_that_it_has_not_seen(
     write_suite: WriteSuite, models: dict[str, Path], tmp_path: Path
 ) -> None:
     """Also one longer than any before, and from another folder. Missing texts are named below the table."""
-    from tests.evaluate.finetune.test_finetune import FAST
+    from tests.support.finetuning import FAST
 
     fast = {key: value for key, _, value in (word.partition("=") for word in FAST)}
     texts = ["aki ruto", "", "kelo " * 28, "nabe domi"]
@@ -532,7 +532,7 @@ def test_fine_tuning_retrieval_and_a_missing_text_in_one_table(
     shutil.copytree(toy, tmp_path / "other")
     run_file = "".join(f"{query} Q0 d{query} 1 1 bm25\n" for query in range(9))
     (tmp_path / "bm25.trec").write_text(run_file, encoding="utf-8")
-    from tests.evaluate.finetune.test_finetune import FAST
+    from tests.support.finetuning import FAST
 
     fast = {key: value for key, _, value in (word.partition("=") for word in FAST)}
     suite = write_suite(

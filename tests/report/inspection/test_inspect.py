@@ -27,9 +27,9 @@ from modernbert_train.report.inspection.figures import length_histogram
 from modernbert_train.report.inspection.rows import visible, wants_color
 from modernbert_train.report.inspection.show import inspect_run
 from modernbert_train.vocabulary import read_vocabulary
+from tests.support.paths import ROOT
 from tests.support.tiny_run import TinyRun
 
-ROOT = Path(__file__).parents[3]
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 TWO_STREAMS = (
     "data.train=null",

@@ -48,7 +48,7 @@ from modernbert_train.weights.formats import (
 from modernbert_train.weights.formats.classifiers import KINDS
 from modernbert_train.weights.formats.tensors import from_hf, heads_among, places_of, to_hf, unsupported_heads
 from modernbert_train.weights.hf_folder import load_weights
-from tests.weights.conftest import CONFIG, edit, write
+from tests.support.exported import CONFIG, edit, write
 
 # window of 8: local layers see a token and 3 before it; the longest sequence is many times longer
 BOUNDARIES = [0, 3, 70, 71, 160]

@@ -23,7 +23,7 @@ from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.formats import read_folder
 from modernbert_train.weights.formats.electra import Electra
 from modernbert_train.weights.hf_folder import export, load_weights
-from tests.weights.conftest import edit
+from tests.support.exported import edit
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 48

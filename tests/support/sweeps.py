@@ -13,7 +13,7 @@ from launch.sweeps.worker import Worker
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.sweep import SweepConfig
 
-FAKE = (sys.executable, "-S", str(Path(__file__).parent / "fake_run.py"))
+FAKE = (sys.executable, "-S", str(Path(__file__).parents[1] / "launch/fake_run.py"))
 SPACE = "{optim.lr: {low: 1e-4, high: 1e-2, log: true}}"
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import forked
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 RUN = [sys.executable, str(ROOT / "launch/run.py")]
 LONG = ("phases.short.tokens=400000", "phases.short.batch_warmup=null")
 SHORT = (

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from modernbert_train.__main__ import read_run
 from modernbert_train.train import session
-from tests.distributed.gloo import HOST
+from tests.support.gloo import HOST
 
 Sizes = dict[str, list[int]]  # kind of collective -> numbers in the whole tensor, of each call
 

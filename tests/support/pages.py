@@ -10,7 +10,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
+
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 NEEDS = ("a cluster", "a GPU", "GPUs", "the network", "an account", "a database server", "torchvision")
 

@@ -1,0 +1,41 @@
+"""Small corpora."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+
+def write_corpus(folder: Path, texts: list[str]) -> Path:
+    for i, text in enumerate(texts):
+        file = folder / f"part{i % 3}" / f"{i:03}.txt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    return folder
+
+
+def tokens_of(folder: Path) -> list[list[int]]:
+    """Return all documents, read by mosaicml-streaming itself."""
+    from streaming import (
+        StreamingDataset,  # after modernbert_train.data.shard_writer, which allows importing it without torchvision
+    )
+
+    dataset = StreamingDataset(local=str(folder), shuffle=False, batch_size=1, validate_hash="xxh64")
+    return [dataset[i]["tokens"].tolist() for i in range(dataset.num_samples)]
+
+
+_LINE = "the model reads a line of text and learns which words stand near others in it while time goes by"
+WORDS = _LINE.split()
+
+
+def prose(letters: int, seed: int = 0) -> str:
+    draw = random.Random(seed)
+    text = " ".join(draw.choice(WORDS) for _ in range(letters // 4))
+    return text[:letters]
+
+
+def write(folder: Path, name: str, content: str | bytes) -> Path:
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return file

@@ -1,0 +1,5 @@
+"""Our packages."""
+
+from __future__ import annotations
+
+PACKAGES = ("modernbert_train", "data_prep", "launch")

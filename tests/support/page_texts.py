@@ -1,0 +1,16 @@
+"""Texts of the pages."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+
+def _texts(tree: ast.AST) -> Iterator[str]:
+    """Every text in a program without docstrings; a value in an f-string is left out."""
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(part.value if isinstance(part, ast.Constant) else "\0" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value

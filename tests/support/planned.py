@@ -1,0 +1,30 @@
+"""Run a planner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from modernbert_train.config.schema import (
+    BatchWarmupConfig,
+    DataConfig,
+    PhaseConfig,
+    RunConfig,
+    StableAdamWConfig,
+)
+
+
+def run(*row_tokens: int, tokens: int = 1500, **data: Any) -> RunConfig:
+    """A run with one phase for each row length; the first has a growing batch."""
+    phases = {}
+    for index, row in enumerate(row_tokens):
+        warmup = BatchWarmupConfig(start_rows=1, step_rows=2, tokens=tokens // 2) if index == 0 else None
+        phases[f"p{index}"] = PhaseConfig(
+            tokens=tokens, row_tokens=row, batch_rows=4, microbatch_tokens=2 * row, batch_warmup=warmup
+        )
+    settings = {"packing_window": 5, "max_wait_rows": 6, "shuffle_block_shards": 2, **data}
+    return RunConfig(
+        name="t",
+        data=DataConfig(**{"train": "train", "tokenizer": "tokenizer", **settings}),
+        optim=StableAdamWConfig(lr=1e-3),
+        phases=phases,
+    )

@@ -1,0 +1,118 @@
+"""Start, kill, read and compare runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from modernbert_train.__main__ import main
+from modernbert_train.checkpoints.checkpoint import newest_valid
+from tests.support import forked
+from tests.support.faulty import Killed, at_fault
+from tests.support.paths import ROOT
+from tests.support.tiny_run import TIMES
+
+TRAIN = [sys.executable, "-m", "modernbert_train", "train"]
+
+
+def start(words: list[str], *flags: str) -> forked.Popen:
+    """Start a run as a user does, with fewer imports; always two threads, so that sums have the same order."""
+    environment = {"OMP_NUM_THREADS": "2"} | os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [*TRAIN, *words, *flags]
+    return forked.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def finish(words: list[str], *flags: str) -> tuple[int, str]:
+    process = start(words, *flags)
+    output, _ = process.communicate(timeout=120)
+    return process.returncode, output
+
+
+def records(folder: Path, kind: str = "step") -> list[dict[str, Any]]:
+    entries = []
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue  # torn by a kill
+        if entry["kind"] == kind:
+            entries.append({key: value for key, value in entry.items() if key not in TIMES})
+    return entries
+
+
+def interrupt_after(words: list[str], folder: Path, steps: int, number: signal.Signals, checkpoints: int = 0) -> int:
+    """Start the run, signal all its processes after this many new steps and checkpoints, and wait for its end."""
+    already = len(records(folder)) if (folder / "metrics.jsonl").exists() else 0
+    process = start(words)
+    deadline = time.monotonic() + 100
+    while process.poll() is None and time.monotonic() < deadline:
+        saved = [path for path in folder.glob("checkpoints/step-*") if path.suffix == ""]
+        if (
+            (folder / "metrics.jsonl").exists()
+            and len(records(folder)) >= already + steps
+            and len(saved) >= checkpoints
+        ):
+            break
+        time.sleep(0.002)
+    os.killpg(process.pid, number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode != 0, f"the run ended before it could be interrupted:\n{output}"
+    return process.returncode
+
+
+SAME = ("step", "phase", "epoch", "tokens", "rows", "row_tokens", "lr", "packing_efficiency")
+MEASURED = ("loss", "grad_norm", "update_norm")
+
+
+def launch(words: list[str], ranks: int = 2) -> None:
+    command = [sys.executable, str(ROOT / "launch/run.py"), *words, "--ranks", str(ranks)]
+    done = forked.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def assert_same_run(folder: Path, expected: Path) -> None:
+    found, wanted = records(folder), records(expected)
+    assert len(found) == len(wanted) > 5
+    for one, other in zip(found, wanted, strict=True):
+        assert [one[key] for key in SAME] == [other[key] for key in SAME]
+        for key in MEASURED:
+            assert one[key] == pytest.approx(other[key], rel=2e-4, abs=1e-6), (one["step"], key)
+    for one, other in zip(records(folder, "validation"), records(expected, "validation"), strict=True):
+        assert one["predicted"] == other["predicted"]
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    found, passed_over = newest_valid(folder / "checkpoints")
+    assert found is not None and not passed_over
+    return found.weights()
+
+
+def assert_equal_runs(folder: Path, expected: Path, least: int = 11) -> None:
+    assert records(folder) == records(expected) and len(records(folder)) >= least
+    assert records(folder, "validation") == records(expected, "validation")
+    found = weights(folder)
+    for name, tensor in weights(expected).items():
+        assert torch.equal(tensor, found[name]), name
+
+
+def killed_and_gone_on(words: list[str], step: int) -> None:
+    with at_fault(kill_at=step), pytest.raises(Killed):
+        main(["train", *words])
+    assert main(["train", *words]) == 0
+
+
+def metrics(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [entry for line in lines if (entry := json.loads(line))["kind"] == kind]
