@@ -34,7 +34,7 @@ def quick_tests_start_nothing(request: pytest.FixtureRequest, monkeypatch: pytes
 
 @pytest.fixture(autouse=True)
 def no_rank_of_an_earlier_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Composer leaves these variables behind in its process; a launcher started with them takes itself for a rank."""
+    """Unset the variables that Composer leaves in its process: a launcher would take itself for a rank."""
     for name in RANK_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 

@@ -1,4 +1,4 @@
-"""Fine-tune by the verb, and read what it wrote."""
+"""Fine-tune by the verb, and read its files."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Run programs in forks of a process that has imported what a run needs: 0.1 CPU seconds a start instead of 4.
+"""Run programs in forks of a process that has imported a run's packages: 0.1 CPU seconds a start instead of 4.
 
-`run` and `Popen` replace those of `subprocess` for a command that begins with `sys.executable`, in tests of a program's
-work, its end or its messages. The fork has streams, environment, working directory, signals and exit code of its own;
-the ranks of `launch/run.py` are forks of the launcher, see benchmarks/drill/warm.py. Tests of imports or of the
-interpreter use `subprocess`.
+`run` and `Popen` replace `subprocess.run` and `subprocess.Popen` for a command that begins with `sys.executable`, in
+tests of a program's work, exit or messages. A fork has separate streams, environment, working directory, signals and
+exit code; the ranks of `launch/run.py` are forks of the launcher, see benchmarks/drill/warm.py. Tests of imports or of
+the interpreter use `subprocess`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Popen:
         return self.returncode or 0
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Return what the program prints until its end; empty for streams that are not PIPE."""
+        """Return the program's output and errors until its exit; empty for streams that are not PIPE."""
         texts = ["", ""]
 
         def read(number: int, file: IO[str]) -> None:
@@ -130,7 +130,7 @@ def outputs() -> tuple[Connection, Connection]:
 
 
 def print_to(output: Connection, errors: Connection) -> None:
-    """In a process of CONTEXT: print to these streams, and not to those of the server."""
+    """In a process of CONTEXT: print to these streams instead of the server's."""
     os.dup2(output.fileno(), 1)
     os.dup2(errors.fileno(), 2)
 

@@ -2,7 +2,7 @@
 
 The parent holds the rendezvous store on a port the system picks, so two tests never race for one; results return
 through pipes, so a failing rank reports at once while its peers still wait for it in a collective. Ranks are forks of a
-process that has only imported what they need, see tests/support/forked.py.
+process that has only imported their packages, see tests/support/forked.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measure what a forward pass keeps."""
+"""Measure the memory that a forward pass keeps for the backward pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Call a verb in a process that says what it imported."""
+"""Call a verb in a process that reports its imports."""
 
 from __future__ import annotations
 

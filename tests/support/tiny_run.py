@@ -14,7 +14,7 @@ TinyRun = Callable[..., list[str]]  # of the fixture tiny_run, see tests/conftes
 # composer and launchers set them
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
-# keys of metrics.jsonl in which two runs that train the same may differ: how long it took, and what it took
+# keys of metrics.jsonl in which two runs that train the same may differ: times, speeds and memory
 TIMES = (
     "time", "seconds", "tokens_per_second", "rank_flops_per_second", "data_wait_share", "peak_memory_bytes",
     "seconds_left", "mfu",
