@@ -35,9 +35,9 @@ from tests.contrastive.conftest import ContrastiveRun, make_rows
 from tests.contrastive.test_parity import CPU, SIZE, batch_of, held_in
 from tests.contrastive.test_scores import scored, scored_rows
 from tests.contrastive.test_train import metrics
-from tests.distributed.gloo import run_ranks
 from tests.distributed.test_invariance import train_each
 from tests.distributed.test_train_ranks import assert_same_run, weights
+from tests.support.gloo import run_ranks
 
 __all__ = ["scored"]  # a fixture
 SPARSE = ContrastiveConfig(pooling="sparse", query_flops=0.03, document_flops=0.02)
