@@ -14,18 +14,11 @@ from data_prep.pairs import text_hash
 from modernbert_train.__main__ import main
 from modernbert_train.config.contrastive import SCORE_UNIT
 from modernbert_train.data.dataset_card import CARD, file_sha256, read_card
-from modernbert_train.data.mds import TokenShards
 from modernbert_train.vocabulary import read_vocabulary
-from tests.support.pairs import ContrastiveRun, as_source, prepare_pairs, write_rows
+from tests.support.pairs import ContrastiveRun, as_source, documents, prepare_pairs, write_rows
 from tests.support.runs import metrics
 
 RANGE = [-1, 1]
-
-
-def documents(folder: Path) -> list[list[int]]:
-    card = read_card(folder)
-    shards = TokenShards(folder, card.column, card.vocab_size, 1, card=card)
-    return [shards.read(number).tolist() for number in range(card.documents)]
 
 
 @pytest.mark.runs

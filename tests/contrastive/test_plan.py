@@ -33,9 +33,8 @@ from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.report.throughput import training_flops
 from modernbert_train.train.first_pass import first_pass
 from modernbert_train.train.gradients import gradients
-from tests.plan.test_memory import _Attend
 from tests.support.contrastive_models import CPU, batch_of
-from tests.support.kept_memory import PLAIN, SMALL, autocast, kept_bytes, running_total, use_kernel
+from tests.support.kept_memory import PLAIN, SMALL, Attend, autocast, kept_bytes, running_total, use_kernel
 from tests.support.pairs import MODEL, ContrastiveRun
 from tests.support.plan_batches import make_batch
 
@@ -97,7 +96,7 @@ def texts_of(tokens: int, each: int) -> Batch:
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
 def test_the_second_pass_keeps_the_predicted_bytes(monkeypatch: pytest.MonkeyPatch, bf16: bool) -> None:
     """The layers and, instead of a head, the memory of a mean of states; no logits, and no gradient of a decoder."""
-    use_kernel(monkeypatch, lambda q, k, v, layout, window: _Attend.apply(q, k, v))
+    use_kernel(monkeypatch, lambda q, k, v, layout, window: Attend.apply(q, k, v))
     objective, tokens, width = ContrastiveConfig(), 1536, SMALL.hidden_size
     model, batch = build_model(SMALL, objective).train(), texts_of(tokens, 32)
     found = {GRADIENT: torch.ones(tokens // 3, width), LOSS: torch.zeros(()), SCALE_GRADIENT: torch.zeros(())}

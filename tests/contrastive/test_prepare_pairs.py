@@ -20,9 +20,8 @@ import yaml
 from data_prep.pairs import text_hash
 from data_prep.prepare import main
 from modernbert_train.data.dataset_card import read_card
-from tests.contrastive.test_pairs import documents
-from tests.data_prep.tasks.test_tasks import run_and_kill, start
-from tests.support.pairs import as_source, prepare_pairs, write_rows
+from tests.support.killed_tasks import run_and_kill, start
+from tests.support.pairs import as_source, documents, prepare_pairs, write_rows
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [chr(97 + i) + chr(97 + j) for i in range(26) for j in range(26)]

@@ -31,13 +31,12 @@ from modernbert_train.weights.formats import export_format
 from modernbert_train.weights.formats.alone import Alone
 from modernbert_train.weights.hf_folder import export
 from modernbert_train.weights.hf_folder import load_weights as load_folder
-from tests.contrastive.conftest import ContrastiveRun, make_rows
-from tests.contrastive.test_parity import CPU, SIZE, batch_of, held_in
-from tests.contrastive.test_scores import scored, scored_rows
-from tests.contrastive.test_train import metrics
-from tests.distributed.test_invariance import train_each
-from tests.distributed.test_train_ranks import assert_same_run, weights
+from tests.support.contrastive_models import CPU, SIZE, batch_of, held_in
+from tests.support.contrastive_scores import scored, scored_rows
 from tests.support.gloo import run_ranks
+from tests.support.pairs import ContrastiveRun, make_rows
+from tests.support.ranks import train_each
+from tests.support.runs import assert_same_run, metrics, weights
 
 __all__ = ["scored"]  # a fixture
 SPARSE = ContrastiveConfig(pooling="sparse", query_flops=0.03, document_flops=0.02)

@@ -25,24 +25,10 @@ from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.memory import Memory, layers_bytes, memory, outside_bytes, sharing_ranks
 from modernbert_train.plan.parameters import count_parameters
 from tests.support.gloo import run_ranks
-from tests.support.kept_memory import PLAIN, RECOMPUTED, SMALL, autocast, kept_bytes, running_total, use_kernel
+from tests.support.kept_memory import PLAIN, RECOMPUTED, SMALL, Attend, autocast, kept_bytes, running_total, use_kernel
 from tests.support.plan_batches import make_batch
 
 BASE = ModernBertConfig(attention_out_dropout=0.0)
-
-
-class _Attend(torch.autograd.Function):
-    """Saves the same tensors as FlashAttention, and computes next to nothing."""
-
-    @staticmethod
-    def forward(ctx: Any, q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor) -> Tensor:
-        out_TNH = q_TNH.clone()
-        ctx.save_for_backward(q_TNH, k_TNH, v_TNH, out_TNH, torch.zeros(q_TNH.shape[1], q_TNH.shape[0]))
-        return out_TNH
-
-    @staticmethod
-    def backward(ctx: Any, grad_TNH: Tensor) -> tuple[Tensor, ...]:
-        return grad_TNH.clone(), grad_TNH.clone(), grad_TNH.clone()
 
 
 @torch.library.custom_op("plan_test::attend", mutates_args=())
@@ -187,7 +173,7 @@ def test_the_highest_point_of_a_step_is_the_predicted_one(
     rel: float,
 ) -> None:
     """The allocator's own record of a second forward and backward pass, when gradients exist."""
-    use_kernel(monkeypatch, lambda q, k, v, layout, window: _Attend.apply(q, k, v))
+    use_kernel(monkeypatch, lambda q, k, v, layout, window: Attend.apply(q, k, v))
     model = ModernBertForMaskedLM(config, compute).train()
     batch = make_batch([512] * 4, 640)
 

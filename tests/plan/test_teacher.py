@@ -21,8 +21,7 @@ from modernbert_train.plan.flops import Spans, flops_per_token, mean_spans
 from modernbert_train.plan.make import make_plan
 from modernbert_train.plan.sections import sections
 from modernbert_train.plan.teacher import teacher_bytes, teacher_flops
-from tests.plan.test_memory import _Attend
-from tests.support.kept_memory import SMALL, autocast, running_total, use_kernel
+from tests.support.kept_memory import SMALL, Attend, autocast, running_total, use_kernel
 from tests.support.plan_batches import make_batch
 
 RECIPE = Path(__file__).parents[2] / "yamls/recipes/distilbert.yaml"
@@ -109,7 +108,7 @@ def test_the_flops_of_a_step_are_those_that_torch_counts(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
 def test_the_memory_of_its_states_is_what_they_take(monkeypatch: pytest.MonkeyPatch, bf16: bool) -> None:
     """By the allocator's record of its forward pass, with the kernel of GPUs."""
-    use_kernel(monkeypatch, lambda q, k, v, layout, window: _Attend.apply(q, k, v))
+    use_kernel(monkeypatch, lambda q, k, v, layout, window: Attend.apply(q, k, v))
     monkeypatch.setattr("modernbert_train.weights.names.architecture_of", lambda name: SMALL)
     objective, batch = DistillConfig(teacher="x", kl_weight=0.0), make_batch([512] * 4, 8)
     teacher = Teacher(build_model(SMALL, MaskedLmConfig()), bf16=bf16)

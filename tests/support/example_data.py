@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from tests.evaluate.finetune.conftest import models, one_thread, tokenizer  # noqa: F401
 from tests.support.labelled import BAD, GOOD, PLAIN
 
 PICKLES = (".pkl", ".bin", ".pt", ".joblib", ".pickle")

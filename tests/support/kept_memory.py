@@ -58,3 +58,17 @@ def running_total(record: Any) -> list[int]:
             total += event.nbytes()
             out.append(total)
     return out
+
+
+class Attend(torch.autograd.Function):
+    """Saves the same tensors as FlashAttention, and computes next to nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor) -> Tensor:
+        out_TNH = q_TNH.clone()
+        ctx.save_for_backward(q_TNH, k_TNH, v_TNH, out_TNH, torch.zeros(q_TNH.shape[1], q_TNH.shape[0]))
+        return out_TNH
+
+    @staticmethod
+    def backward(ctx: Any, grad_TNH: Tensor) -> tuple[Tensor, ...]:
+        return grad_TNH.clone(), grad_TNH.clone(), grad_TNH.clone()

@@ -11,6 +11,8 @@ from typing import Any
 import yaml
 
 from data_prep.prepare import main as prepare
+from modernbert_train.data.dataset_card import read_card
+from modernbert_train.data.mds import TokenShards
 
 Row = dict[str, Any]
 MODEL = {
@@ -75,3 +77,9 @@ def masked_first(words: list[str], text: Path) -> list[str]:
     }
     file.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
     return words
+
+
+def documents(folder: Path) -> list[list[int]]:
+    card = read_card(folder)
+    shards = TokenShards(folder, card.column, card.vocab_size, 1, card=card)
+    return [shards.read(number).tolist() for number in range(card.documents)]

@@ -16,9 +16,8 @@ from safetensors.torch import load_file, save_file
 from modernbert_train.__main__ import main
 from tests.support.faulty import Killed, at_fault
 from tests.support.make_shards import make_documents, make_shards, make_texts
-from tests.support.runs import assert_equal_runs, weights
+from tests.support.runs import assert_equal_runs, launch, records, weights
 from tests.support.tiny_run import TinyRun
-from tests.systems.test_exactness import launch, records
 
 TEACHER = ("name=teacher", "phases.long=null", "phases.short.tokens=2000", "model.num_layers=4")
 WIDER = (*TEACHER, "model.hidden_size=64", "model.num_heads=4")

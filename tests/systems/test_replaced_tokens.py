@@ -26,9 +26,8 @@ from modernbert_train.weights.hf_folder import load_weights as load_folder
 from modernbert_train.weights.source import open_model
 from tests.support.faulty import Fault, Killed, at_fault
 from tests.support.matrix import system
-from tests.support.runs import assert_equal_runs, killed_and_gone_on, records, weights
+from tests.support.runs import assert_equal_runs, killed_and_gone_on, launch, records, weights
 from tests.support.tiny_run import TinyRun
-from tests.systems.test_exactness import launch
 
 SHARING = ("embeddings", "none", "gdes")
 SHORT = ("phases.long=null", "phases.short.tokens=1500", "phases.short.schedule.warmup_tokens=100")

@@ -26,6 +26,7 @@ from modernbert_train.errors import DataError, RunError
 from tests.data_prep.fake_tasks import BadData, KilledAtTwo, Squares
 from tests.support import forked
 from tests.support.corpora import write_corpus
+from tests.support.killed_tasks import run_and_kill, start
 
 Files = Callable[[Path], dict[str, bytes]]
 Words = Callable[..., list[str]]
@@ -64,28 +65,6 @@ def one(words: Words, home: Path) -> Path:
     """Return the output of one uninterrupted process."""
     assert main(words("one")) == 0
     return home / "one"
-
-
-def start(line: list[str]) -> int:
-    """Run the command in a fork of this process, which has imported everything; return the fork's process id.
-
-    It gets a separate lock for tqdm: the usual one is shared by forks, and if one is killed while holding it, this
-    process would wait for ever.
-    """
-    child = os.fork()
-    if child == 0:
-        tqdm.set_lock(threading.RLock())
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        os._exit(main(line))
-    return child
-
-
-def run_and_kill(line: list[str], seconds: float) -> bool:
-    """Start the command and kill it after this long; return True if it had finished."""
-    child = start(line)
-    time.sleep(seconds)
-    os.kill(child, signal.SIGKILL)
-    return os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.runs
