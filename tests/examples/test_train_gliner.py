@@ -17,8 +17,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from examples.train_gliner import Sentence, Visits, add_leading_space, main, read_conll
-from tests.examples.conftest import offline
-from tests.support.example_data import PICKLES, conll, files_in
+from tests.support.example_data import PICKLES, conll, files_in, offline
 from tests.support.needs import needs
 
 needs("gliner", "pip install 'modernbert-train[gliner]'")

@@ -16,8 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from examples.train_setfit import Example, draw, load, main
-from tests.examples.conftest import offline
-from tests.support.example_data import PICKLES, files_in, table
+from tests.support.example_data import PICKLES, files_in, offline, table
 from tests.support.needs import needs
 
 needs("setfit", "pip install 'modernbert-train[setfit]'")

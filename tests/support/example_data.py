@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import random
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
 
 from tests.support.labelled import BAD, GOOD, PLAIN
 
@@ -39,3 +45,16 @@ def table(number: int, seed: int) -> str:
 
 def files_in(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """No request goes to another machine."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise AssertionError("asks the network")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", refuse)
+        patch.setattr(socket, "getaddrinfo", refuse)
+        yield
