@@ -25,17 +25,6 @@ Make = Callable[..., Any]
 LENGTHS = [300, 1, 64, 128, 129, 65]  # in rows of 352 that hold 301, 321 and 65 tokens: each has a tail of pads
 STARTS = [0, 300, 352, 416, 544, 704]
 DEEP = replace(MODERNBERT, num_layers=7, global_rope_theta=160_000.0)
-WAYS = {
-    "all": ALBERT,
-    "exact gelu": replace(ALBERT, activation="gelu"),
-    "groups": replace(ALBERT, groups=2),
-    "turns": replace(ALBERT, group_layers=2),
-    "groups and turns": replace(ALBERT, groups=2, group_layers=2, num_layers=8),
-    "attention": replace(ALBERT, sharing="attention"),
-    "ffn": replace(ALBERT, sharing="ffn"),
-    "ffn in groups": replace(ALBERT, sharing="ffn", groups=2),
-    "none": replace(ALBERT, sharing="none"),
-}
 YARN = replace(DEEP, rope_scaling="yarn", rope_factor=4.0, rope_original_tokens=64)
 CONFIGS: dict[str, ModelConfig] = {
     "modernbert": DEEP,

@@ -21,7 +21,7 @@ from modernbert_train.__main__ import main
 from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.weights.hf_folder import export
-from tests.train.test_run import records
+from tests.support.runs import records
 
 SPECIAL = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
 NEEDLES, HAY = ["gold", "jade", "ruby", "opal"], [f"straw{number}" for number in range(7)]

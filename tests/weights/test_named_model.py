@@ -11,7 +11,6 @@ import pytest
 
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.config.schema import LlamaConfig
-from tests.conftest import TinyRun
 from tests.support.runs import records
 from tests.support.tiny_run import TinyRun
 
